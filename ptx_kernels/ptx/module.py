@@ -1,0 +1,59 @@
+"""What a built kernel is: PTX text, the buffers it takes and its launch geometry."""
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from .types import Type
+
+Role = Literal["in", "out", "inout"]
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A device array that the kernel gets a pointer to, row-major and dense.
+
+    Attributes:
+      role: `in` is only read, `out` only written, `inout` updated in place (its result reuses its operand).
+    """
+
+    name: str
+    type: Type
+    shape: tuple[int, ...]
+    role: Role
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.type.size
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """PTX text and how to launch it. Hashable and deterministic: equal arguments give equal text.
+
+    The entry's parameters are pointers: the operands (`in` and `inout` buffers, in order), then the results
+    (`inout` and `out` buffers, in order). An `inout` buffer's two pointers are the same address; the text uses
+    the second.
+    """
+
+    name: str
+    text: str
+    buffers: tuple[Buffer, ...]
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    dynamic_shared_bytes: int = 0
+
+    @property
+    def operands(self) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.buffers if b.role != "out")
+
+    @property
+    def results(self) -> tuple[Buffer, ...]:
+        return tuple(b for b in self.buffers if b.role != "in")
+
+    @property
+    def aliases(self) -> dict[int, int]:
+        """Operand index -> index of the result that reuses its buffer."""
+        results = self.results
+        return {i: results.index(b) for i, b in enumerate(self.operands) if b.role == "inout"}
