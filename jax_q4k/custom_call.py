@@ -1,0 +1,80 @@
+"""A built kernel as an operation inside a JAX program: an XLA custom call, or a run of the simulator."""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import mlir
+
+from ptx_kernels import simulator
+from ptx_kernels.ptx import Kernel
+from ptx_kernels.ptx.module import Buffer
+
+#: XLA:GPU's typed-FFI target that loads PTX text and launches it as a native kernel.
+TARGET = "__gpu$xla.gpu.ptx"
+
+#: Give this to `jax.export.export(..., disabled_checks=EXPORT_CHECKS)`: exporting refuses targets it does not know.
+EXPORT_CHECKS: Sequence[Any] = (jax.export.DisabledSafetyCheck.custom_call(TARGET),)
+
+KernelCall = Callable[..., list[jax.Array]]
+
+
+def _jax_dtype(buffer: Buffer) -> np.dtype:
+    return np.dtype(jnp.bfloat16) if buffer.type.name == "bf16" else buffer.type.dtype
+
+
+def _result_avals(kernel: Kernel) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(b.shape, _jax_dtype(b)) for b in kernel.results]
+
+
+def _check_operands(kernel: Kernel, operands: Sequence[Any]) -> None:
+    expected = [(b.shape, _jax_dtype(b)) for b in kernel.operands]
+    got = [(tuple(x.shape), np.dtype(x.dtype)) for x in operands]
+    if expected != got:
+        raise TypeError(f"kernel {kernel.name} takes {expected}, got {got}")
+
+
+def launch_ptx(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
+    """Launches `kernel` on the GPU through XLA's PTX custom call; `inout` buffers are updated in place."""
+    _check_operands(kernel, operands)
+    call = jax.ffi.ffi_call(TARGET, _result_avals(kernel), input_output_aliases=kernel.aliases)
+    grid, block = kernel.grid, kernel.block
+    return list(call(
+        *operands, name=kernel.name, kernel_type="ptx", kernel_data=kernel.text,
+        grid_x=np.int32(grid[0]), grid_y=np.int32(grid[1]), grid_z=np.int32(grid[2]),
+        block_x=np.int32(block[0]), block_y=np.int32(block[1]), block_z=np.int32(block[2]),
+        shared_mem_bytes=np.int32(kernel.dynamic_shared_bytes)))
+
+
+def launch_simulated(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
+    """Runs `kernel`'s PTX text in the simulator, on the host."""
+    _check_operands(kernel, operands)
+    return simulate_p.bind(*operands, kernel=kernel)
+
+
+# A primitive rather than jax.pure_callback: the callback then gets NumPy arrays, where pure_callback would put
+# them on the device first, which can deadlock XLA's CPU thread pool while it waits for this very callback.
+simulate_p = jax.extend.core.Primitive("simulate_ptx")
+simulate_p.multiple_results = True
+
+
+@simulate_p.def_abstract_eval
+def _simulate_abstract_eval(*operands: Any, kernel: Kernel) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray(a.shape, a.dtype) for a in _result_avals(kernel)]
+
+
+def _simulate_lowering(ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel) -> Sequence[Any]:
+    def callback(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        results = simulator.run(kernel, *(np.asarray(a) for a in arrays))
+        return tuple(r.view(_jax_dtype(b)) for r, b in zip(results, kernel.results, strict=True))
+
+    results, _, _ = mlir.emit_python_callback(
+        ctx, callback, None, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=False)
+    return results
+
+
+mlir.register_lowering(simulate_p, _simulate_lowering, platform="cpu")

@@ -1,0 +1,55 @@
+"""Which implementation of an operation runs: PTX kernels, plain JAX, or the kernels simulated."""
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+import jax
+
+Implementation = Literal["ptx", "xla", "sim"]
+Activations = Literal["f32", "q8_1"]
+
+IMPLEMENTATIONS: tuple[str, ...] = ("ptx", "xla", "sim")
+ACTIVATIONS: tuple[str, ...] = ("f32", "q8_1")
+
+
+class Choice(NamedTuple):
+    """What `implementation(...)` asked for; None leaves it to the platform's default."""
+
+    implementation: str | None = None
+    activations: str | None = None
+
+
+# A user context is part of jit's cache key: a function traced under one choice is traced again under another.
+_choice = jax.make_user_context(Choice())
+
+
+def check_choice(implementation: str | None, activations: str | None = None) -> Choice:
+    """Validates names; raises ValueError naming the argument and what it may be."""
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise ValueError(f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, or None")
+    if activations is not None and activations not in ACTIVATIONS:
+        raise ValueError(f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None")
+    return Choice(implementation, activations)
+
+
+@contextlib.contextmanager
+def implementation(name: Implementation | None = None, *, activations: Activations | None = None) -> Iterator[None]:
+    """Selects the implementation of every jax_q4k operation traced inside the block.
+
+    Args:
+      name: `ptx` (PTX kernels; CUDA only), `xla` (plain JAX, any platform), `sim` (the PTX kernels run by the
+        simulator; CPU only), or None: `ptx` on CUDA, `xla` elsewhere.
+      activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the CUDA path has
+        a kernel that takes them so; `f32`: never quantized; None: `q8_1` for ptx and sim, `f32` for xla.
+
+    Raises:
+      ValueError: an unknown name. A choice that cannot run on the platform raises when it is lowered.
+    """
+    with _choice(check_choice(name, activations)):
+        yield
+
+
+def current_choice() -> Choice:
+    return _choice.value

@@ -1,0 +1,77 @@
+"""What every primitive shares: binding, and one lowering per platform and implementation."""
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend
+from jax.interpreters import mlir
+
+from ..custom_call import KernelCall, launch_ptx, launch_simulated
+from ..errors import UnavailableError
+from ..implementation import check_choice, current_choice
+
+Arrays = Sequence[jax.Array]
+
+
+class Op:
+    """A JAX primitive with a plain JAX reference and a composition of PTX kernels.
+
+    Args:
+      name: the primitive's name in jaxprs.
+      abstract_eval: `(*avals, **params)` -> list of ShapedArray. Raises for shapes and dtypes that don't fit.
+      reference: `(*arrays, **params)` -> list of arrays, in plain JAX: the meaning of the operation.
+      kernels: `(launch, *arrays, **params)` -> list of arrays: the same by PTX kernels. `launch(kernel, *operands)`
+        runs one; plain JAX may stand between launches.
+    """
+
+    def __init__(self, name: str, *, abstract_eval: Callable[..., list[jax.core.ShapedArray]],
+                 reference: Callable[..., Arrays], kernels: Callable[..., Arrays]) -> None:
+        self.name = name
+        self.primitive = jax.extend.core.Primitive(name)
+        self.primitive.multiple_results = True
+        self._reference = reference
+        self._kernels = kernels
+
+        @self.primitive.def_abstract_eval
+        def _(*avals: Any, implementation: str | None, **params: Any) -> list[jax.core.ShapedArray]:
+            return abstract_eval(*avals, **params)
+
+        @self.primitive.def_impl
+        def _(*arrays: jax.Array, **params: Any) -> Arrays:
+            return _compiled(self.primitive, tuple(sorted(params.items())))(*arrays)
+
+        mlir.register_lowering(self.primitive, self._lowering(gpu=False))
+        mlir.register_lowering(self.primitive, self._lowering(gpu=True), platform="cuda")
+
+    def bind(self, *arrays: jax.Array, implementation: str | None, **params: Any) -> list[jax.Array]:
+        """Binds the primitive; `implementation` None takes what `jax_q4k.implementation` selected."""
+        chosen = check_choice(implementation).implementation or current_choice().implementation
+        return self.primitive.bind(*arrays, implementation=chosen, **params)
+
+    def _lowering(self, *, gpu: bool) -> Callable[..., Any]:
+        def rule(ctx: mlir.LoweringRuleContext, *operands: Any, implementation: str | None, **params: Any) -> Any:
+            function = self._function(implementation or ("ptx" if gpu else "xla"), gpu, params)
+            return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+
+        return rule
+
+    def _function(self, implementation: str, gpu: bool, params: dict[str, Any]) -> Callable[..., Arrays]:
+        if implementation == "xla":
+            return functools.partial(self._reference, **params)
+        if implementation == "ptx" and not gpu:
+            raise UnavailableError(f"{self.name}: implementation 'ptx' needs a CUDA device; "
+                                   "'sim' runs the same kernels on the CPU, 'xla' runs plain JAX")
+        if implementation == "sim" and gpu:
+            raise UnavailableError(f"{self.name}: implementation 'sim' runs on the CPU only; "
+                                   "on a CUDA device use 'ptx' or 'xla'")
+        launch: KernelCall = launch_ptx if implementation == "ptx" else launch_simulated
+        return functools.partial(self._kernels, launch, **params)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(primitive: jax.extend.core.Primitive, params: tuple[tuple[str, Any], ...]) -> Callable[..., Arrays]:
+    """What an eager call runs: the primitive alone, compiled."""
+    return jax.jit(functools.partial(primitive.bind, **dict(params)))
