@@ -1,0 +1,125 @@
+"""What a block format is: a packed struct, the byte planes it is stored as, and its decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+WIDEST_LOAD = 16  # bytes, ld.global.v4.b32
+
+
+@dataclasses.dataclass(frozen=True)
+class Plane:
+    """A run of bytes of every block, stored apart so that a kernel's loads are aligned."""
+
+    name: str
+    bytes_per_block: int
+    offset_runs: tuple[tuple[int, int], ...]  # (offset in the block, length), in the plane's order
+
+    @property
+    def alignment(self) -> int:
+        """Bytes that every block's start in this plane is a multiple of: a power of two, at most 16."""
+        return min(self.bytes_per_block & -self.bytes_per_block, WIDEST_LOAD)
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockFormat:
+    """One ggml block format.
+
+    `struct` lists (field, bytes) in the order of the file; `layout` lists (plane, its fields).
+    `weights` turns {field: uint8 (..., blocks, bytes)} into float32 (..., blocks, block_size), with
+    the operations of the given array module (NumPy or jax.numpy).
+    """
+
+    name: str
+    block_size: int  # weights
+    block_bytes: int
+    struct: tuple[tuple[str, int], ...]
+    layout: tuple[tuple[str, tuple[str, ...]], ...]
+    half_fields: tuple[str, ...]  # the f16 fields, which must be finite in a sound file
+    weights: Callable[[Mapping[str, Any], Any], Any] = dataclasses.field(repr=False)
+    planes: tuple[Plane, ...] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        assert sum(size for _, size in self.struct) == self.block_bytes, self.name
+        stored = [field for _, fields in self.layout for field in fields]
+        assert sorted(stored) == sorted(field for field, _ in self.struct), self.name
+        planes = []
+        for plane, fields in self.layout:
+            runs: list[tuple[int, int]] = []
+            for field in fields:
+                offset, size = self.offset(field), self.size(field)
+                if runs and sum(runs[-1]) == offset:
+                    runs[-1] = (runs[-1][0], runs[-1][1] + size)
+                else:
+                    runs.append((offset, size))
+            planes.append(Plane(plane, sum(size for _, size in runs), tuple(runs)))
+        object.__setattr__(self, "planes", tuple(planes))
+
+    def size(self, field: str) -> int:
+        """Bytes of a field of the struct."""
+        return dict(self.struct)[field]
+
+    def offset(self, field: str) -> int:
+        """Byte offset of a field in the block as the file holds it."""
+        names = [name for name, _ in self.struct]
+        return sum(size for _, size in self.struct[: names.index(field)])
+
+    def split(self, raw: np.ndarray) -> tuple[np.ndarray, ...]:
+        """uint8 (..., blocks, block_bytes) -> one uint8 (..., blocks, bytes) per plane; views where possible."""
+        parts = ([raw[..., offset : offset + size] for offset, size in p.offset_runs] for p in self.planes)
+        return tuple(part[0] if len(part) == 1 else np.concatenate(part, axis=-1) for part in parts)
+
+    def join(self, planes: Sequence[np.ndarray]) -> np.ndarray:
+        """The exact inverse of `split`: planes -> uint8 (..., blocks, block_bytes)."""
+        raw = np.empty((*planes[0].shape[:-1], self.block_bytes), np.uint8)
+        for plane, data in zip(self.planes, planes, strict=True):
+            start = 0
+            for offset, size in plane.offset_runs:
+                raw[..., offset : offset + size] = data[..., start : start + size]
+                start += size
+        return raw
+
+    def fields(self, planes: Sequence[Any]) -> dict[str, Any]:
+        """Planes (NumPy or JAX, uint8 (..., blocks, bytes)) -> {field: uint8 (..., blocks, its bytes)}."""
+        found = {}
+        for (_, names), data in zip(self.layout, planes, strict=True):
+            start = 0
+            for name in names:
+                found[name] = data[..., start : start + self.size(name)]
+                start += self.size(name)
+        return found
+
+    def decode(self, planes: Sequence[Any], xp: Any = np) -> Any:
+        """Planes -> float32 (..., blocks * block_size), the same values under NumPy and jax.numpy.
+
+        Every product of scale and quant is exact in float32 (at most 11 + 7 + 5 significant bits), so
+        that a compiler's contraction of multiply and subtract changes no bit.
+        """
+        values = self.weights(self.fields(planes), xp)
+        return values.reshape(*values.shape[:-2], values.shape[-2] * self.block_size)
+
+    def finite(self, planes: Sequence[np.ndarray]) -> np.ndarray:
+        """bool (..., blocks): whether all f16 fields of a block are finite."""
+        fields = self.fields(planes)
+        good = [(fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.half_fields]
+        return np.logical_and.reduce(good)
+
+
+def half(data: Any) -> Any:
+    """uint8 (..., 2) little-endian -> float32 (..., 1)."""
+    return data.view(np.float16).astype(np.float32)
+
+
+def nibbles(data: Any, xp: Any) -> Any:
+    """uint8 (..., n) -> uint8 (..., 2n): all low nibbles, then all high ones."""
+    return xp.concatenate([data & 0xF, data >> 4], axis=-1)
+
+
+def bits(data: Any, count: int, width: int, xp: Any) -> Any:
+    """uint8 (..., n) -> uint8 (..., count, n): field i is `width` bits from bit i * width."""
+    shifts = xp.arange(0, count * width, width, dtype=np.uint8)[:, None]
+    return (data[..., None, :] >> shifts) & ((1 << width) - 1)

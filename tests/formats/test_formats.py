@@ -1,0 +1,119 @@
+"""Block formats: planes are lossless, and decoding equals ggml's values bit for bit."""
+
+from __future__ import annotations
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from ptx_kernels import formats
+
+ALL = ["Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+EXTREME_HALVES = np.array(
+    [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1.0, 3.14], np.float16
+)  # zeros, the smallest subnormals and normals, the largest
+
+
+def random_blocks(format: formats.BlockFormat, count: int, seed: int = 0) -> np.ndarray:
+    """uint8 (count, block_bytes): random quants, finite random and extreme f16 fields."""
+    rng = np.random.default_rng(seed)
+    raw = rng.integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
+    raw[0], raw[1] = 0, 255
+    for field in format.half_fields:
+        at = format.offset(field)
+        values = rng.normal(size=count).astype(np.float16)
+        values[: 2 * len(EXTREME_HALVES)] = rng.permutation(np.tile(EXTREME_HALVES, 2))
+        raw[:, at : at + 2] = values.view(np.uint8).reshape(count, 2)
+    return raw
+
+
+def ggml_values(format: formats.BlockFormat, raw: np.ndarray) -> np.ndarray:
+    return gguf.quants.dequantize(raw, GGMLQuantizationType[format.name])
+
+
+def test_names():
+    assert sorted(formats.names()) == sorted(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_sizes_are_ggmls(name):
+    format = formats.get(name)
+    assert (format.block_size, format.block_bytes) == GGML_QUANT_SIZES[GGMLQuantizationType[name]]
+
+
+def test_plane_order_and_alignment():
+    found = {
+        name: [(p.name, p.bytes_per_block, p.alignment) for p in formats.get(name).planes] for name in ALL
+    }
+    assert found == {
+        "Q4_0": [("qs", 16, 16), ("d", 2, 2)],
+        "Q5_0": [("qs", 16, 16), ("qh", 4, 4), ("d", 2, 2)],
+        "Q8_0": [("qs", 32, 16), ("d", 2, 2)],
+        "Q4_K": [("block", 144, 16)],
+        "Q5_K": [("block", 176, 16)],
+        "Q6_K": [("ql", 128, 16), ("qh", 64, 16), ("scales", 16, 16), ("d", 2, 2)],
+    }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_planes_cover_the_block_once(name):
+    format = formats.get(name)
+    runs = sorted(run for plane in format.planes for run in plane.offset_runs)
+    covered = [at for offset, size in runs for at in range(offset, offset + size)]
+    assert covered == list(range(format.block_bytes))
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_split_and_join_are_inverse(name):
+    format = formats.get(name)
+    raw = random_blocks(format, 24).reshape(2, 3, 4, -1)
+    planes = format.split(raw)
+    assert [p.shape for p in planes] == [(2, 3, 4, p.bytes_per_block) for p in format.planes]
+    np.testing.assert_array_equal(format.join(planes), raw)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_decode_equals_ggml_bit_for_bit(name):
+    format = formats.get(name)
+    raw = random_blocks(format, 500)
+    got = format.decode(format.split(raw))
+    assert got.dtype == np.float32
+    want = ggml_values(format, raw).reshape(-1)
+    np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+    assert np.any(got != 0)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("jit", [False, True])
+def test_jax_decodes_the_same_bits(name, jit):
+    format = formats.get(name)
+    raw = random_blocks(format, 120, seed=1).reshape(2, 5, 12, -1)
+    planes = [np.ascontiguousarray(p) for p in format.split(raw)]
+
+    def decode(planes):
+        return format.decode(planes, jnp)
+
+    got = np.asarray((jax.jit(decode) if jit else decode)([jnp.asarray(p) for p in planes]))
+    assert got.shape == (2, 5, 12 * format.block_size)
+    np.testing.assert_array_equal(got.view(np.uint32), format.decode(planes).view(np.uint32))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_finite_finds_the_bad_block(name, value):
+    format = formats.get(name)
+    raw = random_blocks(format, 40).reshape(4, 10, -1)
+    assert format.finite(format.split(raw)).all()
+    for field in format.half_fields:
+        bad = raw.copy()
+        at = format.offset(field)
+        bad[2, 7, at : at + 2] = np.array([value], np.float16).view(np.uint8)
+        assert np.argwhere(~format.finite(format.split(bad))).tolist() == [[2, 7]]
+
+
+def test_unknown_format_lists_the_known_ones():
+    with pytest.raises(ValueError, match=r"format='Q9_X' must be one of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K"):
+        formats.get("Q9_X")
