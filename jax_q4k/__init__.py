@@ -2,7 +2,32 @@
 
 from __future__ import annotations
 
-from .arrays import QuantizedArray
-from .errors import GGUFError
+from ptx_kernels import __version__
 
-__all__ = ["GGUFError", "QuantizedArray"]
+from . import gguf
+from .arrays import QuantizedArray
+from .custom_call import EXPORT_CHECKS
+from .errors import GGUFError, UnavailableError
+from .implementation import implementation
+from .ops.append_kv import append_kv
+from .ops.dequantize import dequantize
+from .ops.embedding import embedding
+from .ops.matmul import matmul
+from .ops.paged_attention import paged_attention
+from .ops.quantize_q8_1 import quantize_q8_1
+
+__all__ = [
+    "EXPORT_CHECKS",
+    "GGUFError",
+    "QuantizedArray",
+    "UnavailableError",
+    "__version__",
+    "append_kv",
+    "dequantize",
+    "embedding",
+    "gguf",
+    "implementation",
+    "matmul",
+    "paged_attention",
+    "quantize_q8_1",
+]

@@ -38,9 +38,8 @@ class QuantizedArray:
         for plane, data in zip(block.planes, planes, strict=True):
             want = (*shape[:-1], shape[-1] // block.block_size, plane.bytes_per_block)
             if tuple(data.shape) != want or data.dtype != np.uint8:
-                raise ValueError(
-                    f"plane {plane.name} of {format} {shape} must be uint8 {want}, not {data.dtype} {data.shape}"
-                )
+                found = f"{data.dtype} {tuple(data.shape)}"
+                raise ValueError(f"plane {plane.name} of {format} {shape} must be uint8 {want}, not {found}")
         self.format = format
         self.planes = tuple(planes)
 
@@ -107,9 +106,7 @@ class QuantizedArray:
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) >= self.ndim:
             raise IndexError(f"{len(parts)} indices for shape {self.shape}: the last axis is packed")
-        checked = tuple(
-            _checked_index(part, axis, size) for axis, (part, size) in enumerate(zip(parts, self.shape))
-        )
+        checked = tuple(_checked_index(part, axis, self.shape[axis]) for axis, part in enumerate(parts))
         return _make(self.format, tuple(plane[checked] for plane in self.planes))
 
     def __repr__(self) -> str:
@@ -147,9 +144,8 @@ def _checked_shape(shape: Sequence[int], block: formats.BlockFormat) -> tuple[in
     if not checked or any(n < 1 for n in checked):
         raise ValueError(f"shape={checked} must have at least one axis, and every axis at least 1")
     if checked[-1] % block.block_size:
-        raise ValueError(
-            f"shape={checked}: k={checked[-1]} must be a multiple of {block.block_size}, the block of {block.name}"
-        )
+        rule = f"a multiple of {block.block_size}, the block of {block.name}"
+        raise ValueError(f"shape={checked}: k={checked[-1]} must be {rule}")
     return checked
 
 

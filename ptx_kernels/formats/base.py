@@ -69,7 +69,7 @@ class BlockFormat:
         return sum(size for _, size in self.struct[: names.index(field)])
 
     def split(self, raw: np.ndarray) -> tuple[np.ndarray, ...]:
-        """uint8 (..., blocks, block_bytes) -> one uint8 (..., blocks, bytes) per plane; views where possible."""
+        """uint8 (..., blocks, block_bytes) -> uint8 (..., blocks, bytes) per plane; views where possible."""
         parts = ([raw[..., offset : offset + size] for offset, size in p.offset_runs] for p in self.planes)
         return tuple(part[0] if len(part) == 1 else np.concatenate(part, axis=-1) for part in parts)
 

@@ -1,0 +1,107 @@
+"""A GGUF file's header: counts, metadata and tensor descriptions, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+import struct
+from typing import Any
+
+from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION, GGUFValueType
+
+from . import metadata as values
+from . import tensors as infos
+from .source import Cursor, Source
+from .tensors import TensorInfo
+
+VERSIONS = (2, GGUF_VERSION)
+MAX_ALIGNMENT = 1 << 20
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What a GGUF file says about itself; every tensor's bytes are known to lie inside the file."""
+
+    version: int
+    alignment: int  # bytes
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    data_start: int  # byte of the file that tensor offsets count from
+    file_size: int
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """The header of a file, without its tensors; GGUFError if it is malformed.
+
+    Tensor types that this package does not run are listed like any other (`TensorInfo.supported`).
+    """
+    with open_source(path) as file:
+        return parse_source(Source(file, os.fspath(path)))
+
+
+def parse(data: bytes, name: str = "<bytes>") -> Header:
+    """The header of a whole file that lies in memory; `name` is what errors call it."""
+    return parse_source(Source(io.BytesIO(data), name))
+
+
+def open_source(path: str | os.PathLike[str]) -> Any:
+    """Opens a regular file for unbuffered reading; a pipe or a device could block for ever."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        Source(io.BytesIO(), os.fspath(path)).fail("path", "must be a regular file")
+    return open(path, "rb", buffering=0)
+
+
+def parse_source(source: Source) -> Header:
+    cursor = Cursor(source)
+    version, tensor_count, entry_count = _preamble(cursor)
+    metadata: dict[str, Any] = {}
+    alignment = GGUF_DEFAULT_ALIGNMENT
+    for index in range(entry_count):
+        key = values.read_key(cursor, f"metadata entry {index}")
+        if key in metadata:
+            cursor.fail(f"metadata entry {index}: key", f"duplicate of {key!r}")
+        kind, metadata[key] = values.read_value(cursor, key)
+        if key == "general.alignment":
+            alignment = _alignment(cursor, kind, metadata[key])
+    values.check_tokenizer(source, metadata)
+    tensors: dict[str, TensorInfo] = {}
+    for index in range(tensor_count):
+        info = infos.read_info(cursor, index)
+        if info.name in tensors:
+            cursor.fail(f"tensor {index}: name", f"duplicate of {info.name!r}")
+        tensors[info.name] = info
+    data_start = -(-cursor.position // alignment) * alignment
+    infos.check_places(source, list(tensors.values()), data_start, alignment)
+    return Header(version, alignment, metadata, tensors, data_start, source.size)
+
+
+def _preamble(cursor: Cursor) -> tuple[int, int, int]:
+    magic = cursor.unpack(_U32, "magic")
+    if magic != GGUF_MAGIC:
+        cursor.fail("magic", f"expected b'GGUF', got {_U32.pack(magic)!r}")
+    version = cursor.unpack(_U32, "version")
+    if version not in VERSIONS:
+        swapped = int.from_bytes(_U32.pack(version), "big")
+        found = f"{swapped} in big-endian order, which is not supported" if swapped in VERSIONS else version
+        cursor.fail("version", f"expected {' or '.join(map(str, VERSIONS))}, got {found}")
+    tensor_count = cursor.unpack(_U64, "tensor count")
+    entry_count = cursor.unpack(_U64, "metadata count")
+    for field, count, size in (
+        ("tensor count", tensor_count, infos.MIN_ENTRY),
+        ("metadata count", entry_count, values.MIN_ENTRY),
+    ):
+        if count > cursor.remaining // size:
+            have = f"more than the {cursor.remaining} bytes left"
+            cursor.fail(field, f"{count} entries of at least {size} bytes are {have}")
+    return version, tensor_count, entry_count
+
+
+def _alignment(cursor: Cursor, kind: GGUFValueType, value: Any) -> int:
+    if kind is not GGUFValueType.UINT32:
+        cursor.fail("general.alignment", f"must be of type UINT32, not {kind.name}")
+    if value == 0 or value & (value - 1) or value > MAX_ALIGNMENT:
+        cursor.fail("general.alignment", f"must be a power of two up to {MAX_ALIGNMENT}, not {value}")
+    return value

@@ -1,0 +1,153 @@
+"""Tensors from a checked file into JAX arrays, packed as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ptx_kernels import formats
+
+from ..arrays import QuantizedArray
+from .header import Header, open_source, parse_source
+from .source import Source
+from .tensors import TensorInfo, supported_types
+
+CHUNK = 1 << 23  # bytes read, checked and split at a time: the only copy beside the tensors themselves
+BUFFER_ALIGNMENT = 64  # bytes; JAX takes over a CPU buffer that is so aligned, without a copy
+QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION: what the block layouts here are
+
+_PLAIN = {  # ggml's name: element type, integer of its size, mask of its exponent
+    "F32": (np.dtype(np.float32), np.uint32, 0x7F800000),
+    "F16": (np.dtype(np.float16), np.uint16, 0x7C00),
+    "BF16": (np.dtype(jnp.bfloat16), np.uint16, 0x7F80),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class GGUFFile:
+    """A loaded file: `metadata` as in the header, `tensors` in the order of the file."""
+
+    header: Header
+    tensors: dict[str, QuantizedArray | jax.Array]
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Scalars as int, float, bool or str; arrays as list of str or one-dimensional NumPy arrays."""
+        return self.header.metadata
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    check_scales: bool = True,
+    progress: Callable[[int, int], object] | None = None,
+) -> GGUFFile:
+    """Load a GGUF file, its block-quantized tensors as QuantizedArray, F32, F16 and BF16 as jax.Array.
+
+    Shapes are row-major: a matrix is (n, k), y = x @ w.T. Everything the file claims is checked before
+    it is used; the first thing wrong raises GGUFError. `check_scales` refuses a tensor with a NaN or
+    infinite block scale (or element, in a plain one). `progress(done, total)` is called with the bytes
+    of tensor data loaded so far, at least once per tensor.
+    """
+    with open_source(path) as file:
+        return load(Source(file, os.fspath(path)), check_scales=check_scales, progress=progress)
+
+
+def load(
+    source: Source, *, check_scales: bool = True, progress: Callable[[int, int], object] | None = None
+) -> GGUFFile:
+    """`read` from a source that is already open."""
+    header = parse_source(source)
+    _check_loadable(source, header)
+    total, done = sum(info.nbytes for info in header.tensors.values()), 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    advance(0)
+    reader = _TensorReader(source, header.data_start, check_scales, advance)
+    return GGUFFile(header, {name: reader.tensor(info) for name, info in header.tensors.items()})
+
+
+def _check_loadable(source: Source, header: Header) -> None:
+    parts = header.metadata.get("split.count", 1)
+    if not isinstance(parts, int) or parts > 1:
+        source.fail("split.count", f"must be 1, not {parts!r}: merge the parts into one file first")
+    for info in header.tensors.values():
+        if not info.supported:
+            problem = f"{info.type.name} is not supported; supported are {', '.join(supported_types())}"
+            source.fail(f"tensor {info.name!r}: type", problem)
+    version = header.metadata.get("general.quantization_version", QUANTIZATION_VERSION)
+    packed = any(info.type.name not in _PLAIN for info in header.tensors.values())
+    if packed and not (isinstance(version, int) and version == QUANTIZATION_VERSION):
+        source.fail("general.quantization_version", f"must be {QUANTIZATION_VERSION}, not {version!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _TensorReader:
+    source: Source
+    data_start: int
+    check_scales: bool
+    advance: Callable[[int], None]
+
+    def tensor(self, info: TensorInfo) -> QuantizedArray | jax.Array:
+        plain = info.type.name in _PLAIN
+        return self._plain(info) if plain else self._packed(info, formats.get(info.type.name))
+
+    def _plain(self, info: TensorInfo) -> jax.Array:
+        dtype, integer, exponent = _PLAIN[info.type.name]
+        values = _aligned((info.nbytes // dtype.itemsize,), dtype)
+        step = CHUNK // dtype.itemsize
+        for start in range(0, len(values), step):
+            chunk = values[start : start + step].view(integer)
+            self._read(info, start * dtype.itemsize, chunk)
+            if self.check_scales:
+                self._require_finite(info, "element", start, (chunk & exponent) != exponent)
+            self.advance(chunk.nbytes)
+        return jax.device_put(values.reshape(info.shape))
+
+    def _packed(self, info: TensorInfo, block: formats.BlockFormat) -> QuantizedArray:
+        count = info.nbytes // block.block_bytes
+        planes = [_aligned((count, plane.bytes_per_block), np.dtype(np.uint8)) for plane in block.planes]
+        step = CHUNK // block.block_bytes
+        # One plane is the block as it lies: read in place.
+        buffer = planes[0] if len(planes) == 1 else np.empty((min(step, count), block.block_bytes), np.uint8)
+        for start in range(0, count, step):
+            stop = min(start + step, count)
+            raw = buffer[start:stop] if len(planes) == 1 else buffer[: stop - start]
+            self._read(info, start * block.block_bytes, raw)
+            parts = block.split(raw)
+            if len(planes) > 1:
+                for plane, part in zip(planes, parts, strict=True):
+                    plane[start:stop] = part
+            if self.check_scales:
+                self._require_finite(info, "a scale of block", start, block.finite(parts))
+            self.advance(raw.nbytes)
+        leading = (*info.shape[:-1], info.shape[-1] // block.block_size)
+        arrays = [jax.device_put(plane.reshape(*leading, plane.shape[-1])) for plane in planes]
+        return QuantizedArray(block.name, info.shape, arrays)
+
+    def _read(self, info: TensorInfo, offset: int, target: np.ndarray) -> None:
+        where = self.data_start + info.offset + offset
+        self.source.read_into(where, target.data.cast("B"), f"tensor {info.name!r}")
+
+    def _require_finite(self, info: TensorInfo, what: str, start: int, finite: np.ndarray) -> None:
+        if not finite.all():
+            problem = f"{what} {start + int(finite.argmin())} is NaN or infinite"
+            self.source.fail(f"tensor {info.name!r}", f"{problem} (check_scales=False loads it all the same)")
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    buffer = np.empty(nbytes + BUFFER_ALIGNMENT, np.uint8)
+    start = -buffer.ctypes.data % BUFFER_ALIGNMENT
+    return buffer[start : start + nbytes].view(dtype).reshape(shape)

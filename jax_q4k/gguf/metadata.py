@@ -1,0 +1,124 @@
+"""Metadata values, and what a tokenizer's lists must satisfy together.
+
+Scalars become Python's int, float, bool and str; arrays of strings lists of str; arrays of numbers and
+booleans one-dimensional NumPy arrays of the file's type.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGUFValueType, TokenType
+
+from .source import Cursor, Source
+
+MAX_KEY = (1 << 16) - 1  # bytes, from the GGUF specification
+MIN_ENTRY = 8 + 1 + 4 + 1  # bytes of the shortest entry: key length, key, type, value
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_NUMBERS = {  # codes that mean the same to struct and NumPy
+    GGUFValueType.UINT8: "<B",
+    GGUFValueType.INT8: "<b",
+    GGUFValueType.UINT16: "<H",
+    GGUFValueType.INT16: "<h",
+    GGUFValueType.UINT32: "<I",
+    GGUFValueType.INT32: "<i",
+    GGUFValueType.FLOAT32: "<f",
+    GGUFValueType.BOOL: "<B",  # checked to be 0 or 1
+    GGUFValueType.UINT64: "<Q",
+    GGUFValueType.INT64: "<q",
+    GGUFValueType.FLOAT64: "<d",
+}
+_STRUCTS = {kind: struct.Struct(code) for kind, code in _NUMBERS.items()}
+_DTYPES = {kind: np.dtype(code) for kind, code in _NUMBERS.items()}
+
+
+def read_key(cursor: Cursor, field: str) -> str:
+    """A metadata key: 1 to 65535 bytes."""
+    key = cursor.string(f"{field}: key", MAX_KEY)
+    if not key:
+        cursor.fail(f"{field}: key", "must not be empty")
+    return key
+
+
+def read_value(cursor: Cursor, field: str) -> tuple[GGUFValueType, Any]:
+    """The type and the value that follow a key."""
+    kind = _value_type(cursor, f"{field}: value type")
+    if kind is GGUFValueType.STRING:
+        return kind, cursor.string(field)
+    if kind is GGUFValueType.ARRAY:
+        return kind, _array(cursor, field)
+    value = cursor.unpack(_STRUCTS[kind], field)
+    if kind is GGUFValueType.BOOL:
+        if value > 1:
+            cursor.fail(field, f"a boolean must be 0 or 1, not {value}")
+        value = bool(value)
+    return kind, value
+
+
+def _value_type(cursor: Cursor, field: str) -> GGUFValueType:
+    number = cursor.unpack(_U32, field)
+    try:
+        return GGUFValueType(number)
+    except ValueError:
+        cursor.fail(field, f"must be {min(GGUFValueType)} to {max(GGUFValueType)}, not {number}")
+
+
+def _array(cursor: Cursor, field: str) -> Any:
+    kind = _value_type(cursor, f"{field}: element type")
+    if kind is GGUFValueType.ARRAY:
+        cursor.fail(f"{field}: element type", "arrays in arrays are not supported")
+    count = cursor.unpack(_U64, f"{field}: length")
+    size = 8 if kind is GGUFValueType.STRING else _DTYPES[kind].itemsize  # of a string: its length alone
+    if count > cursor.remaining // size:
+        cursor.fail(
+            f"{field}: length",
+            f"{count} elements of at least {size} bytes are more than the {cursor.remaining} bytes left",
+        )
+    if kind is GGUFValueType.STRING:
+        return cursor.strings(count, field)
+    values = cursor.array(_DTYPES[kind], count, field)
+    if kind is GGUFValueType.BOOL:
+        if count and values.max() > 1:
+            cursor.fail(field, f"a boolean must be 0 or 1, not {values.max()}")
+        values = values.view(np.bool_)
+    values.flags.writeable = False
+    return values
+
+
+def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
+    """The lists of a tokenizer agree in type and length, and its BOS and EOS are tokens.
+
+    The other special ids are the tokenizer's to check: real files name a padding token that is none.
+    """
+    prefix = "tokenizer.ggml."
+    tokens = metadata.get(prefix + "tokens")
+    for name in ("tokens", "merges"):
+        values = metadata.get(prefix + name)
+        if values is not None and not isinstance(values, list):
+            source.fail(prefix + name, "must be an array of strings")
+    for name, kinds in (("scores", "f"), ("token_type", "iu")):
+        values = metadata.get(prefix + name)
+        if values is None:
+            continue
+        if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
+            source.fail(prefix + name, f"must be an array of {'floats' if kinds == 'f' else 'integers'}")
+        if len(values) != len(tokens or ()):
+            source.fail(prefix + name, f"has {len(values)} entries, but there are {len(tokens or ())} tokens")
+    if tokens is None:
+        return
+    for name in ("bos_token_id", "eos_token_id"):
+        value = metadata.get(prefix + name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
+            source.fail(prefix + name, f"must be an integer from 0 to {len(tokens) - 1}, not {value!r}")
+    types = metadata.get(prefix + "token_type")
+    if types is not None:
+        for i in np.flatnonzero(types == TokenType.BYTE).tolist():
+            if not re.fullmatch("<0x[0-9A-Fa-f]{2}>", tokens[i]):
+                problem = f"a byte token must read <0x00> to <0xFF>, not {tokens[i]!r}"
+                source.fail(f"{prefix}tokens[{i}]", problem)

@@ -1,0 +1,140 @@
+"""Bytes of an untrusted file, read by offset with every bound checked.
+
+The file is read, not mapped: a mapped file that shrinks kills the process with SIGBUS, and its pages
+count as resident memory beside the copies of the tensors; a short read is an error like any other.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any, BinaryIO, NoReturn
+
+import numpy as np
+
+from ..errors import GGUFError
+
+WINDOW = 1 << 18  # bytes read ahead while parsing
+MAX_STRING = 1 << 24  # bytes; chat templates, the longest strings of real files, have less than 2^20
+MAX_STRINGS = 1 << 22  # per array; the largest vocabularies and merge lists have less than 2^20
+
+_U64 = struct.Struct("<Q")
+
+
+class Source:
+    """A seekable binary file whose size is fixed when it is opened."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file = file
+        self.name = name
+        self.size = file.seek(0, io.SEEK_END)
+
+    def fail(self, field: str, problem: str) -> NoReturn:
+        raise GGUFError(self.name, field, problem)
+
+    def read_into(self, offset: int, target: memoryview, field: str) -> None:
+        """Fill `target` with the bytes from `offset`, which the caller has checked against `size`."""
+        self._file.seek(offset)
+        done = 0
+        while done < len(target):
+            count = self._file.readinto(target[done:])  # type: ignore[attr-defined]
+            if not count:
+                self._shrank(offset, len(target), done, field)
+            done += count
+
+    def read(self, offset: int, size: int, field: str) -> bytes:
+        """`size` bytes from `offset`, checked by the caller; for less than the 2 GiB of one system call."""
+        self._file.seek(offset)
+        data = self._file.read(size)
+        if len(data) != size:
+            self._shrank(offset, size, len(data), field)
+        return data
+
+    def _shrank(self, offset: int, expected: int, got: int, field: str) -> NoReturn:
+        problem = f"the file shrank while it was read: expected {expected} bytes at byte {offset}, got {got}"
+        self.fail(field, problem)
+
+
+class Cursor:
+    """Reads a header front to back; nothing is allocated before the bytes left are known to hold it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.name = source.name
+        self._window = b""
+        self._base = 0  # file offset of the window
+        self._at = 0  # position in the window
+
+    @property
+    def position(self) -> int:
+        return self._base + self._at
+
+    @property
+    def remaining(self) -> int:
+        return self.source.size - self.position
+
+    def fail(self, field: str, problem: str) -> NoReturn:
+        self.source.fail(field, problem)
+
+    def unpack(self, layout: struct.Struct, field: str) -> Any:
+        """One little-endian scalar."""
+        start = self._take(layout.size, field)
+        return layout.unpack_from(self._window, start)[0]
+
+    def string(self, field: str, limit: int = MAX_STRING) -> str:
+        """A length of 8 bytes, then as many bytes of UTF-8."""
+        size = self.unpack(_U64, f"{field}: length")
+        if size > self.remaining:
+            self.fail(field, f"length {size} is more than the {self.remaining} bytes left in the file")
+        if size > limit:
+            self.fail(field, f"length {size} must be at most {limit} bytes")
+        start = self._take(size, field)
+        with memoryview(self._window) as view:
+            try:
+                return str(view[start : start + size], "utf-8")
+            except UnicodeDecodeError as error:
+                self.fail(field, f"expected UTF-8, got {error.reason} at byte {error.start}")
+
+    def strings(self, count: int, field: str) -> list[str]:
+        """`count` strings; those that lie in the window whole take the short way."""
+        if count > MAX_STRINGS:
+            self.fail(field, f"{count} strings: an array may hold at most {MAX_STRINGS}")
+        values: list[str] = []
+        unpack, window, at = _U64.unpack_from, self._window, self._at
+        while len(values) < count:
+            if at + 8 <= len(window):
+                (size,) = unpack(window, at)
+                if size <= len(window) - at - 8:
+                    try:
+                        values.append(window[at + 8 : at + 8 + size].decode())
+                    except UnicodeDecodeError as error:
+                        problem = f"expected UTF-8, got {error.reason} at byte {error.start}"
+                        self.fail(f"{field}[{len(values)}]", problem)
+                    at += 8 + size
+                    continue
+            self._at = at
+            values.append(self.string(f"{field}[{len(values)}]"))
+            window, at = self._window, self._at
+        self._at = at
+        return values
+
+    def array(self, dtype: np.dtype, count: int, field: str) -> np.ndarray:
+        """`count` numbers, whose bytes the caller has checked against `remaining`, as an own array."""
+        values = np.empty(count, dtype)
+        if count:
+            self.source.read_into(self.position, values.data.cast("B"), field)
+        self._base, self._at, self._window = self.position + values.nbytes, 0, b""
+        return values
+
+    def _take(self, size: int, field: str) -> int:
+        """Advance by `size` bytes; their position in the window, which then holds them whole."""
+        if size > self.remaining:
+            have = f"{self.remaining} are left of {self.source.size}"
+            self.fail(field, f"truncated: expected {size} bytes at byte {self.position}, {have}")
+        if size > len(self._window) - self._at:
+            base, length = self.position, min(max(size, WINDOW), self.remaining)
+            self._window = b""  # freed before the next one is allocated
+            self._window, self._base, self._at = self.source.read(base, length, field), base, 0
+        start = self._at
+        self._at += size
+        return start

@@ -1,0 +1,116 @@
+"""Tensor descriptions: name, shape, type and place, checked with Python's integers."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from ptx_kernels import formats
+
+from .source import Cursor, Source
+
+MAX_DIMS = 4
+MAX_NAME = 63  # bytes: ggml's GGML_MAX_NAME of 64 with its terminator
+MIN_ENTRY = 8 + 1 + 4 + 4 + 8  # bytes of the shortest description: a scalar of a one-byte name
+PLAIN = ("F32", "F16", "BF16")
+
+_REMOVED = {
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}
+_I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies and what it is; `shape` is row-major, (..., n, k), the file's order reversed."""
+
+    name: str
+    type: GGMLQuantizationType
+    shape: tuple[int, ...]
+    offset: int  # bytes from the start of the tensor data
+    nbytes: int
+
+    @property
+    def supported(self) -> bool:
+        """Whether `read` loads this type."""
+        return self.type.name in supported_types()
+
+
+def supported_types() -> tuple[str, ...]:
+    """ggml's names of the tensor types that `read` loads."""
+    return (*PLAIN, *formats.names())
+
+
+def read_info(cursor: Cursor, index: int) -> TensorInfo:
+    """The next description, checked as far as it goes by itself."""
+    name = cursor.string(f"tensor {index}: name", MAX_NAME)
+    if not name:
+        cursor.fail(f"tensor {index}: name", "must not be empty")
+    field = f"tensor {name!r}"
+    count = cursor.unpack(_U32, f"{field}: dimension count")
+    if count > MAX_DIMS:
+        cursor.fail(f"{field}: dimension count", f"must be at most {MAX_DIMS}, not {count}")
+    dims = [cursor.unpack(_U64, f"{field}: dimensions") for _ in range(count)]
+    kind = _tensor_type(cursor, f"{field}: type")
+    offset = cursor.unpack(_U64, f"{field}: offset")
+    return TensorInfo(name, kind, tuple(reversed(dims)), offset, _nbytes(cursor, field, dims, kind))
+
+
+def _tensor_type(cursor: Cursor, field: str) -> GGMLQuantizationType:
+    number = cursor.unpack(_I32, field)
+    try:
+        return GGMLQuantizationType(number)
+    except ValueError:
+        known = f"{_REMOVED[number]}, removed from ggml" if number in _REMOVED else "unknown"
+        cursor.fail(field, f"{number} ({known}); supported are {', '.join(supported_types())}")
+
+
+def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationType) -> int:
+    block, block_bytes = GGML_QUANT_SIZES[kind]
+    for dim in dims:
+        if not 0 < dim < 1 << 63:
+            signed = dim - (1 << 64) if dim >> 63 else dim
+            cursor.fail(f"{field}: dimensions", f"{dims}: every dimension must be positive, not {signed}")
+    first = dims[0] if dims else 1
+    if first % block:
+        problem = f"{dims}: the first must be a multiple of {block}, the block of {kind.name}"
+        cursor.fail(f"{field}: dimensions", problem)
+    nbytes = block_bytes
+    for factor in (first // block, *dims[1:]):
+        nbytes *= factor
+        if nbytes > cursor.source.size:
+            problem = f"{dims} of {kind.name} take at least {nbytes} bytes; the file has {cursor.source.size}"
+            cursor.fail(f"{field}: dimensions", problem)
+    return nbytes
+
+
+def check_places(source: Source, tensors: list[TensorInfo], data_start: int, alignment: int) -> None:
+    """Every tensor is aligned, inside the file, and alone in its bytes."""
+    available = max(source.size - data_start, 0)
+    for info in tensors:
+        field = f"tensor {info.name!r}: offset"
+        if info.offset % alignment:
+            source.fail(field, f"{info.offset} must be a multiple of the alignment, {alignment}")
+        if info.offset > available or info.nbytes > available - info.offset:
+            source.fail(
+                field,
+                f"{info.offset} + {info.nbytes} bytes must lie within the {available} bytes of tensor data "
+                f"(from byte {data_start} of {source.size})",
+            )
+    placed = sorted(tensors, key=lambda info: info.offset)
+    for before, after in zip(placed, placed[1:], strict=False):
+        end = before.offset + before.nbytes
+        if after.offset < end:
+            source.fail(
+                f"tensor {after.name!r}: offset",
+                f"{after.offset} overlaps tensor {before.name!r}, which ends at {end}",
+            )
