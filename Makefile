@@ -1,0 +1,57 @@
+# Each target sets up what it needs in .venv, from nothing; later runs reuse it.
+#   make demo PYTHON=python3.12     another interpreter (3.11 or newer)
+#   make demo EXTRAS=cuda13         on an NVIDIA GPU
+PYTHON ?= python3
+VENV   ?= .venv
+EXTRAS ?=
+JOBS   ?= 2
+
+BIN    := $(VENV)/bin
+MODEL  := tests/data/golden/text-spm.Q4_K_M.gguf
+PROMPT := Once upon a time, in a village by the sea,
+comma  := ,
+
+# Without CUDA libraries JAX must not look for a GPU: it would warn at length.
+ifeq ($(findstring cuda,$(EXTRAS)),)
+export JAX_PLATFORMS ?= cpu
+endif
+
+.PHONY: demo test lint types clean
+
+demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
+	@echo
+	@echo '1. A GGUF file: its weights are in 4.5 and 6.5 bits each, and stay so in memory.'
+	@echo '   $$ jax-q4k inspect $(MODEL)'
+	@$(BIN)/jax-q4k inspect $(MODEL)
+	@echo
+	@echo '2. Decoding with it: prompt, paged KV cache and sampling in one jitted program.'
+	@echo '   The weights are random (the file is a test case for its tokenizer), so expect words, not sense.'
+	@echo '   $$ jax-q4k generate $(MODEL) -p "$(PROMPT)" -n 32'
+	@$(BIN)/jax-q4k generate $(MODEL) -p "$(PROMPT)" -n 32
+	@echo
+	@echo '3. The same decode step lowered for CUDA: each launch below is PTX that this package generated.'
+	@echo '   $$ python examples/kernels.py $(MODEL)'
+	@$(BIN)/python examples/kernels.py $(MODEL)
+
+test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
+	$(BIN)/python -m pytest -n $(JOBS) -q
+
+lint: $(VENV)/.installed-lint
+	$(BIN)/ruff check .
+
+types: $(VENV)/.installed-lint
+	$(BIN)/mypy
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
+	@echo 'Creating $(VENV) ...'
+	@$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of extras; "base" stands for none.
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+	@echo 'Installing into $(VENV) what "$*" needs (minutes the first time) ...'
+	@$(BIN)/python -m pip --disable-pip-version-check --quiet install --editable '.$(if $(filter-out base,$*),[$*])'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
