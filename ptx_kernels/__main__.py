@@ -1,0 +1,132 @@
+"""`python -m ptx_kernels report | emit`: figures and text of the kernels, without a GPU."""
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import __version__
+from .assemble import TARGETS, AssemblyError, ToolNotFoundError, tool_version
+from .kernels import CASES, KERNELS
+from .ptx import Kernel
+from .report import as_dicts, report, table
+
+
+def _parse_bool(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
+    return text.lower() == "true"
+
+
+def _parser_of(annotation: Any) -> Callable[[str], Any]:
+    """What turns an option's text into a value of the annotated type (`T | None` takes a T)."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
+    if typing.get_origin(annotation) is typing.Literal:
+        annotation = type(typing.get_args(annotation)[0])
+    return _parse_bool if annotation is bool else annotation
+
+
+def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | None]]:
+    """A builder's options: name -> (annotation, default or `inspect.Parameter.empty`, argument that it is a field of).
+
+    A dataclass argument (a Config) stands for its fields, with the defaults of the argument's own default.
+    """
+    function = inspect.unwrap(builder)
+    hints = typing.get_type_hints(function)
+    options: dict[str, tuple[Any, Any, str | None]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        annotation = hints[parameter.name]
+        if not dataclasses.is_dataclass(annotation):
+            options[parameter.name] = (annotation, parameter.default, None)
+            continue
+        field_hints = typing.get_type_hints(annotation)
+        for field in dataclasses.fields(annotation):
+            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            if dataclasses.is_dataclass(parameter.default):
+                default = getattr(parameter.default, field.name)
+            if field.name in options:
+                raise TypeError(f"{function.__name__}: field {field.name} of {parameter.name} is also an argument")
+            options[field.name] = (field_hints[field.name], default, parameter.name)
+    return options
+
+
+def build(family: str, values: dict[str, Any]) -> Kernel:
+    """Builds a kernel from flat option values, gathering those that belong to its Config."""
+    builder = KERNELS[family]
+    hints = typing.get_type_hints(inspect.unwrap(builder))
+    arguments: dict[str, Any] = {}
+    configs: dict[str, dict[str, Any]] = {}
+    for name, (_, _, owner) in _options(builder).items():
+        if owner is None:
+            arguments[name] = values[name]
+        else:
+            configs.setdefault(owner, {})[name] = values[name]
+    arguments |= {owner: hints[owner](**fields) for owner, fields in configs.items()}
+    return builder(**arguments)
+
+
+def _summary(builder: Callable[..., Kernel]) -> str:
+    return (inspect.getdoc(inspect.unwrap(builder)) or "").split("\n", 1)[0].replace("%", "%%")
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ptx_kernels", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"ptx_kernels {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    of_report = commands.add_parser("report", help="registers, spills, occupancy and hot loop of every kernel")
+    of_report.add_argument("--arch", choices=TARGETS, default="sm_90")
+    of_report.add_argument("--family", choices=sorted(KERNELS), help="only this family's kernels")
+    of_report.add_argument("--json", action="store_true", help="all figures, with the instruction mix, as JSON")
+
+    of_emit = commands.add_parser("emit", help="write a kernel's PTX text")
+    families = of_emit.add_subparsers(dest="family", required=True, metavar="NAME")
+    for family, builder in sorted(KERNELS.items()):
+        summary = _summary(builder)
+        of_family = families.add_parser(family, help=summary, description=summary)
+        of_family.add_argument("-o", dest="_output", metavar="FILE", type=Path, help="default: standard output")
+        for name, (annotation, default, _) in _options(builder).items():
+            required = default is inspect.Parameter.empty
+            of_family.add_argument(
+                f"--{name.replace('_', '-')}", dest=name, type=_parser_of(annotation), required=required,
+                default=None if required else default, metavar=getattr(_parser_of(annotation), "__name__", "value"),
+                choices=typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else None,
+                help=None if required else f"default: {default}")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = _arguments()
+    options = parser.parse_args(argv)
+    if options.command == "emit":
+        try:
+            kernel = build(options.family, vars(options))
+        except (ValueError, TypeError) as error:
+            parser.exit(2, f"{options.family}: {error}\n")
+        if options._output is None:
+            sys.stdout.write(kernel.text)
+        else:
+            options._output.write_text(kernel.text)
+        return 0
+    cases = [case for case in CASES if options.family in (None, case.family)]
+    try:
+        rows = report(cases, KERNELS, options.arch)
+    except (ToolNotFoundError, AssemblyError) as error:
+        parser.exit(1, f"{error}\n")
+    if options.json:
+        print(json.dumps({"ptxas": tool_version("ptxas"), "kernels": as_dicts(rows)}, indent=1))
+    else:
+        print(f"ptxas {tool_version('ptxas')}, {table(rows)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""What ptxas makes of a kernel: registers, spills, shared memory, machine code, and the occupancy they allow.
+
+XLA and the driver compile PTX when it is loaded, on the GPU; assembling here finds mistakes before, and without one.
+"""
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from .ptx import Kernel
+
+#: The architectures every kernel is assembled for: A100, H100 and H200, B200, RTX 50 series.
+TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120")
+
+_PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
+
+
+class ToolNotFoundError(FileNotFoundError):
+    """A CUDA tool is not installed; the message names the package that has it and where was looked."""
+
+
+class AssemblyError(ValueError):
+    """ptxas refused the text; the message holds its complaints and the lines they point at."""
+
+
+@functools.lru_cache(maxsize=None)
+def find_tool(name: str) -> Path:
+    """Path of `ptxas` or `nvdisasm`.
+
+    Looks in the NVIDIA packages of this Python first, so that a project's pinned version decides its figures,
+    then on PATH, then in $CUDA_HOME/bin.
+
+    Raises:
+      ToolNotFoundError: in none of them.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    roots = list(spec.submodule_search_locations or ()) if spec else []
+    candidates = [path for root in roots for path in sorted(Path(root).glob(f"*/bin/{name}"), reverse=True)]
+    if on_path := shutil.which(name):
+        candidates.append(Path(on_path))
+    if home := os.environ.get("CUDA_HOME"):
+        candidates.append(Path(home) / "bin" / name)
+    for path in candidates:
+        if os.access(path, os.X_OK):
+            return path
+    raise ToolNotFoundError(
+        f"{name} was not found in this Python's packages, on PATH or in $CUDA_HOME/bin; "
+        f"pip install '{_PACKAGES[name]}>=13,<14'")
+
+
+def tool_version(name: str) -> str:
+    """Release of `ptxas` or `nvdisasm`, for example `13.0.88`."""
+    text = subprocess.run([find_tool(name), "--version"], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"\bV(\d+\.\d+\.\d+)", text)
+    return match.group(1) if match else text.strip().splitlines()[-1]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """One entry point assembled for one architecture.
+
+    Attributes:
+      registers: 32-bit registers per thread.
+      spill_store_bytes, spill_load_bytes: local memory traffic per thread that a lack of registers causes.
+      stack_bytes: local memory per thread; not 0 also where an array is indexed at run time.
+      shared_bytes: statically declared shared memory per block.
+    """
+
+    arch: str
+    registers: int
+    spill_store_bytes: int
+    spill_load_bytes: int
+    stack_bytes: int
+    shared_bytes: int
+    cubin: bytes
+
+
+def _number(pattern: str, text: str, default: int | None = None) -> int:
+    match = re.search(pattern, text)
+    if match is None and default is None:
+        raise AssemblyError(f"ptxas printed no {pattern!r}:\n{text}")
+    return int(match.group(1)) if match else default  # type: ignore[return-value]
+
+
+def _complaint(arch: str, text: str, printed: str) -> AssemblyError:
+    lines = text.splitlines()
+    cited = sorted({int(n) for n in re.findall(r"line (\d+)", printed)})
+    source = "".join(f"\n  line {n}: {lines[n - 1].strip()}" for n in cited if 0 < n <= len(lines))
+    return AssemblyError(f"ptxas -arch={arch} refused the kernel:\n{printed.strip()}{source}")
+
+
+@functools.lru_cache(maxsize=512)
+def assemble(text: str, arch: str) -> Assembly:
+    """Assembles PTX that has one entry, for `arch` such as `sm_90`.
+
+    Raises:
+      AssemblyError: ptxas refused the text, or it holds more than one entry.
+      ToolNotFoundError: there is no ptxas.
+    """
+    with tempfile.TemporaryDirectory(prefix="ptx_kernels-") as folder:
+        source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
+        source.write_text(text)
+        ptxas = subprocess.run(
+            [find_tool("ptxas"), "-v", f"-arch={arch}", source.name, "-o", cubin.name], cwd=folder,
+            capture_output=True, text=True)
+        printed = ptxas.stdout + ptxas.stderr
+        if ptxas.returncode != 0:
+            raise _complaint(arch, text, printed)
+        entries = re.findall(r"Compiling entry function '([^']+)'", printed)
+        if len(entries) != 1:
+            raise AssemblyError(f"expected one entry, found {len(entries)}: {', '.join(entries)}")
+        return Assembly(
+            arch=arch,
+            registers=_number(r"Used (\d+) registers", printed),
+            spill_store_bytes=_number(r"(\d+) bytes spill stores", printed),
+            spill_load_bytes=_number(r"(\d+) bytes spill loads", printed),
+            stack_bytes=_number(r"(\d+) bytes stack frame", printed),
+            shared_bytes=_number(r"(\d+) bytes smem", printed, default=0),
+            cubin=cubin.read_bytes())
+
+
+def assemble_all(texts: Iterable[str], archs: Iterable[str] = TARGETS) -> dict[tuple[str, str], Assembly]:
+    """Assembles every text for every architecture, several ptxas processes at a time; keyed by (text, arch)."""
+    pairs = [(text, arch) for text in dict.fromkeys(texts) for arch in archs]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(pairs, pool.map(lambda pair: assemble(*pair), pairs), strict=True))
+
+
+@dataclass(frozen=True)
+class Multiprocessor:
+    """Limits of one multiprocessor (CUDA programming guide, technical specifications per compute capability)."""
+
+    warps: int
+    blocks: int
+    shared_bytes: int
+    registers: int = 65536
+
+
+MULTIPROCESSORS = {
+    "sm_80": Multiprocessor(warps=64, blocks=32, shared_bytes=164 << 10),
+    "sm_90": Multiprocessor(warps=64, blocks=32, shared_bytes=228 << 10),
+    "sm_100": Multiprocessor(warps=64, blocks=32, shared_bytes=228 << 10),
+    "sm_120": Multiprocessor(warps=48, blocks=24, shared_bytes=100 << 10),
+}
+
+_REGISTER_GRANULE = 256  # registers are given to a warp in this many
+_SHARED_GRANULE = 128  # bytes
+_SHARED_RESERVED = 1024  # bytes per block that the system keeps, from sm_80 on
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Blocks and warps that fit on one multiprocessor at once, and what keeps more from fitting."""
+
+    blocks: int
+    warps: int
+    fraction: float
+    limit: str
+
+
+def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -> Occupancy:
+    """Occupancy of blocks of `threads` threads.
+
+    Raises:
+      ValueError: the architecture is not among `TARGETS`, or `threads` is not in 1 to 1024.
+    """
+    if assembly.arch not in MULTIPROCESSORS:
+        raise ValueError(f"arch={assembly.arch!r} must be one of {', '.join(MULTIPROCESSORS)}")
+    if not 1 <= threads <= 1024:
+        raise ValueError(f"threads={threads} must be in 1 to 1024")
+    limits = MULTIPROCESSORS[assembly.arch]
+    warps = -(-threads // 32)
+    per_warp = -(-assembly.registers * 32 // _REGISTER_GRANULE) * _REGISTER_GRANULE
+    shared = assembly.shared_bytes + dynamic_shared_bytes + _SHARED_RESERVED
+    shared = -(-shared // _SHARED_GRANULE) * _SHARED_GRANULE
+    # warps live in four partitions with a quarter of the registers each, so only multiples of four help
+    fits = {
+        "warps": limits.warps // warps,
+        "registers": limits.registers // per_warp // 4 * 4 // warps,
+        "shared memory": limits.shared_bytes // shared,
+        "blocks": limits.blocks,
+    }
+    limit = min(fits, key=lambda name: fits[name])
+    blocks = fits[limit]
+    return Occupancy(blocks, blocks * warps, blocks * warps / limits.warps, limit)
+
+
+def kernel_occupancy(kernel: Kernel, arch: str) -> Occupancy:
+    """Occupancy of `kernel` as it is launched."""
+    x, y, z = kernel.block
+    return occupancy(assemble(kernel.text, arch), x * y * z, kernel.dynamic_shared_bytes)

@@ -1,0 +1,259 @@
+"""Machine code (SASS): disassembly, loops, instruction mix and loads in flight.
+
+A kernel's speed limit is visible here before it ever runs: how many instructions its hot loop spends per byte of
+weights, how wide its loads are, and how many of them it has outstanding.
+"""
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .assemble import find_tool
+
+
+@dataclass(frozen=True)
+class SassInstruction:
+    """One instruction, for example `@!P0 LDG.E.128.CONSTANT R4, desc[UR6][R2.64]`.
+
+    Attributes:
+      address: byte offset in the function.
+      predicate: the guard (`@!P0`), or an empty string.
+      opcode: with its modifiers (`LDG.E.128.CONSTANT`).
+      operands: as printed.
+      target: address of the branch target, where there is one.
+    """
+
+    address: int
+    predicate: str
+    opcode: str
+    operands: str
+    target: int | None = None
+
+    @property
+    def name(self) -> str:
+        return self.opcode.split(".", 1)[0]
+
+    @property
+    def category(self) -> str:
+        return classify(self.opcode, self.operands)
+
+
+# The first row whose pattern matches an opcode's whole name decides; U and V prefix an operation's uniform and
+# video forms.
+_CATEGORIES: tuple[tuple[str, str], ...] = (
+    ("dp4a", r"IDP"),
+    ("mma", r"[HIQDOB]G?MMA|UTC\w*MMA"),
+    ("store global", r"STG|ST|REDG?|ATOMG?"),
+    ("async copy", r"LDGSTS|LDGDEPBAR|UBLKCP|UTMA\w+|SYNCS|ARRIVES"),
+    ("shared", r"LDS|STS|LDSM|STSM|ATOMS|MOVM"),
+    ("local", r"LDL|STL"),
+    ("shuffle", r"SHFL|VOTEU?|C?REDUX|MATCH"),
+    ("conversion", r"U?(I2FP?|F2IP?|F2F|F2FP|I2I|I2IP)|FRND"),
+    ("float", r"U?F(ADD|MUL|FMA|SETP?|SEL|MNMX3?|SWZADD|CHK)2?|MUFU|H(ADD2|MUL2|FMA2|SETP?2|MNMX2)|D(ADD|MUL|FMA|SETP)"),
+    ("integer", r"[UV]?(I?(ADD|MUL|MAD|ABS|MNMX|SETP?|SCADD)\d?|LOP3?|SHF|SHL|SHR|LEA|PRMT|SEL|POPC|FLO|BREV|BMSK|SGXT"
+                r"|IADDMNMX|ABSDIFF4?)"),
+    ("control", r"BRA|BRX|JMP|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BAR|WARPSYNC|DEPBAR|MEMBAR|ERRBAR|YIELD|NOP|NANOSLEEP"
+                r"|CCTL|FENCE|ACQBULK|PREEXIT|UCGABAR\w*|BMOV|WARPGROUP\w*|ELECT"),
+)
+_COMPILED = tuple((category, re.compile(pattern)) for category, pattern in _CATEGORIES)
+
+CATEGORIES = ("load global 128", "load global 64", "load global 32", "load global narrow",
+              *(category for category, _ in _CATEGORIES), "other")
+
+
+def load_bits(opcode: str) -> int:
+    """Bits that a load or store moves per lane: `LDG.E.128` -> 128, `LDG.E.U8` -> 8; 32 where none is printed."""
+    match = re.search(r"\.(?:[US])?(8|16|32|64|128|256)(?=\.|$)", opcode)
+    return int(match.group(1)) if match else 32
+
+
+def classify(opcode: str, operands: str = "") -> str:
+    """Category of an instruction, one of `CATEGORIES`."""
+    name = opcode.split(".", 1)[0]
+    if name in ("LDG", "LD"):
+        bits = load_bits(opcode)
+        return "load global narrow" if bits < 32 else f"load global {min(bits, 128)}"
+    if name in ("HFMA2", "FADD", "IMAD") and (opcode == "IMAD.MOV.U32" or re.match(r"R\d+, -RZ, RZ, ", operands)):
+        return "other"  # a move or a constant in disguise
+    if opcode.startswith("HADD2.F32"):
+        return "conversion"  # f16 to f32
+    return next((category for category, pattern in _COMPILED if pattern.fullmatch(name)), "other")
+
+
+_LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
+_LABEL = re.compile(r"(\.L_\w+):")
+_BRANCHES = ("BRA", "JMP")
+
+
+def parse(listing: str) -> tuple[SassInstruction, ...]:
+    """The instructions of an `nvdisasm -c` listing."""
+    rows: list[tuple[int, str, str, str]] = []
+    labels: dict[str, int] = {}
+    pending: list[str] = []
+    for line in listing.splitlines():
+        if match := _LABEL.match(line.strip()):
+            pending.append(match.group(1))
+        elif match := _LINE.search(line):
+            address = int(match.group(1), 16)
+            labels.update(dict.fromkeys(pending, address))
+            pending = []
+            rows.append((address, match.group(2) or "", match.group(3), match.group(4)))
+
+    def target(opcode: str, operands: str) -> int | None:
+        label = re.search(r"\((\.L_\w+)\)", operands)
+        return labels.get(label.group(1)) if label and opcode.split(".")[0] in _BRANCHES else None
+
+    return tuple(SassInstruction(address, predicate, opcode, operands, target(opcode, operands))
+                 for address, predicate, opcode, operands in rows)
+
+
+@functools.lru_cache(maxsize=256)
+def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
+    """The instructions of a cubin with one function.
+
+    Raises:
+      ToolNotFoundError: there is no nvdisasm.
+    """
+    with tempfile.NamedTemporaryFile(prefix="ptx_kernels-", suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run([find_tool("nvdisasm"), "-c", file.name], capture_output=True, text=True, check=True)
+    return parse(listing.stdout)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A natural loop: its instructions in address order (blocks of a loop may lie apart)."""
+
+    instructions: tuple[SassInstruction, ...]
+
+    def __len__(self) -> int:
+        return len(self.instructions)
+
+    def mix(self) -> dict[str, int]:
+        """Instructions per category, most first; NOPs don't count."""
+        return dict(Counter(i.category for i in self.instructions if i.name != "NOP").most_common())
+
+    def count(self, category: str) -> int:
+        return self.mix().get(category, 0)
+
+    def issued(self) -> int:
+        """Instructions that take an issue slot."""
+        return sum(self.mix().values())
+
+    def loads_in_flight(self) -> int:
+        """Most 16-byte global loads outstanding at once per lane, in steady state.
+
+        Walks the body twice in address order: a load is outstanding until an instruction names one of the registers
+        it fills. Loads that a loop issues for its next turn count too.
+        """
+        outstanding: dict[int, SassInstruction] = {}
+        most = 0
+        for instruction in self.instructions * 2:
+            named = _registers(instruction.operands)
+            outstanding = {base: load for base, load in outstanding.items()
+                           if not named & set(range(base, base + 4))}
+            if instruction.category == "load global 128":
+                outstanding[int(instruction.operands[1:].split(",", 1)[0])] = instruction
+                most = max(most, len(outstanding))
+        return most
+
+
+def _registers(operands: str) -> set[int]:
+    return {int(n) for n in re.findall(r"(?<![\w])R(\d+)", operands)}
+
+
+def _ends_block(instruction: SassInstruction) -> bool:
+    return instruction.name in (*_BRANCHES, "EXIT", "RET", "BRX")
+
+
+def _falls_through(instruction: SassInstruction) -> bool:
+    if not _ends_block(instruction) or instruction.predicate:
+        return True
+    # `BRA.U UP0, label` and `BRA.DIV UR4, label` hold their condition in front of the label
+    return instruction.name in _BRANCHES and "," in instruction.operands
+
+
+def _flow(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], list[set[int]]]:
+    """Basic blocks as (first, one past last) instruction indices, and each block's successors."""
+    index = {instruction.address: i for i, instruction in enumerate(code)}
+    starts = {0}
+    for i, instruction in enumerate(code):
+        if instruction.target is not None:
+            starts.add(index[instruction.target])
+        if _ends_block(instruction) and i + 1 < len(code):
+            starts.add(i + 1)
+    order = sorted(starts)
+    blocks = list(zip(order, [*order[1:], len(code)], strict=True))
+    number = {first: b for b, (first, _) in enumerate(blocks)}
+    successors: list[set[int]] = []
+    for b, (_, end) in enumerate(blocks):
+        last = code[end - 1]
+        following = {b + 1} if _falls_through(last) and b + 1 < len(blocks) else set()
+        if last.target is not None:
+            following.add(number[index[last.target]])
+        successors.append(following)
+    return blocks, successors
+
+
+def _dominators(successors: Sequence[set[int]]) -> dict[int, set[int]]:
+    """For every block reachable from block 0, the blocks on every path to it (itself included)."""
+    reachable, stack = {0}, [0]
+    while stack:
+        for b in successors[stack.pop()] - reachable:
+            reachable.add(b)
+            stack.append(b)
+    predecessors = {b: {a for a in reachable if b in successors[a]} for b in reachable}
+    dominators = {b: set(reachable) for b in reachable}
+    dominators[0] = {0}
+    changed = True
+    while changed:
+        changed = False
+        for b in sorted(reachable - {0}):
+            new = {b} | set.intersection(*(dominators[a] for a in predecessors[b]))
+            if new != dominators[b]:
+                dominators[b], changed = new, True
+    return dominators
+
+
+def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
+    """Natural loops that hold no other loop, in address order.
+
+    A backward jump alone is no loop: ptxas puts unlikely blocks behind the end of the code, and they jump back. A loop
+    is an edge to a block that dominates its source, with every block that reaches the source without passing it.
+    """
+    if not code:
+        return []
+    blocks, successors = _flow(code)
+    dominators = _dominators(successors)
+    bodies: dict[int, set[int]] = {}
+    for source in dominators:
+        for head in successors[source] & dominators[source]:
+            body, stack = {head, source}, [source] if source != head else []
+            while stack:
+                b = stack.pop()
+                before = {a for a in dominators if b in successors[a]} - body
+                body |= before
+                stack.extend(before)
+            bodies.setdefault(head, set()).update(body)
+    inner = [body for head, body in bodies.items()
+             if not any(other <= body for h, other in bodies.items() if h != head)]
+    return [Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0]:blocks[b][1]])) for body in inner]
+
+
+def hot_loop(code: Sequence[SassInstruction]) -> Loop | None:
+    """The innermost loop that does the kernel's work, or None where there is no loop.
+
+    The one with the most dot-product instructions (dp4a and mma); among equals, the most 16-byte global loads; then
+    the most instructions. ptxas unrolls a loop and leaves a remainder loop: the unrolled one wins by this rule.
+    """
+    def work(loop: Loop) -> tuple[int, int, int]:
+        return loop.count("dp4a") + loop.count("mma"), loop.count("load global 128"), len(loop)
+
+    return max(innermost_loops(code), key=work, default=None)
