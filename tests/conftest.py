@@ -1,4 +1,4 @@
-"""Options and fixtures for every test, and where JAX runs them: on the CPU, `gpu`-marked ones on a CUDA device."""
+"""Options and fixtures for every test, and where JAX runs: CUDA for `gpu`-marked tests, else the CPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 @functools.cache
 def no_gpu_reason() -> str | None:
-    """Why no CUDA device can be used, or None where one can. Asks the driver, so that JAX need not be started."""
+    """Why no CUDA device can be used, or None where one can; asks the driver, before JAX is imported."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -35,11 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Before anything imports JAX. Without a device its CUDA plugin, which the ahead-of-time tests use, only warns.
+    # Before anything imports JAX: its CUDA plugin, there to compile ahead of time, warns where no device is.
     if no_gpu_reason():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # several test processes share the device
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # test processes share it
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
