@@ -209,7 +209,7 @@ _define("or.pred", pred, (pred, pred), np.logical_or)
 _define("xor.pred", pred, (pred, pred), np.logical_xor)
 _define("not.pred", pred, (pred,), np.logical_not)
 
-for _bits, _t in (("b32", u32), ("b64", u64), ("f32", f32), ("pred", pred)):
+for _bits, _t in (("b16", u16), ("b32", u32), ("b64", u64), ("f32", f32), ("pred", pred)):
     _define(f"mov.{_bits}", _t, (_t,), lambda a: a)  # mov.b32 between an f32 and a b32 register moves the bits
 _define("cvt.u64.u32", u64, (u32,), lambda a: a.astype(np.uint64))
 _define("cvt.s64.s32", s64, (s32,), lambda a: a.astype(np.int64))
