@@ -1,0 +1,41 @@
+"""Tokenizers built from a GGUF file's own metadata.
+
+SentencePiece vocabularies with scores (`tokenizer.ggml.model` = "llama") and byte-level BPE ("gpt2"). Ids
+equal llama.cpp's for the same text and flags.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from jax_q4k import gguf
+
+from .streaming import StreamDecoder
+from .tokenizer import Tokenizer
+from .vocabulary import NO_VOCABULARY, Vocabulary
+
+__all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_metadata", "has_tokenizer"]
+
+
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """Whether the metadata holds a vocabulary at all (test models often hold none)."""
+    return metadata.get("tokenizer.ggml.model", "none") not in NO_VOCABULARY
+
+
+def from_metadata(metadata: Mapping[str, Any], file: str = "metadata") -> Tokenizer:
+    """The tokenizer that GGUF metadata describes.
+
+    metadata: keys as in the file, arrays as any sequence. file: what error messages call the source.
+    Raises `jax_q4k.GGUFError` where the metadata is inconsistent or names a tokenizer that is not supported.
+    """
+    return Tokenizer(Vocabulary.from_metadata(metadata, file))
+
+
+def from_gguf(path: str | os.PathLike[str]) -> Tokenizer:
+    """The tokenizer of a GGUF file, vocabulary-only files included. No tensor data is read.
+
+    Raises `jax_q4k.GGUFError` on a malformed file and as `from_metadata` does.
+    """
+    return from_metadata(gguf.read_header(path).metadata, os.fspath(path))

@@ -1,0 +1,81 @@
+"""Text without special tokens -> ids, by the `tokenizers` library's BPE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from jax_q4k.errors import GGUFError
+
+from .pretokenizers import PRE_TOKENIZERS
+from .vocabulary import KEY, Vocabulary
+
+Encoder = Callable[[str], list[int]]
+
+SPACE = "\u2581"  # what SentencePiece writes for a space
+
+
+def build(vocabulary: Vocabulary) -> Encoder:
+    """The encoder of a vocabulary's model."""
+    return sentencepiece(vocabulary) if vocabulary.model == "llama" else byte_level(vocabulary)
+
+
+def byte_level(vocabulary: Vocabulary) -> Encoder:
+    """Byte-level BPE (GPT-2's byte alphabet), split as the pre-tokenizer's name says."""
+    assert vocabulary.pre is not None
+    pre = PRE_TOKENIZERS[vocabulary.pre]
+    # The library keeps the last of two equal merges, llama.cpp the first.
+    merges = list(dict.fromkeys(vocabulary.merges))
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.ignore_merges))
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
+    byte_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_alphabet])
+    return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def sentencepiece(vocabulary: Vocabulary) -> Encoder:
+    """SentencePiece's BPE: of all neighbours that form a token, join those of the highest score first.
+
+    The library merges by rank of pairs, so every way of splitting a token in two becomes a merge, ranked by
+    the token's score. That is the same order as long as scores differ. Among equal scores the lower id goes
+    first, which is the order of training; llama.cpp takes the leftmost pair. (Llama 2's runs of spaces share
+    one score; both orders lead to the same ids there.)
+    """
+    assert vocabulary.scores is not None
+    ids, tokens = dict(vocabulary.ids), vocabulary.tokens
+    # A character that only longer tokens hold can still take part in merges; on its own it becomes bytes.
+    for character in sorted(set().union(*tokens) - ids.keys()):
+        ids[character] = len(ids)
+    order = sorted(range(len(tokens)), key=lambda i: (-vocabulary.scores[i], i))
+    merges = [
+        (token[:cut], token[cut:])
+        for token in (tokens[i] for i in order)
+        for cut in range(1, len(token))
+        if token[:cut] in ids and token[cut:] in ids
+    ]
+    byte_ids = [vocabulary.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
+    has_bytes = None not in byte_ids
+    unknown = vocabulary.unknown_token_id
+    if not has_bytes and unknown is None:
+        raise GGUFError(vocabulary.file, KEY + "tokens", "has neither all of '<0x00>' to '<0xFF>' nor an unknown token")
+    model = models.BPE(
+        vocab=ids,
+        merges=merges,
+        byte_fallback=has_bytes,
+        unk_token=None if unknown is None else tokens[unknown],
+    )
+    tokenizer = Tokenizer(model)
+    parts = {
+        i: [byte_ids[byte] for byte in text.encode()] if has_bytes else [unknown]
+        for text, i in ids.items()
+        if i >= len(tokens)
+    }
+
+    def encode(text: str) -> list[int]:
+        found = tokenizer.encode(text.replace(" ", SPACE), add_special_tokens=False).ids
+        if not parts:
+            return found
+        return [part for i in found for part in parts.get(i, (i,))]
+
+    return encode

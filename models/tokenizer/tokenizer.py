@@ -1,0 +1,161 @@
+"""Text <-> token ids."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from functools import cached_property
+
+from tokenizers import pre_tokenizers
+
+from .encoders import SPACE, build
+from .streaming import StreamDecoder
+from .vocabulary import BYTE_TOKEN, TokenType, Vocabulary
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's character -> byte: printable Latin-1 stands for itself, the rest follow from U+0100 on."""
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    shifted = [byte for byte in range(256) if byte not in plain]
+    alphabet = {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(shifted)}
+    assert alphabet.keys() == set(pre_tokenizers.ByteLevel.alphabet())
+    return alphabet
+
+
+class Tokenizer:
+    """A GGUF file's tokenizer. Ids equal llama.cpp's for the same text and flags.
+
+    Build one with `from_gguf` or `from_metadata`. Attributes: `vocabulary` (all that the file says),
+    `bos_token_id` (int or None), `eos_token_ids` (every id that ends generation, turn ends included),
+    `vocab_size`, `chat_template` (str or None).
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._encode = build(vocabulary)
+        self._byte_of = _byte_alphabet()
+        self._types: list[int] = vocabulary.types.tolist()
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.vocabulary.tokens)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self.vocabulary.bos_token_id
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The file's own EOS; to end generation use `eos_token_ids`."""
+        return self.vocabulary.eos_token_id
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        return self.vocabulary.eos_token_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.vocabulary.chat_template
+
+    def token(self, token_id: int) -> str:
+        """A token's text as the vocabulary spells it."""
+        return self.vocabulary.tokens[self._check(token_id)]
+
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text.
+
+        add_special: add BOS and EOS as the file asks. parse_special: read control tokens' text, such as
+        "<|im_end|>", as those tokens; leave it off for text from users. User-defined tokens are always read.
+        Raises TypeError unless `text` is a str, ValueError if it holds lone surrogates.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"text is of type {type(text).__name__}, expected str")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"text has a lone surrogate at {error.start}, which is not Unicode text") from None
+        vocabulary = self.vocabulary
+        ids: list[int] = []
+        if add_special and vocabulary.add_bos:
+            ids.append(vocabulary.bos_token_id)
+        after_special = True
+        for part in self._split(text, parse_special):
+            if isinstance(part, int):
+                ids.append(part)
+                after_special = True
+                continue
+            prefix = " " if vocabulary.model == "llama" and vocabulary.add_space_prefix and after_special else ""
+            ids += self._encode(prefix + part)
+            after_special = False
+        if add_special and vocabulary.add_eos:
+            ids.append(vocabulary.eos_token_id)
+        return ids
+
+    def decode(self, ids: Iterable[int], skip_special: bool = True, strip_prefix: bool = True) -> str:
+        """Text of token ids, the inverse of `encode`; bytes that are not UTF-8 become U+FFFD.
+
+        skip_special: leave out control and unknown tokens. strip_prefix: drop the space that a SentencePiece
+        tokenizer puts before a text; pass False for ids that continue a text.
+        Raises ValueError on an id outside of the vocabulary.
+        """
+        stream = self.stream(skip_special, strip_prefix)
+        return "".join(map(stream.push, ids)) + stream.finish()
+
+    def stream(self, skip_special: bool = True, strip_prefix: bool = True) -> StreamDecoder:
+        """A decoder that takes ids one at a time; its pieces together are what `decode` returns."""
+        return StreamDecoder(self, skip_special, strip_prefix)
+
+    def token_bytes(self, token_id: int, skip_special: bool = False) -> bytes:
+        """The UTF-8 bytes a token stands for, perhaps part of a character. Unused tokens stand for none."""
+        token_id = self._check(token_id)
+        text, kind = self.vocabulary.tokens[token_id], self._types[token_id]
+        if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
+            return b"" if skip_special else text.encode()
+        if kind == TokenType.USER_DEFINED:
+            return text.encode()
+        if kind == TokenType.BYTE:
+            return bytes([int(BYTE_TOKEN.fullmatch(text)[1], 16)])
+        if kind != TokenType.NORMAL:
+            return b""
+        if self.vocabulary.model == "llama":
+            return text.replace(SPACE, " ").encode()
+        try:
+            return bytes(map(self._byte_of.__getitem__, text))
+        except KeyError:  # not spelled in the byte alphabet: an added token of type normal
+            return text.encode()
+
+    def _check(self, token_id: int) -> int:
+        token_id = operator.index(token_id)
+        if not 0 <= token_id < self.vocab_size:
+            raise ValueError(f"token id {token_id} is outside of the vocabulary, 0 to {self.vocab_size - 1}")
+        return token_id
+
+    @cached_property
+    def _special(self) -> list[tuple[str, int, bool]]:
+        """(text, id, whether only parse_special reads it), longest text first."""
+        kinds = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
+        special = [
+            (token, i, kinds[kind])
+            for i, (token, kind) in enumerate(zip(self.vocabulary.tokens, self._types, strict=True))
+            if kind in kinds
+        ]
+        return sorted(special, key=lambda entry: (-len(entry[0].encode()), entry[1]))
+
+    def _split(self, text: str, parse_special: bool) -> list[str | int]:
+        """Text cut at special tokens: text parts (never empty) and ids.
+
+        As in llama.cpp a longer token takes precedence over a shorter one wherever it stands, not the leftmost.
+        """
+        parts: list[str | int] = [text] if text else []
+        for token, token_id, control in self._special:
+            if token not in text or (control and not parse_special):
+                continue
+            cut: list[str | int] = []
+            for part in parts:
+                if isinstance(part, int) or token not in part:
+                    cut.append(part)
+                    continue
+                for i, piece in enumerate(part.split(token)):
+                    cut += ([token_id] if i else []) + ([piece] if piece else [])
+            parts = cut
+        return parts
