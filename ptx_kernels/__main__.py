@@ -35,7 +35,7 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
 
 
 def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | None]]:
-    """A builder's options: name -> (annotation, default or `inspect.Parameter.empty`, argument that it is a field of).
+    """A builder's options: name -> (annotation, default or `Parameter.empty`, the argument it is a field of).
 
     A dataclass argument (a Config) stands for its fields, with the defaults of the argument's own default.
     """
@@ -43,6 +43,8 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
     hints = typing.get_type_hints(function)
     options: dict[str, tuple[Any, Any, str | None]] = {}
     for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is not inspect.Parameter.KEYWORD_ONLY:
+            continue  # the builder itself
         annotation = hints[parameter.name]
         if not dataclasses.is_dataclass(annotation):
             options[parameter.name] = (annotation, parameter.default, None)
@@ -53,7 +55,8 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
             if dataclasses.is_dataclass(parameter.default):
                 default = getattr(parameter.default, field.name)
             if field.name in options:
-                raise TypeError(f"{function.__name__}: field {field.name} of {parameter.name} is also an argument")
+                raise TypeError(
+                    f"{function.__name__}: field {field.name} of {parameter.name} is also an argument")
             options[field.name] = (field_hints[field.name], default, parameter.name)
     return options
 
@@ -82,23 +85,25 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ptx_kernels {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    of_report = commands.add_parser("report", help="registers, spills, occupancy and hot loop of every kernel")
+    of_report = commands.add_parser("report", help="registers, spills, occupancy, hot loop of every kernel")
     of_report.add_argument("--arch", choices=TARGETS, default="sm_90")
     of_report.add_argument("--family", choices=sorted(KERNELS), help="only this family's kernels")
-    of_report.add_argument("--json", action="store_true", help="all figures, with the instruction mix, as JSON")
+    of_report.add_argument("--json", action="store_true", help="every figure, with the instruction mix")
 
     of_emit = commands.add_parser("emit", help="write a kernel's PTX text")
     families = of_emit.add_subparsers(dest="family", required=True, metavar="NAME")
     for family, builder in sorted(KERNELS.items()):
         summary = _summary(builder)
         of_family = families.add_parser(family, help=summary, description=summary)
-        of_family.add_argument("-o", dest="_output", metavar="FILE", type=Path, help="default: standard output")
+        of_family.add_argument("-o", dest="_output", metavar="FILE", type=Path, help="default: print it")
         for name, (annotation, default, _) in _options(builder).items():
             required = default is inspect.Parameter.empty
+            parse = _parser_of(annotation)
+            literal = typing.get_origin(annotation) is typing.Literal
             of_family.add_argument(
-                f"--{name.replace('_', '-')}", dest=name, type=_parser_of(annotation), required=required,
-                default=None if required else default, metavar=getattr(_parser_of(annotation), "__name__", "value"),
-                choices=typing.get_args(annotation) if typing.get_origin(annotation) is typing.Literal else None,
+                f"--{name.replace('_', '-')}", dest=name, type=parse, required=required,
+                default=None if required else default, metavar=None if literal else parse.__name__.strip("_"),
+                choices=typing.get_args(annotation) if literal else None,
                 help=None if required else f"default: {default}")
     return parser
 

@@ -1,6 +1,6 @@
 """What ptxas makes of a kernel: registers, spills, shared memory, machine code, and the occupancy they allow.
 
-XLA and the driver compile PTX when it is loaded, on the GPU; assembling here finds mistakes before, and without one.
+XLA and the driver compile PTX when it is loaded, on the GPU; assembling it here finds mistakes without one.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AssemblyError(ValueError):
     """ptxas refused the text; the message holds its complaints and the lines they point at."""
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def find_tool(name: str) -> Path:
     """Path of `ptxas` or `nvdisasm`.
 
@@ -129,7 +129,7 @@ def assemble(text: str, arch: str) -> Assembly:
 
 
 def assemble_all(texts: Iterable[str], archs: Iterable[str] = TARGETS) -> dict[tuple[str, str], Assembly]:
-    """Assembles every text for every architecture, several ptxas processes at a time; keyed by (text, arch)."""
+    """Assembles every text for every architecture, several ptxas at a time; keyed by (text, arch)."""
     pairs = [(text, arch) for text in dict.fromkeys(texts) for arch in archs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(pairs, pool.map(lambda pair: assemble(*pair), pairs), strict=True))
@@ -137,7 +137,7 @@ def assemble_all(texts: Iterable[str], archs: Iterable[str] = TARGETS) -> dict[t
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """Limits of one multiprocessor (CUDA programming guide, technical specifications per compute capability)."""
+    """Limits of one multiprocessor (CUDA programming guide, specifications per compute capability)."""
 
     warps: int
     blocks: int

@@ -22,10 +22,10 @@ class Figures:
       loop_instructions: instructions of the hot loop, 0 where the kernel has none.
       mix: the hot loop's instructions by category.
       loads_in_flight: most 16-byte global loads outstanding at once per lane in the hot loop.
-      narrowest_load, widest_load: bits per lane of the hot loop's global loads (of the whole kernel's without a
-        loop); None without such loads.
-      instructions_per_quant_byte: hot loop instructions per byte of packed quants (scales not counted) and lane; None
-        where the loop has no dp4a on packed weights.
+      narrowest_load, widest_load: bits per lane of the hot loop's global loads (of the whole kernel's where
+        it has no loop); None without such loads.
+      instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales) and lane;
+        None where the loop has no dp4a on packed weights.
     """
 
     label: str
@@ -80,7 +80,8 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "",
         loop_instructions=loop.issued() if loop else 0,
         loads_in_flight=loop.loads_in_flight() if loop else 0,
         narrowest_load=min(loads, default=None), widest_load=max(loads, default=None),
-        instructions_per_quant_byte=loop.issued() / (dp4a * quant_bytes) if loop and dp4a and quant_bytes else None,
+        instructions_per_quant_byte=(
+            loop.issued() / (dp4a * quant_bytes) if loop and dp4a and quant_bytes else None),
         mix=loop.mix() if loop else {})
 
 
@@ -96,13 +97,15 @@ def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
 
     def one(pair: tuple) -> Figures:
         case, kernel = pair
-        return figures(kernel, arch, label=case.label, family=case.family, quant_bytes=_quant_bytes(case.arguments))
+        return figures(kernel, arch, label=case.label, family=case.family,
+                       quant_bytes=_quant_bytes(case.arguments))
 
     with ThreadPoolExecutor() as pool:
         return list(pool.map(one, built))
 
 
-_HEADER = ("kernel", "threads", "regs", "spill", "shared", "occupancy", "loop", "instr/qB", "loads", "in flight")
+_HEADER = ("kernel", "threads", "regs", "spill", "shared", "occupancy", "loop", "instr/qB", "loads",
+           "in flight")
 
 
 def _row(f: Figures) -> tuple[str, ...]:
@@ -118,12 +121,12 @@ def table(rows: Sequence[Figures]) -> str:
     """A plain text table with a legend; one architecture per table."""
     cells = [_HEADER, *map(_row, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ["  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-             for row in cells]
+    lines = [row[0].ljust(widths[0]) + "".join(
+        "  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)) for row in cells]
     arch = rows[0].arch if rows else ""
     legend = ("regs: per thread. spill, shared: bytes. occupancy: resident warps (what limits them).",
               "loop: instructions of the hot loop. instr/qB: those per byte of packed quants and lane.",
-              "loads: bits of the hot loop's global loads. in flight: most 16-byte loads outstanding per lane.")
+              "loads: bits of the hot loop's global loads. in flight: most 16-byte loads outstanding a lane.")
     return "\n".join([f"{arch}: {len(rows)} kernels", lines[0], "-" * len(lines[0]), *lines[1:], "", *legend])
 
 

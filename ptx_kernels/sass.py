@@ -1,7 +1,7 @@
 """Machine code (SASS): disassembly, loops, instruction mix and loads in flight.
 
-A kernel's speed limit is visible here before it ever runs: how many instructions its hot loop spends per byte of
-weights, how wide its loads are, and how many of them it has outstanding.
+A kernel's speed limit is visible here before it ever runs: how many instructions its hot loop spends per byte
+of weights, how wide its loads are, and how many of them it has outstanding.
 """
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from .assemble import find_tool
 
@@ -44,8 +43,8 @@ class SassInstruction:
         return classify(self.opcode, self.operands)
 
 
-# The first row whose pattern matches an opcode's whole name decides; U and V prefix an operation's uniform and
-# video forms.
+# The first row whose pattern matches an opcode's whole name decides. U and V prefix an operation's uniform
+# and video forms.
 _CATEGORIES: tuple[tuple[str, str], ...] = (
     ("dp4a", r"IDP"),
     ("mma", r"[HIQDOB]G?MMA|UTC\w*MMA"),
@@ -55,11 +54,12 @@ _CATEGORIES: tuple[tuple[str, str], ...] = (
     ("local", r"LDL|STL"),
     ("shuffle", r"SHFL|VOTEU?|C?REDUX|MATCH"),
     ("conversion", r"U?(I2FP?|F2IP?|F2F|F2FP|I2I|I2IP)|FRND"),
-    ("float", r"U?F(ADD|MUL|FMA|SETP?|SEL|MNMX3?|SWZADD|CHK)2?|MUFU|H(ADD2|MUL2|FMA2|SETP?2|MNMX2)|D(ADD|MUL|FMA|SETP)"),
-    ("integer", r"[UV]?(I?(ADD|MUL|MAD|ABS|MNMX|SETP?|SCADD)\d?|LOP3?|SHF|SHL|SHR|LEA|PRMT|SEL|POPC|FLO|BREV|BMSK|SGXT"
-                r"|IADDMNMX|ABSDIFF4?)"),
-    ("control", r"BRA|BRX|JMP|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BAR|WARPSYNC|DEPBAR|MEMBAR|ERRBAR|YIELD|NOP|NANOSLEEP"
-                r"|CCTL|FENCE|ACQBULK|PREEXIT|UCGABAR\w*|BMOV|WARPGROUP\w*|ELECT"),
+    ("float", r"U?F(ADD|MUL|FMA|SETP?|SEL|MNMX3?|SWZADD|CHK)2?|MUFU|H(ADD2|MUL2|FMA2|SETP?2|MNMX2)"
+              r"|D(ADD|MUL|FMA|SETP)"),
+    ("integer", r"[UV]?(I?(ADD|MUL|MAD|ABS|MNMX|SETP?|SCADD)\d?|LOP3?|SHF|SHL|SHR|LEA|PRMT|SEL|POPC|FLO|BREV"
+                r"|BMSK|SGXT|IADDMNMX|ABSDIFF4?)"),
+    ("control", r"BRA|BRX|JMP|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BAR|WARPSYNC|DEPBAR|MEMBAR|ERRBAR|YIELD|NOP"
+                r"|NANOSLEEP|CCTL|FENCE|ACQBULK|PREEXIT|UCGABAR\w*|BMOV|WARPGROUP\w*|ELECT"),
 )
 _COMPILED = tuple((category, re.compile(pattern)) for category, pattern in _CATEGORIES)
 
@@ -68,7 +68,7 @@ CATEGORIES = ("load global 128", "load global 64", "load global 32", "load globa
 
 
 def load_bits(opcode: str) -> int:
-    """Bits that a load or store moves per lane: `LDG.E.128` -> 128, `LDG.E.U8` -> 8; 32 where none is printed."""
+    """Bits that a load or store moves per lane: `LDG.E.128` -> 128, `LDG.E.U8` -> 8; 32 where none stand."""
     match = re.search(r"\.(?:[US])?(8|16|32|64|128|256)(?=\.|$)", opcode)
     return int(match.group(1)) if match else 32
 
@@ -79,7 +79,7 @@ def classify(opcode: str, operands: str = "") -> str:
     if name in ("LDG", "LD"):
         bits = load_bits(opcode)
         return "load global narrow" if bits < 32 else f"load global {min(bits, 128)}"
-    if name in ("HFMA2", "FADD", "IMAD") and (opcode == "IMAD.MOV.U32" or re.match(r"R\d+, -RZ, RZ, ", operands)):
+    if opcode == "IMAD.MOV.U32" or name == "HFMA2" and re.match(r"R\d+, -RZ, RZ, ", operands):
         return "other"  # a move or a constant in disguise
     if opcode.startswith("HADD2.F32"):
         return "conversion"  # f16 to f32
@@ -123,8 +123,8 @@ def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
     with tempfile.NamedTemporaryFile(prefix="ptx_kernels-", suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        listing = subprocess.run([find_tool("nvdisasm"), "-c", file.name], capture_output=True, text=True, check=True)
-    return parse(listing.stdout)
+        command = [find_tool("nvdisasm"), "-c", file.name]
+        return parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,8 @@ class Loop:
     def loads_in_flight(self) -> int:
         """Most 16-byte global loads outstanding at once per lane, in steady state.
 
-        Walks the body twice in address order: a load is outstanding until an instruction names one of the registers
-        it fills. Loads that a loop issues for its next turn count too.
+        Walks the body twice in address order: a load is outstanding until an instruction names one of the
+        registers it fills. Loads that a loop issues for its next turn count too.
         """
         outstanding: dict[int, SassInstruction] = {}
         most = 0
@@ -225,8 +225,9 @@ def _dominators(successors: Sequence[set[int]]) -> dict[int, set[int]]:
 def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
     """Natural loops that hold no other loop, in address order.
 
-    A backward jump alone is no loop: ptxas puts unlikely blocks behind the end of the code, and they jump back. A loop
-    is an edge to a block that dominates its source, with every block that reaches the source without passing it.
+    A backward jump alone is no loop: ptxas puts unlikely blocks behind the end of the code, and they jump
+    back. A loop is an edge to a block that dominates its source, with every block that reaches the source
+    without passing it.
     """
     if not code:
         return []
@@ -250,8 +251,8 @@ def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
 def hot_loop(code: Sequence[SassInstruction]) -> Loop | None:
     """The innermost loop that does the kernel's work, or None where there is no loop.
 
-    The one with the most dot-product instructions (dp4a and mma); among equals, the most 16-byte global loads; then
-    the most instructions. ptxas unrolls a loop and leaves a remainder loop: the unrolled one wins by this rule.
+    The one with the most dot-product instructions (dp4a and mma); among equals, the most 16-byte global
+    loads; then the most instructions. ptxas unrolls a loop and leaves a remainder loop, which loses.
     """
     def work(loop: Loop) -> tuple[int, int, int]:
         return loop.count("dp4a") + loop.count("mma"), loop.count("load global 128"), len(loop)
