@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
-from ptx_kernels import simulator
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.ptx.module import Buffer
 
@@ -68,6 +67,8 @@ def _simulate_abstract_eval(*operands: Any, kernel: Kernel) -> list[jax.core.Sha
 
 
 def _simulate_lowering(ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel) -> Sequence[Any]:
+    from ptx_kernels import simulator  # only where it is used
+
     def callback(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
         results = simulator.run(kernel, *(np.asarray(a) for a in arrays))
         return tuple(r.view(_jax_dtype(b)) for r, b in zip(results, kernel.results, strict=True))

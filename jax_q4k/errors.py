@@ -17,3 +17,7 @@ class GGUFError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.file}: {self.field}: {self.problem}"
+
+
+class UnavailableError(RuntimeError):
+    """An implementation that was asked for by name and cannot run on this platform."""

@@ -1,0 +1,86 @@
+"""Argument checks that the operations share: a message names the argument, its value and the rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..arrays import QuantizedArray
+
+#: What activations and pages may be.
+FLOAT_DTYPES: tuple[np.dtype, ...] = tuple(jnp.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16))
+HEAD_DIMS: tuple[int, ...] = tuple(range(32, 257, 32))
+MIN_PAGE_SIZE = 16
+
+
+def float_array(name: str, x: Any) -> jax.Array:
+    """`x` as an array of float32, bfloat16 or float16; TypeError otherwise."""
+    if isinstance(x, QuantizedArray):
+        raise TypeError(f"{name} is a {x!r}; it must be a float array")
+    array = jnp.asarray(x)
+    if array.dtype not in FLOAT_DTYPES:
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be one of {_names(FLOAT_DTYPES)}")
+    return array
+
+
+def float_dtype(name: str, dtype: Any) -> np.dtype:
+    """`dtype` as one of FLOAT_DTYPES; TypeError otherwise."""
+    checked = jnp.dtype(dtype)
+    if checked not in FLOAT_DTYPES:
+        raise TypeError(f"{name}={checked} must be one of {_names(FLOAT_DTYPES)}")
+    return checked
+
+
+def int32_array(name: str, x: Any) -> jax.Array:
+    """`x` as an int32 array; TypeError if it holds no integers."""
+    array = jnp.asarray(x)
+    if not jnp.issubdtype(array.dtype, jnp.integer):
+        raise TypeError(f"{name} has dtype {array.dtype}; it must hold integers")
+    return array.astype(jnp.int32)
+
+
+def matrix(name: str, w: Any) -> QuantizedArray:
+    """`w` as a QuantizedArray of two axes."""
+    if not isinstance(w, QuantizedArray):
+        raise TypeError(f"{name} is a {type(w).__name__}; it must be a QuantizedArray")
+    if w.ndim != 2:
+        raise ValueError(f"{name} has shape {w.shape}; it must have two axes (n, k)")
+    return w
+
+
+def same_shape(name: str, array: Any, expected: tuple[int, ...], rule: str) -> None:
+    """Raises ValueError unless `array.shape == expected`; `rule` says in names what is expected."""
+    if tuple(array.shape) != expected:
+        raise ValueError(f"{name} has shape {tuple(array.shape)}; it must be {rule} = {expected}")
+
+
+def pages(k_pages: Any, v_pages: Any) -> tuple[jax.Array, jax.Array]:
+    """A cache's page arrays, both (num_pages, num_kv_heads, page_size, head_dim) of one float dtype."""
+    k_pages, v_pages = float_array("k_pages", k_pages), float_array("v_pages", v_pages)
+    if k_pages.ndim != 4:
+        raise ValueError(
+            f"k_pages has shape {k_pages.shape}; it must be (num_pages, num_kv_heads, page_size, head_dim)"
+        )
+    same_shape("v_pages", v_pages, k_pages.shape, "k_pages' shape")
+    if v_pages.dtype != k_pages.dtype:
+        raise TypeError(f"v_pages has dtype {v_pages.dtype}; it must be k_pages' dtype {k_pages.dtype}")
+    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
+    if num_pages < 1 or num_kv_heads < 1:
+        raise ValueError(f"k_pages has shape {k_pages.shape}; no axis may be empty")
+    if page_size < MIN_PAGE_SIZE or page_size % MIN_PAGE_SIZE:
+        raise ValueError(f"page_size={page_size} must be a multiple of {MIN_PAGE_SIZE}")
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"head_dim={head_dim} must be one of {', '.join(map(str, HEAD_DIMS))}")
+    return k_pages, v_pages
+
+
+def is_concrete(*arrays: Any) -> bool:
+    """Whether the values can be looked at now, which is not so while a program is traced."""
+    return not any(isinstance(a, jax.core.Tracer) for a in arrays)
+
+
+def _names(dtypes: tuple[np.dtype, ...]) -> str:
+    return ", ".join(str(d) for d in dtypes)

@@ -1,0 +1,109 @@
+"""Activations times packed weights."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ptx_kernels import formats
+
+from ..arrays import QuantizedArray
+from ..implementation import check_choice, current_choice
+from . import checks, quantize_q8_1
+from .op import KernelCall, Op
+
+#: Formats with a kernel that takes int8 activations, and the most rows of activations it takes.
+DOT_FORMATS: tuple[str, ...] = ("Q4_K", "Q6_K")
+MAX_DOT_ROWS = 8
+
+
+def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: str | None = None) -> jax.Array:
+    """y = x @ dequantize(w).T, accumulated in float32.
+
+    A NaN or Inf in a row of `x` reaches that row of y only.
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16.
+      w: QuantizedArray (n, k), or a float array (n, k).
+      activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
+        kernel that takes it so (formats DOT_FORMATS, 1 to MAX_DOT_ROWS rows), on every implementation. None
+        takes what `jax_q4k.implementation` selected, else `q8_1` for ptx and sim and `f32` for xla.
+      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+
+    Returns:
+      (..., n) of x's dtype.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name.
+    """
+    x = checks.float_array("x", x)
+    chosen = check_choice(implementation, activations).activations or current_choice().activations
+    quantized = isinstance(w, QuantizedArray)
+    w = checks.matrix("w", w) if quantized else checks.float_array("w", w)
+    if w.ndim != 2:
+        raise ValueError(f"w has shape {w.shape}; it must have two axes (n, k)")
+    n, k = w.shape
+    if x.ndim < 1 or x.shape[-1] != k:
+        raise ValueError(f"x has shape {x.shape}; its last axis must be k={k}, as in w {w.shape}")
+    leading = x.shape[:-1]
+    rows = math.prod(leading)
+    if rows == 0 or n == 0:
+        return jnp.zeros((*leading, n), x.dtype)
+    if quantized:
+        (y,) = _op.bind(
+            x.reshape(rows, k),
+            *w.planes,
+            format=w.format,
+            activations=chosen,
+            implementation=implementation,
+        )
+    else:
+        y = _dot(x.reshape(rows, k), w).astype(x.dtype)
+    return y.reshape(*leading, n)
+
+
+def takes_q8_1(format: str, rows: int) -> bool:
+    """Whether the CUDA path has a kernel that multiplies `rows` rows of int8 activations by `format`."""
+    return format in DOT_FORMATS and 1 <= rows <= MAX_DOT_ROWS
+
+
+def reference(x: jax.Array, *planes: jax.Array, format: str, activations: str | None) -> list[jax.Array]:
+    """`matmul` of x (m, k) in plain JAX; `activations` None means f32."""
+    m, k = x.shape
+    weights = formats.get(format).decode(planes, jnp)
+    if activations == "q8_1" and takes_q8_1(format, m):
+        values, scale_sum = quantize_q8_1.reference(x)
+        groups = values.reshape(m, -1, quantize_q8_1.GROUP).astype(jnp.float32)
+        y = _dot((groups * scale_sum[..., :1]).reshape(m, k), weights)
+    else:
+        y = _dot(x, weights)
+    return [y.astype(x.dtype)]
+
+
+def kernels(
+    launch: KernelCall, x: jax.Array, *planes: jax.Array, format: str, activations: str | None
+) -> list[jax.Array]:
+    """`matmul` of x (m, k) by PTX kernels; `activations` None means q8_1."""
+    raise NotImplementedError
+
+
+def _dot(x: jax.Array, weights: jax.Array) -> jax.Array:
+    """x (m, k) times weights (n, k) transposed, in float32."""
+    # HIGHEST: XLA's default for float32 on a GPU is tf32, 10 bits of mantissa.
+    return jax.lax.dot_general(
+        x.astype(jnp.float32),
+        weights.astype(jnp.float32),
+        (((1,), (1,)), ((), ())),
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def _abstract_eval(x: Any, *planes: Any, format: str, activations: str | None) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray((x.shape[0], planes[0].shape[0]), x.dtype)]
+
+
+_op = Op("q4k_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)

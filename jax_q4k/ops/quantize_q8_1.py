@@ -1,0 +1,71 @@
+"""Activations as int8 in groups of 32, each group with its scale and its sum."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from . import checks
+from .op import KernelCall, Op
+
+#: Activations that share one scale.
+GROUP = 32
+
+
+def quantize_q8_1(x: Any, *, implementation: str | None = None) -> tuple[jax.Array, jax.Array]:
+    """Quantizes groups of 32 along the last axis: x ~ values * scale.
+
+    With amax the largest magnitude of a group: scale = amax * (1 / 127), value = round(x * (127 / amax)) with
+    halves to even, all in float32: ggml's `quantize_row_q8_1`, but for the scale's reciprocal, which XLA
+    would make of a division anyway, and for scale and sum staying float32. Where amax is zero, infinite or
+    NaN all values are 0; the scale of a group that holds Inf or NaN is Inf or NaN and its sum NaN, so that
+    such a row's products are NaN.
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16; k a multiple of 32.
+      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+
+    Returns:
+      values int8 (..., k), and float32 (..., k / 32, 2): [..., 0] the scale, [..., 1] scale * sum of values.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: no axis, or k no multiple of 32.
+    """
+    x = checks.float_array("x", x)
+    if x.ndim < 1 or x.shape[-1] % GROUP:
+        raise ValueError(f"x has shape {x.shape}; its last axis must be a multiple of {GROUP}")
+    *leading, k = x.shape
+    if x.size == 0:
+        return jnp.zeros(x.shape, jnp.int8), jnp.zeros((*leading, k // GROUP, 2), jnp.float32)
+    values, scale_sum = _op.bind(x.reshape(-1, k), implementation=implementation)
+    return values.reshape(x.shape), scale_sum.reshape(*leading, k // GROUP, 2)
+
+
+def reference(x: jax.Array) -> list[jax.Array]:
+    """`quantize_q8_1` of x (m, k) in plain JAX."""
+    m, k = x.shape
+    groups = x.astype(jnp.float32).reshape(m, k // GROUP, GROUP)
+    amax = jnp.max(jnp.abs(groups), axis=-1)
+    usable = (amax > 0) & jnp.isfinite(amax)
+    inverse = jnp.where(usable, 127.0 / jnp.where(usable, amax, 1.0), 0.0)
+    scaled = jnp.where(usable[..., None], groups * inverse[..., None], 0.0)
+    # The bound matters for an amax below 2^-120, where the reciprocal's rounding or overflow could pass 127.
+    values = jnp.clip(jnp.round(scaled), -127, 127).astype(jnp.int8)
+    scale = amax * jnp.float32(1 / 127)
+    total = jnp.sum(values.astype(jnp.int32), axis=-1).astype(jnp.float32)
+    return [values.reshape(m, k), jnp.stack([scale, scale * total], axis=-1)]
+
+
+def kernels(launch: KernelCall, x: jax.Array) -> list[jax.Array]:
+    """`quantize_q8_1` of x (m, k) by PTX kernels."""
+    raise NotImplementedError
+
+
+def _abstract_eval(x: Any) -> list[jax.core.ShapedArray]:
+    m, k = x.shape
+    return [jax.core.ShapedArray((m, k), jnp.int8), jax.core.ShapedArray((m, k // GROUP, 2), jnp.float32)]
+
+
+_op = Op("quantize_q8_1", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)

@@ -1,0 +1,107 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_q4k as jq
+
+rng = np.random.default_rng(2)
+PAGES, HEADS, SIZE, DIM = 5, 2, 16, 32
+
+
+def arrays(tokens, dtype=jnp.float32):
+    pages = [jnp.asarray(rng.standard_normal((PAGES, HEADS, SIZE, DIM)), dtype) for _ in range(2)]
+    new = [jnp.asarray(rng.standard_normal((tokens, HEADS, DIM)), jnp.float32) for _ in range(2)]
+    return (*pages, *new)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_writes_its_slots_and_nothing_else(dtype):
+    k_pages, v_pages, k, v = arrays(4, dtype)
+    slots = [17, -1, 79, 3]
+    want = [np.array(k_pages), np.array(v_pages)]
+    for t, slot in enumerate(slots):
+        if slot >= 0:
+            want[0][slot // SIZE, :, slot % SIZE] = k[t].astype(dtype)
+            want[1][slot // SIZE, :, slot % SIZE] = v[t].astype(dtype)
+    got = jq.append_kv(k_pages, v_pages, k, v, jnp.array(slots))
+    for array, expected in zip(got, want, strict=True):
+        assert array.dtype == dtype
+        np.testing.assert_array_equal(array, expected)
+
+
+def test_slots_outside_the_pages_are_skipped_inside_a_program():
+    k_pages, v_pages, k, v = arrays(3)
+    got = jax.jit(jq.append_kv)(k_pages, v_pages, k, v, jnp.array([-(2**31), PAGES * SIZE, 2**31 - 1]))
+    np.testing.assert_array_equal(got[0], k_pages)
+    np.testing.assert_array_equal(got[1], v_pages)
+
+
+def test_donated_pages_are_updated_in_place():
+    k_pages, v_pages, k, v = arrays(1)
+    program = jax.jit(jq.append_kv, donate_argnums=(0, 1))
+    pointers = k_pages.unsafe_buffer_pointer(), v_pages.unsafe_buffer_pointer()
+    got = program(k_pages, v_pages, k, v, jnp.array([2]))
+    assert tuple(array.unsafe_buffer_pointer() for array in got) == pointers
+
+
+def test_in_a_loop_without_a_copy_of_the_pages():
+    k_pages, v_pages, k, v = arrays(1)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def program(k_pages, v_pages, k, v):
+        def step(i, pages):
+            return jq.append_kv(*pages, k + i, v + i, jnp.full(1, 3 * i))
+
+        return jax.lax.fori_loop(0, 6, step, (k_pages, v_pages))
+
+    text = program.lower(k_pages, v_pages, k, v).compile().as_text()
+    pages_type = f"f32[{PAGES},{HEADS},{SIZE},{DIM}]"
+    assert not [line for line in text.splitlines() if " copy(" in line and pages_type in line]
+    got, _ = program(k_pages, v_pages, k, v)
+    np.testing.assert_array_equal(got[0, :, 15], k[0] + 5)
+
+
+def test_no_tokens():
+    k_pages, v_pages, k, v = arrays(0)
+    got = jq.append_kv(k_pages, v_pages, k, v, jnp.zeros(0, jnp.int32))
+    np.testing.assert_array_equal(got[0], k_pages)
+
+
+def pages(*shape, dtype=jnp.float32):
+    return jnp.zeros(shape, dtype)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (dict(k_pages=pages(5, 2, 8, 32), v_pages=pages(5, 2, 8, 32)), ValueError, "page_size=8"),
+        (dict(k_pages=pages(5, 2, 24, 32), v_pages=pages(5, 2, 24, 32)), ValueError, "page_size=24"),
+        (
+            dict(k_pages=pages(5, 2, 16, 48), v_pages=pages(5, 2, 16, 48)),
+            ValueError,
+            "head_dim=48.*32, 64, 96",
+        ),
+        (dict(v_pages=pages(5, 2, 32, 32)), ValueError, "v_pages has shape"),
+        (dict(v_pages=pages(5, 2, 16, 32, dtype=jnp.float16)), TypeError, "v_pages has dtype float16"),
+        (dict(k_pages=pages(5, 2, 16, 32, dtype=jnp.int8)), TypeError, "k_pages has dtype int8"),
+        (dict(k=pages(3, 4, 32)), ValueError, r"k has shape \(3, 4, 32\).*\(3, 2, 32\)"),
+        (dict(v=pages(2, 2, 32)), ValueError, "v has shape"),
+        (dict(k=pages(3, 2, 32, dtype=jnp.bfloat16)), TypeError, "k has dtype bfloat16"),
+        (dict(slot_mapping=jnp.zeros((3, 1), jnp.int32)), ValueError, "slot_mapping has shape"),
+        (dict(slot_mapping=jnp.zeros(3)), TypeError, "slot_mapping has dtype float32"),
+        (dict(slot_mapping=np.array([0, 1, 80])), ValueError, "slot_mapping holds 80.*80"),
+    ],
+)
+def test_arguments_that_do_not_fit(call, error, message):
+    good = dict(
+        k_pages=pages(5, 2, 16, 32),
+        v_pages=pages(5, 2, 16, 32),
+        k=pages(3, 2, 32),
+        v=pages(3, 2, 32),
+        slot_mapping=jnp.arange(3),
+    )
+    with pytest.raises(error, match=message):
+        jq.append_kv(**(good | call))

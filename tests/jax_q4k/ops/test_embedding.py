@@ -1,0 +1,44 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_q4k as jq
+from ptx_kernels import formats
+
+from .random_weights import random_weights
+
+
+@pytest.mark.parametrize("format", formats.names())
+def test_rows_of_the_decoded_table(format):
+    w = random_weights(format, 10, 256)
+    ids = jnp.array([[3, 0], [9, 3]])
+    got = jax.jit(jq.embedding)(ids, w)
+    assert got.shape == (2, 2, 256) and got.dtype == jnp.float32
+    np.testing.assert_array_equal(got, w.dequantize()[ids])
+
+
+def test_float_table_and_dtype():
+    table = jax.random.normal(jax.random.key(0), (10, 24))
+    got = jq.embedding(jnp.array([1, 7]), table, jnp.bfloat16)
+    np.testing.assert_array_equal(got, table[jnp.array([1, 7])].astype(jnp.bfloat16))
+
+
+@pytest.mark.parametrize(
+    "table", [random_weights("Q4_K", 10, 256), jnp.ones((10, 256))], ids=["packed", "float"]
+)
+def test_ids_outside_the_vocabulary_give_nan(table):
+    got = np.asarray(jq.embedding(jnp.array([-1, 9, 10, 2**31 - 1]), table))
+    assert np.isnan(got[[0, 2, 3]]).all() and np.isfinite(got[1]).all()
+
+
+def test_no_ids():
+    assert jq.embedding(jnp.zeros((2, 0), jnp.int32), random_weights("Q4_K", 10, 256)).shape == (2, 0, 256)
+
+
+def test_arguments_that_do_not_fit():
+    w = random_weights("Q4_K", 10, 256)
+    with pytest.raises(TypeError, match="ids has dtype float32"):
+        jq.embedding(jnp.zeros(3), w)
+    with pytest.raises(ValueError, match=r"w has shape \(10,\)"):
+        jq.embedding(jnp.zeros(3, jnp.int32), jnp.zeros(10))
