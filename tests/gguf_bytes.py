@@ -1,0 +1,122 @@
+"""GGUF files for tests: written byte by byte, so that they can be wrong, and a sound one with every type."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import gguf
+import numpy as np
+from gguf.constants import GGMLQuantizationType as Tensor
+from gguf.constants import GGUFValueType as Value
+
+import jax_q4k as jq
+from ptx_kernels import formats
+
+ALIGNMENT = 32
+
+
+def u32(value: int) -> bytes:
+    return struct.pack("<I", value)
+
+
+def u64(value: int) -> bytes:
+    return struct.pack("<Q", value)
+
+
+def string(text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return u64(len(data)) + data
+
+
+def entry(key: str | bytes, kind: int, payload: bytes) -> bytes:
+    return string(key) + u32(kind) + payload
+
+
+def text_entry(key: str, text: str | bytes) -> bytes:
+    return entry(key, Value.STRING, string(text))
+
+
+def array_entry(key: str, kind: int, elements: list[bytes], count: int | None = None) -> bytes:
+    count = len(elements) if count is None else count
+    return entry(key, Value.ARRAY, u32(kind) + u64(count) + b"".join(elements))
+
+
+def tensor(name: str | bytes, dims: list[int], kind: int = Tensor.F32, offset: int = 0) -> bytes:
+    return string(name) + u32(len(dims)) + b"".join(map(u64, dims)) + struct.pack("<i", kind) + u64(offset)
+
+
+def build(
+    entries: list[bytes] | None = None,
+    tensors: list[bytes] | None = None,
+    data: bytes = b"",
+    *,
+    magic: bytes = b"GGUF",
+    version: bytes = u32(3),
+    tensor_count: int | None = None,
+    entry_count: int | None = None,
+) -> bytes:
+    """A file of these parts; its counts are those of the lists unless given."""
+    entries, tensors = entries or [], tensors or []
+    tensor_count = len(tensors) if tensor_count is None else tensor_count
+    entry_count = len(entries) if entry_count is None else entry_count
+    header = magic + version + u64(tensor_count) + u64(entry_count) + b"".join(entries) + b"".join(tensors)
+    return header + bytes(-len(header) % ALIGNMENT) + data
+
+
+def write_sample(path: Path, tokens: int = 60) -> Path:
+    """A sound file: every metadata type, a vocabulary, tensors of 1 to 3 axes in every type that is read."""
+    rng = np.random.default_rng(7)
+    writer = gguf.GGUFWriter(path, "llama")
+    for i, kind in enumerate(Value):
+        if kind not in (Value.STRING, Value.ARRAY):
+            wide = 2.5 if "FLOAT" in kind.name else True if kind is Value.BOOL else 100 + i
+            writer.add_key_value(f"scalar.{kind.name}", wide, kind)
+            writer.add_key_value(f"array.{kind.name}", [wide] * 3, Value.ARRAY, sub_type=kind)
+    writer.add_string("text", "größe 木")
+    names = [f"<0x{i:02X}>" if i < 8 else f"▁tok{i}" for i in range(tokens)]
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(names)
+    writer.add_token_scores([-float(i) for i in range(tokens)])
+    writer.add_token_types([6 if i < 8 else 1 for i in range(tokens)])
+    writer.add_bos_token_id(8)
+    writer.add_eos_token_id(9)
+    for name in formats.names():
+        block = formats.get(name)
+        raw = rng.integers(0, 256, (2, 3, 512 // block.block_size, block.block_bytes), dtype=np.uint8)
+        for field in block.half_fields:
+            at = block.offset(field)
+            raw[..., at : at + 2] = rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)
+        writer.add_tensor(f"packed.{name}", raw.reshape(2, 3, -1), raw_dtype=Tensor[name])
+    writer.add_tensor("plain.F32", rng.normal(size=(3, 5)).astype(np.float32))
+    writer.add_tensor("plain.F16", rng.normal(size=7).astype(np.float16))
+    brain = (rng.normal(size=(2, 4)).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    writer.add_tensor("plain.BF16", brain.view(np.uint8), raw_dtype=Tensor.BF16)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def assert_same_as_ggufs_reader(file: jq.gguf.GGUFFile, path: Path) -> None:
+    """Metadata, shapes and bytes equal what the `gguf` package's own reader finds."""
+    reader = gguf.GGUFReader(path)
+    fields = {key: field for key, field in reader.fields.items() if not key.startswith("GGUF.")}
+    assert list(file.metadata) == list(fields)
+    for key, field in fields.items():
+        value, want = file.metadata[key], field.contents()
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        np.testing.assert_equal(value, want, err_msg=key)  # takes NaN as equal to NaN
+        assert type(value) is type(want), key
+    assert list(file.tensors) == [tensor.name for tensor in reader.tensors]
+    for want in reader.tensors:
+        got = file.tensors[want.name]
+        assert got.shape == tuple(reversed(want.shape.tolist())), want.name
+        if isinstance(got, jq.QuantizedArray):
+            assert got.format == want.tensor_type.name
+            assert got.to_gguf_bytes() == want.data.tobytes(), want.name
+        else:
+            dtype = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}[want.tensor_type.name]
+            assert got.dtype == dtype
+            assert np.asarray(got).tobytes() == want.data.tobytes(), want.name
