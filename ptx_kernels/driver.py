@@ -1,0 +1,305 @@
+"""Kernels without JAX, through the CUDA driver (`pip install cuda-python`): launches, timing, device facts.
+
+    with driver.Device() as gpu:
+        values, scales = gpu.run(kernel, x)
+        print(gpu.facts.name, gpu.time([(kernel, addresses)]).median)
+
+`cuda-python` is imported when a `Device` is made, never before.
+"""
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import math
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from .ptx import Kernel
+
+_STATIC_SHARED_LIMIT = 48 << 10  # a block gets more dynamic shared memory only when the function asks for it
+_POISON = 0xFF  # a NaN in every float type, -1 in every integer type
+
+Launch = tuple[Kernel, Sequence[int]]
+
+
+class DriverError(RuntimeError):
+    """No usable CUDA device, or a CUDA call that failed; the message names the call and its error."""
+
+
+def _bindings() -> ModuleType:
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise DriverError(f"the CUDA driver's Python bindings are not installed ({error}); "
+                          "pip install 'cuda-python>=13,<14'") from error
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """What the driver says of a device."""
+
+    name: str
+    arch: str
+    multiprocessors: int
+    l2_bytes: int
+    memory_bytes: int
+    clock_hz: float
+    memory_clock_hz: float
+    memory_bus_bits: int
+    shared_bytes_per_multiprocessor: int
+    driver_cuda_version: str
+
+    @property
+    def bandwidth(self) -> float:
+        """Datasheet rate of the memory in bytes/s; `Device.copy_bandwidth` measures."""
+        return 2 * self.memory_clock_hz * self.memory_bus_bits / 8  # double data rate
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds per launch over all replays of a sequence of launches."""
+
+    median: float
+    best: float
+    worst: float
+    replays: int
+
+
+class Device:
+    """One CUDA device, its primary context (JAX's too) and a stream of our own.
+
+    Raises:
+      DriverError: no bindings, no driver, no device of that number, or a CUDA call failed.
+    """
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self._cuda = _bindings()
+        try:
+            self._call("cuInit", 0)
+        except DriverError:
+            raise
+        except Exception as error:  # without libcuda.so; the error's type differs by version
+            raise DriverError(f"the CUDA driver could not be loaded: {error}") from error
+        if not 0 <= ordinal < (count := self._call("cuDeviceGetCount")):
+            raise DriverError(f"device {ordinal} does not exist: the driver counts {count}")
+        self._device = self._call("cuDeviceGet", ordinal)
+        self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
+        self._call("cuCtxSetCurrent", self._context)
+        self._stream = self._call("cuStreamCreate", int(self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._functions: dict[Kernel, Any] = {}
+        self._modules: list[Any] = []
+        self._allocated: list[int] = []
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Frees everything this object allocated and loaded."""
+        self._free(0)
+        for module in self._modules:
+            self._call("cuModuleUnload", module)
+        self._modules, self._functions = [], {}
+        self._call("cuStreamDestroy", self._stream)
+        self._call("cuDevicePrimaryCtxRelease", self._device)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        """Calls the driver; returns what follows the error code: nothing, one value or a tuple."""
+        error, *values = getattr(self._cuda, name)(*arguments)
+        if error != self._cuda.CUresult.CUDA_SUCCESS:
+            raise DriverError(f"{name} failed: {self._describe(error)}")
+        return values[0] if len(values) == 1 else tuple(values) or None
+
+    def _describe(self, error: Any) -> str:
+        parts = [getattr(self._cuda, f)(error)[1] for f in ("cuGetErrorName", "cuGetErrorString")]
+        return ": ".join(p.decode() for p in parts if isinstance(p, bytes)) or str(error)
+
+    @functools.cached_property
+    def facts(self) -> DeviceFacts:
+        attributes = self._cuda.CUdevice_attribute
+
+        def attribute(name: str) -> int:
+            value = getattr(attributes, f"CU_DEVICE_ATTRIBUTE_{name}")
+            return int(self._call("cuDeviceGetAttribute", value, self._device))
+
+        version = self._call("cuDriverGetVersion")
+        name = self._call("cuDeviceGetName", 256, self._device)
+        return DeviceFacts(
+            name=name.split(b"\0", 1)[0].decode(),
+            arch=f"sm_{attribute('COMPUTE_CAPABILITY_MAJOR')}{attribute('COMPUTE_CAPABILITY_MINOR')}",
+            multiprocessors=attribute("MULTIPROCESSOR_COUNT"),
+            l2_bytes=attribute("L2_CACHE_SIZE"),
+            memory_bytes=int(self._call("cuDeviceTotalMem", self._device)),
+            clock_hz=1e3 * attribute("CLOCK_RATE"),
+            memory_clock_hz=1e3 * attribute("MEMORY_CLOCK_RATE"),
+            memory_bus_bits=attribute("GLOBAL_MEMORY_BUS_WIDTH"),
+            shared_bytes_per_multiprocessor=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
+            driver_cuda_version=f"{version // 1000}.{version % 1000 // 10}")
+
+    # --- memory ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def scope(self) -> Iterator[None]:
+        """Frees, at its end, what was allocated inside."""
+        start = len(self._allocated)
+        try:
+            yield
+        finally:
+            self._free(start)
+
+    def _free(self, start: int) -> None:
+        self.synchronize()
+        while len(self._allocated) > start:
+            self._call("cuMemFree", self._cuda.CUdeviceptr(self._allocated.pop()))
+
+    def empty(self, nbytes: int) -> int:
+        """Address of new memory full of poison, so that what a kernel leaves unwritten shows."""
+        address = self._allocate(nbytes)
+        self._call("cuMemsetD8Async", self._cuda.CUdeviceptr(address), _POISON, max(nbytes, 1), self._stream)
+        return address
+
+    def _allocate(self, nbytes: int) -> int:
+        address = int(self._call("cuMemAlloc", max(nbytes, 1)))
+        self._allocated.append(address)
+        return address
+
+    def upload(self, array: np.ndarray) -> int:
+        """Address of a copy of `array` on the device."""
+        array = np.ascontiguousarray(array)
+        address = self._allocate(array.nbytes)
+        if array.nbytes:
+            self._call("cuMemcpyHtoDAsync", self._cuda.CUdeviceptr(address), array.ctypes.data, array.nbytes,
+                       self._stream)
+            self.synchronize()  # the copy reads `array`, which the caller may drop
+        return address
+
+    def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """The array at `address`, after all work on the stream."""
+        array = np.empty(shape, dtype)
+        if array.nbytes:
+            self._call("cuMemcpyDtoHAsync", array.ctypes.data, self._cuda.CUdeviceptr(address), array.nbytes,
+                       self._stream)
+        self.synchronize()
+        return array
+
+    def synchronize(self) -> None:
+        self._call("cuStreamSynchronize", self._stream)
+
+    # --- kernels --------------------------------------------------------------------------------------------
+
+    def _function(self, kernel: Kernel) -> Any:
+        if kernel not in self._functions:
+            image = np.frombuffer(kernel.text.encode() + b"\0", np.uint8)
+            try:
+                module = self._call("cuModuleLoadData", image.ctypes.data)
+            except DriverError as error:
+                raise DriverError(
+                    f"kernel {kernel.name} did not load: {error}; "
+                    f"ptx_kernels.assemble.assemble(text, {self.facts.arch!r}) may say why") from error
+            self._modules.append(module)
+            function = self._call("cuModuleGetFunction", module, kernel.name.encode())
+            if kernel.dynamic_shared_bytes > _STATIC_SHARED_LIMIT:
+                limit = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                self._call("cuFuncSetAttribute", function, limit, kernel.dynamic_shared_bytes)
+            self._functions[kernel] = function
+        return self._functions[kernel]
+
+    def launch(self, kernel: Kernel, addresses: Sequence[int]) -> None:
+        """Launches `kernel` on the stream; `addresses` are those of its operands, then of its results."""
+        expected = len(kernel.operands) + len(kernel.results)
+        if len(addresses) != expected:
+            raise ValueError(f"kernel {kernel.name} takes {expected} addresses, got {len(addresses)}")
+        values = np.array(addresses, np.uint64)
+        pointers = values.ctypes.data + values.itemsize * np.arange(len(values), dtype=np.uint64)
+        self._call("cuLaunchKernel", self._function(kernel), *kernel.grid, *kernel.block,
+                   kernel.dynamic_shared_bytes, self._stream, pointers.ctypes.data, 0)
+
+    def place(self, kernel: Kernel, operands: Sequence[np.ndarray]) -> list[int]:
+        """Addresses for `launch`: the operands uploaded, the results allocated, `inout` ones shared.
+
+        Raises:
+          TypeError: an operand's count, shape or item size is not what the kernel takes.
+        """
+        if len(operands) != len(kernel.operands):
+            raise TypeError(
+                f"kernel {kernel.name} takes {len(kernel.operands)} operands, got {len(operands)}")
+        for b, operand in zip(kernel.operands, operands, strict=True):
+            if operand.shape != b.shape or operand.dtype.itemsize != b.type.size:
+                raise TypeError(f"kernel {kernel.name}: operand {b.name} is {b.type} {b.shape}, "
+                                f"got {operand.dtype} {operand.shape}")
+        given = [self.upload(operand) for operand in operands]
+        reused = {result: given[operand] for operand, result in kernel.aliases.items()}
+        return given + [reused.get(i) or self.empty(b.nbytes) for i, b in enumerate(kernel.results)]
+
+    def run(self, kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Runs `kernel` once, as `simulator.run` does: operands in, results out (bf16 as uint16 bits)."""
+        with self.scope():
+            addresses = self.place(kernel, operands)
+            self.launch(kernel, addresses)
+            results = zip(addresses[len(operands):], kernel.results, strict=True)
+            return tuple(self.download(a, b.shape, b.type.dtype) for a, b in results)
+
+    # --- timing ---------------------------------------------------------------------------------------------
+
+    def time(self, launches: Sequence[Launch], *, replays: int = 30) -> Timing:
+        """Times a sequence of launches, captured once in a CUDA graph and replayed; seconds per launch.
+
+        Give the sequence inputs that rotate over more memory than the L2 cache, or it measures the cache.
+        """
+        for kernel, _ in launches:
+            self._function(kernel)  # loading is not allowed while capturing
+
+        def enqueue() -> None:
+            for kernel, addresses in launches:
+                self.launch(kernel, addresses)
+
+        return self._time(enqueue, len(launches), replays)
+
+    def copy_bandwidth(self, nbytes: int = 1 << 30, *, replays: int = 20) -> float:
+        """Bytes read plus bytes written per second by a device-to-device copy: the practical ceiling."""
+        with self.scope():
+            source = self.upload(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
+            target = self.empty(nbytes)
+
+            def enqueue() -> None:
+                pointer = self._cuda.CUdeviceptr
+                self._call("cuMemcpyDtoDAsync", pointer(target), pointer(source), nbytes, self._stream)
+
+            return 2 * nbytes / self._time(enqueue, 1, replays).median
+
+    def _time(self, enqueue: Callable[[], None], count: int, replays: int) -> Timing:
+        self.synchronize()
+        mode = self._cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call("cuStreamBeginCapture", self._stream, mode)
+        try:
+            enqueue()
+        finally:
+            graph = self._call("cuStreamEndCapture", self._stream)
+        runnable = self._call("cuGraphInstantiate", graph, 0)
+        start, end = (self._call("cuEventCreate", 0) for _ in range(2))  # 0: an event that keeps its time
+        seconds = []
+        for replay in range(-3, replays):  # three to warm up
+            self._call("cuEventRecord", start, self._stream)
+            self._call("cuGraphLaunch", runnable, self._stream)
+            self._call("cuEventRecord", end, self._stream)
+            self._call("cuEventSynchronize", end)
+            if replay >= 0:
+                seconds.append(1e-3 * self._call("cuEventElapsedTime", start, end) / count)
+        for event in (start, end):
+            self._call("cuEventDestroy", event)
+        self._call("cuGraphExecDestroy", runnable)
+        self._call("cuGraphDestroy", graph)
+        return Timing(statistics.median(seconds), min(seconds), max(seconds), replays)
+
+
+def rotations(bytes_per_set: int, l2_bytes: int) -> int:
+    """How many sets of inputs to rotate over so that a launch finds none of its own in the L2 cache."""
+    return max(1, min(64, math.ceil(4 * l2_bytes / max(bytes_per_set, 1))))
