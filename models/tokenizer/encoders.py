@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+import numpy as np
+from tokenizers import Tokenizer, models
 
 from jax_q4k.errors import GGUFError
 
-from .pretokenizers import PRE_TOKENIZERS
+from .pretokenizers import PRE_TOKENIZERS, splitter
 from .vocabulary import KEY, Vocabulary
 
 Encoder = Callable[[str], list[int]]
@@ -28,9 +29,7 @@ def byte_level(vocabulary: Vocabulary) -> Encoder:
     # The library keeps the last of two equal merges, llama.cpp the first.
     merges = list(dict.fromkeys(vocabulary.merges))
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.ignore_merges))
-    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
-    byte_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, byte_alphabet])
+    tokenizer.pre_tokenizer = splitter(pre)
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -47,18 +46,21 @@ def sentencepiece(vocabulary: Vocabulary) -> Encoder:
     # A character that only longer tokens hold can still take part in merges; on its own it becomes bytes.
     for character in sorted(set().union(*tokens) - ids.keys()):
         ids[character] = len(ids)
-    order = sorted(range(len(tokens)), key=lambda i: (-vocabulary.scores[i], i))
+    order = np.argsort(-vocabulary.scores, kind="stable").tolist()
+    lengths = set(map(len, ids))  # so that an absurdly long token costs no slice per character
     merges = [
         (token[:cut], token[cut:])
         for token in (tokens[i] for i in order)
         for cut in range(1, len(token))
+        if cut in lengths and len(token) - cut in lengths
         if token[:cut] in ids and token[cut:] in ids
     ]
-    byte_ids = [vocabulary.ids.get(f"<0x{byte:02X}>") for byte in range(256)]
-    has_bytes = None not in byte_ids
+    byte_ids = [i for byte in range(256) if (i := vocabulary.ids.get(f"<0x{byte:02X}>")) is not None]
+    has_bytes = len(byte_ids) == 256
     unknown = vocabulary.unknown_token_id
     if not has_bytes and unknown is None:
-        raise GGUFError(vocabulary.file, KEY + "tokens", "has neither all of '<0x00>' to '<0xFF>' nor an unknown token")
+        problem = "has neither all of '<0x00>' to '<0xFF>' nor an unknown token"
+        raise GGUFError(vocabulary.file, KEY + "tokens", problem)
     model = models.BPE(
         vocab=ids,
         merges=merges,
@@ -66,8 +68,9 @@ def sentencepiece(vocabulary: Vocabulary) -> Encoder:
         unk_token=None if unknown is None else tokens[unknown],
     )
     tokenizer = Tokenizer(model)
+    unknown_ids = [] if unknown is None else [unknown]
     parts = {
-        i: [byte_ids[byte] for byte in text.encode()] if has_bytes else [unknown]
+        i: [byte_ids[byte] for byte in text.encode()] if has_bytes else unknown_ids
         for text, i in ids.items()
         if i >= len(tokens)
     }

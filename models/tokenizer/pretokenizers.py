@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenizers import Regex, pre_tokenizers
+
 
 @dataclass(frozen=True)
 class PreTokenizer:
@@ -28,7 +30,9 @@ _CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _words(letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*") -> str:
+def _words(
+    letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+) -> str:
     r"""The pattern of the tiktoken line (cl100k and its relatives): they differ in `letters` and `digits`."""
     return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}|{symbols}|{_SPACES}"
 
@@ -78,5 +82,13 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
     (("viking",), PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"))),
     (("default",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
 )
+
+
+def splitter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
+    """Text -> words, spelled in GPT-2's byte alphabet."""
+    splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
+    byte_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([*splits, byte_alphabet])
+
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES for name in names}

@@ -1,8 +1,8 @@
-"""Tokens known by their text: GGUF names few of them by key, so llama.cpp recognizes the rest, and so do we."""
+"""Tokens known by their text: GGUF names few of them by key, and llama.cpp recognizes the rest so too."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 # Texts that end a turn or a document in published models.
@@ -45,7 +45,7 @@ FILL_IN_MIDDLE = (
 
 def classify(
     ids: dict[str, int], named: Callable[[str], int | None], eos: int | None
-) -> tuple[tuple[int, ...], Iterable[int]]:
+) -> tuple[tuple[int, ...], list[int]]:
     """(ids that end generation, ids that count as control tokens whatever their type says).
 
     ids: token text -> id. named: metadata key -> id or None.

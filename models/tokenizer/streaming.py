@@ -19,7 +19,7 @@ class StreamDecoder:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._strip = strip_prefix and tokenizer.vocabulary.add_space_prefix
+        self._strip = strip_prefix and tokenizer.adds_space
 
     def push(self, token_id: int) -> str:
         """The text that this token completes, perhaps empty. Raises ValueError on an id out of range."""

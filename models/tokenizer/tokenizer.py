@@ -10,7 +10,7 @@ from tokenizers import pre_tokenizers
 
 from .encoders import SPACE, build
 from .streaming import StreamDecoder
-from .vocabulary import BYTE_TOKEN, TokenType, Vocabulary
+from .vocabulary import TokenType, Vocabulary
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -35,6 +35,11 @@ class Tokenizer:
         self._encode = build(vocabulary)
         self._byte_of = _byte_alphabet()
         self._types: list[int] = vocabulary.types.tolist()
+        # A SentencePiece text starts with a space, and so does each part that follows a special token.
+        self._prefix = " " if vocabulary.model == "llama" and vocabulary.add_space_prefix else ""
+        bos, eos = vocabulary.bos_token_id, vocabulary.eos_token_id
+        self._before = [bos] if vocabulary.add_bos and bos is not None else []
+        self._after = [eos] if vocabulary.add_eos and eos is not None else []
 
     @property
     def vocab_size(self) -> int:
@@ -57,6 +62,11 @@ class Tokenizer:
     def chat_template(self) -> str | None:
         return self.vocabulary.chat_template
 
+    @property
+    def adds_space(self) -> bool:
+        """Whether texts are encoded with a space in front (SentencePiece)."""
+        return bool(self._prefix)
+
     def token(self, token_id: int) -> str:
         """A token's text as the vocabulary spells it."""
         return self.vocabulary.tokens[self._check(token_id)]
@@ -73,23 +83,17 @@ class Tokenizer:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise ValueError(f"text has a lone surrogate at {error.start}, which is not Unicode text") from None
-        vocabulary = self.vocabulary
+            raise ValueError(f"text holds a lone surrogate at position {error.start}") from None
         ids: list[int] = []
-        if add_special and vocabulary.add_bos:
-            ids.append(vocabulary.bos_token_id)
-        after_special = True
+        prefix = self._prefix
         for part in self._split(text, parse_special):
             if isinstance(part, int):
                 ids.append(part)
-                after_special = True
-                continue
-            prefix = " " if vocabulary.model == "llama" and vocabulary.add_space_prefix and after_special else ""
-            ids += self._encode(prefix + part)
-            after_special = False
-        if add_special and vocabulary.add_eos:
-            ids.append(vocabulary.eos_token_id)
-        return ids
+                prefix = self._prefix
+            else:
+                ids += self._encode(prefix + part)
+                prefix = ""
+        return [*self._before, *ids, *self._after] if add_special else ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True, strip_prefix: bool = True) -> str:
         """Text of token ids, the inverse of `encode`; bytes that are not UTF-8 become U+FFFD.
@@ -114,7 +118,7 @@ class Tokenizer:
         if kind == TokenType.USER_DEFINED:
             return text.encode()
         if kind == TokenType.BYTE:
-            return bytes([int(BYTE_TOKEN.fullmatch(text)[1], 16)])
+            return bytes.fromhex(text[3:5])  # "<0x0A>"
         if kind != TokenType.NORMAL:
             return b""
         if self.vocabulary.model == "llama":
@@ -133,7 +137,11 @@ class Tokenizer:
     @cached_property
     def _special(self) -> list[tuple[str, int, bool]]:
         """(text, id, whether only parse_special reads it), longest text first."""
-        kinds = {TokenType.CONTROL: True, TokenType.UNKNOWN: True, TokenType.USER_DEFINED: False}
+        kinds: dict[int, bool] = {
+            TokenType.CONTROL: True,
+            TokenType.UNKNOWN: True,
+            TokenType.USER_DEFINED: False,
+        }
         special = [
             (token, i, kinds[kind])
             for i, (token, kind) in enumerate(zip(self.vocabulary.tokens, self._types, strict=True))
@@ -144,7 +152,7 @@ class Tokenizer:
     def _split(self, text: str, parse_special: bool) -> list[str | int]:
         """Text cut at special tokens: text parts (never empty) and ids.
 
-        As in llama.cpp a longer token takes precedence over a shorter one wherever it stands, not the leftmost.
+        As in llama.cpp the longest token is cut out first, wherever it stands.
         """
         parts: list[str | int] = [text] if text else []
         for token, token_id, control in self._special:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NoReturn
@@ -122,10 +122,9 @@ class _Reader:
         values = self.metadata.get(KEY + name)
         if values is None:
             self.fail(name, "is missing")
-        values = list(values) if isinstance(values, Iterable) and not isinstance(values, str | bytes) else [None]
-        if not all(isinstance(value, str) for value in values):
+        if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
             self.fail(name, "is not an array of strings")
-        return values
+        return list(values)
 
     def numbers(self, name: str, dtype: type, count: int) -> np.ndarray | None:
         values = self.metadata.get(KEY + name)
@@ -165,7 +164,7 @@ class _Reader:
             return np.full(len(tokens), TokenType.NORMAL, np.int32)
         for i in np.flatnonzero(types == TokenType.BYTE):
             if not BYTE_TOKEN.fullmatch(tokens[i]):
-                self.fail("tokens", f"id {i} is a byte token with text {tokens[i]!r}, expected '<0x00>' to '<0xFF>'")
+                self.fail("tokens", f"id {i}, a byte token, is {tokens[i]!r}, expected '<0x00>' to '<0xFF>'")
         return types
 
     def scores(self, count: int) -> np.ndarray:
@@ -188,5 +187,7 @@ class _Reader:
     def pre_tokenizer(self) -> str:
         pre = self.value("pre", str, "default")
         if pre not in PRE_TOKENIZERS:
-            self.fail("pre", f"is {pre!r}, which is not supported; supported are {', '.join(sorted(PRE_TOKENIZERS))}")
+            self.fail(
+                "pre", f"is {pre!r}, which is unknown; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
+            )
         return pre

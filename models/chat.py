@@ -1,0 +1,100 @@
+"""Chat templates: a list of messages -> the prompt text that a model was trained on.
+
+A template is a Jinja program that comes with the model file, so it is not to be trusted. It runs in jinja2's
+`ImmutableSandboxedEnvironment` inside a process of its own, which ends when it exceeds its time, memory or
+output: no check inside of the process that renders can bound `'x' * 10**10` or nested loops. Starting that
+process takes some 50 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .tokenizer import Tokenizer
+
+_WORKER = Path(__file__).with_name("chat_worker.py")
+
+
+class ChatTemplateError(ValueError):
+    """A chat template that is missing, malformed, refuses the messages or exceeds its limits."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What rendering one prompt may use."""
+
+    seconds: float = 10.0
+    """Wall clock, the process's start included."""
+    characters: int = 4_000_000
+    """Of output."""
+    megabytes: int = 512
+    """Address space of the process; enforced on Linux."""
+
+
+DEFAULT_LIMITS = Limits()
+
+
+def render(
+    source: Tokenizer | str,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool = True,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    **variables: Any,
+) -> str:
+    """The prompt for a conversation; encode it with `parse_special=True, add_special=False`.
+
+    Messages that spell control tokens then contain them: a caller who minds must look for them first.
+
+    source: a tokenizer, whose file brings the template, or a template's text. Take that text from the operator,
+    never from a request. messages: dicts with "role" and "content", plain JSON data; never read as a template.
+    add_generation_prompt: end with the header of the assistant's turn. variables: what else the template reads,
+    such as `tools` or `enable_thinking`, plain JSON data.
+    Raises ChatTemplateError, with the template's own message where it raises one; TypeError or ValueError
+    where messages or variables are not JSON data.
+    """
+    tokens: dict[str, str] = {}
+    if isinstance(source, Tokenizer):
+        template = source.chat_template
+        if template is None:
+            raise ChatTemplateError(f"{source.vocabulary.file}: tokenizer.chat_template: is missing")
+        for name, token in (("bos_token", source.bos_token_id), ("eos_token", source.eos_token_id)):
+            tokens[name] = "" if token is None else source.token(token)
+    elif isinstance(source, str):
+        template = source
+    else:
+        raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer or str")
+    context = {
+        **tokens,
+        **variables,
+        "messages": [dict(message) for message in messages],
+        "add_generation_prompt": add_generation_prompt,
+    }
+    job = {
+        "template": template,
+        "context": context,
+        "characters": limits.characters,
+        "megabytes": limits.megabytes,
+    }
+    return _run(json.dumps(job, allow_nan=False).encode(), limits.seconds)
+
+
+def _run(job: bytes, seconds: float) -> str:
+    command = [sys.executable, "-P", str(_WORKER)]  # -P: the worker's own folder stays off the module path
+    try:
+        done = subprocess.run(command, input=job, capture_output=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        raise ChatTemplateError(f"chat template took longer than {seconds} s") from None
+    if done.returncode:
+        last = done.stderr[-500:].decode(errors="replace").strip()
+        raise ChatTemplateError(f"chat template ended its process with status {done.returncode}: {last}")
+    answer = json.loads(done.stdout)
+    if "error" in answer:
+        raise ChatTemplateError(f"chat template: {answer['error']}")
+    return answer["text"]
