@@ -1,0 +1,108 @@
+"""Compiles jitted functions for a GPU that is not there, and tells what XLA made of them.
+
+JAX's CUDA plugin compiles from a description of the device (targets/*.txtpb, XLA's GpuTargetConfigProto); neither a
+GPU nor the CUDA libraries are needed. XLA does not look into the PTX of custom calls: `ptx_kernels.assemble` does.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from jax_q4k.custom_call import TARGET
+
+from .thunks import CONTAINERS, Array, Thunk, parse_thunks
+
+TARGETS = Path(__file__).with_name("targets")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program: its thunks in launch order, its optimized HLO and the temporary memory it takes."""
+
+    thunks: tuple[Thunk, ...]
+    hlo: str
+    temp_bytes: int
+
+    @property
+    def launches(self) -> list[Thunk]:
+        """What runs on the device: kernels, copies, fills; one CUDA graph node each."""
+        return [t for t in self.thunks if t.kind not in CONTAINERS]
+
+    @property
+    def ptx_launches(self) -> list[Thunk]:
+        """The launches that are PTX kernels of this package."""
+        return [t for t in self.launches if t.instruction and t.instruction.target == TARGET]
+
+    @property
+    def loops(self) -> list[Thunk]:
+        return [t for t in self.thunks if t.kind == "kWhile"]
+
+    def rewrites(self, array: Array) -> list[Thunk]:
+        """Launches other than our kernels that write a whole array of `array`'s type and size, in any shape.
+
+        A copy is one, and so is a fusion that copies. Our kernels that update in place write into the operand.
+        """
+        ours = set(map(id, self.ptx_launches))
+        return [t for t in self.launches if id(t) not in ours and t.instruction and any(
+            (r.dtype, r.elements) == (array.dtype, array.elements) for r in t.instruction.results)]
+
+
+def unavailable() -> str | None:
+    """Why nothing can be compiled for a GPU here, or None."""
+    try:
+        found = importlib.util.find_spec("jax_plugins.xla_cuda13")
+    except ModuleNotFoundError:
+        found = None
+    return None if found else "JAX's CUDA plugin is not installed: pip install 'jax[cuda13-local]'"
+
+
+@functools.cache
+def topology(target: str = "h200") -> Any:
+    """One GPU as `targets/TARGET.txtpb` describes it.
+
+    Raises:
+      RuntimeError: JAX's CUDA plugin is not installed.
+    """
+    if reason := unavailable():
+        raise RuntimeError(reason)
+    return topologies.get_topology_desc(
+        platform="cuda", topology_name="1x1x1", topology="1x1x1",
+        target_config=(TARGETS / f"{target}.txtpb").read_text())
+
+
+def compile_program(function: Any, *args: Any, options: dict[str, Any] | None = None, target: str = "h200") -> Program:
+    """Compiles `function`, a jitted function, for arguments like `args` (arrays or ShapeDtypeStructs, in pytrees).
+
+    Args:
+      options: XLA options beside those that `function` was jitted with.
+      target: the file under targets/ that describes the device.
+
+    Raises:
+      RuntimeError: JAX's CUDA plugin is not installed, or XLA left no dump.
+    """
+    sharding = SingleDeviceSharding(topology(target).devices[0])
+    avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+    lowered = function.trace(*avals).lower(lowering_platforms=("cuda",))
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = lowered.compile(compiler_options={**(options or {}), "xla_dump_to": folder})
+        sequence = _dump(folder, "thunk_sequence_after_thunk_passes", "thunk_sequence")
+        metadata = _dump(folder, "thunk_metadata")
+    hlo = compiled.as_text()
+    return Program(parse_thunks(sequence, metadata, hlo), hlo, compiled.memory_analysis().temp_size_in_bytes)
+
+
+def _dump(folder: str, *parts: str) -> str:
+    """The first part that XLA wrote: it leaves out the sequence after its passes where they changed nothing."""
+    for part in parts:
+        if files := list(Path(folder).glob(f"*.{part}.txt")):
+            return files[0].read_text()
+    raise RuntimeError(f"XLA dumped no {parts[-1]}; a program taken from JAX's persistent cache leaves no dump")

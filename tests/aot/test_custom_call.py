@@ -1,0 +1,129 @@
+"""What XLA makes of our custom calls, on one small kernel written by hand, compiled for an H200 without a GPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks import aot
+from benchmarks.thunks import Array
+from jax_q4k import custom_call
+from ptx_kernels.ptx import Kernel
+from ptx_kernels.ptx.module import Buffer
+from ptx_kernels.ptx.types import f32
+
+pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
+
+SIZE = 256
+ARRAY = Array("f32", (SIZE,))
+AVAL = jax.ShapeDtypeStruct((SIZE,), jnp.float32)
+GRAPHS = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
+    "xla_gpu_graph_min_graph_size": "1",
+}
+
+#: y[i] += x[i], in place.
+ACCUMULATE = Kernel(
+    name="accumulate",
+    text="""\
+.version 7.0
+.target sm_60
+.address_size 64
+.visible .entry accumulate(.param .u64 x, .param .u64 y, .param .u64 y_result)
+{
+  .reg .f32 %f<3>;
+  .reg .b64 %rd<4>;
+  .reg .b32 %r<1>;
+  mov.u32 %r0, %tid.x;
+  mul.wide.u32 %rd0, %r0, 4;
+  ld.param.u64 %rd1, [x];
+  ld.param.u64 %rd2, [y_result];
+  add.u64 %rd1, %rd1, %rd0;
+  add.u64 %rd2, %rd2, %rd0;
+  ld.global.f32 %f0, [%rd1];
+  ld.global.f32 %f1, [%rd2];
+  add.rn.f32 %f2, %f0, %f1;
+  st.global.f32 [%rd2], %f2;
+  ret;
+}
+""",
+    buffers=(Buffer("x", f32, (SIZE,), "in"), Buffer("y", f32, (SIZE,), "inout")),
+    grid=(1, 1, 1),
+    block=(SIZE, 1, 1),
+)
+
+
+def accumulate(x: jax.Array, y: jax.Array) -> jax.Array:
+    return custom_call.launch_ptx(ACCUMULATE, x, y)[0]
+
+
+def loop(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """x and y after up to 100 steps; how many is not known when compiling."""
+
+    def step(carry):
+        i, x, y = carry
+        return i + 1, jnp.sin(x), accumulate(x, y)
+
+    return jax.lax.while_loop(lambda c: (c[0] < 100) & (c[2][0] < 10), step, (0, x, y))[1:]
+
+
+def test_launch_has_the_kernels_name_grid_and_block():
+    program = aot.compile_program(jax.jit(accumulate, donate_argnums=1), AVAL, AVAL)
+    (launch,) = program.ptx_launches
+    assert (launch.name, launch.grid, launch.block, launch.shared_bytes) == (
+        "accumulate", ACCUMULATE.grid, ACCUMULATE.block, 0)
+    assert launch.instruction.results == (ARRAY,)
+
+
+def test_donated_argument_is_updated_in_place():
+    program = aot.compile_program(jax.jit(accumulate, donate_argnums=1), AVAL, AVAL)
+    assert program.launches == program.ptx_launches
+    assert program.rewrites(ARRAY) == []
+
+
+def test_argument_that_is_not_donated_is_copied_and_seen():
+    program = aot.compile_program(jax.jit(accumulate), AVAL, AVAL)
+    (copy,) = program.rewrites(ARRAY)
+    assert copy.kind == "kCopy"
+    (copy,) = program.rewrites(Array("f32", (2, SIZE // 2)))  # the same bytes in another shape
+    assert program.rewrites(Array("f32", (SIZE + 1,))) == program.rewrites(Array("s32", (SIZE,))) == []
+
+
+def test_whole_loop_is_one_cuda_graph_that_updates_in_place():
+    program = aot.compile_program(jax.jit(loop, donate_argnums=(0, 1)), AVAL, AVAL, options=GRAPHS)
+    (while_,) = program.loops
+    assert while_.is_in("kCommandBuffer")
+    assert len(program.ptx_launches) == 1
+    assert all(t.is_in("kWhile") and t.is_in("kCommandBuffer") for t in program.ptx_launches)
+    assert all(t.is_in("kCommandBuffer") for t in program.launches)
+    assert {t.kind for t in program.rewrites(ARRAY)} == {"kCustomKernel"}  # x = sin(x); no copy of y
+
+
+def test_loop_without_the_options_is_driven_by_the_host():
+    program = aot.compile_program(jax.jit(loop, donate_argnums=(0, 1)), AVAL, AVAL)
+    (while_,) = program.loops
+    assert not while_.is_in("kCommandBuffer")
+
+
+def test_options_given_to_jit_are_used():
+    jitted = jax.jit(loop, donate_argnums=(0, 1), compiler_options=GRAPHS)
+    (while_,) = aot.compile_program(jitted, AVAL, AVAL).loops
+    assert while_.is_in("kCommandBuffer")
+
+
+def test_equal_calls_are_merged():
+    def twice(x, y):
+        return jnp.sin(accumulate(x, y)) + jnp.cos(accumulate(x, y))
+
+    assert len(aot.compile_program(jax.jit(twice), AVAL, AVAL).ptx_launches) == 1
+
+
+def test_export_needs_and_takes_the_exception_for_our_target():
+    jitted = jax.jit(accumulate)
+    with pytest.raises(ValueError, match="custom call"):
+        jax.export.export(jitted, platforms=["cuda"])(AVAL, AVAL)
+    exported = jax.export.export(jitted, platforms=["cuda"], disabled_checks=custom_call.EXPORT_CHECKS)(AVAL, AVAL)
+    assert f'name = "{ACCUMULATE.name}"' in exported.mlir_module()
+    program = aot.compile_program(jax.jit(exported.call), AVAL, AVAL)
+    assert [t.name for t in program.ptx_launches] == [ACCUMULATE.name]
