@@ -33,7 +33,7 @@ def entry(key: str | bytes, kind: int, payload: bytes) -> bytes:
     return string(key) + u32(kind) + payload
 
 
-def text_entry(key: str, text: str | bytes) -> bytes:
+def text_entry(key: str | bytes, text: str | bytes) -> bytes:
     return entry(key, Value.STRING, string(text))
 
 
