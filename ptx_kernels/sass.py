@@ -123,7 +123,7 @@ def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
     with tempfile.NamedTemporaryFile(prefix="ptx_kernels-", suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        command = [find_tool("nvdisasm"), "-c", file.name]
+        command = [str(find_tool("nvdisasm")), "-c", file.name]
         return parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
