@@ -22,6 +22,11 @@ EXPORT_CHECKS: Sequence[Any] = (jax.export.DisabledSafetyCheck.custom_call(TARGE
 KernelCall = Callable[..., list[jax.Array]]
 
 
+def ptx_name(dtype: Any) -> str:
+    """The kernel language's name of float32, float16 or bfloat16."""
+    return {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[np.dtype(dtype).name]
+
+
 def _jax_dtype(buffer: Buffer) -> np.dtype:
     return np.dtype(jnp.bfloat16) if buffer.type.name == "bf16" else buffer.type.dtype
 

@@ -7,6 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.kernels import append_kv as append_kernel
+
+from ..custom_call import ptx_name
 from . import checks
 from .op import KernelCall, Op
 
@@ -79,7 +82,11 @@ def kernels(
     slot_mapping: jax.Array,
 ) -> list[jax.Array]:
     """`append_kv` by PTX kernels."""
-    raise NotImplementedError
+    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
+    kernel = append_kernel.append_kv(
+        tokens=k.shape[0], num_pages=num_pages, num_kv_heads=num_kv_heads, page_size=page_size, head_dim=head_dim,
+        dtype=ptx_name(k_pages.dtype))
+    return launch(kernel, k_pages, v_pages, k, v, slot_mapping)
 
 
 def _abstract_eval(k_pages: Any, v_pages: Any, *_: Any) -> list[jax.core.ShapedArray]:

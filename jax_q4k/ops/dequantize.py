@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats
+from ptx_kernels.kernels.decode import decode
 
+from ..custom_call import ptx_name
 from . import checks
 from .op import KernelCall, Op
 
@@ -40,7 +42,8 @@ def reference(*planes: jax.Array, format: str, dtype: Any) -> list[jax.Array]:
 
 def kernels(launch: KernelCall, *planes: jax.Array, format: str, dtype: Any) -> list[jax.Array]:
     """`dequantize` by PTX kernels."""
-    raise NotImplementedError
+    n, blocks, _ = planes[0].shape
+    return launch(decode(format=format, n=n, blocks=blocks, dtype=ptx_name(dtype)), *planes)
 
 
 def _abstract_eval(*planes: Any, format: str, dtype: Any) -> list[jax.core.ShapedArray]:

@@ -9,8 +9,10 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats
+from ptx_kernels.kernels.decode import decode
 
 from ..arrays import QuantizedArray
+from ..custom_call import ptx_name
 from . import checks
 from .op import KernelCall, Op
 
@@ -60,7 +62,9 @@ def kernels(
     launch: KernelCall, ids: jax.Array, *planes: jax.Array, format: str, dtype: Any
 ) -> list[jax.Array]:
     """`embedding` of ids (count,) by PTX kernels."""
-    raise NotImplementedError
+    n, blocks, _ = planes[0].shape
+    kernel = decode(format=format, n=n, blocks=blocks, dtype=ptx_name(dtype), lookups=ids.shape[0])
+    return launch(kernel, *planes, ids)
 
 
 def _nan_outside(ids: jax.Array, vocab: int, rows: jax.Array) -> jax.Array:

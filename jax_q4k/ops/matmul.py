@@ -8,16 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels import formats
+from ptx_kernels import formats, tuning
+from ptx_kernels.kernels import matvec
 
 from ..arrays import QuantizedArray
 from ..implementation import check_choice, current_choice
-from . import checks, quantize_q8_1
+from . import checks, dequantize, quantize_q8_1
 from .op import KernelCall, Op
 
 #: Formats with a kernel that takes int8 activations, and the most rows of activations it takes.
-DOT_FORMATS: tuple[str, ...] = ("Q4_K", "Q6_K")
-MAX_DOT_ROWS = 8
+DOT_FORMATS: tuple[str, ...] = matvec.FORMATS
+MAX_DOT_ROWS = matvec.MAX_ROWS
 
 
 def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: str | None = None) -> jax.Array:
@@ -87,7 +88,15 @@ def kernels(
     launch: KernelCall, x: jax.Array, *planes: jax.Array, format: str, activations: str | None
 ) -> list[jax.Array]:
     """`matmul` of x (m, k) by PTX kernels; `activations` None means q8_1."""
-    raise NotImplementedError
+    m, k = x.shape
+    if activations == "f32" or not takes_q8_1(format, m):
+        (weights,) = dequantize.kernels(launch, *planes, format=format, dtype=jnp.dtype(jnp.float32))
+        return [_dot(x, weights).astype(x.dtype)]
+    n, blocks, _ = planes[0].shape
+    values, scale_sum = quantize_q8_1.kernels(launch, x)
+    kernel = matvec.matvec(format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
+    (y,) = launch(kernel, *planes, values, scale_sum)
+    return [y.astype(x.dtype)]
 
 
 def _dot(x: jax.Array, weights: jax.Array) -> jax.Array:

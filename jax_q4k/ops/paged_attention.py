@@ -9,6 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ptx_kernels import tuning
+from ptx_kernels.kernels import paged_attention as attention_kernel
+
+from ..custom_call import ptx_name
 from . import checks
 from .op import KernelCall, Op
 
@@ -123,7 +127,13 @@ def kernels(
     scale: float,
 ) -> list[jax.Array]:
     """`paged_attention` by PTX kernels."""
-    raise NotImplementedError
+    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
+    batch, num_heads, _ = q.shape
+    kernel = attention_kernel.paged_attention(
+        batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, num_pages=num_pages,
+        page_size=page_size, pages_per_sequence=block_tables.shape[1], scale=scale, dtype=ptx_name(k_pages.dtype),
+        config=tuning.paged_attention(num_heads, num_kv_heads))
+    return launch(kernel, q, k_pages, v_pages, block_tables, context_lens)
 
 
 def _check_values(block_tables: np.ndarray, context_lens: np.ndarray, num_pages: int, page_size: int) -> None:

@@ -7,7 +7,10 @@ its high two in the top bits of s[j] (scale) and s[4 + j] (min).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
+
+from ..ptx import Builder, Value, u32
 
 
 def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
@@ -16,3 +19,38 @@ def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
     scale = xp.concatenate([first & 63, (third & 0xF) | ((first >> 6) << 4)], axis=-1)
     minimum = xp.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
     return scale, minimum
+
+
+class PairReader:
+    """Reads scale and min of a lane's two sub-blocks, 2 * group and 2 * group + 1, from the header's words.
+
+    Which bits they are depends on the lane alone: shifts and masks are found once, and reading is then two
+    shifts and two masks with no select. With `half` given, only the min of sub-block 2 * group + half is read.
+    """
+
+    def __init__(self, k: Builder, group: Value, half: Value | None = None) -> None:
+        upper = group >= 2  # sub-blocks 4 to 7, whose bits are scattered
+        none, two = k.const(u32, 0), k.const(u32, 2)
+        shift = (group & 1) << 4
+        self._shift = shift  # of the third word, for scales
+        self._joined_shift = shift + k.select(upper, two, 0)  # of the first word, for scales
+        self._third_mask = k.select(upper, k.const(u32, 0x0F0F), 0)
+        self._joined_mask = k.select(upper, k.const(u32, 0x3030), 0x3F3F)
+        step = none if half is None else half << 3
+        self._min_shift = shift + step + 4
+        self._min_joined_shift = self._joined_shift + step
+        width = 0xFFFF if half is None else 0xFF
+        self._min_third_mask = self._third_mask & width
+        self._min_joined_mask = self._joined_mask & width
+        self._whole = half is None
+
+    def read(self, words: Sequence[Value]) -> tuple[Value, list[Value]]:
+        """The three u32 of the 12 bytes -> (scales of both sub-blocks in bytes 0 and 1, [mins])."""
+        first, second, third = words
+        scales = ((third >> self._shift) & self._third_mask) | (
+            (first >> self._joined_shift) & self._joined_mask
+        )
+        mins = ((third >> self._min_shift) & self._min_third_mask) | (
+            (second >> self._min_joined_shift) & self._min_joined_mask
+        )
+        return scales, [mins & 0xFF, mins >> 8] if self._whole else [mins]

@@ -6,12 +6,14 @@ high one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..ptx import Builder, Pointer, Value, f16, f32, u32
 from .base import BlockFormat, half, nibbles
+from .unpack import Run, byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -27,3 +29,20 @@ FORMAT = BlockFormat(
     half_fields=("d",),
     weights=_weights,
 )
+
+
+PARTS = 1  # threads that decode a block
+
+
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+    """All 32 weights of a block (see `unpack.Unpack`)."""
+    qs, d = planes
+    scale = d.cast(f16).load().to(f32)
+    words = qs.cast(u32).load(vector=4)
+    return [
+        Run(
+            16 * high,
+            [scale * (v - 8.0) for v in byte_floats(k, [(w >> 4 * high) & 0x0F0F0F0F for w in words])],
+        )
+        for high in range(2)
+    ]

@@ -6,13 +6,17 @@ and weight 64c + 32 + j in its high one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..ptx import Builder, Pointer, Value, Var, f32, s32, u32
 from . import k_scales
 from .base import BlockFormat, half, nibbles
+from .dot import ActivationTile, Words, dp4a_chain
+from .unpack import Run, affine, byte_floats
+from .unpack import half as half_of
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -34,3 +38,103 @@ FORMAT = BlockFormat(
     half_fields=("d", "dmin"),
     weights=_weights,
 )
+
+
+class _Tile(NamedTuple):
+    low: list[Words]  # quants 0..15, one nibble a byte, of sub-block 2 * group
+    high: list[Words]  # 16 times the quants of sub-block 2 * group + 1: its nibbles where they lie
+    scales: tuple[Value, Value]  # 16 * scale of the low sub-block, scale of the high one: s32
+    d: Value  # d / 16
+    minimums: list[Value]  # dmin * min of the sub-blocks whose min term is this lane's, f32
+
+
+class PackedRow:
+    """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group (see `dot.PackedRow`).
+
+    Of 4 lanes each has a whole group and so both of its sub-blocks; of 8 lanes two share a group, and each
+    adds the min term of one sub-block. The min term needs no dot product: the activations' sums are known.
+    """
+
+    lanes = (4, 8)
+    groups = 2
+
+    def __init__(
+        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int
+    ) -> None:
+        self._k = k
+        self._runs = 8 // lanes  # 16-byte runs of nibbles
+        group, self._half = (part, None) if lanes == 4 else (part >> 1, part & 1)
+        words = planes[0].cast(u32)
+        self._row_words = words.shape[1] * 36
+        words = words._with(shape=(words.shape[0], words.shape[1], 36))
+        self._header = words.at(row, block).moving()
+        self._quants = words.at(row, block).at(part * (4 * self._runs)).moving()
+        self.value_base = group * 64 if self._half is None else group * 64 + self._half * 16
+        self.value_offsets = (0, 16, 32, 48) if lanes == 4 else (0, 32)
+        self.group_base = group * 2
+        self._scales = k_scales.PairReader(k, group, self._half)
+
+    def load(self, row: int, block: int) -> tuple[Words, list[Words]]:
+        at = row * self._row_words + block * 36
+        header = self._header.load(at, vector=4)
+        return header, [self._quants.load(at + 4 + 4 * i, vector=4) for i in range(self._runs)]
+
+    def unpack(self, loaded: tuple[Words, list[Words]]) -> _Tile:
+        header, quants = loaded
+        d, dmin = half_of(header[0], 0), half_of(header[0], 1)
+        scales, minimums = self._scales.read(header[1:])
+        return _Tile(
+            [[q & 0x0F0F0F0F for q in run] for run in quants],
+            [[q & 0xF0F0F0F0 for q in run] for run in quants],
+            ((scales & 0xFF) << 4, scales >> 8),
+            d * (1 / 16),
+            [dmin * m.to(f32) for m in minimums],
+        )
+
+    def dot(self, tile: _Tile, x: ActivationTile, total: Var) -> None:
+        k = self._k
+        flat = [word for run in x.words for word in run]
+        middle = len(flat) // 2
+        products = []
+        for quants, words, scale, x_scale in (
+            (tile.low, flat[:middle], tile.scales[0], x.scales[0]),
+            (tile.high, flat[middle:], tile.scales[1], x.scales[1]),
+        ):
+            dot = dp4a_chain(k, [q for run in quants for q in run], words, unsigned=True)
+            products.append(((dot * scale.bits(s32)).to(f32), x_scale))
+        (low, low_scale), (high, high_scale) = products
+        k.accumulate(total, k.fma(high, high_scale, low * low_scale), tile.d)
+        sums = x.sums if self._half is None else [k.select(self._half == 0, x.sums[0], x.sums[1])]
+        for minimum, value in zip(tile.minimums, sums, strict=True):
+            k.accumulate(total, minimum, -value)
+
+    def advance(self, blocks: int) -> None:
+        self._header.advance(36 * blocks)
+        self._quants.advance(36 * blocks)
+
+
+PARTS = 8  # threads that decode a block: 16 bytes of nibbles each
+
+
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value, high_bits: Sequence[Value] | None = None,
+           quants_at: int = 16) -> list[Run]:
+    """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `unpack.Unpack`).
+
+    Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and, as
+    `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in bits 0 to 7.
+    """
+    group, run = part >> 1, part & 1
+    block = planes[0].cast(u32)
+    header = block.load(0, vector=4)
+    words = block.at(part * 4).load(quants_at // 4, vector=4)
+    d, dmin = half_of(header[0], 0), half_of(header[0], 1)
+    scales, minimums = k_scales.PairReader(k, group).read(header[1:])
+    runs = []
+    for s, (scale, minimum) in enumerate(zip((scales & 0xFF, scales >> 8), minimums, strict=True)):
+        quants = [(w >> 4 * s) & 0x0F0F0F0F for w in words]
+        if high_bits is not None:
+            fifth = [((bits >> (group * 2 + s)) & 0x01010101) << 4 for bits in high_bits]
+            quants = [q | h for q, h in zip(quants, fifth, strict=True)]
+        step, low = d * scale.to(f32), dmin * minimum.to(f32)
+        runs.append(Run(group * 64 + run * 16 + 32 * s, affine(byte_floats(k, quants), step, low)))
+    return runs

@@ -6,12 +6,14 @@ weight 16 + j in its high one; bit i of `qh`, a little-endian 32-bit word, is th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from ..ptx import Builder, Pointer, Value, f16, f32, u32
 from .base import BlockFormat, bits, half, nibbles
+from .unpack import Run, byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -29,3 +31,24 @@ FORMAT = BlockFormat(
     half_fields=("d",),
     weights=_weights,
 )
+
+
+PARTS = 1  # threads that decode a block
+
+
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+    """All 32 weights of a block (see `unpack.Unpack`)."""
+    qs, qh, d = planes
+    scale = d.cast(f16).load().to(f32)
+    words = qs.cast(u32).load(vector=4)
+    fifth = qh.cast(u32).load()
+    runs = []
+    for high in range(2):
+        quants = []
+        for i, word in enumerate(words):
+            # bits 4i to 4i + 3 of this half of qh, each to bit 4 of a byte of its own
+            four = (fifth >> (16 * high + 4 * i)) & 0xF
+            spread = (four * 0x00204081) & 0x01010101  # bit j to bit 8j: copies 7 bits apart do not meet
+            quants.append(((word >> 4 * high) & 0x0F0F0F0F) | (spread << 4))
+        runs.append(Run(16 * high, [scale * (v - 16.0) for v in byte_floats(k, quants)]))
+    return runs

@@ -6,13 +6,15 @@ of weight 32s + j.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from . import k_scales
+from ..ptx import Builder, Pointer, Value, u32
+from . import k_scales, q4_k
 from .base import BlockFormat, bits, half, nibbles
+from .unpack import Run
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -35,3 +37,12 @@ FORMAT = BlockFormat(
     half_fields=("d", "dmin"),
     weights=_weights,
 )
+
+
+PARTS = q4_k.PARTS
+
+
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+    """32 weights of a block, the same ones as Q4_K's (see `unpack.Unpack`)."""
+    fifth_bits = planes[0].cast(u32).at((part & 1) * 4).load(4, vector=4)
+    return q4_k.unpack(k, planes, part, high_bits=fifth_bits, quants_at=48)

@@ -1,0 +1,44 @@
+"""Packed bytes to floats in registers: what the block formats' PTX decoders share."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..ptx import Builder, Pointer, Value, f16, f32, s32, u16
+
+Words = Sequence[Value]  # neighbouring u32
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring weights of a block: `values` (f32) from weight `first` (u32, or an int) of the block on."""
+
+    first: Value | int
+    values: Sequence[Value]
+
+
+class Unpack(Protocol):
+    """Decodes one thread's share of a block: `planes` point at the block, `part` is below the format's `parts`."""
+
+    def __call__(self, k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]: ...
+
+
+def half(word: Value, which: int = 0) -> Value:
+    """The f16 in the low (0) or high (1) half of a u32, as f32."""
+    return (word >> 16 if which else word).to(u16).bits(f16).to(f32)
+
+
+def byte_floats(k: Builder, words: Words) -> list[Value]:
+    """The bytes of the words, lowest first, as f32."""
+    return [k.instruction("bfe.u32", word, 8 * i, 8).to(f32) for word in words for i in range(4)]
+
+
+def affine(values: Sequence[Value], scale: Value, offset: Value) -> list[Value]:
+    """scale * v - offset with both roundings, as the NumPy decoders compute it."""
+    return [scale * v - offset for v in values]
+
+
+def signed_byte_floats(k: Builder, words: Words) -> list[Value]:
+    """The bytes of the words as int8, lowest first, as f32."""
+    return [k.instruction("bfe.s32", word.bits(s32), 8 * i, 8).to(f32) for word in words for i in range(4)]

@@ -1,0 +1,54 @@
+"""Packed weights to floats: whole matrices, or the rows of an embedding that are looked up."""
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import formats
+from ..formats import q4_0, q4_k, q5_0, q5_k, q6_k, q8_0
+from ..formats.unpack import Unpack
+from ..ptx import Builder, f32, kernel, s32, u8, u32
+from .vectors import float_type, store_floats
+
+_UNPACK: dict[str, tuple[Unpack, int]] = {
+    module.FORMAT.name: (module.unpack, module.PARTS) for module in (q4_0, q4_k, q5_0, q5_k, q6_k, q8_0)
+}
+FORMATS = tuple(_UNPACK)
+
+
+@dataclass(frozen=True)
+class DecodeConfig:
+    warps: int = 4  # per block
+
+
+@kernel
+def decode(k: Builder, *, format: str, n: int, blocks: int, dtype: str = "f32", lookups: int = 0,
+           config: DecodeConfig = DecodeConfig()) -> None:
+    """y[r] = dequantize(w[r]); with `lookups`, y[t] = dequantize(w[ids[t]]) for as many ids.
+
+    One thread per part of a block: it loads 16 bytes of quants and stores runs of 16 floats. An id outside the
+    n rows gives NaN, as `jax.numpy.take` fills.
+    """
+    layout = formats.get(format)
+    unpack, parts = _UNPACK[format]
+    columns = blocks * layout.block_size
+    planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block)) for p in layout.planes]
+    ids = k.input("ids", s32, (lookups,)) if lookups else None
+    count = lookups or n
+    y = k.output("y", float_type(dtype), (count, columns))
+    threads = 32 * config.warps
+    units = -(-blocks * parts // threads)  # blocks of threads that one row takes
+    k.launch((count * units,), threads)
+
+    out = k.block_id() // units
+    unit = (k.block_id() % units) * threads + k.thread_id
+    block, part = unit // parts, unit % parts
+    with k.when(block < blocks):
+        row = out if ids is None else ids.at(out).load().bits(u32)
+        with k.when(row < n) as known:  # a negative id is a huge u32
+            for run in unpack(k, [plane.at(row, block) for plane in planes], part):
+                store_floats(y.at(out, block * layout.block_size + run.first), run.values)
+        if ids is not None:
+            weights = layout.block_size // parts
+            with known.otherwise():
+                nan = k.const(f32, float("nan"))
+                store_floats(y.at(out, block * layout.block_size + part * weights), [nan] * weights)

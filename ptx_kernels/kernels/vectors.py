@@ -1,0 +1,62 @@
+"""Moving runs of floats between memory and registers, 16 bytes at a time where the type allows."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..ptx import Builder, KernelError, Pointer, Value, bf16, f16, f32, u16, u32
+from ..ptx.types import Type
+
+FLOATS: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": bf16}
+
+
+def float_type(name: str) -> Type:
+    """The storage type called `f32`, `f16` or `bf16`; KernelError for another name."""
+    try:
+        return FLOATS[name]
+    except KeyError:
+        raise KernelError(f"{name!r} must be one of {', '.join(FLOATS)}") from None
+
+
+def unpack_halves(word: Value, type: Type) -> tuple[Value, Value]:
+    """The two 16-bit floats of a u32, low half first, as f32."""
+    if type is bf16:  # a bf16 is the upper half of an f32
+        return (word << 16).bits(f32), (word & 0xFFFF0000).bits(f32)
+    low, high = word.to(u16), (word >> 16).to(u16)
+    return low.bits(type).to(f32), high.bits(type).to(f32)
+
+
+def pack_halves(low: Value, high: Value, type: Type) -> Value:
+    """Two f32, rounded to the 16-bit `type`, in one u32, low half first."""
+    a, b = (x.to(type).bits(u16).to(u32) for x in (low, high))
+    return a | (b << 16)
+
+
+def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> list[Value]:
+    """`count` neighbouring floats as f32 (zeros where `where` is false); the address is aligned to the loads."""
+    if pointer.type is f32:
+        return _load_words(pointer, count, where)
+    words = _load_words(pointer.cast(u32), count // 2, where)
+    return [half for word in words for half in unpack_halves(word, pointer.type)]
+
+
+def _load_words(pointer: Pointer, count: int, where: Value | None) -> list[Value]:
+    vector = 4 if count % 4 == 0 else 2 if count % 2 == 0 else 1
+    if vector == 1:
+        return [pointer.load(i, where=where) for i in range(count)]  # type: ignore[misc]
+    return [v for i in range(0, count, vector) for v in pointer.load(i, vector=vector, where=where)]  # type: ignore[union-attr]
+
+
+def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | None = None) -> None:
+    """Stores f32 values as neighbours of the pointer's type; the address is aligned to the stores."""
+    if pointer.type is not f32:
+        values = [pack_halves(a, b, pointer.type) for a, b in zip(values[::2], values[1::2], strict=True)]
+        pointer = pointer.cast(u32)
+    vector = 4 if len(values) % 4 == 0 else 2 if len(values) % 2 == 0 else 1
+    for i in range(0, len(values), vector):
+        part = tuple(values[i:i + vector])
+        pointer.store(i, part if vector > 1 else part[0], where=where)
+
+
+def bytes_of(k: Builder, word: Value) -> list[Value]:
+    """The four bytes of a u32, lowest first, as u32."""
+    return [k.instruction("bfe.u32", word, 8 * i, 8) for i in range(4)]

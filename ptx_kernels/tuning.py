@@ -1,0 +1,27 @@
+"""Which Config a shape gets. Heuristics live here, not in the kernels."""
+from __future__ import annotations
+
+from .kernels.matvec import MatvecConfig
+from .kernels.paged_attention import PagedAttentionConfig
+
+_WARPS_TO_FILL = 132 * 16  # an H200's multiprocessors, 16 warps each: enough 16-byte loads in flight for its memory
+
+
+def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
+    """Config for n rows of `blocks` super-blocks and m rows of activations.
+
+    Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever
+    enough rows are there to fill the device all the same. Q4_K with one row of activations is limited by loads, so
+    eight lanes share a super-block and read whole lines; with more it is limited by instructions: four lanes.
+    """
+    lanes = 8 if format == "Q4_K" and m == 1 else 4
+    rows = 2 if n >= 2 * _WARPS_TO_FILL // 4 else 1
+    loads = 4 // rows if m == 1 else 1  # super-blocks in flight; many activations fill the registers instead
+    return MatvecConfig(rows_per_warp=rows, lanes_per_block=lanes,
+                        unroll=max(1, min(loads, blocks * lanes // 32)))
+
+
+def paged_attention(num_heads: int, num_kv_heads: int) -> PagedAttentionConfig:
+    """Config for a group of num_heads / num_kv_heads query heads: the whole group in one block, up to eight."""
+    group = num_heads // num_kv_heads
+    return PagedAttentionConfig(queries=min(group, 8), unroll=2 if group <= 4 else 1)
