@@ -117,17 +117,22 @@ def _row(f: Figures) -> tuple[str, ...]:
             f"{per_byte:.2f}" if per_byte else "-", loads, str(f.loads_in_flight or "-"))
 
 
-def table(rows: Sequence[Figures]) -> str:
-    """A plain text table with a legend; one architecture per table."""
-    cells = [_HEADER, *map(_row, rows)]
+def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Columns of text: the first to the left, the others to the right, a rule under the header."""
+    cells = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [row[0].ljust(widths[0]) + "".join(
         "  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)) for row in cells]
+    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
+
+
+def table(rows: Sequence[Figures]) -> str:
+    """A plain text table with a legend; one architecture per table."""
     arch = rows[0].arch if rows else ""
     legend = ("regs: per thread. spill, shared: bytes. occupancy: resident warps (what limits them).",
               "loop: instructions of the hot loop. instr/qB: those per byte of packed quants and lane.",
               "loads: bits of the hot loop's global loads. in flight: most 16-byte loads outstanding a lane.")
-    return "\n".join([f"{arch}: {len(rows)} kernels", lines[0], "-" * len(lines[0]), *lines[1:], "", *legend])
+    return "\n".join([f"{arch}: {len(rows)} kernels", plain_table(_HEADER, map(_row, rows)), "", *legend])
 
 
 def as_dicts(rows: Sequence[Figures]) -> list[dict]:

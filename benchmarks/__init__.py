@@ -1,0 +1,1 @@
+"""One command per question, each printing a table: `python -m benchmarks.NAME`."""

@@ -1,0 +1,87 @@
+"""Random operands for any kernel, chosen by its buffers' names and types: sane scales, ids and pages in
+range."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptx_kernels import formats
+from ptx_kernels.ptx import Buffer, Kernel
+from ptx_kernels.ptx.instructions import f32_to_bf16
+
+
+def random_blocks(format: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Packed blocks as a file holds them, uint8 (*shape, block_bytes): random quants, small positive
+    scales."""
+    block = formats.get(format)
+    raw = rng.integers(0, 256, (*shape, block.block_bytes), np.uint8)
+    for field in block.half_fields:
+        scales = rng.uniform(0.001, 0.01, (*shape, 1)).astype(np.float16)
+        raw[..., block.offset(field) : block.offset(field) + 2] = scales.view(np.uint8)
+    return raw
+
+
+def random_planes(format: str, n: int, blocks: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Planes of a packed (n, blocks * block_size) matrix."""
+    return tuple(map(np.ascontiguousarray, formats.get(format).split(random_blocks(format, (n, blocks), rng))))
+
+
+def _format_of(planes: list[Buffer]) -> str:
+    wanted = [(b.name, b.shape[-1]) for b in planes]
+    for name in formats.names():
+        if [(p.name, p.bytes_per_block) for p in formats.get(name).planes] == wanted:
+            return name
+    raise ValueError(f"no format has the planes {wanted}")
+
+
+def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
+    """One array per operand of `kernel`, in order; bf16 as uint16 bits.
+
+    Integers are what their names mean: `ids` and `slot_mapping` hold a few out of range, `block_tables`
+    sends no two sequences to one page, `context_lens` starts with an empty and a full sequence where there
+    are several.
+    """
+    rng = np.random.default_rng(seed)
+    buffers = {b.name: b for b in kernel.buffers}
+    packed = [b for b in kernel.operands if b.type.name == "u8"]
+    planes: dict[str, np.ndarray] = {}
+    if packed:
+        n, blocks, _ = packed[0].shape
+        arrays = random_planes(_format_of(packed), n, blocks, rng)
+        planes = {b.name: array for b, array in zip(packed, arrays, strict=True)}
+
+    def integers(buffer: Buffer) -> np.ndarray:
+        if buffer.name == "ids":
+            ids = rng.integers(0, packed[0].shape[0], buffer.shape)
+            ids.flat[:2] = (packed[0].shape[0], -1)[: ids.size]
+            return ids if ids.size > 2 else ids * 0
+        if buffer.name == "slot_mapping":
+            pages = buffers["k_pages"].shape
+            slots = rng.permutation(pages[0] * pages[2])[: buffer.shape[0]]
+            if slots.size > 2:
+                slots[:2] = -1, pages[0] * pages[2]
+            return slots
+        if buffer.name == "block_tables":
+            pages = buffers["k_pages"].shape[0]
+            return rng.permutation(np.arange(max(pages, buffer.shape[0] * buffer.shape[1])) % pages)[
+                : buffer.shape[0] * buffer.shape[1]
+            ].reshape(buffer.shape)
+        if buffer.name == "context_lens":
+            capacity = buffers["block_tables"].shape[1] * buffers["k_pages"].shape[2]
+            lengths = rng.integers(1, capacity + 1, buffer.shape)
+            lengths[0] = capacity
+            lengths[1:2] = 0
+            return lengths
+        raise ValueError(f"kernel {kernel.name}: no rule for the integers of {buffer.name}")
+
+    def make(buffer: Buffer) -> np.ndarray:
+        if buffer.name in planes:
+            return planes[buffer.name]
+        if buffer.type.name == "s32":
+            return integers(buffer).astype(np.int32)
+        if buffer.type.name == "s8":
+            return rng.integers(-127, 128, buffer.shape, np.int8)
+        values = rng.standard_normal(buffer.shape, np.float32)
+        return f32_to_bf16(values) if buffer.type.name == "bf16" else values.astype(buffer.type.dtype)
+
+    return [make(buffer) for buffer in kernel.operands]
