@@ -52,10 +52,10 @@ def render(
 
     Messages that spell control tokens then contain them: a caller who minds must look for them first.
 
-    source: a tokenizer, whose file brings the template, or a template's text. Take that text from the operator,
-    never from a request. messages: dicts with "role" and "content", plain JSON data; never read as a template.
-    add_generation_prompt: end with the header of the assistant's turn. variables: what else the template reads,
-    such as `tools` or `enable_thinking`, plain JSON data.
+    source: a tokenizer, whose file brings the template, or a template's text. Take that text from the
+    operator, never from a request. messages: dicts with "role" and "content", plain JSON data; never read as
+    a template. add_generation_prompt: end with the header of the assistant's turn. variables: what else the
+    template reads, such as `tools` or `enable_thinking`, plain JSON data.
     Raises ChatTemplateError, with the template's own message where it raises one; TypeError or ValueError
     where messages or variables are not JSON data.
     """

@@ -47,9 +47,7 @@ def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 
 def environment() -> ImmutableSandboxedEnvironment:
     """What Hugging Face's `apply_chat_template` offers templates, in the sandbox."""
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
+    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
     env.filters["tojson"] = to_json
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)

@@ -28,7 +28,7 @@ class SamplingParams:
     """
 
     temperature: float = _range(0, 100, 0.0)
-    """0 takes the most likely token, whatever the filters; so does anything below 1e-5, where float32 ends."""
+    """0 takes the most likely token, whatever the filters; anything below 1e-5 counts as 0."""
     top_k: int = _range(0, 2**31 - 1, 0)
     """Keep this many of the most likely tokens; 0 keeps all."""
     top_p: float = _range(0, 1, 1.0, open_low=True)
@@ -87,9 +87,7 @@ def mark_seen(seen: jax.Array, tokens: jax.Array) -> jax.Array:
     return seen.at[jnp.arange(seen.shape[0]), tokens].set(True)
 
 
-def sample(
-    logits: jax.Array, key: jax.Array, params: SamplingParams, seen: jax.Array | None = None
-) -> jax.Array:
+def sample(logits: jax.Array, key: jax.Array, params: SamplingParams, seen: jax.Array | None = None) -> jax.Array:
     """Next tokens, int32 (batch,).
 
     logits: float (batch, vocab). key: a random key, a new one for each step; greedy ignores it.

@@ -30,9 +30,7 @@ _CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _words(
-    letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
-) -> str:
+def _words(letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*") -> str:
     r"""The pattern of the tiktoken line (cl100k and its relatives): they differ in `letters` and `digits`."""
     return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}|{symbols}|{_SPACES}"
 

@@ -187,7 +187,5 @@ class _Reader:
     def pre_tokenizer(self) -> str:
         pre = self.value("pre", str, "default")
         if pre not in PRE_TOKENIZERS:
-            self.fail(
-                "pre", f"is {pre!r}, which is unknown; supported are {', '.join(sorted(PRE_TOKENIZERS))}"
-            )
+            self.fail("pre", f"is {pre!r}, which is unknown; supported are {', '.join(sorted(PRE_TOKENIZERS))}")
         return pre

@@ -1,0 +1,383 @@
+"""Tokenizers against llama.cpp's ids, an independent SentencePiece merge, and malformed metadata."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import GOLDEN
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import pre_tokenizers
+
+import jax_q4k as jq
+from jax_q4k.models import tokenizer
+from jax_q4k.models.tokenizer.pretokenizers import PRE_TOKENIZERS, splitter
+
+VOCABULARIES = GOLDEN.parent / "tokenizers"
+NAMES = ("llama-spm", "llama-bpe", "qwen2")
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+
+
+@cache
+def load(name: str) -> tokenizer.Tokenizer:
+    return tokenizer.from_gguf(VOCABULARIES / f"ggml-vocab-{name}.gguf")
+
+
+def golden(name: str) -> list[dict[str, Any]]:
+    return json.loads((VOCABULARIES / f"{name}.json").read_text())
+
+
+def spm_metadata(extra: dict[str, tuple[int, float]] | None = None, **changes: Any) -> dict[str, Any]:
+    """A small SentencePiece vocabulary: unknown, BOS, EOS, 256 bytes, then text -> (type, score)."""
+    tokens = {"<unk>": (UNKNOWN, 0.0), "<s>": (CONTROL, 0.0), "</s>": (CONTROL, 0.0)}
+    tokens |= {f"<0x{byte:02X}>": (BYTE, 0.0) for byte in range(256)} | (extra or {})
+    metadata = {
+        "model": "llama",
+        "tokens": list(tokens),
+        "token_type": np.array([kind for kind, _ in tokens.values()], np.int32),
+        "scores": np.array([score for _, score in tokens.values()], np.float32),
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items() if value is not None}
+
+
+def bpe_metadata(pairs: list[str], special: dict[str, int] | None = None, **changes: Any) -> dict[str, Any]:
+    """A small byte-level vocabulary: the 256 bytes, the merges' results, special text -> type."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merged = list(dict.fromkeys(merge.replace(" ", "") for merge in pairs))
+    special = special or {}
+    tokens = [*alphabet, *merged, *special]
+    types = [NORMAL] * (len(tokens) - len(special)) + list(special.values())
+    metadata = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": pairs, "token_type": np.array(types)}
+    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items() if value is not None}
+
+
+def build(metadata: dict[str, Any]) -> tokenizer.Tokenizer:
+    return tokenizer.from_metadata(metadata, "model.gguf")
+
+
+def texts(t: tokenizer.Tokenizer, ids: list[int]) -> list[str]:
+    return [t.token(i) for i in ids]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_ids(name: str) -> None:
+    t, entries = load(name), golden(name)
+    assert len(entries) == 299
+    for entry in entries:
+        assert t.encode(entry["text"], add_special=False) == entry["ids"], entry["text"]
+        assert t.encode(entry["text"], parse_special=True) == entry["ids_with_special"], entry["text"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decode_inverts_encode(name: str) -> None:
+    t = load(name)
+    for entry in golden(name):
+        assert t.decode(entry["ids"]) == entry["text"]
+        assert t.decode(t.encode(entry["text"])) == entry["text"]
+
+
+def test_prompt_of_the_text_model() -> None:
+    entry = json.loads((GOLDEN / "text-spm.json").read_text())
+    t = tokenizer.from_gguf(GOLDEN / "text-spm.Q4_K_M.gguf")
+    assert t.encode(entry["prompt_text"]) == entry["prompt"]
+    assert texts(t, entry["greedy_f32"]) == entry["greedy_pieces"]
+
+
+def test_facts_of_the_golden_vocabularies() -> None:
+    spm, bpe, qwen = map(load, NAMES)
+    assert (spm.vocab_size, spm.bos_token_id, spm.eos_token_ids) == (32000, 1, (2,))
+    assert (bpe.vocab_size, bpe.bos_token_id) == (128256, 128000)
+    assert texts(bpe, bpe.eos_token_ids) == ["<|end_of_text|>", "<|eot_id|>"]
+    assert qwen.vocab_size == 151936
+    assert {"<|endoftext|>", "<|im_end|>"} <= set(texts(qwen, qwen.eos_token_ids))
+    assert qwen.chat_template.startswith("{% for message in messages %}")
+    assert spm.chat_template is None
+
+
+def merge_by_score(vocabulary: Any, text: str) -> list[int]:
+    """SentencePiece's rule, said plainly: join the best-scored pair, the leftmost of equals, until none is left."""
+    symbols = list(text.replace(" ", "\u2581"))
+    while True:
+        joined = ((i, vocabulary.ids.get(symbols[i] + symbols[i + 1])) for i in range(len(symbols) - 1))
+        pairs = [(vocabulary.scores[token], -i) for i, token in joined if token is not None]
+        if not pairs:
+            break
+        at = -max(pairs)[1]
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+    ids = []
+    for symbol in symbols:
+        known = vocabulary.ids.get(symbol)
+        ids += [vocabulary.ids[f"<0x{byte:02X}>"] for byte in symbol.encode()] if known is None else [known]
+    return ids
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    st.lists(
+        st.sampled_from(["the", "ing", "Quebec", "  ", " ", "\n", "aaaa", "====", "été", "中文", "🙂", "0x1F", "ъё"])
+        | st.text(max_size=5),
+        max_size=12,
+    )
+)
+def test_sentencepiece_against_plain_merging(parts: list[str]) -> None:
+    t, text = load("llama-spm"), "".join(parts)
+    assert t.encode(text, add_special=False) == (merge_by_score(t.vocabulary, " " + text) if text else [])
+
+
+def test_runs_of_spaces_share_a_score() -> None:
+    t = load("llama-spm")
+    for count in range(1, 70):
+        for text in (" " * count, " " * count + "a", "b" + " " * count + "\n"):
+            assert t.encode(text, add_special=False) == merge_by_score(t.vocabulary, " " + text)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(
+    st.lists(st.text("abc▁", min_size=1, max_size=5), unique=True, max_size=30),
+    st.lists(st.text("abcd ", max_size=20), max_size=3),
+    st.randoms(use_true_random=False),
+)
+def test_any_scores_against_plain_merging(words: list[str], samples: list[str], random: Any) -> None:
+    """Vocabularies whose characters need not all be tokens."""
+    ranks = random.sample(range(len(words)), len(words))
+    t = build(spm_metadata({word: (NORMAL, -float(rank)) for word, rank in zip(words, ranks, strict=True)}))
+    for text in samples:
+        want = merge_by_score(t.vocabulary, " " + text) if text else []
+        got = t.encode(text, add_special=False)
+        assert got == want, (text, words)
+
+
+def test_unknown_token_where_bytes_are_missing() -> None:
+    metadata = spm_metadata({"▁": (NORMAL, 0.0), "a": (NORMAL, -1.0)})
+    count = len(metadata["tokenizer.ggml.tokens"])
+    keep = [i for i in range(count) if i != 3 + ord("é".encode()[:1])]
+    for key in ("token_type", "scores"):
+        metadata[f"tokenizer.ggml.{key}"] = metadata[f"tokenizer.ggml.{key}"][keep]
+    tokens = metadata["tokenizer.ggml.tokens"]
+    metadata["tokenizer.ggml.tokens"] = [tokens[i] for i in keep]
+    t = build(metadata)
+    assert texts(t, t.encode("aé", add_special=False)) == ["▁", "a", "<unk>"]
+
+
+def test_merges_follow_their_rank() -> None:
+    t = build(bpe_metadata(["b c", "a b", "ab c"]))
+    assert texts(t, t.encode("abc")) == ["a", "bc"]
+    first_of_equals = build(bpe_metadata(["a b", "b c", "a b"]))
+    assert texts(first_of_equals, first_of_equals.encode("abc")) == ["ab", "c"]
+
+
+def test_ignore_merges_takes_whole_words() -> None:
+    special = {"xyz": NORMAL, "<bos>": CONTROL}
+    ignoring = build(bpe_metadata(["x y"], special, pre="llama-bpe", bos_token_id=257 + 1))
+    assert texts(ignoring, ignoring.encode("xyz", add_special=False)) == ["xyz"]
+    merging = build(bpe_metadata(["x y"], special, pre="qwen2"))
+    assert texts(merging, merging.encode("xyz", add_special=False)) == ["xy", "z"]
+
+
+SPLITS = [
+    ("qwen2", "It's 2024, I'LL go\r\n\n  now!", ["It", "'s", " ", "2", "0", "2", "4", ",", " I", "'LL", " go"]),
+    ("llama-bpe", "It's 20245 x", ["It", "'s", " ", "202", "45", " x"]),
+    ("llama-bpe", "a  b\t\tc", ["a", " ", " b", "\t", "\tc"]),
+    ("gpt-2", "I'LL we'll 123 !?", ["I", "'", "LL", " we", "'ll", " 123", " !?"]),
+    ("smollm", "ab 123!", ["ab", " ", "1", "2", "3", "!"]),
+    ("default", "ab 12345!?", ["ab", " ", "123", "45", "!?"]),
+    ("deepseek-coder", "x=12\ny 中文z", ["x", "=", "1", "2", "\n", "y", " ", "中文", "z"]),
+    ("deepseek-v3", "a.b 1234 中文x", ["a", ".b", " ", "123", "4", " ", "中文", "x"]),
+    ("tekken", "HTTPServer café 12", ["HTTPServer", " café", " ", "1", "2"]),
+    ("tekken", "aB", ["a", "B"]),
+    ("qwen35", "हिन्दी x", ["हिन्दी", " x"]),
+    ("seed-coder", "!\n\nx", ["!", "\n\n", "x"]),
+    ("minicpm5", "12345 x", ["123", "45", " x"]),
+    ("viking", "ab 12, c", ["ab", " ", "1", "2", ",", " c"]),
+]
+
+
+@pytest.mark.parametrize(("pre", "text", "words"), SPLITS)
+def test_words(pre: str, text: str, words: list[str]) -> None:
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    spelled = [byte_level.pre_tokenize_str(word)[0][0] for word in words]
+    got = [word for word, _ in splitter(PRE_TOKENIZERS[pre]).pre_tokenize_str(text)]
+    assert got[: len(spelled)] == spelled
+    assert "".join(got) == byte_level.pre_tokenize_str(text)[0][0]
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+def test_every_pre_tokenizer_loses_nothing(pre: str) -> None:
+    t = build(bpe_metadata(["a b"], {"<bos>": CONTROL}, pre=pre, bos_token_id=257))
+    assert t.vocabulary.add_bos == PRE_TOKENIZERS[pre].add_bos
+    for entry in golden("qwen2")[:60]:
+        assert t.decode(t.encode(entry["text"])) == entry["text"]
+
+
+def test_special_tokens_in_text() -> None:
+    special = {"<|x|>": CONTROL, "<|x|><|y|>": CONTROL, "<tool>": USER_DEFINED, "<|im_end|>": NORMAL}
+    t = build(bpe_metadata(["a b"], special))
+    text = "<tool>ab<|x|>ab<|x|><|y|><|im_end|>"
+    parsed = ["<tool>", "ab", "<|x|>", "ab", "<|x|><|y|>", "<|im_end|>"]
+    assert texts(t, t.encode(text, parse_special=True)) == parsed
+    unparsed = texts(t, t.encode(text))
+    assert unparsed[0] == "<tool>"
+    assert not {"<|x|>", "<|x|><|y|>", "<|im_end|>"} & set(unparsed)
+    assert t.decode(t.encode(text)) == text
+    assert t.decode(t.encode(text, parse_special=True)) == "<tool>abab"
+    assert t.decode(t.encode(text, parse_special=True), skip_special=False) == text
+
+
+def test_longer_special_token_wins_over_one_further_left() -> None:
+    t = build(bpe_metadata([], {"<ab": USER_DEFINED, "abcd": USER_DEFINED}))
+    assert texts(t, t.encode("<abcd")) == ["<", "abcd"]
+
+
+def test_space_prefix() -> None:
+    words = {"▁": (NORMAL, -1.0), "▁a": (NORMAL, 0.0), "a": (NORMAL, -1.0)}
+    t = build(spm_metadata(words))
+    assert texts(t, t.encode("a<s>a", parse_special=True)) == ["<s>", "▁a", "<s>", "▁a"]
+    assert t.decode(t.encode("a", add_special=False)) == "a"
+    assert t.decode(t.encode("a", add_special=False), strip_prefix=False) == " a"
+    without = build(spm_metadata(words, add_space_prefix=False))
+    assert texts(without, without.encode("a a")) == ["<s>", "a", "▁a"]
+    assert without.decode(without.encode(" a")) == " a"
+
+
+@pytest.mark.parametrize(
+    ("metadata", "before", "after"),
+    [
+        (spm_metadata(), ["<s>"], []),
+        (spm_metadata(add_bos_token=False), [], []),
+        (spm_metadata(add_eos_token=True), ["<s>"], ["</s>"]),
+        (bpe_metadata([]), [], []),
+        (bpe_metadata([], {"<b>": CONTROL}, pre="llama-bpe", bos_token_id=256), ["<b>"], []),
+        (bpe_metadata([], {"<b>": CONTROL}, pre="tekken", bos_token_id=256, add_bos_token=False), [], []),
+        (bpe_metadata([], {"<b>": CONTROL}, bos_token_id=256, add_bos_token=True), ["<b>"], []),
+        (bpe_metadata([], {"<e>": CONTROL}, eos_token_id=256, add_eos_token=True), [], ["<e>"]),
+    ],
+)
+def test_bos_and_eos(metadata: dict[str, Any], before: list[str], after: list[str]) -> None:
+    t = build(metadata)
+    plain = t.encode("hi", add_special=False)
+    assert texts(t, t.encode("hi")) == [*before, *texts(t, plain), *after]
+
+
+def test_end_of_generation() -> None:
+    special = {name: CONTROL for name in ("<e>", "<turn>", "<|eot_id|>", "<|file_sep|>", "<|fim_prefix|>")}
+    t = build(bpe_metadata([], special, eos_token_id=256, eot_token_id=257))
+    assert t.eos_token_id == 256
+    assert texts(t, t.eos_token_ids) == ["<e>", "<turn>", "<|eot_id|>", "<|file_sep|>"]
+
+
+def test_streaming_equals_decoding() -> None:
+    for name in NAMES:
+        t = load(name)
+        ids = t.encode("naïve 🙂👩‍👩‍👧 한국어 \x00 <s> " + "मुंबई", parse_special=True)
+        for skip in (True, False):
+            stream = t.stream(skip_special=skip)
+            pieces = [stream.push(i) for i in ids] + [stream.finish()]
+            assert "".join(pieces) == t.decode(ids, skip_special=skip)
+            assert not any("\ufffd" in piece for piece in pieces)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 31999), max_size=8) | st.lists(st.integers(3, 258), max_size=12))
+def test_streaming_of_any_ids(ids: list[int]) -> None:
+    t = load("llama-spm")
+    stream = t.stream(skip_special=False, strip_prefix=False)
+    raw = b"".join(map(t.token_bytes, ids))
+    want = raw.decode(errors="replace")
+    assert "".join(map(stream.push, ids)) + stream.finish() == want
+    assert t.decode(ids, skip_special=False, strip_prefix=False) == want
+
+
+def test_a_character_waits_for_its_last_byte() -> None:
+    t = build(spm_metadata())
+    stream = t.stream()
+    assert [stream.push(3 + byte) for byte in "🙂".encode()] == ["", "", "", "🙂"]
+    stream.push(3 + 0xF0)
+    assert stream.finish() == "\ufffd"
+
+
+def test_unused_and_empty_tokens() -> None:
+    t = build(spm_metadata({"": (NORMAL, -5.0), "gone": (UNUSED, -6.0)}))
+    assert t.token(259) == "[EMPTY_259]"
+    assert t.decode([260]) == ""
+
+
+def test_calls_with_wrong_arguments() -> None:
+    t = build(spm_metadata())
+    with pytest.raises(TypeError, match="text is of type bytes, expected str"):
+        t.encode(b"hi")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="lone surrogate at position 1"):
+        t.encode("a\ud800")
+    for token in (-1, 259):
+        with pytest.raises(ValueError, match=f"token id {token} is outside of the vocabulary, 0 to 258"):
+            t.decode([token])
+    with pytest.raises(TypeError):
+        t.decode([1.5])  # type: ignore[list-item]
+
+
+BAD = [
+    (spm_metadata(model=None), "model", "is missing; supported are 'llama'"),
+    (spm_metadata(model="no_vocab"), "model", "is 'no_vocab'"),
+    (spm_metadata(model=7), "model", "is of type int, expected str"),
+    (spm_metadata(tokens=None), "tokens", "is missing"),
+    (spm_metadata(tokens=[]), "tokens", "is empty"),
+    (spm_metadata(tokens="abc"), "tokens", "is not an array of strings"),
+    (spm_metadata(tokens=["<unk>", "a", "a"]), "tokens", "holds 'a' twice, as ids 1 and 2"),
+    (spm_metadata({"<0xG1>": (BYTE, 0.0)}), "tokens", "id 259, a byte token, is '<0xG1>'"),
+    (spm_metadata(scores=None), "scores", "is missing"),
+    (spm_metadata(scores=np.zeros(7, np.float32)), "scores", "has 7 entries, expected one for each of the 259"),
+    (spm_metadata(scores=np.full(259, np.nan, np.float32)), "scores", "is NaN for id 0"),
+    (spm_metadata(token_type=np.ones(260, np.int32)), "token_type", "has 260 entries"),
+    (spm_metadata(token_type=np.ones(259, np.float32)), "token_type", "is not an array of int32"),
+    (spm_metadata(bos_token_id=259), "bos_token_id", "is 259, expected an id below the vocabulary's size, 259"),
+    (spm_metadata(eos_token_id=-1), "eos_token_id", "is -1"),
+    (spm_metadata(eot_token_id=2**32 - 1), "eot_token_id", "is 4294967295"),
+    (spm_metadata(bos_token_id=True), "bos_token_id", "is of type bool, expected int"),
+    (spm_metadata(add_bos_token=1), "add_bos_token", "is of type int, expected bool"),
+    (bpe_metadata([], pre="nonesuch"), "pre", "is 'nonesuch', which is unknown; supported are a.x-4.0"),
+    (bpe_metadata([], merges=None), "merges", "is missing"),
+    (bpe_metadata(["a b"], merges=["ab"]), "merges", "entry 0 is 'ab', expected two tokens that form a third"),
+    (bpe_metadata(["a b"], merges=["a b", "ab c"]), "merges", "entry 1 is 'ab c'"),
+    (bpe_metadata([], pre="llama-bpe"), "bos_token_id", "is missing, but every text is to have one"),
+    (bpe_metadata([], add_eos_token=True), "eos_token_id", "is missing, but every text is to have one"),
+]
+
+
+@pytest.mark.parametrize(("metadata", "key", "problem"), BAD, ids=lambda value: value if isinstance(value, str) else "")
+def test_bad_metadata(metadata: dict[str, Any], key: str, problem: str) -> None:
+    with pytest.raises(jq.GGUFError) as error:
+        build(metadata)
+    assert str(error.value).startswith(f"model.gguf: tokenizer.ggml.{key}: {problem}")
+
+
+def test_bad_chat_template() -> None:
+    with pytest.raises(jq.GGUFError, match="tokenizer.chat_template: is of type int, expected str"):
+        build(spm_metadata() | {"tokenizer.chat_template": 3})
+
+
+def test_neither_bytes_nor_unknown() -> None:
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": ["<unk>", "a", "b"],
+        "tokenizer.ggml.scores": [0.0, 0.0, 0.0],
+    }
+    assert build(metadata).encode("é", add_special=False) == [0, 0]  # the space, the letter
+    only_words = metadata | {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.scores": [0.0]}
+    with pytest.raises(jq.GGUFError, match="bos_token_id: is missing"):
+        build(only_words)
+
+
+def test_a_model_without_vocabulary() -> None:
+    metadata = jq.gguf.read_header(GOLDEN / "llama-gqa.Q4_K_M.gguf").metadata
+    assert not tokenizer.has_tokenizer(metadata)
+    assert tokenizer.has_tokenizer(spm_metadata())
+    with pytest.raises(jq.GGUFError, match="no_vocab"):
+        tokenizer.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
+
+
+def test_a_token_of_absurd_length() -> None:
+    t = build(spm_metadata({"a" * 1_000_000: (NORMAL, 0.0), "▁": (NORMAL, -1.0)}))
+    assert texts(t, t.encode("aa", add_special=False)) == ["▁", "<0x61>", "<0x61>"]
