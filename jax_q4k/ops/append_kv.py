@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.kernels import append_kv as append_kernel
+from ptx_kernels.kernels.append_kv import append_kv as append_kernel
 
 from ..custom_call import ptx_name
 from . import checks
@@ -83,7 +83,7 @@ def kernels(
 ) -> list[jax.Array]:
     """`append_kv` by PTX kernels."""
     num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
-    kernel = append_kernel.append_kv(
+    kernel = append_kernel(
         tokens=k.shape[0], num_pages=num_pages, num_kv_heads=num_kv_heads, page_size=page_size, head_dim=head_dim,
         dtype=ptx_name(k_pages.dtype))
     return launch(kernel, k_pages, v_pages, k, v, slot_mapping)

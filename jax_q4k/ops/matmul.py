@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats, tuning
-from ptx_kernels.kernels import matvec
+from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, matvec
 
 from ..arrays import QuantizedArray
 from ..implementation import check_choice, current_choice
@@ -17,8 +17,8 @@ from . import checks, dequantize, quantize_q8_1
 from .op import KernelCall, Op
 
 #: Formats with a kernel that takes int8 activations, and the most rows of activations it takes.
-DOT_FORMATS: tuple[str, ...] = matvec.FORMATS
-MAX_DOT_ROWS = matvec.MAX_ROWS
+DOT_FORMATS: tuple[str, ...] = FORMATS
+MAX_DOT_ROWS = MAX_ROWS
 
 
 def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: str | None = None) -> jax.Array:
@@ -94,7 +94,7 @@ def kernels(
         return [_dot(x, weights).astype(x.dtype)]
     n, blocks, _ = planes[0].shape
     values, scale_sum = quantize_q8_1.kernels(launch, x)
-    kernel = matvec.matvec(format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
+    kernel = matvec(format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
     (y,) = launch(kernel, *planes, values, scale_sum)
     return [y.astype(x.dtype)]
 

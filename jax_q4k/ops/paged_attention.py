@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ptx_kernels import tuning
-from ptx_kernels.kernels import paged_attention as attention_kernel
+from ptx_kernels.kernels.paged_attention import paged_attention as attention_kernel
 
 from ..custom_call import ptx_name
 from . import checks
@@ -129,7 +129,7 @@ def kernels(
     """`paged_attention` by PTX kernels."""
     num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
     batch, num_heads, _ = q.shape
-    kernel = attention_kernel.paged_attention(
+    kernel = attention_kernel(
         batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, num_pages=num_pages,
         page_size=page_size, pages_per_sequence=block_tables.shape[1], scale=scale, dtype=ptx_name(k_pages.dtype),
         config=tuning.paged_attention(num_heads, num_kv_heads))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.kernels import quantize_q8_1 as quantize_kernel
+from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1 as quantize_kernel
 
 from ..custom_call import ptx_name
 from . import checks
@@ -64,7 +64,7 @@ def reference(x: jax.Array) -> list[jax.Array]:
 def kernels(launch: KernelCall, x: jax.Array) -> list[jax.Array]:
     """`quantize_q8_1` of x (m, k) by PTX kernels."""
     rows, columns = x.shape
-    return launch(quantize_kernel.quantize_q8_1(rows=rows, columns=columns, dtype=ptx_name(x.dtype)), x)
+    return launch(quantize_kernel(rows=rows, columns=columns, dtype=ptx_name(x.dtype)), x)
 
 
 def _abstract_eval(x: Any) -> list[jax.core.ShapedArray]:

@@ -7,7 +7,8 @@ from typing import Any
 
 from ..ptx import Kernel
 from .append_kv import append_kv
-from .decode import FORMATS as DECODE_FORMATS, decode
+from .decode import FORMATS as DECODE_FORMATS
+from .decode import decode
 from .matvec import MatvecConfig, matvec
 from .paged_attention import PagedAttentionConfig, paged_attention
 from .quantize_q8_1 import quantize_q8_1

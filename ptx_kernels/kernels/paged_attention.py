@@ -4,7 +4,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, pred, s32, u32
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s32, u32
 from .vectors import float_type, load_floats, store_floats
 
 HEAD_DIMS = tuple(range(32, 257, 32))

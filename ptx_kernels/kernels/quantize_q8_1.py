@@ -25,7 +25,7 @@ def quantize_q8_1(k: Builder, *, rows: int, columns: int, dtype: str = "f32",
     its scale NaN or infinite and so every output of that row NaN; other rows are untouched.
     """
     groups = rows * columns // GROUP
-    x = k.input("x", float_type(dtype), (groups, GROUP))
+    x = k.input("x", float_type(dtype), (rows, columns))
     values = k.output("values", s8, (rows, columns))
     scale_sum = k.output("scale_sum", f32, (rows, columns // GROUP, 2))
     threads = 32 * config.warps
@@ -34,7 +34,7 @@ def quantize_q8_1(k: Builder, *, rows: int, columns: int, dtype: str = "f32",
     thread = k.block_id() * threads + k.thread_id
     group, part = thread // _LANES, thread % _LANES
     inside = group < groups
-    mine = load_floats(x.at(group, part * 4), 4, where=inside)  # lanes past the end shuffle zeros
+    mine = load_floats(x.at(0, thread * 4), 4, where=inside)  # lanes past the end shuffle zeros
     amax = k.const(f32, 0.0)
     for value in mine:
         amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))

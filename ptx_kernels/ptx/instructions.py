@@ -39,7 +39,8 @@ class Instruction:
 INSTRUCTIONS: dict[str, Instruction] = {}
 
 
-def _define(opcode: str, result: Type, operands: tuple[Type, ...], meaning: Callable, needs: Version = BASELINE) -> None:
+def _define(opcode: str, result: Type, operands: tuple[Type, ...], meaning: Callable,
+            needs: Version = BASELINE) -> None:
     if opcode in INSTRUCTIONS:
         raise ValueError(f"{opcode} is defined twice")
     INSTRUCTIONS[opcode] = Instruction(opcode, result, operands, meaning, needs)
@@ -115,7 +116,8 @@ def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
     result = np.zeros(np.broadcast(a, selector).shape, np.uint32)
     for i in range(4):
         nibble = (selector >> np.uint32(4 * i)) & np.uint32(0xF)
-        byte = ((both >> (np.uint64(8) * (nibble & np.uint32(7)).astype(np.uint64))) & np.uint64(0xFF)).astype(np.uint32)
+        place = np.uint64(8) * (nibble & np.uint32(7)).astype(np.uint64)
+        byte = ((both >> place) & np.uint64(0xFF)).astype(np.uint32)
         sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
         result |= np.where(nibble & np.uint32(8), sign, byte) << np.uint32(8 * i)
     return result
