@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 
 from .assemble import assemble, assemble_all, kernel_occupancy
 from .ptx import Kernel
-from .sass import disassemble, hot_loop, load_bits
+from .sass import Loop, disassemble, hot_loop, load_bits
 
 #: Bits per weight of the planes that a dot product reads through dp4a; scales and headers don't count.
 QUANT_BITS = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
@@ -19,11 +19,11 @@ class Figures:
 
     Attributes:
       shared_bytes: static and dynamic shared memory per block.
-      loop_instructions: instructions of the hot loop, 0 where the kernel has none.
+      loop_instructions: instructions of the hot loop, 0 where the kernel has none; then the rest is of the whole
+        kernel, which runs each of its instructions once at most.
       mix: the hot loop's instructions by category.
       loads_in_flight: most 16-byte global loads outstanding at once per lane in the hot loop.
-      narrowest_load, widest_load: bits per lane of the hot loop's global loads (of the whole kernel's where
-        it has no loop); None without such loads.
+      narrowest_load, widest_load: bits per lane of the hot loop's global loads; None without such loads.
       instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales) and lane;
         None where the loop has no dp4a on packed weights.
     """
@@ -65,9 +65,9 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "",
     assembly = assemble(kernel.text, arch)
     code = disassemble(assembly.cubin)
     loop = hot_loop(code)
-    body = loop.instructions if loop else code
-    loads = [load_bits(i.opcode) for i in body if i.category.startswith("load global")]
-    dp4a = loop.count("dp4a") if loop else 0
+    body = loop or Loop(code)
+    loads = [load_bits(i.opcode) for i in body.instructions if i.category.startswith("load global")]
+    dp4a = body.count("dp4a")
     fit = kernel_occupancy(kernel, arch)
     x, y, z = kernel.block
     return Figures(
@@ -78,11 +78,10 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "",
         shared_bytes=assembly.shared_bytes + kernel.dynamic_shared_bytes,
         blocks_per_multiprocessor=fit.blocks, occupancy=fit.fraction, occupancy_limit=fit.limit,
         loop_instructions=loop.issued() if loop else 0,
-        loads_in_flight=loop.loads_in_flight() if loop else 0,
+        loads_in_flight=body.loads_in_flight(),
         narrowest_load=min(loads, default=None), widest_load=max(loads, default=None),
-        instructions_per_quant_byte=(
-            loop.issued() / (dp4a * quant_bytes) if loop and dp4a and quant_bytes else None),
-        mix=loop.mix() if loop else {})
+        instructions_per_quant_byte=body.issued() / (dp4a * quant_bytes) if dp4a and quant_bytes else None,
+        mix=body.mix())
 
 
 def _quant_bytes(arguments: dict[str, object]) -> float | None:
@@ -130,8 +129,9 @@ def table(rows: Sequence[Figures]) -> str:
     """A plain text table with a legend; one architecture per table."""
     arch = rows[0].arch if rows else ""
     legend = ("regs: per thread. spill, shared: bytes. occupancy: resident warps (what limits them).",
-              "loop: instructions of the hot loop. instr/qB: those per byte of packed quants and lane.",
-              "loads: bits of the hot loop's global loads. in flight: most 16-byte loads outstanding a lane.")
+              "loop: instructions of the hot loop (-: none, and what follows is of the whole kernel).",
+              "instr/qB: instructions per byte of packed quants and lane. loads: bits of the global loads.",
+              "in flight: most 16-byte loads outstanding per lane.")
     return "\n".join([f"{arch}: {len(rows)} kernels", plain_table(_HEADER, map(_row, rows)), "", *legend])
 
 

@@ -1,0 +1,129 @@
+"""ptxas on every kernel for every architecture, what it reports, and the occupancy that follows."""
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from ptx_kernels import assemble as assemble_module
+from ptx_kernels.assemble import (
+    TARGETS,
+    Assembly,
+    AssemblyError,
+    ToolNotFoundError,
+    assemble,
+    assemble_all,
+    find_tool,
+    occupancy,
+    tool_version,
+)
+from ptx_kernels.kernels import CASES, KERNELS
+
+HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
+ADD_ONE = HEADER + """.visible .entry add_one(.param .u64 p0)
+{
+  .reg .b32 %r<3>;
+  .reg .b64 %rd<3>;
+  .shared .align 16 .b8 kept[256];
+  ld.param.u64 %rd0, [p0];
+  mov.u32 %r0, %tid.x;
+  mul.wide.u32 %rd1, %r0, 4;
+  add.u64 %rd2, %rd0, %rd1;
+  ld.global.u32 %r1, [%rd2];
+  mov.u32 %r2, kept;
+  st.shared.u32 [%r2], %r1;
+  add.u32 %r1, %r1, 1;
+  st.global.u32 [%rd2], %r1;
+  ret;
+}
+"""
+
+
+def test_reports_what_ptxas_says():
+    assembly = assemble(ADD_ONE, "sm_90")
+    assert assembly.arch == "sm_90"
+    assert 4 <= assembly.registers <= 16
+    assert assembly.shared_bytes == 256
+    assert (assembly.spill_store_bytes, assembly.spill_load_bytes, assembly.stack_bytes) == (0, 0, 0)
+    assert assembly.cubin.startswith(b"\x7fELF")
+
+
+def test_reports_spills():
+    count = 64
+    loads = "".join(f"  ld.volatile.global.u32 %r{i}, [%rd0+{4 * i}];\n" for i in range(count))
+    stores = "".join(f"  st.volatile.global.u32 [%rd0+{4 * i}], %r{count - 1 - i};\n" for i in range(count))
+    text = (HEADER + ".visible .entry many(.param .u64 p0)\n.maxnreg 32\n{\n"
+            f"  .reg .b32 %r<{count}>;\n  .reg .b64 %rd<1>;\n  ld.param.u64 %rd0, [p0];\n{loads}{stores}  ret;\n}}\n")
+    assembly = assemble(text, "sm_90")
+    assert assembly.registers <= 32
+    assert assembly.spill_store_bytes > 0 and assembly.spill_load_bytes > 0 and assembly.stack_bytes > 0
+
+
+def test_refusal_names_the_line():
+    with pytest.raises(AssemblyError, match=r"ptxas -arch=sm_80 refused(.|\n)*Unexpected instruction types(.|\n)*"
+                                            r"line 16: add\.x32 %r1, %r1, 1;"):
+        assemble(ADD_ONE.replace("add.u32 %r1", "add.x32 %r1"), "sm_80")
+
+
+def test_two_entries_are_refused():
+    second = ADD_ONE.replace(HEADER, "").replace("add_one", "again")
+    with pytest.raises(AssemblyError, match="expected one entry, found 2"):
+        assemble(ADD_ONE + second, "sm_90")
+
+
+def test_missing_tool_says_what_to_install(monkeypatch):
+    find_tool.cache_clear()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(assemble_module.shutil, "which", lambda name: None)
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+    with pytest.raises(ToolNotFoundError, match="ptxas was not found.*pip install 'nvidia-cuda-nvcc"):
+        find_tool("ptxas")
+    find_tool.cache_clear()
+
+
+def test_tool_version():
+    assert int(tool_version("ptxas").split(".")[0]) >= 12
+
+
+def _assembly(registers: int = 32, shared_bytes: int = 0, arch: str = "sm_90") -> Assembly:
+    return Assembly(arch, registers, 0, 0, 0, shared_bytes, b"")
+
+
+@pytest.mark.parametrize("registers, threads, shared, blocks, limit", [
+    (32, 128, 0, 16, "warps"),
+    (80, 128, 0, 6, "registers"),  # 65536 / 2560 = 25 warps, 24 in fours
+    (255, 256, 0, 1, "registers"),
+    (32, 32, 0, 32, "blocks"),
+    (16, 128, 40 << 10, 5, "shared memory"),  # 228 KB / (40 + 1) KB
+    (65, 1024, 0, 0, "registers"),
+])
+def test_occupancy(registers, threads, shared, blocks, limit):
+    got = occupancy(_assembly(registers), threads, shared)
+    assert (got.blocks, got.limit) == (blocks, limit)
+    assert got.warps == blocks * threads // 32
+    assert got.fraction == got.warps / 64
+
+
+def test_occupancy_refuses_what_cannot_be():
+    with pytest.raises(ValueError, match=r"threads=2048 must be in 1 to 1024"):
+        occupancy(_assembly(), 2048)
+    with pytest.raises(ValueError, match=r"arch='sm_70' must be one of sm_80"):
+        occupancy(_assembly(arch="sm_70"), 128)
+
+
+@pytest.fixture(scope="module")
+def assemblies():
+    """Every case on every target, (text, arch) -> Assembly."""
+    return assemble_all((KERNELS[case.family](**case.arguments).text for case in CASES), TARGETS)
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_every_kernel_assembles_without_spills(case, arch, assemblies):
+    assembly = assemblies[KERNELS[case.family](**case.arguments).text, arch]
+    assert (assembly.spill_store_bytes, assembly.spill_load_bytes, assembly.stack_bytes) == (0, 0, 0)
+
+
+def test_every_family_has_a_case():
+    assert {case.family for case in CASES} == set(KERNELS)
+    assert len({case.label for case in CASES}) == len(CASES)

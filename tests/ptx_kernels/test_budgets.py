@@ -1,0 +1,66 @@
+"""Static budgets: what the machine code of the kernels that decoding spends its time in may cost on an H200.
+
+A multiprocessor can issue 128 lane-instructions a clock and is owed about 18.5 bytes a clock by memory: past six
+instructions per byte a kernel cannot reach the bandwidth, at three it needs half of the issue slots.
+"""
+from __future__ import annotations
+
+import pytest
+
+from ptx_kernels import tuning
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.report import Figures, figures, quant_bytes_per_dp4a
+
+#: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
+SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
+
+
+def measure(format: str, n: int, k: int, m: int) -> Figures:
+    blocks = k // 256
+    kernel = KERNELS["matvec"](
+        format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
+    return figures(kernel, "sm_90", quant_bytes=quant_bytes_per_dp4a(format, m))
+
+
+def quant_loads(found: Figures, format: str, m: int) -> float:
+    """16-byte loads that the hot loop's quants take if each is loaded once."""
+    return found.mix["dp4a"] * quant_bytes_per_dp4a(format, m) / 16
+
+
+@pytest.mark.parametrize("n, k", SHAPES)
+def test_q4_k_one_row(n, k):
+    found = measure("Q4_K", n, k, 1)
+    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 3.5
+    assert found.registers <= 80 and found.spill_bytes == 0
+    assert found.narrowest_load == found.widest_load == 128
+    assert found.loads_in_flight >= 4
+
+
+@pytest.mark.parametrize("n, k", SHAPES)
+def test_q6_k_one_row(n, k):
+    found = measure("Q6_K", n, k, 1)
+    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 4.0
+    assert found.spill_bytes == 0
+    assert found.mix["load global 128"] >= quant_loads(found, "Q6_K", 1)
+
+
+@pytest.mark.parametrize("n, k", SHAPES)
+def test_q4_k_four_rows(n, k):
+    found = measure("Q4_K", n, k, 4)
+    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 6.0
+    assert found.spill_bytes == 0
+    assert found.mix["load global 128"] >= quant_loads(found, "Q4_K", 4)
+
+
+@pytest.mark.parametrize("dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4)])
+def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
+    """K and V of two tokens at once, or one, by 16-byte loads; only page ids are narrower."""
+    kernel = KERNELS["paged_attention"](
+        batch=1, num_heads=group * 8, num_kv_heads=8, head_dim=128, num_pages=1024, page_size=16,
+        pages_per_sequence=256, scale=128**-0.5, dtype=dtype, config=tuning.paged_attention(group * 8, 8))
+    found = figures(kernel, "sm_90")
+    loads = {category: count for category, count in found.mix.items() if category.startswith("load")}
+    assert set(loads) == {"load global 128", "load global 32"}
+    tokens = loads["load global 32"]  # one page id each
+    assert loads["load global 128"] == 2 * tokens
+    assert found.spill_bytes == 0

@@ -1,0 +1,97 @@
+"""`python -m ptx_kernels`, and what importing the package pulls in."""
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ptx_kernels import __main__ as cli
+from ptx_kernels.kernels import CASES, KERNELS
+
+ROOT = Path(__file__).parents[2]
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def options(case) -> list[str]:
+    """The command line that builds `case`: its arguments, a Config's fields flattened."""
+    found: list[str] = []
+    for name, (_, default, owner) in cli._options(KERNELS[case.family]).items():
+        if owner is None:
+            value = case.arguments.get(name, default)
+        else:
+            value = getattr(case.arguments[owner], name) if owner in case.arguments else default
+        if value is not None:
+            found += [f"--{name.replace('_', '-')}", str(value)]
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_emit_writes_the_text_of_any_case(case, capsys):
+    assert cli.main(["emit", case.family, *options(case)]) == 0
+    assert capsys.readouterr().out == KERNELS[case.family](**case.arguments).text
+
+
+def test_emit_to_a_file(tmp_path):
+    case = CASES[0]
+    path = tmp_path / "kernel.ptx"
+    done = python("-m", "ptx_kernels", "emit", case.family, *options(case), "-o", str(path))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert path.read_text() == KERNELS[case.family](**case.arguments).text
+
+
+def test_emit_errors_are_clear(capsys):
+    case = CASES[0]
+    for arguments, message in [
+        (["emit", "matmul"], "invalid choice: 'matmul'"),
+        (["emit", case.family], "the following arguments are required: --"),
+        (["emit", case.family, *options(case), "--depth", "3"], "unrecognized arguments: --depth 3"),
+        (["report", "--arch", "sm_70"], "invalid choice: 'sm_70'"),
+        ([], "the following arguments are required: COMMAND"),
+    ]:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err
+
+
+def test_emit_reports_what_the_kernel_refuses(capsys):
+    case = next(case for case in CASES if case.family == "matvec")
+    arguments = options(case)
+    arguments[arguments.index("--m") + 1] = "99"
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["emit", "matvec", *arguments])
+    assert stopped.value.code == 2
+    assert "matvec: " in (error := capsys.readouterr().err) and "m=99" in error
+
+
+def test_report_prints_a_table(capsys):
+    family = "quantize_q8_1"
+    assert cli.main(["report", "--family", family, "--arch", "sm_80"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    labels = [case.label for case in CASES if case.family == family]
+    assert lines[0].startswith("ptxas ") and f"sm_80: {len(labels)} kernels" in lines[0]
+    assert lines[1].split()[:4] == ["kernel", "threads", "regs", "spill"]
+    assert [line[:len(label)] for line, label in zip(lines[3:], labels, strict=False)] == labels
+
+
+def test_report_as_json(capsys):
+    assert cli.main(["report", "--family", "matvec", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["ptxas"]
+    assert [kernel["label"] for kernel in found["kernels"]] == [c.label for c in CASES if c.family == "matvec"]
+    assert all(kernel["registers"] > 0 and kernel["mix"]["dp4a"] > 0 for kernel in found["kernels"])
+
+
+def test_needs_numpy_only():
+    """The kernels are usable from any framework: nothing here may import JAX or a CUDA package."""
+    done = python("-c", "import sys, ptx_kernels, ptx_kernels.kernels, ptx_kernels.simulator, ptx_kernels.formats\n"
+                        "import ptx_kernels.assemble, ptx_kernels.sass, ptx_kernels.driver, ptx_kernels.__main__\n"
+                        "print(sorted({name.split('.')[0] for name in sys.modules} & "
+                        "{'jax', 'jaxlib', 'cuda', 'nvidia', 'flax', 'rich', 'ml_dtypes', 'gguf'}))")
+    assert done.stdout == "[]\n", done.stderr

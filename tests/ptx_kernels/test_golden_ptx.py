@@ -1,0 +1,40 @@
+"""One kernel's text per family under review: `pytest --update-golden` rewrites them, the diff is read like code."""
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ptx_kernels.kernels import CASES, KERNELS
+
+GOLDEN = Path(__file__).parent.parent / "data" / "ptx"
+FIRST = {case.family: case for case in reversed(CASES)}  # each family's first case
+
+
+@pytest.mark.parametrize("family", sorted(KERNELS))
+def test_text_is_the_reviewed_one(family, update_golden):
+    case = FIRST[family]
+    path = GOLDEN / f"{family}.ptx"
+    text = KERNELS[family](**case.arguments).text
+    if update_golden:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.exists(), f"{path.name} is missing: run pytest --update-golden and review it"
+    assert text == path.read_text(), f"{case.label} changed: run pytest --update-golden and review the difference"
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.glob("*.ptx")} == set(KERNELS)
+
+
+def test_text_does_not_depend_on_the_process():
+    """XLA's compilation cache is keyed by the text, so hash seeds must not show in it."""
+    script = ("import hashlib; from ptx_kernels.kernels import CASES, KERNELS\n"
+              "print(hashlib.sha256(''.join(KERNELS[c.family](**c.arguments).text for c in CASES).encode())"
+              ".hexdigest())")
+    digests = {subprocess.run([sys.executable, "-c", script], env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+                              cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True).stdout
+               for seed in ("1", "2")}
+    assert len(digests) == 1
