@@ -1,0 +1,108 @@
+"""Every kernel family on the GPU, launched without JAX, against the simulator running the same PTX text."""
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import nmse
+
+from benchmarks.operands import random_operands
+from ptx_kernels import driver, simulator, tuning
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.decode import FORMATS as DECODE_FORMATS
+from ptx_kernels.kernels.matvec import FORMATS as DOT_FORMATS
+from ptx_kernels.ptx import Kernel
+from ptx_kernels.ptx.instructions import bf16_to_f32
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    with driver.Device() as device:
+        yield device
+
+
+def matvec(format: str, n: int, blocks: int, m: int) -> tuple[str, dict[str, Any]]:
+    return "matvec", dict(format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
+
+
+def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
+    return "decode", dict(format=format, n=37, blocks=6, dtype=dtype, lookups=lookups)
+
+
+def attention(dtype: str, head_dim: int, group: int) -> tuple[str, dict[str, Any]]:
+    return "paged_attention", dict(
+        batch=3, num_heads=2 * group, num_kv_heads=2, head_dim=head_dim, num_pages=40, page_size=16,
+        pages_per_sequence=12, scale=head_dim**-0.5, dtype=dtype, config=tuning.paged_attention(2 * group, 2))
+
+
+#: Ragged shapes: rows that fill no block, super-blocks that fill no round, a sequence of length 0.
+SHAPES = [
+    *(("quantize_q8_1", dict(rows=rows, columns=672, dtype=dtype))
+      for rows, dtype in ((1, "f32"), (5, "bf16"), (3, "f16"))),
+    *(matvec(format, n, blocks, m) for format in DOT_FORMATS for m in range(1, 9)
+      for n, blocks in ((33, 3), (1030, 21))),
+    *(decode(format, dtype, lookups) for format in DECODE_FORMATS
+      for dtype, lookups in (("f32", 0), ("bf16", 0), ("f16", 0), ("f32", 9))),
+    *(("append_kv", dict(tokens=11, num_pages=9, num_kv_heads=3, page_size=16, head_dim=96, dtype=dtype))
+      for dtype in ("f32", "bf16", "f16")),
+    *(attention(dtype, head_dim, 4) for dtype in ("f32", "bf16", "f16") for head_dim in (32, 96, 128, 256)),
+    *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
+]
+
+
+def label(shape: tuple[str, dict[str, Any]]) -> str:
+    family, arguments = shape
+    values = (str(value) for name, value in arguments.items() if name not in ("config", "scale"))
+    return "-".join((family, *values))
+
+
+def values_of(kernel: Kernel, results: tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    return [bf16_to_f32(r) if b.type.name == "bf16" else r for r, b in zip(results, kernel.results, strict=True)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=label)
+def test_gpu_agrees_with_the_simulator(shape, gpu):
+    """Bit for bit, as every rounding is explicit; attention's `ex2.approx` is the one exception."""
+    family, arguments = shape
+    kernel = KERNELS[family](**arguments)
+    for seed in (0, 1):
+        operands = random_operands(kernel, seed)
+        got = values_of(kernel, gpu.run(kernel, *operands))
+        want = values_of(kernel, simulator.run(kernel, *operands))
+        for result, expected in zip(got, want, strict=True):
+            if family == "paged_attention":
+                assert nmse(result, expected) <= 1e-10
+            else:
+                np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("shape", [matvec("Q4_K", 4096, 16, 1), attention("bf16", 128, 4)], ids=label)
+def test_runs_repeat_to_the_bit(shape, gpu):
+    """A result that moves between runs of one input is a race."""
+    family, arguments = shape
+    kernel = KERNELS[family](**arguments)
+    operands = random_operands(kernel)
+    first = gpu.run(kernel, *operands)
+    for _ in range(20):
+        for again, before in zip(gpu.run(kernel, *operands), first, strict=True):
+            np.testing.assert_array_equal(again, before)
+
+
+def test_facts_are_plausible(gpu):
+    facts = gpu.facts
+    assert facts.name and facts.arch.startswith("sm_")
+    assert 1 <= facts.multiprocessors <= 1024
+    assert 1 << 20 <= facts.l2_bytes < facts.memory_bytes
+
+
+def test_timing_scales_with_the_work(gpu):
+    """Eight times the rows take more than twice the time: the clock measures the device, not the launch."""
+    medians = []
+    for n in (16384, 131072):
+        kernel = KERNELS["matvec"](**matvec("Q4_K", n, 16, 1)[1])
+        with gpu.scope():
+            medians.append(gpu.time([(kernel, gpu.place(kernel, random_operands(kernel)))]).median)
+    assert medians[1] > 2 * medians[0] > 0

@@ -1,0 +1,178 @@
+"""Every operation by PTX kernels on the GPU against plain JAX on the same device."""
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+from helpers import nmse
+
+from benchmarks.operands import random_blocks
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCE = 1e-6
+FORMATS = ("Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+DTYPES = ("float32", "bfloat16", "float16")
+#: A result of 8 or 11 bits of mantissa is rounded once more on one side of a tie than on the other.
+ROUNDED = {"float32": TOLERANCE, "bfloat16": 2e-5, "float16": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def jq() -> types.ModuleType:
+    import jax_q4k
+
+    return jax_q4k
+
+
+def weights(jq, format: str, n: int, k: int, seed: int = 0):
+    from ptx_kernels import formats
+
+    raw = random_blocks(format, (n, k // formats.get(format).block_size), np.random.default_rng(seed))
+    return jq.QuantizedArray.from_gguf_bytes(raw.tobytes(), format, (n, k))
+
+
+def activations(shape: tuple[int, ...], dtype: str = "float32", seed: int = 1):
+    import jax.numpy as jnp
+
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32)).astype(dtype)
+
+
+def both(function, *arguments, **options):
+    """The function's results by PTX, jitted, and by plain JAX; float32 NumPy arrays."""
+    import jax
+
+    def run(implementation: str):
+        jitted = jax.jit(lambda *args: function(*args, implementation=implementation, **options))
+        leaves = jax.tree.leaves(jitted(*arguments))
+        assert {d.platform for leaf in leaves for d in leaf.devices()} == {"gpu"}
+        return [np.asarray(leaf.astype("float32")) for leaf in leaves]
+
+    return run("ptx"), run("xla")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("m", [1, 2, 3, 4, 5, 6, 7, 8, 9, 33])
+def test_matmul(jq, format, m):
+    w, x = weights(jq, format, 200, 768), activations((m, 768))
+    for mode in ("q8_1", "f32"):
+        (got,), (want,) = both(jq.matmul, x, w, activations=mode)
+        assert got.shape == (m, 200)
+        assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("n, k", [(4096, 4096), (4096, 14336), (1, 256), (31, 2304)])
+def test_matmul_shapes(jq, format, n, k):
+    (got,), (want,) = both(jq.matmul, activations((1, k)), weights(jq, format, n, k), activations="q8_1")
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_matmul_dtypes(jq, dtype):
+    (got,), (want,) = both(jq.matmul, activations((2, 512), dtype), weights(jq, "Q4_K", 96, 512), activations="q8_1")
+    assert nmse(got, want) <= ROUNDED[dtype]
+
+
+def test_a_nan_reaches_its_row_only(jq):
+    import jax.numpy as jnp
+
+    w, x = weights(jq, "Q4_K", 64, 512), activations((3, 512))
+    x = x.at[1, 7].set(jnp.nan)
+    (got,), _ = both(jq.matmul, x, w, activations="q8_1")
+    assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 4096), (7, 96)])
+def test_quantize_q8_1(jq, shape, dtype):
+    (values, scale_sum), (want_values, want_scale_sum) = both(jq.quantize_q8_1, activations(shape, dtype))
+    # a last-bit difference in x * (127 / amax) may move a tie to the neighbour, no further
+    assert np.abs(values - want_values).max() <= 1 and np.mean(values != want_values) <= 1e-3
+    assert nmse(scale_sum[..., 0], want_scale_sum[..., 0]) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("format", FORMATS)
+def test_dequantize(jq, format, dtype):
+    (got,), (want,) = both(jq.dequantize, weights(jq, format, 40, 1024), dtype=dtype)
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_embedding(jq, format):
+    import jax.numpy as jnp
+
+    ids = jnp.array([[3, 0, 99], [100, -1, 50]])
+    (got,), (want,) = both(jq.embedding, ids, weights(jq, format, 100, 768))
+    np.testing.assert_array_equal(got, want)
+    assert np.isnan(got[1, :2]).all() and np.isfinite(got[0]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_append_kv(jq, dtype):
+    import jax.numpy as jnp
+
+    pages = (20, 2, 16, 96)
+    k_pages, v_pages = activations(pages, dtype, 1), activations(pages, dtype, 2)
+    k, v = activations((5, 2, 96), seed=3), activations((5, 2, 96), seed=4)
+    slots = jnp.array([0, 319, -1, 17, 200])
+    got, want = both(jq.append_kv, k_pages, v_pages, k, v, slots)
+    for result, expected in zip(got, want, strict=True):
+        np.testing.assert_array_equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", range(32, 257, 32))
+def test_paged_attention_head_dims(jq, dtype, head_dim):
+    check_attention(jq, dtype, head_dim, num_heads=8, num_kv_heads=2)
+
+
+@pytest.mark.parametrize("num_heads, num_kv_heads", [(4, 4), (6, 2), (14, 2), (18, 2), (32, 8)])
+def test_paged_attention_groups(jq, num_heads, num_kv_heads):
+    check_attention(jq, "bfloat16", 128, num_heads, num_kv_heads)
+
+
+def check_attention(jq, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int) -> None:
+    """Lengths 0, 1, a full table and one in the middle; unused pages and the tail of used ones are poisoned."""
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(0)
+    page_size, per_sequence, num_pages = 16, 9, 48
+    lengths = np.array([0, 1, per_sequence * page_size, 77])
+    tables = rng.permutation(num_pages)[: 4 * per_sequence].reshape(4, per_sequence)
+    pages = np.full((2, num_pages, num_kv_heads, page_size, head_dim), np.nan, np.float32)
+    for sequence, length in enumerate(lengths):
+        for token in range(length):
+            page = tables[sequence, token // page_size]
+            pages[:, page, :, token % page_size] = rng.standard_normal((2, num_kv_heads, head_dim))
+    k_pages, v_pages = (jnp.asarray(p).astype(dtype) for p in pages)
+    q = activations((4, num_heads, head_dim))
+    (got,), (want,) = both(jq.paged_attention, q, k_pages, v_pages, jnp.asarray(tables), jnp.asarray(lengths))
+    assert not got[0].any()
+    assert nmse(got, want) <= TOLERANCE
+
+
+def test_pages_are_updated_in_place_inside_a_loop(jq):
+    """64 tokens appended one by one in a `while_loop` with donated pages, then attended to."""
+    import jax
+    import jax.numpy as jnp
+
+    k = activations((64, 2, 64), seed=5)
+    tables, q = jnp.arange(4)[None], activations((1, 4, 64))
+
+    def run(implementation: str):
+        def step(state):
+            i, k_pages, v_pages = state
+            new = jax.lax.dynamic_slice_in_dim(k, i, 1)
+            return i + 1, *jq.append_kv(k_pages, v_pages, new, -new, i[None], implementation=implementation)
+
+        @jax.jit
+        def program(k_pages, v_pages):
+            _, k_pages, v_pages = jax.lax.while_loop(lambda s: s[0] < 64, step, (jnp.int32(0), k_pages, v_pages))
+            return jq.paged_attention(q, k_pages, v_pages, tables, jnp.array([64]), implementation=implementation)
+
+        empty = jnp.full((4, 2, 16, 64), jnp.nan)
+        return np.asarray(program(empty, empty))
+
+    assert nmse(run("ptx"), run("xla")) <= TOLERANCE
