@@ -1,0 +1,75 @@
+"""float64 oracles of the kernels, and adversarial operands."""
+from __future__ import annotations
+
+import numpy as np
+
+from ptx_kernels import formats
+from ptx_kernels.ptx.instructions import bf16_to_f32, f32_to_bf16
+
+
+def random_planes(rng: np.random.Generator, format: str, n: int, blocks: int, *, kind: str = "random"
+                  ) -> tuple[np.ndarray, ...]:
+    """Packed (n, blocks * block_size) weights.
+
+    `random`: all bits of quants and sub-block scales random, f16 scales of one magnitude. `extreme`: f16 scales from
+    subnormal to large, both signs. `zero` and `full`: every bit of quants and sub-block scales clear or set.
+    """
+    block = formats.get(format)
+    raw = rng.integers(0, 256, (n, blocks, block.block_bytes), np.uint8)
+    if kind in ("zero", "full"):
+        raw[...] = 0 if kind == "zero" else 255
+    for field in block.half_fields:
+        scale = rng.uniform(0.5, 1.5, (n, blocks)) * 2.0**-8
+        if kind == "extreme":
+            scale = rng.choice([6e-8, 3e-6, 1e-3, 1.0, -1.0, -6e-8], (n, blocks))
+        raw[..., block.offset(field):block.offset(field) + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+    return tuple(np.ascontiguousarray(p) for p in block.split(raw))
+
+
+def weights(format: str, planes: tuple[np.ndarray, ...]) -> np.ndarray:
+    """The packed weights, float64 (n, k)."""
+    return formats.get(format).decode(planes).astype(np.float64)
+
+
+def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 (m, k) -> int8 values (m, k) and (scale, scale * sum) float32 (m, k / 32, 2): q8_1 groups of 32."""
+    groups = x.reshape(x.shape[0], -1, 32)
+    amax = np.abs(groups).max(-1)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(amax == 0, np.float32(0), np.float32(127) / amax)
+    values = np.clip(np.rint(groups * inverse[..., None]), -127, 127).astype(np.int8)
+    scale = amax * np.float32(1 / 127)
+    total = values.sum(-1, dtype=np.int32).astype(np.float32)
+    return values.reshape(x.shape), np.stack([scale, scale * total], -1)
+
+
+def attention(q: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray, block_tables: np.ndarray,
+              context_lens: np.ndarray, scale: float) -> np.ndarray:
+    """Token by token in float64: (batch, heads, head_dim)."""
+    batch, heads, _ = q.shape
+    num_pages, kv_heads, page_size, _ = k_pages.shape
+    out = np.zeros(q.shape)
+    for b in range(batch):
+        length = min(max(int(context_lens[b]), 0), block_tables.shape[1] * page_size)
+        places = [(block_tables[b, t // page_size], t % page_size) for t in range(length)]
+        places = [(page, slot) for page, slot in places if 0 <= page < num_pages]
+        if not places:
+            continue
+        for h in range(heads):
+            g = h // (heads // kv_heads)
+            keys = np.stack([k_pages[page, g, slot] for page, slot in places]).astype(np.float64)
+            values = np.stack([v_pages[page, g, slot] for page, slot in places]).astype(np.float64)
+            scores = keys @ q[b, h].astype(np.float64) * scale
+            p = np.exp(scores - scores.max())
+            out[b, h] = p @ values / p.sum()
+    return out
+
+
+def stored(x: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 -> what a buffer of the kernel type `f32`, `f16` or `bf16` (as bits) holds."""
+    return {"f32": lambda: x, "f16": lambda: x.astype(np.float16), "bf16": lambda: f32_to_bf16(x)}[dtype]()
+
+
+def loaded(x: np.ndarray, dtype: str) -> np.ndarray:
+    """The inverse of `stored`, float32."""
+    return bf16_to_f32(x) if dtype == "bf16" else x.astype(np.float32)

@@ -1,0 +1,161 @@
+"""The kernel language: what it writes, and what it refuses while a kernel is built."""
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ptx_kernels import simulator
+from ptx_kernels.ptx import Builder, KernelError, f16, f32, kernel, pred, s32, u32, u64
+
+
+def build(body, *, out_type=u32):
+    """A one-warp kernel whose `body(k)` gives each lane's u32."""
+    @kernel
+    def one(k: Builder) -> None:
+        out = k.output("out", out_type, (32,))
+        k.launch((1,), 32)
+        out.store(k.lane_id, body(k))
+
+    return one()
+
+
+def lanes(body, **options) -> np.ndarray:
+    return simulator.run(build(body, **options))[0]
+
+
+LANE = np.arange(32, dtype=np.uint32)
+
+
+def test_arithmetic() -> None:
+    np.testing.assert_array_equal(lanes(lambda k: (k.lane_id * 3 + 7) % 5 + k.lane_id // 3), (LANE * 3 + 7) % 5 + LANE // 3)
+    np.testing.assert_array_equal(lanes(lambda k: (k.lane_id << 2 ^ 0xF0) & ~k.lane_id | 1), (LANE << 2 ^ 0xF0) & ~LANE | 1)
+    np.testing.assert_array_equal(lanes(lambda k: (5 - k.lane_id.to(f32)) / 3.0, out_type=f32),
+                                  (5 - LANE.astype(np.float32)) / np.float32(3))
+
+
+def test_division_and_remainder_by_powers_of_two_are_shifts_and_masks() -> None:
+    text = build(lambda k: k.lane_id // 8 + k.lane_id % 8).text
+    assert "div" not in text and "rem" not in text
+
+
+def test_when_and_otherwise() -> None:
+    def body(k: Builder):
+        x = k.var(u32, 0)
+        with k.when(k.lane_id < 10) as small:
+            x += 1
+            with k.when(k.lane_id >= 5):
+                x += 10
+        with small.otherwise():
+            x.set(k.lane_id)
+        return x
+
+    np.testing.assert_array_equal(lanes(body), np.where(LANE < 10, 1 + 10 * (LANE >= 5), LANE))
+
+
+def test_loop_counts_differ_by_lane() -> None:
+    def body(k: Builder):
+        total = k.var(u32, 0)
+        with k.loop(1, k.lane_id, 2) as i:
+            total += i
+        return total
+
+    np.testing.assert_array_equal(lanes(body), [sum(range(1, n, 2)) for n in range(32)])
+
+
+def test_reductions_reach_every_lane() -> None:
+    np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id)), np.full(32, 496))
+    np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id, lanes=8)), LANE.reshape(4, 8).sum(1).repeat(8))
+    np.testing.assert_array_equal(lanes(lambda k: k.warp_max(k.lane_id, lanes=4, stride=8)), LANE % 8 + 24)
+
+
+def test_text_is_deterministic_and_declares_no_more_than_it_needs() -> None:
+    def body(k: Builder):
+        return k.lane_id + 1
+
+    assert build(body).text == build(body).text
+    assert build(body).text.startswith(".version 7.0\n.target sm_61\n")
+    assert ".target sm_80" in build(lambda k: k.instruction("max.NaN.f32", k.const(f32, 1.0), k.const(f32, 2.0)).bits(u32)).text
+
+
+def refuse(body, message: str) -> None:
+    with pytest.raises(KernelError, match=message) as caught:
+        build(body)
+    assert "test_language.py:" in str(caught.value)  # the line of the kernel, not of the language
+
+
+def test_a_value_is_no_python_truth() -> None:
+    def body(k: Builder):
+        return k.lane_id if k.lane_id == 0 else k.lane_id + 1
+
+    refuse(body, "no truth value .* use k.when")
+
+
+def test_a_value_cannot_be_updated() -> None:
+    def body(k: Builder):
+        x = k.lane_id + 1
+        x += 1
+        return x
+
+    refuse(body, r"immutable: only a k\.var")
+
+
+@pytest.mark.parametrize("body, message", [
+    (lambda k: k.lane_id + k.const(f32, 1.0), "add.u32 needs u32, got f32"),
+    (lambda k: k.lane_id + k.lane_id.bits(s32), "add.u32 needs u32, got s32"),
+    (lambda k: k.lane_id + 1.5, "1.5 cannot stand where a u32 is needed"),
+    (lambda k: k.lane_id + 2**32, "4294967296 is outside the range of u32"),
+    (lambda k: k.lane_id - True, "True cannot stand"),
+    (lambda k: k.lane_id / 2, "/ divides f32"),
+    (lambda k: k.const(f32, 1.0) % 2, "% takes u32, not f32"),
+    (lambda k: k.lane_id.to(pred), "no conversion from u32 to pred"),
+    (lambda k: k.lane_id.bits(u64), "4 and 8 bytes"),
+    (lambda k: -k.lane_id, "unary - takes f32"),
+    (lambda k: k.shuffle_xor(k.lane_id.to(u64), 1), "a shuffle moves 32 bits"),
+    (lambda k: k.instruction("add.f16x2", k.lane_id), "not in the instruction table"),
+    (lambda k: k.lane_id.to(f32).to(f16), "st of u32 needs u32, got f16"),
+], ids=lambda value: value if isinstance(value, str) else "")
+def test_types_that_differ(body, message: str) -> None:
+    refuse(body, message)
+
+
+def test_a_condition_is_a_predicate() -> None:
+    def body(k: Builder):
+        with k.when(k.lane_id):
+            return k.lane_id
+
+    refuse(body, "a condition is a predicate, not u32")
+
+
+@pytest.mark.parametrize("grid, threads, message", [
+    ((0,), 32, "is empty"), ((1, 65536), 32, "larger than CUDA allows"), ((1,), 33, "multiple of 32"),
+    ((1,), 2048, "at most 1024"),
+])
+def test_launch_geometry(grid, threads, message: str) -> None:
+    @kernel
+    def one(k: Builder) -> None:
+        k.launch(grid, threads)
+
+    with pytest.raises(KernelError, match=message):
+        one()
+
+
+def test_a_kernel_without_geometry() -> None:
+    @kernel
+    def one(k: Builder) -> None:
+        k.output("out", f32, (1,))
+
+    with pytest.raises(KernelError, match=r"never called k\.launch"):
+        one()
+
+
+def test_addresses_are_64_bit() -> None:
+    """Element 2^30 of a u32 buffer lies 4 GiB in: the index is u32, the address is not."""
+    @kernel
+    def far(k: Builder) -> None:
+        x = k.input("x", u32, (2, 1 << 30))
+        out = k.output("out", u32, (32,))
+        k.launch((1,), 32)
+        out.store(k.lane_id, x.at(k.lane_id & 1, k.lane_id).load())
+
+    assert "mad.wide.u32" in far().text
+    assert "mad.lo.u64" in far().text  # a stride of 4 GiB fits no 32-bit factor
