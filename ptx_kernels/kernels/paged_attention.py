@@ -1,6 +1,7 @@
 """Attention of one query token per sequence over keys and values in pages."""
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -23,6 +24,41 @@ class PagedAttentionConfig:
     warps: int = 4
     queries: int = 8
     unroll: int = 2
+
+
+class _Spread:
+    """How one token's head_dim values lie over lanes: 16 bytes each, `lanes` lanes a token.
+
+    A lane holds `pieces` runs of `run` values (two runs for the widest f32 heads). Where head_dim does not fill a
+    power of two of lanes, the last ones hold nothing.
+    """
+
+    def __init__(self, k: Builder, head_dim: int, run: int) -> None:
+        loads = head_dim // run
+        self.run = run
+        self.lanes = min(WARP, 1 << (loads - 1).bit_length())
+        self.pieces = -(-loads // self.lanes)
+        lane = k.lane_id % self.lanes
+        self.dims = [(lane + piece * self.lanes) * run for piece in range(self.pieces)]  # first value of each run
+        self._holds = [dim < head_dim if (piece + 1) * self.lanes > loads else None
+                       for piece, dim in enumerate(self.dims)]
+
+    @property
+    def width(self) -> int:
+        """Values of a token that a lane holds."""
+        return self.pieces * self.run
+
+    def where(self, piece: int, condition: Value | None = None) -> Value | None:
+        """Whether this lane holds values of that piece, and the condition holds; None: always."""
+        held = self._holds[piece]
+        if held is None or condition is None:
+            return held if condition is None else condition
+        return held & condition
+
+    def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
+        """This lane's values of the head_dim floats at `row`, as f32; zeros where the condition fails."""
+        return [value for piece, dim in enumerate(self.dims)
+                for value in load_floats(row.at(dim), self.run, where=self.where(piece, condition))]
 
 
 class _State:
@@ -67,12 +103,6 @@ def paged_attention(k: Builder, *, batch: int, num_heads: int, num_kv_heads: int
     queries = min(config.queries, group)
     if head_dim not in HEAD_DIMS or num_heads % num_kv_heads:
         raise KernelError(f"head_dim={head_dim} must be one of {HEAD_DIMS}, num_heads a multiple of num_kv_heads")
-    per_load = 16 // storage.size
-    loads = head_dim // per_load  # 16-byte pieces of a token's K
-    lanes = min(WARP, 1 << (loads - 1).bit_length())
-    pieces = -(-loads // lanes)  # that each lane holds: 2 for the widest f32 heads
-    width = pieces * per_load
-    streams = WARP // lanes * config.warps
     splits = -(-group // queries)
 
     q = k.input("q", f32, (batch, num_heads, head_dim))
@@ -82,19 +112,18 @@ def paged_attention(k: Builder, *, batch: int, num_heads: int, num_kv_heads: int
     context_lens = k.input("context_lens", s32, (batch,))
     out = k.output("out", f32, (batch, num_heads, head_dim))
     k.launch((num_kv_heads * splits, batch), WARP * config.warps)
+    spread = _Spread(k, head_dim, 16 // storage.size)
+    lanes = spread.lanes
+    streams = WARP // lanes * config.warps  # tokens that the block holds at once
 
     sequence = k.block_id("y")
     kv_head, first = k.block_id() // splits, (k.block_id() % splits) * queries
-    lane = k.lane_id % lanes
-    stream = k.warp_id * (WARP // lanes) + k.lane_id // lanes
-    dims = [lane * per_load + piece * lanes * per_load for piece in range(pieces)]
-    holds = [d < head_dim if (piece + 1) * lanes > loads else None for piece, d in enumerate(dims)]
+    stream = k.thread_id // lanes
     heads = [kv_head * group + k.minimum(first + i, group - 1) for i in range(queries)]  # a ragged last split repeats
 
     # the scale goes into q, with log2(e): scores are then exponents of 2
-    query = [[x * (scale * _LOG2_E) for d, held in zip(dims, holds, strict=True)
-              for x in load_floats(q.at(sequence, head, d), per_load, where=held)] for head in heads]
-    states = [_State(k, width) for _ in heads]
+    query = [[x * (scale * _LOG2_E) for x in spread.load(q.at(sequence, head))] for head in heads]
+    states = [_State(k, spread.width) for _ in heads]
 
     raw_length = context_lens.at(sequence).load()
     length = k.minimum(k.maximum(raw_length, 0), page_size * pages_per_sequence).bits(u32)
@@ -106,10 +135,7 @@ def paged_attention(k: Builder, *, batch: int, num_heads: int, num_kv_heads: int
         seen = [row[0] for row in rows]
 
         def read(pages: Pointer) -> list[list[Value]]:
-            return [[x for d, held in zip(dims, holds, strict=True)
-                     for x in load_floats(pages.at(page, kv_head, slot, d), per_load,
-                                          where=ok if held is None else ok & held)]
-                    for ok, page, slot in rows]
+            return [spread.load(pages.at(page, kv_head, slot), ok) for ok, page, slot in rows]
 
         keys, values = read(k_pages), read(v_pages)
         for mine, state in zip(query, states, strict=True):
@@ -128,7 +154,11 @@ def paged_attention(k: Builder, *, batch: int, num_heads: int, num_kv_heads: int
 
     for state in states:
         _merge_lanes(k, state, lanes)
-    _merge_warps(k, states, out, sequence, heads, first, group, head_dim, dims, per_load, config.warps, holds)
+    marks, parts = _share(k, states, spread, head_dim, config.warps)
+    k.barrier()
+    for i, head in enumerate(heads):
+        with k.when((k.warp_id == i % config.warps) & (first + i < group)):
+            _merge_warps(k, marks, parts, i, out.at(sequence, head))
 
 
 def _dot(k: Builder, a: list[Value], b: list[Value]) -> Value:
@@ -157,40 +187,28 @@ def _merge_lanes(k: Builder, state: _State, lanes: int) -> None:
         value.set(k.warp_sum(value, **apart))
 
 
-def _merge_warps(k: Builder, states: list[_State], out: Pointer, sequence: Value, heads: list[Value], first: Value,
-                 group: int, head_dim: int, dims: list[Value], per_load: int, warps: int,
-                 holds: list[Value | None]) -> None:
-    """Writes each warp's state to shared memory; then warp w merges and stores queries w, w + warps, ..."""
-    queries = len(states)
-    marks = k.shared("marks", f32, (queries, warps, 2))  # maximum, sum
-    parts = k.shared("parts", f32, (queries, warps, head_dim))
-    low_lanes = k.lane_id == k.lane_id % (WARP if len(dims) > 1 else _lanes(head_dim, per_load))
+def _share(k: Builder, states: list[_State], spread: _Spread, head_dim: int, warps: int) -> tuple[Pointer, Pointer]:
+    """Writes each warp's states to shared memory: (queries, warps, (maximum, sum)) and (queries, warps, head_dim)."""
+    marks = k.shared("marks", f32, (len(states), warps, 2))
+    parts = k.shared("parts", f32, (len(states), warps, head_dim))
+    first_token = k.lane_id < spread.lanes  # the other lanes hold the same
     for i, state in enumerate(states):
         marks.at(i, k.warp_id).store(0, (state.highest, state.total), where=k.lane_id == 0)
-        for piece, (d, held) in enumerate(zip(dims, holds, strict=True)):
-            where = low_lanes if held is None else low_lanes & held
-            values = state.values[piece * per_load:(piece + 1) * per_load]
-            store_floats(parts.at(i, k.warp_id, d), values, where=where)
-    k.barrier()
-    for i in range(queries):
-        mine = (k.warp_id == i % warps) & (first + i < group)
-        with k.when(mine):
-            both = [marks.at(i, w).load(vector=2) for w in range(warps)]
-            highest = both[0][0]
-            for other, _ in both[1:]:
-                highest = k.maximum(highest, other)
-            factors = [_exp2(k, m - highest) for m, _ in both]
-            total = k.const(f32, 0.0)
-            for factor, (_, part) in zip(factors, both, strict=True):
-                total = k.fma(factor, part, total)
-            # no token was seen: the sum is 0 and so are the values
-            scale = k.select(total == 0.0, k.const(f32, 0.0), k.const(f32, 1.0) / total)
-            for base in range(0, head_dim, WARP):
-                value = k.const(f32, 0.0)
-                for w, factor in enumerate(factors):
-                    value = k.fma(factor, parts.at(i, w, k.lane_id + base).load(), value)
-                out.at(sequence, heads[i], k.lane_id + base).store(0, value * scale)
+        for piece, dim in enumerate(spread.dims):
+            values = state.values[piece * spread.run:(piece + 1) * spread.run]
+            store_floats(parts.at(i, k.warp_id, dim), values, where=spread.where(piece, first_token))
+    return marks, parts
 
 
-def _lanes(head_dim: int, per_load: int) -> int:
-    return min(WARP, 1 << (head_dim // per_load - 1).bit_length())
+def _merge_warps(k: Builder, marks: Pointer, parts: Pointer, query: int, out: Pointer) -> None:
+    """Merges the warps' states of one query and writes its result; one warp does it."""
+    _, warps, head_dim = parts.shape
+    both = [marks.at(query, w).load(vector=2) for w in range(warps)]
+    highest = functools.reduce(k.maximum, [mark for mark, _ in both])
+    factors = [_exp2(k, mark - highest) for mark, _ in both]
+    total = _dot(k, factors, [part for _, part in both])
+    # no token was seen: the sum is 0, and so is every value
+    scale = k.select(total == 0.0, k.const(f32, 0.0), k.const(f32, 1.0) / total)
+    for base in range(0, head_dim, WARP):
+        shares = [parts.at(query, w, k.lane_id).load(base) for w in range(warps)]
+        out.at(k.lane_id).store(base, _dot(k, factors, shares) * scale)
