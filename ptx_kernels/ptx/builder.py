@@ -1,0 +1,306 @@
+"""The kernel builder: `with` runs on the GPU, Python's own `for` and `if` run while the kernel is built."""
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .errors import KernelError
+from .instructions import BASELINE, INSTRUCTIONS, Version
+from .module import Buffer, Kernel, Role
+from .types import Type, f32, pred, u32, u64
+from .values import Operand, Pointer, Value, Var, immediate
+
+WARP = 32
+_FULL_MASK = "-1"
+_PREFIXES = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%rd", "f32": "%f"}
+
+
+class Branch:
+    """What `k.when` yields: `otherwise()` is the else of this very branch."""
+
+    def __init__(self, builder: Builder, condition: Value) -> None:
+        self._builder = builder
+        self._condition = condition
+
+    def otherwise(self) -> contextlib.AbstractContextManager[Branch]:
+        return self._builder.when(~self._condition)
+
+
+class Builder:
+    """Collects one kernel's PTX. Kernel functions get it as `k`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._lines: list[str] = []
+        self._registers: dict[str, int] = dict.fromkeys(_PREFIXES, 0)
+        self._buffers: list[Buffer] = []
+        self._pointers: list[tuple[str, Value]] = []
+        self._shared: list[str] = []
+        self._labels = 0
+        self._needs = BASELINE
+        self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
+        self._prologue: list[str] = []  # runs before everything: what every branch may use
+        self._special: dict[str, Value] = {}
+
+    # --- text ---
+
+    def write(self, line: str) -> None:
+        self._lines.append(f"  {line}")
+
+    def require(self, version: Version) -> None:
+        """Raises the PTX version and target that the text declares; they stay the lowest that serve."""
+        self._needs = (max(self._needs[0], version[0]), max(self._needs[1], version[1]))
+
+    def register(self, type: Type) -> Value:
+        return Value(self, type, self._new_register(type))
+
+    def _new_register(self, type: Type) -> str:
+        number = self._registers[type.register]
+        self._registers[type.register] += 1
+        return f"{_PREFIXES[type.register]}{number}"
+
+    def operand(self, value: Operand, type: Type, what: str) -> str:
+        """The text of `value` where `what` needs a `type`; a Python number becomes an immediate."""
+        if not isinstance(value, Value):
+            return immediate(value, type)
+        if value.type != type:
+            raise KernelError(f"{what} needs {type}, got {value.type}")
+        return value.name
+
+    def emit(self, opcode: str, *operands: str, result: Type | None = None, into: Var | None = None) -> Value:
+        """Writes an instruction of the table; the result is a new value, or the variable `into`."""
+        row = INSTRUCTIONS.get(opcode)
+        if row is None:
+            raise KernelError(f"{opcode} is not in the instruction table")
+        if len(operands) != len(row.operands):
+            raise KernelError(f"{opcode} takes {len(row.operands)} operands, got {len(operands)}")
+        self.require(row.needs)
+        value = into if into is not None else self.register(result or row.result)
+        self.write(row.template(value.name, operands))
+        return value
+
+    def instruction(self, opcode: str, *operands: Operand) -> Value:
+        """Any row of the instruction table with typed operands, for what has no operator."""
+        row = INSTRUCTIONS.get(opcode)
+        if row is None:
+            raise KernelError(f"{opcode} is not in the instruction table")
+        return self.emit(opcode, *(self.operand(o, t, opcode) for o, t in zip(operands, row.operands, strict=True)))
+
+    def guard(self, condition: Value | None) -> str:
+        if condition is None:
+            return ""
+        if condition.type is not pred:
+            raise KernelError(f"a condition is a predicate, not {condition.type}")
+        return f"@{condition.name} "
+
+    def zero(self, value: Value) -> None:
+        register = value.type.register
+        number = immediate(0.0, f32) if register == "f32" else "0"
+        self.write(f"mov.{register} {value.name}, {number};")
+
+    # --- buffers and launch geometry ---
+
+    def input(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
+        """A buffer that the kernel only reads and nobody writes meanwhile (non-coherent loads)."""
+        return self._buffer(name, type, shape, "in")
+
+    def output(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
+        """A result of its own; the kernel must write all of it."""
+        return self._buffer(name, type, shape, "out")
+
+    def inout(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
+        """A buffer updated in place; what the kernel does not write stays."""
+        return self._buffer(name, type, shape, "inout")
+
+    def _buffer(self, name: str, type: Type, shape: tuple[int, ...], role: Role) -> Pointer:
+        self._buffers.append(Buffer(name, type, shape, role))
+        address = self.register(u64)
+        self._pointers.append((name + ("_out" if role == "inout" else ""), address))
+        return Pointer(self, type, address, read_only=role == "in", shape=shape)
+
+    def shared(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
+        """Static shared memory of the block, 16-byte aligned."""
+        count = 1
+        for extent in shape:
+            count *= extent
+        self._shared.append(f".shared .align 16 .b8 {name}[{count * type.size}];")
+        address = self.register(u32)
+        self.write(f"mov.u32 {address.name}, {name};")
+        return Pointer(self, type, address, space="shared", shape=shape)
+
+    def launch(self, grid: tuple[int, ...], threads: int) -> None:
+        """Launch geometry: blocks along x, y, z and threads per block (a multiple of 32)."""
+        if threads % WARP or not 0 < threads <= 1024:
+            raise KernelError(f"threads={threads} must be a multiple of 32, at most 1024")
+        x, y, z = (*grid, 1, 1)[:3]
+        if not (0 < x < 1 << 31 and 0 < y < 1 << 16 and 0 < z < 1 << 16):
+            raise KernelError(f"grid={grid} is empty or larger than CUDA allows")
+        self._geometry = ((x, y, z), (threads, 1, 1))
+
+    # --- who am I -------------------------------------------------------------------------------------------------
+
+    def _read_special(self, name: str) -> Value:
+        if name not in self._special:
+            self._special[name] = self._derive(f"mov.u32 {{}}, {name};")
+        return self._special[name]
+
+    def _derive(self, line: str) -> Value:
+        value = self.register(u32)
+        self._prologue.append(f"  {line.format(value.name)}")
+        return value
+
+    def block_id(self, axis: str = "x") -> Value:
+        return self._read_special(f"%ctaid.{axis}")
+
+    @property
+    def thread_id(self) -> Value:
+        return self._read_special("%tid.x")
+
+    @functools.cached_property
+    def lane_id(self) -> Value:
+        return self._derive(f"and.b32 {{}}, {self.thread_id.name}, {WARP - 1};")
+
+    @functools.cached_property
+    def warp_id(self) -> Value:
+        return self._derive(f"shr.u32 {{}}, {self.thread_id.name}, 5;")
+
+    # --- values ---
+
+    def var(self, type: Type, initial: Operand) -> Var:
+        """A mutable register, set to `initial`."""
+        variable = Var(self, type, self._new_register(type))
+        variable.set(initial)
+        return variable
+
+    def const(self, type: Type, value: int | float) -> Value:
+        """A number in a register, where an instruction allows no immediate."""
+        result = self.register(type)
+        self.write(f"mov.{type.register} {result.name}, {immediate(value, type)};")
+        return result
+
+    def fma(self, a: Value, b: Operand, c: Operand) -> Value:
+        """a * b + c with one rounding, f32."""
+        return self.instruction("fma.rn.f32", a, b, c)
+
+    def accumulate(self, total: Var, a: Value, b: Operand) -> None:
+        """total = a * b + total with one rounding, f32."""
+        self.emit("fma.rn.f32", a.name, self.operand(b, f32, "fma"), total.name, into=total)
+
+    def dp4a(self, a: Value, b: Value, c: Operand, *, unsigned_a: bool = False) -> Value:
+        """c + the dot product of four bytes: a's signed (or unsigned), b's signed; s32."""
+        return self.instruction("dp4a.u32.s32" if unsigned_a else "dp4a.s32.s32", a, b, c)
+
+    def select(self, condition: Value, a: Value, b: Operand) -> Value:
+        """a where the condition holds, else b."""
+        opcode = {"b32": "selp.b32", "b64": "selp.b64", "f32": "selp.f32"}[a.type.register]
+        return self.emit(opcode, a.name, self.operand(b, a.type, opcode), condition.name, result=a.type)
+
+    def minimum(self, a: Value, b: Operand) -> Value:
+        return self.emit(f"min.{a.type}", a.name, self.operand(b, a.type, "min"), result=a.type)
+
+    def maximum(self, a: Value, b: Operand) -> Value:
+        """The larger; of f32, a NaN operand is dropped."""
+        return self.emit(f"max.{a.type}", a.name, self.operand(b, a.type, "max"), result=a.type)
+
+    # --- control flow ---
+
+    def _label(self) -> str:
+        self._labels += 1
+        return f"$L{self._labels}"
+
+    @contextlib.contextmanager
+    def when(self, condition: Value) -> Iterator[Branch]:
+        """Threads for which the condition holds run the body: `with k.when(c) as branch: ...`,
+        then `with branch.otherwise(): ...` runs the others."""
+        self.guard(condition)
+        end = self._label()
+        self.write(f"@!{condition.name} bra {end};")
+        yield Branch(self, condition)
+        self._lines.append(f"{end}:")
+
+    @contextlib.contextmanager
+    def loop(self, start: Operand, stop: Operand, step: int = 1) -> Iterator[Value]:
+        """Counts a u32 from `start` while it is below `stop`. The index is read-only in the body.
+
+        Two Python ints whose loop runs at least once need no test before the first round.
+        """
+        index = self.var(u32, start)
+        limit = self.operand(stop, u32, "loop")
+        top, end = self._label(), self._label()
+        if not (isinstance(start, int) and isinstance(stop, int) and start < stop):
+            self.write(f"@{self.emit('setp.ge.u32', index.name, limit).name} bra {end};")
+        self._lines.append(f"{top}:")
+        yield Value(self, u32, index.name)
+        index += step
+        self.write(f"@{self.emit('setp.lt.u32', index.name, limit).name} bra {top};")
+        self._lines.append(f"{end}:")
+
+    # --- warps and blocks ---
+
+    def barrier(self) -> None:
+        """All threads of the block; every one must come here."""
+        self.write("bar.sync 0;")
+
+    def shuffle_xor(self, value: Value, mask: int) -> Value:
+        """The value of lane (lane ^ mask); all 32 lanes must take part."""
+        if value.type.register not in ("b32", "f32"):
+            raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
+        result = self.register(value.type)
+        self.write(f"shfl.sync.bfly.b32 {result.name}, {value.name}, {mask}, 31, {_FULL_MASK};")
+        return result
+
+    def warp_reduce(self, value: Value, combine: Callable[[Value, Value], Value], *, lanes: int = WARP,
+                    stride: int = 1) -> Value:
+        """Combines `lanes` lanes that lie `stride` apart by a butterfly; every one of them gets the result."""
+        mask = lanes * stride // 2
+        while mask >= stride:
+            value = combine(value, self.shuffle_xor(value, mask))
+            mask //= 2
+        return value
+
+    def warp_sum(self, value: Value, *, lanes: int = WARP, stride: int = 1) -> Value:
+        return self.warp_reduce(value, lambda a, b: a + b, lanes=lanes, stride=stride)
+
+    def warp_max(self, value: Value, *, lanes: int = WARP, stride: int = 1) -> Value:
+        return self.warp_reduce(value, self.maximum, lanes=lanes, stride=stride)
+
+    # --- the end ---
+
+    def finish(self) -> Kernel:
+        if self._geometry is None:
+            raise KernelError(f"kernel {self.name} never called k.launch(grid, threads)")
+        grid, block = self._geometry
+        operands = [b.name for b in self._buffers if b.role != "out"]
+        results = [b.name + ("_out" if b.role == "inout" else "") for b in self._buffers if b.role != "in"]
+        (major, minor), sm = self._needs
+        parameters = ",\n".join(f"  .param .u64 {name}" for name in operands + results)
+        text = [f".version {major}.{minor}", f".target sm_{sm}", ".address_size 64", "",
+                f".visible .entry {self.name}(", parameters, ")", f".reqntid {block[0]}, {block[1]}, {block[2]}", "{"]
+        text += [f"  {line}" for line in self._shared]
+        text += [f"  .reg .{register} {_PREFIXES[register]}<{count}>;"
+                 for register, count in self._registers.items() if count]
+        text += self._prologue
+        text += [f"  ld.param.u64 {address.name}, [{name}];" for name, address in self._pointers]
+        text += [*self._lines, "  ret;", "}", ""]
+        return Kernel(self.name, "\n".join(text), tuple(self._buffers), grid, block)
+
+
+def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
+    """Makes a kernel function `f(k, *, ...)` a builder of kernels: `f(...)` returns the built `Kernel`, cached."""
+
+    @functools.cache
+    def build(arguments: tuple[tuple[str, Any], ...]) -> Kernel:
+        builder = Builder(function.__name__)
+        function(builder, **dict(arguments))
+        return builder.finish()
+
+    @functools.wraps(function)
+    def wrapper(**arguments: Any) -> Kernel:
+        return build(tuple(sorted(arguments.items())))
+
+    return wrapper
+
+
+__all__ = ["WARP", "Branch", "Builder", "kernel"]
