@@ -1,1 +1,32 @@
 """Flax NNX decoder, tokenizer, generation: the model that runs on top of `jax_q4k`."""
+
+from __future__ import annotations
+
+from . import chat, sampling, tokenizer
+from .cache import PagedCache
+from .config import Config
+from .decoder import Decoder
+from .generate import Output, Piece, Timings, generate, stream
+from .load import from_gguf
+from .model import Model
+from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
+from .sampling import SamplingParams
+
+__all__ = [
+    "CUDA_COMPILER_OPTIONS",
+    "Config",
+    "Decoder",
+    "Model",
+    "Output",
+    "PagedCache",
+    "Piece",
+    "SamplingParams",
+    "Timings",
+    "abstract_programs",
+    "chat",
+    "from_gguf",
+    "generate",
+    "sampling",
+    "stream",
+    "tokenizer",
+]

@@ -1,0 +1,10 @@
+"""Sizes that shapes are rounded up to, so that a new length seldom compiles a new program."""
+
+from __future__ import annotations
+
+SMALLEST = 8
+
+
+def bucket(size: int) -> int:
+    """The smallest of 8, 16, 32, 64, ... that is at least `size`."""
+    return max(SMALLEST, 1 << (size - 1).bit_length())

@@ -1,0 +1,88 @@
+"""A paged key/value cache: pages of tokens, and a table per sequence that says which pages are its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_q4k as jq
+from jax_q4k.ops.checks import float_dtype
+
+from .config import Config
+
+PAGE_SIZE = 16  # tokens
+
+#: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim).
+Pages = tuple[jax.Array, jax.Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PagedCache:
+    """Keys and values of all layers, and where each sequence's tokens lie.
+
+    Token t of sequence b is in page block_tables[b, t // page_size] at offset t % page_size.
+
+    Attributes:
+      pages: per layer a pair of arrays of its own, so that each can be updated in place.
+      block_tables: int32 (batch, pages_per_sequence), shared by the layers.
+      context_lens: int32 (batch,), tokens stored so far.
+    """
+
+    pages: list[Pages]
+    block_tables: jax.Array
+    context_lens: jax.Array
+
+    @classmethod
+    def create(
+        cls,
+        config: Config,
+        batch: int,
+        capacity: int,
+        *,
+        page_size: int = PAGE_SIZE,
+        dtype: Any = jnp.float32,
+    ) -> PagedCache:
+        """An empty cache for `batch` sequences of up to `capacity` tokens, each with pages of its own.
+
+        Raises:
+          ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots. TypeError: `dtype` is none of
+            float32, bfloat16, float16.
+        """
+        dtype = float_dtype("dtype", dtype)
+        if batch < 1 or capacity < 1:
+            raise ValueError(f"batch={batch} and capacity={capacity} must be at least 1")
+        per_sequence = -(-capacity // page_size)
+        num_pages = batch * per_sequence
+        if num_pages * page_size > np.iinfo(np.int32).max:
+            raise ValueError(f"batch={batch} times capacity={capacity} must be below 2^31 tokens")
+        shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
+        return cls(
+            pages=[(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_layers)],
+            block_tables=jnp.arange(num_pages, dtype=jnp.int32).reshape(batch, per_sequence),
+            context_lens=jnp.zeros(batch, jnp.int32),
+        )
+
+    @property
+    def page_size(self) -> int:
+        return self.pages[0][0].shape[2]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens a sequence can hold."""
+        return self.block_tables.shape[1] * self.page_size
+
+    def slots(self, positions: jax.Array, valid: jax.Array) -> jax.Array:
+        """Slots of token positions (batch, time), for `append_kv`: int32 (batch * time,), -1 where not valid."""
+        page = jnp.take_along_axis(self.block_tables, positions // self.page_size, axis=1, mode="clip")
+        slots = page * self.page_size + positions % self.page_size
+        return jnp.where(valid & (positions < self.capacity), slots, -1).reshape(-1)
+
+
+def append(pages: Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Pages:
+    """Stores keys and values (batch, time, num_kv_heads, head_dim) at slots (batch * time,)."""
+    return jq.append_kv(*pages, k.reshape(-1, *k.shape[2:]), v.reshape(-1, *v.shape[2:]), slots)

@@ -1,0 +1,340 @@
+"""Text and tokens from prompts: all at once, or piece by piece."""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_q4k.implementation import current_choice
+
+from .buckets import bucket
+from .cache import PagedCache
+from .model import Model
+from .programs import State
+from .sampling import SamplingParams
+from .stopping import StopStrings
+from .tokenizer import Tokenizer
+
+FinishReason = Literal["length", "end", "stop"]
+
+#: Tokens generated between two looks at the text, where stop strings are given.
+STOP_INTERVAL = 16
+
+
+@dataclasses.dataclass
+class Timings:
+    """Seconds and counts of one call, of all its rows together.
+
+    Attributes:
+      prompt_tokens, new_tokens: sums over the rows.
+      compile: tracing and compiling; 0 once a program for the shapes exists.
+      first_token: from the checked prompt to the first token of every row.
+      decode: from there to the last token.
+      decoded_tokens: tokens that `decode` covers: all but each row's first.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    compile: float = 0.0
+    first_token: float = 0.0
+    decode: float = 0.0
+    decoded_tokens: int = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of the decoding; NaN if a single token was asked for."""
+        return self.decoded_tokens / self.decode if self.decoded_tokens and self.decode else float("nan")
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """What one prompt gave.
+
+    Attributes:
+      tokens: the new token ids, without the end token, with those of a stop string.
+      text: their text up to a stop string; None if the model has no tokenizer.
+      finish_reason: `length` (max_new_tokens reached), `end` (an end token), `stop` (a stop string).
+      timings: of the call; the outputs of a batch share them.
+    """
+
+    tokens: list[int]
+    text: str | None
+    finish_reason: FinishReason
+    timings: Timings
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """One step of a stream: its token, and the text that became certain with it (perhaps empty).
+
+    The last piece has `output`, and a token of None if all tokens were in pieces before it.
+    """
+
+    token: int | None
+    text: str
+    output: Output | None = None
+
+
+@overload
+def generate(model: Model, prompts: str | Sequence[int] | np.ndarray, **options: Any) -> Output: ...
+@overload
+def generate(model: Model, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Output]: ...
+def generate(
+    model: Model,
+    prompts: Any,
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    ignore_end: bool = False,
+    cache_dtype: Any = jnp.float32,
+) -> Output | list[Output]:
+    """Continues prompts by up to `max_new_tokens` tokens each.
+
+    The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is entered
+    again every STOP_INTERVAL tokens. A row's greedy tokens do not depend on the other rows.
+
+    Args:
+      prompts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
+      max_new_tokens: at least 1.
+      temperature, top_k, top_p, min_p, repetition_penalty, seed: see `SamplingParams`; the defaults take the
+        most likely token.
+      stop: strings that end a text; needs a tokenizer.
+      ignore_end: do not end at the tokenizer's end tokens.
+      cache_dtype: of the cached keys and values: float32, bfloat16 or float16.
+
+    Returns:
+      An Output, or a list of them for a list of prompts.
+
+    Raises:
+      ValueError: an empty prompt, an id outside the vocabulary, a prompt and new tokens beyond the context
+        length, a text without a tokenizer, a sampling parameter out of range. TypeError: prompts or
+        parameters of another type. All of them before any work.
+    """
+    params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    rows, single = _rows(model, prompts)
+    run = _Run(model, rows, max_new_tokens, params, stop, ignore_end, cache_dtype)
+    run.start()
+    while not run.done:
+        run.advance(STOP_INTERVAL if run.has_stops else max_new_tokens)
+    outputs = run.outputs()
+    return outputs[0] if single else outputs
+
+
+def stream(
+    model: Model,
+    prompt: Any,
+    *,
+    max_new_tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    repetition_penalty: float = 1.0,
+    seed: int = 0,
+    stop: str | Sequence[str] = (),
+    ignore_end: bool = False,
+    cache_dtype: Any = jnp.float32,
+) -> Iterator[Piece]:
+    """Continues one prompt token by token; arguments, checks and result as `generate`'s.
+
+    The checks run at the call. The texts of all pieces together are the text of the last piece's `output`.
+    """
+    params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    rows, single = _rows(model, prompt)
+    if not single:
+        raise TypeError("prompt is a list of prompts; stream takes one")
+    return _pieces(_Run(model, rows, max_new_tokens, params, stop, ignore_end, cache_dtype))
+
+
+def _pieces(run: _Run) -> Iterator[Piece]:
+    run.start()
+    (row,) = run.rows
+    yielded = 0
+    while True:
+        text = row.take_text()
+        for token in row.tokens[yielded:]:
+            yield Piece(token, text)
+            text = ""
+        yielded = len(row.tokens)
+        if run.done:
+            (output,) = run.outputs()
+            yield Piece(None, text + row.take_text(), output)
+            return
+        run.advance(1)
+
+
+def _rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
+    """Every prompt as int32 ids, and whether there was a single one instead of a list."""
+    single = isinstance(prompts, str) or (
+        len(prompts) > 0 and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
+    )
+    rows = [prompts] if single else list(prompts)
+    if not rows or (single and len(prompts) == 0):
+        raise ValueError("prompts is empty; at least one prompt of at least one token is needed")
+    return [_ids(model, row, "prompt" if single else f"prompts[{i}]") for i, row in enumerate(rows)], single
+
+
+def _ids(model: Model, prompt: Any, name: str) -> np.ndarray:
+    if isinstance(prompt, str):
+        if model.tokenizer is None:
+            raise ValueError(f"{name} is a text, but the model has no tokenizer: pass token ids")
+        prompt = model.tokenizer.encode(prompt)
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or ids.size == 0:
+        raise ValueError(f"{name} has shape {ids.shape}; it must be a text or ids (time,), at least one")
+    model.check_ids(name, ids)
+    return ids.astype(np.int32)
+
+
+class _Row:
+    """One sequence on the host: its new tokens, and their text as far as it is certain."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stop: StopStrings, end_ids: tuple[int, ...]) -> None:
+        self.tokens: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self._decoder = None if tokenizer is None else tokenizer.stream()
+        self._stop = stop
+        self._end_ids = end_ids
+        self._taken = 0
+
+    def push(self, token: int) -> None:
+        """Takes the next token; ignored once the row is finished."""
+        if self.finish_reason is not None:
+            return
+        if token in self._end_ids:
+            self.finish("end")
+            return
+        self.tokens.append(token)
+        if self._decoder is not None:
+            self.text += self._stop.push(self._decoder.push(token))
+            if self._stop.matched is not None:
+                self.finish_reason = "stop"
+
+    def finish(self, reason: FinishReason) -> None:
+        """Ends the row, unless it has ended, with the text that was held back."""
+        if self.finish_reason is not None:
+            return
+        self.finish_reason = reason
+        if self._decoder is not None:
+            self.text += self._stop.push(self._decoder.finish()) + self._stop.finish()
+
+    def take_text(self) -> str:
+        """The text that was added since the last call."""
+        text, self._taken = self.text[self._taken :], len(self.text)
+        return text
+
+
+class _Run:
+    """One call of `generate` or `stream`: the state on the device, the rows on the host."""
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: list[np.ndarray],
+        max_new_tokens: int,
+        params: SamplingParams,
+        stop: str | Sequence[str],
+        ignore_end: bool,
+        cache_dtype: Any,
+    ) -> None:
+        self.max_new_tokens = operator.index(max_new_tokens)
+        longest = max(map(len, prompts))
+        context = model.config.context_length
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
+        if longest + self.max_new_tokens > context:
+            raise ValueError(
+                f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} are more than the context "
+                f"length, {context}"
+            )
+        self.has_stops = bool(StopStrings(stop).stops)
+        if self.has_stops and model.tokenizer is None:
+            raise ValueError(f"stop={stop!r} needs a tokenizer, which the model has not")
+        end_ids = () if ignore_end or model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
+        self.rows = [_Row(model.tokenizer, StopStrings(stop), end_ids) for _ in prompts]
+        self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
+        self._model = model
+        self._programs = model.programs(params, end_ids)
+        self._lengths = np.array([len(ids) for ids in prompts], np.int32)
+        self._prompts = np.zeros((len(prompts), bucket(longest)), np.int32)
+        for row, ids in zip(self._prompts, prompts, strict=True):
+            row[: len(ids)] = ids
+        # In bucketed sizes, too: other lengths then mean another program only now and then.
+        self._room = bucket(self.max_new_tokens)
+        self._capacity = bucket(longest + self.max_new_tokens)
+        self._cache_dtype = cache_dtype
+        self._params = params
+        self._state: State
+        self._pushed = 0
+
+    @property
+    def done(self) -> bool:
+        return all(row.finish_reason is not None for row in self.rows)
+
+    def start(self) -> None:
+        """Runs the prompts and samples each row's first token."""
+        cache = PagedCache.create(self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype)
+        arguments = (self._model.weights, self._prompts, self._lengths, cache, self._params.key())
+        self._compile("start", self._programs.start, *arguments, room=self._room)
+        began = time.perf_counter()
+        self._state = self._programs.start(*arguments, room=self._room)
+        self._collect()
+        self.timings.first_token = time.perf_counter() - began
+
+    def advance(self, count: int) -> None:
+        """Samples up to `count` more tokens per row."""
+        until = np.int32(min(self._pushed + count, self.max_new_tokens))
+        arguments = self._model.weights, self._state, until
+        self._compile("loop", self._programs.loop, *arguments)
+        began = time.perf_counter()
+        self._state = self._programs.loop(*arguments)
+        self._collect()
+        self.timings.decode += time.perf_counter() - began
+
+    def outputs(self) -> list[Output]:
+        self.timings.new_tokens = sum(len(row.tokens) for row in self.rows)
+        return [
+            Output(row.tokens, None if self._model.tokenizer is None else row.text, row.finish_reason, self.timings)
+            for row in self.rows
+            if row.finish_reason is not None
+        ]
+
+    def _collect(self) -> None:
+        """Hands new tokens to the rows, and rows that met a stop string back to the device."""
+        tokens, counts = jax.device_get((self._state.tokens, self._state.counts))
+        for row, new, count in zip(self.rows, tokens, counts, strict=True):
+            for token in new[self._pushed : count].tolist():
+                row.push(token)
+        self.timings.decoded_tokens += int(np.maximum(counts - max(self._pushed, 1), 0).sum())
+        self._pushed = int(counts.max())
+        if self._pushed == self.max_new_tokens:
+            for row in self.rows:
+                row.finish("length")
+        if self.has_stops:
+            finished = np.array([row.finish_reason is not None for row in self.rows])
+            self._state = dataclasses.replace(self._state, finished=jnp.asarray(finished))
+
+    def _compile(self, name: str, program: Any, *arguments: Any, **static: Any) -> None:
+        """Compiles the program unless it is, so that compiling is timed by itself; calling it then reuses it."""
+        sizes = (*self._prompts.shape, self._capacity, self._room, jnp.dtype(self._cache_dtype))
+        key = name, sizes if name == "start" else (sizes[0], *sizes[2:]), current_choice()
+        if key in self._programs.compiled:
+            return
+        began = time.perf_counter()
+        program.lower(*arguments, **static).compile()
+        self._programs.compiled.add(key)
+        self.timings.compile += time.perf_counter() - began

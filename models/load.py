@@ -1,0 +1,145 @@
+"""GGUF tensors -> the decoder's modules. Weights stay packed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_q4k import GGUFError, QuantizedArray, gguf
+
+from . import rope, tokenizer
+from .config import Config
+from .decoder import MLP, Attention, Block, Decoder, Linear, RMSNorm
+from .model import Model
+
+
+def from_gguf(
+    path: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], object] | None = None,
+    check_scales: bool = True,
+) -> Model:
+    """Loads a llama (Mistral included), qwen2 or qwen3 model, its weights packed as they lie in the file.
+
+    Metadata and tensor shapes are checked before any tensor is read.
+
+    Args:
+      path: a GGUF file.
+      progress: called with (bytes done, bytes in all) while tensors are read.
+      check_scales: refuse NaN and infinite block scales.
+
+    Returns:
+      The model; its tokenizer is None if the file holds no vocabulary.
+
+    Raises:
+      jax_q4k.GGUFError: the file is malformed, or holds what is not supported. OSError: it cannot be read.
+    """
+    file = os.fspath(path)
+    header = gguf.read_header(path)
+    config = Config.from_metadata(header.metadata, file)
+    check_tensors(config, header.tensors, file)
+    words = None
+    if tokenizer.has_tokenizer(header.metadata):
+        words = tokenizer.from_metadata(header.metadata, file)
+        if words.vocab_size > config.vocab_size:
+            problem = f"{words.vocab_size} tokens, but the model has vocab_size={config.vocab_size}"
+            raise GGUFError(file, "tokenizer.ggml.tokens", problem)
+    loaded = gguf.read(path, check_scales=check_scales, progress=progress)
+    check_tensors(config, loaded.tensors, file)  # what was read is not what was checked if the file changed
+    return Model(build(config, loaded.tensors), words)
+
+
+class _Expected(NamedTuple):
+    shape: tuple[int, ...]
+    required: bool = True
+
+
+def expected_tensors(config: Config) -> dict[str, _Expected]:
+    """Name -> shape (row-major) of every tensor that a file of this configuration may hold."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    tensors = {
+        "token_embd.weight": _Expected((config.vocab_size, hidden)),
+        "output_norm.weight": _Expected((hidden,)),
+        "output.weight": _Expected((config.vocab_size, hidden), required=False),  # absent: tied
+        "output.bias": _Expected((config.vocab_size,), required=False),
+        "rope_freqs.weight": _Expected((config.rope_dim // 2,), required=False),
+    }
+    linears = {  # name: (n, k, whether a bias must be there)
+        "attn_q": (q_size, hidden, config.qkv_bias),
+        "attn_k": (kv_size, hidden, config.qkv_bias),
+        "attn_v": (kv_size, hidden, config.qkv_bias),
+        "attn_output": (hidden, q_size, False),
+        "ffn_gate": (inner, hidden, False),
+        "ffn_up": (inner, hidden, False),
+        "ffn_down": (hidden, inner, False),
+    }
+    norms = {"attn_norm": hidden, "ffn_norm": hidden}
+    if config.qk_norm:
+        norms |= {"attn_q_norm": config.head_dim, "attn_k_norm": config.head_dim}
+    for i in range(config.num_layers):
+        for name, (n, k, bias) in linears.items():
+            tensors[f"blk.{i}.{name}.weight"] = _Expected((n, k))
+            tensors[f"blk.{i}.{name}.bias"] = _Expected((n,), bias)
+        for name, size in norms.items():
+            tensors[f"blk.{i}.{name}.weight"] = _Expected((size,))
+    return tensors
+
+
+def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None:
+    """Raises GGUFError unless `tensors` (anything with `.shape`) are those of `config`, all and no others."""
+    expected = expected_tensors(config)
+    for name, (shape, required) in expected.items():
+        if name in tensors:
+            got = tuple(tensors[name].shape)
+            if got != shape:
+                raise GGUFError(file, f"tensor {name!r}", f"has shape {got}, expected {shape}")
+        elif required:
+            raise GGUFError(file, f"tensor {name!r}", f"is missing, expected with shape {shape}")
+    for name in tensors:
+        if name not in expected:
+            raise GGUFError(file, f"tensor {name!r}", f"is not part of a {config.architecture} model")
+    if "output.bias" in tensors and "output.weight" not in tensors:
+        raise GGUFError(file, "tensor 'output.bias'", "is there without 'output.weight'")
+
+
+def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Decoder:
+    """The decoder around tensors that `check_tensors` has passed."""
+
+    def vector(name: str) -> jax.Array:
+        tensor = tensors[name]
+        return tensor.dequantize() if isinstance(tensor, QuantizedArray) else tensor.astype(jnp.float32)
+
+    def linear(name: str) -> Linear:
+        return Linear(tensors[f"{name}.weight"], vector(f"{name}.bias") if f"{name}.bias" in tensors else None)
+
+    def norm(name: str) -> RMSNorm:
+        return RMSNorm(vector(f"{name}.weight"), config.rms_norm_eps)
+
+    def block(prefix: str) -> Block:
+        attention = Attention(
+            config,
+            query=linear(f"{prefix}.attn_q"),
+            key=linear(f"{prefix}.attn_k"),
+            value=linear(f"{prefix}.attn_v"),
+            output=linear(f"{prefix}.attn_output"),
+            q_norm=norm(f"{prefix}.attn_q_norm") if config.qk_norm else None,
+            k_norm=norm(f"{prefix}.attn_k_norm") if config.qk_norm else None,
+        )
+        mlp = MLP(linear(f"{prefix}.ffn_gate"), linear(f"{prefix}.ffn_up"), linear(f"{prefix}.ffn_down"))
+        return Block(norm(f"{prefix}.attn_norm"), attention, norm(f"{prefix}.ffn_norm"), mlp)
+
+    divisors = np.asarray(vector("rope_freqs.weight")) if "rope_freqs.weight" in tensors else None
+    return Decoder(
+        config,
+        embedding=tensors["token_embd.weight"],
+        blocks=[block(f"blk.{i}") for i in range(config.num_layers)],
+        norm=norm("output_norm"),
+        output=linear("output") if "output.weight" in tensors else None,
+        rope_frequencies=jnp.asarray(rope.frequencies(config, divisors)),
+    )

@@ -1,0 +1,88 @@
+"""A decoder that is ready to run: its weights as flat arrays, its tokenizer, its compiled programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from .buckets import bucket
+from .config import Config
+from .decoder import Decoder
+from .programs import Programs
+from .sampling import SamplingParams
+from .tokenizer import Tokenizer
+
+
+class Model:
+    """A decoder and its tokenizer.
+
+    The module tree is split once: programs take the weights as arguments, as a flat list, since weights that
+    a program closes over become constants of it, and splitting a tree at every call costs more than a step.
+
+    Attributes:
+      config: the decoder's dimensions.
+      tokenizer: None if the file has no vocabulary; prompts are token ids then.
+      weights: the arrays of the decoder, packed ones as their planes.
+    """
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer | None = None) -> None:
+        self.config: Config = decoder.config
+        self.tokenizer = tokenizer
+        self._graph, state = nnx.split(decoder)
+        self.weights, self._tree = jax.tree.flatten(state)
+        self._programs: dict[Any, Programs] = {}
+        self._full_pass = jax.jit(lambda weights, tokens, lengths: self.decoder(weights)(tokens, lengths))
+
+    def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
+        """The decoder's modules around `weights`, which may be tracers; None takes the model's own."""
+        leaves = self.weights if weights is None else weights
+        return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
+
+    def logits(self, tokens: Any) -> jax.Array:
+        """Full causal pass: tokens (batch, time) integers -> logits (batch, time, vocab_size) float32.
+
+        Row t predicts token t + 1. One program serves all lengths up to the next of 8, 16, 32, ...
+
+        Raises:
+          TypeError: `tokens` holds no integers. ValueError: not two axes, more tokens than the context, or an
+            id outside the vocabulary.
+        """
+        array = np.asarray(tokens)
+        if array.ndim != 2:
+            raise ValueError(f"tokens has shape {array.shape}; it must be (batch, time)")
+        batch, time = array.shape
+        if time > self.config.context_length:
+            raise ValueError(f"tokens has time={time}; the context length is {self.config.context_length}")
+        if array.size == 0:
+            return jnp.zeros((batch, time, self.config.vocab_size), jnp.float32)
+        self.check_ids("tokens", array)
+        padded = np.zeros((batch, bucket(time)), np.int32)
+        padded[:, :time] = array
+        return self._full_pass(self.weights, padded, np.full(batch, time, np.int32))[:, :time]
+
+    def check_ids(self, name: str, ids: np.ndarray) -> None:
+        """Raises TypeError unless `ids` holds integers, ValueError if one is outside the vocabulary."""
+        if not np.issubdtype(ids.dtype, np.integer):
+            raise TypeError(f"{name} has dtype {ids.dtype}; it must hold integers")
+        wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)]
+        if wrong.size:
+            raise ValueError(f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}")
+
+    def programs(self, sampling: SamplingParams, end_ids: tuple[int, ...] = ()) -> Programs:
+        """The jitted programs of generation, made once per way of sampling and set of end tokens."""
+        key = sampling, end_ids
+        if key not in self._programs:
+            self._programs[key] = Programs(self.decoder, sampling, end_ids, on_gpu=self._on_gpu())
+        return self._programs[key]
+
+    def _on_gpu(self) -> bool:
+        devices = getattr(self.weights[0], "devices", None)  # none: weights that stand for shapes only
+        return devices is not None and next(iter(devices())).platform == "gpu"
+
+    def __repr__(self) -> str:
+        size = sum(leaf.nbytes for leaf in self.weights)
+        return f"Model({self.config.architecture}, {self.config.num_layers} layers, {size} bytes of weights)"

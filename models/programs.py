@@ -1,0 +1,165 @@
+"""The jitted programs of generation: start (prompt), loop (tokens until done), decode (one step)."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .cache import PagedCache
+from .decoder import Decoder
+from .sampling import SamplingParams, mark_seen, sample, seen_tokens
+
+#: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it by itself.
+CUDA_COMPILER_OPTIONS: dict[str, str] = {
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
+    "xla_gpu_graph_min_graph_size": "1",
+}
+
+Weights = list[jax.Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """Generation under way; donated from call to call.
+
+    Attributes:
+      cache: of all tokens but the last.
+      token: int32 (batch,), the last one sampled, not yet stored.
+      tokens: int32 (batch, room), the new tokens; those from counts[b] on mean nothing.
+      counts: int32 (batch,), new tokens of each row, an end token included.
+      finished: bool (batch,), rows that sampled an end token or were stopped.
+      step: int32, new tokens of a row that is not finished.
+      key: random key.
+      seen: bool (batch, vocab_size), tokens that a repetition penalty applies to; None without one.
+    """
+
+    cache: PagedCache
+    token: jax.Array
+    tokens: jax.Array
+    counts: jax.Array
+    finished: jax.Array
+    step: jax.Array
+    key: jax.Array
+    seen: jax.Array | None
+
+
+class Programs:
+    """The programs of one model, one way of sampling and one set of end tokens; each compiles per shape.
+
+    Attributes:
+      start: (weights, tokens (batch, time), lengths (batch,), cache, key, room) -> State: stores the prompts
+        and samples each row's first token. The cache is donated; `room` is static.
+      loop: (weights, state, until) -> State: one `lax.while_loop` that goes on until `until` tokens are
+        sampled in all or every row is finished. The state is donated.
+      decode: (weights, token (batch,), cache) -> logits, cache: one step by itself. The cache is donated.
+      compiled: what `generate` has compiled so far; jit's own cache is what counts.
+    """
+
+    def __init__(
+        self,
+        decoder: Callable[[Weights], Decoder],
+        sampling: SamplingParams,
+        end_ids: tuple[int, ...] = (),
+        *,
+        on_gpu: bool,
+    ) -> None:
+        self._decoder = decoder
+        self._sampling = sampling
+        self._end_ids = end_ids
+        self.compiled: set[Any] = set()
+        jit = functools.partial(jax.jit, compiler_options=CUDA_COMPILER_OPTIONS if on_gpu else None)
+        self.start = jit(self._start, static_argnames="room", donate_argnames="cache")
+        self.loop = jit(self._loop, donate_argnames="state")
+        self.decode = jit(self._decode, donate_argnames="cache")
+
+    def _start(
+        self,
+        weights: Weights,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        cache: PagedCache,
+        key: jax.Array,
+        room: int,
+    ) -> State:
+        decoder = self._decoder(weights)
+        logits, cache = decoder.prefill(tokens, lengths, cache)
+        batch = tokens.shape[0]
+        needs_seen = self._sampling.needs_seen
+        state = State(
+            cache=cache,
+            token=jnp.zeros(batch, jnp.int32),
+            tokens=jnp.zeros((batch, room), jnp.int32),
+            counts=jnp.zeros(batch, jnp.int32),
+            finished=jnp.zeros(batch, bool),
+            step=jnp.int32(0),
+            key=key,
+            seen=seen_tokens(tokens, lengths, decoder.config.vocab_size) if needs_seen else None,
+        )
+        return self._take(state, logits, cache)
+
+    def _loop(self, weights: Weights, state: State, until: jax.Array) -> State:
+        decoder = self._decoder(weights)
+
+        def unfinished(state: State) -> jax.Array:
+            return (state.step < until) & ~jnp.all(state.finished)
+
+        def step(state: State) -> State:
+            logits, cache = decoder.decode(state.token, state.cache, ~state.finished)
+            return self._take(state, logits, cache)
+
+        return jax.lax.while_loop(unfinished, step, state)
+
+    def _decode(self, weights: Weights, token: jax.Array, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
+        return self._decoder(weights).decode(token, cache)
+
+    def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
+        """Samples a token for every row that is not finished."""
+        active = ~state.finished
+        key, draw = jax.random.split(state.key)
+        token = jnp.where(active, sample(logits, draw, self._sampling, state.seen), state.token)
+        ended = jnp.isin(token, jnp.array(self._end_ids, jnp.int32)) if self._end_ids else False
+        return State(
+            cache=cache,
+            token=token,
+            tokens=jax.lax.dynamic_update_slice(state.tokens, token[:, None], (0, state.step)),
+            counts=state.counts + active,
+            finished=state.finished | ended,
+            step=state.step + 1,
+            key=key,
+            seen=None if state.seen is None else mark_seen(state.seen, token),
+        )
+
+
+def abstract_programs(
+    model: Any,
+    *,
+    batch: int = 1,
+    prompt_length: int = 8,
+    capacity: int = 64,
+    sampling: SamplingParams | None = None,
+    cache_dtype: Any = jnp.float32,
+) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The programs with shapes to lower them for, no data needed: name -> (jitted function, arguments).
+
+    `jitted.trace(*arguments).lower(lowering_platforms=("cuda",))` lowers one for a GPU on a machine without;
+    pass CUDA_COMPILER_OPTIONS to `compile` then. Keys: `prefill`, `decode`, `generate` (the whole loop).
+    """
+    programs = Programs(model.decoder, sampling or SamplingParams(), on_gpu=False)
+    struct = jax.ShapeDtypeStruct
+    weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
+    cache = jax.eval_shape(lambda: PagedCache.create(model.config, batch, capacity, dtype=cache_dtype))
+    tokens, vector = struct((batch, prompt_length), jnp.int32), struct((batch,), jnp.int32)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    start = functools.partial(programs._start, room=capacity)
+    state = jax.eval_shape(start, weights, tokens, vector, cache, key)
+    return {
+        "prefill": (jax.jit(start, donate_argnums=3), (weights, tokens, vector, cache, key)),
+        "decode": (programs.decode, (weights, vector, cache)),
+        "generate": (programs.loop, (weights, state, struct((), jnp.int32))),
+    }
