@@ -181,6 +181,13 @@ class Device:
             self.synchronize()  # the copy reads `array`, which the caller may drop
         return address
 
+    def clone(self, address: int, nbytes: int) -> int:
+        """Address of a copy of device memory."""
+        copy = self._allocate(nbytes)
+        pointer = self._cuda.CUdeviceptr
+        self._call("cuMemcpyDtoDAsync", pointer(copy), pointer(address), nbytes, self._stream)
+        return copy
+
     def download(self, address: int, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
         """The array at `address`, after all work on the stream."""
         array = np.empty(shape, dtype)

@@ -1,0 +1,79 @@
+"""Models of a given shape with random packed weights: for timing, where no file of that size is at hand."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_q4k import QuantizedArray
+from jax_q4k.models.config import Config
+from jax_q4k.models.load import build, expected_tensors
+from jax_q4k.models.model import Model
+from ptx_kernels import formats
+
+LLAMA_3_1_8B = Config(
+    architecture="llama",
+    vocab_size=128256,
+    context_length=131072,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_layers=32,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rms_norm_eps=1e-5,
+    rope_theta=500000.0,
+)
+
+#: Values of the f16 fields that give random bytes zero mean and about unit variance.
+_SCALES = {"Q4_K": {"d": 1 / 260, "dmin": 7.5 / 260}, "Q6_K": {"d": 1 / 1400}}
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def random_weight(key: jax.Array, format: str, n: int, k: int) -> QuantizedArray:
+    """A packed (n, k) matrix made on the device, of zero mean and variance about 1 / k."""
+    block = formats.get(format)
+    planes = []
+    for plane, (_, fields) in zip(block.planes, block.layout, strict=True):
+        key, draw = jax.random.split(key)
+        data = jax.random.bits(draw, (n, k // block.block_size, plane.bytes_per_block), jnp.uint8)
+        start = 0
+        for field in fields:
+            if field in block.half_fields:
+                scale = np.array([_SCALES[format][field] / k**0.5], np.float16).view(np.uint8)
+                data = data.at[..., start : start + 2].set(scale)
+            start += block.size(field)
+        planes.append(data)
+    return QuantizedArray(format, (n, k), planes)
+
+
+def tensor_format(name: str, num_layers: int) -> str | None:
+    """The format of a tensor in a Q4_K_M file: Q6_K for the output and some layers' attn_v and ffn_down; None: F32.
+
+    The layers are llama.cpp's choice: the first and last eighth, and every third between.
+    """
+    if "norm" in name:
+        return None
+    if name == "output.weight":
+        return "Q6_K"
+    if "attn_v" in name or "ffn_down" in name:
+        i, eighth = int(name.split(".")[1]), num_layers // 8
+        if i < eighth or i >= 7 * num_layers // 8 or (i - eighth) % 3 == 2:
+            return "Q6_K"
+    return "Q4_K"
+
+
+def random_model(config: Config, seed: int = 0) -> Model:
+    """A model of `config` with its own output matrix and no tokenizer, laid out as Q4_K_M lays it out."""
+    tensors: dict[str, Any] = {}
+    for i, (name, (shape, required)) in enumerate(expected_tensors(config).items()):
+        if not required and name != "output.weight":
+            continue
+        format = tensor_format(name, config.num_layers)
+        key = jax.random.fold_in(jax.random.key(seed), i)
+        tensors[name] = jnp.ones(shape) if format is None else random_weight(key, format, *shape)
+    return Model(build(config, tensors))

@@ -1,0 +1,50 @@
+"""Random models for timing, and the decode loop's clock, at a size that a CPU runs."""
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks.gpu_models import decode_rate, table, weight_bytes_per_token
+from benchmarks.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_format
+from jax_q4k.models.load import expected_tensors
+from ptx_kernels import formats
+
+SMALL = dataclasses.replace(
+    LLAMA_3_1_8B, vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=64, rope_dim=0)
+
+
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+def test_random_weights_have_unit_gain(format):
+    values = np.asarray(random_weight(jax.random.key(0), format, 64, 1024).dequantize()) * 32
+    assert abs(values.mean()) < 0.1
+    assert 0.9 < values.std() < 1.1
+
+
+def test_the_8b_shape_has_the_bytes_of_the_real_file():
+    """Llama-3.1-8B in Q4_K_M reads 4.617 GB per token."""
+    total = 0
+    for name, (shape, required) in expected_tensors(LLAMA_3_1_8B).items():
+        if name == "token_embd.weight" or not required and name != "output.weight":
+            continue
+        format = tensor_format(name, LLAMA_3_1_8B.num_layers)
+        size = math.prod(shape)
+        block = formats.get(format) if format else None
+        total += 4 * size if block is None else size // block.block_size * block.block_bytes
+    assert round(total / 1e9, 3) == 4.617
+
+
+def test_decode_rate():
+    model = random_model(SMALL)
+    rate = decode_rate("small", model, tokens=8, segments=3, copy_bandwidth=1e10)
+    assert 0 < rate.best <= rate.ms_per_token <= rate.worst
+    assert rate.tokens == 24 and rate.context == 16
+    embedding = model.decoder().embedding.get_value().nbytes
+    assert rate.weight_bytes == weight_bytes_per_token(model) == sum(w.nbytes for w in model.weights) - embedding
+    assert rate.copy_fraction == pytest.approx(rate.weight_bytes / (1e-3 * rate.ms_per_token) / 1e10)
+    assert rate.tokens_per_second == pytest.approx(1e3 / rate.ms_per_token)
+    assert "small" in table([rate])
