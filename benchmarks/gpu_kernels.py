@@ -53,7 +53,7 @@ def rotated(gpu: Device, kernel: Kernel, l2_bytes: int) -> list[Launch]:
     nbytes = [b.nbytes for b in (*kernel.operands, *kernel.results)]
     operands = len(kernel.operands)
     aliases = {operands + result: operand for operand, result in kernel.aliases.items()}
-    sets = [(kernel, addresses)]
+    sets: list[Launch] = [(kernel, addresses)]
     for _ in range(rotations(sum(nbytes), l2_bytes) - 1):
         copy = [gpu.clone(address, size) for address, size in zip(addresses, nbytes, strict=True)]
         for result, operand in aliases.items():

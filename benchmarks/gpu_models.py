@@ -50,7 +50,8 @@ def weight_bytes_per_token(model: Model) -> int:
     """Bytes of weights that one decode step reads; a tied embedding is read whole, as the output matrix."""
     total = sum(leaf.nbytes for leaf in model.weights)
     decoder = model.decoder()
-    return total if decoder.output is None else total - decoder.embedding.get_value().nbytes
+    embedding: Any = decoder.embedding.get_value()
+    return total if decoder.output is None else total - embedding.nbytes
 
 
 def decode_rate(

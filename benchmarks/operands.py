@@ -3,6 +3,8 @@ range."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ptx_kernels import formats
@@ -34,12 +36,36 @@ def _format_of(planes: list[Buffer]) -> str:
     raise ValueError(f"no format has the planes {wanted}")
 
 
+def _integers(buffer: Buffer, buffers: dict[str, Buffer], rng: np.random.Generator) -> np.ndarray:
+    """What an integer buffer's name asks for; KeyError for a name without a rule."""
+    if buffer.name == "ids":
+        vocab = next(b.shape[0] for b in buffers.values() if b.type.name == "u8")
+        ids = rng.integers(0, vocab, buffer.shape)
+        return np.concatenate([[vocab, -1], ids[2:]]) if ids.size > 2 else ids
+    num_pages, _, page_size, _ = buffers["k_pages"].shape
+    if buffer.name == "slot_mapping":
+        slots = num_pages * page_size
+        mapping = rng.permutation(slots)[: buffer.shape[0]]
+        return np.concatenate([[-1, slots], mapping[2:]]) if mapping.size > 2 else mapping
+    if buffer.name == "block_tables":
+        entries = math.prod(buffer.shape)
+        pages = rng.permutation(max(num_pages, entries)) % num_pages
+        return pages[:entries].reshape(buffer.shape)
+    if buffer.name == "context_lens":
+        capacity = buffers["block_tables"].shape[1] * page_size
+        lengths = rng.integers(1, capacity + 1, buffer.shape)
+        lengths[0] = capacity
+        lengths[1:2] = 0
+        return lengths
+    raise KeyError(buffer.name)
+
+
 def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     """One array per operand of `kernel`, in order; bf16 as uint16 bits.
 
-    Integers are what their names mean: `ids` and `slot_mapping` hold a few out of range, `block_tables`
-    sends no two sequences to one page, `context_lens` starts with an empty and a full sequence where there
-    are several.
+    Integers are what their names mean: `ids` and `slot_mapping` hold a few out of range, `block_tables` sends
+    no two sequences to one page, `context_lens` starts with a full and an empty sequence where there are
+    several.
     """
     rng = np.random.default_rng(seed)
     buffers = {b.name: b for b in kernel.buffers}
@@ -50,35 +76,11 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
         arrays = random_planes(_format_of(packed), n, blocks, rng)
         planes = {b.name: array for b, array in zip(packed, arrays, strict=True)}
 
-    def integers(buffer: Buffer) -> np.ndarray:
-        if buffer.name == "ids":
-            ids = rng.integers(0, packed[0].shape[0], buffer.shape)
-            ids.flat[:2] = (packed[0].shape[0], -1)[: ids.size]
-            return ids if ids.size > 2 else ids * 0
-        if buffer.name == "slot_mapping":
-            pages = buffers["k_pages"].shape
-            slots = rng.permutation(pages[0] * pages[2])[: buffer.shape[0]]
-            if slots.size > 2:
-                slots[:2] = -1, pages[0] * pages[2]
-            return slots
-        if buffer.name == "block_tables":
-            pages = buffers["k_pages"].shape[0]
-            return rng.permutation(np.arange(max(pages, buffer.shape[0] * buffer.shape[1])) % pages)[
-                : buffer.shape[0] * buffer.shape[1]
-            ].reshape(buffer.shape)
-        if buffer.name == "context_lens":
-            capacity = buffers["block_tables"].shape[1] * buffers["k_pages"].shape[2]
-            lengths = rng.integers(1, capacity + 1, buffer.shape)
-            lengths[0] = capacity
-            lengths[1:2] = 0
-            return lengths
-        raise ValueError(f"kernel {kernel.name}: no rule for the integers of {buffer.name}")
-
     def make(buffer: Buffer) -> np.ndarray:
         if buffer.name in planes:
             return planes[buffer.name]
         if buffer.type.name == "s32":
-            return integers(buffer).astype(np.int32)
+            return _integers(buffer, buffers, rng).astype(np.int32)
         if buffer.type.name == "s8":
             return rng.integers(-127, 128, buffer.shape, np.int8)
         values = rng.standard_normal(buffer.shape, np.float32)
