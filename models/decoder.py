@@ -140,7 +140,9 @@ class Decoder(nnx.Module):
         x = self._hidden(tokens, _positions(tokens), lambda _, q, k, v: causal_attention(q, k, v, lengths))
         return self._logits(x)
 
-    def prefill(self, tokens: jax.Array, lengths: jax.Array, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
+    def prefill(
+        self, tokens: jax.Array, lengths: jax.Array, cache: PagedCache, *, all_positions: bool = False
+    ) -> tuple[jax.Array, PagedCache]:
         """A full causal pass that stores keys and values from position 0 on.
 
         Args:

@@ -6,7 +6,7 @@ import dataclasses
 import operator
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -82,10 +82,6 @@ class Piece:
     output: Output | None = None
 
 
-@overload
-def generate(model: Model, prompts: str | Sequence[int] | np.ndarray, **options: Any) -> Output: ...
-@overload
-def generate(model: Model, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Any) -> list[Output]: ...
 def generate(
     model: Model,
     prompts: Any,
@@ -100,7 +96,7 @@ def generate(
     stop: str | Sequence[str] = (),
     ignore_end: bool = False,
     cache_dtype: Any = jnp.float32,
-) -> Output | list[Output]:
+) -> Any:
     """Continues prompts by up to `max_new_tokens` tokens each.
 
     The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is entered
