@@ -198,7 +198,8 @@ class Decoder(nnx.Module):
         angles = rope.angles(positions, self.rope_frequencies.get_value())
         x = jq.embedding(tokens, self.embedding.get_value())
         for layer, block in enumerate(self.blocks):
-            x = block(x, angles, layer, attend)
+            with jax.named_scope(f"layer{layer}"):  # shows in profiles and in XLA's names of launches
+                x = block(x, angles, layer, attend)
         return x
 
     def _logits(self, x: jax.Array) -> jax.Array:
