@@ -43,10 +43,7 @@ CASES = [
     # Start of the file and its counts
     Case("empty", b"", "magic: truncated: expected 4 bytes at byte 0, 0 are left of 0"),
     Case("bad-magic", build(magic=b"GGML"), "magic: expected b'GGUF', got b'GGML'"),
-    *(
-        Case(f"version-{n}", build(version=u32(n)), rf"version: expected 2 or 3, got {n}")
-        for n in (0, 1, 4, 1 << 31)
-    ),
+    *(Case(f"version-{n}", build(version=u32(n)), rf"version: expected 2 or 3, got {n}") for n in (0, 1, 4, 1 << 31)),
     Case("big-endian", build(version=b"\0\0\0\3"), "version: expected 2 or 3, got 3 in big-endian"),
     Case(
         "metadata-count-huge",
@@ -401,9 +398,7 @@ def test_a_file_that_shrinks_while_tensors_are_read(tmp_path):
     def shrink(done: int, total: int) -> None:
         os.truncate(path, header.data_start + 100)
 
-    with pytest.raises(
-        jq.GGUFError, match=r"tensor 'packed.\w+': the file shrank while it was read: expected"
-    ):
+    with pytest.raises(jq.GGUFError, match=r"tensor 'packed.\w+': the file shrank while it was read: expected"):
         jq.gguf.read(path, progress=shrink)
 
 

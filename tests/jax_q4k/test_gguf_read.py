@@ -47,9 +47,7 @@ def test_golden_files_equal_ggufs_reader(path):
 def test_every_type_equals_ggufs_reader(sample):
     file = jq.gguf.read(sample)
     assert_same_as_ggufs_reader(file, sample)
-    assert {w.format for w in file.tensors.values() if isinstance(w, jq.QuantizedArray)} == set(
-        formats.names()
-    )
+    assert {w.format for w in file.tensors.values() if isinstance(w, jq.QuantizedArray)} == set(formats.names())
     assert {str(w.dtype) for w in file.tensors.values() if isinstance(w, jax.Array)} == {
         "float32",
         "float16",
