@@ -49,6 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what tests measured: `record_property("figure", line)`."""
+    figures = [value for report in terminalreporter.stats.get("passed", [])
+               for name, value in report.user_properties if name == "figure"]
+    if figures:
+        terminalreporter.section("figures")
+        for line in sorted(figures):
+            terminalreporter.line(line)
+
+
 @pytest.fixture(autouse=True)
 def _default_device(request: pytest.FixtureRequest):
     """On a machine with a GPU, tests without the `gpu` mark still run on the CPU."""

@@ -9,6 +9,7 @@ import pytest
 from benchmarks import aot
 from benchmarks.thunks import Array
 from jax_q4k import custom_call
+from jax_q4k.models import CUDA_COMPILER_OPTIONS
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.ptx.module import Buffer
 from ptx_kernels.ptx.types import f32
@@ -18,10 +19,6 @@ pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.un
 SIZE = 256
 ARRAY = Array("f32", (SIZE,))
 AVAL = jax.ShapeDtypeStruct((SIZE,), jnp.float32)
-GRAPHS = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
-    "xla_gpu_graph_min_graph_size": "1",
-}
 
 #: y[i] += x[i], in place.
 ACCUMULATE = Kernel(
@@ -91,7 +88,7 @@ def test_argument_that_is_not_donated_is_copied_and_seen():
 
 
 def test_whole_loop_is_one_cuda_graph_that_updates_in_place():
-    program = aot.compile_program(jax.jit(loop, donate_argnums=(0, 1)), AVAL, AVAL, options=GRAPHS)
+    program = aot.compile_program(jax.jit(loop, donate_argnums=(0, 1)), AVAL, AVAL, options=CUDA_COMPILER_OPTIONS)
     (while_,) = program.loops
     assert while_.is_in("kCommandBuffer")
     assert len(program.ptx_launches) == 1
@@ -107,7 +104,7 @@ def test_loop_without_the_options_is_driven_by_the_host():
 
 
 def test_options_given_to_jit_are_used():
-    jitted = jax.jit(loop, donate_argnums=(0, 1), compiler_options=GRAPHS)
+    jitted = jax.jit(loop, donate_argnums=(0, 1), compiler_options=CUDA_COMPILER_OPTIONS)
     (while_,) = aot.compile_program(jitted, AVAL, AVAL).loops
     assert while_.is_in("kCommandBuffer")
 

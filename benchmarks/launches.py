@@ -1,0 +1,100 @@
+"""How many kernels a program launches, and which: compiled ahead of time, so no GPU is needed.
+
+    python -m benchmarks.launches [MODEL.gguf] [--batch N] [--prompt-length N] [--list PROGRAM]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_q4k import models
+
+from . import aot
+from .thunks import Array, Thunk
+
+DEFAULT_MODEL = Path(__file__).parents[1] / "tests/data/golden/llama-gqa.Q4_K_M.gguf"
+_XLA_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+
+
+def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
+    """The launches of one of the decoder's layers, known by the scope that the decoder gives it."""
+    return [t for t in program.launches if t.instruction and f"/layer{layer}/" in t.instruction.op_name]
+
+
+def page_array(arguments: Any) -> Array:
+    """What a KV page array is to XLA; taken from the cache in a program's arguments."""
+    (cache,) = (x for x in jax.tree.leaves(arguments, is_leaf=_is_cache) if _is_cache(x))
+    pages = cache.pages[0][0]
+    return Array(_XLA_TYPES[str(jnp.dtype(pages.dtype))], tuple(pages.shape))
+
+
+def _is_cache(x: Any) -> bool:
+    return isinstance(x, models.PagedCache)
+
+
+def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> str:
+    """A few lines on one program."""
+    ours = {id(t) for t in program.ptx_launches}
+    layers = [layer_launches(program, i) for i in range(num_layers)]
+    per_layer = Counter((len(layer), sum(id(t) in ours for t in layer)) for layer in layers)
+    outside = [t for t in program.launches if not t.is_in("kCommandBuffer")]
+    in_graphs = [t for t in program.loops if t.is_in("kCommandBuffer")]
+    copies = [t for t in program.launches if t.kind == "kCopy"]
+    families = Counter(t.name for t in program.ptx_launches)
+    return "\n".join([
+        f"{name}: {len(program.launches)} launches, {len(ours)} of them ours, "
+        f"{len(outside)} outside of CUDA graphs; {program.temp_bytes} bytes of temporaries",
+        "  ours: " + ", ".join(f"{count} {family}" for family, count in families.most_common()),
+        "  per layer: " + ", ".join(
+            f"{total} launches, {mine} ours ({count} layers)" for (total, mine), count in per_layer.items()),
+        f"  loops: {len(program.loops)}, in a CUDA graph: {len(in_graphs)}; copies: {len(copies)}; "
+        f"of KV page arrays {pages}: {len(program.rewrites(pages))}",
+    ])
+
+
+def table(program: aot.Program) -> str:
+    """Every launch in order; `*` marks ours."""
+    ours = {id(t) for t in program.ptx_launches}
+    rows = []
+    for t in program.launches:
+        results = ", ".join(map(str, t.instruction.results)) if t.instruction else ""
+        shape = f"{t.grid} x {t.block}" if t.grid else ""
+        scope = t.instruction.op_name.rpartition("/")[0] if t.instruction else ""
+        rows.append(f"{t.id:4} {'*' if id(t) in ours else ' '} {t.name:36} {shape:30} {results}  {scope}")
+    return "\n".join(rows)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description=__doc__.split("\n")[0])
+    parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, type=Path)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--prompt-length", type=int, default=8)
+    parser.add_argument("--capacity", type=int, default=1024, help="tokens of cache per sequence")
+    parser.add_argument("--cache-dtype", default="float32", choices=list(_XLA_TYPES))
+    parser.add_argument("--list", metavar="PROGRAM", help="list all launches of prefill, decode or generate")
+    options = parser.parse_args(arguments)
+    if reason := aot.unavailable():
+        print(reason, file=sys.stderr)
+        return 3
+    model = models.from_gguf(options.model)
+    programs = models.abstract_programs(
+        model, batch=options.batch, prompt_length=options.prompt_length, capacity=options.capacity,
+        cache_dtype=jnp.dtype(options.cache_dtype))
+    print(f"{options.model.name} for {aot.topology().devices[0].device_kind}, JAX {jax.__version__}")
+    for name, (function, args) in programs.items():
+        program = aot.compile_program(function, *args, options=models.CUDA_COMPILER_OPTIONS)
+        print(describe(name, program, page_array(args), model.config.num_layers))
+        if name == options.list:
+            print(table(program))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,115 @@
+"""Whole programs compiled for an H200 without a GPU: what lies in CUDA graphs, what is copied, what a layer costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_q4k as jq
+from benchmarks import aot
+from benchmarks.launches import layer_launches, page_array
+from jax_q4k import models
+from tests.helpers import GOLDEN
+
+pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
+
+MODELS = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
+PROGRAMS = ["prefill", "decode", "generate"]
+CAPACITY = 100  # seven pages: no other array of these programs has as many elements as a page array
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    model: str = "llama-gqa"
+    batch: int = 1
+    prompt_length: int = 8
+    cache_dtype: str = "float32"
+
+    def __str__(self) -> str:
+        return f"{self.model}-b{self.batch}-t{self.prompt_length}-{self.cache_dtype}"
+
+    def programs(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+        return models.abstract_programs(
+            _model(self.model), batch=self.batch, prompt_length=self.prompt_length, capacity=CAPACITY,
+            cache_dtype=jnp.dtype(self.cache_dtype))
+
+
+LLAMA = Case()
+CASES = [(LLAMA, name) for name in PROGRAMS] + [
+    (Case(batch=3, prompt_length=32, cache_dtype="bfloat16"), "prefill"),  # 96 rows: weights are decoded
+    (Case(batch=3, cache_dtype="bfloat16"), "generate"),
+    *((Case(name), "generate") for name in MODELS[1:]),
+]
+
+
+@functools.cache
+def _model(name: str) -> models.Model:
+    return models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
+
+
+@functools.cache
+def compiled(case: Case, name: str) -> aot.Program:
+    function, arguments = case.programs()[name]
+    return aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+
+
+@pytest.mark.parametrize(("case", "name"), CASES, ids=str)
+def test_every_kernel_of_ours_is_in_a_cuda_graph(case, name):
+    program = compiled(case, name)
+    assert program.ptx_launches
+    assert [t for t in program.ptx_launches if not t.is_in("kCommandBuffer")] == []
+
+
+@pytest.mark.parametrize(("case", "name"), CASES, ids=str)
+def test_no_page_array_is_copied(case, name):
+    program = compiled(case, name)
+    pages = page_array(case.programs()[name][1])
+    appends = [t for t in program.ptx_launches if t.name.startswith("append_kv")]
+    assert len(appends) == _model(case.model).config.num_layers
+    assert all(t.instruction.results == (pages, pages) for t in appends)
+    assert program.rewrites(pages) == []
+
+
+def test_a_cache_that_is_not_donated_is_copied_and_seen():
+    function, arguments = LLAMA.programs()["decode"]
+    kept = jax.jit(lambda *arguments: function(*arguments))  # donation inside another jit has no effect
+    program = aot.compile_program(kept, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+    copies = program.rewrites(page_array(arguments))
+    assert len(copies) == 2 * _model(LLAMA.model).config.num_layers
+
+
+@pytest.mark.parametrize("case", [case for case, name in CASES if name == "generate"], ids=str)
+def test_whole_generate_loop_is_one_cuda_graph(case):
+    program = compiled(case, "generate")
+    (loop,) = program.loops
+    assert loop.is_in("kCommandBuffer")
+    assert all(t.is_in("kWhile") for t in program.ptx_launches)
+    assert [t for t in program.launches if not t.is_in("kCommandBuffer")] == []
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_per_layer(name, record_property):
+    program = compiled(LLAMA, name)
+    layers = [layer_launches(program, i) for i in range(_model(LLAMA.model).config.num_layers)]
+    ours = [sum(t in program.ptx_launches for t in layer) for layer in layers]
+    record_property(
+        "figure",
+        f"{LLAMA.model} {name}, ahead of time for an H200: kernels per layer {[len(layer) for layer in layers]}, "
+        f"of them ours {ours}; {len(program.launches)} launches in all")
+    # Per layer: q8_1 of four inputs, seven mat-vecs, KV append; when decoding, attention over pages too.
+    assert ours == [12 if name == "prefill" else 13] * len(layers)
+    assert max(map(len, layers)) <= (24 if name == "prefill" else 20)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_can_be_exported(name):
+    function, arguments = LLAMA.programs()[name]
+    with pytest.raises(ValueError, match="custom call"):
+        jax.export.export(function, platforms=["cuda"])(*arguments)
+    exported = jax.export.export(function, platforms=["cuda"], disabled_checks=jq.EXPORT_CHECKS)(*arguments)
+    assert 'kernel_type = "ptx"' in exported.mlir_module()
