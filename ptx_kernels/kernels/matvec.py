@@ -64,12 +64,15 @@ def matvec(k: Builder, *, format: str, n: int, blocks: int, m: int, config: Matv
     s, s + streams, ... The integer dot products of a sub-block come from dp4a, its scale and the activations' scale
     are applied once per sub-block, and a butterfly adds the lanes' totals. Weights are read once for all m.
     """
+    if format not in _PACKED_ROWS:
+        raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
     packed_row = _PACKED_ROWS[format]
     lanes, rows = config.lanes_per_block, config.rows_per_warp
     if lanes not in packed_row.lanes:
         raise KernelError(f"lanes_per_block={lanes} must be one of {packed_row.lanes} for {format}")
     if not (1 <= m <= MAX_ROWS and 1 <= rows <= n):
         raise KernelError(f"m={m} must be 1 to {MAX_ROWS}, rows_per_warp={rows} 1 to n={n}")
+    k.name = f"matvec_{format.lower()}_m{m}"
     planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block)) for p in formats.get(format).planes]
     values = k.input("values", s8, (m, blocks * SUPER_BLOCK))
     scale_sum = k.input("scale_sum", f32, (m, blocks * SUPER_BLOCK // GROUP, 2))

@@ -29,7 +29,10 @@ class Branch:
 
 
 class Builder:
-    """Collects one kernel's PTX. Kernel functions get it as `k`."""
+    """Collects one kernel's PTX. Kernel functions get it as `k`.
+
+    `name` is the entry's name, as profiles show it: the function's, unless the function sets another.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
