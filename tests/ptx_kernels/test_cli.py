@@ -60,14 +60,15 @@ def test_emit_errors_are_clear(capsys):
         assert message in capsys.readouterr().err
 
 
-def test_emit_reports_what_the_kernel_refuses(capsys):
-    case = next(case for case in CASES if case.family == "matvec")
-    arguments = options(case)
-    arguments[arguments.index("--m") + 1] = "99"
+@pytest.mark.parametrize("option, value, message", [
+    ("--m", "99", "m=99 must be 1 to 8"), ("--format", "Q9_K", "format='Q9_K' must be one of Q4_K")])
+def test_emit_reports_what_the_kernel_refuses(option, value, message, capsys):
+    arguments = options(next(case for case in CASES if case.family == "matvec"))
+    arguments[arguments.index(option) + 1] = value
     with pytest.raises(SystemExit) as stopped:
         cli.main(["emit", "matvec", *arguments])
     assert stopped.value.code == 2
-    assert "matvec: " in (error := capsys.readouterr().err) and "m=99" in error
+    assert (error := capsys.readouterr().err).startswith("matvec: ") and message in error
 
 
 def test_report_prints_a_table(capsys):
