@@ -45,9 +45,7 @@ def test_sizes_are_ggmls(name):
 
 
 def test_plane_order_and_alignment():
-    found = {
-        name: [(p.name, p.bytes_per_block, p.alignment) for p in formats.get(name).planes] for name in ALL
-    }
+    found = {name: [(p.name, p.bytes_per_block, p.alignment) for p in formats.get(name).planes] for name in ALL}
     assert found == {
         "Q4_0": [("qs", 16, 16), ("d", 2, 2)],
         "Q5_0": [("qs", 16, 16), ("qh", 4, 4), ("d", 2, 2)],

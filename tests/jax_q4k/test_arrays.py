@@ -114,7 +114,8 @@ def test_a_single_row_has_no_length():
 def test_pytree_round_trip(name):
     w = make(name, (2, 256))
     leaves, tree = jax.tree.flatten(w)
-    assert [leaf.shape[-1] for leaf in leaves] == [plane.bytes_per_block for plane in formats.get(name).planes]
+    planes = formats.get(name).planes
+    assert [leaf.shape[-1] for leaf in leaves] == [plane.bytes_per_block for plane in planes]
     back = jax.tree.unflatten(tree, leaves)
     assert back.format == name and back.to_gguf_bytes() == w.to_gguf_bytes()
     paths = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(w)]
