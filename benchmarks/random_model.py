@@ -67,13 +67,22 @@ def tensor_format(name: str, num_layers: int) -> str | None:
     return "Q4_K"
 
 
-def random_model(config: Config, seed: int = 0) -> Model:
-    """A model of `config` with its own output matrix and no tokenizer, laid out as Q4_K_M lays it out."""
+def random_model(config: Config, seed: int = 0, *, abstract: bool = False) -> Model:
+    """A model of `config` with its own output matrix and no tokenizer, laid out as Q4_K_M lays it out.
+
+    abstract: packed weights are shapes without data, which is enough to compile programs and takes no memory.
+    """
     tensors: dict[str, Any] = {}
     for i, (name, (shape, required)) in enumerate(expected_tensors(config).items()):
         if not required and name != "output.weight":
             continue
         format = tensor_format(name, config.num_layers)
         key = jax.random.fold_in(jax.random.key(seed), i)
-        tensors[name] = jnp.ones(shape) if format is None else random_weight(key, format, *shape)
+        if format is None:
+            tensors[name] = jnp.ones(shape)
+        elif abstract:
+            make = functools.partial(lambda format, shape, key: random_weight(key, format, *shape), format, shape)
+            tensors[name] = jax.eval_shape(make, key)
+        else:
+            tensors[name] = random_weight(key, format, *shape)
     return Model(build(config, tensors))
