@@ -1,0 +1,104 @@
+"""State of the blocks that are simulated together."""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import SimulationError
+from .frame import WARP
+from .memory import GlobalMemory
+from .parser import SHARED_BASE, Instruction
+from .shared import SharedMemory, stamp
+
+if TYPE_CHECKING:
+    from .compile import Compiled
+
+Extent = tuple[int, int, int]
+
+
+class Batch:
+    """Blocks [first, first + blocks) of the grid, x fastest; lanes are padded to whole warps per block.
+
+    Attributes:
+      lanes: number of lanes, blocks * padded threads; lane i is thread i % padded of block i // padded.
+      exists: whether a lane is a thread (padding is not), shape (lanes,).
+      exited: threads that have returned, shape (lanes,).
+      epochs: barriers that each block has passed, counted from 1, shape (blocks,).
+    """
+
+    def __init__(self, program: Compiled, memory: GlobalMemory, parameters: list[np.ndarray], grid: Extent,
+                 block: Extent, first: int, blocks: int, shared_bytes: int) -> None:
+        self.program = program
+        self.memory, self.parameters = memory, parameters
+        self.grid, self.block, self.first, self.blocks = grid, block, first, blocks
+        self.threads = block[0] * block[1] * block[2]
+        self.padded = -(-self.threads // WARP) * WARP
+        self.lanes = blocks * self.padded
+        self.lane_numbers = np.arange(self.lanes)
+        self.block_of_lane = self.lane_numbers // self.padded
+        self.thread_of_lane = self.lane_numbers % self.padded
+        self.exists = self.thread_of_lane < self.threads
+        self.exited = np.zeros(self.lanes, np.bool_)
+        self.epochs = np.ones(blocks, np.int64)
+        self.shared = SharedMemory(blocks, shared_bytes, program.shared_granule)
+        self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
+        self._stamps: np.ndarray | None = None
+        self._special: dict[str, np.ndarray] = {}
+
+    def special(self, name: str) -> np.ndarray:
+        """A special register as u32, per lane or one value, shape (lanes,) or (1,)."""
+        if name not in self._special:
+            self._special[name] = np.atleast_1d(self._compute_special(name)).astype(np.uint32)
+        return self._special[name]
+
+    def _compute_special(self, name: str) -> np.ndarray | int:
+        if name == "%laneid":
+            return self.thread_of_lane % WARP
+        if name == "%warpid":
+            return self.thread_of_lane // WARP
+        if name == "%nwarpid":
+            return self.padded // WARP
+        register, _, axis_name = name.partition(".")
+        axis = "xyz".index(axis_name)
+        if register in ("%ntid", "%nctaid"):
+            return (self.block if register == "%ntid" else self.grid)[axis]
+        extents = self.block if register == "%tid" else self.grid
+        if extents[axis] == 1:
+            return 0
+        linear = self.thread_of_lane if register == "%tid" else self.first + self.block_of_lane
+        if register == "%ctaid" and self.blocks == 1:
+            linear = linear[:1]
+        below = 1
+        for extent in extents[:axis]:
+            below *= extent
+        return linear // below % extents[axis]
+
+    def stamps(self) -> np.ndarray:
+        """Epoch and warp of each lane, for the race check, shape (lanes,)."""
+        if self._stamps is None:
+            self._stamps = stamp(self.epochs[self.block_of_lane], self.thread_of_lane // WARP)
+        return self._stamps
+
+    def pass_barrier(self, blocks: np.ndarray | slice) -> None:
+        self.epochs[blocks] += 1
+        self._stamps = None
+
+    def fault(self, error: type[SimulationError], instruction: Instruction, lane: int, what: str) -> SimulationError:
+        block, thread = self.first + lane // self.padded, lane % self.padded
+        return error(f"kernel {self.program.name}: {what}\n  line {instruction.line}: {instruction.text}\n  "
+                     f"block {_split(block, self.grid)}, thread {_split(thread, self.block)}")
+
+
+def _split(linear: int, extents: Extent) -> Extent:
+    x, y, _ = extents
+    return linear % x, linear // x % y, linear // (x * y)
+
+
+def shared_name(symbols: dict[str, int], offset: int) -> str:
+    """`name + bytes` of a shared offset."""
+    below = [(at, name) for name, at in symbols.items() if at - SHARED_BASE <= offset]
+    if not below:
+        return f"shared offset {offset}"
+    at, name = max(below)
+    return f"shared {name}+{offset - (at - SHARED_BASE)}"

@@ -1,0 +1,70 @@
+"""What the simulator refuses; every message names kernel, line, block, thread and address."""
+from __future__ import annotations
+
+
+class SimulationError(RuntimeError):
+    """A kernel did something that a GPU would crash on, leave undefined or silently get wrong."""
+
+
+class ParseError(SimulationError):
+    """The text is no PTX that the simulator knows: syntax, names, declarations."""
+
+
+class UnknownInstruction(ParseError):
+    """An opcode that is neither in the instruction table nor defined by the machine."""
+
+
+class TypeMismatch(ParseError):
+    """An operand whose register class or kind does not fit the instruction."""
+
+
+class LaunchError(SimulationError):
+    """Buffers or geometry that do not fit the kernel's parameters and limits."""
+
+
+class OutOfBounds(SimulationError):
+    """An address outside of every buffer, or beyond the block's shared memory."""
+
+
+class Misaligned(SimulationError):
+    """An address that is no multiple of the access size."""
+
+
+class UninitializedRead(SimulationError):
+    """A register, shared byte or output byte read before anyone wrote it."""
+
+
+class UnwrittenOutput(SimulationError):
+    """The kernel ended and bytes of an `out` buffer were never written."""
+
+
+class ReadOnlyWrite(SimulationError):
+    """A store to a buffer that the kernel declared as input."""
+
+
+class NonCoherentRead(SimulationError):
+    """`ld.global.nc` from a buffer that the kernel writes."""
+
+
+class SharedRace(SimulationError):
+    """Two warps touch the same shared bytes without a barrier between, and one of them writes."""
+
+
+class BarrierDivergence(SimulationError):
+    """`bar.sync` reached by a part of a warp."""
+
+
+class EarlyExit(SimulationError):
+    """A thread exited before a barrier that other threads of its block wait at."""
+
+
+class Deadlock(SimulationError):
+    """Threads wait at a barrier that the others never reach."""
+
+
+class ShuffleError(SimulationError):
+    """A warp instruction whose membermask or source lane does not match the lanes that execute it."""
+
+
+class StepLimit(SimulationError):
+    """The launch ran more basic blocks than allowed: most likely a loop that never ends."""

@@ -1,0 +1,142 @@
+"""Registers of a group of lanes that execute together.
+
+A register holds one value per lane, shape (lanes,), or shape (1,) where all lanes agree: loop counters,
+pointers and constants then cost next to nothing. Arrays in registers are never changed in place, so they may
+be shared. `Frame.regs[i] is None` means "not here": not written yet, dead, or still with the parent.
+"""
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .errors import SimulationError, UninitializedRead
+from .parser import Instruction
+
+if TYPE_CHECKING:
+    from .batch import Batch
+
+WARP = 32
+
+
+class Frame:
+    """All lanes of a batch (the root), or a subset with copies of the registers that it used.
+
+    Attributes:
+      lanes: batch lane numbers, ascending; None for the root, which holds every lane.
+      index: the same lanes as positions in the parent.
+      regs: register values, then the program's constants.
+      part: registers of which some lanes were never written: (value, written mask).
+      dirty: registers written since the parent's copy was taken.
+    """
+
+    __slots__ = ("batch", "count", "dirty", "index", "lanes", "parent", "part", "regs", "_whole")
+
+    def __init__(self, batch: Batch, parent: Frame | None, index: np.ndarray | None, count: int) -> None:
+        self.batch = batch
+        self.parent = parent
+        self.index = index
+        self.count = count
+        self.lanes = index if parent is None or parent.lanes is None else parent.lanes[index]
+        self.regs: list[np.ndarray | None] = list(batch.initial_registers)
+        self.part: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self.dirty: set[int] = set()
+        self._whole: bool | None = None
+
+    def subset(self, index: np.ndarray) -> Frame:
+        return Frame(self.batch, self, index, index.size)
+
+    @property
+    def all_lanes(self) -> np.ndarray:
+        return self.batch.lane_numbers if self.lanes is None else self.lanes
+
+    @property
+    def whole_warps(self) -> bool:
+        """Whether every warp here has all of its 32 lanes here."""
+        if self._whole is None:
+            lanes = self.all_lanes
+            self._whole = bool(lanes.size % WARP == 0 and (lanes[::WARP] % WARP == 0).all()
+                               and (lanes[WARP - 1::WARP] - lanes[::WARP] == WARP - 1).all())
+        return self._whole
+
+    def of_lanes(self, values: np.ndarray) -> np.ndarray:
+        """This frame's part of a per-lane array of the batch, shape (batch lanes,) or (1,)."""
+        return values if self.lanes is None or values.size == 1 else values[self.lanes]
+
+    def peek(self, register: int) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The register and the mask of its written lanes (None: all); (None, None) if nobody wrote it."""
+        value = self.regs[register]
+        if value is not None:
+            return value, None
+        if register in self.part:
+            return self.part[register]
+        if self.parent is None:
+            return None, None
+        value, written = self.parent.peek(register)
+        if value is None:
+            return None, None
+        if value.size > 1:
+            value = value[self.index]
+        if written is not None:
+            written = written[self.index]
+            if not written.all():
+                self.part[register] = value, written
+                return value, written
+        self.regs[register] = value
+        return value, None
+
+    def fetch(self, register: int, instruction: Instruction) -> np.ndarray:
+        """The register's value for all lanes here; an error if one never wrote it."""
+        value, written = self.peek(register)
+        if value is not None and written is None:
+            return value
+        position = 0 if written is None else int(np.argmin(written))
+        raise self.fault(UninitializedRead, instruction, position,
+                         f"register {self.batch.program.registers[register].name} was never written")
+
+    def merge(self, register: int, index: np.ndarray, new: np.ndarray) -> None:
+        """Writes some lanes of a register."""
+        value, written = self.peek(register)
+        if index.size == self.count:
+            value, written = new, None
+        elif value is None:
+            value = np.zeros(self.count, new.dtype)
+            value[index] = new
+            written = np.zeros(self.count, np.bool_)
+            written[index] = True
+        else:
+            value = np.array(np.broadcast_to(value, self.count))
+            value[index] = new
+            if written is not None:
+                written = written.copy()
+                written[index] = True
+                if written.all():
+                    written = None
+        self.dirty.add(register)
+        if written is None:
+            self.regs[register] = value
+            self.part.pop(register, None)
+        else:
+            self.regs[register] = None
+            self.part[register] = value, written
+
+    def flush(self, live: frozenset[int]) -> None:
+        """Hands the written registers that are still needed back to the parent."""
+        if self.parent is None:
+            return
+        assert self.index is not None
+        for register in self.dirty & live:
+            value = self.regs[register]
+            if value is not None:
+                self.parent.merge(register, self.index, value)
+            elif register in self.part:
+                value, written = self.part[register]
+                self.parent.merge(register, self.index[written], value[written])
+        self.dirty.clear()
+
+    def fault(self, error: type[SimulationError], instruction: Instruction, position: int,
+              what: str) -> SimulationError:
+        """An error at the lane with this position in the frame."""
+        return self.batch.fault(error, instruction, int(self.all_lanes[position]), what)
+
+

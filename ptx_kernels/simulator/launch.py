@@ -1,0 +1,163 @@
+"""Launches: checks geometry and buffers, then runs the grid batch by batch."""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ptx.module import Buffer, Kernel
+from .batch import Batch, Extent
+from .compile import Compiled, compile_text
+from .errors import LaunchError, UnwrittenOutput
+from .machine import Machine
+from .memory import DeviceBuffer, GlobalMemory
+from .parser import SHARED_BASE
+
+BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache
+MAX_SHARED_BYTES = 227 * 1024  # sm_90
+MAX_THREADS = 1024
+MAX_GRID = (2**31 - 1, 65535, 65535)
+STEP_LIMIT = 20_000_000  # basic blocks per batch
+
+
+@dataclass(frozen=True)
+class Statistics:
+    lane_instructions: int  # instructions times the lanes that executed them
+    batches: int
+
+
+def launch(text: str, buffers: Sequence[np.ndarray | DeviceBuffer], grid: tuple[int, ...], block: tuple[int, ...],
+           dynamic_shared_bytes: int = 0, *, batch_lanes: int = BATCH_LANES, strict: bool = True,
+           step_limit: int = STEP_LIMIT) -> Statistics:
+    """Runs PTX in place: stores go into the given arrays.
+
+    Args:
+      text: a PTX module with one entry whose parameters are pointers.
+      buffers: one per parameter. A bare array is readable and writable; DeviceBuffer narrows that. The same object
+        may be given twice: both parameters then point to it.
+      grid, block: up to three extents each, x first.
+      dynamic_shared_bytes: size of the `.extern .shared` memory.
+      batch_lanes: threads simulated at once, at least one block. Results do not depend on it.
+      strict: threads that exit before a barrier which others of their block wait at are an error, though PTX does
+        not count them.
+
+    Raises:
+      SimulationError: a subclass says what was wrong; the message says where.
+    """
+    program = compile_text(text)
+    grid3, block3 = _extents(grid, "grid"), _extents(block, "block")
+    shared_bytes = _check_geometry(program, grid3, block3, dynamic_shared_bytes)
+    memory, parameters = _place(program, buffers)
+    threads = block3[0] * block3[1] * block3[2]
+    total = grid3[0] * grid3[1] * grid3[2]
+    at_once = max(1, min(total, batch_lanes // (-(-threads // 32) * 32)))
+    lane_instructions = 0
+    with np.errstate(all="ignore"):
+        for first in range(0, total, at_once):
+            batch = Batch(program, memory, parameters, grid3, block3, first, min(at_once, total - first), shared_bytes)
+            machine = Machine(program, batch, strict, step_limit)
+            machine.run()
+            lane_instructions += machine.lane_instructions
+    return Statistics(lane_instructions, -(-total // at_once))
+
+
+def _extents(given: tuple[int, ...], what: str) -> Extent:
+    x, y, z = (*given, 1, 1)[:3]
+    if len(given) > 3 or min(x, y, z) < 1:
+        raise LaunchError(f"{what}={given} must have one to three extents of at least 1")
+    return int(x), int(y), int(z)
+
+
+def _check_geometry(program: Compiled, grid: Extent, block: Extent, dynamic_shared_bytes: int) -> int:
+    """Shared bytes per block."""
+    parsed, name = program.program, program.name
+    threads = block[0] * block[1] * block[2]
+    if threads > MAX_THREADS or block[2] > 64:
+        raise LaunchError(f"kernel {name}: block={block} exceeds {MAX_THREADS} threads or 64 along z")
+    if any(extent > most for extent, most in zip(grid, MAX_GRID, strict=True)):
+        raise LaunchError(f"kernel {name}: grid={grid} exceeds {MAX_GRID}")
+    if parsed.required_block is not None and parsed.required_block != block:
+        raise LaunchError(f"kernel {name}: block={block}, but .reqntid says {parsed.required_block}")
+    if parsed.max_threads is not None and threads > parsed.max_threads:
+        raise LaunchError(f"kernel {name}: {threads} threads, but .maxntid allows {parsed.max_threads}")
+    shared = parsed.static_shared_bytes
+    if dynamic_shared_bytes:
+        shared = parsed.dynamic_start - SHARED_BASE + dynamic_shared_bytes
+    if shared > MAX_SHARED_BYTES or dynamic_shared_bytes < 0:
+        raise LaunchError(f"kernel {name}: {shared} bytes of shared memory, of {MAX_SHARED_BYTES}")
+    return shared
+
+
+def _place(program: Compiled, buffers: Sequence[np.ndarray | DeviceBuffer]) -> tuple[GlobalMemory, list[np.ndarray]]:
+    names = program.program.params
+    if len(buffers) != len(names):
+        raise LaunchError(f"kernel {program.name} has {len(names)} parameters {names}, got {len(buffers)} buffers")
+    known: dict[int, DeviceBuffer] = {}
+    for name, buffer in zip(names, buffers, strict=True):
+        if id(buffer) not in known:
+            known[id(buffer)] = buffer if isinstance(buffer, DeviceBuffer) else DeviceBuffer(name, buffer)
+    placed = [known[id(buffer)] for buffer in buffers]
+    return GlobalMemory(placed), [np.array([buffer.base], np.uint64) for buffer in placed]
+
+
+def run(kernel: Kernel, *operands: np.ndarray, check: bool = True, batch_lanes: int = BATCH_LANES,
+        strict: bool = True) -> tuple[np.ndarray, ...]:
+    """Runs a built kernel; returns its results in order.
+
+    Args:
+      operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype; bf16 as any 2-byte dtype
+        (bits). They are not modified: the results of `inout` buffers are copies.
+      check: read of result bytes before they are written and results not wholly written are errors. Without it
+        such bytes are 0xff (NaN in every float type).
+      batch_lanes, strict: see `launch`.
+
+    Raises:
+      TypeError, ValueError: an operand's dtype or shape is wrong.
+      SimulationError: a subclass says what the kernel did wrong; the message says where.
+    """
+    if len(operands) != len(kernel.operands):
+        raise TypeError(f"kernel {kernel.name} takes {len(kernel.operands)} operands, got {len(operands)}")
+    given = [_operand(kernel, buffer, array) for buffer, array in zip(kernel.operands, operands, strict=True)]
+    results = []
+    for buffer in kernel.results:
+        if buffer.role == "inout":
+            results.append(given[kernel.operands.index(buffer)])
+        else:
+            array = _aligned(np.empty(buffer.shape, buffer.type.dtype))
+            array.reshape(-1).view(np.uint8)[:] = 0xFF
+            results.append(DeviceBuffer(buffer.name, array, "out", initialized=not check))
+    launch(kernel.text, [*given, *results], kernel.grid, kernel.block, kernel.dynamic_shared_bytes,
+           batch_lanes=batch_lanes, strict=strict)
+    for result in results:
+        if result.written is not None and not result.written.all():
+            missing = result.written == 0
+            raise UnwrittenOutput(f"kernel {kernel.name}: {int(missing.sum())} of the {result.nbytes} bytes of "
+                                  f"{result.name} were never written, the first at offset {int(np.argmax(missing))}")
+    return tuple(result.array for result in results)
+
+
+def _operand(kernel: Kernel, buffer: Buffer, array: np.ndarray) -> DeviceBuffer:
+    array = np.asarray(array)
+    want = buffer.type.dtype
+    if buffer.type.name == "bf16" and array.dtype.itemsize == 2 and array.dtype != np.float16:
+        array = array.view(want)
+    if array.dtype != want:
+        raise TypeError(f"kernel {kernel.name}: operand {buffer.name} must be {buffer.type}, got {array.dtype}")
+    if array.shape != buffer.shape:
+        raise ValueError(f"kernel {kernel.name}: operand {buffer.name} must have shape {buffer.shape}, "
+                         f"got {array.shape}")
+    if buffer.role == "inout":
+        return DeviceBuffer(buffer.name, _aligned(array.copy()), "inout")
+    return DeviceBuffer(buffer.name, _aligned(np.ascontiguousarray(array)), "in")
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """The array, or a copy of it at a 16-byte aligned address (as NumPy's own allocations are)."""
+    if array.ctypes.data % 16 == 0 and array.flags.c_contiguous:
+        return array
+    room = np.empty(array.nbytes + 16, np.uint8)
+    start = -room.ctypes.data % 16
+    copy = room[start:start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy

@@ -1,0 +1,160 @@
+"""Global memory: buffers far apart in a 64-bit address space, every access checked."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from .errors import Misaligned, NonCoherentRead, OutOfBounds, ReadOnlyWrite, UninitializedRead
+from .frame import Frame
+from .parser import Instruction
+
+Role = Literal["in", "out", "inout"]
+
+# Buffer i starts at (i + 1) * 2^40 - 256: 32-bit address arithmetic loses the buffer or a carry at once, and no
+# alignment beyond the 256 bytes that allocators promise holds by luck.
+_SPACING = 40
+_LOW = -256 % (1 << 40)
+_ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # moved as bits, never computed
+
+
+def item_view(data: np.ndarray, width: int) -> np.ndarray:
+    """Bytes as items of `width`; a tail that holds no whole item is left out."""
+    return data[:data.size // width * width].view(_ITEMS[width])
+
+
+@dataclass
+class DeviceBuffer:
+    """An array that a kernel gets a pointer to. Stores go straight into `array`, nothing is copied.
+
+    Attributes:
+      array: C-contiguous, any dtype and shape, at a 16-byte aligned address.
+      role: `in` must not be written, and is the only one that `ld.global.nc` may read.
+      initialized: whether the bytes may be read before the kernel writes them.
+    """
+
+    name: str
+    array: np.ndarray
+    role: Role = "inout"
+    initialized: bool = True
+
+    base: int = field(default=0, init=False, repr=False)
+    written: np.ndarray | None = field(default=None, init=False, repr=False)  # per byte: 0xff once written
+    views: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+    written_views: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self.array.flags.c_contiguous or self.array.ctypes.data % 16:
+            raise ValueError(f"buffer {self.name}: the array must be C-contiguous and 16-byte aligned")
+        if self.role != "in" and not self.array.flags.writeable:
+            raise ValueError(f"buffer {self.name} has role {self.role} but its array is read-only")
+        self.bytes = self.array.reshape(-1).view(np.uint8)
+        self.nbytes = self.bytes.size
+        self.views = {width: item_view(self.bytes, width) for width in _ITEMS}
+        if not self.initialized:
+            self.written = np.zeros(self.nbytes, np.uint8)
+            self.written_views = {width: item_view(self.written, width) for width in _ITEMS}
+
+
+class GlobalMemory:
+    def __init__(self, buffers: list[DeviceBuffer]) -> None:
+        """The same DeviceBuffer may come twice, under two parameters: both then hold one address."""
+        self.buffers: list[DeviceBuffer] = []
+        for buffer in buffers:
+            if not any(buffer is known for known in self.buffers):
+                buffer.base = (len(self.buffers) << _SPACING) + _LOW
+                self.buffers.append(buffer)
+
+    def load(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int,
+             non_coherent: bool) -> np.ndarray:
+        """One item of `width` bytes per address, shape (addresses,)."""
+        located = self._locate(frame, instruction, addresses, offset, width)
+        if located is None:
+            result = np.empty(addresses.size, _ITEMS[width])
+            for positions in self._split(frame, instruction, addresses, offset, width):
+                result[positions] = self.load(frame.subset(positions), instruction, addresses[positions], offset,
+                                              width, non_coherent)
+            return result
+        buffer, index = located
+        if non_coherent and buffer.role != "in":
+            raise frame.fault(NonCoherentRead, instruction, 0,
+                              f"non-coherent load from {buffer.name}, which the kernel may write")
+        if buffer.written is not None:
+            written = buffer.written_views[width].take(index).view(np.uint8).reshape(index.size, width)
+            missing = (written != 0xFF).any(axis=1)
+            if missing.any():
+                first = int(np.argmax(missing))
+                raise frame.fault(UninitializedRead, instruction, first,
+                                  f"offset {int(index[first]) * width} of {buffer.name}: "
+                                  f"read of {width} bytes that were never all written")
+        return buffer.views[width].take(index)
+
+    def store(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int,
+              items: np.ndarray) -> None:
+        """Stores items, shape (addresses,) or (1,); where lanes collide the highest lane wins."""
+        located = self._locate(frame, instruction, addresses, offset, width)
+        if located is None:
+            for positions in self._split(frame, instruction, addresses, offset, width):
+                part = items if items.size == 1 else items[positions]
+                self.store(frame.subset(positions), instruction, addresses[positions], offset, width, part)
+            return
+        buffer, index = located
+        if buffer.role == "in":
+            raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
+        buffer.views[width][index] = items
+        if buffer.written is not None:
+            buffer.written_views[width][index] = _ALL_ONES[width]
+
+    def _locate(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int,
+                width: int) -> tuple[DeviceBuffer, np.ndarray] | None:
+        """(buffer, item index per address), or None if not all addresses lie in one buffer."""
+        buffer = self._find(int(addresses[0]) + offset)
+        if buffer is None:
+            return None
+        offsets = addresses - np.uint64((buffer.base - offset) % 2**64)  # wraps to huge below the base
+        if int(offsets.max()) > buffer.nbytes - width:
+            return None
+        if width > 1:
+            if int(np.bitwise_or.reduce(offsets)) & (width - 1):
+                position = int(np.argmax((offsets & np.uint64(width - 1)) != 0))
+                at = int(offsets[position])
+                raise frame.fault(Misaligned, instruction, position, f"address {buffer.base + at:#x}, offset {at} of "
+                                  f"{buffer.name}, is no multiple of {width} bytes")
+            offsets >>= np.uint64(width.bit_length() - 1)
+        return buffer, offsets.view(np.int64)
+
+    def _find(self, address: int) -> DeviceBuffer | None:
+        number = (address - _LOW) >> _SPACING
+        return self.buffers[number] if 0 <= number < len(self.buffers) else None
+
+    def _split(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int,
+               width: int) -> list[np.ndarray]:
+        """Positions of the addresses of each buffer; an error if some lie in none."""
+        addresses = addresses + np.uint64(offset % 2**64)
+        numbers = (addresses - np.uint64(_LOW)) >> np.uint64(_SPACING)
+        parts = [np.flatnonzero(numbers == n) for n in np.unique(numbers)]
+        for positions in parts:
+            buffer = self._find(int(addresses[positions[0]]))
+            if buffer is None:
+                outside = np.ones(positions.size, np.bool_)
+            else:
+                outside = (addresses[positions] - np.uint64(buffer.base)).astype(np.float64) > buffer.nbytes - width
+            if outside.any():
+                position = int(positions[np.argmax(outside)])
+                address = int(addresses[position])
+                raise frame.fault(OutOfBounds, instruction, position,
+                                  f"address {address:#x} ({width} bytes): {self._describe(address)}")
+        return parts
+
+    def _describe(self, address: int) -> str:
+        if not self.buffers:
+            return "the kernel has no buffers"
+        nearest = min(self.buffers, key=lambda b: min(abs(address - b.base), abs(address - b.base - b.nbytes)))
+        offset = address - nearest.base
+        if abs(offset) >= 1 << (_SPACING - 1):
+            return "far from every buffer"
+        return f"offset {offset} of {nearest.name}, which has {nearest.nbytes} bytes"
+
+
+_ALL_ONES = {width: np.full(width, 0xFF, np.uint8).view(_ITEMS[width])[0] for width in _ITEMS}

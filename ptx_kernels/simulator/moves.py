@@ -1,0 +1,108 @@
+"""mov: registers, special registers, shared addresses, and packing or unpacking of vectors."""
+from __future__ import annotations
+
+import numpy as np
+
+from ..ptx.types import REGISTER_DTYPES
+from .errors import ParseError, TypeMismatch, UnknownInstruction
+from .frame import Frame
+from .operands import REGISTER_SIZES, Operands, Step, named_type
+from .parser import Immediate, Instruction, Name, Register, Vector
+
+_INDEXED = {f"%{r}.{axis}" for r in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
+SPECIAL = _INDEXED | {"%laneid", "%warpid", "%nwarpid"}
+
+
+def compile_move(operands: Operands, instruction: Instruction) -> Step:
+    parts = instruction.opcode.split(".")
+    type_ = named_type(parts[1]) if len(parts) == 2 else None
+    if type_ is None or parts[1] in ("u8", "s8", "b8", "f16", "bf16"):
+        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    operands.count(instruction, 2)
+    destination, source = instruction.operands
+    untyped = parts[1].startswith("b")
+    if isinstance(destination, Vector):
+        return _unpack(operands, instruction, destination, source, type_.size)
+    if isinstance(source, Vector):
+        return _pack(operands, instruction, destination, source, type_.size)
+    if isinstance(source, Name):
+        return _named(operands, instruction, source.name)
+    slot, convert = operands.destination(destination, type_, instruction, untyped=untyped)
+    origin, view = operands.source(source, type_, instruction, untyped=untyped)
+    held = REGISTER_DTYPES[destination.cls]  # type: ignore[union-attr]
+
+    def run(frame: Frame) -> None:
+        value = frame.regs[origin]
+        if value is None:
+            value = frame.fetch(origin, instruction)
+        frame.regs[slot] = value if value.dtype == held else value.view(held)
+
+    return Step(run, operands.register_read(origin), (slot,))
+
+
+def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
+    destination = instruction.operands[0]
+    kind = instruction.opcode.split(".")[1]
+    if not isinstance(destination, Register) or destination.cls not in ("b32", "b64") or kind[0] == "f" \
+            or REGISTER_SIZES[destination.cls] * 8 != int(kind[1:]):
+        raise operands.error(TypeMismatch, instruction, f"{name} needs a .b32 or .b64 register of the opcode's size")
+    slot, dtype = destination.index, REGISTER_DTYPES[destination.cls]
+    if name in SPECIAL:
+        if destination.cls != "b32":
+            raise operands.error(TypeMismatch, instruction, f"{name} is a .u32")
+
+        def run(frame: Frame) -> None:
+            frame.regs[slot] = frame.of_lanes(frame.batch.special(name))
+    elif name in operands.program.symbols:
+        value = np.array([operands.program.symbols[name]], dtype)
+
+        def run(frame: Frame) -> None:
+            frame.regs[slot] = value
+    else:
+        raise operands.error(ParseError, instruction, f"{name} is neither a shared variable nor a special register")
+    return Step(run, (), (slot,))
+
+
+def _check_vector(operands: Operands, instruction: Instruction, vector: Vector, size: int) -> np.dtype:
+    """The dtype of the vector's elements as bits."""
+    sizes = {REGISTER_SIZES[r.cls] for r in vector.items}
+    if len(vector.items) not in (2, 4) or len(sizes) != 1 or 0 in sizes or sizes.pop() * len(vector.items) != size:
+        raise operands.error(TypeMismatch, instruction, f"the vector's registers do not make up {size} bytes")
+    return np.dtype(f"u{size // len(vector.items)}")
+
+
+def _unpack(operands: Operands, instruction: Instruction, vector: Vector, source: object, size: int) -> Step:
+    element = _check_vector(operands, instruction, vector, size)
+    if not isinstance(source, Register | Immediate):
+        raise operands.error(TypeMismatch, instruction, "a vector is unpacked from a register")
+    type_ = named_type(f"u{8 * size}")
+    assert type_ is not None
+    origin, view = operands.source(source, type_, instruction, untyped=True)
+    slots = [(r.index, REGISTER_DTYPES[r.cls]) for r in vector.items]
+
+    def run(frame: Frame) -> None:
+        value = frame.regs[origin]
+        if value is None:
+            value = frame.fetch(origin, instruction)
+        pieces = np.ascontiguousarray(value.view(element).reshape(value.size, -1).T)  # the low bits come first
+        for (slot, held), piece in zip(slots, pieces, strict=True):
+            frame.regs[slot] = piece.view(held)
+
+    return Step(run, operands.register_read(origin), tuple(slot for slot, _ in slots))
+
+
+def _pack(operands: Operands, instruction: Instruction, destination: object, vector: Vector, size: int) -> Step:
+    element = _check_vector(operands, instruction, vector, size)
+    if not isinstance(destination, Register) or REGISTER_SIZES[destination.cls] != size:
+        raise operands.error(TypeMismatch, instruction, f"a vector of {size} bytes needs a register of that size")
+    slot, held = destination.index, REGISTER_DTYPES[destination.cls]
+    sources = [r.index for r in vector.items]
+
+    def run(frame: Frame) -> None:
+        values = [frame.fetch(s, instruction) for s in sources]
+        packed = np.empty((max(v.size for v in values), len(values)), element)
+        for column, value in enumerate(values):
+            packed[:, column] = value.view(element)
+        frame.regs[slot] = packed.view(held).reshape(-1)
+
+    return Step(run, tuple(sources), (slot,))

@@ -1,0 +1,149 @@
+"""Operands of instructions as slots of the register file, checked against the types an opcode wants."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ptx.types import REGISTER_DTYPES, TYPES, Type
+from .errors import ParseError, SimulationError, TypeMismatch
+from .frame import Frame
+from .parser import Immediate, Instruction, Operand, Program, Register
+
+REGISTER_SIZES = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
+
+#: untyped spellings -> the type whose bits they move
+BIT_TYPES = {"b8": TYPES["u8"], "b16": TYPES["u16"], "b32": TYPES["u32"], "b64": TYPES["u64"]}
+
+Convert = Callable[[np.ndarray], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One instruction: `run` executes it for a frame's lanes. `kills`: it overwrites `writes` in every lane."""
+
+    run: Callable[[Frame], None]
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    kills: bool = True
+
+
+def is_untyped(opcode: str) -> bool:
+    """Whether the opcode's type is .b: then a register of any class of that size will do."""
+    return opcode.rsplit(".", 1)[-1] in BIT_TYPES
+
+
+def named_type(name: str) -> Type | None:
+    return BIT_TYPES.get(name) or TYPES.get(name)
+
+
+class Operands:
+    """Gives operands their slots: registers first, then constants, one per distinct immediate."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.constants: list[np.ndarray] = []
+        self.shared_granule = 4
+        self._known: dict[tuple[str, bytes], int] = {}
+
+    def error(self, error: type[SimulationError], instruction: Instruction, message: str) -> SimulationError:
+        return error(f"kernel {self.program.name}: {message}\n  line {instruction.line}: {instruction.text}")
+
+    def count(self, instruction: Instruction, *allowed: int) -> None:
+        if len(instruction.operands) not in allowed:
+            raise self.error(ParseError, instruction, f"{instruction.opcode} takes {' or '.join(map(str, allowed))} "
+                             f"operands, got {len(instruction.operands)}")
+
+    def constant(self, value: np.ndarray) -> int:
+        """The slot of a constant, shape (1,)."""
+        key = value.dtype.str, value.tobytes()
+        if key not in self._known:
+            self._known[key] = len(self.program.registers) + len(self.constants)
+            self.constants.append(value)
+        return self._known[key]
+
+    def register_read(self, slot: int) -> tuple[int, ...]:
+        """(slot,) if it is a register, else (): constants are always there."""
+        return (slot,) if slot < len(self.program.registers) else ()
+
+    def source(self, operand: Operand, type: Type, instruction: Instruction, *, untyped: bool = False,
+               wider: bool = False) -> tuple[int, Convert | None]:
+        """(slot, conversion to the type's dtype, or None if the register holds it already).
+
+        Args:
+          untyped: registers of another class but the same size will do (`.b32` with an f32 register).
+          wider: a register wider than the type will do; its low bits count (`ld`, `st` and `cvt` only).
+        """
+        if isinstance(operand, Immediate):
+            return self.constant(self.immediate(operand, type, instruction, untyped)), None
+        if not isinstance(operand, Register):
+            raise self.error(TypeMismatch, instruction, f"{instruction.opcode} needs a register or a number of type "
+                             f"{type}, not {operand}")
+        self.check_class(operand, type, instruction, untyped, wider)
+        held = REGISTER_DTYPES[operand.cls]
+        if held == type.dtype:
+            return operand.index, None
+        if held.itemsize == type.dtype.itemsize:
+            return operand.index, _view(type.dtype)
+        return operand.index, _truncate(type.dtype)
+
+    def check_class(self, register: Register, type: Type, instruction: Instruction, untyped: bool, wider: bool) -> None:
+        size = REGISTER_SIZES[register.cls]
+        fits = register.cls == type.register
+        if not fits and type.size and size == REGISTER_SIZES[type.register]:
+            fits = untyped or register.cls[0] == "b"  # .b registers hold any type of their size
+        if not fits and wider and register.cls[0] == "b" and not type.name == "f32":
+            fits = size > type.size
+        if not fits:
+            raise self.error(TypeMismatch, instruction, f"{instruction.opcode} needs {type} in a .{type.register} "
+                             f"register, but {register.name} is .{register.cls}")
+
+    def destination(self, operand: Operand, type: Type, instruction: Instruction, *, untyped: bool = False,
+                    wider: bool = False) -> tuple[int, Convert | None]:
+        """(slot, conversion from the type's dtype to the register's, or None)."""
+        if not isinstance(operand, Register):
+            raise self.error(TypeMismatch, instruction, f"the destination must be a register, not {operand}")
+        self.check_class(operand, type, instruction, untyped, wider)
+        return operand.index, from_type(type, operand.cls)
+
+    def immediate(self, operand: Immediate, type: Type, instruction: Instruction, untyped: bool) -> np.ndarray:
+        value, dtype = operand.value, type.dtype
+        if type.name == "f32" and isinstance(value, float):
+            return np.array([value], np.float32)
+        if untyped and operand.float_bits and type.size == 4:
+            return np.array([value], np.float32).view(dtype)
+        bits = 8 * dtype.itemsize
+        if isinstance(value, int) and dtype.kind in "iu" and type.name != "bf16":
+            if not -(1 << bits - 1) <= value < 1 << bits:
+                raise self.error(TypeMismatch, instruction, f"{operand.text} does not fit {type}")
+            unsigned = np.dtype(f"u{dtype.itemsize}")
+            return np.array([value % (1 << bits)], unsigned).view(dtype)
+        raise self.error(TypeMismatch, instruction, f"{operand.text} is no number of type {type}")
+
+
+def from_type(type: Type, cls: str) -> Convert | None:
+    """Conversion of a value of `type` to its register's dtype; narrower types extend by zero or sign."""
+    held = REGISTER_DTYPES[cls]
+    if held == type.dtype:
+        return None
+    if held.itemsize == type.dtype.itemsize:
+        return _view(held)
+    return _extend(type.dtype, held)
+
+
+def _view(dtype: np.dtype) -> Convert:
+    return lambda value: value.view(dtype)
+
+
+def _truncate(dtype: np.dtype) -> Convert:
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    return lambda value: value.astype(unsigned).view(dtype)
+
+
+def _extend(dtype: np.dtype, held: np.dtype) -> Convert:
+    if dtype.kind == "i":
+        signed = np.dtype(f"i{held.itemsize}")
+        return lambda value: value.astype(signed).view(held)
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    return lambda value: value.view(unsigned).astype(held)

@@ -1,0 +1,58 @@
+"""Instructions that the table defines: the row's NumPy meaning on the registers' bits."""
+from __future__ import annotations
+
+from ..ptx.instructions import INSTRUCTIONS
+from .errors import ParseError, UnknownInstruction
+from .frame import Frame
+from .operands import Operands, Step, is_untyped
+from .parser import Instruction
+
+
+def compile_row(operands: Operands, instruction: Instruction) -> Step:
+    row = INSTRUCTIONS.get(instruction.opcode)
+    if row is None:
+        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    program = operands.program
+    if row.needs[0] > program.version or row.needs[1] > program.target:
+        (major, minor), sm = row.needs
+        raise operands.error(ParseError, instruction, f"{row.opcode} needs PTX {major}.{minor} and sm_{sm}; the text "
+                             f"declares {program.version[0]}.{program.version[1]} and sm_{program.target}")
+    operands.count(instruction, 1 + len(row.operands))
+    untyped, wider = is_untyped(row.opcode), row.opcode.startswith("cvt.")
+    destination, *given = instruction.operands
+    slot, convert = operands.destination(destination, row.result, instruction, untyped=untyped, wider=wider)
+    sources = [operands.source(o, t, instruction, untyped=untyped, wider=wider)
+               for o, t in zip(given, row.operands, strict=True)]
+    meaning, dtype = row.meaning, row.result.dtype
+
+    def run(frame: Frame) -> None:
+        regs = frame.regs
+        values = []
+        for source, view in sources:
+            value = regs[source]
+            if value is None:
+                value = frame.fetch(source, instruction)
+            values.append(value if view is None else view(value))
+        result = meaning(*values)
+        if result.dtype != dtype:
+            raise TypeError(f"the meaning of {row.opcode} gave {result.dtype}, not {dtype}")
+        regs[slot] = result if convert is None else convert(result)
+
+    def run_two(frame: Frame) -> None:
+        """The common case without conversions: less Python per instruction."""
+        regs = frame.regs
+        a, b = regs[first], regs[second]
+        if a is None:
+            a = frame.fetch(first, instruction)
+        if b is None:
+            b = frame.fetch(second, instruction)
+        result = meaning(a, b)
+        if result.dtype != dtype:
+            raise TypeError(f"the meaning of {row.opcode} gave {result.dtype}, not {dtype}")
+        regs[slot] = result
+
+    plain = convert is None and len(sources) == 2 and all(view is None for _, view in sources)
+    if plain:
+        first, second = (source for source, _ in sources)
+    reads = tuple(r for source, _ in sources for r in operands.register_read(source))
+    return Step(run_two if plain else run, reads, (slot,))
