@@ -70,7 +70,9 @@ class QuantizedArray:
         return block.join([np.asarray(plane) for plane in self.planes]).tobytes()
 
     def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
-        """The weights as a `dtype` array of this shape; exactly ggml's values in float32."""
+        """The weights as an array of this shape and a floating dtype; exactly ggml's values in float32."""
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"dtype={jnp.dtype(dtype).name} must be a floating type")
         return _dequantize(self, jnp.dtype(dtype))
 
     @property
@@ -152,7 +154,7 @@ def _checked_shape(shape: Sequence[int], block: formats.BlockFormat) -> tuple[in
 def _checked_index(part: Any, axis: int, size: int) -> Any:
     if isinstance(part, slice):
         return part
-    if part is None or part is Ellipsis or isinstance(part, bool):
+    if part is None or part is Ellipsis or isinstance(part, (bool, np.bool_)):
         raise TypeError(f"index {part!r} of axis {axis} must be an integer, a slice or an integer array")
     if isinstance(part, (int, np.integer)):
         if not -size <= part < size:  # jax.numpy would clamp

@@ -39,7 +39,7 @@ def read_header(path: str | os.PathLike[str]) -> Header:
     Tensor types that this package does not run are listed like any other (`TensorInfo.supported`).
     """
     with open_source(path) as file:
-        return parse_source(Source(file, os.fspath(path)))
+        return parse_source(Source(file, os.fsdecode(path)))
 
 
 def parse(data: bytes, name: str = "<bytes>") -> Header:
@@ -50,7 +50,7 @@ def parse(data: bytes, name: str = "<bytes>") -> Header:
 def open_source(path: str | os.PathLike[str]) -> Any:
     """Opens a regular file for unbuffered reading; a pipe or a device could block for ever."""
     if os.path.exists(path) and not os.path.isfile(path):
-        Source(io.BytesIO(), os.fspath(path)).fail("path", "must be a regular file")
+        Source(io.BytesIO(), os.fsdecode(path)).fail("path", "must be a regular file")
     return open(path, "rb", buffering=0)
 
 

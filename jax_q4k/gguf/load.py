@@ -56,7 +56,7 @@ def read(
     of tensor data loaded so far, at least once per tensor.
     """
     with open_source(path) as file:
-        return load(Source(file, os.fspath(path)), check_scales=check_scales, progress=progress)
+        return load(Source(file, os.fsdecode(path)), check_scales=check_scales, progress=progress)
 
 
 def load(

@@ -61,7 +61,7 @@ def test_raw_may_be_any_buffer_and_is_copied(kind):
     assert w.to_gguf_bytes() == want
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])  # one plane and four
 @pytest.mark.parametrize(
     "index",
     [1, -1, slice(1, 3), (0, slice(2, 4)), (slice(None), 1), (2, 3), np.int64(2), np.array([2, 0, 2])],
@@ -241,6 +241,11 @@ def test_bad_bytes(size, name, shape, message):
 def test_bad_dtype_of_raw():
     with pytest.raises(TypeError, match="raw must hold uint8, not float32"):
         jq.QuantizedArray.from_gguf_bytes(np.zeros(144, np.float32), "Q4_K", (1, 256))
+
+
+def test_bad_dtype_of_weights():
+    with pytest.raises(TypeError, match="dtype=int8 must be a floating type"):
+        make("Q8_0", (1, 32)).dequantize(jnp.int8)
 
 
 def test_bad_planes():

@@ -19,7 +19,7 @@ SMALL = (0, 1, 2, 7, 9, 12, 31, 32, 255, 256, 65535)
 LARGE = (1 << 31, 1 << 32, 1 << 36, 1 << 61, 1 << 63, (1 << 64) - 32)
 SPECIAL = (*SMALL, *LARGE, *(value - 1 for value in LARGE), (1 << 64) - 1)
 CHANGES = ("byte", "byte", "bit", "bit", "u32", "u64", "truncate", "delete", "insert", "repeat", "overwrite")
-BOOKKEEPING = 1 << 20  # bytes of Python objects and read-ahead, whatever the file's size
+BOOKKEEPING = 1 << 17  # bytes of Python objects and read-ahead, whatever the file's size
 
 
 def damage(data: bytes, header: int, rng: np.random.Generator) -> bytes:
