@@ -31,7 +31,7 @@ def test_greedy_tokens_with_float_activations(golden):
 
 
 def test_logits_with_quantized_activations(golden):
-    """Four tokens a call, so that the int8 kernels run: as close as llama.cpp's own quantized activations."""
+    """Eight tokens a call, so that the int8 kernels run: as close as llama.cpp's own quantized activations."""
     import jax.numpy as jnp
 
     import jax_q4k as jq
