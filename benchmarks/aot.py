@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,12 @@ class Program:
     def ptx_launches(self) -> list[Thunk]:
         """The launches that are PTX kernels of this package."""
         return [t for t in self.launches if t.instruction and t.instruction.target == TARGET]
+
+    @property
+    def ptx_texts(self) -> set[str]:
+        """The PTX of our kernels, as XLA would hand it to the driver."""
+        texts = re.findall(r'kernel_data = "([^"]*)"', self.hlo)
+        return {re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), text) for text in texts}
 
     @property
     def loops(self) -> list[Thunk]:

@@ -1,6 +1,6 @@
 """How many kernels a program launches, and which: compiled ahead of time, so no GPU is needed.
 
-    python -m benchmarks.launches [MODEL.gguf] [--batch N] [--prompt-length N] [--list PROGRAM]
+    python -m benchmarks.launches [MODEL.gguf | --shape llama-3.1-8b] [--batch N] [--list PROGRAM]
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import jax.numpy as jnp
 from jax_q4k import models
 
 from . import aot
+from .random_model import LLAMA_3_1_8B, random_model
 from .thunks import Array, Thunk
 
+SHAPES = {"llama-3.1-8b": LLAMA_3_1_8B}
 DEFAULT_MODEL = Path(__file__).parents[1] / "tests/data/golden/llama-gqa.Q4_K_M.gguf"
 _XLA_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
@@ -74,6 +76,7 @@ def table(program: aot.Program) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description=__doc__.split("\n")[0])
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, type=Path)
+    parser.add_argument("--shape", choices=list(SHAPES), help="a known model's shape instead of a file")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-length", type=int, default=8)
     parser.add_argument("--capacity", type=int, default=1024, help="tokens of cache per sequence")
@@ -83,11 +86,12 @@ def main(arguments: list[str] | None = None) -> int:
     if reason := aot.unavailable():
         print(reason, file=sys.stderr)
         return 3
-    model = models.from_gguf(options.model)
+    shape = SHAPES.get(options.shape)
+    model = random_model(shape, abstract=True) if shape else models.from_gguf(options.model)
     programs = models.abstract_programs(
         model, batch=options.batch, prompt_length=options.prompt_length, capacity=options.capacity,
         cache_dtype=jnp.dtype(options.cache_dtype))
-    print(f"{options.model.name} for {aot.topology().devices[0].device_kind}, JAX {jax.__version__}")
+    print(f"{options.shape or options.model.name} for {aot.topology().devices[0].device_kind}, JAX {jax.__version__}")
     for name, (function, args) in programs.items():
         program = aot.compile_program(function, *args, options=models.CUDA_COMPILER_OPTIONS)
         print(describe(name, program, page_array(args), model.config.num_layers))

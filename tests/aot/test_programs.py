@@ -13,7 +13,9 @@ import pytest
 import jax_q4k as jq
 from benchmarks import aot
 from benchmarks.launches import layer_launches, page_array
+from benchmarks.random_model import LLAMA_3_1_8B, random_model
 from jax_q4k import models
+from ptx_kernels import assemble
 from tests.helpers import GOLDEN
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
@@ -104,6 +106,31 @@ def test_kernels_per_layer(name, record_property):
     # Per layer: q8_1 of four inputs, seven mat-vecs, KV append; when decoding, attention over pages too.
     assert ours == [12 if name == "prefill" else 13] * len(layers)
     assert max(map(len, layers)) <= (24 if name == "prefill" else 20)
+
+
+def test_kernels_per_layer_of_an_8b_model(record_property):
+    """The whole generate loop of Llama 3.1 8B's shape, 32 layers, without its weights."""
+    model = random_model(LLAMA_3_1_8B, abstract=True)
+    function, arguments = models.abstract_programs(model, capacity=CAPACITY, cache_dtype=jnp.bfloat16)["generate"]
+    program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+    layers = [layer_launches(program, i) for i in range(LLAMA_3_1_8B.num_layers)]
+    record_property(
+        "figure",
+        f"llama-3.1-8b generate, ahead of time for an H200: {max(map(len, layers))} kernels per layer; "
+        f"{len(program.launches)} launches per token, {len(program.ptx_launches)} of them ours")
+    assert max(map(len, layers)) <= 20
+    assert [t for t in program.launches if not t.is_in("kCommandBuffer")] == []
+    assert program.rewrites(page_array(arguments)) == []
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_as_xla_holds_them_assemble(name):
+    """XLA hands PTX to the driver unread, so a kernel that ptxas refuses would fail only on a GPU."""
+    program = compiled(LLAMA, name)
+    texts = program.ptx_texts
+    assert len(texts) >= len({t.name for t in program.ptx_launches})
+    for assembly in assemble.assemble_all(texts, ["sm_90"]).values():
+        assert assembly.spill_store_bytes == assembly.spill_load_bytes == 0
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
