@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from helpers import GOLDEN
 
 import jax_q4k as jq
 from benchmarks import aot
@@ -16,7 +17,6 @@ from benchmarks.launches import layer_launches, page_array
 from benchmarks.random_model import LLAMA_3_1_8B, random_model
 from jax_q4k import models
 from ptx_kernels import assemble
-from tests.helpers import GOLDEN
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 

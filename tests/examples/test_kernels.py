@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from helpers import GOLDEN
+
 from examples import kernels
 from jax_q4k import models
-from tests.helpers import GOLDEN
 
 
 def test_lists_every_family_of_the_decode_step(capsys):
