@@ -6,7 +6,7 @@ Python number, which becomes an immediate of the other's type.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING, Literal, Union, overload
 
 from .errors import KernelError
 from .types import Type, bf16, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
@@ -298,6 +298,15 @@ class Pointer:
             raise KernelError("only a moving() pointer can advance")
         self.address += count * self.type.size
 
+    @overload
+    def load(self, index: Value | int = 0, *, vector: Literal[1] = 1, where: Value | None = None,
+             cache: str = "") -> Value: ...
+    @overload
+    def load(self, index: Value | int = 0, *, vector: Literal[2, 4], where: Value | None = None,
+             cache: str = "") -> tuple[Value, ...]: ...
+    @overload
+    def load(self, index: Value | int = 0, *, vector: int, where: Value | None = None,
+             cache: str = "") -> Value | tuple[Value, ...]: ...
     def load(self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None,
              cache: str = "") -> Value | tuple[Value, ...]:
         """Loads one element, or `vector` (2 or 4) neighbours as a tuple; where `where` is false, zeros.
