@@ -78,8 +78,10 @@ def _simulate_lowering(ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Ke
         results = simulator.run(kernel, *(np.asarray(a) for a in arrays))
         return tuple(r.view(_jax_dtype(b)) for r, b in zip(results, kernel.results, strict=True))
 
+    avals_in: Any = ctx.avals_in
+    avals_out: Any = ctx.avals_out
     results, _, _ = mlir.emit_python_callback(
-        ctx, callback, None, list(operands), ctx.avals_in, ctx.avals_out, has_side_effect=False)
+        ctx, callback, None, list(operands), avals_in, avals_out, has_side_effect=False)
     return results
 
 

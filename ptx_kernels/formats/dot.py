@@ -28,9 +28,11 @@ class PackedRow(Protocol):
     """One lane's view of packed rows, a fixed share of every super-block.
 
     `value_base` (u32): where in a super-block's 256 activations the lane's first value lies, and `value_offsets`
-    its runs of 16 from there; `group_base` and `groups`: the groups of 32 whose scales it needs.
+    its runs of 16 from there; `group_base` and `groups`: the groups of 32 whose scales it needs. `lanes`: into how
+    many shares a super-block can be cut.
     """
 
+    lanes: tuple[int, ...]
     value_base: Value
     value_offsets: tuple[int, ...]
     group_base: Value

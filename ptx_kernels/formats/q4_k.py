@@ -55,7 +55,7 @@ class PackedRow:
     adds the min term of one sub-block. The min term needs no dot product: the activations' sums are known.
     """
 
-    lanes = (4, 8)
+    lanes: tuple[int, ...] = (4, 8)
     groups = 2
 
     def __init__(
@@ -63,14 +63,15 @@ class PackedRow:
     ) -> None:
         self._k = k
         self._runs = 8 // lanes  # 16-byte runs of nibbles
-        group, self._half = (part, None) if lanes == 4 else (part >> 1, part & 1)
+        group = part if lanes == 4 else part >> 1
+        self._half: Value | None = None if lanes == 4 else part & 1
         words = planes[0].cast(u32)
         self._row_words = words.shape[1] * 36
         words = words._with(shape=(words.shape[0], words.shape[1], 36))
         self._header = words.at(row, block).moving()
         self._quants = words.at(row, block).at(part * (4 * self._runs)).moving()
         self.value_base = group * 64 if self._half is None else group * 64 + self._half * 16
-        self.value_offsets = (0, 16, 32, 48) if lanes == 4 else (0, 32)
+        self.value_offsets: tuple[int, ...] = (0, 16, 32, 48) if lanes == 4 else (0, 32)
         self.group_base = group * 2
         self._scales = k_scales.PairReader(k, group, self._half)
 

@@ -40,7 +40,7 @@ FORMAT = BlockFormat(
 
 
 class _Tile(NamedTuple):
-    quants: list[Words]  # 4 * (q - 32) as int8, of the four groups of 32
+    quants: Sequence[Words]  # 4 * (q - 32) as int8, of the four groups of 32
     scales: list[Value]  # s32, of the same
     d: Value  # d / 4
 
@@ -53,9 +53,9 @@ class PackedRow:
     costs neither a subtraction nor a dot product with ones.
     """
 
-    lanes = (4,)
+    lanes: tuple[int, ...] = (4,)
     groups = 4
-    value_offsets = (0, 32, 64, 96)
+    value_offsets: tuple[int, ...] = (0, 32, 64, 96)
 
     def __init__(
         self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int
