@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_q4k.implementation import current_choice
+from jax_q4k.ops.checks import float_dtype
 
 from .buckets import bucket
 from .cache import PagedCache
@@ -24,8 +25,14 @@ from .tokenizer import Tokenizer
 
 FinishReason = Literal["length", "end", "stop"]
 
-#: Tokens generated between two looks at the text, where stop strings are given.
-STOP_INTERVAL = 16
+#: Most tokens generated between two looks at the text, in a stream or where stop strings are given.
+INTERVAL = 16
+
+#: Tokens. Caches of fewer would only mean more programs.
+MIN_CAPACITY = 64
+
+#: Seconds. A stream takes more tokens a call where a call takes longer: it decodes all weights once on a CPU.
+SLOW_CALL = 0.25
 
 
 @dataclasses.dataclass
@@ -100,7 +107,7 @@ def generate(
     """Continues prompts by up to `max_new_tokens` tokens each.
 
     The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is entered
-    again every STOP_INTERVAL tokens. A row's greedy tokens do not depend on the other rows.
+    again every INTERVAL tokens. A row's greedy tokens do not depend on the other rows.
 
     Args:
       prompts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
@@ -124,7 +131,7 @@ def generate(
     run = _Run(model, rows, max_new_tokens, params, stop, ignore_end, cache_dtype)
     run.start()
     while not run.done:
-        run.advance(STOP_INTERVAL if run.has_stops else max_new_tokens)
+        run.advance(INTERVAL if run.has_stops else max_new_tokens)
     outputs = run.outputs()
     return outputs[0] if single else outputs
 
@@ -158,7 +165,7 @@ def stream(
 def _pieces(run: _Run) -> Iterator[Piece]:
     run.start()
     (row,) = run.rows
-    yielded = 0
+    yielded, interval = 0, 1
     while True:
         text = row.take_text()
         for token in row.tokens[yielded:]:
@@ -169,7 +176,8 @@ def _pieces(run: _Run) -> Iterator[Piece]:
             (output,) = run.outputs()
             yield Piece(None, text + row.take_text(), output)
             return
-        run.advance(1)
+        if run.advance(interval) > SLOW_CALL:
+            interval = min(2 * interval, INTERVAL)
 
 
 def _rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
@@ -269,10 +277,8 @@ class _Run:
         self._prompts = np.zeros((len(prompts), bucket(longest)), np.int32)
         for row, ids in zip(self._prompts, prompts, strict=True):
             row[: len(ids)] = ids
-        # In bucketed sizes, too: other lengths then mean another program only now and then.
-        self._room = bucket(self.max_new_tokens)
-        self._capacity = bucket(longest + self.max_new_tokens)
-        self._cache_dtype = cache_dtype
+        self._capacity = max(bucket(longest + self.max_new_tokens), MIN_CAPACITY)
+        self._cache_dtype = float_dtype("cache_dtype", cache_dtype)
         self._params = params
         self._state: State
         self._pushed = 0
@@ -285,21 +291,23 @@ class _Run:
         """Runs the prompts and samples each row's first token."""
         cache = PagedCache.create(self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype)
         arguments = (self._model.weights, self._prompts, self._lengths, cache, self._params.key())
-        self._compile("start", self._programs.start, *arguments, room=self._room)
+        self._compile("start", self._programs.start, *arguments)
         began = time.perf_counter()
-        self._state = self._programs.start(*arguments, room=self._room)
+        self._state = self._programs.start(*arguments)
         self._collect()
         self.timings.first_token = time.perf_counter() - began
 
-    def advance(self, count: int) -> None:
-        """Samples up to `count` more tokens per row."""
+    def advance(self, count: int) -> float:
+        """Samples up to `count` more tokens per row; returns the seconds it took, compiling left out."""
         until = np.int32(min(self._pushed + count, self.max_new_tokens))
         arguments = self._model.weights, self._state, until
         self._compile("loop", self._programs.loop, *arguments)
         began = time.perf_counter()
         self._state = self._programs.loop(*arguments)
         self._collect()
-        self.timings.decode += time.perf_counter() - began
+        seconds = time.perf_counter() - began
+        self.timings.decode += seconds
+        return seconds
 
     def outputs(self) -> list[Output]:
         self.timings.new_tokens = sum(len(row.tokens) for row in self.rows)
@@ -324,13 +332,13 @@ class _Run:
             finished = np.array([row.finish_reason is not None for row in self.rows])
             self._state = dataclasses.replace(self._state, finished=jnp.asarray(finished))
 
-    def _compile(self, name: str, program: Any, *arguments: Any, **static: Any) -> None:
+    def _compile(self, name: str, program: Any, *arguments: Any) -> None:
         """Compiles the program unless it is, so that compiling is timed by itself; calling it then reuses it."""
-        sizes = (*self._prompts.shape, self._capacity, self._room, jnp.dtype(self._cache_dtype))
-        key = name, sizes if name == "start" else (sizes[0], *sizes[2:]), current_choice()
+        batch, prompt_length = self._prompts.shape
+        key = name, batch, prompt_length if name == "start" else 0, self._capacity, self._cache_dtype, current_choice()
         if key in self._programs.compiled:
             return
         began = time.perf_counter()
-        program.lower(*arguments, **static).compile()
+        program.lower(*arguments).compile()
         self._programs.compiled.add(key)
         self.timings.compile += time.perf_counter() - began

@@ -46,8 +46,8 @@ def from_gguf(
     words = None
     if tokenizer.has_tokenizer(header.metadata):
         words = tokenizer.from_metadata(header.metadata, file)
-        if words.vocab_size > config.vocab_size:
-            problem = f"{words.vocab_size} tokens, but the model has vocab_size={config.vocab_size}"
+        if words.vocab_size != config.vocab_size:
+            problem = f"has {words.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
             raise GGUFError(file, "tokenizer.ggml.tokens", problem)
     loaded = gguf.read(path, check_scales=check_scales, progress=progress)
     check_tensors(config, loaded.tensors, file)  # what was read is not what was checked if the file changed

@@ -31,7 +31,7 @@ class State:
     Attributes:
       cache: of all tokens but the last.
       token: int32 (batch,), the last one sampled, not yet stored.
-      tokens: int32 (batch, room), the new tokens; those from counts[b] on mean nothing.
+      tokens: int32 (batch, the cache's capacity), new tokens; those from counts[b] on mean nothing.
       counts: int32 (batch,), new tokens of each row, an end token included.
       finished: bool (batch,), rows that sampled an end token or were stopped.
       step: int32, new tokens of a row that is not finished.
@@ -53,8 +53,8 @@ class Programs:
     """The programs of one model, one way of sampling and one set of end tokens; each compiles per shape.
 
     Attributes:
-      start: (weights, tokens (batch, time), lengths (batch,), cache, key, room) -> State: stores the prompts
-        and samples each row's first token. The cache is donated; `room` is static.
+      start: (weights, tokens (batch, time), lengths (batch,), cache, key) -> State: stores the prompts and
+        samples each row's first token. The cache is donated.
       loop: (weights, state, until) -> State: one `lax.while_loop` that goes on until `until` tokens are
         sampled in all or every row is finished. The state is donated.
       decode: (weights, token (batch,), cache) -> logits, cache: one step by itself. The cache is donated.
@@ -74,7 +74,7 @@ class Programs:
         self._end_ids = end_ids
         self.compiled: set[Any] = set()
         jit = functools.partial(jax.jit, compiler_options=CUDA_COMPILER_OPTIONS if on_gpu else None)
-        self.start = jit(self._start, static_argnames="room", donate_argnames="cache")
+        self.start = jit(self._start, donate_argnames="cache")
         self.loop = jit(self._loop, donate_argnames="state")
         self.decode = jit(self._decode, donate_argnames="cache")
 
@@ -85,7 +85,6 @@ class Programs:
         lengths: jax.Array,
         cache: PagedCache,
         key: jax.Array,
-        room: int,
     ) -> State:
         decoder = self._decoder(weights)
         logits, cache = decoder.prefill(tokens, lengths, cache)
@@ -94,7 +93,7 @@ class Programs:
         state = State(
             cache=cache,
             token=jnp.zeros(batch, jnp.int32),
-            tokens=jnp.zeros((batch, room), jnp.int32),
+            tokens=jnp.zeros((batch, cache.capacity), jnp.int32),
             counts=jnp.zeros(batch, jnp.int32),
             finished=jnp.zeros(batch, bool),
             step=jnp.int32(0),
@@ -156,10 +155,9 @@ def abstract_programs(
     cache = jax.eval_shape(lambda: PagedCache.create(model.config, batch, capacity, dtype=cache_dtype))
     tokens, vector = struct((batch, prompt_length), jnp.int32), struct((batch,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    start = functools.partial(programs._start, room=capacity)
-    state = jax.eval_shape(start, weights, tokens, vector, cache, key)
+    state = jax.eval_shape(programs.start, weights, tokens, vector, cache, key)
     return {
-        "prefill": (jax.jit(start, donate_argnums=3), (weights, tokens, vector, cache, key)),
+        "prefill": (programs.start, (weights, tokens, vector, cache, key)),
         "decode": (programs.decode, (weights, vector, cache)),
         "generate": (programs.loop, (weights, state, struct((), jnp.int32))),
     }

@@ -1,0 +1,38 @@
+"""The golden models: loaded once per process, with the tokens and logits that llama.cpp gave for them."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+from helpers import GOLDEN
+
+from jax_q4k import models
+
+NAMES = ("llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm")
+
+
+class Reference(NamedTuple):
+    prompt: np.ndarray  # int32 (48,)
+    greedy: np.ndarray  # int32 (24,), what follows the prompt
+    logits: np.ndarray  # float32 (72, vocab), after each token of both
+
+    @property
+    def tokens(self) -> np.ndarray:
+        return np.concatenate([self.prompt, self.greedy])
+
+
+def path(name: str):
+    return GOLDEN / f"{name}.Q4_K_M.gguf"
+
+
+@functools.cache
+def model(name: str) -> models.Model:
+    return models.from_gguf(path(name))
+
+
+@functools.cache
+def reference(name: str) -> Reference:
+    with np.load(GOLDEN / f"{name}.npz") as data:
+        return Reference(data["prompt"], data["greedy_f32"], data["logits_f32"])

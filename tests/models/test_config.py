@@ -1,0 +1,111 @@
+import numpy as np
+import pytest
+
+import jax_q4k as jq
+from jax_q4k.models.config import Config
+
+LLAMA = {
+    "general.architecture": "llama",
+    "llama.context_length": 2048,
+    "llama.embedding_length": 512,
+    "llama.block_count": 2,
+    "llama.feed_forward_length": 768,
+    "llama.attention.head_count": 8,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 100,
+}
+
+
+def changed(changes):
+    metadata = {**LLAMA, **{f"llama.{key}": value for key, value in changes.items()}}
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def test_defaults_are_llama_cpps():
+    config = Config.from_metadata(LLAMA)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 8, 64)
+    assert (config.rope_dim, config.rope_theta, config.rope_factor) == (64, 10000.0, 1.0)
+    assert config.interleaved_rope and not config.qkv_bias and not config.qk_norm
+
+
+@pytest.mark.parametrize("architecture, qkv_bias, qk_norm", [("qwen2", True, False), ("qwen3", False, True)])
+def test_qwen(architecture, qkv_bias, qk_norm):
+    metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
+    metadata["general.architecture"] = architecture
+    config = Config.from_metadata(metadata)
+    assert (config.qkv_bias, config.qk_norm, config.interleaved_rope) == (qkv_bias, qk_norm, False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "attribute", "value"),
+    [
+        ({"attention.head_count_kv": 2}, "num_kv_heads", 2),
+        ({"attention.head_count_kv": np.array([2, 2], np.uint32)}, "num_kv_heads", 2),
+        ({"attention.key_length": 128, "attention.value_length": 128}, "head_dim", 128),
+        ({"rope.dimension_count": 32}, "rope_dim", 32),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, "rope_factor", 4.0),
+        ({"rope.scaling.factor": 4.0}, "rope_factor", 4.0),
+        ({"rope.scale_linear": 2.0}, "rope_factor", 2.0),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, "rope_factor", 1.0),
+        ({"attention.sliding_window": 512}, "context_length", 512),
+        ({"attention.sliding_window": 0}, "context_length", 2048),
+        ({"attention.sliding_window": 4096}, "context_length", 2048),
+        ({"expert_count": 0, "logit_scale": 1.0}, "num_layers", 2),
+    ],
+)
+def test_keys(changes, attribute, value):
+    assert getattr(Config.from_metadata(changed(changes)), attribute) == value
+
+
+def test_vocab_size_from_the_tokens():
+    metadata = changed({"vocab_size": None}) | {"tokenizer.ggml.tokens": ["a", "b", "c"]}
+    assert Config.from_metadata(metadata).vocab_size == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_count": None}, "llama.block_count: is missing"),
+        ({"context_length": None}, "llama.context_length: is missing"),
+        ({"attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon: is missing"),
+        ({"vocab_size": None}, "llama.vocab_size: is missing"),
+        ({"block_count": 0}, "llama.block_count: must be an integer from 1 to 1024, not 0"),
+        ({"block_count": 2**32}, "llama.block_count: must be an integer"),
+        ({"block_count": True}, "llama.block_count: must be an integer"),
+        ({"block_count": 2.0}, "llama.block_count: must be an integer"),
+        ({"block_count": "2"}, "llama.block_count: must be an integer"),
+        ({"embedding_length": 0}, "llama.embedding_length: must be"),
+        ({"feed_forward_length": np.array([768, 512])}, "llama.feed_forward_length: must be an integer"),
+        ({"feed_forward_length": np.array([], int)}, "llama.feed_forward_length: must be an integer"),
+        ({"attention.head_count": 0}, "head_count: must be an integer"),
+        ({"attention.head_count": 7}, "head_count: 7 must divide embedding_length=512"),
+        ({"attention.head_count_kv": 0}, "head_count_kv: must be"),
+        ({"attention.head_count_kv": 3}, "head_count_kv: 3 must divide attention.head_count=8"),
+        ({"attention.head_count_kv": 16}, "head_count_kv: must be an integer from 1 to 8, not 16"),
+        ({"attention.key_length": 80}, "a head_dim of 80 is not supported; supported are 32, 64, 96"),
+        ({"attention.value_length": 128}, "value_length: 128 must equal the key length, 64"),
+        ({"rope.dimension_count": 63}, "rope.dimension_count: 63 must be even"),
+        ({"rope.dimension_count": 128}, "rope.dimension_count: must be an integer from 1 to 64"),
+        ({"attention.layer_norm_rms_epsilon": float("nan")}, "epsilon: must be a number above 0"),
+        ({"attention.layer_norm_rms_epsilon": 0.0}, "epsilon: must be a number above 0"),
+        ({"rope.freq_base": -1.0}, "rope.freq_base: must be a number"),
+        ({"rope.scaling.type": "yarn"}, "rope.scaling.type: 'yarn' is not supported; supported are none, linear"),
+        ({"rope.scaling.factor": float("inf")}, "rope.scaling.factor: must be a number"),
+        ({"rope.scaling.factor": -2.0}, "rope.scaling.factor: must be a number"),
+        ({"expert_count": 8}, "llama.expert_count: 8 is not supported"),
+        ({"logit_scale": 0.0625}, "llama.logit_scale: 0.0625 is not supported"),
+        ({"attention.scale": 0.1}, "llama.attention.scale: 0.1 is not supported"),
+        ({"attention.causal": False}, "llama.attention.causal: False is not supported"),
+        ({"context_length": -1}, "llama.context_length: must be an integer from 1"),
+    ],
+)
+def test_bad_metadata(changes, message):
+    with pytest.raises(jq.GGUFError) as caught:
+        Config.from_metadata(changed(changes), "model.gguf")
+    assert str(caught.value).startswith("model.gguf: ") and message in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", [None, "mamba", 7])
+def test_unknown_architecture(architecture):
+    with pytest.raises(jq.GGUFError, match="general.architecture.*supported are llama, qwen2, qwen3"):
+        Config.from_metadata({"general.architecture": architecture})

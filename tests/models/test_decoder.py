@@ -1,0 +1,184 @@
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import nmse
+
+from jax_q4k.models import rope
+from jax_q4k.models.attention import QUERY_BLOCK, causal_attention
+from jax_q4k.models.cache import PagedCache
+from jax_q4k.models.config import Config
+
+from .golden import NAMES, model, reference
+
+rng = np.random.default_rng(5)
+
+
+@functools.cache
+def programs(name):
+    """Jitted prefill and decode of a golden model, without its weights as an argument to pass."""
+    loaded = model(name)
+
+    @functools.partial(jax.jit, static_argnames="all_positions")
+    def prefill(weights, tokens, lengths, cache, all_positions):
+        return loaded.decoder(weights).prefill(tokens, lengths, cache, all_positions=all_positions)
+
+    @jax.jit
+    def decode(weights, *args):
+        return loaded.decoder(weights).decode(*args)
+
+    return (
+        lambda *args, all_positions=False: prefill(loaded.weights, *args, all_positions=all_positions),
+        lambda *args: decode(loaded.weights, *args),
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_full_pass(name):
+    got = model(name).logits(reference(name).tokens[None])
+    assert got.shape == (1, *reference(name).logits.shape) and got.dtype == jnp.float32
+    assert nmse(got[0], reference(name).logits) <= 1e-8
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prefill_and_paged_decode(name):
+    """Beside another row, padded, on shuffled pages."""
+    (prefill, decode), loaded, want = programs(name), model(name), reference(name)
+    cache = PagedCache.create(loaded.config, 2, 72)
+    cache = dataclasses.replace(cache, block_tables=jnp.array(rng.permutation(10).reshape(2, 5), jnp.int32))
+    prompts = np.zeros((2, 64), np.int32)
+    prompts[0, :48], prompts[1, :20] = want.prompt, want.prompt[:20]
+
+    logits, cache = prefill(prompts, np.array([48, 20], np.int32), cache, all_positions=True)
+    rows, other = [logits[0, :48]], [logits[1, :20]]
+    for step in range(24):
+        token = np.array([want.greedy[step], want.tokens[20 + step]], np.int32)
+        logits, cache = decode(token, cache)
+        rows.append(logits[:1])
+        other.append(logits[1:])
+    assert nmse(np.concatenate(rows), want.logits) <= 1e-8
+    assert nmse(np.concatenate(other), want.logits[:44]) <= 1e-8
+    assert cache.context_lens.tolist() == [72, 44]
+
+
+def test_last_position_and_inactive_rows():
+    loaded, want = model("llama-gqa"), reference("llama-gqa")
+    prefill, decode = programs("llama-gqa")
+    prompts = jnp.array([want.prompt[:16], want.prompt[:16]])
+    logits, cache = prefill(prompts, jnp.array([16, 7]), PagedCache.create(loaded.config, 2, 32))
+    assert nmse(logits, want.logits[[15, 6]]) <= 1e-8
+    before = jax.tree.map(np.asarray, cache)
+    token = jnp.array([want.prompt[16], 3])
+    logits, cache = decode(token, cache, jnp.array([True, False]))
+    assert nmse(logits[:1], want.logits[16:17]) <= 1e-8
+    assert cache.context_lens.tolist() == [17, 7]
+    for (k, _), (old, _) in zip(cache.pages, before.pages, strict=True):
+        np.testing.assert_array_equal(k[2:], old[2:])  # the second row's pages
+        assert np.any(np.asarray(k[:2]) != old[:2])
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(jnp.float16, 1e-5), (jnp.bfloat16, 1e-3)])
+def test_narrow_caches_are_close(dtype, tolerance):
+    loaded, want = model("llama-gqa"), reference("llama-gqa")
+    prefill, decode = programs("llama-gqa")
+    cache = PagedCache.create(loaded.config, 1, 48, dtype=dtype)
+    _, cache = prefill(jnp.asarray(want.prompt[None, :40]), jnp.array([40]), cache)
+    logits, cache = decode(jnp.asarray(want.prompt[40:41]), cache)
+    assert cache.pages[0][0].dtype == dtype
+    error = nmse(logits, want.logits[40:41])
+    assert 1e-10 <= error <= tolerance
+
+
+def test_poison_in_the_cache_and_in_padding_does_not_matter():
+    loaded, want = model("llama-gqa"), reference("llama-gqa")
+    prefill, decode = programs("llama-gqa")
+    cache = PagedCache.create(loaded.config, 1, 32)
+    poisoned = dataclasses.replace(cache, pages=jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), cache.pages))
+    tokens = want.prompt[None, :16].copy()
+    tokens[0, 10:] = -1  # embeds as NaN
+    _, cache = prefill(jnp.asarray(tokens), jnp.array([10]), poisoned)
+    logits, _ = decode(jnp.asarray(want.prompt[10:11]), cache)
+    assert nmse(logits, want.logits[10:11]) <= 1e-8
+
+
+def test_one_program_serves_all_lengths_of_a_bucket():
+    loaded, want = model("llama-gqa"), reference("llama-gqa")
+    full = loaded.logits(want.tokens[None, :32])
+    compiled = loaded._full_pass._cache_size()
+    for time in (17, 20, 31):
+        np.testing.assert_array_equal(loaded.logits(want.tokens[None, :time]), full[:, :time])
+    assert loaded._full_pass._cache_size() == compiled
+
+
+@pytest.mark.parametrize(
+    ("tokens", "error", "message"),
+    [
+        ([1, 2], ValueError, r"tokens has shape \(2,\)"),
+        ([[1.0]], TypeError, "tokens has dtype float64"),
+        ([[0, 512]], ValueError, "tokens holds token id 512; ids must be 0 to 511"),
+        ([[-1]], ValueError, "tokens holds token id -1"),
+        (np.zeros((1, 2049), np.int32), ValueError, "time=2049; the context length is 2048"),
+    ],
+)
+def test_tokens_that_do_not_fit(tokens, error, message):
+    with pytest.raises(error, match=message):
+        model("llama-gqa").logits(tokens)
+
+
+def test_no_tokens():
+    assert model("llama-gqa").logits(np.zeros((0, 3), np.int32)).shape == (0, 3, 512)
+
+
+@pytest.mark.parametrize("time", [7, QUERY_BLOCK + 44])
+def test_causal_attention_equals_the_definition(time):
+    q = rng.standard_normal((2, time, 4, 32)).astype(np.float32)
+    k, v = rng.standard_normal((2, 2, time, 2, 32)).astype(np.float32)
+    lengths = np.array([time, time - 3])
+    k[1, time - 3 :], v[1, time - 3 :] = np.nan, np.nan
+    got = np.asarray(jax.jit(causal_attention)(q, k, v, lengths))
+    want = np.zeros_like(got, np.float64)
+    for b, t, h in np.ndindex(2, time, 4):
+        past = slice(0, min(t + 1, lengths[b]))
+        scores = k[b, past, h // 2].astype(np.float64) @ q[b, t, h] / np.sqrt(32)
+        weights = np.exp(scores - scores.max())
+        want[b, t, h] = weights @ v[b, past, h // 2] / weights.sum()
+    assert nmse(got[0], want[0]) <= 1e-12
+    assert nmse(got[1, : time - 3], want[1, : time - 3]) <= 1e-12
+    assert np.isfinite(got).all()
+
+
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rope_rotates_pairs_by_position_times_frequency(interleaved):
+    config = Config("llama", 8, 64, 128, 128, 1, 2, 2, 64, 1e-5, rope_theta=100.0, rope_dim=32, rope_factor=2.0)
+    divisors = np.linspace(1, 4, 16).astype(np.float32)
+    frequencies = rope.frequencies(config, divisors)
+    x = rng.standard_normal((1, 3, 2, 64)).astype(np.float32)
+    positions = jnp.array([[0, 1, 40]])
+    got = rope.rotate(x, *rope.angles(positions, jnp.asarray(frequencies)), interleaved=interleaved)
+    np.testing.assert_array_equal(got[0, 0], x[0, 0])
+    np.testing.assert_array_equal(got[..., 32:], x[..., 32:])
+    for i in range(16):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + 16)
+        turn = np.exp(1j * np.array([0, 1, 40]) * 100.0 ** (-2 * i / 32) / 2 / divisors[i])
+        want = (x[0, ..., a] + 1j * x[0, ..., b]) * turn[:, None]
+        np.testing.assert_allclose(got[0, ..., a], want.real, atol=1e-5)
+        np.testing.assert_allclose(got[0, ..., b], want.imag, atol=1e-5)
+
+
+def test_cache_capacity_and_slots():
+    config = model("llama-gqa").config
+    cache = PagedCache.create(config, 2, 20, page_size=16, dtype=jnp.bfloat16)
+    assert cache.capacity == 32 and cache.page_size == 16 and len(cache.pages) == config.num_layers
+    assert cache.pages[0][0].shape == (4, 2, 16, 64)
+    positions = jnp.array([[0, 17, 31, 32], [15, 16, 3, 0]])
+    valid = jnp.array([[True] * 4, [True, True, False, True]])
+    assert cache.slots(positions, valid).tolist() == [0, 17, 31, -1, 47, 48, -1, 32]
+    with pytest.raises(ValueError, match="batch=0"):
+        PagedCache.create(config, 0, 20)
+    with pytest.raises(TypeError, match="dtype=int8"):
+        PagedCache.create(config, 1, 20, dtype=jnp.int8)
+    with pytest.raises(ValueError, match="2\\^31"):
+        PagedCache.create(config, 1 << 20, 1 << 20)

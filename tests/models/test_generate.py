@@ -1,0 +1,225 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+from helpers import GOLDEN
+
+from jax_q4k import models
+from jax_q4k.models.buckets import bucket
+
+from .golden import NAMES, model, reference
+
+SPM = json.loads((GOLDEN / "text-spm.json").read_text())
+PROMPT = SPM["prompt_text"]
+
+
+@pytest.fixture
+def compilations():
+    """Counts compiled programs from here on."""
+    count = [0]
+
+    def listen(event, _, **__):
+        count[0] += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield count
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_are_llama_cpps(name):
+    want = reference(name)
+    out = models.generate(model(name), want.prompt, max_new_tokens=24)
+    assert out.tokens == want.greedy.tolist()
+    assert out.text is None and out.finish_reason == "length"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_batch_of_prompts_of_different_lengths(name):
+    """The prompt alone, with 10 of its own greedy tokens, and cut short."""
+    want = reference(name)
+    prompts = [want.prompt, want.tokens[:58], want.prompt[:41]]
+    full, longer, shorter = models.generate(model(name), prompts, max_new_tokens=24)
+    assert full.tokens == want.greedy.tolist()
+    assert longer.tokens[:14] == want.greedy[10:].tolist()
+    assert longer.tokens == models.generate(model(name), prompts[1], max_new_tokens=24).tokens
+    assert shorter.tokens == models.generate(model(name), prompts[2], max_new_tokens=24).tokens
+
+
+def test_a_batch_whose_prompts_pad_to_different_buckets():
+    want = reference("llama-gqa")
+    prompts = [want.prompt[:5].tolist(), want.prompt.tolist(), want.prompt[:17].tolist()]
+    together = models.generate(model("llama-gqa"), prompts, max_new_tokens=24)
+    for prompt, out in zip(prompts, together, strict=True):
+        assert out.tokens == models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
+
+
+def test_text():
+    assert model("text-spm").tokenizer.encode(PROMPT) == SPM["prompt"]
+    out = models.generate(model("text-spm"), PROMPT, max_new_tokens=32)
+    assert out.tokens == SPM["greedy_f32"]
+    assert out.text == model("text-spm").tokenizer.decode(out.tokens)
+    assert out.timings.prompt_tokens == len(SPM["prompt"]) and out.timings.new_tokens == 32
+    assert out.timings.first_token > 0 and out.timings.decoded_tokens == 31
+    assert out.timings.tokens_per_second == 31 / out.timings.decode
+
+
+def test_stream_gives_what_generate_gives():
+    pieces = list(models.stream(model("text-spm"), PROMPT, max_new_tokens=32))
+    *steps, last = pieces
+    assert [piece.token for piece in steps] == SPM["greedy_f32"]
+    assert all(piece.output is None for piece in steps)
+    assert last.output.tokens == SPM["greedy_f32"] and last.output.finish_reason == "length"
+    assert "".join(piece.text for piece in pieces) == last.output.text
+    assert sum(bool(piece.text) for piece in steps) >= 30  # as it comes, not all at the end
+
+
+@pytest.mark.parametrize("call", ["generate", "stream"])
+def test_stop_strings(call):
+    text = models.generate(model("text-spm"), PROMPT, max_new_tokens=32).text
+    stop = text[30:33]  # within a token and across tokens
+    end = text.index(stop)
+    if call == "generate":
+        out = models.generate(model("text-spm"), PROMPT, max_new_tokens=32, stop=[stop, "never"])
+    else:
+        *_, last = pieces = list(models.stream(model("text-spm"), PROMPT, max_new_tokens=32, stop=stop))
+        out = last.output
+        assert "".join(piece.text for piece in pieces) == out.text
+    assert out.text == text[:end] and out.finish_reason == "stop"
+    assert out.tokens == SPM["greedy_f32"][: len(out.tokens)] and len(out.tokens) < 32
+    assert stop in model("text-spm").tokenizer.decode(out.tokens)
+
+
+def test_one_row_stops_and_the_others_go_on():
+    other = "The sea"
+    alone = [models.generate(model("text-spm"), prompt, max_new_tokens=24) for prompt in (PROMPT, other)]
+    stop = alone[0].text[20:30]
+    assert stop not in alone[1].text
+    first, second = models.generate(model("text-spm"), [PROMPT, other], max_new_tokens=24, stop=stop)
+    assert first.finish_reason == "stop" and first.text == alone[0].text[: alone[0].text.index(stop)]
+    assert second.finish_reason == "length" and second.tokens == alone[1].tokens
+
+
+@pytest.fixture
+def ends_early(monkeypatch):
+    """text-spm with an end token that it reaches: the sixth of the greedy ones."""
+    loaded = model("text-spm")
+    monkeypatch.setattr(type(loaded.tokenizer), "eos_token_ids", (2, SPM["greedy_f32"][5]))
+    return loaded
+
+
+@pytest.mark.parametrize("stop", [(), "never"])
+def test_end_token(ends_early, stop):
+    out = models.generate(ends_early, PROMPT, max_new_tokens=32, stop=stop)
+    assert out.tokens == SPM["greedy_f32"][:5] and out.finish_reason == "end"
+    assert out.text == ends_early.tokenizer.decode(out.tokens)
+    assert out.timings.decoded_tokens == 5  # the end token was decoded, too
+    *_, last = models.stream(ends_early, PROMPT, max_new_tokens=32, stop=stop)
+    assert last.output.tokens == out.tokens and last.output.text == out.text
+    ignored = models.generate(ends_early, PROMPT, max_new_tokens=32, ignore_end=True)
+    assert ignored.tokens == SPM["greedy_f32"] and ignored.finish_reason == "length"
+
+
+def test_the_first_token_ends(ends_early):
+    prompt = SPM["prompt"] + SPM["greedy_f32"][:5]
+    out = models.generate(ends_early, prompt, max_new_tokens=8)
+    assert out.tokens == [] and out.text == "" and out.finish_reason == "end"
+    (piece,) = models.stream(ends_early, prompt, max_new_tokens=8)
+    assert piece.token is None and piece.output.tokens == []
+
+
+def test_one_new_token():
+    out = models.generate(model("text-spm"), PROMPT, max_new_tokens=1)
+    assert out.tokens == SPM["greedy_f32"][:1] and np.isnan(out.timings.tokens_per_second)
+
+
+def test_seeds_and_temperature():
+    def tokens(**options):
+        return models.generate(model("text-spm"), PROMPT, max_new_tokens=16, **options).tokens
+
+    hot = tokens(temperature=1.5, seed=1)
+    assert hot == tokens(temperature=1.5, seed=1)
+    assert hot != tokens(temperature=1.5, seed=2)
+    assert hot != SPM["greedy_f32"][:16]
+    assert tokens(temperature=1.5, top_k=1) == SPM["greedy_f32"][:16]
+    *_, last = models.stream(model("text-spm"), PROMPT, max_new_tokens=16, temperature=1.5, seed=1)
+    assert last.output.tokens == hot
+
+
+def test_repetition_penalty_counts_the_prompt_and_the_new_tokens():
+    want = reference("qwen2-bias")
+    out = models.generate(model("qwen2-bias"), want.prompt, max_new_tokens=24, repetition_penalty=100.0)
+    assert len(set(out.tokens)) == 24 and not set(out.tokens) & set(want.prompt.tolist())
+
+
+def test_lengths_do_not_recompile(compilations):
+    loaded = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
+    prompt = reference("llama-gqa").prompt
+    first = models.generate(loaded, prompt[:9], max_new_tokens=20)
+    assert compilations[0] >= 2 and first.timings.compile > 0
+    compilations[0] = 0
+    for length, new in [(10, 1), (16, 48), (12, 19)]:
+        out = models.generate(loaded, prompt[:length], max_new_tokens=new, seed=length)
+        assert len(out.tokens) == new and out.timings.compile == 0
+    list(models.stream(loaded, prompt[:11], max_new_tokens=18))
+    assert compilations[0] == 0
+
+
+def test_implementation_choice_is_part_of_the_programs_key():
+    import jax_q4k as jq
+
+    want = json.loads((GOLDEN / "llama-gqa.json").read_text())
+    prompt = reference("llama-gqa").prompt
+    with jq.implementation("xla", activations="q8_1"):
+        quantized = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
+    plain = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
+    assert plain == want["greedy_f32"] != quantized
+
+
+@pytest.mark.parametrize("size, expected", [(1, 8), (8, 8), (9, 16), (64, 64), (65, 128), (1000, 1024)])
+def test_buckets(size, expected):
+    assert bucket(size) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "options", "error", "message"),
+    [
+        ("llama-gqa", "text", {}, ValueError, "prompt is a text, but the model has no tokenizer"),
+        ("llama-gqa", ["a", "b"], {}, ValueError, r"prompts\[0\] is a text"),
+        ("llama-gqa", [], {}, ValueError, "prompts is empty"),
+        ("text-spm", "a", {"max_new_tokens": 0}, ValueError, "max_new_tokens=0 must be at least 1"),
+        ("llama-gqa", [[1], []], {}, ValueError, r"prompts\[1\] has shape \(0,\)"),
+        ("llama-gqa", np.zeros((0,), np.int32), {}, ValueError, "prompts is empty"),
+        ("llama-gqa", [1, 512], {}, ValueError, "prompt holds token id 512; ids must be 0 to 511"),
+        ("llama-gqa", [1, -1], {}, ValueError, "prompt holds token id -1"),
+        ("llama-gqa", [1.5, 2.0], {}, TypeError, "prompt has dtype float64"),
+        ("llama-gqa", [1] * 2000, {"max_new_tokens": 49}, ValueError, "2000 tokens and max_new_tokens=49.*2048"),
+        ("llama-gqa", [1], {"stop": "x"}, ValueError, "stop='x' needs a tokenizer"),
+        ("llama-gqa", [1], {"temperature": float("nan")}, ValueError, "temperature=nan"),
+        ("llama-gqa", [1], {"top_k": -1}, ValueError, "top_k=-1"),
+        ("llama-gqa", [1], {"max_new_tokens": 1.5}, TypeError, "float"),
+        ("llama-gqa", [1], {"cache_dtype": np.int8}, TypeError, "int8"),
+    ],
+)
+def test_arguments_that_do_not_fit(name, prompt, options, error, message, compilations):
+    loaded = model(name)
+    compilations[0] = 0
+    with pytest.raises(error, match=message):
+        models.generate(loaded, prompt, **options)
+    with pytest.raises(error, match=message):
+        models.stream(loaded, prompt, **options)
+    assert compilations[0] == 0
+
+
+def test_stream_takes_one_prompt():
+    with pytest.raises(TypeError, match="stream takes one"):
+        models.stream(model("llama-gqa"), [[1], [2]])
+
+
+def test_abstract_programs_lower():
+    programs = models.abstract_programs(model("llama-gqa"), batch=2, prompt_length=8, capacity=32)
+    assert set(programs) == {"prefill", "decode", "generate"}
+    for jitted, arguments in programs.values():
+        lowered = jitted.trace(*arguments).lower()
+        assert "tensor<512x1x144xui8>" in lowered.as_text()  # packed weights are arguments

@@ -1,0 +1,131 @@
+import dataclasses
+import types
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models.load import build, check_tensors, expected_tensors
+
+from .golden import NAMES, model, path
+
+
+def shapes(name):
+    """Name -> anything with a shape, of a golden file."""
+    return {
+        tensor.name: types.SimpleNamespace(shape=tuple(tensor.shape[::-1].tolist()))
+        for tensor in gguf.GGUFReader(path(name)).tensors
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_stay_packed(name):
+    file = jq.gguf.read(path(name))
+    decoder = model(name).decoder()
+    weight = decoder.blocks[1].attention.value.weight.get_value()
+    assert isinstance(weight, jq.QuantizedArray)
+    assert weight.to_gguf_bytes() == file.tensors["blk.1.attn_v.weight"].to_gguf_bytes()
+    assert decoder.embedding.get_value().format == file.tensors["token_embd.weight"].format
+    assert (decoder.output is None) == ("output.weight" not in file.tensors)
+    packed = sum(tensor.nbytes for tensor in file.tensors.values())
+    assert sum(leaf.nbytes for leaf in model(name).weights) <= packed + 1024  # the rope frequencies
+
+
+def test_the_decoder_is_an_nnx_module_tree():
+    decoder = model("qwen3-qknorm").decoder()
+    graph, state = nnx.split(decoder)
+    again = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
+    tokens = jnp.arange(8)[None]
+    np.testing.assert_array_equal(jax.jit(lambda: decoder(tokens))(), jax.jit(lambda: again(tokens))())
+    paths = {"/".join(map(str, entry)) for entry, _ in nnx.to_flat_state(state)}
+    assert "blocks/0/attention/q_norm/weight" in paths and "blocks/1/mlp/down/weight" in paths
+
+
+def test_progress_and_no_tokenizer():
+    calls = []
+    loaded = models.from_gguf(path("llama-gqa"), progress=lambda done, total: calls.append((done, total)))
+    assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] > 1_000_000
+    assert loaded.tokenizer is None and loaded.config.vocab_size == 512
+    assert "llama, 2 layers" in repr(loaded)
+
+
+def test_float_weights_give_the_logits_of_the_packed_ones():
+    file = jq.gguf.read(path("qwen2-odd"))
+    tensors = {
+        name: tensor.dequantize() if isinstance(tensor, jq.QuantizedArray) else tensor.astype(jnp.float16)
+        for name, tensor in file.tensors.items()
+    }
+    tensors["blk.0.attn_norm.weight"] = file.tensors["blk.0.attn_norm.weight"]
+    tensors = {name: file.tensors[name] if tensor.dtype == jnp.float16 else tensor for name, tensor in tensors.items()}
+    config = model("qwen2-odd").config
+    got = models.Model(build(config, tensors)).logits([[1, 2, 3]])
+    np.testing.assert_allclose(got, model("qwen2-odd").logits([[1, 2, 3]]), rtol=1e-4, atol=1e-4)
+
+
+def test_every_expected_tensor_that_is_required_is_missed():
+    config, tensors = model("qwen2-bias").config, shapes("qwen2-bias")
+    check_tensors(config, tensors, "f")
+    for name, (_, required) in expected_tensors(config).items():
+        rest = {key: value for key, value in tensors.items() if key != name}
+        if required:
+            with pytest.raises(jq.GGUFError, match=f"f: tensor '{name}': is missing, expected with shape"):
+                check_tensors(config, rest, "f")
+        else:
+            check_tensors(config, rest, "f")
+
+
+@pytest.mark.parametrize("name", list(shapes("qwen3-qknorm")))
+def test_every_wrong_shape_is_refused(name):
+    config, tensors = model("qwen3-qknorm").config, shapes("qwen3-qknorm")
+    shape = tensors[name].shape
+    tensors[name] = types.SimpleNamespace(shape=(*shape[:-1], shape[-1] + 256))
+    with pytest.raises(jq.GGUFError) as caught:
+        check_tensors(config, tensors, "f")
+    assert f"tensor '{name}': has shape {tensors[name].shape}, expected {shape}" in str(caught.value)
+
+
+def test_unknown_tensors_are_refused():
+    config, tensors = model("llama-gqa").config, shapes("llama-gqa")
+    with pytest.raises(jq.GGUFError, match="'blk.2.attn_q.weight': is not part of a llama model"):
+        check_tensors(config, tensors | {"blk.2.attn_q.weight": tensors["blk.1.attn_q.weight"]}, "f")
+    tied = {key: value for key, value in tensors.items() if key != "output.weight"}
+    with pytest.raises(jq.GGUFError, match="'output.bias': is there without"):
+        check_tensors(config, tied | {"output.bias": types.SimpleNamespace(shape=(512,))}, "f")
+
+
+def test_metadata_that_disagrees_is_found_before_tensors_are_read(tmp_path, monkeypatch):
+    data = bytearray(path("llama-gqa").read_bytes())
+    key = b"llama.feed_forward_length"
+    at = data.index(key) + len(key) + 4
+    data[at : at + 4] = (512).to_bytes(4, "little")
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(data)
+    monkeypatch.setattr(jq.gguf, "read", lambda *_, **__: pytest.fail("read the tensors"))
+    with pytest.raises(jq.GGUFError, match=r"bad.gguf: tensor 'blk.0.ffn_gate.weight': has shape \(768, 256\)"):
+        models.from_gguf(bad)
+
+
+def test_vocabulary_of_another_size(tmp_path):
+    data = bytearray(path("text-spm").read_bytes())
+    key = b"llama.vocab_size"
+    at = data.index(key) + len(key) + 4
+    data[at : at + 4] = (32001).to_bytes(4, "little")
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(data)
+    with pytest.raises(jq.GGUFError, match="32000"):
+        models.from_gguf(bad)
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        models.from_gguf(tmp_path / "none.gguf")
+
+
+def test_sliding_window_bounds_the_context():
+    config = dataclasses.replace(model("llama-gqa").config, context_length=16)
+    assert config.context_length == 16
