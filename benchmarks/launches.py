@@ -101,4 +101,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")  # nothing runs on a GPU; without its libraries, looking for one warns
     sys.exit(main())
