@@ -71,7 +71,7 @@ def decode_rate(
     cache = PagedCache.create(model.config, 1, context + room, dtype=cache_dtype)
     started = time.perf_counter()
     lengths = jnp.full(1, context, jnp.int32)
-    state = programs.start(model.weights, jnp.asarray(prompt), lengths, cache, jax.random.key(0), room=room)
+    state = programs.start(model.weights, jnp.asarray(prompt), lengths, cache, jax.random.key(0))
     state = jax.block_until_ready(programs.loop(model.weights, state, jnp.int32(tokens)))
     compile_seconds = time.perf_counter() - started
 
