@@ -61,9 +61,24 @@ def f32_to_bf16(x: np.ndarray) -> np.ndarray:
 def _fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Fused multiply-add with one rounding.
 
-    The product of two float32 is exact in float64; the float64 sum is rounded to odd with the error of the
-    addition (Boldo and Melquiond 2008), which makes the second rounding, to float32, correct.
+    The product of two float32 is exact in float64. Rounding their sum to float64 and then to float32 goes wrong
+    only where the float64 lies halfway between two float32, or below the normal ones, whose spacing is coarser:
+    those few are done again with care.
     """
+    total = a.astype(np.float64) * b.astype(np.float64) + c
+    rounded = total.astype(np.float32)
+    suspect = (total.view(np.int64) & 0x1FFFFFFF) == 0x10000000  # the 29 bits that float32 lacks
+    small = np.abs(rounded) <= np.finfo(np.float32).smallest_normal
+    if small.any():
+        suspect |= small & (total != 0)
+    if suspect.any():
+        where = np.flatnonzero(suspect)
+        rounded[where] = _fma_to_odd(*(np.broadcast_to(x, total.shape)[where] for x in (a, b, c)))
+    return rounded
+
+
+def _fma_to_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """Rounds the float64 sum to odd by the error of the addition (Boldo and Melquiond 2008), then to float32."""
     product = a.astype(np.float64) * b.astype(np.float64)
     addend = c.astype(np.float64)
     total = product + addend
@@ -71,19 +86,23 @@ def _fma_f32(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     error = (product - (total - part)) + (addend - part)  # Knuth's two-sum: total + error is exact
     bits = total.view(np.int64)
     inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
-    if inexact.any():
-        toward = np.where((error > 0) == (total > 0), 1, -1)
-        bits = np.where(inexact, bits + toward, bits)
-        total = bits.view(np.float64)
-    return total.astype(np.float32)
+    toward = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(inexact, bits + toward, bits).view(np.float64).astype(np.float32)
 
 
-def _dp4a(a: np.ndarray, b: np.ndarray, c: np.ndarray, a_bytes: type, b_bytes: type) -> np.ndarray:
+def _dp4a(a: np.ndarray, b: np.ndarray, c: np.ndarray, a_signed: bool, b_signed: bool) -> np.ndarray:
     """c + the dot product of the four bytes of a and b; the sum wraps at 32 bits."""
-    products = (np.ascontiguousarray(a).view(a_bytes).reshape(*a.shape, 4).astype(np.int32)
-                * np.ascontiguousarray(b).view(b_bytes).reshape(*b.shape, 4))
-    total = c.view(np.int32) + products.sum(-1, dtype=np.int32)
+    a, b, total = a.view(np.int32), b.view(np.int32), c.view(np.int32)
+    for i in range(4):
+        total = total + _byte(a, i, a_signed) * _byte(b, i, b_signed)
     return total.view(c.dtype)
+
+
+def _byte(word: np.ndarray, i: int, signed: bool) -> np.ndarray:
+    """Byte i (0 the lowest) of int32, extended by its sign or by zero."""
+    if signed:
+        return word << (24 - 8 * i) >> 24
+    return word >> (8 * i) & 0xFF
 
 
 def _shift(operation: Callable, bits: int) -> Callable:
@@ -91,6 +110,8 @@ def _shift(operation: Callable, bits: int) -> Callable:
 
     def meaning(a: np.ndarray, amount: np.ndarray) -> np.ndarray:
         signed = a.dtype.kind == "i"
+        if amount.size == 1 and amount[0] < bits:
+            return operation(a, amount.astype(a.dtype))
         clamped = np.minimum(amount, bits - 1).astype(a.dtype)
         shifted = operation(a, clamped)
         return shifted if signed else np.where(amount >= bits, a.dtype.type(0), shifted)
@@ -113,13 +134,14 @@ def _bfe(a: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
 def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
     """Picks four of the eight bytes of (b, a); bit 3 of a selector nibble repeats the byte's sign instead."""
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
-    result = np.zeros(np.broadcast(a, selector).shape, np.uint32)
+    result = np.zeros(1, np.uint32)
     for i in range(4):
         nibble = (selector >> np.uint32(4 * i)) & np.uint32(0xF)
-        place = np.uint64(8) * (nibble & np.uint32(7)).astype(np.uint64)
-        byte = ((both >> place) & np.uint64(0xFF)).astype(np.uint32)
-        sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
-        result |= np.where(nibble & np.uint32(8), sign, byte) << np.uint32(8 * i)
+        byte = ((both >> (np.uint64(8) * (nibble & np.uint32(7)))) & np.uint64(0xFF)).astype(np.uint32)
+        if (nibble & np.uint32(8)).any():
+            sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
+            byte = np.where(nibble & np.uint32(8), sign, byte)
+        result = result | byte << np.uint32(8 * i)
     return result
 
 
@@ -182,8 +204,7 @@ _define("prmt.b32", u32, (u32, u32, u32), _prmt)
 _define("popc.b32", u32, (u32,), lambda a: np.bitwise_count(a).astype(np.uint32))
 for _a, _b, _c in ((u32, u32, u32), (u32, s32, s32), (s32, u32, s32), (s32, s32, s32)):
     _define(f"dp4a.{_a}.{_b}", _c, (u32, u32, _c),
-            lambda a, b, c, x={"u32": np.uint8, "s32": np.int8}[_a.name], y={"u32": np.uint8, "s32": np.int8}[_b.name]:
-            _dp4a(a, b, c, x, y))
+            lambda a, b, c, x=_a.is_signed, y=_b.is_signed: _dp4a(a, b, c, x, y))
 
 _define("add.rn.f32", f32, (f32, f32), np.add)
 _define("sub.rn.f32", f32, (f32, f32), np.subtract)
@@ -204,7 +225,11 @@ _define("rsqrt.approx.f32", f32, (f32,), lambda a: (1.0 / np.sqrt(a.astype(np.fl
 
 for _t in (*_INTEGERS, f32):
     for _name, _compare in _COMPARISONS.items():
-        _define(f"setp.{_name}.{_t}", pred, (_t, _t), _compare)
+        if _t is f32 and _name == "ne":  # ordered, as all of these: false if an operand is NaN
+            _define("setp.ne.f32", pred, (f32, f32), lambda a, b: (a < b) | (a > b))
+        else:
+            _define(f"setp.{_name}.{_t}", pred, (_t, _t), _compare)
+_define("setp.neu.f32", pred, (f32, f32), np.not_equal)  # unordered: true if an operand is NaN
 for _bits, _t in (("b32", u32), ("b64", u64), ("f32", f32)):
     _define(f"selp.{_bits}", _t, (_t, _t, pred), _select)
 _define("and.pred", pred, (pred, pred), np.logical_and)
