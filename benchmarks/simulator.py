@@ -1,21 +1,24 @@
 """`python -m benchmarks.simulator [--json FILE]`: how fast the simulator runs.
 
 Three numbers matter: lane-instructions a second on a wide grid (20 million is the floor), the same with a loop on
-which lanes disagree, and the cost of a small launch, of which a simulated model makes hundreds.
+which lanes disagree, and the cost of a small launch, of which a simulated model makes hundreds. An instruction
+counts once per lane that executes it, also where all lanes hold one value and the simulator computes it once.
 """
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from ptx_kernels import simulator
+from ptx_kernels.simulator.launch import BATCH_LANES
+
+from .common import write_results
 
 _HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
 
@@ -81,6 +84,8 @@ END:
 }
 """
 
+Run = tuple[simulator.Statistics, float]  # and seconds
+
 
 @dataclass(frozen=True)
 class Result:
@@ -95,8 +100,7 @@ class Result:
         return self.lane_instructions / self.seconds / 1e6
 
 
-def matvec(blocks: int, steps: int, threads: int = 128, *, batch_lanes: int | None = None) -> tuple[simulator.Statistics,
-                                                                                                     float]:
+def matvec(blocks: int, steps: int, threads: int = 128, *, batch_lanes: int = BATCH_LANES) -> Run:
     """(statistics, seconds) of one mat-vec of blocks * threads / 32 rows; checks the result."""
     rng = np.random.default_rng(0)
     rows = blocks * threads // 32
@@ -106,9 +110,8 @@ def matvec(blocks: int, steps: int, threads: int = 128, *, batch_lanes: int | No
     text = _MATVEC.replace("STEPS * 512", str(steps * 512)).replace("STEPS", str(steps)).replace("REDUCE", _REDUCE)
     buffers = [simulator.DeviceBuffer("w", weights, "in"), simulator.DeviceBuffer("x", x, "in"),
                simulator.DeviceBuffer("y", y, "out", initialized=False)]
-    options = {} if batch_lanes is None else {"batch_lanes": batch_lanes}
     start = time.perf_counter()
-    statistics_ = simulator.launch(text, buffers, (blocks,), (threads,), **options)
+    statistics_ = simulator.launch(text, buffers, (blocks,), (threads,), batch_lanes=batch_lanes)
     seconds = time.perf_counter() - start
     low = np.einsum("rslb,slb->r", (weights & 15).astype(np.float64), x.astype(np.float64), optimize=True)
     high = np.einsum("rslb,slb->r", (weights[..., :4] >> 4).astype(np.float64), x[..., :4].astype(np.float64),
@@ -117,14 +120,14 @@ def matvec(blocks: int, steps: int, threads: int = 128, *, batch_lanes: int | No
     return statistics_, seconds
 
 
-def divergent(blocks: int, threads: int = 128) -> tuple[simulator.Statistics, float]:
+def divergent(blocks: int, threads: int = 128) -> Run:
     y = np.zeros(blocks * threads, np.float32)
     start = time.perf_counter()
     statistics_ = simulator.launch(_DIVERGENT, [y], (blocks,), (threads,))
     return statistics_, time.perf_counter() - start
 
 
-def median_of(name: str, blocks: int, measure, repeats: int) -> Result:
+def median_of(name: str, blocks: int, measure: Callable[[], Run], repeats: int) -> Result:
     measure()  # parses and warms up
     runs = [measure() for _ in range(repeats)]
     return Result(name, blocks, runs[0][0].lane_instructions, statistics.median(seconds for _, seconds in runs))
@@ -145,9 +148,7 @@ def main() -> None:
     for r in results:
         print(f"{r.name:32}{r.blocks:8}{r.lane_instructions:20,}{r.seconds * 1e3:10.2f}{r.rate:12.1f}")
     if arguments.json:
-        report = {"machine": platform.processor() or platform.machine(), "numpy": np.__version__,
-                  "results": [asdict(r) | {"million_per_second": r.rate} for r in results]}
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+        write_results(arguments.json, {"results": [asdict(r) | {"million_per_second": r.rate} for r in results]})
 
 
 if __name__ == "__main__":
