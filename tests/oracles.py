@@ -35,9 +35,10 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32 (m, k) -> int8 values (m, k) and (scale, scale * sum) float32 (m, k / 32, 2): q8_1 groups of 32."""
     groups = x.reshape(x.shape[0], -1, 32)
     amax = np.abs(groups).max(-1)
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = np.where(amax == 0, np.float32(0), np.float32(127) / amax)
-    values = np.clip(np.rint(groups * inverse[..., None]), -127, 127).astype(np.int8)
+        scaled = np.nan_to_num(np.rint(groups * inverse[..., None]), posinf=127, neginf=-127)
+    values = np.clip(scaled, -127, 127).astype(np.int8)
     scale = amax * np.float32(1 / 127)
     total = values.sum(-1, dtype=np.int32).astype(np.float32)
     return values.reshape(x.shape), np.stack([scale, scale * total], -1)

@@ -1,10 +1,11 @@
 """Errors of the kernel language; each names the line of the kernel's Python that caused it."""
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
-_LANGUAGE = str(Path(__file__).parent)
+_LANGUAGE = (str(Path(__file__).parent), contextlib.__file__)  # `with k.when(...)` passes through contextlib
 
 
 def caller() -> str:
