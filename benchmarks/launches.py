@@ -26,7 +26,10 @@ _XLA_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 
 
 def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
-    """The launches of one of the decoder's layers, known by the scope that the decoder gives it."""
+    """The launches of one of the decoder's layers, known by the scope that the decoder gives it.
+
+    XLA keeps one of several equal loop bodies, whose launches then all count as the first layer's.
+    """
     return [t for t in program.launches if t.instruction and f"/layer{layer}/" in t.instruction.op_name]
 
 
@@ -79,7 +82,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shape", choices=list(SHAPES), help="a known model's shape instead of a file")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-length", type=int, default=8)
-    parser.add_argument("--capacity", type=int, default=1024, help="tokens of cache per sequence")
+    parser.add_argument("--capacity", type=int, default=1008,
+                        help="tokens of cache per sequence; such that no other array has as many elements as a page array")
     parser.add_argument("--cache-dtype", default="float32", choices=list(_XLA_TYPES))
     parser.add_argument("--list", metavar="PROGRAM", help="list all launches of prefill, decode or generate")
     options = parser.parse_args(arguments)
