@@ -66,7 +66,7 @@ class Output:
 
     Attributes:
       tokens: the new token ids, without the end token, with those of a stop string.
-      text: their text up to a stop string; None if the model has no tokenizer.
+      text: what follows the prompt's text, up to a stop string; None if the model has no tokenizer.
       finish_reason: `length` (max_new_tokens reached), `end` (an end token), `stop` (a stop string).
       timings: of the call; the outputs of a batch share them.
     """
@@ -210,7 +210,8 @@ class _Row:
         self.tokens: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
-        self._decoder = None if tokenizer is None else tokenizer.stream()
+        # The ids continue a text, so their first space counts.
+        self._decoder = None if tokenizer is None else tokenizer.stream(strip_prefix=False)
         self._stop = stop
         self._end_ids = end_ids
         self._taken = 0

@@ -59,10 +59,15 @@ def test_text():
     assert model("text-spm").tokenizer.encode(PROMPT) == SPM["prompt"]
     out = models.generate(model("text-spm"), PROMPT, max_new_tokens=32)
     assert out.tokens == SPM["greedy_f32"]
-    assert out.text == model("text-spm").tokenizer.decode(out.tokens)
+    assert out.text == model("text-spm").tokenizer.decode(out.tokens, strip_prefix=False)
     assert out.timings.prompt_tokens == len(SPM["prompt"]) and out.timings.new_tokens == 32
     assert out.timings.first_token > 0 and out.timings.decoded_tokens == 31
     assert out.timings.tokens_per_second == 31 / out.timings.decode
+
+
+def test_prompt_and_text_together_are_the_whole_text():
+    prompt = PROMPT + ';">'
+    assert models.generate(model("text-spm"), prompt, max_new_tokens=2).text == " state state"
 
 
 def test_stream_gives_what_generate_gives():
@@ -113,7 +118,7 @@ def ends_early(monkeypatch):
 def test_end_token(ends_early, stop):
     out = models.generate(ends_early, PROMPT, max_new_tokens=32, stop=stop)
     assert out.tokens == SPM["greedy_f32"][:5] and out.finish_reason == "end"
-    assert out.text == ends_early.tokenizer.decode(out.tokens)
+    assert out.text == ends_early.tokenizer.decode(out.tokens, strip_prefix=False)
     assert out.timings.decoded_tokens == 5  # the end token was decoded, too
     *_, last = models.stream(ends_early, PROMPT, max_new_tokens=32, stop=stop)
     assert last.output.tokens == out.tokens and last.output.text == out.text

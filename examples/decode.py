@@ -1,0 +1,36 @@
+"""Decode with a GGUF model: load it packed, run its prompt, then one jitted step per token.
+
+python examples/decode.py MODEL.gguf "Once upon a time"
+
+`models.generate` does the same with one jitted loop, sampling and batches; this is what lies beneath.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import jax
+import jax.numpy as jnp
+
+from jax_q4k import models
+
+path, prompt = sys.argv[1:]
+model = models.from_gguf(path)
+if model.tokenizer is None:
+    sys.exit(f"{path} holds no tokenizer")
+tokens = jnp.array([model.tokenizer.encode(prompt)])
+new_tokens = 24
+
+# Weights are arguments, so that they are no constants of the program; the cache is donated, so that its pages
+# are updated in place.
+prefill = jax.jit(lambda weights, *args: model.decoder(weights).prefill(*args), donate_argnums=3)
+decode = jax.jit(lambda weights, *args: model.decoder(weights).decode(*args), donate_argnums=2)
+
+cache = models.PagedCache.create(model.config, batch=1, capacity=tokens.size + new_tokens)
+logits, cache = prefill(model.weights, tokens, jnp.array([tokens.size]), cache)
+text = model.tokenizer.stream(strip_prefix=False)  # the ids continue a text
+for _ in range(new_tokens):
+    token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    print(text.push(int(token[0])), end="", flush=True)
+    logits, cache = decode(model.weights, token, cache)
+print(text.finish())

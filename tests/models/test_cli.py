@@ -1,0 +1,140 @@
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers import GOLDEN
+
+import jax_q4k as jq
+from jax_q4k.models import cli
+
+from .golden import path
+
+SPM = json.loads((GOLDEN / "text-spm.json").read_text())
+TEXT_MODEL, TOKEN_MODEL = str(path("text-spm")), str(path("llama-gqa"))
+ROUTINE = r"tokens/s, first token after \d+\.\d{3} s \(\d+ prompt tokens\)"
+
+
+@pytest.fixture
+def run(capsys):
+    """(exit code, standard output, standard error) of a command line."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = cli.main(arguments)
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_generate_text(run):
+    code, out, err = run("generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32")
+    tokenizer = jq.gguf.read_header(TEXT_MODEL) and cli.from_gguf(TEXT_MODEL).tokenizer
+    assert (code, out) == (0, tokenizer.decode(SPM["greedy_f32"], strip_prefix=False) + "\n")
+    assert re.fullmatch(rf"32 tokens, \d+\.\d {ROUTINE}(, compiled in \d+\.\d s)?\n", err)
+
+
+def test_generate_tokens(run):
+    golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
+    prompt = ",".join(map(str, golden["prompt"]))
+    code, out, _ = run("generate", TOKEN_MODEL, "--tokens", prompt, "-n", "24")
+    assert code == 0 and [int(part) for part in out.split()] == golden["greedy_f32"]
+
+
+def test_generate_options_reach_the_sampler(run):
+    arguments = ("generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "16", "--temperature", "1.5")
+    _, first, _ = run(*arguments, "--seed", "1", "--top-p", "0.9", "--min-p", "0.01", "--top-k", "50")
+    _, again, _ = run(*arguments, "--seed", "1", "--top-p", "0.9", "--min-p", "0.01", "--top-k", "50")
+    _, other, _ = run(*arguments, "--seed", "2", "--top-p", "0.9", "--min-p", "0.01", "--top-k", "50")
+    assert first == again != other
+    _, likeliest, _ = run(*arguments, "--top-k", "1", "--cache-dtype", "bfloat16")
+    assert likeliest.startswith(';"> state')
+    _, stopped, _ = run(*arguments, "--top-k", "1", "--stop", " st", "--stop", "zzz")
+    assert stopped == ';">\n'
+    _, penalized, _ = run("generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "8", "--repetition-penalty", "90")
+    assert penalized.count(" state") == 1
+
+
+def test_generate_with_every_kernel_simulated(run):
+    code, out, _ = run("generate", TOKEN_MODEL, "--tokens", "5,6,7", "-n", "2", "--implementation", "sim")
+    assert code == 0 and len(out.split()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "/no/such.gguf", "-p", "x"), "No such file or directory: '/no/such.gguf'"),
+        (("inspect", "/no/such.gguf"), "No such file or directory"),
+        (("generate", __file__, "-p", "x"), r"test_cli.py: magic: expected b'GGUF'"),
+        (("inspect", __file__), r"test_cli.py: magic: expected b'GGUF'"),
+        (("generate", TOKEN_MODEL, "-p", "x"), "holds no tokenizer: give the prompt as --tokens"),
+        (("generate", TOKEN_MODEL, "--tokens", "1,x"), "--tokens '1,x' must be integers between commas"),
+        (("generate", TOKEN_MODEL, "--tokens", "1,512"), "prompt holds token id 512; ids must be 0 to 511"),
+        (("generate", TOKEN_MODEL, "--tokens", "1", "-n", "0"), "max_new_tokens=0 must be at least 1"),
+        (("generate", TOKEN_MODEL, "--tokens", "1", "-n", "2048"), "more than the context length, 2048"),
+        (("generate", TOKEN_MODEL, "--tokens", "1", "--temperature", "nan"), "temperature=nan must be"),
+        (("generate", TOKEN_MODEL, "--tokens", "1", "--top-p", "2"), "top_p=2.0 must be"),
+        (("generate", TOKEN_MODEL, "--tokens", "1", "--stop", "x"), "needs a tokenizer"),
+        (("generate", TEXT_MODEL, "-p", "x", "--chat"), "tokenizer.chat_template: is missing"),
+        (("generate", TOKEN_MODEL, "--tokens", "1", "--implementation", "ptx"), "'ptx' needs a CUDA device"),
+    ],
+)
+def test_errors_are_one_line(run, arguments, message):
+    code, out, err = run(*arguments)
+    assert code == 2 and out == ""
+    assert re.fullmatch(rf"error: [^\n]*{re.escape(message) if 'magic' not in message else message}[^\n]*\n", err)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("generate", "m"), ("generate", "m", "-p", "x", "--tokens", "1"), ("frobnicate",)]
+)
+def test_wrong_usage_exits_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2 and "usage: jax-q4k" in capsys.readouterr().err
+
+
+def test_inspect(run):
+    code, out, err = run("inspect", str(path("qwen2-odd")))
+    assert code == 0 and err == ""
+    lines = [re.sub(r"[│\s]+", " ", line).strip() for line in out.splitlines()]
+    assert "qwen2.rope.freq_base 1000000.0" in lines
+    assert "blk.1.attn_v.weight Q8_0 64 x 320 21,760" in lines
+    assert "Q5_0 11 1,454,080 999,680 64.7% 5.5" in lines
+    assert "GGUF version 3, 1,547,552 bytes: 26 tensors, 2,132,416 weights in 1,545,344 bytes" in lines
+
+
+def test_inspect_shortens_arrays(run):
+    _, out, _ = run("inspect", TEXT_MODEL)
+    assert "32000: ['<unk>', '<s>', '</s>', '<0x00>', ...]" in out
+
+
+def test_control_characters_of_a_file_do_not_reach_the_terminal(run, tmp_path):
+    data = path("llama-gqa").read_bytes()
+    hostile = tmp_path / "hostile.gguf"
+    hostile.write_bytes(
+        data.replace(b"random llama seed 1", b"\x1b]0;[red]owned\x07 [/]").replace(b"ffn_gate", b"\x1b[2J_[/]")
+    )
+    code, out, _ = run("inspect", str(hostile))
+    assert code == 0 and "\x1b" not in out and "\\x1b]0;[red]owned\\x07 [/]" in out
+    code, out, err = run("generate", str(hostile), "--tokens", "1")
+    assert code == 2 and "\x1b" not in out + err
+    assert cli.printable("a\x1b[2J\x9b\n\tö😀") == "a\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}\n\tö😀"
+
+
+def test_interrupt(run, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "from_gguf", interrupted)
+    assert run("generate", TOKEN_MODEL, "--tokens", "1")[0] == 130
+
+
+def test_module_and_a_reader_that_leaves():
+    command = [sys.executable, "-m", "jax_q4k", "inspect", TEXT_MODEL]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1 and b"Traceback" not in process.stderr.read()
+    version = subprocess.run([sys.executable, "-m", "jax_q4k", "--version"], capture_output=True, text=True, check=True)
+    assert version.stdout == f"jax-q4k {jq.__version__}\n"
