@@ -1,0 +1,152 @@
+"""The same operations by plain JAX and by simulated PTX kernels, under jit and control flow, and how one chooses."""
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import nmse
+from oracles import random_planes
+
+import jax_q4k as jq
+from ptx_kernels import formats
+
+FORMATS = formats.names()
+
+
+def packed(format: str, n: int, k: int, seed: int = 0) -> jq.QuantizedArray:
+    blocks = k // formats.get(format).block_size
+    planes = random_planes(np.random.default_rng(seed), format, n, blocks)
+    return jq.QuantizedArray(format, (n, k), tuple(map(jnp.asarray, planes)))
+
+
+def normal(*shape: int, seed: int = 0, dtype=jnp.float32) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 9])
+@pytest.mark.parametrize("format", FORMATS)
+def test_matmul(format: str, rows: int) -> None:
+    x, w = normal(rows, 512), packed(format, 37, 512)
+    simulated = jq.matmul(x, w, implementation="sim")
+    assert nmse(simulated, jq.matmul(x, w, activations="q8_1")) <= 1e-11
+    assert nmse(simulated, x @ w.dequantize().T) <= 1e-3
+    assert nmse(jq.matmul(x, w, implementation="sim", activations="f32"), jq.matmul(x, w)) <= 1e-11
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_matmul_of_16_bit_activations(dtype) -> None:
+    x, w = normal(2, 256, dtype=dtype), packed("Q4_K", 5, 256)
+    simulated = jq.matmul(x, w, implementation="sim")
+    assert simulated.dtype == dtype
+    assert nmse(simulated, jq.matmul(x, w, activations="q8_1")) <= 1e-5  # both round to 16 bits
+
+
+def test_matmul_with_leading_axes() -> None:
+    x, w = normal(2, 3, 256), packed("Q6_K", 10, 256)
+    simulated = jq.matmul(x, w, implementation="sim")
+    assert simulated.shape == (2, 3, 10)
+    assert nmse(simulated, jq.matmul(x, w, activations="q8_1")) <= 1e-11
+
+
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
+def test_what_is_not_finite_spoils_its_row_alone(implementation: str, bad: float) -> None:
+    x = normal(3, 256).at[1, 100].set(bad)
+    y = jq.matmul(x, packed("Q4_K", 6, 256), implementation=implementation)
+    assert not jnp.isfinite(y[1]).any() and jnp.isfinite(y[jnp.array([0, 2])]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("format", FORMATS)
+def test_dequantize_and_embedding(format: str, dtype) -> None:
+    w = packed(format, 9, 256)
+    ids = jnp.array([[3, 8], [-1, 9]])
+    for call in (jq.dequantize, lambda *args, **options: jq.embedding(ids, *args, **options)):
+        got, want = call(w, dtype, implementation="sim"), call(w, dtype)
+        assert got.dtype == dtype
+        np.testing.assert_array_equal(got.astype(jnp.float32), want.astype(jnp.float32))  # NaN rows are equal
+
+
+def test_quantize_q8_1() -> None:
+    x = normal(2, 3, 96)
+    for got, want in zip(jq.quantize_q8_1(x, implementation="sim"), jq.quantize_q8_1(x), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+def test_a_loop_that_decodes(implementation: str) -> None:
+    """append_kv and paged_attention inside a jitted while_loop with a donated cache, against attention in float64."""
+    heads, kv_heads, dim, steps = 4, 2, 32, 20
+    q, k, v = (normal(steps, h, dim, seed=i) for i, h in enumerate((heads, kv_heads, kv_heads)))
+    tables = jnp.array([[2, 0]], jnp.int32)
+
+    def loop(pages, q, k, v):
+        def step(carry):
+            t, pages, out = carry
+            slot = tables[0, t // 16] * 16 + t % 16
+            pages = jq.append_kv(*pages, k[t][None], v[t][None], slot[None])
+            row = jq.paged_attention(q[t][None], *pages, tables, (t + 1)[None])
+            return t + 1, pages, out.at[t].set(row[0])
+
+        return jax.lax.while_loop(lambda c: c[0] < steps, step, (jnp.int32(0), pages, jnp.zeros_like(q)))[2]
+
+    pages = (jnp.full((3, kv_heads, 16, dim), jnp.nan),) * 2
+    with jq.implementation(implementation):
+        out = np.asarray(jax.jit(loop)(pages, q, k, v), np.float64)
+    q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
+    for t in range(steps):
+        for h in range(heads):
+            scores = k[:t + 1, h // 2] @ q[t, h] * dim**-0.5
+            p = np.exp(scores - scores.max())
+            assert nmse(out[t, h], p @ v[:t + 1, h // 2] / p.sum()) <= 1e-11
+
+
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+def test_scan_over_stacked_weights(implementation: str) -> None:
+    layers = [packed("Q4_K", 256, 256, seed) for seed in range(3)]
+    stacked = jax.tree.map(lambda *planes: jnp.stack(planes), *layers)
+    x = normal(2, 256)
+    with jq.implementation(implementation, activations="f32"):
+        y, _ = jax.jit(lambda x, w: jax.lax.scan(lambda x, w: (jq.matmul(x, w), None), x, w))(x, stacked)
+    want = x.astype(jnp.float32)
+    for w in layers:
+        want = jnp.dot(want, w.dequantize().T, precision="highest")
+    assert nmse(y, want) <= 1e-11
+
+
+def test_a_jitted_function_is_traced_again_under_another_choice() -> None:
+    x, w = normal(1, 256), packed("Q4_K", 4, 256)
+    f = jax.jit(lambda x, w: jq.matmul(x, w))
+    exact = f(x, w)
+    with jq.implementation("sim"):
+        simulated = f(x, w)
+        with jq.implementation("xla"):
+            inner = f(x, w)
+        np.testing.assert_array_equal(f(x, w), simulated)
+    np.testing.assert_array_equal(inner, exact)
+    np.testing.assert_array_equal(f(x, w), exact)
+    assert 1e-9 < nmse(simulated, exact) < 1e-3  # int8 activations, so really another path
+
+
+def test_choices_that_cannot_be() -> None:
+    x, w = normal(1, 256), packed("Q4_K", 4, 256)
+    with pytest.raises(jq.UnavailableError, match="implementation 'ptx' needs a CUDA device"):
+        jq.matmul(x, w, implementation="ptx")
+    with pytest.raises(ValueError, match="implementation='cuda' must be one of ptx, xla, sim"):
+        jq.matmul(x, w, implementation="cuda")
+    with pytest.raises(ValueError, match="activations='int8' must be one of f32, q8_1"):
+        jq.matmul(x, w, activations="int8")
+    with pytest.raises(ValueError, match="implementation='gpu'"), jq.implementation("gpu"):
+        pass
+    lowering = jax.jit(lambda x, w: jq.matmul(x, w, implementation="sim")).trace(x, w)
+    with pytest.raises(jq.UnavailableError, match="'sim' runs on the CPU only"):
+        lowering.lower(lowering_platforms=("cuda",))
+
+
+def test_lowered_for_cuda_updates_the_pages_in_place() -> None:
+    pages = jax.ShapeDtypeStruct((4, 2, 16, 64), jnp.float32)
+    new, slots = jax.ShapeDtypeStruct((3, 2, 64), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.int32)
+    text = jax.jit(jq.append_kv).trace(pages, pages, new, new, slots).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__gpu$xla.gpu.ptx") == 1
+    assert text.count("#stablehlo.output_operand_alias<") == 2
