@@ -11,11 +11,12 @@ def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
     """Config for n rows of `blocks` super-blocks and m rows of activations.
 
     Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever
-    enough rows are there to fill the device all the same. Q4_K with one row of activations is limited by loads, so
-    eight lanes share a super-block and read whole lines; with more it is limited by instructions: four lanes.
+    enough rows are there to fill the device all the same; with more than four rows of activations ptxas then spills
+    registers on some targets. Q4_K with one row of activations is limited by loads, so eight lanes share a super-block
+    and read whole lines; with more it is limited by instructions: four lanes.
     """
     lanes = 8 if format == "Q4_K" and m == 1 else 4
-    rows = 2 if n >= 2 * _WARPS_TO_FILL // 4 else 1
+    rows = 2 if n >= 2 * _WARPS_TO_FILL // 4 and m <= 4 else 1
     loads = 4 // rows if m == 1 else 1  # super-blocks in flight; many activations fill the registers instead
     return MatvecConfig(rows_per_warp=rows, lanes_per_block=lanes,
                         unroll=max(1, min(loads, blocks * lanes // 32)))

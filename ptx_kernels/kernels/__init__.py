@@ -51,12 +51,12 @@ CASES: tuple[Case, ...] = (
     _matvec("Q4_K", 1, n=1025, blocks=3, lanes_per_block=8, unroll=1),
     _matvec("Q4_K", 2, rows_per_warp=2, unroll=1),
     _matvec("Q4_K", 4, rows_per_warp=2, unroll=1),
-    _matvec("Q4_K", 8, rows_per_warp=2, unroll=1),
+    _matvec("Q4_K", 8, unroll=1),
     _matvec("Q6_K", 1, blocks=56, rows_per_warp=2, unroll=2),
     _matvec("Q6_K", 1, n=1025, blocks=3, unroll=1),
     _matvec("Q6_K", 2, blocks=56, rows_per_warp=2, unroll=1),
     _matvec("Q6_K", 4, blocks=56, rows_per_warp=2, unroll=1),
-    _matvec("Q6_K", 8, blocks=56, rows_per_warp=2, unroll=1),
+    _matvec("Q6_K", 8, blocks=56, unroll=1),
     *(_decode(format, dtype, lookups) for format in DECODE_FORMATS for dtype in ("f32", "bf16", "f16")
       for lookups in (0, 8)),
     *(Case(f"append_kv-{dtype}", "append_kv", dict(

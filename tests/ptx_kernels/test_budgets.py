@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 
 from ptx_kernels import tuning
+from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.matvec import MAX_ROWS
 from ptx_kernels.report import Figures, figures, quant_bytes_per_dp4a
 
 #: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
@@ -64,3 +66,18 @@ def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
     tokens = loads["load global 32"]  # one page id each
     assert loads["load global 128"] == 2 * tokens
     assert found.spill_bytes == 0
+
+
+def test_what_tuning_picks_never_spills():
+    """Every number of activation rows, on every architecture."""
+    kernels = {}
+    for format in ("Q4_K", "Q6_K"):
+        for n, k in ((4096, 4096), (4096, 14336)):
+            for m in range(1, MAX_ROWS + 1):
+                config = tuning.matvec(format, n, k // 256, m)
+                kernel = KERNELS["matvec"](format=format, n=n, blocks=k // 256, m=m, config=config)
+                kernels[kernel.text] = f"{format} {n}x{k} m={m}"
+    spilled = {(kernels[text], arch): assembly.spill_store_bytes
+               for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
+               if assembly.spill_store_bytes or assembly.stack_bytes}
+    assert spilled == {}
