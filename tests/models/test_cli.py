@@ -7,6 +7,7 @@ import pytest
 from helpers import GOLDEN
 
 import jax_q4k as jq
+from jax_q4k.implementation import current_choice
 from jax_q4k.models import cli
 
 from .golden import path
@@ -42,18 +43,26 @@ def test_generate_tokens(run):
     assert code == 0 and [int(part) for part in out.split()] == golden["greedy_f32"]
 
 
-def test_generate_options_reach_the_sampler(run):
-    arguments = ("generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "16", "--temperature", "1.5")
-    _, first, _ = run(*arguments, "--seed", "1", "--top-p", "0.9", "--min-p", "0.01", "--top-k", "50")
-    _, again, _ = run(*arguments, "--seed", "1", "--top-p", "0.9", "--min-p", "0.01", "--top-k", "50")
-    _, other, _ = run(*arguments, "--seed", "2", "--top-p", "0.9", "--min-p", "0.01", "--top-k", "50")
-    assert first == again != other
-    _, likeliest, _ = run(*arguments, "--top-k", "1", "--cache-dtype", "bfloat16")
-    assert likeliest.startswith(';"> state')
-    _, stopped, _ = run(*arguments, "--top-k", "1", "--stop", " st", "--stop", "zzz")
-    assert stopped == ';">\n'
-    _, penalized, _ = run("generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "8", "--repetition-penalty", "90")
-    assert penalized.count(" state") == 1
+def test_options_reach_generation(run, monkeypatch):
+    seen = {}
+
+    def record(model, prompt, **options):
+        seen.update(options, prompt=prompt, implementation=current_choice().implementation)
+        raise ValueError("seen")
+
+    monkeypatch.setattr(cli, "stream", record)
+    options = {
+        "--temperature": 0.5, "--top-k": 3, "--top-p": 0.75, "--min-p": 0.25, "--repetition-penalty": 1.5,
+        "--seed": 7, "--max-new-tokens": 9, "--cache-dtype": "bfloat16",
+    }  # fmt: skip
+    flags = [str(part) for pair in options.items() for part in pair]
+    code, _, err = run(
+        "generate", TEXT_MODEL, "-p", "x", *flags, "--stop", "a", "--stop", "b", "--ignore-end",
+        "--implementation", "sim",
+    )  # fmt: skip
+    assert code == 2 and err == "error: seen\n"
+    expected = {flag[2:].replace("-", "_"): value for flag, value in options.items()}
+    assert seen == expected | {"prompt": "x", "stop": ["a", "b"], "ignore_end": True, "implementation": "sim"}
 
 
 def test_generate_with_every_kernel_simulated(run):
