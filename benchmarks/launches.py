@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-length", type=int, default=8)
     parser.add_argument("--capacity", type=int, default=1008,
-                        help="tokens of cache per sequence; such that no other array has as many elements as a page array")
+                        help="tokens of cache per sequence, so chosen that no other array is as large as a page array")
     parser.add_argument("--cache-dtype", default="float32", choices=list(_XLA_TYPES))
     parser.add_argument("--list", metavar="PROGRAM", help="list all launches of prefill, decode or generate")
     options = parser.parse_args(arguments)
