@@ -18,7 +18,7 @@ _NOT_WAITING = -1
 
 
 class Machine:
-    """Runs one batch. `strict`: a thread that exited before a barrier of its block is an error."""
+    """Runs one batch. `strict`: a thread that exited before a barrier of its whole block is an error."""
 
     def __init__(self, program: Compiled, batch: Batch, strict: bool, step_limit: int) -> None:
         self.program, self.batch, self.strict = program, batch, strict
@@ -149,7 +149,7 @@ class Machine:
             lanes = np.flatnonzero(np.isin(self.waiting, at))
             owner = batch.block_of_lane[lanes]
             arrived = np.bincount(owner, minlength=batch.blocks)
-            if self.strict and (exited[owner] > 0).any():
+            if self.strict and barrier[1] is None and (exited[owner] > 0).any():
                 lane = int(lanes[np.argmax(exited[owner] > 0)])
                 raise batch.fault(EarlyExit, self._instruction(lane), lane,
                                   f"waits at a barrier, but {int(exited[batch.block_of_lane[lane]])} threads of its "

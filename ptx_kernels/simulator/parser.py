@@ -216,7 +216,7 @@ class _Parser:
             self.registers(text, position)
         elif re.match(r"\.(extern|shared)\b", text):
             self.shared(text, position, program)
-        elif text.startswith(".loc") or text.startswith(".pragma"):
+        elif re.match(r"\.(loc|pragma)\b", text):
             pass
         elif text.startswith("."):
             raise self.fail(position, f"unknown directive {text.split()[0]}")

@@ -46,8 +46,9 @@ class SharedMemory:
         if not (before == stamps).all():
             joined = np.where(_same_epoch(before, stamps), stamps | np.uint32(_SEVERAL), stamps)
             readers[index] = joined
-            after = readers.take(index, axis=0)  # lanes of several warps may have read one granule together
-            readers[index] = np.where(after != joined, after | np.uint32(_SEVERAL), after)
+            after = readers.take(index, axis=0)
+            lost = (after != joined).any(axis=1)  # lanes whose granules another warp reads at this very instruction
+            readers[index[lost]] = np.where(after != joined, after | np.uint32(_SEVERAL), after)[lost]
         return self.views[width].take(index)
 
     def store(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int,
