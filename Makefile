@@ -21,8 +21,8 @@ endif
 demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo
 	@echo '1. A GGUF file: its weights are in 4.5 and 6.5 bits each, and stay so in memory.'
-	@echo '   $$ jax-q4k inspect $(MODEL)'
-	@$(BIN)/jax-q4k inspect $(MODEL)
+	@echo '   $$ jax-q4k inspect $(MODEL) | tail -n 9'
+	@$(BIN)/jax-q4k inspect $(MODEL) | tail -n 9
 	@echo
 	@echo '2. Decoding with it: prompt, paged KV cache and sampling in one jitted program.'
 	@echo '   The weights are random (the file is a test case for its tokenizer), so expect words, not sense.'
@@ -32,6 +32,8 @@ demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo '3. The same decode step lowered for CUDA: each launch below is PTX that this package generated.'
 	@echo '   $$ python examples/kernels.py $(MODEL)'
 	@$(BIN)/python examples/kernels.py $(MODEL)
+	@echo
+	@echo 'With a model of your own: $(BIN)/jax-q4k generate MODEL.gguf -p "..." -n 64'
 
 test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
 	$(BIN)/python -m pytest -n $(JOBS) -q
