@@ -7,19 +7,22 @@ from functools import lru_cache
 
 import numpy as np
 
-from . import loads_stores, moves, table, warp
 from .batch import shared_name
 from .errors import ParseError
 from .frame import Frame
+from .loads_stores import compile_load, compile_store
+from .moves import compile_move
 from .operands import Operands, Step
 from .parser import Immediate, Instruction, Name, Program, Register, parse
+from .table import compile_row
+from .warp import compile_active_mask, compile_shuffle, compile_vote, compile_warp_barrier
 
 Handler = Callable[[Operands, Instruction], Step]
 
 #: first word of the opcode -> what compiles it; everything else is a row of the instruction table
 HANDLERS: dict[str, Handler] = {
-    "ld": loads_stores.compile_load, "st": loads_stores.compile_store, "mov": moves.compile_move,
-    "shfl": warp.compile_shuffle, "vote": warp.compile_vote, "activemask": warp.compile_active_mask,
+    "ld": compile_load, "st": compile_store, "mov": compile_move,
+    "shfl": compile_shuffle, "vote": compile_vote, "activemask": compile_active_mask,
 }
 _BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
 _CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)
@@ -120,9 +123,9 @@ class _Compiler:
 
     def _step(self, instruction: Instruction) -> Step:
         if instruction.opcode == "bar.warp.sync":
-            step = warp.compile_warp_barrier(self.operands, instruction)
+            step = compile_warp_barrier(self.operands, instruction)
         else:
-            step = HANDLERS.get(instruction.opcode.split(".")[0], table.compile_row)(self.operands, instruction)
+            step = HANDLERS.get(instruction.opcode.split(".")[0], compile_row)(self.operands, instruction)
         return step if instruction.guard is None else _guarded(step, *instruction.guard, instruction)
 
     def _liveness(self, compiled: list[tuple[Block, list[Step]]]) -> None:

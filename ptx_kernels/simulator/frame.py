@@ -37,7 +37,7 @@ class Frame:
         self.parent = parent
         self.index = index
         self.count = count
-        self.lanes = index if parent is None or parent.lanes is None else parent.lanes[index]
+        self.lanes: np.ndarray | None = index if parent is None or parent.lanes is None else parent.lanes[index]
         self.regs: list[np.ndarray | None] = list(batch.initial_registers)
         self.part: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.dirty: set[int] = set()

@@ -41,9 +41,8 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
             items = frame.batch.memory.load(frame, instruction, addresses, offset, width, non_coherent)
         else:
             items = frame.batch.shared.load(frame, instruction, addresses, offset, width)
-        if vector == 1:
-            columns = (items,)
-        else:
+        columns = items[None]
+        if vector > 1:
             columns = np.ascontiguousarray(items.view(element).reshape(items.size, vector).T)
         for (slot, dtype, convert), column in zip(targets, columns, strict=True):
             value = column.view(dtype)

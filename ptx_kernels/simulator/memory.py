@@ -71,7 +71,7 @@ class GlobalMemory:
         """One item of `width` bytes per address, shape (addresses,)."""
         located = self._locate(frame, instruction, addresses, offset, width)
         if located is None:
-            result = np.empty(addresses.size, _ITEMS[width])
+            result: np.ndarray = np.empty(addresses.size, _ITEMS[width])
             for positions in self._split(frame, instruction, addresses, offset, width):
                 result[positions] = self.load(frame.subset(positions), instruction, addresses[positions], offset,
                                               width, non_coherent)

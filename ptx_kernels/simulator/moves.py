@@ -28,7 +28,7 @@ def compile_move(operands: Operands, instruction: Instruction) -> Step:
     if isinstance(source, Name):
         return _named(operands, instruction, source.name)
     slot, convert = operands.destination(destination, type_, instruction, untyped=untyped)
-    origin, view = operands.source(source, type_, instruction, untyped=untyped)
+    origin, _ = operands.source(source, type_, instruction, untyped=untyped)
     held = REGISTER_DTYPES[destination.cls]  # type: ignore[union-attr]
 
     def run(frame: Frame) -> None:
@@ -77,7 +77,7 @@ def _unpack(operands: Operands, instruction: Instruction, vector: Vector, source
         raise operands.error(TypeMismatch, instruction, "a vector is unpacked from a register")
     type_ = named_type(f"u{8 * size}")
     assert type_ is not None
-    origin, view = operands.source(source, type_, instruction, untyped=True)
+    origin, _ = operands.source(source, type_, instruction, untyped=True)
     slots = [(r.index, REGISTER_DTYPES[r.cls]) for r in vector.items]
 
     def run(frame: Frame) -> None:

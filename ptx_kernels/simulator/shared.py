@@ -57,8 +57,8 @@ class SharedMemory:
         index = self._locate(frame, instruction, addresses, offset, width)
         stamps = frame.of_lanes(frame.batch.stamps())[:, None]
         for records, what in ((self.writers, "writes what {} wrote"), (self.readers, "writes what {} read")):
-            records = records.reshape(-1, width // self.granule)
-            self._check_race(frame, instruction, index, width, records.take(index, axis=0), stamps, what)
+            before = records.reshape(-1, width // self.granule).take(index, axis=0)
+            self._check_race(frame, instruction, index, width, before, stamps, what)
         writers = self.writers.reshape(-1, width // self.granule)
         writers[index] = stamps
         self._check_race(frame, instruction, index, width, writers.take(index, axis=0), stamps,

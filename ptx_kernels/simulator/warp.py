@@ -6,6 +6,7 @@ be named (threads that have exited do not count); a shuffle must read from a lan
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ _LANE = np.arange(WARP, dtype=np.int64)
 _U32 = TYPES["u32"]
 
 
-def shuffle_source(mode: str, lane: np.ndarray, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def shuffle_source(mode: str, lane: np.ndarray, b: Any, c: Any) -> tuple[np.ndarray, np.ndarray]:
     """(source lane, whether it is in range) as PTX ISA 9.7.9.6 defines them; all int64, broadcasting."""
     step, clamp, segment = b & 31, c & 31, c >> 8 & 31
     highest = (lane & segment) | (clamp & ~segment)
@@ -86,8 +87,7 @@ def compile_shuffle(operands: Operands, instruction: Instruction) -> Step:
     held = REGISTER_DTYPES[target.cls]  # type: ignore[union-attr]
 
     def run(frame: Frame) -> None:
-        value, b, c, members = (frame.regs[s] if frame.regs[s] is not None else frame.fetch(s, instruction)
-                                for s in slots)
+        value, b, c, members = (frame.fetch(s, instruction) for s in slots)
         uniform = b.size == 1 and c.size == 1
         if _full(frame, members):
             if uniform:

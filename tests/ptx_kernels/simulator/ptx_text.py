@@ -62,7 +62,7 @@ def apply(opcode: str, classes: str, *operands: np.ndarray) -> np.ndarray:
     if kinds[0] == "p":
         lines.append("selp.b32 %r3, 1, 0, %p0;")
     lines.append(f"mul.wide.u32 %rd14, %r0, {np.dtype(out).itemsize}; add.u64 %rd15, %rd{len(names)}, %rd14;"
-                 f"st.global.{ {1: 'b8', 2: 'b16', 4: 'b32', 8: 'b64'}[np.dtype(out).itemsize]} [%rd15], %{result}; ret;")
+                 f"st.global.b{8 * np.dtype(out).itemsize} [%rd15], %{result}; ret;")
     y = np.zeros(count, out)
     inputs = [np.array(o).view(memory[kind][1]) for o, kind in zip(operands, kinds[1:], strict=True)]
     simulator.launch(module("\n".join(lines), ", ".join([*names, "y"])), [*inputs, y], (count // 32,), (32,))

@@ -24,7 +24,7 @@ def refuses(error: type[simulator.SimulationError], *parts: str):
     return pytest.raises(error, match="(?s)" + ".*".join(re.escape(p) for p in parts))
 
 
-# --- global memory ------------------------------------------------------------------------------------------------------
+# --- global memory --------------------------------------------------------------------------------------------------
 
 def test_out_of_bounds_names_everything() -> None:
     y = np.zeros(100, np.uint32)
@@ -99,7 +99,7 @@ def test_output_left_unwritten() -> None:
     assert np.isnan(y[60:]).all()
 
 
-# --- registers ------------------------------------------------------------------------------------------------------------
+# --- registers ------------------------------------------------------------------------------------------------------
 
 def test_register_that_nobody_wrote() -> None:
     with refuses(simulator.UninitializedRead, "register %r9 was never written", "add.u32 %r3, %r9, 1;"):
@@ -116,13 +116,14 @@ def test_register_that_some_lanes_wrote() -> None:
     np.testing.assert_array_equal(both, np.where(np.arange(32) < 20, 2, 3))
 
 
-# --- shared memory ----------------------------------------------------------------------------------------------------------
+# --- shared memory --------------------------------------------------------------------------------------------------
 
 TILE = ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2, 4, %r3; xor.b32 %r5, %r4, 128;"
 
 
 def test_shared_read_of_nothing() -> None:
-    with refuses(simulator.UninitializedRead, "shared tile+128: nobody wrote all of these 4 bytes", "thread (32, 0, 0)"):
+    with refuses(simulator.UninitializedRead, "shared tile+128: nobody wrote all of these 4 bytes",
+                 "thread (32, 0, 0)"):
         launch(f"{TILE} setp.lt.u32 %p0, %r2, 32; @%p0 st.shared.b32 [%r4], %r2; bar.sync 0; ld.shared.b32 %r6, [%r4];")
 
 
@@ -173,7 +174,7 @@ def test_neighbouring_bytes_are_no_race() -> None:
            "ld.shared.u8 %r6, [%r4];")
 
 
-# --- warps and barriers -----------------------------------------------------------------------------------------------------
+# --- warps and barriers ---------------------------------------------------------------------------------------------
 
 def test_barrier_in_divergent_code() -> None:
     with refuses(simulator.BarrierDivergence, "16 of the warp's 32 live threads", "bar.sync 0;", "thread (0, 0, 0)"):
@@ -218,7 +219,7 @@ def test_shuffles_with_absent_lanes() -> None:
         launch("setp.lt.u32 %p0, %r2, 5; @%p0 bar.warp.sync -1;")
 
 
-# --- text -------------------------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("body", "error", "parts"), [
     ("fma.f32 %f0, %f1, %f2, %f3;", simulator.UnknownInstruction, ["fma.f32 is no known instruction", "line 11"]),

@@ -228,7 +228,7 @@ END:
     np.testing.assert_array_equal(per_thread(body, "%r8", THREADS), np.where(THREAD[:128] < 64, THREAD[:128] ^ 32, 9))
 
 
-# --- global memory ----------------------------------------------------------------------------------------------------
+# --- global memory --------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("type", "dtype"), [("u8", np.uint8), ("s8", np.int8), ("u16", np.uint16), ("s16", np.int16),
                                              ("b16", np.uint16), ("u32", np.uint32)])
@@ -301,7 +301,7 @@ def test_moves_between_classes_keep_bits() -> None:
     np.testing.assert_array_equal(got, -np.arange(32, dtype=np.float32))
 
 
-# --- launches -----------------------------------------------------------------------------------------------------------
+# --- launches -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("batch_lanes", [1, 128, 300, 1 << 20])
 def test_batches_do_not_change_results(batch_lanes: int) -> None:

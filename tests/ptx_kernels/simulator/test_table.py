@@ -13,8 +13,8 @@ rng = np.random.default_rng(7)
 
 
 def integers(count: int = 1024) -> np.ndarray:
-    edge = np.array([0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 31, 32, 33, 64, 255],
-                    np.uint32)
+    edge = np.array([0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 31, 32, 33, 64,
+                     255], np.uint32)
     return np.concatenate([edge, rng.integers(0, 2**32, count - edge.size, np.uint32)])
 
 
@@ -110,7 +110,8 @@ def test_prmt() -> None:
     want = []
     for x, y, s in zip(a.tolist(), b.tolist(), selector.tolist(), strict=True):
         source = x.to_bytes(4, "little") + y.to_bytes(4, "little")
-        picked = [(source[n & 7] if not n & 8 else 255 * (source[n & 7] >> 7)) for n in (s >> 4 * i & 15 for i in range(4))]
+        nibbles = [s >> 4 * i & 15 for i in range(4)]
+        picked = [source[n & 7] if not n & 8 else 255 * (source[n & 7] >> 7) for n in nibbles]
         want.append(int.from_bytes(bytes(picked), "little"))
     np.testing.assert_array_equal(apply("prmt.b32", "r r r r", a, b, selector), np.array(want, np.uint32))
 
