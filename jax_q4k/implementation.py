@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import jax
 
@@ -17,8 +17,8 @@ ACTIVATIONS: tuple[str, ...] = ("f32", "q8_1")
 class Choice(NamedTuple):
     """What `implementation(...)` asked for; None leaves it to the platform's default."""
 
-    implementation: str | None = None
-    activations: str | None = None
+    implementation: Implementation | None = None
+    activations: Activations | None = None
 
 
 # A user context is part of jit's cache key: a function traced under one choice is traced again under another.
@@ -31,7 +31,7 @@ def check_choice(implementation: str | None, activations: str | None = None) -> 
         raise ValueError(f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, or None")
     if activations is not None and activations not in ACTIVATIONS:
         raise ValueError(f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None")
-    return Choice(implementation, activations)
+    return Choice(cast("Implementation | None", implementation), cast("Activations | None", activations))
 
 
 @contextlib.contextmanager

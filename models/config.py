@@ -54,6 +54,8 @@ class Config:
     def __post_init__(self) -> None:
         if self.rope_dim == 0:
             object.__setattr__(self, "rope_dim", self.head_dim)
+        if self.rope_dim > self.head_dim:
+            raise ValueError(f"rope_dim={self.rope_dim} must be at most head_dim={self.head_dim}")
 
     @property
     def interleaved_rope(self) -> bool:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax_q4k as jq
 from jax_q4k.implementation import current_choice
 from jax_q4k.ops.checks import float_dtype
 
@@ -281,6 +282,7 @@ class _Run:
         self._capacity = max(bucket(longest + self.max_new_tokens), MIN_CAPACITY)
         self._cache_dtype = float_dtype("cache_dtype", cache_dtype)
         self._params = params
+        self._choice = current_choice()  # of the call: a stream's steps run wherever it is read
         self._state: State
         self._pushed = 0
 
@@ -292,21 +294,13 @@ class _Run:
         """Runs the prompts and samples each row's first token."""
         cache = PagedCache.create(self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype)
         arguments = (self._model.weights, self._prompts, self._lengths, cache, self._params.key())
-        self._compile("start", self._programs.start, *arguments)
-        began = time.perf_counter()
-        self._state = self._programs.start(*arguments)
-        self._collect()
-        self.timings.first_token = time.perf_counter() - began
+        self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
     def advance(self, count: int) -> float:
         """Samples up to `count` more tokens per row; returns the seconds it took, compiling left out."""
         until = np.int32(min(self._pushed + count, self.max_new_tokens))
         arguments = self._model.weights, self._state, until
-        self._compile("loop", self._programs.loop, *arguments)
-        began = time.perf_counter()
-        self._state = self._programs.loop(*arguments)
-        self._collect()
-        seconds = time.perf_counter() - began
+        seconds = self._call("loop", self._programs.loop, *arguments)
         self.timings.decode += seconds
         return seconds
 
@@ -333,13 +327,18 @@ class _Run:
             finished = np.array([row.finish_reason is not None for row in self.rows])
             self._state = dataclasses.replace(self._state, finished=jnp.asarray(finished))
 
-    def _compile(self, name: str, program: Any, *arguments: Any) -> None:
-        """Compiles the program unless it is, so that compiling is timed by itself; calling it then reuses it."""
+    def _call(self, name: str, program: Any, *arguments: Any) -> float:
+        """Runs a program and collects its tokens; returns the seconds that took, compiling left out."""
         batch, prompt_length = self._prompts.shape
-        key = name, batch, prompt_length if name == "start" else 0, self._capacity, self._cache_dtype, current_choice()
-        if key in self._programs.compiled:
-            return
-        began = time.perf_counter()
-        program.lower(*arguments).compile()
-        self._programs.compiled.add(key)
-        self.timings.compile += time.perf_counter() - began
+        length = prompt_length if name == "start" else 0
+        key = name, batch, length, self._capacity, self._cache_dtype, self._choice
+        with jq.implementation(self._choice.implementation, activations=self._choice.activations):
+            if key not in self._programs.compiled:
+                began = time.perf_counter()
+                program.lower(*arguments).compile()  # calling it reuses what this compiles
+                self._programs.compiled.add(key)
+                self.timings.compile += time.perf_counter() - began
+            began = time.perf_counter()
+            self._state = program(*arguments)
+        self._collect()
+        return time.perf_counter() - began

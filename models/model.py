@@ -45,7 +45,8 @@ class Model:
     def logits(self, tokens: Any) -> jax.Array:
         """Full causal pass: tokens (batch, time) integers -> logits (batch, time, vocab_size) float32.
 
-        Row t predicts token t + 1. One program serves all lengths up to the next of 8, 16, 32, ...
+        Position t predicts token t + 1. One program serves all lengths up to the next of 8, 16, 32, ...
+        Inside a program of your own call `model.decoder(weights)(tokens)`, with `model.weights` as its argument.
 
         Raises:
           TypeError: `tokens` holds no integers. ValueError: not two axes, more tokens than the context, or an

@@ -180,6 +180,10 @@ def test_implementation_choice_is_part_of_the_programs_key():
         quantized = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
     plain = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
     assert plain == want["greedy_f32"] != quantized
+    with jq.implementation("xla", activations="q8_1"):
+        pieces = models.stream(model("llama-gqa"), prompt, max_new_tokens=24)
+    *_, last = pieces  # read outside of the block
+    assert last.output.tokens == quantized
 
 
 @pytest.mark.parametrize("size, expected", [(1, 8), (8, 8), (9, 16), (64, 64), (65, 128), (1000, 1024)])
