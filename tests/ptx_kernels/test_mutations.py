@@ -42,7 +42,8 @@ class Subject:
 
     def passes(self, text: str) -> bool:
         results = simulator.run(replace(self.kernel, text=text), *self.operands)
-        return all(np.isfinite(r).all() for r in results if r.dtype == np.float32) and nmse(results[0], self.want) <= 1e-9
+        finite = all(np.isfinite(r).all() for r in results if r.dtype == np.float32)
+        return finite and nmse(results[0], self.want) <= 1e-9
 
 
 def matvec_subject(format: str, lanes: int) -> Subject:
@@ -139,14 +140,19 @@ BUGS = [
     Bug("min-sign-4", "q4_k-4", r"neg\.f32 (%f\d+), (%f\d+);", r"mov.f32 \1, \2;", 1),
     Bug("high-nibbles-signed", "q4_k-4", r"dp4a\.u32\.s32", "dp4a.s32.s32"),
     Bug("tail-one-short", "q4_k-8", r"setp\.lt\.u32 (%p\d+), (%r\d+), 3;", r"setp.lt.u32 \1, \2, 2;", -1),
-    Bug("tail-one-long", "q4_k-8", r"setp\.lt\.u32 (%p\d+), (%r\d+), 3;", r"setp.lt.u32 \1, \2, 4;", -1, error=OutOfBounds),
+    Bug("tail-one-long", "q4_k-8", r"setp\.lt\.u32 (%p\d+), (%r\d+), 3;", r"setp.lt.u32 \1, \2, 4;", -1,
+        error=OutOfBounds),
     Bug("loop-one-short", "q4_k-8", r"setp\.lt\.u32 (%p\d+), (%r\d+), 4;\n  @%p\d+ bra",
         r"setp.lt.u32 \1, \2, 3;\n  @\1 bra"),
-    Bug("row-beyond-the-end", "q4_k-4", r"setp\.lt\.u32 %p0, (%r\d+), 6;", r"setp.lt.u32 %p0, \1, 60;", error=OutOfBounds),
+    Bug("row-beyond-the-end", "q4_k-4", r"setp\.lt\.u32 %p0, (%r\d+), 6;", r"setp.lt.u32 %p0, \1, 60;",
+        error=OutOfBounds),
     Bug("unaligned-vector-load", "q4_k-8", r"(ld\.global\.nc\.v4\.u32 .*)\+16\];", r"\1+8];", 0, error=Misaligned),
-    Bug("32-bit-offset", "q4_k-8", r"(mad\.wide\.u32 (%rd\d+), .*;\n)", r"\1  and.b64 \2, \2, 4294967295;\n", 0, error=OutOfBounds),
-    Bug("wrapped-address", "attention", r"(mad\.wide\.u32 (%rd\d+), .*;\n)", r"\1  and.b64 \2, \2, 4294967295;\n", 3, error=OutOfBounds),
-    Bug("reduction-not-complete", "q4_k-8", r"shfl\.sync\.bfly\.b32 (.*), 1, 31, -1;", r"shfl.sync.bfly.b32 \1, 2, 31, -1;"),
+    Bug("32-bit-offset", "q4_k-8", r"(mad\.wide\.u32 (%rd\d+), .*;\n)", r"\1  and.b64 \2, \2, 4294967295;\n", 0,
+        error=OutOfBounds),
+    Bug("wrapped-address", "attention", r"(mad\.wide\.u32 (%rd\d+), .*;\n)", r"\1  and.b64 \2, \2, 4294967295;\n", 3,
+        error=OutOfBounds),
+    Bug("reduction-not-complete", "q4_k-8", r"shfl\.sync\.bfly\.b32 (.*), 1, 31, -1;",
+        r"shfl.sync.bfly.b32 \1, 2, 31, -1;"),
     Bug("reduction-not-broadcast", "quantize", r"shfl\.sync\.bfly", "shfl.sync.down"),
     Bug("score-not-broadcast", "attention", r"shfl\.sync\.bfly", "shfl.sync.down"),
     Bug("shuffle-in-divergent-code", "q6_k", r"^(  shfl\.sync.*)", 

@@ -11,10 +11,11 @@ from ptx_kernels.kernels.paged_attention import HEAD_DIMS, PagedAttentionConfig,
 from ptx_kernels.ptx import KernelError
 
 TOLERANCE = {"f32": 1e-11, "f16": 1e-11, "bf16": 1e-11}  # the oracle gets the same rounded pages
+DEFAULT = PagedAttentionConfig()
 
 
 def run(lengths: list[int], *, kv_heads: int = 2, group: int = 2, head_dim: int = 64, page_size: int = 16,
-        dtype: str = "f32", config: PagedAttentionConfig = PagedAttentionConfig(), poison: bool = True,
+        dtype: str = "f32", config: PagedAttentionConfig = DEFAULT, poison: bool = True,
         tables: np.ndarray | None = None, num_pages: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(simulated, wanted); what no sequence's context covers is NaN unless `poison` is off."""
     rng = np.random.default_rng(len(lengths) + head_dim)
