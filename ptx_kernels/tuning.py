@@ -10,16 +10,17 @@ _WARPS_TO_FILL = 132 * 16  # an H200's multiprocessors, 16 warps each: enough 16
 def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
     """Config for n rows of `blocks` super-blocks and m rows of activations.
 
-    Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever
-    enough rows are there to fill the device all the same; with more than four rows of activations ptxas then spills
-    registers on some targets. Q4_K with one row of activations is limited by loads, so eight lanes share a super-block
-    and read whole lines; with more it is limited by instructions: four lanes.
+    Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever enough
+    rows are there to fill the device all the same. Q4_K with one row of activations is limited by loads, so eight
+    lanes share a super-block and read whole lines; with more it is limited by instructions: four lanes. The more
+    activations, the more registers hold them, and the fewer blocks are resident: as many as spill on no target.
     """
     lanes = 8 if format == "Q4_K" and m == 1 else 4
-    rows = 2 if n >= 2 * _WARPS_TO_FILL // 4 and m <= 4 else 1
+    rows = 2 if n >= 2 * _WARPS_TO_FILL // 4 else 1
     loads = 4 // rows if m == 1 else 1  # super-blocks in flight; many activations fill the registers instead
-    return MatvecConfig(rows_per_warp=rows, lanes_per_block=lanes,
-                        unroll=max(1, min(loads, blocks * lanes // 32)))
+    resident = 3 if m > 2 else 6 if lanes == 8 else 5
+    return MatvecConfig(rows_per_warp=rows, lanes_per_block=lanes, unroll=max(1, min(loads, blocks * lanes // 32)),
+                        resident_blocks=resident)
 
 
 def paged_attention(num_heads: int, num_kv_heads: int) -> PagedAttentionConfig:

@@ -47,16 +47,16 @@ def _attention(dtype: str, head_dim: int, group: int, kv_heads: int = 8, **confi
 CASES: tuple[Case, ...] = (
     *(Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
       for dtype in ("f32", "bf16", "f16")),
-    _matvec("Q4_K", 1, rows_per_warp=2, lanes_per_block=8, unroll=2),
-    _matvec("Q4_K", 1, n=1025, blocks=3, lanes_per_block=8, unroll=1),
-    _matvec("Q4_K", 2, rows_per_warp=2, unroll=1),
-    _matvec("Q4_K", 4, rows_per_warp=2, unroll=1),
-    _matvec("Q4_K", 8, unroll=1),
-    _matvec("Q6_K", 1, blocks=56, rows_per_warp=2, unroll=2),
-    _matvec("Q6_K", 1, n=1025, blocks=3, unroll=1),
-    _matvec("Q6_K", 2, blocks=56, rows_per_warp=2, unroll=1),
-    _matvec("Q6_K", 4, blocks=56, rows_per_warp=2, unroll=1),
-    _matvec("Q6_K", 8, blocks=56, unroll=1),
+    _matvec("Q4_K", 1, rows_per_warp=2, lanes_per_block=8, unroll=2, resident_blocks=6),
+    _matvec("Q4_K", 1, n=1025, blocks=3, lanes_per_block=8, unroll=1, resident_blocks=6),
+    _matvec("Q4_K", 2, rows_per_warp=2, unroll=1, resident_blocks=5),
+    _matvec("Q4_K", 4, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q4_K", 8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q6_K", 1, blocks=56, rows_per_warp=2, unroll=2, resident_blocks=5),
+    _matvec("Q6_K", 1, n=1025, blocks=3, unroll=1, resident_blocks=5),
+    _matvec("Q6_K", 2, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=5),
+    _matvec("Q6_K", 4, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q6_K", 8, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=3),
     *(_decode(format, dtype, lookups) for format in DECODE_FORMATS for dtype in ("f32", "bf16", "f16")
       for lookups in (0, 8)),
     *(Case(f"append_kv-{dtype}", "append_kv", dict(

@@ -26,12 +26,15 @@ class MatvecConfig:
       lanes_per_block: lanes that share a super-block. 8: every load is contiguous; 4 (the only one for Q6_K):
         fewer instructions, as scales are unpacked half as often.
       unroll: super-blocks of each lane in flight: all their loads come before the first use.
+      resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more registers for loads in
+        flight.
     """
 
     warps: int = 4
     rows_per_warp: int = 1
     lanes_per_block: int = 4
     unroll: int = 2
+    resident_blocks: int = 4
 
 
 class _Activations:
@@ -77,7 +80,7 @@ def matvec(k: Builder, *, format: str, n: int, blocks: int, m: int, config: Matv
     values = k.input("values", s8, (m, blocks * SUPER_BLOCK))
     scale_sum = k.input("scale_sum", f32, (m, blocks * SUPER_BLOCK // GROUP, 2))
     y = k.output("y", f32, (m, n))
-    k.launch((-(-n // (config.warps * rows)),), WARP * config.warps)
+    k.launch((-(-n // (config.warps * rows)),), WARP * config.warps, resident_blocks=config.resident_blocks)
     streams = WARP // lanes
 
     first_row = (k.block_id() * config.warps + k.warp_id) * rows

@@ -46,6 +46,7 @@ class Builder:
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
         self._prologue: list[str] = []  # runs before everything: what every branch may use
         self._special: dict[str, Value] = {}
+        self._directives: list[str] = []
 
     # --- text ---
 
@@ -133,14 +134,22 @@ class Builder:
         self.write(f"mov.u32 {address.name}, {name};")
         return Pointer(self, type, address, space="shared", shape=shape)
 
-    def launch(self, grid: tuple[int, ...], threads: int) -> None:
-        """Launch geometry: blocks along x, y, z and threads per block (a multiple of 32)."""
+    def launch(self, grid: tuple[int, ...], threads: int, *, resident_blocks: int | None = None) -> None:
+        """Launch geometry: blocks along x, y, z and threads per block (a multiple of 32).
+
+        `resident_blocks`: how many blocks a multiprocessor's registers must have room for at once. ptxas gives each
+        thread as many registers as that allows, and so hoists more loads above their uses; without it, ptxas aims at
+        an occupancy of its own choice.
+        """
         if threads % WARP or not 0 < threads <= 1024:
             raise KernelError(f"threads={threads} must be a multiple of 32, at most 1024")
         x, y, z = (*grid, 1, 1)[:3]
         if not (0 < x < 1 << 31 and 0 < y < 1 << 16 and 0 < z < 1 << 16):
             raise KernelError(f"grid={grid} is empty or larger than CUDA allows")
         self._geometry = ((x, y, z), (threads, 1, 1))
+        self._directives = [f".reqntid {threads}, 1, 1"]
+        if resident_blocks is not None:
+            self._directives.append(f".minnctapersm {resident_blocks}")
 
     # --- who am I -------------------------------------------------------------------------------------------------
 
@@ -280,7 +289,7 @@ class Builder:
         (major, minor), sm = self._needs
         parameters = ",\n".join(f"  .param .u64 {name}" for name in operands + results)
         text = [f".version {major}.{minor}", f".target sm_{sm}", ".address_size 64", "",
-                f".visible .entry {self.name}(", parameters, ")", f".reqntid {block[0]}, {block[1]}, {block[2]}", "{"]
+                f".visible .entry {self.name}(", parameters, ")", *self._directives, "{"]
         text += [f"  {line}" for line in self._shared]
         text += [f"  .reg .{register} {_PREFIXES[register]}<{count}>;"
                  for register, count in self._registers.items() if count]

@@ -72,7 +72,7 @@ def test_what_tuning_picks_never_spills():
     """Every number of activation rows, on every architecture."""
     kernels = {}
     for format in ("Q4_K", "Q6_K"):
-        for n, k in ((4096, 4096), (4096, 14336)):
+        for n, k in ((4096, 4096), (4096, 14336), (512, 256), (512, 1024), (1024, 768)):
             for m in range(1, MAX_ROWS + 1):
                 config = tuning.matvec(format, n, k // 256, m)
                 kernel = KERNELS["matvec"](format=format, n=n, blocks=k // 256, m=m, config=config)
