@@ -19,11 +19,13 @@ class PagedAttentionConfig:
       warps: per block; they share one sequence and group of query heads, and split its tokens.
       queries: query heads of a group that one block holds in registers; K and V are read once for all of them.
       unroll: tokens of each lane in flight.
+      resident_blocks: blocks that a multiprocessor's registers must have room for.
     """
 
     warps: int = 4
     queries: int = 8
     unroll: int = 2
+    resident_blocks: int = 2
 
 
 class _Spread:
@@ -111,7 +113,7 @@ def paged_attention(k: Builder, *, batch: int, num_heads: int, num_kv_heads: int
     block_tables = k.input("block_tables", s32, (batch, pages_per_sequence))
     context_lens = k.input("context_lens", s32, (batch,))
     out = k.output("out", f32, (batch, num_heads, head_dim))
-    k.launch((num_kv_heads * splits, batch), WARP * config.warps)
+    k.launch((num_kv_heads * splits, batch), WARP * config.warps, resident_blocks=config.resident_blocks)
     spread = _Spread(k, head_dim, 16 // storage.size)
     lanes = spread.lanes
     streams = WARP // lanes * config.warps  # tokens that the block holds at once
