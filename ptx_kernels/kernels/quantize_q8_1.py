@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ptx import Builder, f32, kernel, s8, s32, u32
+from ..ptx import Builder, f32, kernel, s8, s32, u32, u64
 from .vectors import float_type, load_floats
 
 GROUP = 32  # values that share a scale
@@ -34,7 +34,7 @@ def quantize_q8_1(k: Builder, *, rows: int, columns: int, dtype: str = "f32",
     thread = k.block_id() * threads + k.thread_id
     group, part = thread // _LANES, thread % _LANES
     inside = group < groups
-    mine = load_floats(x.at(0, thread * 4), 4, where=inside)  # lanes past the end shuffle zeros
+    mine = load_floats(x.at(0, thread.to(u64) * 4), 4, where=inside)  # lanes past the end shuffle zeros
     amax = k.const(f32, 0.0)
     for value in mine:
         amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))

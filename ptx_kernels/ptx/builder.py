@@ -146,6 +146,8 @@ class Builder:
         x, y, z = (*grid, 1, 1)[:3]
         if not (0 < x < 1 << 31 and 0 < y < 1 << 16 and 0 < z < 1 << 16):
             raise KernelError(f"grid={grid} is empty or larger than CUDA allows")
+        if x * threads >= 1 << 32:
+            raise KernelError(f"grid={grid} of {threads} threads: a thread's number must fit in 32 bits")
         self._geometry = ((x, y, z), (threads, 1, 1))
         self._directives = [f".reqntid {threads}, 1, 1"]
         if resident_blocks is not None:
