@@ -32,7 +32,7 @@ def decode(k: Builder, *, format: str, n: int, blocks: int, dtype: str = "f32", 
     unpack, parts = _UNPACK[format]
     k.name = f"{'embedding' if lookups else 'decode'}_{format.lower()}"
     columns = blocks * layout.block_size
-    planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block)) for p in layout.planes]
+    planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes]
     ids = k.input("ids", s32, (lookups,)) if lookups else None
     count = lookups or n
     y = k.output("y", float_type(dtype), (count, columns))

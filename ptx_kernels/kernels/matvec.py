@@ -76,7 +76,7 @@ def matvec(k: Builder, *, format: str, n: int, blocks: int, m: int, config: Matv
     if not (1 <= m <= MAX_ROWS and 1 <= rows <= n):
         raise KernelError(f"m={m} must be 1 to {MAX_ROWS}, rows_per_warp={rows} 1 to n={n}")
     k.name = f"matvec_{format.lower()}_m{m}"
-    planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block)) for p in formats.get(format).planes]
+    planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in formats.get(format).planes]
     values = k.input("values", s8, (m, blocks * SUPER_BLOCK))
     scale_sum = k.input("scale_sum", f32, (m, blocks * SUPER_BLOCK // GROUP, 2))
     y = k.output("y", f32, (m, n))

@@ -106,9 +106,12 @@ class Builder:
 
     # --- buffers and launch geometry ---
 
-    def input(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
-        """A buffer that the kernel only reads and nobody writes meanwhile (non-coherent loads)."""
-        return self._buffer(name, type, shape, "in")
+    def input(self, name: str, type: Type, shape: tuple[int, ...], *, constant: bool = False) -> Pointer:
+        """A buffer that the kernel only reads.
+
+        `constant`: neither does any kernel launched shortly before write it (weights), so loads are non-coherent.
+        """
+        return self._buffer(name, type, shape, "in", constant)
 
     def output(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
         """A result of its own; the kernel must write all of it."""
@@ -118,11 +121,11 @@ class Builder:
         """A buffer updated in place; what the kernel does not write stays."""
         return self._buffer(name, type, shape, "inout")
 
-    def _buffer(self, name: str, type: Type, shape: tuple[int, ...], role: Role) -> Pointer:
+    def _buffer(self, name: str, type: Type, shape: tuple[int, ...], role: Role, constant: bool = False) -> Pointer:
         self._buffers.append(Buffer(name, type, shape, role))
         address = self.register(u64)
         self._pointers.append((name + ("_out" if role == "inout" else ""), address))
-        return Pointer(self, type, address, read_only=role == "in", shape=shape)
+        return Pointer(self, type, address, constant=constant, shape=shape)
 
     def shared(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
         """Static shared memory of the block, 16-byte aligned."""

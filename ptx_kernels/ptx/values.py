@@ -234,24 +234,24 @@ class Pointer:
     Attributes:
       address: u64 (global) or u32 (shared) register.
       offset: bytes added to it as an immediate.
-      read_only: no one writes this buffer while the kernel runs, so non-coherent loads are allowed.
+      constant: no kernel of the same sequence of launches writes the buffer, so loads may be non-coherent.
       shape: dimensions of the buffer that `at` indexes, outermost first.
     """
 
     def __init__(self, builder: Builder, type: Type, address: Value, *, space: str = "global", offset: int = 0,
-                 read_only: bool = False, shape: tuple[int, ...] = ()) -> None:
+                 constant: bool = False, shape: tuple[int, ...] = ()) -> None:
         self.builder = builder
         self.type = type
         self.address = address
         self.space = space
         self.offset = offset
-        self.read_only = read_only
+        self.constant = constant
         self.shape = shape
 
     def _with(self, *, type: Type | None = None, address: Value | None = None, offset: int | None = None,
               shape: tuple[int, ...] = ()) -> Pointer:
         return Pointer(self.builder, type or self.type, self.address if address is None else address, space=self.space,
-                       offset=self.offset if offset is None else offset, read_only=self.read_only, shape=shape)
+                       offset=self.offset if offset is None else offset, constant=self.constant, shape=shape)
 
     def cast(self, type: Type) -> Pointer:
         """The same address, read as elements of `type`."""
@@ -323,7 +323,7 @@ class Pointer:
         hint = f".{cache}" if cache else ""
         if cache:
             k.require(((7, 4), 75))
-        opcode = f"ld.{self.space}{'.nc' if self.read_only else ''}{hint}{f'.v{vector}' if vector > 1 else ''}.{suffix}"
+        opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{hint}{f'.v{vector}' if vector > 1 else ''}.{suffix}"
         names = values[0].name if vector == 1 else "{" + ", ".join(v.name for v in values) + "}"
         k.write(f"{k.guard(where)}{opcode} {names}, {place._operand()};")
         return values[0] if vector == 1 else tuple(values)

@@ -159,7 +159,7 @@ BUGS = [
         LANES + r"  @%some bra $SKIP;\n\1\n$SKIP:", 0, error=ShuffleError),
     Bug("quant-offset-of-32-lost", "q6_k", r"xor\.b32 (.*), 2863311530;", r"or.b32 \1, 0;"),
     Bug("scale-unsigned", "q6_k", r"bfe\.s32", "bfe.u32"),
-    Bug("activations-of-another-row", "q6_k", r"(ld\.global\.nc\.v4\.u32 .*)\+(2\d\d\d)\];", r"\1];"),
+    Bug("activations-of-another-row", "q6_k", r"(ld\.global\.v4\.u32 .*)\+(2\d\d\d)\];", r"\1];"),
     Bug("rounds-down", "quantize", r"cvt\.rni\.s32\.f32 (%r\d+), (%f\d+);",
         r"add.rn.f32 \2, \2, 0fBE800000;\n  cvt.rni.s32.f32 \1, \2;"),
     Bug("store-forgotten", "quantize", r"^.*st\.global\.u32.*\n", "", error=UnwrittenOutput),
