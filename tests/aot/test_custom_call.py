@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -66,10 +68,12 @@ def loop(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def test_launch_has_the_kernels_name_grid_and_block():
-    program = aot.compile_program(jax.jit(accumulate, donate_argnums=1), AVAL, AVAL)
+    kernel = dataclasses.replace(ACCUMULATE, grid=(7, 5, 3), block=(32, 4, 2), dynamic_shared_bytes=48)
+    call = jax.jit(lambda x, y: custom_call.launch_ptx(kernel, x, y)[0], donate_argnums=1)
+    program = aot.compile_program(call, AVAL, AVAL)
     (launch,) = program.ptx_launches
     assert (launch.name, launch.grid, launch.block, launch.shared_bytes) == (
-        "accumulate", ACCUMULATE.grid, ACCUMULATE.block, 0)
+        "accumulate", (7, 5, 3), (32, 4, 2), 48)
     assert launch.instruction.results == (ARRAY,)
 
 

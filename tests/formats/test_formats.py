@@ -56,6 +56,11 @@ def test_plane_order_and_alignment():
     }
 
 
+@pytest.mark.parametrize("size, alignment", [(1, 1), (12, 4), (24, 8), (48, 16)])
+def test_alignment_is_what_every_multiple_of_the_size_has(size, alignment):
+    assert formats.Plane("x", size, ((0, size),)).alignment == alignment
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_planes_cover_the_block_once(name):
     format = formats.get(name)

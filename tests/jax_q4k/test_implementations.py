@@ -9,7 +9,10 @@ from helpers import nmse
 from oracles import random_planes
 
 import jax_q4k as jq
+from jax_q4k import custom_call
+from jax_q4k.models.attention import causal_attention
 from ptx_kernels import formats
+from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 
 FORMATS = formats.names()
 
@@ -142,6 +145,39 @@ def test_choices_that_cannot_be() -> None:
     lowering = jax.jit(lambda x, w: jq.matmul(x, w, implementation="sim")).trace(x, w)
     with pytest.raises(jq.UnavailableError, match="'sim' runs on the CPU only"):
         lowering.lower(lowering_platforms=("cuda",))
+
+
+def test_an_operation_asks_before_the_context() -> None:
+    x, w = normal(1, 256), packed("Q4_K", 4, 256)
+    with jq.implementation("sim"):
+        np.testing.assert_array_equal(jq.matmul(x, w, implementation="xla", activations="f32"), jq.matmul(
+            x, w, implementation="xla"))
+        with pytest.raises(jq.UnavailableError, match="needs a CUDA device"):
+            jq.matmul(x, w, implementation="ptx")
+
+
+@pytest.mark.parametrize("launch", [custom_call.launch_ptx, custom_call.launch_simulated])
+def test_a_kernel_takes_its_own_operands_alone(launch) -> None:
+    kernel = quantize_q8_1(rows=2, columns=64)
+    for wrong in ([normal(2, 32)], [normal(2, 64, dtype=jnp.bfloat16)], [], [normal(2, 64)] * 2):
+        with pytest.raises(TypeError, match=r"kernel quantize_q8_1 takes \[\(\(2, 64\), dtype\('float32'\)\)\], got"):
+            jax.eval_shape(lambda *operands: launch(kernel, *operands), *wrong)
+
+
+def test_products_on_a_gpu_are_no_tf32() -> None:
+    """All of float32's bits: XLA's default precision on a GPU has ten bits of mantissa."""
+    x, w = jnp.zeros((9, 256)), packed("Q4_K", 4, 256)
+    q, pages, tables = jnp.zeros((1, 2, 32)), jnp.zeros((2, 2, 16, 32)), jnp.zeros((1, 2), jnp.int32)
+    programs = [
+        (lambda x: jq.matmul(x, w), x),
+        (lambda x: jq.matmul(x, w, implementation="xla"), x),
+        (lambda q: jq.paged_attention(q, pages, pages, tables, tables[:, 0], implementation="xla"), q),
+        (lambda q: causal_attention(q[None], q[None], q[None], jnp.array([1])), q),
+    ]
+    for program, argument in programs:
+        text = jax.jit(program).trace(argument).lower(lowering_platforms=("cuda",)).as_text()
+        products = [line for line in text.splitlines() if "dot_general" in line]
+        assert products and all("precision = [HIGHEST, HIGHEST]" in line for line in products)
 
 
 def test_lowered_for_cuda_updates_the_pages_in_place() -> None:

@@ -68,7 +68,9 @@ def test_nan_stays_in_its_row() -> None:
 @pytest.mark.parametrize("arguments, message", [
     (dict(format="Q6_K", m=1, config=MatvecConfig(lanes_per_block=8)), r"lanes_per_block=8 must be one of \(4,\)"),
     (dict(format="Q4_K", m=9, config=MatvecConfig()), "m=9 must be 1 to 8"),
+    (dict(format="Q4_K", m=0, config=MatvecConfig()), "m=0 must be 1 to 8"),
     (dict(format="Q4_K", m=1, config=MatvecConfig(rows_per_warp=17)), "rows_per_warp=17 1 to n=16"),
+    (dict(format="Q4_K", m=1, config=MatvecConfig(rows_per_warp=0)), "rows_per_warp=0 1 to n=16"),
 ])
 def test_what_it_refuses(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):

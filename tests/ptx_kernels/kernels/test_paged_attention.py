@@ -79,8 +79,8 @@ def test_sequences_may_share_pages() -> None:
 
 def test_lengths_and_pages_out_of_range() -> None:
     """A negative length is empty, one beyond the table ends with it, tokens in pages that do not exist are left out."""
-    tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -2**31]])
-    got, want = run([-5, 1000, 20, 20, 20], tables=tables, num_pages=4, poison=False)
+    tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -2**31], [1, 4]])
+    got, want = run([-5, 1000, 20, 20, 20, 20], tables=tables, num_pages=4, poison=False)
     assert (got[[0, 3]] == 0).all()
     assert nmse(got, want) <= 1e-11
 

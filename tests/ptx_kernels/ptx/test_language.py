@@ -64,6 +64,30 @@ def test_loop_counts_differ_by_lane() -> None:
     np.testing.assert_array_equal(lanes(body), [sum(range(1, n, 2)) for n in range(32)])
 
 
+@pytest.mark.parametrize("start, stop, rounds", [(0, 3, 3), (2, 2, 0), (3, 2, 0)])
+def test_loops_between_numbers(start: int, stop: int, rounds: int) -> None:
+    def body(k: Builder):
+        count = k.var(u32, 0)
+        with k.loop(start, stop):
+            count += 1
+        return count
+
+    np.testing.assert_array_equal(lanes(body), np.full(32, rounds))
+
+
+def test_what_a_kernel_writes_is_not_read_through_the_non_coherent_cache() -> None:
+    @kernel
+    def add(k: Builder) -> None:
+        x = k.inout("x", u32, (32,))
+        y = k.input("y", u32, (32,), constant=True)
+        k.launch((1,), 32)
+        x.store(k.lane_id, x.load(k.lane_id) + y.load(k.lane_id, cache="L1::no_allocate"))
+
+    np.testing.assert_array_equal(simulator.run(add(), LANE, LANE * 3)[0], LANE * 4)
+    assert add().text.count("ld.global.nc.") == 1
+    assert add().text.startswith(".version 7.4\n.target sm_75\n")  # the cache hint's
+
+
 def test_reductions_reach_every_lane() -> None:
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id)), np.full(32, 496))
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id, lanes=8)), LANE.reshape(4, 8).sum(1).repeat(8))
@@ -108,6 +132,11 @@ def test_a_value_cannot_be_updated() -> None:
     (lambda k: k.lane_id + 1.5, "1.5 cannot stand where a u32 is needed"),
     (lambda k: k.lane_id + 2**32, "4294967296 is outside the range of u32"),
     (lambda k: k.lane_id - True, "True cannot stand"),
+    (lambda k: k.lane_id.bits(s32) + 2**31, "2147483648 is outside the range of s32"),
+    (lambda k: k.lane_id.bits(s32) + (-2**31 - 1), "-2147483649 is outside the range of s32"),
+    (lambda k: k.emit("add.u32", k.lane_id.name), "add.u32 takes 2 operands, got 1"),
+    (lambda k: k.shared("s", u32, (2, 2)).at(0, 0, 0).load(), r"3 indices for a buffer of shape \(2, 2\)"),
+    (lambda k: k.shared("s", u32, (2,)).advance(1), r"only a moving\(\) pointer can advance"),
     (lambda k: k.lane_id / 2, "/ divides f32"),
     (lambda k: k.const(f32, 1.0) % 2, "% takes u32, not f32"),
     (lambda k: k.lane_id.to(pred), "no conversion from u32 to pred"),
@@ -130,7 +159,7 @@ def test_a_condition_is_a_predicate() -> None:
 
 
 @pytest.mark.parametrize("grid, threads, message", [
-    ((0,), 32, "is empty"), ((1, 65536), 32, "larger than CUDA allows"), ((1,), 33, "multiple of 32"),
+    ((0,), 32, "is empty"), ((1 << 31,), 32, "larger than CUDA allows"), ((1, 65536), 32, "larger than CUDA allows"), ((1,), 33, "multiple of 32"),
     ((1,), 2048, "at most 1024"), ((1 << 26,), 64, "must fit in 32 bits"),
 ])
 def test_launch_geometry(grid, threads, message: str) -> None:

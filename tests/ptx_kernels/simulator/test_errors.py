@@ -136,6 +136,8 @@ def test_shared_memory_starts_empty_in_every_batch() -> None:
 def test_shared_bounds_and_alignment() -> None:
     with refuses(simulator.OutOfBounds, "shared offset 256 (4 bytes): the block has 256 bytes"):
         launch(f"{TILE} st.shared.b32 [%r4+4], %r2;")
+    with refuses(simulator.OutOfBounds, "shared offset 20 (4 bytes): the block has 20 bytes"):
+        launch(".shared .align 16 .b8 small[20]; st.shared.b32 [small+20], %r2;")
     with refuses(simulator.OutOfBounds, "shared offset -1024"):
         launch("st.shared.b32 [0], %r2;")
     with refuses(simulator.Misaligned, "shared offset 4 is no multiple of 8 bytes"):
@@ -158,6 +160,9 @@ def test_missing_barrier_between_read_and_write() -> None:
         with refuses(simulator.SharedRace, f"warp {writer // 32} writes what several warps read"):
             launch(f"{start} ld.shared.b32 %r6, [tile]; setp.eq.u32 %p0, %r2, {writer}; "
                    "@%p0 st.shared.b32 [tile], %r6;")
+    with refuses(simulator.SharedRace, "warp 1 writes what several warps read"):  # one after the other
+        launch(f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; @%p0 ld.shared.b32 %r6, [tile]; "
+               "@%p0 st.shared.b32 [tile], %r6;")
 
 
 def test_two_warps_write_one_word() -> None:
@@ -224,6 +229,10 @@ def test_shuffles_with_absent_lanes() -> None:
 @pytest.mark.parametrize(("body", "error", "parts"), [
     ("fma.f32 %f0, %f1, %f2, %f3;", simulator.UnknownInstruction, ["fma.f32 is no known instruction", "line 11"]),
     ("ld.globl.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.globl.u32"]),
+    ("ld.shared.nc.u32 %r3, [0];", simulator.UnknownInstruction, ["ld.shared.nc.u32"]),
+    ("ld.global.v4.u64 {%rd3, %rd4, %rd5, %rd6}, [%rd0];", simulator.UnknownInstruction, ["ld.global.v4.u64"]),
+    ("ld.global.f16 %h0, [%rd0];", simulator.UnknownInstruction, ["ld.global.f16"]),
+    ("st.global.nc.u32 [%rd0], %r2;", simulator.UnknownInstruction, ["only loads can be non-coherent"]),
     ("ld.global.v8.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.global.v8.u32"]),
     ("bar.arrive 0, 64;", simulator.UnknownInstruction, ["bar.arrive"]),
     ("shfl.bfly.b32 %r3, %r2, 1, 31;", simulator.UnknownInstruction, ["shfl.bfly.b32"]),
@@ -246,10 +255,16 @@ def test_shuffles_with_absent_lanes() -> None:
     (".local .b8 x[4];", simulator.ParseError, ["unknown directive .local"]),
     ("@%r3 bra L; L: ret;", simulator.ParseError, ["%r3 guards an instruction but is no predicate"]),
     ("bar.sync 16;", simulator.ParseError, ["a barrier 0 to 15"]),
+    ("bar.sync 0, 0;", simulator.ParseError, ["a multiple of 32"]),
     ("bar.sync 0, 33;", simulator.ParseError, ["a multiple of 32"]),
     ("add.u32 %r3, %r2, 1 + 2;", simulator.ParseError, ["`1 + 2` is no operand"]),
     ("ld.global.u32 %r3, [%rd0 * 4];", simulator.ParseError, ["[%rd0 * 4] is no address"]),
     ("ld.param.u64 %rd3, [z];", simulator.ParseError, ["names no parameter"]),
+    ("ld.param.u64 %rd3, [y+8];", simulator.ParseError, ["names no parameter"]),
+    (".shared .b8 t[4]; .shared .b8 t[4];", simulator.ParseError, ["t is declared twice"]),
+    ("mov.u64 %rd3, %tid.x;", simulator.TypeMismatch, ["%tid.x is a .u32"]),
+    ("ld.global.f32 %rd3, [%rd0];", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
+    (".shared .align 12 .b8 t[4];", simulator.ParseError, ["alignment 12 is no power of two"]),
 ])
 def test_text_that_is_refused(body: str, error: type[simulator.SimulationError], parts: list[str]) -> None:
     with refuses(error, "kernel k", *parts):
@@ -264,6 +279,8 @@ def test_text_that_is_refused(body: str, error: type[simulator.SimulationError],
     ("ret;\n}", "ret\n}", "lacks its ;"),
     ("ret;\n}", "ret;\n", "lacks its }"),
     ("ret;\n}", "}", "a ret is missing"),
+    ("ret;\n}", "bra END;\nEND:\n}", "branches past the last instruction"),
+    (") {", ") .maxclusterrank 4 {", "unknown directive .maxclusterrank"),
     ("ret;\n}", "ret;\n} more", "text after the kernel's body"),
     (".visible", ".func f; .visible", ".func is not supported"),
 ])
@@ -287,8 +304,16 @@ def test_launches_that_do_not_fit() -> None:
         simulator.launch(text, [y, y], (1,), (32,))
     with refuses(simulator.LaunchError, "block=(2048, 1, 1) exceeds 1024 threads"):
         simulator.launch(text, [y], (1,), (2048,))
+    with refuses(simulator.LaunchError, "64 along z"):
+        simulator.launch(text, [y], (1,), (1, 1, 128))
+    with refuses(simulator.LaunchError, "grid=(1, 65536, 1) exceeds"):
+        simulator.launch(text, [y], (1, 65536), (32,))
     with refuses(simulator.LaunchError, "at least 1"):
         simulator.launch(text, [y], (0,), (32,))
+    with refuses(simulator.LaunchError, "one to three extents"):
+        simulator.launch(text, [y], (1, 1, 1, 1), (32,))
+    with refuses(simulator.LaunchError, "-16 bytes of shared memory"):
+        simulator.launch(text, [y], (1,), (32,), -16)
     with refuses(simulator.LaunchError, "bytes of shared memory"):
         simulator.launch(text, [y], (1,), (32,), 1 << 20)
     required = text.replace(")", ")\n.reqntid 64, 1, 1", 1)
@@ -296,6 +321,9 @@ def test_launches_that_do_not_fit() -> None:
         simulator.launch(required, [y], (1,), (32,))
     with refuses(simulator.LaunchError, "64 threads, but .maxntid allows 32"):
         simulator.launch(text.replace(")", ")\n.maxntid 32, 1, 1\n.minnctapersm 2", 1), [y], (1,), (64,))
+    y.flags.writeable = False
+    with pytest.raises(ValueError, match="role inout but its array is read-only"):
+        simulator.launch(text, [y], (1,), (32,))
     with pytest.raises(ValueError, match="must be C-contiguous"):
         simulator.launch(text, [np.zeros((8, 8), np.uint32)[:, ::2]], (1,), (32,))
 

@@ -162,6 +162,15 @@ def test_votes() -> None:
     np.testing.assert_array_equal(per_thread(body, "%r4", THREADS, BLOCKS), (~ballot).repeat(32))
 
 
+def test_votes_of_half_warps() -> None:
+    """Each lane names its own half: the other half's votes do not count."""
+    body = """
+  and.b32 %r3, %r0, 16; shl.b32 %r4, 0xffff, %r3; setp.lt.u32 %p0, %r2, 20;
+  vote.sync.ballot.b32 %r5, %p0, %r4;
+  vote.sync.all.pred %p1, %p0, %r4; selp.b32 %r6, 1, 0, %p1; shl.b32 %r6, %r6, 31; or.b32 %r5, %r5, %r6;"""
+    np.testing.assert_array_equal(per_thread(body, "%r5"), np.where(np.arange(32) < 16, 0x8000FFFF, 0x000F0000))
+
+
 # --- shared memory and barriers -------------------------------------------------------------------------------------
 
 REVERSE = """
@@ -178,6 +187,14 @@ def test_shared_memory_belongs_to_the_block() -> None:
     np.testing.assert_array_equal(got, THREAD.reshape(BLOCKS, THREADS)[:, ::-1].reshape(-1))
 
 
+def test_shared_memory_of_an_odd_size_belongs_to_the_block() -> None:
+    body = """
+  .shared .align 16 .b8 tile[20];
+  add.u32 %r3, %r0, 100; st.shared.b32 [tile+16], %r3; cvt.u64.u32 %rd4, %r0; st.shared.b64 [tile], %rd4;
+  ld.shared.b32 %r4, [tile+16]; ld.shared.b64 %rd5, [tile]; cvt.u32.u64 %r5, %rd5; sub.u32 %r6, %r4, %r5;"""
+    np.testing.assert_array_equal(per_thread(body, "%r6", 1, 5), np.full(5, 100))
+
+
 def test_dynamic_shared_memory_and_bytes() -> None:
     text = module(f"""
   .shared .align 4 .b8 first[6];
@@ -190,6 +207,18 @@ def test_dynamic_shared_memory_and_bytes() -> None:
     y = np.zeros(256, np.int32)
     simulator.launch(text, [y], (1,), (256,), 256)
     np.testing.assert_array_equal(y, (np.arange(256) ^ 64).astype(np.uint8).view(np.int8))
+
+
+def test_shared_variables_are_aligned() -> None:
+    """Static ones as they say, dynamic ones to 16 bytes: 16-byte stores into both, behind others of odd sizes."""
+    text = module(f"""
+  .shared .b8 byte[1]; .shared .align 16 .b8 wide[16]; .shared .b8 last[3];
+  st.shared.u8 [byte], %r0; st.shared.v4.b32 [wide], {{%r0, %r0, %r0, %r0}};
+  st.shared.v4.b32 [pool], {{%r0, %r0, %r0, %r0}}; ld.shared.b32 %r3, [pool+12];
+  {store_u32("%r3")} ret;""", "y", outside=".extern .shared .align 16 .b8 pool[];")
+    y = np.zeros(3, np.uint32)
+    simulator.launch(text, [y], (3,), (1,), 16)
+    np.testing.assert_array_equal(y, [0, 1, 2])
 
 
 def test_warps_arrive_from_different_branches() -> None:
@@ -262,6 +291,14 @@ def test_vectors_copy_every_bit(vector: str, registers: str) -> None:
     simulator.launch(text, [simulator.DeviceBuffer("a", a, "in"),
                             simulator.DeviceBuffer("y", y, "out", initialized=False)], (3,), (32,))
     np.testing.assert_array_equal(y, a)
+
+
+def test_of_lanes_that_store_to_one_place_the_highest_wins() -> None:
+    y = np.zeros(2, np.uint32)
+    simulator.launch(module("st.global.b32 [%rd0], %r0; mov.u64 %rd3, %rd0; setp.lt.u32 %p0, %r2, 7; "
+                            "cvt.u64.u32 %rd4, %r0; and.b64 %rd4, %rd4, 0; add.u64 %rd5, %rd0, %rd4; "
+                            "@%p0 st.global.b32 [%rd5+4], %r0; ret;", "y"), [y], (1,), (32,))
+    np.testing.assert_array_equal(y, [31, 6])
 
 
 def test_lanes_that_load_from_several_buffers() -> None:
@@ -349,3 +386,9 @@ def test_bf16_buffers_travel_as_bits() -> None:
     (y,) = simulator.run(kernel, x)
     assert y.dtype == np.uint16
     np.testing.assert_array_equal(y.view(ml_dtypes.bfloat16), x)
+
+
+def test_instructions_are_counted_per_lane_that_executes_them() -> None:
+    text = module("setp.lt.u32 %p0, %r2, 5;\n@!%p0 bra END;\nmov.u32 %r3, 1;\nmov.u32 %r4, 2;\nEND:\nret;", "y")
+    statistics = simulator.launch(text, [np.zeros(1, np.uint32)], (3,), (32,), batch_lanes=64)
+    assert statistics == simulator.Statistics(3 * (8 * 32 + 2 * 5), 2)
