@@ -42,6 +42,7 @@ def test_qwen(architecture, qkv_bias, qk_norm):
         ({"attention.head_count_kv": 2}, "num_kv_heads", 2),
         ({"attention.head_count_kv": np.array([2, 2], np.uint32)}, "num_kv_heads", 2),
         ({"attention.key_length": 128, "attention.value_length": 128}, "head_dim", 128),
+        ({"attention.key_length": 64, "attention.head_count": 7}, "num_heads", 7),  # 7 does not divide 512
         ({"rope.dimension_count": 32}, "rope_dim", 32),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, "rope_factor", 4.0),
         ({"rope.scaling.factor": 4.0}, "rope_factor", 4.0),
@@ -88,14 +89,13 @@ def test_vocab_size_from_the_tokens():
         ({"rope.dimension_count": 128}, "rope.dimension_count: must be an integer from 1 to 64"),
         ({"attention.layer_norm_rms_epsilon": float("nan")}, "epsilon: must be a number above 0"),
         ({"attention.layer_norm_rms_epsilon": 0.0}, "epsilon: must be a number above 0"),
+        ({"attention.layer_norm_rms_epsilon": True}, "epsilon: must be a number above 0"),
         ({"rope.freq_base": -1.0}, "rope.freq_base: must be a number"),
+        ({"rope.freq_base": 1.0}, "rope.freq_base: must be a number above 1"),
         ({"rope.scaling.type": "yarn"}, "rope.scaling.type: 'yarn' is not supported; supported are none, linear"),
         ({"rope.scaling.factor": float("inf")}, "rope.scaling.factor: must be a number"),
         ({"rope.scaling.factor": -2.0}, "rope.scaling.factor: must be a number"),
-        ({"expert_count": 8}, "llama.expert_count: 8 is not supported"),
-        ({"logit_scale": 0.0625}, "llama.logit_scale: 0.0625 is not supported"),
-        ({"attention.scale": 0.1}, "llama.attention.scale: 0.1 is not supported"),
-        ({"attention.causal": False}, "llama.attention.causal: False is not supported"),
+        ({"expert_count": np.array([0])}, "llama.expert_count: array([0]) is not supported"),
         ({"context_length": -1}, "llama.context_length: must be an integer from 1"),
     ],
 )
@@ -103,6 +103,32 @@ def test_bad_metadata(changes, message):
     with pytest.raises(jq.GGUFError) as caught:
         Config.from_metadata(changed(changes), "model.gguf")
     assert str(caught.value).startswith("model.gguf: ") and message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("expert_count", 8),
+        ("logit_scale", 0.0625),
+        ("residual_scale", 0.5),
+        ("embedding_scale", 12.0),
+        ("attention.scale", 0.1),
+        ("attention.clamp_kqv", 8.0),
+        ("attn_logit_softcapping", 50.0),
+        ("final_logit_softcapping", 30.0),
+        ("rope.scaling.attn_factor", 1.2),
+        ("use_parallel_residual", True),
+        ("attention.causal", False),
+    ],
+)
+def test_features_that_would_be_ignored_are_refused(key, value):
+    with pytest.raises(jq.GGUFError, match=f"llama.{key}: {value} is not supported"):
+        Config.from_metadata(changed({key: value}))
+
+
+def test_rotated_dimensions_lie_in_the_head():
+    with pytest.raises(ValueError, match="rope_dim=96 must be at most head_dim=64"):
+        Config("llama", 8, 64, 128, 128, 1, 2, 2, 64, 1e-5, rope_dim=96)
 
 
 @pytest.mark.parametrize("architecture", [None, "mamba", 7])

@@ -71,13 +71,14 @@ def test_last_position_and_inactive_rows():
     logits, cache = prefill(prompts, jnp.array([16, 7]), PagedCache.create(loaded.config, 2, 32))
     assert nmse(logits, want.logits[[15, 6]]) <= 1e-8
     before = jax.tree.map(np.asarray, cache)
+    assert np.any(before.pages[0][0][2, :, :7]) and not np.any(before.pages[0][0][2, :, 7:])  # padding is not stored
     token = jnp.array([want.prompt[16], 3])
     logits, cache = decode(token, cache, jnp.array([True, False]))
     assert nmse(logits[:1], want.logits[16:17]) <= 1e-8
     assert cache.context_lens.tolist() == [17, 7]
-    for (k, _), (old, _) in zip(cache.pages, before.pages, strict=True):
-        np.testing.assert_array_equal(k[2:], old[2:])  # the second row's pages
-        assert np.any(np.asarray(k[:2]) != old[:2])
+    for got, old in zip(jax.tree.leaves(cache.pages), jax.tree.leaves(before.pages), strict=True):
+        np.testing.assert_array_equal(got[2:], old[2:])  # the second row's pages
+        assert np.any(np.asarray(got[:2]) != old[:2])
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(jnp.float16, 1e-5), (jnp.bfloat16, 1e-3)])
@@ -128,8 +129,9 @@ def test_tokens_that_do_not_fit(tokens, error, message):
         model("llama-gqa").logits(tokens)
 
 
-def test_no_tokens():
-    assert model("llama-gqa").logits(np.zeros((0, 3), np.int32)).shape == (0, 3, 512)
+@pytest.mark.parametrize("time", [3, 2048])  # all of the context
+def test_no_tokens(time):
+    assert model("llama-gqa").logits(np.zeros((0, time), np.int32)).shape == (0, time, 512)
 
 
 @pytest.mark.parametrize("time", [7, QUERY_BLOCK + 44])
@@ -178,6 +180,8 @@ def test_cache_capacity_and_slots():
     assert cache.slots(positions, valid).tolist() == [0, 17, 31, -1, 47, 48, -1, 32]
     with pytest.raises(ValueError, match="batch=0"):
         PagedCache.create(config, 0, 20)
+    with pytest.raises(ValueError, match="capacity=0"):
+        PagedCache.create(config, 1, 0)
     with pytest.raises(TypeError, match="dtype=int8"):
         PagedCache.create(config, 1, 20, dtype=jnp.int8)
     with pytest.raises(ValueError, match="2\\^31"):

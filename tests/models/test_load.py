@@ -1,4 +1,3 @@
-import dataclasses
 import types
 
 import gguf
@@ -126,6 +125,29 @@ def test_missing_file(tmp_path):
         models.from_gguf(tmp_path / "none.gguf")
 
 
-def test_sliding_window_bounds_the_context():
-    config = dataclasses.replace(model("llama-gqa").config, context_length=16)
-    assert config.context_length == 16
+def test_tensors_that_changed_after_the_check_are_found(monkeypatch):
+    def changed(*arguments, **options):
+        file = read(*arguments, **options)
+        del file.tensors["blk.1.attn_k.weight"]
+        return file
+
+    read = jq.gguf.read
+    monkeypatch.setattr(jq.gguf, "read", changed)
+    with pytest.raises(jq.GGUFError, match="tensor 'blk.1.attn_k.weight': is missing"):
+        models.from_gguf(path("llama-gqa"))
+
+
+@pytest.mark.parametrize("check_scales", [True, False])
+def test_scales_are_checked_unless_told_not_to(tmp_path, check_scales):
+    """A NaN scale is refused, or reaches the logits."""
+    raw = jq.gguf.read(path("llama-gqa")).tensors["blk.0.ffn_up.weight"].to_gguf_bytes()
+    data = path("llama-gqa").read_bytes()
+    at = data.index(raw[:144])
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(data[:at] + b"\x00\x7e" + data[at + 2 :])
+    if check_scales:
+        with pytest.raises(jq.GGUFError, match="blk.0.ffn_up.weight"):
+            models.from_gguf(bad)
+    else:
+        loaded = models.from_gguf(bad, check_scales=False)
+        assert np.isnan(loaded.decoder().blocks[0].mlp.up.weight.get_value().dequantize()).any()

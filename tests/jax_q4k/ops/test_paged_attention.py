@@ -86,6 +86,14 @@ def test_inside_a_program_lengths_are_clamped_and_unknown_pages_left_out():
     assert not np.any(got[2]) and not np.any(got[3])
 
 
+def test_page_ids_behind_a_sequences_last_page_do_not_matter():
+    q, k_pages, v_pages, tables = arrays()
+    lens = np.array([16, 32, 33, 0])
+    want = attention(q, k_pages, v_pages, tables, lens)
+    tables[0, 1:], tables[1, 2], tables[3] = -1, k_pages.shape[0], 2**31 - 1
+    assert nmse(jq.paged_attention(q, k_pages, v_pages, tables, lens), want) <= 1e-12
+
+
 def test_large_scores_do_not_overflow():
     q, k_pages, v_pages, tables = arrays()
     lens = np.array([5, 17, 33, 48])
@@ -113,6 +121,9 @@ def test_no_sequences():
         (dict(context_lens=np.array([1, 2, 3, 49])), ValueError, "context_lens=.*0 to 48"),
         (dict(context_lens=np.array([1, 2, 3, -1])), ValueError, "context_lens="),
         (dict(scale=float("nan")), ValueError, "scale=nan"),
+        (dict(scale=0.0), ValueError, "scale=0.0 must be positive"),
+        (dict(q=jnp.zeros((4, 0, 64))), ValueError, "num_heads=0 must be"),
+        (dict(block_tables=jnp.zeros((4, 0), jnp.int32)), ValueError, "block_tables has shape"),
     ],
 )
 def test_arguments_that_do_not_fit(change, error, message):

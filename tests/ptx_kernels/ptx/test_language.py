@@ -159,8 +159,8 @@ def test_a_condition_is_a_predicate() -> None:
 
 
 @pytest.mark.parametrize("grid, threads, message", [
-    ((0,), 32, "is empty"), ((1 << 31,), 32, "larger than CUDA allows"), ((1, 65536), 32, "larger than CUDA allows"), ((1,), 33, "multiple of 32"),
-    ((1,), 2048, "at most 1024"), ((1 << 26,), 64, "must fit in 32 bits"),
+    ((0,), 32, "is empty"), ((1 << 31,), 32, "larger than CUDA allows"), ((1, 65536), 32, "larger than CUDA allows"),
+    ((1,), 33, "multiple of 32"), ((1,), 2048, "at most 1024"), ((1 << 26,), 64, "must fit in 32 bits"),
 ])
 def test_launch_geometry(grid, threads, message: str) -> None:
     @kernel

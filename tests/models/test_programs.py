@@ -1,0 +1,37 @@
+"""The jitted programs of generation, called as `generate` calls them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_q4k.models.cache import PagedCache
+from jax_q4k.models.sampling import SamplingParams
+
+from .golden import model, reference
+
+
+def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
+    """Two prompts with one continuation, the second two tokens ahead: both end at the same token of it."""
+    loaded, want = model("llama-gqa"), reference("llama-gqa")
+    end = int(want.greedy[5])
+    assert end not in want.greedy[:5]
+    programs = loaded.programs(SamplingParams(), (end,))
+    prompts = np.zeros((2, 64), np.int32)
+    prompts[0, :48], prompts[1, :50] = want.prompt, want.tokens[:50]
+    cache = PagedCache.create(loaded.config, 2, 64)
+
+    state = programs.start(loaded.weights, prompts, np.array([48, 50], np.int32), cache, jax.random.key(0))
+    assert all(page.is_deleted() for page in jax.tree.leaves(cache.pages))  # donated
+    assert state.step == 1 and state.tokens[:, 0].tolist() == [want.greedy[0], want.greedy[2]]
+
+    first = state
+    state = programs.loop(loaded.weights, state, jnp.int32(3))
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.cache.pages))
+    assert state.step == 3 and state.counts.tolist() == [3, 3] and not state.finished.any()
+
+    state = programs.loop(loaded.weights, state, jnp.int32(14))
+    assert state.step == 6 and state.finished.all()  # not 14: nobody is left
+    assert state.counts.tolist() == [6, 4] and state.token.tolist() == [end, end]
+    assert state.tokens[0, :6].tolist() == want.greedy[:6].tolist()
+    assert state.tokens[1, :4].tolist() == want.greedy[2:6].tolist()
+    assert state.cache.context_lens.tolist() == [48 + 5, 50 + 3]  # all but the last token
