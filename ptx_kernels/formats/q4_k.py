@@ -67,7 +67,6 @@ class PackedRow:
         self._half: Value | None = None if lanes == 4 else part & 1
         words = planes[0].cast(u32)
         self._row_words = words.shape[1] * 36
-        words = words._with(shape=(words.shape[0], words.shape[1], 36))
         self._header = words.at(row, block).moving()
         self._quants = words.at(row, block).at(part * (4 * self._runs)).moving()
         self.value_base = group * 64 if self._half is None else group * 64 + self._half * 16

@@ -254,8 +254,13 @@ class Pointer:
                        offset=self.offset if offset is None else offset, constant=self.constant, shape=shape)
 
     def cast(self, type: Type) -> Pointer:
-        """The same address, read as elements of `type`."""
-        return self._with(type=type, shape=self.shape)
+        """The same address, read as elements of `type`; the last axis counts those."""
+        if not self.shape:
+            return self._with(type=type)
+        *leading, last = self.shape
+        if last * self.type.size % type.size:
+            raise KernelError(f"rows of {last} {self.type} are no whole number of {type}")
+        return self._with(type=type, shape=(*leading, last * self.type.size // type.size))
 
     def at(self, *indices: Value | int) -> Pointer:
         """Address of element [i, j, ...] of the buffer; missing trailing indices are 0.
@@ -299,20 +304,16 @@ class Pointer:
         self.address += count * self.type.size
 
     @overload
-    def load(self, index: Value | int = 0, *, vector: Literal[1] = 1, where: Value | None = None,
-             cache: str = "") -> Value: ...
+    def load(self, index: Value | int = 0, *, vector: Literal[1] = 1, where: Value | None = None) -> Value: ...
     @overload
-    def load(self, index: Value | int = 0, *, vector: Literal[2, 4], where: Value | None = None,
-             cache: str = "") -> tuple[Value, ...]: ...
+    def load(self, index: Value | int = 0, *, vector: Literal[2, 4],
+             where: Value | None = None) -> tuple[Value, ...]: ...
     @overload
-    def load(self, index: Value | int = 0, *, vector: int, where: Value | None = None,
-             cache: str = "") -> Value | tuple[Value, ...]: ...
-    def load(self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None,
-             cache: str = "") -> Value | tuple[Value, ...]:
-        """Loads one element, or `vector` (2 or 4) neighbours as a tuple; where `where` is false, zeros.
-
-        `cache` is a PTX cache hint such as `L1::no_allocate`; alignment is `vector` elements.
-        """
+    def load(self, index: Value | int = 0, *, vector: int,
+             where: Value | None = None) -> Value | tuple[Value, ...]: ...
+    def load(self, index: Value | int = 0, *, vector: int = 1,
+             where: Value | None = None) -> Value | tuple[Value, ...]:
+        """Loads one element, or `vector` (2 or 4) neighbours, aligned as a whole; zeros where `where` is false."""
         k = self.builder
         place = self._advanced(index, self.type.size)
         type, suffix = _MEMORY[self.type]
@@ -320,10 +321,7 @@ class Pointer:
         if where is not None:
             for value in values:
                 k.zero(value)
-        hint = f".{cache}" if cache else ""
-        if cache:
-            k.require(((7, 4), 75))
-        opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{hint}{f'.v{vector}' if vector > 1 else ''}.{suffix}"
+        opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{f'.v{vector}' if vector > 1 else ''}.{suffix}"
         names = values[0].name if vector == 1 else "{" + ", ".join(v.name for v in values) + "}"
         k.write(f"{k.guard(where)}{opcode} {names}, {place._operand()};")
         return values[0] if vector == 1 else tuple(values)
@@ -340,4 +338,4 @@ class Pointer:
         k.write(f"{k.guard(where)}st.{self.space}{vector}.{suffix} {place._operand()}, {text};")
 
     def _operand(self) -> str:
-        return f"[{self.address.name}{f'+{self.offset}' if self.offset > 0 else self.offset if self.offset else ''}]"
+        return f"[{self.address.name}{f'+{self.offset}' if self.offset else ''}]"
