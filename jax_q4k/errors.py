@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+_LONGEST = 1000  # characters of a field or problem in a message; values of a file may have millions
+
 
 class GGUFError(ValueError):
     """A GGUF file that is malformed, or that holds what this package does not run.
@@ -16,7 +18,11 @@ class GGUFError(ValueError):
         self.problem = problem
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.field}: {self.problem}"
+        field, problem = (
+            text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+            for text in (self.field, self.problem)
+        )
+        return f"{self.file}: {field}: {problem}"
 
 
 class UnavailableError(RuntimeError):

@@ -14,6 +14,8 @@ from jax_q4k.ops.checks import HEAD_DIMS
 
 ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
 
+MIN_ROPE_DIVISOR = 1e-6  # what divides a rope frequency is above this, so that angles stay finite
+
 # Far above any real model; they bound the work that a malformed file can ask for.
 _MAX_LAYERS, _MAX_HEADS, _MAX_SIZE, _MAX_CONTEXT = 1024, 4096, 1 << 24, 1 << 28
 
@@ -86,7 +88,7 @@ class Config:
             value out of range, naming the key.
         """
         architecture = metadata.get("general.architecture")
-        if architecture not in ARCHITECTURES:
+        if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
             found = "is missing" if architecture is None else f"{architecture!r} is not supported"
             raise GGUFError(file, "general.architecture", f"{found}; supported are {', '.join(ARCHITECTURES)}")
         get = _Fields(metadata, architecture, file)
@@ -167,12 +169,13 @@ class _Fields:
 
     def rope_factor(self) -> float:
         kind = self._value("rope.scaling.type", "linear")
-        if kind not in ("none", "linear"):
+        if not isinstance(kind, str) or kind not in ("none", "linear"):
             self.fail("rope.scaling.type", f"{kind!r} is not supported; supported are none, linear")
         key = "rope.scaling.factor" if "rope.scaling.factor" in self else "rope.scale_linear"
-        if kind == "none" or self._value(key, 0.0) == 0.0:
+        value = self._value(key, 0.0)
+        if kind == "none" or (np.ndim(value) == 0 and value == 0):
             return 1.0
-        return self.number(key, 0.0, 1e6)
+        return self.number(key, MIN_ROPE_DIVISOR, 1e6)
 
     def vocab_size(self) -> int:
         tokens = self._metadata.get("tokenizer.ggml.tokens")

@@ -13,7 +13,7 @@ import numpy as np
 from jax_q4k import GGUFError, QuantizedArray, gguf
 
 from . import rope, tokenizer
-from .config import Config
+from .config import MIN_ROPE_DIVISOR, Config
 from .decoder import MLP, Attention, Block, Decoder, Linear, RMSNorm
 from .model import Model
 
@@ -39,7 +39,7 @@ def from_gguf(
     Raises:
       jax_q4k.GGUFError: the file is malformed, or holds what is not supported. OSError: it cannot be read.
     """
-    file = os.fspath(path)
+    file = os.fsdecode(path)
     header = gguf.read_header(path)
     config = Config.from_metadata(header.metadata, file)
     check_tensors(config, header.tensors, file)
@@ -51,6 +51,9 @@ def from_gguf(
             raise GGUFError(file, "tokenizer.ggml.tokens", problem)
     loaded = gguf.read(path, check_scales=check_scales, progress=progress)
     check_tensors(config, loaded.tensors, file)  # what was read is not what was checked if the file changed
+    divisors = loaded.tensors.get("rope_freqs.weight")
+    if divisors is not None and not (_vector(divisors) > MIN_ROPE_DIVISOR).all():
+        raise GGUFError(file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}")
     return Model(build(config, loaded.tensors), words)
 
 
@@ -112,8 +115,7 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
     """The decoder around tensors that `check_tensors` has passed."""
 
     def vector(name: str) -> jax.Array:
-        tensor = tensors[name]
-        return tensor.dequantize() if isinstance(tensor, QuantizedArray) else tensor.astype(jnp.float32)
+        return _vector(tensors[name])
 
     def linear(name: str) -> Linear:
         return Linear(tensors[f"{name}.weight"], vector(f"{name}.bias") if f"{name}.bias" in tensors else None)
@@ -143,3 +145,7 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
         output=linear("output") if "output.weight" in tensors else None,
         rope_frequencies=jnp.asarray(rope.frequencies(config, divisors)),
     )
+
+
+def _vector(tensor: QuantizedArray | jax.Array) -> jax.Array:
+    return tensor.dequantize() if isinstance(tensor, QuantizedArray) else tensor.astype(jnp.float32)

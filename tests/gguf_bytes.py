@@ -15,6 +15,11 @@ from ptx_kernels import formats
 
 ALIGNMENT = 32
 
+SMALL = (0, 1, 2, 7, 9, 12, 31, 32, 255, 256, 65535)
+LARGE = (1 << 31, 1 << 32, 1 << 36, 1 << 61, 1 << 63, (1 << 64) - 32)
+SPECIAL = (*SMALL, *LARGE, *(value - 1 for value in LARGE), (1 << 64) - 1)
+CHANGES = ("byte", "byte", "bit", "bit", "u32", "u64", "truncate", "delete", "insert", "repeat", "overwrite")
+
 
 def u32(value: int) -> bytes:
     return struct.pack("<I", value)
@@ -62,6 +67,51 @@ def build(
     entry_count = len(entries) if entry_count is None else entry_count
     header = magic + version + u64(tensor_count) + u64(entry_count) + b"".join(entries) + b"".join(tensors)
     return header + bytes(-len(header) % ALIGNMENT) + data
+
+
+def damage(data: bytes, header: int, rng: np.random.Generator) -> bytes:
+    """One random change, or a few, seven of eight of them in the first `header` bytes."""
+    changed = bytearray(data)
+    for _ in range(rng.geometric(0.6)):
+        end = min(header, len(changed)) if rng.random() < 7 / 8 else len(changed)
+        if end == 0:
+            break
+        at, other, size = (int(rng.integers(n)) for n in (end, end, 40))
+        kind = rng.choice(CHANGES)
+        if kind == "byte":
+            changed[at] = rng.integers(256)
+        elif kind == "bit":
+            changed[at] ^= 1 << int(rng.integers(8))
+        elif kind in ("u32", "u64"):
+            number = struct.pack("<Q", SPECIAL[rng.integers(len(SPECIAL))])[: int(kind[1:]) // 8]
+            changed[at : at + len(number)] = number
+        elif kind == "truncate":
+            del changed[at:]
+        elif kind == "delete":
+            del changed[at : at + size]
+        elif kind == "insert":
+            changed[at:at] = rng.bytes(size)
+        elif kind == "repeat":
+            changed[at:at] = changed[other : other + size]
+        else:
+            changed[at : at + size] = changed[other : other + size]
+    return bytes(changed)
+
+
+def rewritten(path: Path, entries: dict[str, bytes]) -> bytes:
+    """A sound file with these metadata entries in place of its own, or after them."""
+    reader, rest = gguf.GGUFReader(path), dict(entries)
+    metadata = [
+        rest.pop(key, None) or b"".join(part.tobytes() for part in field.parts)
+        for key, field in reader.fields.items()
+        if not key.startswith("GGUF.")
+    ]
+    tensors, data = [], b""
+    for t in reader.tensors:
+        tensors.append(tensor(t.name, t.shape.tolist(), t.tensor_type, len(data)))
+        data += t.data.tobytes()
+        data += bytes(-len(data) % ALIGNMENT)
+    return build([*metadata, *rest.values()], tensors, data)
 
 
 def write_sample(path: Path, tokens: int = 60) -> Path:

@@ -17,6 +17,7 @@ from .tensors import TensorInfo
 
 VERSIONS = (2, GGUF_VERSION)
 MAX_ALIGNMENT = 1 << 20
+MAX_ENTRIES = 1 << 16  # each of metadata and tensors: every one costs hundreds of bytes of Python objects
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -96,6 +97,8 @@ def _preamble(cursor: Cursor) -> tuple[int, int, int]:
         if count > cursor.remaining // size:
             have = f"more than the {cursor.remaining} bytes left"
             cursor.fail(field, f"{count} entries of at least {size} bytes are {have}")
+        if count > MAX_ENTRIES:
+            cursor.fail(field, f"must be at most {MAX_ENTRIES}, not {count}")
     return version, tensor_count, entry_count
 
 

@@ -21,7 +21,8 @@ __all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_metadata", "has_toke
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
     """Whether the metadata holds a vocabulary at all (test models often hold none)."""
-    return metadata.get("tokenizer.ggml.model", "none") not in NO_VOCABULARY
+    model = metadata.get("tokenizer.ggml.model", "none")
+    return not isinstance(model, str) or model not in NO_VOCABULARY  # no str: `from_metadata` refuses it
 
 
 def from_metadata(metadata: Mapping[str, Any], file: str = "metadata") -> Tokenizer:
@@ -38,4 +39,4 @@ def from_gguf(path: str | os.PathLike[str]) -> Tokenizer:
 
     Raises `jax_q4k.GGUFError` on a malformed file and as `from_metadata` does.
     """
-    return from_metadata(gguf.read_header(path).metadata, os.fspath(path))
+    return from_metadata(gguf.read_header(path).metadata, os.fsdecode(path))

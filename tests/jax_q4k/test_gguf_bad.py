@@ -52,6 +52,11 @@ CASES = [
     ),
     Case("tensor-count-huge", build(tensor_count=HUGE), f"tensor count: {HUGE} entries"),
     Case(
+        "metadata-count-of-65537",
+        build(data=bytes(1 << 20), entry_count=(1 << 16) + 1),
+        "metadata count: must be at most 65536, not 65537",
+    ),
+    Case(
         "metadata-count-beyond",
         build([text_entry("a", "b" * 20)], entry_count=9),
         "metadata count: 9 entries",
