@@ -37,9 +37,9 @@ class QuantizedArray:
             raise ValueError(f"planes has {len(planes)} arrays; {format} has {len(block.planes)}: {wanted}")
         for plane, data in zip(block.planes, planes, strict=True):
             want = (*shape[:-1], shape[-1] // block.block_size, plane.bytes_per_block)
-            if tuple(data.shape) != want or data.dtype != np.uint8:
-                found = f"{data.dtype} {tuple(data.shape)}"
-                raise ValueError(f"plane {plane.name} of {format} {shape} must be uint8 {want}, not {found}")
+            found, dtype = np.shape(data), getattr(data, "dtype", type(data).__name__)
+            if found != want or dtype != np.uint8:
+                raise ValueError(f"plane {plane.name} of {format} {shape} must be uint8 {want}, not {dtype} {found}")
         self.format = format
         self.planes = tuple(planes)
 

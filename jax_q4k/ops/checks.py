@@ -20,7 +20,10 @@ def float_array(name: str, x: Any) -> jax.Array:
     """`x` as an array of float32, bfloat16 or float16; TypeError otherwise."""
     if isinstance(x, QuantizedArray):
         raise TypeError(f"{name} is a {x!r}; it must be a float array")
-    array = jnp.asarray(x)
+    try:
+        array = jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name} is of type {type(x).__name__}; it must be a float array") from error
     if array.dtype not in FLOAT_DTYPES:
         raise TypeError(f"{name} has dtype {array.dtype}; it must be one of {_names(FLOAT_DTYPES)}")
     return array
@@ -35,11 +38,14 @@ def float_dtype(name: str, dtype: Any) -> np.dtype:
 
 
 def int32_array(name: str, x: Any) -> jax.Array:
-    """`x` as an int32 array; TypeError if it holds no integers."""
-    array = jnp.asarray(x)
+    """`x` as an int32 array, what int32 cannot hold as the nearest it can; TypeError if it holds no integers."""
+    array = x if isinstance(x, jax.Array) else np.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name} has dtype {array.dtype}; it must hold integers")
-    return array.astype(jnp.int32)
+    has, fits = jnp.iinfo(array.dtype), jnp.iinfo(jnp.int32)
+    if has.max > fits.max:  # a conversion alone would wrap: 2^32 + 3 to 3
+        array = array.clip(max(has.min, fits.min), fits.max)
+    return jnp.asarray(array, jnp.int32)
 
 
 def matrix(name: str, w: Any) -> QuantizedArray:

@@ -31,6 +31,8 @@ def dequantize(w: Any, dtype: Any = jnp.float32, *, implementation: str | None =
     """
     w = checks.matrix("w", w)
     dtype = checks.float_dtype("dtype", dtype)
+    if w.shape[0] == 0:
+        return jnp.zeros(w.shape, dtype)
     (out,) = _op.bind(*w.planes, format=w.format, dtype=dtype, implementation=implementation)
     return out
 

@@ -257,6 +257,8 @@ def test_bad_dtype_of_weights():
 
 def test_bad_planes():
     planes = make("Q8_0", (4, 64)).planes
+    with pytest.raises(ValueError, match=r"must be uint8 \(1, 1, 144\), not bytes \(\)"):
+        jq.QuantizedArray("Q4_K", (1, 256), [bytes(144)])
     with pytest.raises(ValueError, match="planes has 1 arrays; Q8_0 has 2: qs, d"):
         jq.QuantizedArray("Q8_0", (4, 64), planes[:1])
     with pytest.raises(ValueError, match=r"plane qs of Q8_0 \(4, 32\) must be uint8 \(4, 1, 32\), not uint8"):

@@ -19,8 +19,8 @@ def arrays(tokens, dtype=jnp.float32):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_writes_its_slots_and_nothing_else(dtype):
-    k_pages, v_pages, k, v = arrays(4, dtype)
-    slots = [17, -1, 79, 3]
+    k_pages, v_pages, k, v = arrays(5, dtype)
+    slots = [17, -1, 79, 3, -2]  # -2 is no other's slot if counted from the end
     want = [np.array(k_pages), np.array(v_pages)]
     for t, slot in enumerate(slots):
         if slot >= 0:
@@ -78,6 +78,9 @@ def pages(*shape, dtype=jnp.float32):
     ("call", "error", "message"),
     [
         (dict(k_pages=pages(5, 2, 8, 32), v_pages=pages(5, 2, 8, 32)), ValueError, "page_size=8"),
+        (dict(k_pages=pages(5, 2, 0, 32), v_pages=pages(5, 2, 0, 32)), ValueError, "page_size=0"),
+        (dict(k_pages=pages(0, 2, 16, 32), v_pages=pages(0, 2, 16, 32)), ValueError, "no axis may be empty"),
+        (dict(k_pages=pages(5, 16, 32), v_pages=pages(5, 16, 32)), ValueError, r"k_pages has shape \(5, 16, 32\)"),
         (dict(k_pages=pages(5, 2, 24, 32), v_pages=pages(5, 2, 24, 32)), ValueError, "page_size=24"),
         (
             dict(k_pages=pages(5, 2, 16, 48), v_pages=pages(5, 2, 16, 48)),
@@ -93,6 +96,8 @@ def pages(*shape, dtype=jnp.float32):
         (dict(slot_mapping=jnp.zeros((3, 1), jnp.int32)), ValueError, "slot_mapping has shape"),
         (dict(slot_mapping=jnp.zeros(3)), TypeError, "slot_mapping has dtype float32"),
         (dict(slot_mapping=np.array([0, 1, 80])), ValueError, "slot_mapping holds 80.*80"),
+        (dict(slot_mapping=np.array([0, 1, 2**32])), ValueError, "slot_mapping holds 2147483647"),
+        (dict(k=None), TypeError, "k is of type NoneType; it must be a float array"),
     ],
 )
 def test_arguments_that_do_not_fit(call, error, message):

@@ -19,6 +19,12 @@ def test_equals_the_formats_own_decoder(format, dtype):
     np.testing.assert_array_equal(got, jnp.asarray(want).astype(dtype))
 
 
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+def test_no_rows(implementation):
+    w = random_weights("Q4_K", 4, 256)[:0]
+    assert jq.dequantize(w, jnp.float16, implementation=implementation).shape == (0, 256)
+
+
 def test_arguments_that_do_not_fit():
     w = random_weights("Q4_K", 4, 256)
     with pytest.raises(TypeError, match="must be a QuantizedArray"):

@@ -28,8 +28,18 @@ def test_float_table_and_dtype():
     "table", [random_weights("Q4_K", 10, 256), jnp.ones((10, 256))], ids=["packed", "float"]
 )
 def test_ids_outside_the_vocabulary_give_nan(table):
-    got = np.asarray(jq.embedding(jnp.array([-1, 9, 10, 2**31 - 1]), table))
-    assert np.isnan(got[[0, 2, 3]]).all() and np.isfinite(got[1]).all()
+    for outside in (-1, 10, 2**31 - 1, 2**32 + 3, -(2**32) + 3):  # the last two are 3 in 32 bits
+        got = np.asarray(jq.embedding(np.array([outside, 9]), table))
+        assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()
+
+
+def test_unsigned_ids_inside_a_program():
+    got = jax.jit(jq.embedding)(jnp.array([2**32 - 1, 9], jnp.uint32), random_weights("Q4_K", 10, 256))
+    assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()
+
+
+def test_an_empty_vocabulary_gives_nan():
+    assert np.isnan(jq.embedding(jnp.array([0, 1]), jnp.zeros((0, 8)))).all()
 
 
 def test_no_ids():

@@ -120,6 +120,8 @@ def test_no_sequences():
         (dict(context_lens=np.array([1, 2, 3])), ValueError, "context_lens has shape"),
         (dict(context_lens=np.array([1, 2, 3, 49])), ValueError, "context_lens=.*0 to 48"),
         (dict(context_lens=np.array([1, 2, 3, -1])), ValueError, "context_lens="),
+        (dict(context_lens=np.array([1, 2, 3, 2**32 + 4])), ValueError, "context_lens=.*2147483647"),
+        (dict(block_tables=np.full((4, 3), 2**32)), ValueError, "block_tables holds page 2147483647"),
         (dict(scale=float("nan")), ValueError, "scale=nan"),
         (dict(scale=0.0), ValueError, "scale=0.0 must be positive"),
         (dict(q=jnp.zeros((4, 0, 64))), ValueError, "num_heads=0 must be"),
