@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 import unicodedata
@@ -38,7 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line (`sys.argv` if no arguments are given); returns the exit code."""
     options = _parser().parse_args(arguments)
     notes = Console(stderr=True, highlight=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # models write what a terminal's encoding may lack
     try:
+        if sys.stdout is None:
+            raise UsageError("standard output is closed")
         options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -47,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone; what is buffered must not be tried again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1  # as rich does, where it meets this first
-    except (UsageError, jq.GGUFError, jq.UnavailableError, OSError, jax.errors.JaxRuntimeError) as error:
+    except (UsageError, jq.GGUFError, jq.UnavailableError, OSError, MemoryError, jax.errors.JaxRuntimeError) as error:
         message = " ".join(printable(str(error)).split()) or type(error).__name__
         notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
         return FAILURE
@@ -149,9 +154,9 @@ def _prompt(options: argparse.Namespace, model: Model) -> str | list[int]:
         return options.prompt
     try:
         text = chat.render(model.tokenizer, [{"role": "user", "content": options.prompt}])
+        return model.tokenizer.encode(text, add_special=False, parse_special=True)
     except ValueError as error:
         raise UsageError(error) from error
-    return model.tokenizer.encode(text, add_special=False, parse_special=True)
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:

@@ -183,6 +183,8 @@ def _pieces(run: _Run) -> Iterator[Piece]:
 
 def _rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
     """Every prompt as int32 ids, and whether there was a single one instead of a list."""
+    if not isinstance(prompts, Sequence | np.ndarray | jax.Array):  # a str is a Sequence
+        raise TypeError(f"prompts is of type {type(prompts).__name__}; it must be a text, ids, or a list of either")
     single = isinstance(prompts, str) or (
         len(prompts) > 0 and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
     )
@@ -257,7 +259,10 @@ class _Run:
         ignore_end: bool,
         cache_dtype: Any,
     ) -> None:
-        self.max_new_tokens = operator.index(max_new_tokens)
+        try:
+            self.max_new_tokens = operator.index(max_new_tokens)
+        except TypeError:
+            raise TypeError(f"max_new_tokens={max_new_tokens!r} must be an integer") from None
         longest = max(map(len, prompts))
         context = model.config.context_length
         if self.max_new_tokens < 1:

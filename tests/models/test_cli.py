@@ -1,16 +1,19 @@
+import io
 import json
+import os
 import re
 import subprocess
 import sys
 
 import pytest
+from gguf_bytes import rewritten, text_entry
 from helpers import GOLDEN
 
 import jax_q4k as jq
 from jax_q4k.implementation import current_choice
 from jax_q4k.models import cli
 
-from .golden import path
+from .golden import model, path
 
 SPM = json.loads((GOLDEN / "text-spm.json").read_text())
 TEXT_MODEL, TOKEN_MODEL = str(path("text-spm")), str(path("llama-gqa"))
@@ -31,7 +34,7 @@ def run(capsys):
 
 def test_generate_text(run):
     code, out, err = run("generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32")
-    tokenizer = jq.gguf.read_header(TEXT_MODEL) and cli.from_gguf(TEXT_MODEL).tokenizer
+    tokenizer = model("text-spm").tokenizer
     assert (code, out) == (0, tokenizer.decode(SPM["greedy_f32"], strip_prefix=False) + "\n")
     assert re.fullmatch(rf"32 tokens, \d+\.\d {ROUTINE}(, compiled in \d+\.\d s)?\n", err)
 
@@ -95,6 +98,23 @@ def test_errors_are_one_line(run, arguments, message):
     assert re.fullmatch(rf"error: [^\n]*{re.escape(message) if 'magic' not in message else message}[^\n]*\n", err)
 
 
+def test_a_prompt_that_is_not_utf8(run, tmp_path):
+    templated = tmp_path / "templated.gguf"
+    template = text_entry("tokenizer.chat_template", "{{ messages[0].content }}")
+    templated.write_bytes(rewritten(path("text-spm"), {"tokenizer.chat_template": template}))
+    for options in ((), ("--chat",)):
+        code, out, err = run("generate", str(templated), "-p", os.fsdecode(b"\xff"), *options)
+        assert (code, out, err) == (2, "", "error: text holds a lone surrogate at position 0\n")
+
+
+def test_more_memory_than_there_is(run, monkeypatch):
+    def exhausted(*_, **__):
+        raise MemoryError("Unable to allocate 1 TiB")
+
+    monkeypatch.setattr(cli, "from_gguf", exhausted)
+    assert run("generate", TOKEN_MODEL, "--tokens", "1") == (2, "", "error: Unable to allocate 1 TiB\n")
+
+
 @pytest.mark.parametrize(
     "arguments", [(), ("generate", "m"), ("generate", "m", "-p", "x", "--tokens", "1"), ("frobnicate",)]
 )
@@ -138,6 +158,19 @@ def test_interrupt(run, monkeypatch):
 
     monkeypatch.setattr(cli, "from_gguf", interrupted)
     assert run("generate", TOKEN_MODEL, "--tokens", "1")[0] == 130
+
+
+def test_text_that_the_terminals_encoding_lacks(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
+    assert cli.main(["generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32"]) == 0
+    expected = cli.from_gguf(TEXT_MODEL).tokenizer.decode(SPM["greedy_f32"], strip_prefix=False)
+    assert not expected.isascii() and raw.getvalue() == expected.encode("ascii", "replace") + b"\n"
+
+
+def test_no_standard_output(run, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as Python does where its descriptor is closed
+    assert run("inspect", TEXT_MODEL) == (2, "", "error: standard output is closed\n")
 
 
 def test_module_and_a_reader_that_leaves():

@@ -1,12 +1,14 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import GOLDEN
 
 from jax_q4k import models
 from jax_q4k.models.buckets import bucket
+from jax_q4k.models.sampling import SamplingParams
 
 from .golden import NAMES, model, reference
 
@@ -104,6 +106,7 @@ def test_one_row_stops_and_the_others_go_on():
     first, second = models.generate(model("text-spm"), [PROMPT, other], max_new_tokens=24, stop=stop)
     assert first.finish_reason == "stop" and first.text == alone[0].text[: alone[0].text.index(stop)]
     assert second.finish_reason == "length" and second.tokens == alone[1].tokens
+    assert second.timings.decoded_tokens < 2 * 23  # the first was told to stop
 
 
 @pytest.fixture
@@ -143,13 +146,26 @@ def test_seeds_and_temperature():
     def tokens(**options):
         return models.generate(model("text-spm"), PROMPT, max_new_tokens=16, **options).tokens
 
-    hot = tokens(temperature=1.5, seed=1)
-    assert hot == tokens(temperature=1.5, seed=1)
-    assert hot != tokens(temperature=1.5, seed=2)
-    assert hot != SPM["greedy_f32"][:16]
-    assert tokens(temperature=1.5, top_k=1) == SPM["greedy_f32"][:16]
-    *_, last = models.stream(model("text-spm"), PROMPT, max_new_tokens=16, temperature=1.5, seed=1)
+    hot = tokens(temperature=100, seed=1)
+    assert len(set(hot)) >= 12  # close to uniform over 32,000 tokens, drawn anew for each
+    assert hot == tokens(temperature=100, seed=1)
+    assert hot != tokens(temperature=100, seed=2)
+    *_, last = models.stream(model("text-spm"), PROMPT, max_new_tokens=16, temperature=100, seed=1)
     assert last.output.tokens == hot
+
+
+@pytest.mark.parametrize("call", [models.generate, models.stream])
+def test_sampling_options_reach_the_programs(call, monkeypatch):
+    def programs(self, sampling, end_ids):
+        seen.append((sampling, sampling.seed))
+        raise InterruptedError
+
+    seen = []
+    monkeypatch.setattr(models.Model, "programs", programs)
+    options = dict(temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, repetition_penalty=1.5, seed=7)
+    with pytest.raises(InterruptedError):
+        call(model("llama-gqa"), [1], **options)
+    assert seen == [(SamplingParams(**options), 7)]
 
 
 def test_repetition_penalty_counts_the_prompt_and_the_new_tokens():
@@ -169,6 +185,8 @@ def test_lengths_do_not_recompile(compilations):
         assert len(out.tokens) == new and out.timings.compile == 0
     list(models.stream(loaded, prompt[:11], max_new_tokens=18))
     assert compilations[0] == 0
+    narrow = models.generate(loaded, prompt[:9], max_new_tokens=1, cache_dtype=jnp.bfloat16)
+    assert compilations[0] > 0 and narrow.timings.compile > 0
 
 
 def test_implementation_choice_is_part_of_the_programs_key():
@@ -207,7 +225,13 @@ def test_buckets(size, expected):
         ("llama-gqa", [1], {"stop": "x"}, ValueError, "stop='x' needs a tokenizer"),
         ("llama-gqa", [1], {"temperature": float("nan")}, ValueError, "temperature=nan"),
         ("llama-gqa", [1], {"top_k": -1}, ValueError, "top_k=-1"),
-        ("llama-gqa", [1], {"max_new_tokens": 1.5}, TypeError, "float"),
+        ("llama-gqa", [1], {"max_new_tokens": 1.5}, TypeError, "max_new_tokens=1.5 must be an integer"),
+        ("llama-gqa", None, {}, TypeError, "prompts is of type NoneType; it must be a text, ids, or a list"),
+        ("llama-gqa", {"a": 1}, {}, TypeError, "prompts is of type dict"),
+        ("llama-gqa", [2**70], {}, TypeError, "prompt has dtype object; it must hold integers"),
+        ("text-spm", "", {}, ValueError, "prompts is empty"),
+        ("text-spm", "a\udcff", {}, ValueError, "lone surrogate at position 1"),
+        ("text-spm", "a", {"max_new_tokens": 10**30}, ValueError, "more than the context"),
         ("llama-gqa", [1], {"cache_dtype": np.int8}, TypeError, "int8"),
     ],
 )
@@ -219,6 +243,10 @@ def test_arguments_that_do_not_fit(name, prompt, options, error, message, compil
     with pytest.raises(error, match=message):
         models.stream(loaded, prompt, **options)
     assert compilations[0] == 0
+
+
+def test_a_prompt_and_new_tokens_may_fill_the_context():
+    models.stream(model("llama-gqa"), [1] * 2000, max_new_tokens=48)  # checked at the call, not run
 
 
 def test_stream_takes_one_prompt():
