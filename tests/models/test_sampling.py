@@ -112,6 +112,8 @@ def test_equal_logits_keep_the_lower_tokens() -> None:
     assert indices[0].tolist() == [0, 1, 2]
     kept, indices = sampling.filter_logits(logits, SamplingParams(temperature=1, top_p=0.5))
     assert indices[0][np.isfinite(kept[0])].tolist() == [0, 1, 2, 3]
+    jaxpr = jax.make_jaxpr(lambda x: sampling.filter_logits(x, SamplingParams(temperature=1, top_p=0.5))[0])(logits)
+    assert "is_stable=True" in str(jaxpr)  # a GPU's sort would not be by itself
 
 
 def test_greedy_is_an_argmax_and_nothing_else() -> None:
@@ -135,6 +137,7 @@ def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     logits = logits_of(4, batch=3)
     tokens = sample(jnp.asarray(logits), jax.random.key(0), SamplingParams(temperature=temperature))
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
+    assert SamplingParams(temperature=9e-6).greedy and not SamplingParams(temperature=1e-5).greedy
 
 
 def test_repetition_penalty() -> None:

@@ -29,6 +29,11 @@ def test_halves_round_to_even_and_the_largest_is_127():
     assert values[0, :5].tolist() == [127, 0, 2, -2, -127]
 
 
+def test_values_whose_reciprocal_overflows_stay_within_127():
+    values, _ = jq.quantize_q8_1(np.array([[1e-37, -1e-37] * 16], np.float32))
+    assert values[0, :2].tolist() == [127, -127]
+
+
 def test_a_group_of_zeros():
     values, scale_sum = jq.quantize_q8_1(jnp.zeros((2, 64)))
     assert not np.any(values) and not np.any(scale_sum)
