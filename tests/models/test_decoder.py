@@ -185,4 +185,4 @@ def test_cache_capacity_and_slots():
     with pytest.raises(TypeError, match="dtype=int8"):
         PagedCache.create(config, 1, 20, dtype=jnp.int8)
     with pytest.raises(ValueError, match="2\\^31"):
-        PagedCache.create(config, 1 << 20, 1 << 20)
+        PagedCache.create(config, 2, 1 << 30)

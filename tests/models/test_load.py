@@ -124,7 +124,7 @@ def test_tokenizer_of_another_model(monkeypatch):
     header, other = (jq.gguf.read_header(path(name)) for name in ("llama-gqa", "text-spm"))
     header.metadata.update({key: value for key, value in other.metadata.items() if key.startswith("tokenizer.")})
     monkeypatch.setattr(jq.gguf, "read_header", lambda _: header)
-    with pytest.raises(jq.GGUFError, match="tokenizer.ggml.tokens: has 32000 tokens, but the model's vocab_size is 512"):
+    with pytest.raises(jq.GGUFError, match="tokens: has 32000 tokens, but the model's vocab_size is 512"):
         models.from_gguf(path("llama-gqa"))
 
 
