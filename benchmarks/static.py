@@ -1,0 +1,57 @@
+"""What can be said of the kernels' cost without a GPU: `python -m benchmarks.static [FILE]`.
+
+Assembles every kernel for every target and compiles the 8B decode loop ahead of time; writes registers, spills and,
+for the H200, the hot loops' instructions to `benchmarks/results/static.json`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import jax
+
+from jax_q4k import models
+from ptx_kernels.assemble import TARGETS, tool_version
+from ptx_kernels.kernels import CASES, KERNELS
+from ptx_kernels.report import as_dicts, report, table
+
+from . import aot
+from .common import RESULTS, write_results
+from .launches import layer_launches, page_array
+from .random_model import LLAMA_3_1_8B, random_model
+
+
+def launches_of_8b_step() -> dict[str, object]:
+    """Launches of one token of a Llama-3.1-8B-shaped generate loop, compiled for an H200."""
+    model = random_model(LLAMA_3_1_8B, abstract=True)
+    function, arguments = models.abstract_programs(model, capacity=1008)["generate"]
+    program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+    return {
+        "launches": len(program.launches),
+        "ours": dict(Counter(launch.name for launch in program.ptx_launches)),
+        "per_layer": len(layer_launches(program, 1)),
+        "outside_cuda_graphs": sum(not launch.is_in("kCommandBuffer") for launch in program.launches),
+        "copies_of_page_arrays": len(program.rewrites(page_array(arguments))),
+    }
+
+
+def main(arguments: list[str]) -> int:
+    if reason := aot.unavailable():
+        print(reason, file=sys.stderr)
+        return 3
+    rows = {arch: report(CASES, KERNELS, arch) for arch in TARGETS}
+    print(table(rows["sm_90"]))
+    step = launches_of_8b_step()
+    print(step)
+    results = {"ptxas": tool_version("ptxas"), "llama-3.1-8b generate": step, "kernels": as_dicts(rows["sm_90"]),
+               "registers": {arch: {f.label: f.registers for f in figures} for arch, figures in rows.items()},
+               "spill_bytes": {arch: sum(f.spill_bytes for f in figures) for arch, figures in rows.items()}}
+    print(write_results(Path(arguments[0]) if arguments else RESULTS / "static.json", results))
+    return 0
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")  # nothing runs on a GPU; without its libraries, looking for one warns
+    sys.exit(main(sys.argv[1:]))
