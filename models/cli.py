@@ -36,7 +36,10 @@ class UsageError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line (`sys.argv` if no arguments are given); returns the exit code."""
+    """Runs the command line (`sys.argv` if no arguments are given); returns the exit code.
+
+    Ctrl-C ends the process at once.
+    """
     options = _parser().parse_args(arguments)
     notes = Console(stderr=True, highlight=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -47,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        return INTERRUPTED
+        os._exit(INTERRUPTED)  # XLA may be compiling in a thread, and crashes where the interpreter ends under it
     except BrokenPipeError:
         # The reader has gone; what is buffered must not be tried again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
