@@ -8,7 +8,9 @@ from helpers import GOLDEN
 
 from jax_q4k import models
 from jax_q4k.models.buckets import bucket
+from jax_q4k.models.generate import _Row
 from jax_q4k.models.sampling import SamplingParams
+from jax_q4k.models.stopping import StopStrings
 
 from .golden import NAMES, model, reference
 
@@ -70,6 +72,16 @@ def test_text():
 def test_prompt_and_text_together_are_the_whole_text():
     prompt = PROMPT + ';">'
     assert models.generate(model("text-spm"), prompt, max_new_tokens=2).text == " state state"
+    *_, last = pieces = list(models.stream(model("text-spm"), prompt, max_new_tokens=2, stop="statement"))
+    assert [piece.text for piece in pieces] == [" ", "state state", ""] and last.output.text == " state state"
+
+
+def test_bytes_that_are_no_character_yet_come_with_the_end():
+    row = _Row(model("text-spm").tokenizer, StopStrings(), ())
+    row.push(3 + 0xE2)  # <0xE2>
+    assert row.text == ""
+    row.finish("length")
+    assert row.text == "\N{REPLACEMENT CHARACTER}"
 
 
 def test_stream_gives_what_generate_gives():
