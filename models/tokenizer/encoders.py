@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -15,6 +16,10 @@ from .vocabulary import KEY, Vocabulary
 Encoder = Callable[[str], list[int]]
 
 SPACE = "\u2581"  # what SentencePiece writes for a space
+
+# Far above any real vocabulary: a few megabytes of tokens can have billions of ways of splitting them.
+LONGEST_MERGED = 256  # characters; a longer token is never formed by merging
+MAX_MERGES = 1 << 22
 
 
 def build(vocabulary: Vocabulary) -> Encoder:
@@ -47,14 +52,17 @@ def sentencepiece(vocabulary: Vocabulary) -> Encoder:
     for character in sorted(set().union(*tokens) - ids.keys()):
         ids[character] = len(ids)
     order = np.argsort(-vocabulary.scores, kind="stable").tolist()
-    lengths = set(map(len, ids))  # so that an absurdly long token costs no slice per character
-    merges = [
+    splits = (
         (token[:cut], token[cut:])
         for token in (tokens[i] for i in order)
+        if len(token) <= LONGEST_MERGED
         for cut in range(1, len(token))
-        if cut in lengths and len(token) - cut in lengths
         if token[:cut] in ids and token[cut:] in ids
-    ]
+    )
+    merges = list(itertools.islice(splits, MAX_MERGES + 1))
+    if len(merges) > MAX_MERGES:
+        problem = f"can be split into two other tokens in more than {MAX_MERGES} ways"
+        raise GGUFError(vocabulary.file, KEY + "tokens", problem)
     byte_ids = [i for byte in range(256) if (i := vocabulary.ids.get(f"<0x{byte:02X}>")) is not None]
     has_bytes = len(byte_ids) == 256
     unknown = vocabulary.unknown_token_id

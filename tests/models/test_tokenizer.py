@@ -15,6 +15,7 @@ from tokenizers import pre_tokenizers
 
 import jax_q4k as jq
 from jax_q4k.models import tokenizer
+from jax_q4k.models.tokenizer import encoders
 from jax_q4k.models.tokenizer.pretokenizers import PRE_TOKENIZERS, splitter
 
 VOCABULARIES = GOLDEN.parent / "tokenizers"
@@ -381,3 +382,12 @@ def test_a_model_without_vocabulary() -> None:
 def test_a_token_of_absurd_length() -> None:
     t = build(spm_metadata({"a" * 1_000_000: (NORMAL, 0.0), "▁": (NORMAL, -1.0)}))
     assert texts(t, t.encode("aa", add_special=False)) == ["▁", "<0x61>", "<0x61>"]
+
+
+def test_tokens_with_many_ways_of_splitting_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = spm_metadata({"a" * n: (NORMAL, -float(n)) for n in range(1, 2001)})
+    t = build(metadata)
+    assert max(map(len, texts(t, t.encode("a" * 999, add_special=False)))) == 256
+    monkeypatch.setattr(encoders, "MAX_MERGES", 1000)
+    with pytest.raises(jq.GGUFError, match="tokens: can be split into two other tokens in more than 1000 ways"):
+        build(metadata)
