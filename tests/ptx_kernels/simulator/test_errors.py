@@ -33,6 +33,13 @@ def test_out_of_bounds_names_everything() -> None:
         launch(f"{ADDRESS}\n st.global.b32 [%rd5], %r0;", y)
 
 
+def test_block_and_thread_in_three_dimensions() -> None:
+    text = module("mov.u32 %r3, %tid.z; setp.eq.u32 %p0, %r3, 7; mov.u32 %r4, %ctaid.z; setp.eq.u32 %p1, %r4, 1;"
+                  "and.pred %p0, %p0, %p1; @%p0 st.global.b32 [%rd0+4], %r3; ret;", "y")
+    with refuses(simulator.OutOfBounds, "block (0, 0, 1), thread (0, 0, 7)"):
+        simulator.launch(text, [np.zeros(1, np.uint32)], (5, 3, 2), (4, 2, 8))
+
+
 def test_access_that_straddles_the_end() -> None:
     with refuses(simulator.OutOfBounds, "(16 bytes)", "offset 0 of y, which has 12 bytes"):
         launch("ld.global.v4.u32 {%r4, %r5, %r6, %r7}, [%rd0];", np.zeros(3, np.uint32))
@@ -112,6 +119,9 @@ def test_register_that_some_lanes_wrote() -> None:
         per_thread(f"{body} add.u32 %r4, %r3, 1;", "%r4")
     with refuses(simulator.UninitializedRead, "register %r3", "thread (20, 0, 0)"):
         per_thread("setp.ge.u32 %p0, %r2, 20;\n@%p0 bra SKIP;\nmov.b32 %r3, 1;\nSKIP:\nadd.u32 %r4, %r3, 1;", "%r4")
+    with refuses(simulator.UninitializedRead, "register %r3", "thread (10, 0, 0)"):
+        per_thread("setp.ge.u32 %p0, %r2, 20;\n@%p0 mov.b32 %r3, 1;\n@%p0 bra SKIP;\nsetp.lt.u32 %p1, %r2, 10;\n"
+                   "@%p1 mov.b32 %r3, 2;\nSKIP:\nadd.u32 %r4, %r3, 1;", "%r4")
     both = per_thread(f"{body} @!%p0 mov.b32 %r3, 2; add.u32 %r4, %r3, 1;", "%r4")
     np.testing.assert_array_equal(both, np.where(np.arange(32) < 20, 2, 3))
 
@@ -212,6 +222,9 @@ def test_endless_loop() -> None:
 def test_shuffles_with_absent_lanes() -> None:
     with refuses(simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff0000, which are elsewhere"):
         launch("and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\n"
+               "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:")
+    with refuses(simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff,"):  # 32 lanes of two warps
+        launch("setp.lt.u32 %p0, %r2, 16;\n@%p0 bra END;\nsetp.ge.u32 %p0, %r2, 48;\n@%p0 bra END;\n"
                "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:")
     with refuses(simulator.ShuffleError, "lane 15 reads lane 16, which does not take part"):
         launch("and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\n"
