@@ -8,11 +8,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
 import os
 import sys
 import unicodedata
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import jax
 from rich.console import Console
@@ -23,7 +23,7 @@ import jax_q4k as jq
 from jax_q4k.implementation import IMPLEMENTATIONS
 
 from . import chat, inspect
-from .generate import Output, Timings, stream
+from .generate import Output, Piece, Timings, stream
 from .load import from_gguf
 from .model import Model
 
@@ -134,7 +134,7 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
             first = next(pieces)
         if sys.stdout.isatty() and options.prompt is not None:
             Console(highlight=False).print(escape(printable(options.prompt)), style="dim", end="")
-        output = _write(_chain(first, pieces), as_ids=model.tokenizer is None)
+        output = _write(itertools.chain((first,), pieces), as_ids=model.tokenizer is None)
     notes.print(f"[dim]{_summary(output.timings)}[/]", soft_wrap=True)
 
 
@@ -162,12 +162,7 @@ def _prompt(options: argparse.Namespace, model: Model) -> str | list[int]:
         raise UsageError(error) from error
 
 
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    yield first
-    yield from rest
-
-
-def _write(pieces: Iterator[Any], *, as_ids: bool) -> Output:
+def _write(pieces: Iterable[Piece], *, as_ids: bool) -> Output:
     """Writes the text as it comes, or the token ids where there is no text."""
     output = None
     for piece in pieces:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -141,7 +141,7 @@ class _Fields:
     def __contains__(self, key: str) -> bool:
         return self._prefix + key in self._metadata
 
-    def fail(self, key: str, problem: str) -> None:
+    def fail(self, key: str, problem: str) -> NoReturn:
         raise GGUFError(self._file, self._prefix + key, problem)
 
     def integer(self, key: str, maximum: int, *, default: int | None = None, minimum: int = 1) -> int:

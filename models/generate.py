@@ -272,11 +272,12 @@ class _Run:
                 f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} are more than the context "
                 f"length, {context}"
             )
-        self.has_stops = bool(StopStrings(stop).stops)
+        stops = StopStrings(stop).stops
+        self.has_stops = bool(stops)
         if self.has_stops and model.tokenizer is None:
             raise ValueError(f"stop={stop!r} needs a tokenizer, which the model has not")
         end_ids = () if ignore_end or model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
-        self.rows = [_Row(model.tokenizer, StopStrings(stop), end_ids) for _ in prompts]
+        self.rows = [_Row(model.tokenizer, StopStrings(stops), end_ids) for _ in prompts]
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
         self._model = model
         self._programs = model.programs(params, end_ids)

@@ -10,6 +10,7 @@ from typing import Any
 
 from gguf.constants import GGUF_DEFAULT_ALIGNMENT, GGUF_MAGIC, GGUF_VERSION, GGUFValueType
 
+from ..errors import GGUFError
 from . import metadata as values
 from . import tensors as infos
 from .source import Cursor, Source
@@ -48,10 +49,10 @@ def parse(data: bytes, name: str = "<bytes>") -> Header:
     return parse_source(Source(io.BytesIO(data), name))
 
 
-def open_source(path: str | os.PathLike[str]) -> Any:
+def open_source(path: str | os.PathLike[str]) -> io.FileIO:
     """Opens a regular file for unbuffered reading; a pipe or a device could block for ever."""
     if os.path.exists(path) and not os.path.isfile(path):
-        Source(io.BytesIO(), os.fsdecode(path)).fail("path", "must be a regular file")
+        raise GGUFError(os.fsdecode(path), "path", "must be a regular file")
     return open(path, "rb", buffering=0)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import struct
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,7 +24,7 @@ _U64 = struct.Struct("<Q")
 class Source:
     """A seekable binary file whose size is fixed when it is opened."""
 
-    def __init__(self, file: BinaryIO, name: str) -> None:
+    def __init__(self, file: io.FileIO | io.BytesIO, name: str) -> None:
         self._file = file
         self.name = name
         self.size = file.seek(0, io.SEEK_END)
@@ -37,7 +37,7 @@ class Source:
         self._file.seek(offset)
         done = 0
         while done < len(target):
-            count = self._file.readinto(target[done:])  # type: ignore[attr-defined]
+            count = self._file.readinto(target[done:])
             if not count:
                 self._shrank(offset, len(target), done, field)
             done += count
@@ -60,7 +60,6 @@ class Cursor:
 
     def __init__(self, source: Source) -> None:
         self.source = source
-        self.name = source.name
         self._window = b""
         self._base = 0  # file offset of the window
         self._at = 0  # position in the window
