@@ -1,10 +1,13 @@
 """The kernel language: what it writes, and what it refuses while a kernel is built."""
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 
 from ptx_kernels import simulator
+from ptx_kernels.kernels.decode import decode
 from ptx_kernels.ptx import Builder, KernelError, f16, f32, kernel, pred, s32, u8, u32, u64
 
 
@@ -99,6 +102,8 @@ def test_text_is_deterministic_and_declares_no_more_than_it_needs() -> None:
 
     assert build(body).text == build(body).text
     assert build(body).text.startswith(".version 7.0\n.target sm_61\n")
+    decode_q8_0 = functools.partial(decode, format="Q8_0", n=2, blocks=1)
+    assert decode_q8_0(dtype="f16") is decode_q8_0(dtype="f16") is not decode_q8_0(dtype="bf16")  # built once
     newer = build(lambda k: k.instruction("max.NaN.f32", k.const(f32, 1.0), k.const(f32, 2.0)).bits(u32))
     assert ".target sm_80" in newer.text
 

@@ -170,6 +170,9 @@ def test_missing_barrier_between_read_and_write() -> None:
         with refuses(simulator.SharedRace, f"warp {writer // 32} writes what several warps read"):
             launch(f"{start} ld.shared.b32 %r6, [tile]; setp.eq.u32 %p0, %r2, {writer}; "
                    "@%p0 st.shared.b32 [tile], %r6;")
+    with refuses(simulator.SharedRace, "warp 31 writes what several warps read"):
+        launch(".shared .b8 word[4]; setp.eq.u32 %p0, %r2, 1023; @%p0 st.shared.b32 [word], %r2; bar.sync 0; "
+               "ld.shared.b32 %r6, [word]; @%p0 st.shared.b32 [word], %r6;", block=1024)
     with refuses(simulator.SharedRace, "warp 1 writes what several warps read"):  # one after the other
         launch(f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; @%p0 ld.shared.b32 %r6, [tile]; "
                "@%p0 st.shared.b32 [tile], %r6;")
@@ -253,6 +256,7 @@ def test_shuffles_with_absent_lanes() -> None:
     ("add.u32 %r3, %f2, 1;", simulator.TypeMismatch, ["add.u32 needs u32 in a .b32 register, but %f2 is .f32"]),
     ("add.rn.f32 %rd3, %f2, %f2;", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
     ("add.u32 %r3, %r2, 0x100000000;", simulator.TypeMismatch, ["0x100000000 does not fit u32"]),
+    ("add.u32 %r3, %r2, -0x80000001;", simulator.TypeMismatch, ["-0x80000001 does not fit u32"]),
     ("add.rn.f32 %f0, %f1, 1;", simulator.TypeMismatch, ["1 is no number of type f32"]),
     ("add.u32 %r3, %r2, 1.5;", simulator.TypeMismatch, ["1.5 is no number of type u32"]),
     ("ld.global.u32 %r3, [%r2];", simulator.TypeMismatch, ["a global address needs a .b64 register, but %r2 is .b32"]),
@@ -315,8 +319,8 @@ def test_launches_that_do_not_fit() -> None:
     text = module("ret;", "y")
     with refuses(simulator.LaunchError, "has 1 parameters ('y',), got 2 buffers"):
         simulator.launch(text, [y, y], (1,), (32,))
-    with refuses(simulator.LaunchError, "block=(2048, 1, 1) exceeds 1024 threads"):
-        simulator.launch(text, [y], (1,), (2048,))
+    with refuses(simulator.LaunchError, "block=(1025, 1, 1) exceeds 1024 threads"):
+        simulator.launch(text, [y], (1,), (1025,))
     with refuses(simulator.LaunchError, "64 along z"):
         simulator.launch(text, [y], (1,), (1, 1, 128))
     with refuses(simulator.LaunchError, "grid=(1, 65536, 1) exceeds"):
@@ -332,8 +336,10 @@ def test_launches_that_do_not_fit() -> None:
     required = text.replace(")", ")\n.reqntid 64, 1, 1", 1)
     with refuses(simulator.LaunchError, "block=(32, 1, 1), but .reqntid says (64, 1, 1)"):
         simulator.launch(required, [y], (1,), (32,))
+    bounded = text.replace(")", ")\n.maxntid 8, 4, 1\n.minnctapersm 2", 1)
+    simulator.launch(bounded, [y], (1,), (32,))
     with refuses(simulator.LaunchError, "64 threads, but .maxntid allows 32"):
-        simulator.launch(text.replace(")", ")\n.maxntid 32, 1, 1\n.minnctapersm 2", 1), [y], (1,), (64,))
+        simulator.launch(bounded, [y], (1,), (64,))
     y.flags.writeable = False
     with pytest.raises(ValueError, match="role inout but its array is read-only"):
         simulator.launch(text, [y], (1,), (32,))

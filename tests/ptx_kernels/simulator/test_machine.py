@@ -162,6 +162,18 @@ def test_votes() -> None:
     np.testing.assert_array_equal(per_thread(body, "%r4", THREADS, BLOCKS), (~ballot).repeat(32))
 
 
+def test_votes_on_what_all_lanes_agree_on_and_without_those_that_exited() -> None:
+    for size, want in ((32, 3), (33, 0)):  # %r1 is the block's size
+        body = f"""
+  setp.eq.u32 %p0, %r1, {size}; vote.sync.any.pred %p1, %p0, -1; vote.sync.all.pred %p2, %p0, -1;
+  selp.b32 %r3, 1, 0, %p1; selp.b32 %r4, 2, 0, %p2; or.b32 %r5, %r3, %r4;"""
+        np.testing.assert_array_equal(per_thread(body, "%r5"), np.full(32, want))
+    body = """
+  setp.lt.u32 %p0, %r2, 5; @%p0 ret;
+  setp.ge.u32 %p1, %r2, 5; vote.sync.all.pred %p2, %p1, -1; selp.b32 %r5, 1, 0, %p2;"""
+    np.testing.assert_array_equal(per_thread(body, "%r5"), np.arange(32) >= 5)
+
+
 def test_votes_of_half_warps() -> None:
     """Each lane names its own half: the other half's votes do not count."""
     body = """
@@ -244,6 +256,22 @@ AGAIN:
     np.testing.assert_array_equal(per_thread(body, "%r7", THREADS, BLOCKS), want)
 
 
+def test_named_barriers_one_after_the_other() -> None:
+    """Warps 0 and 1 meet at barrier 1, where warp 2 waits at barrier 2 already; then warp 0 joins it."""
+    body = """
+  mov.b32 %r3, 0; setp.ge.u32 %p0, %r2, 64; setp.ge.u32 %p1, %r2, 32;
+  @%p0 bra LAST;
+  bar.sync 1, 64;
+  add.u32 %r3, %r3, 1;
+  @%p1 bra END;
+LAST:
+  bar.sync 2, 64;
+  add.u32 %r3, %r3, 2;
+END:
+  mov.b32 %r4, %r3;"""
+    np.testing.assert_array_equal(per_thread(body, "%r4", 96), np.repeat([3, 1, 2], 32))
+
+
 def test_named_barrier_of_two_warps() -> None:
     body = """
   .shared .align 16 .b8 tile[256];
@@ -312,6 +340,22 @@ def test_lanes_that_load_from_several_buffers() -> None:
     np.testing.assert_array_equal(y, np.where(np.arange(64) % 2, b, a))
 
 
+def test_lanes_that_store_to_several_buffers() -> None:
+    a, b = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
+    text = module("and.b32 %r3, %r0, 1; setp.eq.u32 %p0, %r3, 0; selp.b64 %rd3, %rd0, %rd1, %p0; "
+                  "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd3, %rd4; st.global.b32 [%rd5], %r0; ret;", "a, b")
+    simulator.launch(text, [a, b], (2,), (32,))
+    np.testing.assert_array_equal([a, b], [np.where(np.arange(64) % 2 == i, np.arange(64), 0) for i in range(2)])
+
+
+def test_an_array_given_twice_has_one_address() -> None:
+    y = np.zeros(64, np.uint32)
+    text = module(f"sub.u64 %rd3, %rd0, %rd1; cvt.u32.u64 %r3, %rd3; add.u32 %r3, %r3, 5; {store_u32('%r3')} ret;",
+                  "a, b")
+    simulator.launch(text, [y, y], (2,), (32,))
+    assert (y == 5).all()
+
+
 def test_offsets_beyond_32_bits_reach_their_bytes() -> None:
     large = np.zeros((3 << 30) + (2 << 30), np.uint8)  # the system allocates the touched pages only
     large[(4 << 30) + 5] = 77
@@ -367,6 +411,13 @@ def test_run_returns_results_and_leaves_operands() -> None:
     np.testing.assert_array_equal(x, before)
 
 
+def test_run_takes_operands_at_any_address() -> None:
+    x = np.arange(65, dtype=np.float32)[1:]
+    assert x.ctypes.data % 16
+    scaled, copy = simulator.run(scale_kernel(), np.array([3], np.float32), x)
+    np.testing.assert_array_equal([scaled, copy], [x * 3, x])
+
+
 def test_run_checks_operands() -> None:
     x, s = np.zeros(64, np.float32), np.ones(1, np.float32)
     with pytest.raises(TypeError, match="takes 2 operands, got 1"):
@@ -386,6 +437,11 @@ def test_bf16_buffers_travel_as_bits() -> None:
     (y,) = simulator.run(kernel, x)
     assert y.dtype == np.uint16
     np.testing.assert_array_equal(y.view(ml_dtypes.bfloat16), x)
+
+
+def test_comments_are_no_instructions() -> None:
+    body = "mov.b32 %r3, 1; // mov.b32 %r3, 2; {\n /* bar.sync 0;\n } */ add.u32 %r3, %r3, 4; /* ; */"
+    np.testing.assert_array_equal(per_thread(body, "%r3"), np.full(32, 5))
 
 
 def test_instructions_are_counted_per_lane_that_executes_them() -> None:
