@@ -8,7 +8,7 @@ from helpers import GOLDEN
 
 from jax_q4k import models
 from jax_q4k.models.buckets import bucket
-from jax_q4k.models.generate import _Row
+from jax_q4k.models.generate import _Row, _Run
 from jax_q4k.models.sampling import SamplingParams
 from jax_q4k.models.stopping import StopStrings
 
@@ -92,6 +92,14 @@ def test_stream_gives_what_generate_gives():
     assert last.output.tokens == SPM["greedy_f32"] and last.output.finish_reason == "length"
     assert "".join(piece.text for piece in pieces) == last.output.text
     assert sum(bool(piece.text) for piece in steps) >= 30  # as it comes, not all at the end
+
+
+def test_a_slow_stream_takes_more_tokens_a_call_up_to_a_bound(monkeypatch):
+    counts = []
+    advance = _Run.advance
+    monkeypatch.setattr(_Run, "advance", lambda run, count: counts.append(count) or advance(run, count) + 1e9)
+    *steps, _ = models.stream(model("llama-gqa"), reference("llama-gqa").prompt[:5], max_new_tokens=59)
+    assert counts == [1, 2, 4, 8, 16, 16, 16] and len(steps) == 59
 
 
 @pytest.mark.parametrize("call", ["generate", "stream"])

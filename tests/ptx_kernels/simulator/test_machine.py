@@ -412,9 +412,9 @@ def test_run_returns_results_and_leaves_operands() -> None:
 
 
 def test_run_takes_operands_at_any_address() -> None:
-    x = np.arange(65, dtype=np.float32)[1:]
-    assert x.ctypes.data % 16
-    scaled, copy = simulator.run(scale_kernel(), np.array([3], np.float32), x)
+    x, s = np.arange(65, dtype=np.float32)[1:], np.array([0, 3], np.float32)[1:]
+    assert x.ctypes.data % 16 and s.ctypes.data % 16
+    scaled, copy = simulator.run(scale_kernel(), s, x)
     np.testing.assert_array_equal([scaled, copy], [x * 3, x])
 
 
