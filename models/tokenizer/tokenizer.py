@@ -6,11 +6,12 @@ import operator
 from collections.abc import Iterable
 from functools import cached_property
 
+from gguf.constants import TokenType
 from tokenizers import pre_tokenizers
 
 from .encoders import SPACE, build
 from .streaming import StreamDecoder
-from .vocabulary import TokenType, Vocabulary
+from .vocabulary import Vocabulary
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, NoReturn
 
 import numpy as np
+from gguf.constants import TokenType
 
 from jax_q4k.errors import GGUFError
 
@@ -18,18 +18,6 @@ from .special_tokens import classify
 NO_VOCABULARY = ("no_vocab", "none")
 KEY = "tokenizer.ggml."
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-
-
-class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
 
 
 @dataclass(frozen=True)
@@ -133,7 +121,7 @@ class _Reader:
         array = np.asarray(values)
         kinds = "fiu" if np.issubdtype(dtype, np.floating) else "iu"
         if array.ndim != 1 or (array.dtype.kind not in kinds and array.size):
-            self.fail(name, f"is not an array of {np.dtype(dtype).name}")
+            self.fail(name, f"is not an array of {'numbers' if 'f' in kinds else 'integers'}")
         if len(array) != count:
             self.fail(name, f"has {len(array)} entries, expected one for each of the {count} tokens")
         return array.astype(dtype)
@@ -159,13 +147,15 @@ class _Reader:
         return tokens, ids
 
     def types(self, tokens: tuple[str, ...]) -> np.ndarray:
-        types = self.numbers("token_type", np.int32, len(tokens))
+        types = self.numbers("token_type", np.int64, len(tokens))
         if types is None:
             return np.full(len(tokens), TokenType.NORMAL, np.int32)
+        for i in np.flatnonzero((types < 0) | (types > max(TokenType))):  # 0: undefined
+            self.fail("token_type", f"is {types[i]} for id {i}, expected 0 to {max(TokenType)}")
         for i in np.flatnonzero(types == TokenType.BYTE):
             if not BYTE_TOKEN.fullmatch(tokens[i]):
                 self.fail("tokens", f"id {i}, a byte token, is {tokens[i]!r}, expected '<0x00>' to '<0xFF>'")
-        return types
+        return types.astype(np.int32)
 
     def scores(self, count: int) -> np.ndarray:
         scores = self.numbers("scores", np.float32, count)
