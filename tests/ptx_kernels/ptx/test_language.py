@@ -90,6 +90,16 @@ def test_what_a_kernel_writes_is_not_read_through_the_non_coherent_cache() -> No
     assert add().text.count("ld.global.nc.") == 1
 
 
+def test_shared_memory_takes_16_byte_accesses() -> None:
+    def body(k: Builder):
+        k.shared("odd", u32, (1,))
+        rows = k.shared("rows", u32, (32, 4))
+        rows.at(k.lane_id).store(0, (k.lane_id, k.lane_id + 1, k.lane_id + 2, k.lane_id + 3))
+        return rows.at(k.lane_id).load(3)
+
+    np.testing.assert_array_equal(lanes(body), LANE + 3)
+
+
 def test_reductions_reach_every_lane() -> None:
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id)), np.full(32, 496))
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id, lanes=8)), LANE.reshape(4, 8).sum(1).repeat(8))

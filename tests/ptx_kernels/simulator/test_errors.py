@@ -252,6 +252,7 @@ def test_shuffles_with_absent_lanes() -> None:
     ("ld.global.v8.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.global.v8.u32"]),
     ("bar.arrive 0, 64;", simulator.UnknownInstruction, ["bar.arrive"]),
     ("shfl.bfly.b32 %r3, %r2, 1, 31;", simulator.UnknownInstruction, ["shfl.bfly.b32"]),
+    ("shfl.sync.bfly.b32 %r3|%r4, %r2, 1, 31, -1;", simulator.TypeMismatch, ["%r4 is no predicate"]),
     ("add.u32 %r3, %r2;", simulator.ParseError, ["add.u32 takes 3 operands, got 2"]),
     ("add.u32 %r3, %f2, 1;", simulator.TypeMismatch, ["add.u32 needs u32 in a .b32 register, but %f2 is .f32"]),
     ("add.rn.f32 %rd3, %f2, %f2;", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
@@ -291,6 +292,7 @@ def test_text_that_is_refused(body: str, error: type[simulator.SimulationError],
 @pytest.mark.parametrize(("old", "new", "message"), [
     (".version 7.0\n", "\n", ".version and .target"),
     (".address_size 64\n", "\n", ".address_size 64 is missing"),
+    (".param .u64 y", ".param .u64 y, .param .u64 y", "two parameters have the same name"),
     (".entry k", ".entri k", "expected one .entry, found 0"),
     (".param .u64 y", ".param .u32 y", "is no .param .u64 pointer"),
     ("ret;\n}", "ret\n}", "lacks its ;"),
@@ -312,6 +314,8 @@ def test_instruction_that_the_target_lacks() -> None:
     body = "mov.f32 %f0, 0f3F800000; cvt.rn.bf16.f32 %h0, %f0; ret;"
     with refuses(simulator.ParseError, "needs PTX 7.0 and sm_80; the text declares 7.0 and sm_75"):
         simulator.launch(module(body, "y", target=75), [np.zeros(4, np.uint32)], (1,), (32,))
+    with refuses(simulator.ParseError, "needs PTX 7.0 and sm_61; the text declares 6.5 and sm_80"):
+        simulator.launch(module(body, "y", version="6.5"), [np.zeros(4, np.uint32)], (1,), (32,))
 
 
 def test_launches_that_do_not_fit() -> None:
@@ -343,6 +347,8 @@ def test_launches_that_do_not_fit() -> None:
     y.flags.writeable = False
     with pytest.raises(ValueError, match="role inout but its array is read-only"):
         simulator.launch(text, [y], (1,), (32,))
+    with pytest.raises(ValueError, match="must be C-contiguous and 16-byte aligned"):
+        simulator.launch(text, [np.zeros(65, np.uint32)[1:]], (1,), (32,))
     with pytest.raises(ValueError, match="must be C-contiguous"):
         simulator.launch(text, [np.zeros((8, 8), np.uint32)[:, ::2]], (1,), (32,))
 

@@ -437,6 +437,8 @@ def test_bf16_buffers_travel_as_bits() -> None:
     (y,) = simulator.run(kernel, x)
     assert y.dtype == np.uint16
     np.testing.assert_array_equal(y.view(ml_dtypes.bfloat16), x)
+    with pytest.raises(TypeError, match="operand x must be bf16, got float16"):
+        simulator.run(kernel, x.astype(np.float16))
 
 
 def test_comments_are_no_instructions() -> None:

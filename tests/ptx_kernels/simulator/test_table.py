@@ -69,6 +69,13 @@ def test_fma_rounds_once() -> None:
     assert (twice != got).any(), "the cases must hold some that double rounding gets wrong"
 
 
+def test_fma_rounds_once_below_the_normal_range() -> None:
+    """The product lies 2^-196 below half a unit of the last place, which float64 loses beside c."""
+    a, b, c = (np.full(32, x, np.float32) for x in (
+        2.0**-75 * (1 + 2**-23), 2.0**-75 * (1 - 2**-23), 2.0**-127 + 2.0**-149))
+    np.testing.assert_array_equal(apply("fma.rn.f32", "f f f f", a, b, c), c)
+
+
 def test_fma_specials() -> None:
     inf, nan = np.inf, np.nan
     cases = [(inf, 1, 1, inf), (inf, 0, 1, nan), (inf, 1, -inf, nan), (nan, 1, 1, nan), (1, 1, -inf, -inf),
@@ -166,6 +173,11 @@ def test_f16_conversions_keep_subnormals() -> None:
                         2.0**-25 * 1.001], np.float32).repeat(4)
     want = np.array([0, 2, 0x7BFF, 0x7C00, 0x3C00, 0x3C02, 0x8000, 1], np.uint16).repeat(4)
     np.testing.assert_array_equal(apply("cvt.rn.f16.f32", "h f", halfway), want)
+
+
+def test_bf16_of_nan() -> None:
+    bits = np.array([0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0xFF800001] * 8, np.uint32)
+    np.testing.assert_array_equal(apply("cvt.rn.bf16.f32", "h f", bits.view(np.float32)), np.full(32, 0x7FFF))
 
 
 def test_bf16_rounds_to_even() -> None:
