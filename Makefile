@@ -39,7 +39,7 @@ test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
 	$(BIN)/python -m pytest -n $(JOBS) -q
 
 lint: $(VENV)/.installed-lint
-	$(BIN)/ruff check .
+	$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet .
 
 types: $(VENV)/.installed-lint
 	$(BIN)/mypy

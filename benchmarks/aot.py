@@ -59,8 +59,13 @@ class Program:
         A copy is one, and so is a fusion that copies. Our kernels that update in place write into the operand.
         """
         ours = set(map(id, self.ptx_launches))
-        return [t for t in self.launches if id(t) not in ours and t.instruction and any(
-            (r.dtype, r.elements) == (array.dtype, array.elements) for r in t.instruction.results)]
+        return [
+            t
+            for t in self.launches
+            if id(t) not in ours
+            and t.instruction
+            and any((r.dtype, r.elements) == (array.dtype, array.elements) for r in t.instruction.results)
+        ]
 
 
 def unavailable() -> str | None:
@@ -82,8 +87,11 @@ def topology(target: str = "h200") -> Any:
     if reason := unavailable():
         raise RuntimeError(reason)
     return topologies.get_topology_desc(
-        platform="cuda", topology_name="1x1x1", topology="1x1x1",
-        target_config=(TARGETS / f"{target}.txtpb").read_text())
+        platform="cuda",
+        topology_name="1x1x1",
+        topology="1x1x1",
+        target_config=(TARGETS / f"{target}.txtpb").read_text(),
+    )
 
 
 def compile_program(function: Any, *args: Any, options: dict[str, Any] | None = None, target: str = "h200") -> Program:

@@ -20,7 +20,10 @@ def commit() -> str | None:
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            cwd=Path(__file__).parent, capture_output=True, text=True)
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+        )
     except OSError:
         return None
     return done.stdout.strip() or None

@@ -112,6 +112,5 @@ def table(rows: list[DecodeRate]) -> str:
         )
         for r in rows
     ]
-    header = (
-        "decode, batch 1", "GB/token", "context", "ms/token", "best-worst", "tokens/s", "of copy", "compile s")
+    header = ("decode, batch 1", "GB/token", "context", "ms/token", "best-worst", "tokens/s", "of copy", "compile s")
     return plain_table(header, cells)

@@ -1,6 +1,6 @@
 """How many kernels a program launches, and which: compiled ahead of time, so no GPU is needed.
 
-    python -m benchmarks.launches [MODEL.gguf | --shape llama-3.1-8b] [--batch N] [--list PROGRAM]
+python -m benchmarks.launches [MODEL.gguf | --shape llama-3.1-8b] [--batch N] [--list PROGRAM]
 """
 
 from __future__ import annotations
@@ -53,15 +53,19 @@ def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> 
     in_graphs = [t for t in program.loops if t.is_in("kCommandBuffer")]
     copies = [t for t in program.launches if t.kind == "kCopy"]
     families = Counter(t.name for t in program.ptx_launches)
-    return "\n".join([
-        f"{name}: {len(program.launches)} launches, {len(ours)} of them ours, "
-        f"{len(outside)} outside of CUDA graphs; {program.temp_bytes} bytes of temporaries",
-        "  ours: " + ", ".join(f"{count} {family}" for family, count in families.most_common()),
-        "  per layer: " + ", ".join(
-            f"{total} launches, {mine} ours ({count} layers)" for (total, mine), count in per_layer.items()),
-        f"  loops: {len(program.loops)}, in a CUDA graph: {len(in_graphs)}; copies: {len(copies)}; "
-        f"of KV page arrays {pages}: {len(program.rewrites(pages))}",
-    ])
+    return "\n".join(
+        [
+            f"{name}: {len(program.launches)} launches, {len(ours)} of them ours, "
+            f"{len(outside)} outside of CUDA graphs; {program.temp_bytes} bytes of temporaries",
+            "  ours: " + ", ".join(f"{count} {family}" for family, count in families.most_common()),
+            "  per layer: "
+            + ", ".join(
+                f"{total} launches, {mine} ours ({count} layers)" for (total, mine), count in per_layer.items()
+            ),
+            f"  loops: {len(program.loops)}, in a CUDA graph: {len(in_graphs)}; copies: {len(copies)}; "
+            f"of KV page arrays {pages}: {len(program.rewrites(pages))}",
+        ]
+    )
 
 
 def table(program: aot.Program) -> str:
@@ -82,8 +86,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--shape", choices=list(SHAPES), help="a known model's shape instead of a file")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-length", type=int, default=8)
-    parser.add_argument("--capacity", type=int, default=1008,
-                        help="tokens of cache per sequence, so chosen that no other array is as large as a page array")
+    parser.add_argument(
+        "--capacity",
+        type=int,
+        default=1008,
+        help="tokens of cache per sequence, so chosen that no other array is as large as a page array",
+    )
     parser.add_argument("--cache-dtype", default="float32", choices=list(_XLA_TYPES))
     parser.add_argument("--list", metavar="PROGRAM", help="list all launches of prefill, decode or generate")
     options = parser.parse_args(arguments)
@@ -93,8 +101,12 @@ def main(arguments: list[str] | None = None) -> int:
     shape = SHAPES.get(options.shape)
     model = random_model(shape, abstract=True) if shape else models.from_gguf(options.model)
     programs = models.abstract_programs(
-        model, batch=options.batch, prompt_length=options.prompt_length, capacity=options.capacity,
-        cache_dtype=jnp.dtype(options.cache_dtype))
+        model,
+        batch=options.batch,
+        prompt_length=options.prompt_length,
+        capacity=options.capacity,
+        cache_dtype=jnp.dtype(options.cache_dtype),
+    )
     print(f"{options.shape or options.model.name} for {aot.topology().devices[0].device_kind}, JAX {jax.__version__}")
     for name, (function, args) in programs.items():
         program = aot.compile_program(function, *args, options=models.CUDA_COMPILER_OPTIONS)

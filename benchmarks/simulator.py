@@ -4,6 +4,7 @@ Three numbers matter: lane-instructions a second on a wide grid (20 million is t
 which lanes disagree, and the cost of a small launch, of which a simulated model makes hundreds. An instruction
 counts once per lane that executes it, also where all lanes hold one value and the simulator computes it once.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -23,7 +24,9 @@ from .common import write_results
 _HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
 
 # y[warp] = sum over steps of w[warp, step, lane] . x[step, lane], four int8 at a time, 16-byte loads
-_MATVEC = _HEADER + """
+_MATVEC = (
+    _HEADER
+    + """
 .visible .entry matvec(.param .u64 w, .param .u64 x, .param .u64 y) {
   .reg .b32 %r<32>; .reg .b64 %rd<16>; .reg .pred %p<3>; .reg .f32 %f<4>;
   ld.param.u64 %rd0, [w]; ld.param.u64 %rd1, [x]; ld.param.u64 %rd2, [y];
@@ -58,10 +61,13 @@ END:
   ret;
 }
 """
+)
 _REDUCE = "\n  ".join(f"shfl.sync.bfly.b32 %f1, %f0, {m}, 31, -1; add.rn.f32 %f0, %f0, %f1;" for m in (16, 8, 4, 2, 1))
 
 # a trip count per lane (thread % 64 rounds), so that the lanes of a warp leave the loop one after the other
-_DIVERGENT = _HEADER + """
+_DIVERGENT = (
+    _HEADER
+    + """
 .visible .entry divergent(.param .u64 y) {
   .reg .b32 %r<8>; .reg .b64 %rd<4>; .reg .pred %p<2>; .reg .f32 %f<4>;
   ld.param.u64 %rd0, [y];
@@ -83,6 +89,7 @@ END:
   ret;
 }
 """
+)
 
 Run = tuple[simulator.Statistics, float]  # and seconds
 
@@ -108,14 +115,18 @@ def matvec(blocks: int, steps: int, threads: int = 128, *, batch_lanes: int = BA
     x = rng.integers(-127, 128, (steps, 32, 16), np.int8)
     y = np.empty(rows, np.float32)
     text = _MATVEC.replace("STEPS * 512", str(steps * 512)).replace("STEPS", str(steps)).replace("REDUCE", _REDUCE)
-    buffers = [simulator.DeviceBuffer("w", weights, "in"), simulator.DeviceBuffer("x", x, "in"),
-               simulator.DeviceBuffer("y", y, "out", initialized=False)]
+    buffers = [
+        simulator.DeviceBuffer("w", weights, "in"),
+        simulator.DeviceBuffer("x", x, "in"),
+        simulator.DeviceBuffer("y", y, "out", initialized=False),
+    ]
     start = time.perf_counter()
     statistics_ = simulator.launch(text, buffers, (blocks,), (threads,), batch_lanes=batch_lanes)
     seconds = time.perf_counter() - start
     low = np.einsum("rslb,slb->r", (weights & 15).astype(np.float64), x.astype(np.float64), optimize=True)
-    high = np.einsum("rslb,slb->r", (weights[..., :4] >> 4).astype(np.float64), x[..., :4].astype(np.float64),
-                     optimize=True)
+    high = np.einsum(
+        "rslb,slb->r", (weights[..., :4] >> 4).astype(np.float64), x[..., :4].astype(np.float64), optimize=True
+    )
     assert np.array_equal(y, (low + high).astype(np.float32)), "the simulated mat-vec is wrong"
     return statistics_, seconds
 

@@ -45,9 +45,13 @@ def main(arguments: list[str]) -> int:
     print(table(rows["sm_90"]))
     step = launches_of_8b_step()
     print(step)
-    results = {"ptxas": tool_version("ptxas"), "llama-3.1-8b generate": step, "kernels": as_dicts(rows["sm_90"]),
-               "registers": {arch: {f.label: f.registers for f in figures} for arch, figures in rows.items()},
-               "spill_bytes": {arch: sum(f.spill_bytes for f in figures) for arch, figures in rows.items()}}
+    results = {
+        "ptxas": tool_version("ptxas"),
+        "llama-3.1-8b generate": step,
+        "kernels": as_dicts(rows["sm_90"]),
+        "registers": {arch: {f.label: f.registers for f in figures} for arch, figures in rows.items()},
+        "spill_bytes": {arch: sum(f.spill_bytes for f in figures) for arch, figures in rows.items()},
+    }
     print(write_results(Path(arguments[0]) if arguments else RESULTS / "static.json", results))
     return 0
 

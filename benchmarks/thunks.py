@@ -85,8 +85,12 @@ def parse_hlo(text: str) -> dict[str, Instruction]:
         )
         target, op_name = _TARGET.search(line), _OP_NAME.search(line)
         found[match["name"]] = Instruction(
-            match["name"], match["opcode"], results,
-            target["target"] if target else None, op_name["name"] if op_name else "")
+            match["name"],
+            match["opcode"],
+            results,
+            target["target"] if target else None,
+            op_name["name"] if op_name else "",
+        )
     return found
 
 
@@ -113,10 +117,15 @@ def parse_thunks(sequence: str, metadata: str, hlo: str) -> tuple[Thunk, ...]:
             raise ValueError(f"no HLO instruction for the thunk {line!r} ({names.get(id_)!r})")
         kernel = _KERNEL.match(match["rest"])
         thunk = Thunk(
-            id_, kind, kernel["name"] if kernel else kind,
-            _numbers(kernel["grid"]) if kernel else None, _numbers(kernel["block"]) if kernel else None,
+            id_,
+            kind,
+            kernel["name"] if kernel else kind,
+            _numbers(kernel["grid"]) if kernel else None,
+            _numbers(kernel["block"]) if kernel else None,
             int(kernel["shared"]) if kernel else None,
-            tuple(container for _, container in open_), instruction)
+            tuple(container for _, container in open_),
+            instruction,
+        )
         thunks.append(thunk)
         if kind in CONTAINERS:
             open_.append((indent, thunk))

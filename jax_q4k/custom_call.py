@@ -1,4 +1,5 @@
 """A built kernel as an operation inside a JAX program: an XLA custom call, or a run of the simulator."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
@@ -47,11 +48,21 @@ def launch_ptx(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
     _check_operands(kernel, operands)
     call = jax.ffi.ffi_call(TARGET, _result_avals(kernel), input_output_aliases=kernel.aliases)
     grid, block = kernel.grid, kernel.block
-    return list(call(
-        *operands, name=kernel.name, kernel_type="ptx", kernel_data=kernel.text,
-        grid_x=np.int32(grid[0]), grid_y=np.int32(grid[1]), grid_z=np.int32(grid[2]),
-        block_x=np.int32(block[0]), block_y=np.int32(block[1]), block_z=np.int32(block[2]),
-        shared_mem_bytes=np.int32(kernel.dynamic_shared_bytes)))
+    return list(
+        call(
+            *operands,
+            name=kernel.name,
+            kernel_type="ptx",
+            kernel_data=kernel.text,
+            grid_x=np.int32(grid[0]),
+            grid_y=np.int32(grid[1]),
+            grid_z=np.int32(grid[2]),
+            block_x=np.int32(block[0]),
+            block_y=np.int32(block[1]),
+            block_z=np.int32(block[2]),
+            shared_mem_bytes=np.int32(kernel.dynamic_shared_bytes),
+        )
+    )
 
 
 def launch_simulated(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
@@ -81,7 +92,8 @@ def _simulate_lowering(ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Ke
     avals_in: Any = ctx.avals_in
     avals_out: Any = ctx.avals_out
     results, _, _ = mlir.emit_python_callback(
-        ctx, callback, None, list(operands), avals_in, avals_out, has_side_effect=False)
+        ctx, callback, None, list(operands), avals_in, avals_out, has_side_effect=False
+    )
     return results
 
 

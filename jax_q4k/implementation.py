@@ -1,4 +1,5 @@
 """Which implementation of an operation runs: PTX kernels, plain JAX, or the kernels simulated."""
+
 from __future__ import annotations
 
 import contextlib

@@ -2,4 +2,5 @@
 
 `kernels` builds them, `simulator` runs their text on the CPU, `assemble` asks ptxas, `driver` launches them.
 """
+
 __version__ = "0.1.0"

@@ -1,4 +1,5 @@
 """`python -m ptx_kernels report | emit`: figures and text of the kernels, without a GPU."""
+
 from __future__ import annotations
 
 import argparse
@@ -55,8 +56,7 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
             if dataclasses.is_dataclass(parameter.default):
                 default = getattr(parameter.default, field.name)
             if field.name in options:
-                raise TypeError(
-                    f"{function.__name__}: field {field.name} of {parameter.name} is also an argument")
+                raise TypeError(f"{function.__name__}: field {field.name} of {parameter.name} is also an argument")
             options[field.name] = (field_hints[field.name], default, parameter.name)
     return options
 
@@ -101,10 +101,15 @@ def _arguments() -> argparse.ArgumentParser:
             parse = _parser_of(annotation)
             literal = typing.get_origin(annotation) is typing.Literal
             of_family.add_argument(
-                f"--{name.replace('_', '-')}", dest=name, type=parse, required=required,
-                default=None if required else default, metavar=None if literal else parse.__name__.strip("_"),
+                f"--{name.replace('_', '-')}",
+                dest=name,
+                type=parse,
+                required=required,
+                default=None if required else default,
+                metavar=None if literal else parse.__name__.strip("_"),
                 choices=typing.get_args(annotation) if literal else None,
-                help=None if required else f"default: {default}")
+                help=None if required else f"default: {default}",
+            )
     return parser
 
 

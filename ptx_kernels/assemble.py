@@ -2,6 +2,7 @@
 
 XLA and the driver compile PTX when it is loaded, on the GPU; assembling it here finds mistakes without one.
 """
+
 from __future__ import annotations
 
 import functools
@@ -54,7 +55,8 @@ def find_tool(name: str) -> Path:
             return path
     raise ToolNotFoundError(
         f"{name} was not found in this Python's packages, on PATH or in $CUDA_HOME/bin; "
-        f"pip install '{_PACKAGES[name]}>=13,<14'")
+        f"pip install '{_PACKAGES[name]}>=13,<14'"
+    )
 
 
 def tool_version(name: str) -> str:
@@ -110,8 +112,11 @@ def assemble(text: str, arch: str) -> Assembly:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(text)
         ptxas = subprocess.run(
-            [find_tool("ptxas"), "-v", f"-arch={arch}", source.name, "-o", cubin.name], cwd=folder,
-            capture_output=True, text=True)
+            [find_tool("ptxas"), "-v", f"-arch={arch}", source.name, "-o", cubin.name],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
         printed = ptxas.stdout + ptxas.stderr
         if ptxas.returncode != 0:
             raise _complaint(arch, text, printed)
@@ -125,7 +130,8 @@ def assemble(text: str, arch: str) -> Assembly:
             spill_load_bytes=_number(r"(\d+) bytes spill loads", printed),
             stack_bytes=_number(r"(\d+) bytes stack frame", printed),
             shared_bytes=_number(r"(\d+) bytes smem", printed, default=0),
-            cubin=cubin.read_bytes())
+            cubin=cubin.read_bytes(),
+        )
 
 
 def assemble_all(texts: Iterable[str], archs: Iterable[str] = TARGETS) -> dict[tuple[str, str], Assembly]:

@@ -6,6 +6,7 @@
 
 `cuda-python` is imported when a `Device` is made, never before.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -36,8 +37,9 @@ def _bindings() -> ModuleType:
     try:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
-        raise DriverError(f"the CUDA driver's Python bindings are not installed ({error}); "
-                          "pip install 'cuda-python>=13,<14'") from error
+        raise DriverError(
+            f"the CUDA driver's Python bindings are not installed ({error}); pip install 'cuda-python>=13,<14'"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ class Device:
             memory_clock_hz=1e3 * attribute("MEMORY_CLOCK_RATE"),
             memory_bus_bits=attribute("GLOBAL_MEMORY_BUS_WIDTH"),
             shared_bytes_per_multiprocessor=attribute("MAX_SHARED_MEMORY_PER_MULTIPROCESSOR"),
-            driver_cuda_version=f"{version // 1000}.{version % 1000 // 10}")
+            driver_cuda_version=f"{version // 1000}.{version % 1000 // 10}",
+        )
 
     # --- memory ---------------------------------------------------------------------------------------------
 
@@ -176,8 +179,9 @@ class Device:
         array = np.ascontiguousarray(array)
         address = self._allocate(array.nbytes)
         if array.nbytes:
-            self._call("cuMemcpyHtoDAsync", self._cuda.CUdeviceptr(address), array.ctypes.data, array.nbytes,
-                       self._stream)
+            self._call(
+                "cuMemcpyHtoDAsync", self._cuda.CUdeviceptr(address), array.ctypes.data, array.nbytes, self._stream
+            )
             self.synchronize()  # the copy reads `array`, which the caller may drop
         return address
 
@@ -192,8 +196,9 @@ class Device:
         """The array at `address`, after all work on the stream."""
         array = np.empty(shape, dtype)
         if array.nbytes:
-            self._call("cuMemcpyDtoHAsync", array.ctypes.data, self._cuda.CUdeviceptr(address), array.nbytes,
-                       self._stream)
+            self._call(
+                "cuMemcpyDtoHAsync", array.ctypes.data, self._cuda.CUdeviceptr(address), array.nbytes, self._stream
+            )
         self.synchronize()
         return array
 
@@ -210,7 +215,8 @@ class Device:
             except DriverError as error:
                 raise DriverError(
                     f"kernel {kernel.name} did not load: {error}; "
-                    f"ptx_kernels.assemble.assemble(text, {self.facts.arch!r}) may say why") from error
+                    f"ptx_kernels.assemble.assemble(text, {self.facts.arch!r}) may say why"
+                ) from error
             self._modules.append(module)
             function = self._call("cuModuleGetFunction", module, kernel.name.encode())
             if kernel.dynamic_shared_bytes > _STATIC_SHARED_LIMIT:
@@ -226,8 +232,16 @@ class Device:
             raise ValueError(f"kernel {kernel.name} takes {expected} addresses, got {len(addresses)}")
         values = np.array(addresses, np.uint64)
         pointers = values.ctypes.data + values.itemsize * np.arange(len(values), dtype=np.uint64)
-        self._call("cuLaunchKernel", self._function(kernel), *kernel.grid, *kernel.block,
-                   kernel.dynamic_shared_bytes, self._stream, pointers.ctypes.data, 0)
+        self._call(
+            "cuLaunchKernel",
+            self._function(kernel),
+            *kernel.grid,
+            *kernel.block,
+            kernel.dynamic_shared_bytes,
+            self._stream,
+            pointers.ctypes.data,
+            0,
+        )
 
     def place(self, kernel: Kernel, operands: Sequence[np.ndarray]) -> list[int]:
         """Addresses for `launch`: the operands uploaded, the results allocated, `inout` ones shared.
@@ -236,12 +250,12 @@ class Device:
           TypeError: an operand's count, shape or item size is not what the kernel takes.
         """
         if len(operands) != len(kernel.operands):
-            raise TypeError(
-                f"kernel {kernel.name} takes {len(kernel.operands)} operands, got {len(operands)}")
+            raise TypeError(f"kernel {kernel.name} takes {len(kernel.operands)} operands, got {len(operands)}")
         for b, operand in zip(kernel.operands, operands, strict=True):
             if operand.shape != b.shape or operand.dtype.itemsize != b.type.size:
-                raise TypeError(f"kernel {kernel.name}: operand {b.name} is {b.type} {b.shape}, "
-                                f"got {operand.dtype} {operand.shape}")
+                raise TypeError(
+                    f"kernel {kernel.name}: operand {b.name} is {b.type} {b.shape}, got {operand.dtype} {operand.shape}"
+                )
         given = [self.upload(operand) for operand in operands]
         reused = {result: given[operand] for operand, result in kernel.aliases.items()}
         return given + [reused.get(i) or self.empty(b.nbytes) for i, b in enumerate(kernel.results)]
@@ -251,7 +265,7 @@ class Device:
         with self.scope():
             addresses = self.place(kernel, operands)
             self.launch(kernel, addresses)
-            results = zip(addresses[len(operands):], kernel.results, strict=True)
+            results = zip(addresses[len(operands) :], kernel.results, strict=True)
             return tuple(self.download(a, b.shape, b.type.dtype) for a, b in results)
 
     # --- timing ---------------------------------------------------------------------------------------------

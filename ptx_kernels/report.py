@@ -1,4 +1,5 @@
 """Static figures of kernels, from their machine code: what `python -m ptx_kernels report` prints."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -55,8 +56,9 @@ def quant_bytes_per_dp4a(format: str, rows: int) -> float:
     return 4 * QUANT_BITS[format] / 8 / rows
 
 
-def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "",
-            quant_bytes: float | None = None) -> Figures:
+def figures(
+    kernel: Kernel, arch: str, *, label: str = "", family: str = "", quant_bytes: float | None = None
+) -> Figures:
     """Figures of `kernel` on `arch`.
 
     Args:
@@ -71,17 +73,24 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "",
     fit = kernel_occupancy(kernel, arch)
     x, y, z = kernel.block
     return Figures(
-        label=label or kernel.name, family=family, arch=arch, threads=x * y * z,
+        label=label or kernel.name,
+        family=family,
+        arch=arch,
+        threads=x * y * z,
         registers=assembly.registers,
         spill_bytes=assembly.spill_store_bytes + assembly.spill_load_bytes,
         stack_bytes=assembly.stack_bytes,
         shared_bytes=assembly.shared_bytes + kernel.dynamic_shared_bytes,
-        blocks_per_multiprocessor=fit.blocks, occupancy=fit.fraction, occupancy_limit=fit.limit,
+        blocks_per_multiprocessor=fit.blocks,
+        occupancy=fit.fraction,
+        occupancy_limit=fit.limit,
         loop_instructions=loop.issued() if loop else 0,
         loads_in_flight=body.loads_in_flight(),
-        narrowest_load=min(loads, default=None), widest_load=max(loads, default=None),
+        narrowest_load=min(loads, default=None),
+        widest_load=max(loads, default=None),
         instructions_per_quant_byte=body.issued() / (dp4a * quant_bytes) if dp4a and quant_bytes else None,
-        mix=body.mix())
+        mix=body.mix(),
+    )
 
 
 def _quant_bytes(arguments: dict[str, object]) -> float | None:
@@ -96,42 +105,59 @@ def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
 
     def one(pair: tuple) -> Figures:
         case, kernel = pair
-        return figures(kernel, arch, label=case.label, family=case.family,
-                       quant_bytes=_quant_bytes(case.arguments))
+        return figures(kernel, arch, label=case.label, family=case.family, quant_bytes=_quant_bytes(case.arguments))
 
     with ThreadPoolExecutor() as pool:
         return list(pool.map(one, built))
 
 
-_HEADER = ("kernel", "threads", "regs", "spill", "shared", "occupancy", "loop", "instr/qB", "loads",
-           "in flight")
+_HEADER = ("kernel", "threads", "regs", "spill", "shared", "occupancy", "loop", "instr/qB", "loads", "in flight")
 
 
 def _row(f: Figures) -> tuple[str, ...]:
     per_byte = f.instructions_per_quant_byte
-    loads = "-" if f.widest_load is None else \
-        f"{f.widest_load}" if f.narrowest_load == f.widest_load else f"{f.narrowest_load}-{f.widest_load}"
-    return (f.label, str(f.threads), str(f.registers), str(f.spill_bytes), str(f.shared_bytes),
-            f"{f.occupancy:.0%} ({f.occupancy_limit})", str(f.loop_instructions or "-"),
-            f"{per_byte:.2f}" if per_byte else "-", loads, str(f.loads_in_flight or "-"))
+    loads = (
+        "-"
+        if f.widest_load is None
+        else f"{f.widest_load}"
+        if f.narrowest_load == f.widest_load
+        else f"{f.narrowest_load}-{f.widest_load}"
+    )
+    return (
+        f.label,
+        str(f.threads),
+        str(f.registers),
+        str(f.spill_bytes),
+        str(f.shared_bytes),
+        f"{f.occupancy:.0%} ({f.occupancy_limit})",
+        str(f.loop_instructions or "-"),
+        f"{per_byte:.2f}" if per_byte else "-",
+        loads,
+        str(f.loads_in_flight or "-"),
+    )
 
 
 def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Columns of text: the first to the left, the others to the right, a rule under the header."""
     cells = [header, *rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [row[0].ljust(widths[0]) + "".join(
-        "  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)) for row in cells]
+    lines = [
+        row[0].ljust(widths[0])
+        + "".join("  " + cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in cells
+    ]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 
 def table(rows: Sequence[Figures]) -> str:
     """A plain text table with a legend; one architecture per table."""
     arch = rows[0].arch if rows else ""
-    legend = ("regs: per thread. spill, shared: bytes. occupancy: resident warps (what limits them).",
-              "loop: instructions of the hot loop (-: none, and what follows is of the whole kernel).",
-              "instr/qB: instructions per byte of packed quants and lane. loads: bits of the global loads.",
-              "in flight: most 16-byte loads outstanding per lane.")
+    legend = (
+        "regs: per thread. spill, shared: bytes. occupancy: resident warps (what limits them).",
+        "loop: instructions of the hot loop (-: none, and what follows is of the whole kernel).",
+        "instr/qB: instructions per byte of packed quants and lane. loads: bits of the global loads.",
+        "in flight: most 16-byte loads outstanding per lane.",
+    )
     return "\n".join([f"{arch}: {len(rows)} kernels", plain_table(_HEADER, map(_row, rows)), "", *legend])
 
 

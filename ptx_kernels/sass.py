@@ -3,6 +3,7 @@
 A kernel's speed limit is visible here before it ever runs: how many instructions its hot loop spends per byte
 of weights, how wide its loads are, and how many of them it has outstanding.
 """
+
 from __future__ import annotations
 
 import functools
@@ -54,17 +55,32 @@ _CATEGORIES: tuple[tuple[str, str], ...] = (
     ("local", r"LDL|STL"),
     ("shuffle", r"SHFL|VOTEU?|C?REDUX|MATCH"),
     ("conversion", r"U?(I2FP?|F2IP?|F2F|F2FP|I2I|I2IP)|FRND"),
-    ("float", r"U?F(ADD|MUL|FMA|SETP?|SEL|MNMX3?|SWZADD|CHK)2?|MUFU|H(ADD2|MUL2|FMA2|SETP?2|MNMX2)"
-              r"|D(ADD|MUL|FMA|SETP)"),
-    ("integer", r"[UV]?(I?(ADD|MUL|MAD|ABS|MNMX|SETP?|SCADD)\d?|LOP3?|SHF|SHL|SHR|LEA|PRMT|SEL|POPC|FLO|BREV"
-                r"|BMSK|SGXT|IADDMNMX|ABSDIFF4?)"),
-    ("control", r"BRA|BRX|JMP|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BAR|WARPSYNC|DEPBAR|MEMBAR|ERRBAR|YIELD|NOP"
-                r"|NANOSLEEP|CCTL|FENCE|ACQBULK|PREEXIT|UCGABAR\w*|BMOV|WARPGROUP\w*|ELECT"),
+    (
+        "float",
+        r"U?F(ADD|MUL|FMA|SETP?|SEL|MNMX3?|SWZADD|CHK)2?|MUFU|H(ADD2|MUL2|FMA2|SETP?2|MNMX2)"
+        r"|D(ADD|MUL|FMA|SETP)",
+    ),
+    (
+        "integer",
+        r"[UV]?(I?(ADD|MUL|MAD|ABS|MNMX|SETP?|SCADD)\d?|LOP3?|SHF|SHL|SHR|LEA|PRMT|SEL|POPC|FLO|BREV"
+        r"|BMSK|SGXT|IADDMNMX|ABSDIFF4?)",
+    ),
+    (
+        "control",
+        r"BRA|BRX|JMP|CALL|RET|EXIT|BSSY|BSYNC|BREAK|BAR|WARPSYNC|DEPBAR|MEMBAR|ERRBAR|YIELD|NOP"
+        r"|NANOSLEEP|CCTL|FENCE|ACQBULK|PREEXIT|UCGABAR\w*|BMOV|WARPGROUP\w*|ELECT",
+    ),
 )
 _COMPILED = tuple((category, re.compile(pattern)) for category, pattern in _CATEGORIES)
 
-CATEGORIES = ("load global 128", "load global 64", "load global 32", "load global narrow",
-              *(category for category, _ in _CATEGORIES), "other")
+CATEGORIES = (
+    "load global 128",
+    "load global 64",
+    "load global 32",
+    "load global narrow",
+    *(category for category, _ in _CATEGORIES),
+    "other",
+)
 
 
 def load_bits(opcode: str) -> int:
@@ -109,8 +125,10 @@ def parse(listing: str) -> tuple[SassInstruction, ...]:
         label = re.search(r"\((\.L_\w+)\)", operands)
         return labels.get(label.group(1)) if label and opcode.split(".")[0] in _BRANCHES else None
 
-    return tuple(SassInstruction(address, predicate, opcode, operands, target(opcode, operands))
-                 for address, predicate, opcode, operands in rows)
+    return tuple(
+        SassInstruction(address, predicate, opcode, operands, target(opcode, operands))
+        for address, predicate, opcode, operands in rows
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -157,8 +175,7 @@ class Loop:
         most = 0
         for instruction in self.instructions * 2:
             named = _registers(instruction.operands)
-            outstanding = {base: load for base, load in outstanding.items()
-                           if not named & set(range(base, base + 4))}
+            outstanding = {base: load for base, load in outstanding.items() if not named & set(range(base, base + 4))}
             if instruction.category == "load global 128":
                 outstanding[int(instruction.operands[1:].split(",", 1)[0])] = instruction
                 most = max(most, len(outstanding))
@@ -243,9 +260,10 @@ def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
                 body |= before
                 stack.extend(before)
             bodies.setdefault(head, set()).update(body)
-    inner = [body for head, body in bodies.items()
-             if not any(other <= body for h, other in bodies.items() if h != head)]
-    return [Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0]:blocks[b][1]])) for body in inner]
+    inner = [
+        body for head, body in bodies.items() if not any(other <= body for h, other in bodies.items() if h != head)
+    ]
+    return [Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0] : blocks[b][1]])) for body in inner]
 
 
 def hot_loop(code: Sequence[SassInstruction]) -> Loop | None:
@@ -254,6 +272,7 @@ def hot_loop(code: Sequence[SassInstruction]) -> Loop | None:
     The one with the most dot-product instructions (dp4a and mma); among equals, the most 16-byte global
     loads; then the most instructions. ptxas unrolls a loop and leaves a remainder loop, which loses.
     """
+
     def work(loop: Loop) -> tuple[int, int, int]:
         return loop.count("dp4a") + loop.count("mma"), loop.count("load global 128"), len(loop)
 

@@ -1,4 +1,5 @@
 """Which Config a shape gets. Heuristics live here, not in the kernels."""
+
 from __future__ import annotations
 
 from .kernels.matvec import MatvecConfig
@@ -19,8 +20,12 @@ def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
     rows = 2 if n >= 2 * _WARPS_TO_FILL // 4 else 1
     loads = 4 // rows if m == 1 else 1  # super-blocks in flight; many activations fill the registers instead
     resident = 3 if m > 2 else 6 if lanes == 8 else 5
-    return MatvecConfig(rows_per_warp=rows, lanes_per_block=lanes, unroll=max(1, min(loads, blocks * lanes // 32)),
-                        resident_blocks=resident)
+    return MatvecConfig(
+        rows_per_warp=rows,
+        lanes_per_block=lanes,
+        unroll=max(1, min(loads, blocks * lanes // 32)),
+        resident_blocks=resident,
+    )
 
 
 def paged_attention(num_heads: int, num_kv_heads: int) -> PagedAttentionConfig:

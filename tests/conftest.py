@@ -30,8 +30,11 @@ def no_gpu_reason() -> str | None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true",
-                     help="rewrite the golden files under tests/data from what the code gives now")
+    parser.addoption(
+        "--update-golden",
+        action="store_true",
+        help="rewrite the golden files under tests/data from what the code gives now",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -51,8 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Prints what tests measured: `record_property("figure", line)`."""
-    figures = [value for report in terminalreporter.stats.get("passed", [])
-               for name, value in report.user_properties if name == "figure"]
+    figures = [
+        value
+        for report in terminalreporter.stats.get("passed", [])
+        for name, value in report.user_properties
+        if name == "figure"
+    ]
     if figures:
         terminalreporter.section("figures")
         for line in sorted(figures):

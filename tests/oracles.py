@@ -1,4 +1,5 @@
 """float64 oracles of the kernels, and adversarial operands."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -7,8 +8,9 @@ from ptx_kernels import formats
 from ptx_kernels.ptx.instructions import bf16_to_f32, f32_to_bf16
 
 
-def random_planes(rng: np.random.Generator, format: str, n: int, blocks: int, *, kind: str = "random"
-                  ) -> tuple[np.ndarray, ...]:
+def random_planes(
+    rng: np.random.Generator, format: str, n: int, blocks: int, *, kind: str = "random"
+) -> tuple[np.ndarray, ...]:
     """Packed (n, blocks * block_size) weights.
 
     `random`: all bits of quants and sub-block scales random, f16 scales of one magnitude. `extreme`: f16 scales from
@@ -22,7 +24,7 @@ def random_planes(rng: np.random.Generator, format: str, n: int, blocks: int, *,
         scale = rng.uniform(0.5, 1.5, (n, blocks)) * 2.0**-8
         if kind == "extreme":
             scale = rng.choice([6e-8, 3e-6, 1e-3, 1.0, -1.0, -6e-8], (n, blocks))
-        raw[..., block.offset(field):block.offset(field) + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+        raw[..., block.offset(field) : block.offset(field) + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
     return tuple(np.ascontiguousarray(p) for p in block.split(raw))
 
 
@@ -44,8 +46,14 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.reshape(x.shape), np.stack([scale, scale * total], -1)
 
 
-def attention(q: np.ndarray, k_pages: np.ndarray, v_pages: np.ndarray, block_tables: np.ndarray,
-              context_lens: np.ndarray, scale: float) -> np.ndarray:
+def attention(
+    q: np.ndarray,
+    k_pages: np.ndarray,
+    v_pages: np.ndarray,
+    block_tables: np.ndarray,
+    context_lens: np.ndarray,
+    scale: float,
+) -> np.ndarray:
     """Token by token in float64: (batch, heads, head_dim)."""
     batch, heads, _ = q.shape
     num_pages, kv_heads, page_size, _ = k_pages.shape

@@ -84,8 +84,13 @@ def kernels(
     """`append_kv` by PTX kernels."""
     num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
     kernel = append_kernel(
-        tokens=k.shape[0], num_pages=num_pages, num_kv_heads=num_kv_heads, page_size=page_size, head_dim=head_dim,
-        dtype=ptx_name(k_pages.dtype))
+        tokens=k.shape[0],
+        num_pages=num_pages,
+        num_kv_heads=num_kv_heads,
+        page_size=page_size,
+        head_dim=head_dim,
+        dtype=ptx_name(k_pages.dtype),
+    )
     return launch(kernel, k_pages, v_pages, k, v, slot_mapping)
 
 

@@ -58,9 +58,7 @@ def reference(ids: jax.Array, *planes: jax.Array, format: str, dtype: Any) -> li
     return [_nan_outside(ids, vocab, rows)]
 
 
-def kernels(
-    launch: KernelCall, ids: jax.Array, *planes: jax.Array, format: str, dtype: Any
-) -> list[jax.Array]:
+def kernels(launch: KernelCall, ids: jax.Array, *planes: jax.Array, format: str, dtype: Any) -> list[jax.Array]:
     """`embedding` of ids (count,) by PTX kernels."""
     n, blocks, _ = planes[0].shape
     kernel = decode(format=format, n=n, blocks=blocks, dtype=ptx_name(dtype), lookups=ids.shape[0])

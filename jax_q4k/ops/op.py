@@ -1,4 +1,5 @@
 """What every primitive shares: binding, and one lowering per platform and implementation."""
+
 from __future__ import annotations
 
 import functools
@@ -27,8 +28,14 @@ class Op:
         runs one; plain JAX may stand between launches.
     """
 
-    def __init__(self, name: str, *, abstract_eval: Callable[..., list[jax.core.ShapedArray]],
-                 reference: Callable[..., Arrays], kernels: Callable[..., Arrays]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        abstract_eval: Callable[..., list[jax.core.ShapedArray]],
+        reference: Callable[..., Arrays],
+        kernels: Callable[..., Arrays],
+    ) -> None:
         self.name = name
         self.primitive = jax.extend.core.Primitive(name)
         self.primitive.multiple_results = True
@@ -62,11 +69,14 @@ class Op:
         if implementation == "xla":
             return functools.partial(self._reference, **params)
         if implementation == "ptx" and not gpu:
-            raise UnavailableError(f"{self.name}: implementation 'ptx' needs a CUDA device; "
-                                   "'sim' runs the same kernels on the CPU, 'xla' runs plain JAX")
+            raise UnavailableError(
+                f"{self.name}: implementation 'ptx' needs a CUDA device; "
+                "'sim' runs the same kernels on the CPU, 'xla' runs plain JAX"
+            )
         if implementation == "sim" and gpu:
-            raise UnavailableError(f"{self.name}: implementation 'sim' runs on the CPU only; "
-                                   "on a CUDA device use 'ptx' or 'xla'")
+            raise UnavailableError(
+                f"{self.name}: implementation 'sim' runs on the CPU only; on a CUDA device use 'ptx' or 'xla'"
+            )
         launch: KernelCall = launch_ptx if implementation == "ptx" else launch_simulated
         return functools.partial(self._kernels, launch, **params)
 

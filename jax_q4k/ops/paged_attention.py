@@ -63,9 +63,7 @@ def paged_attention(
     block_tables = checks.int32_array("block_tables", block_tables)
     context_lens = checks.int32_array("context_lens", context_lens)
     if block_tables.ndim != 2 or block_tables.shape[0] != batch or block_tables.shape[1] < 1:
-        raise ValueError(
-            f"block_tables has shape {block_tables.shape}; it must be (batch={batch}, pages_per_sequence)"
-        )
+        raise ValueError(f"block_tables has shape {block_tables.shape}; it must be (batch={batch}, pages_per_sequence)")
     checks.same_shape("context_lens", context_lens, (batch,), "(batch,)")
     scale = head_dim**-0.5 if scale is None else float(scale)
     if not (math.isfinite(scale) and scale > 0):
@@ -74,9 +72,7 @@ def paged_attention(
         return jnp.zeros(q.shape, jnp.float32)
     if checks.is_concrete(block_tables, context_lens):
         _check_values(np.asarray(block_tables), np.asarray(context_lens), num_pages, page_size)
-    (out,) = _op.bind(
-        q, k_pages, v_pages, block_tables, context_lens, scale=scale, implementation=implementation
-    )
+    (out,) = _op.bind(q, k_pages, v_pages, block_tables, context_lens, scale=scale, implementation=implementation)
     return out
 
 
@@ -130,9 +126,17 @@ def kernels(
     num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
     batch, num_heads, _ = q.shape
     kernel = attention_kernel(
-        batch=batch, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, num_pages=num_pages,
-        page_size=page_size, pages_per_sequence=block_tables.shape[1], scale=scale, dtype=ptx_name(k_pages.dtype),
-        config=tuning.paged_attention(num_heads, num_kv_heads))
+        batch=batch,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        num_pages=num_pages,
+        page_size=page_size,
+        pages_per_sequence=block_tables.shape[1],
+        scale=scale,
+        dtype=ptx_name(k_pages.dtype),
+        config=tuning.paged_attention(num_heads, num_kv_heads),
+    )
     return launch(kernel, q, k_pages, v_pages, block_tables, context_lens)
 
 

@@ -47,9 +47,7 @@ class PairReader:
     def read(self, words: Sequence[Value]) -> tuple[Value, list[Value]]:
         """The three u32 of the 12 bytes -> (scales of both sub-blocks in bytes 0 and 1, [mins])."""
         first, second, third = words
-        scales = ((third >> self._shift) & self._third_mask) | (
-            (first >> self._joined_shift) & self._joined_mask
-        )
+        scales = ((third >> self._shift) & self._third_mask) | ((first >> self._joined_shift) & self._joined_mask)
         mins = ((third >> self._min_shift) & self._min_third_mask) | (
             (second >> self._min_joined_shift) & self._min_joined_mask
         )

@@ -116,8 +116,9 @@ class PackedRow:
 PARTS = 8  # threads that decode a block: 16 bytes of nibbles each
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value, high_bits: Sequence[Value] | None = None,
-           quants_at: int = 16) -> list[Run]:
+def unpack(
+    k: Builder, planes: Sequence[Pointer], part: Value, high_bits: Sequence[Value] | None = None, quants_at: int = 16
+) -> list[Run]:
     """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `unpack.Unpack`).
 
     Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and, as

@@ -96,8 +96,7 @@ class PackedRow:
             quants.append(words)
         # groups g = 0..3 have sub-blocks 2g + run of this half: bytes 2g + run of its eight scales
         numbers = [
-            k.instruction("bfe.s32", scales[g // 2].bits(s32), self._scale_bit + 16 * (g % 2), 8)
-            for g in range(4)
+            k.instruction("bfe.s32", scales[g // 2].bits(s32), self._scale_bit + 16 * (g % 2), 8) for g in range(4)
         ]
         return _Tile(quants, numbers, d.to(f32) * 0.25)
 

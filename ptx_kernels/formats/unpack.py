@@ -1,4 +1,5 @@
 """Packed bytes to floats in registers: what the block formats' PTX decoders share."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence

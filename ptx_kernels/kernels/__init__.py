@@ -1,4 +1,5 @@
 """The kernel families, and the shapes that stand for each in reports, golden texts and assembly tests."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -39,14 +40,29 @@ def _decode(format: str, dtype: str, lookups: int) -> Case:
 
 
 def _attention(dtype: str, head_dim: int, group: int, kv_heads: int = 8, **config: int) -> Case:
-    return Case(f"paged_attention-{dtype}-d{head_dim}-g{group}", "paged_attention", dict(
-        batch=4, num_heads=group * kv_heads, num_kv_heads=kv_heads, head_dim=head_dim, num_pages=1024, page_size=16,
-        pages_per_sequence=256, scale=head_dim**-0.5, dtype=dtype, config=PagedAttentionConfig(**config)))
+    return Case(
+        f"paged_attention-{dtype}-d{head_dim}-g{group}",
+        "paged_attention",
+        dict(
+            batch=4,
+            num_heads=group * kv_heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            num_pages=1024,
+            page_size=16,
+            pages_per_sequence=256,
+            scale=head_dim**-0.5,
+            dtype=dtype,
+            config=PagedAttentionConfig(**config),
+        ),
+    )
 
 
 CASES: tuple[Case, ...] = (
-    *(Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
-      for dtype in ("f32", "bf16", "f16")),
+    *(
+        Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
+        for dtype in ("f32", "bf16", "f16")
+    ),
     _matvec("Q4_K", 1, rows_per_warp=2, lanes_per_block=8, unroll=2, resident_blocks=6),
     _matvec("Q4_K", 1, n=1025, blocks=3, lanes_per_block=8, unroll=1, resident_blocks=6),
     _matvec("Q4_K", 2, rows_per_warp=2, unroll=1, resident_blocks=5),
@@ -57,11 +73,20 @@ CASES: tuple[Case, ...] = (
     _matvec("Q6_K", 2, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=5),
     _matvec("Q6_K", 4, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=3),
     _matvec("Q6_K", 8, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=3),
-    *(_decode(format, dtype, lookups) for format in DECODE_FORMATS for dtype in ("f32", "bf16", "f16")
-      for lookups in (0, 8)),
-    *(Case(f"append_kv-{dtype}", "append_kv", dict(
-        tokens=4, num_pages=1024, num_kv_heads=8, page_size=16, head_dim=128, dtype=dtype))
-      for dtype in ("f32", "bf16", "f16")),
+    *(
+        _decode(format, dtype, lookups)
+        for format in DECODE_FORMATS
+        for dtype in ("f32", "bf16", "f16")
+        for lookups in (0, 8)
+    ),
+    *(
+        Case(
+            f"append_kv-{dtype}",
+            "append_kv",
+            dict(tokens=4, num_pages=1024, num_kv_heads=8, page_size=16, head_dim=128, dtype=dtype),
+        )
+        for dtype in ("f32", "bf16", "f16")
+    ),
     *(_attention(dtype, head_dim, 4) for dtype in ("f32", "bf16", "f16") for head_dim in range(32, 257, 32)),
     *(_attention(dtype, 128, group, unroll=1) for dtype in ("f32", "bf16") for group in (1, 7, 8)),
     _attention("f32", 256, 8, unroll=1),

@@ -1,4 +1,5 @@
 """New keys and values into the pages of a KV cache."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -15,8 +16,17 @@ class AppendConfig:
 
 
 @kernel
-def append_kv(k: Builder, *, tokens: int, num_pages: int, num_kv_heads: int, page_size: int, head_dim: int,
-              dtype: str = "f32", config: AppendConfig = AppendConfig()) -> None:
+def append_kv(
+    k: Builder,
+    *,
+    tokens: int,
+    num_pages: int,
+    num_kv_heads: int,
+    page_size: int,
+    head_dim: int,
+    dtype: str = "f32",
+    config: AppendConfig = AppendConfig(),
+) -> None:
     """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; a slot outside the pages is skipped."""
     storage = float_type(dtype)
     pages = (num_pages, num_kv_heads, page_size, head_dim)

@@ -1,4 +1,5 @@
 """Packed weights to floats: whole matrices, or the rows of an embedding that are looked up."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -21,8 +22,16 @@ class DecodeConfig:
 
 
 @kernel
-def decode(k: Builder, *, format: str, n: int, blocks: int, dtype: str = "f32", lookups: int = 0,
-           config: DecodeConfig = DecodeConfig()) -> None:
+def decode(
+    k: Builder,
+    *,
+    format: str,
+    n: int,
+    blocks: int,
+    dtype: str = "f32",
+    lookups: int = 0,
+    config: DecodeConfig = DecodeConfig(),
+) -> None:
     """y[r] = dequantize(w[r]); with `lookups`, y[t] = dequantize(w[ids[t]]) for as many ids.
 
     One thread per part of a block: it loads 16 bytes of quants and stores runs of 16 floats. An id outside the

@@ -1,4 +1,5 @@
 """Packed weights times one to eight rows of q8_1 activations: the decode step's matrix products."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,4 +1,5 @@
 """Attention of one query token per sequence over keys and values in pages."""
+
 from __future__ import annotations
 
 import functools
@@ -15,7 +16,9 @@ _LOWEST = -3.0e38  # below every score; finite, so that no difference of two of 
 
 @dataclass(frozen=True)
 class PagedAttentionConfig:
-    """Attributes:
+    """How the attention of one token spreads over the GPU.
+
+    Attributes:
       warps: per block; they share one sequence and group of query heads, and split its tokens.
       queries: query heads of a group that one block holds in registers; K and V are read once for all of them.
       unroll: tokens of each lane in flight.
@@ -42,8 +45,9 @@ class _Spread:
         self.pieces = -(-loads // self.lanes)
         lane = k.lane_id % self.lanes
         self.dims = [(lane + piece * self.lanes) * run for piece in range(self.pieces)]  # first value of each run
-        self._holds = [dim < head_dim if (piece + 1) * self.lanes > loads else None
-                       for piece, dim in enumerate(self.dims)]
+        self._holds = [
+            dim < head_dim if (piece + 1) * self.lanes > loads else None for piece, dim in enumerate(self.dims)
+        ]
 
     @property
     def width(self) -> int:
@@ -59,8 +63,11 @@ class _Spread:
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
         """This lane's values of the head_dim floats at `row`, as f32; zeros where the condition fails."""
-        return [value for piece, dim in enumerate(self.dims)
-                for value in load_floats(row.at(dim), self.run, where=self.where(piece, condition))]
+        return [
+            value
+            for piece, dim in enumerate(self.dims)
+            for value in load_floats(row.at(dim), self.run, where=self.where(piece, condition))
+        ]
 
 
 class _State:
@@ -90,9 +97,20 @@ def _exp2(k: Builder, x: Value) -> Value:
 
 
 @kernel
-def paged_attention(k: Builder, *, batch: int, num_heads: int, num_kv_heads: int, head_dim: int, num_pages: int,
-                    page_size: int, pages_per_sequence: int, scale: float, dtype: str = "f32",
-                    config: PagedAttentionConfig = PagedAttentionConfig()) -> None:
+def paged_attention(
+    k: Builder,
+    *,
+    batch: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    num_pages: int,
+    page_size: int,
+    pages_per_sequence: int,
+    scale: float,
+    dtype: str = "f32",
+    config: PagedAttentionConfig = PagedAttentionConfig(),
+) -> None:
     """out[b, h] = softmax(scale * q[b, h] . K) V over the first context_lens[b] tokens of sequence b.
 
     A block has one sequence and up to `queries` query heads that share a KV head. A token's K is spread over
@@ -170,8 +188,9 @@ def _dot(k: Builder, a: list[Value], b: list[Value]) -> Value:
     return total
 
 
-def _locate(k: Builder, table: Pointer, token: Value, length: Value, num_pages: int,
-            page_size: int) -> tuple[Value, Value, Value]:
+def _locate(
+    k: Builder, table: Pointer, token: Value, length: Value, num_pages: int, page_size: int
+) -> tuple[Value, Value, Value]:
     """(whether the token is there to be read, its page, its slot in the page)."""
     inside = token < length
     page = table.at(token // page_size).load(where=inside).bits(u32)
@@ -197,7 +216,7 @@ def _share(k: Builder, states: list[_State], spread: _Spread, head_dim: int, war
     for i, state in enumerate(states):
         marks.at(i, k.warp_id).store(0, (state.highest, state.total), where=k.lane_id == 0)
         for piece, dim in enumerate(spread.dims):
-            values = state.values[piece * spread.run:(piece + 1) * spread.run]
+            values = state.values[piece * spread.run : (piece + 1) * spread.run]
             store_floats(parts.at(i, k.warp_id, dim), values, where=spread.where(piece, first_token))
     return marks, parts
 

@@ -1,4 +1,5 @@
 """Activations to int8 in groups of 32, the right-hand side of the dp4a mat-vecs."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ class QuantizeConfig:
 
 
 @kernel
-def quantize_q8_1(k: Builder, *, rows: int, columns: int, dtype: str = "f32",
-                  config: QuantizeConfig = QuantizeConfig()) -> None:
+def quantize_q8_1(
+    k: Builder, *, rows: int, columns: int, dtype: str = "f32", config: QuantizeConfig = QuantizeConfig()
+) -> None:
     """values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values), per group of 32.
 
     Eight lanes share a group, four values each. The sum is exact before it is scaled, and kept in f32: in f16,

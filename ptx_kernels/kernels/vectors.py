@@ -1,4 +1,5 @@
 """Moving runs of floats between memory and registers, 16 bytes at a time where the type allows."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | No
         pointer = pointer.cast(u32)
     vector = 4 if len(values) % 4 == 0 else 2 if len(values) % 2 == 0 else 1
     for i in range(0, len(values), vector):
-        part = tuple(values[i:i + vector])
+        part = tuple(values[i : i + vector])
         pointer.store(i, part if vector > 1 else part[0], where=where)
 
 

@@ -1,4 +1,5 @@
 """The kernel language: Python that writes PTX text."""
+
 from .builder import WARP, Builder, kernel
 from .errors import KernelError
 from .instructions import INSTRUCTIONS, Instruction
@@ -6,5 +7,28 @@ from .module import Buffer, Kernel
 from .types import bf16, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
 from .values import Pointer, Value, Var
 
-__all__ = ["INSTRUCTIONS", "WARP", "Buffer", "Builder", "Instruction", "Kernel", "KernelError", "Pointer", "Value",
-           "Var", "bf16", "f16", "f32", "kernel", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64"]
+__all__ = [
+    "INSTRUCTIONS",
+    "WARP",
+    "Buffer",
+    "Builder",
+    "Instruction",
+    "Kernel",
+    "KernelError",
+    "Pointer",
+    "Value",
+    "Var",
+    "bf16",
+    "f16",
+    "f32",
+    "kernel",
+    "pred",
+    "s8",
+    "s16",
+    "s32",
+    "s64",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
+]

@@ -1,4 +1,5 @@
 """The kernel builder: `with` runs on the GPU, Python's own `for` and `if` run while the kernel is built."""
+
 from __future__ import annotations
 
 import contextlib
@@ -268,8 +269,9 @@ class Builder:
         self.write(f"shfl.sync.bfly.b32 {result.name}, {value.name}, {mask}, 31, {_FULL_MASK};")
         return result
 
-    def warp_reduce(self, value: Value, combine: Callable[[Value, Value], Value], *, lanes: int = WARP,
-                    stride: int = 1) -> Value:
+    def warp_reduce(
+        self, value: Value, combine: Callable[[Value, Value], Value], *, lanes: int = WARP, stride: int = 1
+    ) -> Value:
         """Combines `lanes` lanes that lie `stride` apart by a butterfly; every one of them gets the result."""
         mask = lanes * stride // 2
         while mask >= stride:
@@ -293,11 +295,23 @@ class Builder:
         results = [b.name + ("_out" if b.role == "inout" else "") for b in self._buffers if b.role != "in"]
         (major, minor), sm = self._needs
         parameters = ",\n".join(f"  .param .u64 {name}" for name in operands + results)
-        text = [f".version {major}.{minor}", f".target sm_{sm}", ".address_size 64", "",
-                f".visible .entry {self.name}(", parameters, ")", *self._directives, "{"]
+        text = [
+            f".version {major}.{minor}",
+            f".target sm_{sm}",
+            ".address_size 64",
+            "",
+            f".visible .entry {self.name}(",
+            parameters,
+            ")",
+            *self._directives,
+            "{",
+        ]
         text += [f"  {line}" for line in self._shared]
-        text += [f"  .reg .{register} {_PREFIXES[register]}<{count}>;"
-                 for register, count in self._registers.items() if count]
+        text += [
+            f"  .reg .{register} {_PREFIXES[register]}<{count}>;"
+            for register, count in self._registers.items()
+            if count
+        ]
         text += self._prologue
         text += [f"  ld.param.u64 {address.name}, [{name}];" for name, address in self._pointers]
         text += [*self._lines, "  ret;", "}", ""]

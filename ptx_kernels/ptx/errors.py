@@ -1,4 +1,5 @@
 """Errors of the kernel language; each names the line of the kernel's Python that caused it."""
+
 from __future__ import annotations
 
 import contextlib

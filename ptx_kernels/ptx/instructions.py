@@ -5,6 +5,7 @@ opcode up, so that a wrong spelling or operand order shows as a wrong result. Me
 barriers and shuffles have no row: they need the machine's state, and the simulator defines them.
 Meanings follow PTX ISA 9.1, section 9.7.
 """
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -39,8 +40,9 @@ class Instruction:
 INSTRUCTIONS: dict[str, Instruction] = {}
 
 
-def _define(opcode: str, result: Type, operands: tuple[Type, ...], meaning: Callable,
-            needs: Version = BASELINE) -> None:
+def _define(
+    opcode: str, result: Type, operands: tuple[Type, ...], meaning: Callable, needs: Version = BASELINE
+) -> None:
     if opcode in INSTRUCTIONS:
         raise ValueError(f"{opcode} is defined twice")
     INSTRUCTIONS[opcode] = Instruction(opcode, result, operands, meaning, needs)
@@ -174,8 +176,12 @@ def _wide_product(to: type) -> Callable:
 
 _INTEGERS = (u32, s32, u64, s64)
 _COMPARISONS: dict[str, Callable] = {
-    "eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal,
-    "gt": np.greater, "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
 }
 
 for _t in _INTEGERS:
@@ -189,8 +195,9 @@ for _t in _INTEGERS:
 for _t in (u32, s32):
     _wide = {"u32": u64, "s32": s64}[_t.name]
     _define(f"mul.wide.{_t}", _wide, (_t, _t), _wide_product(_wide.dtype.type))
-    _define(f"mad.wide.{_t}", _wide, (_t, _t, _wide),
-            lambda a, b, c, to=_wide.dtype.type: a.astype(to) * b.astype(to) + c)
+    _define(
+        f"mad.wide.{_t}", _wide, (_t, _t, _wide), lambda a, b, c, to=_wide.dtype.type: a.astype(to) * b.astype(to) + c
+    )
     _define(f"bfe.{_t}", _t, (_t, u32, u32), _bfe)
 _define("div.u32", u32, (u32, u32), np.floor_divide)
 _define("rem.u32", u32, (u32, u32), np.remainder)
@@ -203,8 +210,7 @@ for _bits, _t in (("b32", u32), ("b64", u64)):
 _define("prmt.b32", u32, (u32, u32, u32), _prmt)
 _define("popc.b32", u32, (u32,), lambda a: np.bitwise_count(a).astype(np.uint32))
 for _a, _b, _c in ((u32, u32, u32), (u32, s32, s32), (s32, u32, s32), (s32, s32, s32)):
-    _define(f"dp4a.{_a}.{_b}", _c, (u32, u32, _c),
-            lambda a, b, c, x=_a.is_signed, y=_b.is_signed: _dp4a(a, b, c, x, y))
+    _define(f"dp4a.{_a}.{_b}", _c, (u32, u32, _c), lambda a, b, c, x=_a.is_signed, y=_b.is_signed: _dp4a(a, b, c, x, y))
 
 _define("add.rn.f32", f32, (f32, f32), np.add)
 _define("sub.rn.f32", f32, (f32, f32), np.subtract)

@@ -1,4 +1,5 @@
 """What a built kernel is: PTX text, the buffers it takes and its launch geometry."""
+
 from __future__ import annotations
 
 import math

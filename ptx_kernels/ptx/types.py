@@ -1,4 +1,5 @@
 """Value types of the kernel language and how the simulator holds them."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -53,9 +54,7 @@ f16 = Type("f16", 2, "b16", np.dtype(np.float16))
 bf16 = Type("bf16", 2, "b16", np.dtype(np.uint16))
 f32 = Type("f32", 4, "f32", np.dtype(np.float32))
 
-TYPES: dict[str, Type] = {
-    t.name: t for t in (pred, u8, s8, u16, s16, u32, s32, u64, s64, f16, bf16, f32)
-}
+TYPES: dict[str, Type] = {t.name: t for t in (pred, u8, s8, u16, s16, u32, s32, u64, s64, f16, bf16, f32)}
 
 #: NumPy dtype of each register class; f32 registers hold floats, the rest hold bits.
 REGISTER_DTYPES: dict[str, np.dtype] = {

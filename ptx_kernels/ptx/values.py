@@ -3,6 +3,7 @@
 Python's operators emit instructions. Types never convert by themselves: both sides have one type, or one is a
 Python number, which becomes an immediate of the other's type.
 """
+
 from __future__ import annotations
 
 import struct
@@ -18,10 +19,17 @@ Operand = Union["Value", int, float]
 
 #: (from, to) -> opcode, for conversions that are one instruction.
 _CONVERSIONS: dict[tuple[Type, Type], str] = {
-    (u32, f32): "cvt.rn.f32.u32", (s32, f32): "cvt.rn.f32.s32", (f32, s32): "cvt.rni.s32.f32",
-    (f16, f32): "cvt.f32.f16", (f32, f16): "cvt.rn.f16.f32", (f32, bf16): "cvt.rn.bf16.f32",
-    (u32, u64): "cvt.u64.u32", (s32, s64): "cvt.s64.s32", (u64, u32): "cvt.u32.u64",
-    (u16, u32): "cvt.u32.u16", (u32, u16): "cvt.u16.u32",
+    (u32, f32): "cvt.rn.f32.u32",
+    (s32, f32): "cvt.rn.f32.s32",
+    (f32, s32): "cvt.rni.s32.f32",
+    (f16, f32): "cvt.f32.f16",
+    (f32, f16): "cvt.rn.f16.f32",
+    (f32, bf16): "cvt.rn.bf16.f32",
+    (u32, u64): "cvt.u64.u32",
+    (s32, s64): "cvt.s64.s32",
+    (u64, u32): "cvt.u32.u64",
+    (u16, u32): "cvt.u32.u16",
+    (u32, u16): "cvt.u16.u32",
 }
 
 
@@ -200,8 +208,13 @@ class Var(Value):
 
     def _update(self, name: str, other: Operand) -> Var:
         t = self.type
-        opcode = f"{name}.rn.f32" if t is f32 else f"{name}.pred" if t is pred else (
-            f"{name}.b{8 * t.size}" if name in ("and", "or", "xor") else f"{name}.{t}")
+        opcode = (
+            f"{name}.rn.f32"
+            if t is f32
+            else f"{name}.pred"
+            if t is pred
+            else (f"{name}.b{8 * t.size}" if name in ("and", "or", "xor") else f"{name}.{t}")
+        )
         self.builder.emit(opcode, self.name, self.builder.operand(other, t, opcode), into=self)
         return self
 
@@ -223,8 +236,17 @@ class Var(Value):
 
 #: Memory type -> (type of the value once loaded, suffix of ld and st). Narrow integers widen to 32 bits.
 _MEMORY: dict[Type, tuple[Type, str]] = {
-    u8: (u32, "u8"), s8: (s32, "s8"), u16: (u32, "u16"), s16: (s32, "s16"), f16: (f16, "b16"), bf16: (bf16, "b16"),
-    u32: (u32, "u32"), s32: (s32, "s32"), u64: (u64, "u64"), s64: (s64, "s64"), f32: (f32, "f32"),
+    u8: (u32, "u8"),
+    s8: (s32, "s8"),
+    u16: (u32, "u16"),
+    s16: (s32, "s16"),
+    f16: (f16, "b16"),
+    bf16: (bf16, "b16"),
+    u32: (u32, "u32"),
+    s32: (s32, "s32"),
+    u64: (u64, "u64"),
+    s64: (s64, "s64"),
+    f32: (f32, "f32"),
 }
 
 
@@ -238,8 +260,17 @@ class Pointer:
       shape: dimensions of the buffer that `at` indexes, outermost first.
     """
 
-    def __init__(self, builder: Builder, type: Type, address: Value, *, space: str = "global", offset: int = 0,
-                 constant: bool = False, shape: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self,
+        builder: Builder,
+        type: Type,
+        address: Value,
+        *,
+        space: str = "global",
+        offset: int = 0,
+        constant: bool = False,
+        shape: tuple[int, ...] = (),
+    ) -> None:
         self.builder = builder
         self.type = type
         self.address = address
@@ -248,10 +279,23 @@ class Pointer:
         self.constant = constant
         self.shape = shape
 
-    def _with(self, *, type: Type | None = None, address: Value | None = None, offset: int | None = None,
-              shape: tuple[int, ...] = ()) -> Pointer:
-        return Pointer(self.builder, type or self.type, self.address if address is None else address, space=self.space,
-                       offset=self.offset if offset is None else offset, constant=self.constant, shape=shape)
+    def _with(
+        self,
+        *,
+        type: Type | None = None,
+        address: Value | None = None,
+        offset: int | None = None,
+        shape: tuple[int, ...] = (),
+    ) -> Pointer:
+        return Pointer(
+            self.builder,
+            type or self.type,
+            self.address if address is None else address,
+            space=self.space,
+            offset=self.offset if offset is None else offset,
+            constant=self.constant,
+            shape=shape,
+        )
 
     def cast(self, type: Type) -> Pointer:
         """The same address, read as elements of `type`; the last axis counts those."""
@@ -306,13 +350,12 @@ class Pointer:
     @overload
     def load(self, index: Value | int = 0, *, vector: Literal[1] = 1, where: Value | None = None) -> Value: ...
     @overload
-    def load(self, index: Value | int = 0, *, vector: Literal[2, 4],
-             where: Value | None = None) -> tuple[Value, ...]: ...
+    def load(
+        self, index: Value | int = 0, *, vector: Literal[2, 4], where: Value | None = None
+    ) -> tuple[Value, ...]: ...
     @overload
-    def load(self, index: Value | int = 0, *, vector: int,
-             where: Value | None = None) -> Value | tuple[Value, ...]: ...
-    def load(self, index: Value | int = 0, *, vector: int = 1,
-             where: Value | None = None) -> Value | tuple[Value, ...]:
+    def load(self, index: Value | int = 0, *, vector: int, where: Value | None = None) -> Value | tuple[Value, ...]: ...
+    def load(self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None) -> Value | tuple[Value, ...]:
         """Loads one element, or `vector` (2 or 4) neighbours, aligned as a whole; zeros where `where` is false."""
         k = self.builder
         place = self._advanced(index, self.type.size)

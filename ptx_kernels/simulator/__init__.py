@@ -1,4 +1,5 @@
 """Runs PTX text on NumPy: lanes in lockstep, every memory access checked."""
+
 from .errors import (
     BarrierDivergence,
     Deadlock,
@@ -21,6 +22,26 @@ from .errors import (
 from .launch import Statistics, launch, run
 from .memory import DeviceBuffer
 
-__all__ = ["BarrierDivergence", "Deadlock", "DeviceBuffer", "EarlyExit", "LaunchError", "Misaligned", "NonCoherentRead",
-           "OutOfBounds", "ParseError", "ReadOnlyWrite", "SharedRace", "ShuffleError", "SimulationError", "Statistics",
-           "StepLimit", "TypeMismatch", "UninitializedRead", "UnknownInstruction", "UnwrittenOutput", "launch", "run"]
+__all__ = [
+    "BarrierDivergence",
+    "Deadlock",
+    "DeviceBuffer",
+    "EarlyExit",
+    "LaunchError",
+    "Misaligned",
+    "NonCoherentRead",
+    "OutOfBounds",
+    "ParseError",
+    "ReadOnlyWrite",
+    "SharedRace",
+    "ShuffleError",
+    "SimulationError",
+    "Statistics",
+    "StepLimit",
+    "TypeMismatch",
+    "UninitializedRead",
+    "UnknownInstruction",
+    "UnwrittenOutput",
+    "launch",
+    "run",
+]

@@ -1,4 +1,5 @@
 """State of the blocks that are simulated together."""
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -27,8 +28,17 @@ class Batch:
       epochs: barriers that each block has passed, counted from 1, shape (blocks,).
     """
 
-    def __init__(self, program: Compiled, memory: GlobalMemory, parameters: list[np.ndarray], grid: Extent,
-                 block: Extent, first: int, blocks: int, shared_bytes: int) -> None:
+    def __init__(
+        self,
+        program: Compiled,
+        memory: GlobalMemory,
+        parameters: list[np.ndarray],
+        grid: Extent,
+        block: Extent,
+        first: int,
+        blocks: int,
+        shared_bytes: int,
+    ) -> None:
         self.program = program
         self.memory, self.parameters = memory, parameters
         self.grid, self.block, self.first, self.blocks = grid, block, first, blocks
@@ -86,8 +96,10 @@ class Batch:
 
     def fault(self, error: type[SimulationError], instruction: Instruction, lane: int, what: str) -> SimulationError:
         block, thread = self.first + lane // self.padded, lane % self.padded
-        return error(f"kernel {self.program.name}: {what}\n  line {instruction.line}: {instruction.text}\n  "
-                     f"block {_split(block, self.grid)}, thread {_split(thread, self.block)}")
+        return error(
+            f"kernel {self.program.name}: {what}\n  line {instruction.line}: {instruction.text}\n  "
+            f"block {_split(block, self.grid)}, thread {_split(thread, self.block)}"
+        )
 
 
 def _split(linear: int, extents: Extent) -> Extent:

@@ -1,4 +1,5 @@
 """A parsed program -> basic blocks of Python closures, one per instruction."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -21,8 +22,12 @@ Handler = Callable[[Operands, Instruction], Step]
 
 #: first word of the opcode -> what compiles it; everything else is a row of the instruction table
 HANDLERS: dict[str, Handler] = {
-    "ld": compile_load, "st": compile_store, "mov": compile_move,
-    "shfl": compile_shuffle, "vote": compile_vote, "activemask": compile_active_mask,
+    "ld": compile_load,
+    "st": compile_store,
+    "mov": compile_move,
+    "shfl": compile_shuffle,
+    "vote": compile_vote,
+    "activemask": compile_active_mask,
 }
 _BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
 _CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)
@@ -79,8 +84,14 @@ class _Compiler:
         parts = [code[a:b] for a, b in zip(leaders, [*leaders[1:], len(code)], strict=True)]
         compiled = [self._block(first, part) for first, part in zip(leaders, parts, strict=True)]
         self._liveness(compiled)
-        return Compiled(self.program.name, self.program.registers, self.operands.constants,
-                        [block for block, _ in compiled], self.program, self.operands.shared_granule)
+        return Compiled(
+            self.program.name,
+            self.program.registers,
+            self.operands.constants,
+            [block for block, _ in compiled],
+            self.program,
+            self.operands.shared_granule,
+        )
 
     def _leaders(self) -> set[int]:
         code = self.program.instructions
@@ -104,8 +115,7 @@ class _Compiler:
         if instruction.guard:
             block.guard = instruction.guard[0].index, instruction.guard[1]
         if opcode == "bra":
-            if len(operands) != 1 or not isinstance(operands[0], Name) \
-                    or operands[0].name not in self.program.labels:
+            if len(operands) != 1 or not isinstance(operands[0], Name) or operands[0].name not in self.program.labels:
                 raise self.operands.error(ParseError, instruction, "branches to no label of the kernel")
             target = self.program.labels[operands[0].name]
             if target not in self.block_at:
@@ -115,10 +125,17 @@ class _Compiler:
             block.end = "exit"
         else:
             numbers = [o.value for o in operands if isinstance(o, Immediate) and isinstance(o.value, int)]
-            if len(numbers) != len(operands) or len(numbers) not in (1, 2) or not 0 <= numbers[0] < 16 \
-                    or (len(numbers) == 2 and (numbers[1] <= 0 or numbers[1] % 32)):
-                raise self.operands.error(ParseError, instruction, "takes a barrier 0 to 15 and optionally a number "
-                                          "of threads, a multiple of 32, as immediates")
+            if (
+                len(numbers) != len(operands)
+                or len(numbers) not in (1, 2)
+                or not 0 <= numbers[0] < 16
+                or (len(numbers) == 2 and (numbers[1] <= 0 or numbers[1] % 32))
+            ):
+                raise self.operands.error(
+                    ParseError,
+                    instruction,
+                    "takes a barrier 0 to 15 and optionally a number of threads, a multiple of 32, as immediates",
+                )
             block.end, block.barrier = "barrier", (numbers[0], numbers[1] if len(numbers) == 2 else None)
 
     def _step(self, instruction: Instruction) -> Step:

@@ -1,4 +1,5 @@
 """What the simulator refuses; every message names kernel, line, block, thread and address."""
+
 from __future__ import annotations
 
 

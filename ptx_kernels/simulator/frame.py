@@ -4,6 +4,7 @@ A register holds one value per lane, shape (lanes,), or shape (1,) where all lan
 pointers and constants then cost next to nothing. Arrays in registers are never changed in place, so they may
 be shared. `Frame.regs[i] is None` means "not here": not written yet, dead, or still with the parent.
 """
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -55,8 +56,11 @@ class Frame:
         """Whether every warp here has all of its 32 lanes here."""
         if self._whole is None:
             lanes = self.all_lanes
-            self._whole = bool(lanes.size % WARP == 0 and (lanes[::WARP] % WARP == 0).all()
-                               and (lanes[WARP - 1::WARP] - lanes[::WARP] == WARP - 1).all())
+            self._whole = bool(
+                lanes.size % WARP == 0
+                and (lanes[::WARP] % WARP == 0).all()
+                and (lanes[WARP - 1 :: WARP] - lanes[::WARP] == WARP - 1).all()
+            )
         return self._whole
 
     def of_lanes(self, values: np.ndarray) -> np.ndarray:
@@ -91,8 +95,12 @@ class Frame:
         if value is not None and written is None:
             return value
         position = 0 if written is None else int(np.argmin(written))
-        raise self.fault(UninitializedRead, instruction, position,
-                         f"register {self.batch.program.registers[register].name} was never written")
+        raise self.fault(
+            UninitializedRead,
+            instruction,
+            position,
+            f"register {self.batch.program.registers[register].name} was never written",
+        )
 
     def merge(self, register: int, index: np.ndarray, new: np.ndarray) -> None:
         """Writes some lanes of a register."""
@@ -134,9 +142,8 @@ class Frame:
                 self.parent.merge(register, self.index[written], value[written])
         self.dirty.clear()
 
-    def fault(self, error: type[SimulationError], instruction: Instruction, position: int,
-              what: str) -> SimulationError:
+    def fault(
+        self, error: type[SimulationError], instruction: Instruction, position: int, what: str
+    ) -> SimulationError:
         """An error at the lane with this position in the frame."""
         return self.batch.fault(error, instruction, int(self.all_lanes[position]), what)
-
-

@@ -1,4 +1,5 @@
 """Launches: checks geometry and buffers, then runs the grid batch by batch."""
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -27,9 +28,17 @@ class Statistics:
     batches: int
 
 
-def launch(text: str, buffers: Sequence[np.ndarray | DeviceBuffer], grid: tuple[int, ...], block: tuple[int, ...],
-           dynamic_shared_bytes: int = 0, *, batch_lanes: int = BATCH_LANES, strict: bool = True,
-           step_limit: int = STEP_LIMIT) -> Statistics:
+def launch(
+    text: str,
+    buffers: Sequence[np.ndarray | DeviceBuffer],
+    grid: tuple[int, ...],
+    block: tuple[int, ...],
+    dynamic_shared_bytes: int = 0,
+    *,
+    batch_lanes: int = BATCH_LANES,
+    strict: bool = True,
+    step_limit: int = STEP_LIMIT,
+) -> Statistics:
     """Runs PTX in place: stores go into the given arrays.
 
     Args:
@@ -101,8 +110,9 @@ def _place(program: Compiled, buffers: Sequence[np.ndarray | DeviceBuffer]) -> t
     return GlobalMemory(placed), [np.array([buffer.base], np.uint64) for buffer in placed]
 
 
-def run(kernel: Kernel, *operands: np.ndarray, check: bool = True, batch_lanes: int = BATCH_LANES,
-        strict: bool = True) -> tuple[np.ndarray, ...]:
+def run(
+    kernel: Kernel, *operands: np.ndarray, check: bool = True, batch_lanes: int = BATCH_LANES, strict: bool = True
+) -> tuple[np.ndarray, ...]:
     """Runs a built kernel; returns its results in order.
 
     Args:
@@ -127,13 +137,22 @@ def run(kernel: Kernel, *operands: np.ndarray, check: bool = True, batch_lanes: 
             array = _aligned(np.empty(buffer.shape, buffer.type.dtype))
             array.reshape(-1).view(np.uint8)[:] = 0xFF
             results.append(DeviceBuffer(buffer.name, array, "out", initialized=not check))
-    launch(kernel.text, [*given, *results], kernel.grid, kernel.block, kernel.dynamic_shared_bytes,
-           batch_lanes=batch_lanes, strict=strict)
+    launch(
+        kernel.text,
+        [*given, *results],
+        kernel.grid,
+        kernel.block,
+        kernel.dynamic_shared_bytes,
+        batch_lanes=batch_lanes,
+        strict=strict,
+    )
     for result in results:
         if result.written is not None and not result.written.all():
             missing = result.written == 0
-            raise UnwrittenOutput(f"kernel {kernel.name}: {int(missing.sum())} of the {result.nbytes} bytes of "
-                                  f"{result.name} were never written, the first at offset {int(np.argmax(missing))}")
+            raise UnwrittenOutput(
+                f"kernel {kernel.name}: {int(missing.sum())} of the {result.nbytes} bytes of "
+                f"{result.name} were never written, the first at offset {int(np.argmax(missing))}"
+            )
     return tuple(result.array for result in results)
 
 
@@ -145,8 +164,9 @@ def _operand(kernel: Kernel, buffer: Buffer, array: np.ndarray) -> DeviceBuffer:
     if array.dtype != want:
         raise TypeError(f"kernel {kernel.name}: operand {buffer.name} must be {buffer.type}, got {array.dtype}")
     if array.shape != buffer.shape:
-        raise ValueError(f"kernel {kernel.name}: operand {buffer.name} must have shape {buffer.shape}, "
-                         f"got {array.shape}")
+        raise ValueError(
+            f"kernel {kernel.name}: operand {buffer.name} must have shape {buffer.shape}, got {array.shape}"
+        )
     if buffer.role == "inout":
         return DeviceBuffer(buffer.name, _aligned(array.copy()), "inout")
     return DeviceBuffer(buffer.name, _aligned(np.ascontiguousarray(array)), "in")
@@ -158,6 +178,6 @@ def _aligned(array: np.ndarray) -> np.ndarray:
         return array
     room = np.empty(array.nbytes + 16, np.uint8)
     start = -room.ctypes.data % 16
-    copy = room[start:start + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
     return copy

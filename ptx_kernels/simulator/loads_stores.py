@@ -1,4 +1,5 @@
 """ld and st of global, shared and parameter space."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -9,8 +10,24 @@ from .frame import Frame
 from .operands import Operands, Step, from_type, named_type
 from .parser import Address, Instruction, Name, Operand, Register, Vector
 
-_IGNORED = {"relaxed", "volatile", "weak", "acquire", "release", "cta", "cluster", "gpu", "sys",
-            "ca", "cg", "cs", "lu", "cv", "wb", "wt"}  # ordering between blocks and cache hints
+_IGNORED = {
+    "relaxed",
+    "volatile",
+    "weak",
+    "acquire",
+    "release",
+    "cta",
+    "cluster",
+    "gpu",
+    "sys",
+    "ca",
+    "cg",
+    "cs",
+    "lu",
+    "cv",
+    "wb",
+    "wt",
+}  # ordering between blocks and cache hints
 
 
 def compile_load(operands: Operands, instruction: Instruction) -> Step:
@@ -28,8 +45,9 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
         operands.check_class(register, type_, instruction, untyped, wider=True)
         held = REGISTER_DTYPES[register.cls]
         same_size = held.itemsize == type_.size
-        targets.append((register.index, held if same_size else type_.dtype,
-                        None if same_size else from_type(type_, register.cls)))
+        targets.append(
+            (register.index, held if same_size else type_.dtype, None if same_size else from_type(type_, register.cls))
+        )
     width = type_.size * vector
     element = type_.dtype
 
@@ -110,8 +128,14 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
             vector = int(modifier[1])
         elif modifier not in _IGNORED and modifier != "nc" and not modifier.startswith(("L1::", "L2::")):
             unknown.append(modifier)
-    if space not in ("global", "shared") or unknown or type_ is None or name in ("pred", "f16", "bf16") \
-            or type_.size * vector > 16 or ("nc" in modifiers and space != "global"):
+    if (
+        space not in ("global", "shared")
+        or unknown
+        or type_ is None
+        or name in ("pred", "f16", "bf16")
+        or type_.size * vector > 16
+        or ("nc" in modifiers and space != "global")
+    ):
         raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
     if space == "shared":
         operands.shared_granule = min(operands.shared_granule, type_.size)
@@ -126,8 +150,11 @@ def _address(operands: Operands, instruction: Instruction, address: Operand, spa
     if isinstance(base, Register):
         allowed = ("b64",) if space == "global" else ("b32", "b64")
         if base.cls not in allowed:
-            raise operands.error(TypeMismatch, instruction, f"a {space} address needs a .{' or .'.join(allowed)} "
-                                 f"register, but {base.name} is .{base.cls}")
+            raise operands.error(
+                TypeMismatch,
+                instruction,
+                f"a {space} address needs a .{' or .'.join(allowed)} register, but {base.name} is .{base.cls}",
+            )
         return base.index, address.offset
     if space == "shared":
         if isinstance(base, Name) and base.name not in operands.program.symbols:
@@ -139,19 +166,29 @@ def _address(operands: Operands, instruction: Instruction, address: Operand, spa
 
 def _elements(operands: Operands, instruction: Instruction, operand: Operand, vector: int) -> tuple[Register, ...]:
     registers = operand.items if isinstance(operand, Vector) else (operand,)
-    if len(registers) != vector or isinstance(operand, Vector) != (vector > 1) \
-            or not all(isinstance(r, Register) for r in registers):
+    if (
+        len(registers) != vector
+        or isinstance(operand, Vector) != (vector > 1)
+        or not all(isinstance(r, Register) for r in registers)
+    ):
         raise operands.error(TypeMismatch, instruction, f"{instruction.opcode} moves {vector} register(s)")
     return registers  # type: ignore[return-value]
 
 
 def _load_parameter(operands: Operands, instruction: Instruction) -> Step:
     destination, address = instruction.operands
-    if instruction.opcode not in ("ld.param.u64", "ld.param.b64") or not isinstance(destination, Register) \
-            or destination.cls != "b64":
+    if (
+        instruction.opcode not in ("ld.param.u64", "ld.param.b64")
+        or not isinstance(destination, Register)
+        or destination.cls != "b64"
+    ):
         raise operands.error(TypeMismatch, instruction, "a parameter is a .u64 pointer, loaded into a .b64 register")
-    if not isinstance(address, Address) or not isinstance(address.base, Name) or address.offset \
-            or address.base.name not in operands.program.params:
+    if (
+        not isinstance(address, Address)
+        or not isinstance(address.base, Name)
+        or address.offset
+        or address.base.name not in operands.program.params
+    ):
         raise operands.error(ParseError, instruction, "names no parameter of the kernel")
     number, slot = operands.program.params.index(address.base.name), destination.index
 

@@ -4,6 +4,7 @@ All lanes of a batch start together. A branch on which they disagree splits them
 counter runs next and takes in whoever waits where it arrives, so that structured control flow reconverges at the
 end of each `if` and loop. Groups keep their registers as long as they stay together.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -125,8 +126,13 @@ class Machine:
             warp = int(np.argmax(partial))
             lane = int(arriving[np.argmax(arriving // WARP == warp)])
             assert block.instruction is not None
-            raise batch.fault(BarrierDivergence, block.instruction, lane, f"{int(here[warp])} of the warp's "
-                              f"{int(live[warp])} live threads are at this barrier, the others elsewhere")
+            raise batch.fault(
+                BarrierDivergence,
+                block.instruction,
+                lane,
+                f"{int(here[warp])} of the warp's "
+                f"{int(live[warp])} live threads are at this barrier, the others elsewhere",
+            )
         if taken is not None:
             self._split(frame, taken, None, number + 1)
         else:
@@ -151,9 +157,13 @@ class Machine:
             arrived = np.bincount(owner, minlength=batch.blocks)
             if self.strict and barrier[1] is None and (exited[owner] > 0).any():
                 lane = int(lanes[np.argmax(exited[owner] > 0)])
-                raise batch.fault(EarlyExit, self._instruction(lane), lane,
-                                  f"waits at a barrier, but {int(exited[batch.block_of_lane[lane]])} threads of its "
-                                  "block exited before it")
+                raise batch.fault(
+                    EarlyExit,
+                    self._instruction(lane),
+                    lane,
+                    f"waits at a barrier, but {int(exited[batch.block_of_lane[lane]])} threads of its "
+                    "block exited before it",
+                )
             complete = (arrived > 0) & (arrived == (live if barrier[1] is None else barrier[1]))
             go = lanes[complete[owner]]
             for number in at:
@@ -167,8 +177,12 @@ class Machine:
             lane = int(waiting[0])
             of_block = batch.block_of_lane == batch.block_of_lane[lane]
             count = int((of_block & (self.waiting != _NOT_WAITING)).sum())
-            raise batch.fault(Deadlock, self._instruction(lane), lane, f"{count} of the block's {batch.threads} "
-                              "threads wait at barriers that never complete")
+            raise batch.fault(
+                Deadlock,
+                self._instruction(lane),
+                lane,
+                f"{count} of the block's {batch.threads} threads wait at barriers that never complete",
+            )
         return True
 
     def _instruction(self, lane: int) -> Instruction:

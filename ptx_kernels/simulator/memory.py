@@ -1,4 +1,5 @@
 """Global memory: buffers far apart in a 64-bit address space, every access checked."""
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ _ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex1
 
 def item_view(data: np.ndarray, width: int) -> np.ndarray:
     """Bytes as items of `width`; a tail that holds no whole item is left out."""
-    return data[:data.size // width * width].view(_ITEMS[width])
+    return data[: data.size // width * width].view(_ITEMS[width])
 
 
 @dataclass
@@ -66,32 +67,40 @@ class GlobalMemory:
                 buffer.base = (len(self.buffers) << _SPACING) + _LOW
                 self.buffers.append(buffer)
 
-    def load(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int,
-             non_coherent: bool) -> np.ndarray:
+    def load(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, non_coherent: bool
+    ) -> np.ndarray:
         """One item of `width` bytes per address, shape (addresses,)."""
         located = self._locate(frame, instruction, addresses, offset, width)
         if located is None:
             result: np.ndarray = np.empty(addresses.size, _ITEMS[width])
             for positions in self._split(frame, instruction, addresses, offset, width):
-                result[positions] = self.load(frame.subset(positions), instruction, addresses[positions], offset,
-                                              width, non_coherent)
+                result[positions] = self.load(
+                    frame.subset(positions), instruction, addresses[positions], offset, width, non_coherent
+                )
             return result
         buffer, index = located
         if non_coherent and buffer.role != "in":
-            raise frame.fault(NonCoherentRead, instruction, 0,
-                              f"non-coherent load from {buffer.name}, which the kernel may write")
+            raise frame.fault(
+                NonCoherentRead, instruction, 0, f"non-coherent load from {buffer.name}, which the kernel may write"
+            )
         if buffer.written is not None:
             written = buffer.written_views[width].take(index).view(np.uint8).reshape(index.size, width)
             missing = (written != 0xFF).any(axis=1)
             if missing.any():
                 first = int(np.argmax(missing))
-                raise frame.fault(UninitializedRead, instruction, first,
-                                  f"offset {int(index[first]) * width} of {buffer.name}: "
-                                  f"read of {width} bytes that were never all written")
+                raise frame.fault(
+                    UninitializedRead,
+                    instruction,
+                    first,
+                    f"offset {int(index[first]) * width} of {buffer.name}: "
+                    f"read of {width} bytes that were never all written",
+                )
         return buffer.views[width].take(index)
 
-    def store(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int,
-              items: np.ndarray) -> None:
+    def store(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, items: np.ndarray
+    ) -> None:
         """Stores items, shape (addresses,) or (1,); where lanes collide the highest lane wins."""
         located = self._locate(frame, instruction, addresses, offset, width)
         if located is None:
@@ -106,8 +115,9 @@ class GlobalMemory:
         if buffer.written is not None:
             buffer.written_views[width][index] = _ALL_ONES[width]
 
-    def _locate(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int,
-                width: int) -> tuple[DeviceBuffer, np.ndarray] | None:
+    def _locate(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
+    ) -> tuple[DeviceBuffer, np.ndarray] | None:
         """(buffer, item index per address), or None if not all addresses lie in one buffer."""
         buffer = self._find(int(addresses[0]) + offset)
         if buffer is None:
@@ -119,8 +129,12 @@ class GlobalMemory:
             if int(np.bitwise_or.reduce(offsets)) & (width - 1):
                 position = int(np.argmax((offsets & np.uint64(width - 1)) != 0))
                 at = int(offsets[position])
-                raise frame.fault(Misaligned, instruction, position, f"address {buffer.base + at:#x}, offset {at} of "
-                                  f"{buffer.name}, is no multiple of {width} bytes")
+                raise frame.fault(
+                    Misaligned,
+                    instruction,
+                    position,
+                    f"address {buffer.base + at:#x}, offset {at} of {buffer.name}, is no multiple of {width} bytes",
+                )
             offsets >>= np.uint64(width.bit_length() - 1)
         return buffer, offsets.view(np.int64)
 
@@ -128,8 +142,9 @@ class GlobalMemory:
         number = (address - _LOW) >> _SPACING
         return self.buffers[number] if 0 <= number < len(self.buffers) else None
 
-    def _split(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int,
-               width: int) -> list[np.ndarray]:
+    def _split(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
+    ) -> list[np.ndarray]:
         """Positions of the addresses of each buffer; an error if some lie in none."""
         addresses = addresses + np.uint64(offset % 2**64)
         numbers = (addresses - np.uint64(_LOW)) >> np.uint64(_SPACING)
@@ -143,8 +158,12 @@ class GlobalMemory:
             if outside.any():
                 position = int(positions[np.argmax(outside)])
                 address = int(addresses[position])
-                raise frame.fault(OutOfBounds, instruction, position,
-                                  f"address {address:#x} ({width} bytes): {self._describe(address)}")
+                raise frame.fault(
+                    OutOfBounds,
+                    instruction,
+                    position,
+                    f"address {address:#x} ({width} bytes): {self._describe(address)}",
+                )
         return parts
 
     def _describe(self, address: int) -> str:

@@ -1,4 +1,5 @@
 """mov: registers, special registers, shared addresses, and packing or unpacking of vectors."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -43,8 +44,12 @@ def compile_move(operands: Operands, instruction: Instruction) -> Step:
 def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
     destination = instruction.operands[0]
     kind = instruction.opcode.split(".")[1]
-    if not isinstance(destination, Register) or destination.cls not in ("b32", "b64") or kind[0] == "f" \
-            or REGISTER_SIZES[destination.cls] * 8 != int(kind[1:]):
+    if (
+        not isinstance(destination, Register)
+        or destination.cls not in ("b32", "b64")
+        or kind[0] == "f"
+        or REGISTER_SIZES[destination.cls] * 8 != int(kind[1:])
+    ):
         raise operands.error(TypeMismatch, instruction, f"{name} needs a .b32 or .b64 register of the opcode's size")
     slot, dtype = destination.index, REGISTER_DTYPES[destination.cls]
     if name in SPECIAL:

@@ -1,4 +1,5 @@
 """Operands of instructions as slots of the register file, checked against the types an opcode wants."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -52,8 +53,12 @@ class Operands:
 
     def count(self, instruction: Instruction, *allowed: int) -> None:
         if len(instruction.operands) not in allowed:
-            raise self.error(ParseError, instruction, f"{instruction.opcode} takes {' or '.join(map(str, allowed))} "
-                             f"operands, got {len(instruction.operands)}")
+            raise self.error(
+                ParseError,
+                instruction,
+                f"{instruction.opcode} takes {' or '.join(map(str, allowed))} "
+                f"operands, got {len(instruction.operands)}",
+            )
 
     def constant(self, value: np.ndarray) -> int:
         """The slot of a constant, shape (1,)."""
@@ -67,8 +72,9 @@ class Operands:
         """(slot,) if it is a register, else (): constants are always there."""
         return (slot,) if slot < len(self.program.registers) else ()
 
-    def source(self, operand: Operand, type: Type, instruction: Instruction, *, untyped: bool = False,
-               wider: bool = False) -> tuple[int, Convert | None]:
+    def source(
+        self, operand: Operand, type: Type, instruction: Instruction, *, untyped: bool = False, wider: bool = False
+    ) -> tuple[int, Convert | None]:
         """(slot, conversion to the type's dtype, or None if the register holds it already).
 
         Args:
@@ -78,8 +84,11 @@ class Operands:
         if isinstance(operand, Immediate):
             return self.constant(self.immediate(operand, type, instruction, untyped)), None
         if not isinstance(operand, Register):
-            raise self.error(TypeMismatch, instruction, f"{instruction.opcode} needs a register or a number of type "
-                             f"{type}, not {operand}")
+            raise self.error(
+                TypeMismatch,
+                instruction,
+                f"{instruction.opcode} needs a register or a number of type {type}, not {operand}",
+            )
         self.check_class(operand, type, instruction, untyped, wider)
         held = REGISTER_DTYPES[operand.cls]
         if held == type.dtype:
@@ -96,11 +105,16 @@ class Operands:
         if not fits and wider and register.cls[0] == "b" and not type.name == "f32":
             fits = size > type.size
         if not fits:
-            raise self.error(TypeMismatch, instruction, f"{instruction.opcode} needs {type} in a .{type.register} "
-                             f"register, but {register.name} is .{register.cls}")
+            raise self.error(
+                TypeMismatch,
+                instruction,
+                f"{instruction.opcode} needs {type} in a .{type.register} "
+                f"register, but {register.name} is .{register.cls}",
+            )
 
-    def destination(self, operand: Operand, type: Type, instruction: Instruction, *, untyped: bool = False,
-                    wider: bool = False) -> tuple[int, Convert | None]:
+    def destination(
+        self, operand: Operand, type: Type, instruction: Instruction, *, untyped: bool = False, wider: bool = False
+    ) -> tuple[int, Convert | None]:
         """(slot, conversion from the type's dtype to the register's, or None)."""
         if not isinstance(operand, Register):
             raise self.error(TypeMismatch, instruction, f"the destination must be a register, not {operand}")

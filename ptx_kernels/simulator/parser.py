@@ -1,4 +1,5 @@
 """PTX text -> a Program: declarations, instructions and labels. Knows syntax only, no meanings."""
+
 from __future__ import annotations
 
 import re
@@ -12,8 +13,11 @@ from .errors import ParseError
 SHARED_BASE = 0x400  # where shared windows start; not 0, so that a null address is an error
 
 #: bits -> register class; f32 and predicates are classes of their own
-_CLASSES = {"pred": "pred", "f32": "f32"} | {
-    f"{kind}{bits}": f"b{bits}" for kind in "bus" for bits in (16, 32, 64)} | {"f16": "b16", "bf16": "b16"}
+_CLASSES = (
+    {"pred": "pred", "f32": "f32"}
+    | {f"{kind}{bits}": f"b{bits}" for kind in "bus" for bits in (16, 32, 64)}
+    | {"f16": "b16", "bf16": "b16"}
+)
 _SIZES = {"8": 1, "16": 2, "32": 4, "64": 8}
 
 
@@ -125,7 +129,7 @@ class _Parser:
             raise ParseError(f"expected one .entry, found {len(entries)}")
         entry = entries[0]
         self.kernel = entry.group(1)
-        program = Program(self.kernel, *self.header(self.text[:entry.start()]))
+        program = Program(self.kernel, *self.header(self.text[: entry.start()]))
         program.params = self.params(entry)
         self.directives(entry, program)
         self.declarations(entry.start(), program)
@@ -174,7 +178,7 @@ class _Parser:
     def body(self, start: int, program: Program) -> None:
         position, depth, braces = start, 1, 0  # position: where the current statement begins
         for match in _DELIMITER.finditer(self.text, start):
-            mark, pending = match.group(), self.text[position:match.start()].strip()
+            mark, pending = match.group(), self.text[position : match.start()].strip()
             if mark == "{":
                 if pending:
                     braces += 1  # a vector operand
@@ -267,7 +271,7 @@ class _Parser:
             guard = (self.register(match[2], position), bool(match[1]))
             if guard[0].cls != "pred":
                 raise self.fail(position, f"{match[2]} guards an instruction but is no predicate")
-            text = text[match.end():]
+            text = text[match.end() :]
         opcode, rest = re.split(r"\s+", text + " ", maxsplit=1)
         parts = [p.strip() for p in re.split(r",(?![^{]*\})", rest)] if rest.strip() else []
         operands = tuple(self.operand(p, position) for p in parts)

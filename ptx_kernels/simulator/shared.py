@@ -4,6 +4,7 @@ Per granule (the smallest shared access of the program) two stamps remember the 
 epoch * 64 + warp, where the epoch counts the block's barriers from 1. Two stamps of one epoch that differ are
 two warps without a barrier between them. Order within a warp is not checked: lanes run in lockstep here.
 """
+
 from __future__ import annotations
 
 import numpy as np
@@ -28,8 +29,9 @@ class SharedMemory:
         self.writers = np.zeros(data.size // granule, np.uint32)
         self.readers = np.zeros(data.size // granule, np.uint32)
 
-    def load(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int,
-             width: int) -> np.ndarray:
+    def load(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
+    ) -> np.ndarray:
         """One item of `width` bytes per lane, shape (lanes of the frame,)."""
         index = self._locate(frame, instruction, addresses, offset, width)
         stamps = frame.of_lanes(frame.batch.stamps())[:, None]
@@ -37,9 +39,12 @@ class SharedMemory:
         last = writers.take(index, axis=0)
         if not last.all():
             position = int(np.argmax((last == 0).any(axis=1)))
-            raise frame.fault(UninitializedRead, instruction, position,
-                              f"{self._describe(frame, index, position, width)}: "
-                              f"nobody wrote all of these {width} bytes")
+            raise frame.fault(
+                UninitializedRead,
+                instruction,
+                position,
+                f"{self._describe(frame, index, position, width)}: nobody wrote all of these {width} bytes",
+            )
         self._check_race(frame, instruction, index, width, last, stamps, "reads what {} wrote")
         readers = self.readers.reshape(-1, width // self.granule)
         before = readers.take(index, axis=0)
@@ -51,8 +56,9 @@ class SharedMemory:
             readers[index[lost]] = np.where(after != joined, after | np.uint32(_SEVERAL), after)[lost]
         return self.views[width].take(index)
 
-    def store(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int,
-              items: np.ndarray) -> None:
+    def store(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, items: np.ndarray
+    ) -> None:
         """Stores items, shape (lanes of the frame,) or (1,); within a warp the highest lane wins."""
         index = self._locate(frame, instruction, addresses, offset, width)
         stamps = frame.of_lanes(frame.batch.stamps())[:, None]
@@ -61,36 +67,66 @@ class SharedMemory:
             self._check_race(frame, instruction, index, width, before, stamps, what)
         writers = self.writers.reshape(-1, width // self.granule)
         writers[index] = stamps
-        self._check_race(frame, instruction, index, width, writers.take(index, axis=0), stamps,
-                         "writes, at the same instruction, what {} wrote")
+        self._check_race(
+            frame,
+            instruction,
+            index,
+            width,
+            writers.take(index, axis=0),
+            stamps,
+            "writes, at the same instruction, what {} wrote",
+        )
         self.views[width][index] = items
 
-    def _locate(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int,
-                width: int) -> np.ndarray:
+    def _locate(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
+    ) -> np.ndarray:
         """Item index per lane, shape (lanes of the frame,)."""
         offsets = addresses.astype(np.int64) + (offset - SHARED_BASE)
         low, high = int(offsets.min()), int(offsets.max())
         if low < 0 or high > self.nbytes - width:
             position = int(np.argmax((offsets < 0) | (offsets > self.nbytes - width)))
-            raise frame.fault(OutOfBounds, instruction, position, f"shared offset {int(offsets[position])} "
-                              f"({width} bytes): the block has {self.nbytes} bytes of shared memory")
+            raise frame.fault(
+                OutOfBounds,
+                instruction,
+                position,
+                f"shared offset {int(offsets[position])} "
+                f"({width} bytes): the block has {self.nbytes} bytes of shared memory",
+            )
         if int(np.bitwise_or.reduce(offsets)) & (width - 1):
             position = int(np.argmax(offsets & (width - 1) != 0))
-            raise frame.fault(Misaligned, instruction, position,
-                              f"shared offset {int(offsets[position])} is no multiple of {width} bytes")
+            raise frame.fault(
+                Misaligned,
+                instruction,
+                position,
+                f"shared offset {int(offsets[position])} is no multiple of {width} bytes",
+            )
         starts = frame.of_lanes(frame.batch.block_of_lane) * self.stride
         return (offsets + starts) >> (width.bit_length() - 1)
 
-    def _check_race(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, records: np.ndarray,
-                    stamps: np.ndarray, what: str) -> None:
+    def _check_race(
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        index: np.ndarray,
+        width: int,
+        records: np.ndarray,
+        stamps: np.ndarray,
+        what: str,
+    ) -> None:
         conflict = _same_epoch(records, stamps)
         if not conflict.any():
             return
         position = int(np.argmax(conflict.any(axis=1)))
         other = int(records[position][conflict[position]][0]) % _EPOCH
         who = "several warps" if other == _SEVERAL else f"warp {other}"
-        raise frame.fault(SharedRace, instruction, position, f"{self._describe(frame, index, position, width)}: warp "
-                          f"{int(stamps[position, 0]) % _EPOCH} {what.format(who)}, without a barrier between")
+        raise frame.fault(
+            SharedRace,
+            instruction,
+            position,
+            f"{self._describe(frame, index, position, width)}: warp "
+            f"{int(stamps[position, 0]) % _EPOCH} {what.format(who)}, without a barrier between",
+        )
 
     def _describe(self, frame: Frame, index: np.ndarray, position: int, width: int) -> str:
         offset = int(index[position]) * width % self.stride

@@ -1,4 +1,5 @@
 """Instructions that the table defines: the row's NumPy meaning on the registers' bits."""
+
 from __future__ import annotations
 
 from ..ptx.instructions import INSTRUCTIONS
@@ -15,14 +16,20 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
     program = operands.program
     if row.needs[0] > program.version or row.needs[1] > program.target:
         (major, minor), sm = row.needs
-        raise operands.error(ParseError, instruction, f"{row.opcode} needs PTX {major}.{minor} and sm_{sm}; the text "
-                             f"declares {program.version[0]}.{program.version[1]} and sm_{program.target}")
+        raise operands.error(
+            ParseError,
+            instruction,
+            f"{row.opcode} needs PTX {major}.{minor} and sm_{sm}; the text "
+            f"declares {program.version[0]}.{program.version[1]} and sm_{program.target}",
+        )
     operands.count(instruction, 1 + len(row.operands))
     untyped, wider = is_untyped(row.opcode), row.opcode.startswith("cvt.")
     destination, *given = instruction.operands
     slot, convert = operands.destination(destination, row.result, instruction, untyped=untyped, wider=wider)
-    sources = [operands.source(o, t, instruction, untyped=untyped, wider=wider)
-               for o, t in zip(given, row.operands, strict=True)]
+    sources = [
+        operands.source(o, t, instruction, untyped=untyped, wider=wider)
+        for o, t in zip(given, row.operands, strict=True)
+    ]
     meaning, dtype = row.meaning, row.result.dtype
 
     def run(frame: Frame) -> None:

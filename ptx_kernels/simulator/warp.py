@@ -3,6 +3,7 @@
 Each has a membermask. The lanes it names must all execute the instruction together, and whoever executes it must
 be named (threads that have exited do not count); a shuffle must read from a lane that takes part.
 """
+
 from __future__ import annotations
 
 from functools import lru_cache
@@ -56,14 +57,23 @@ def _check_members(frame: Frame, instruction: Instruction, members: np.ndarray) 
     own = (members >> (lanes % WARP).astype(np.uint32)) & np.uint32(1) == 0
     if own.any():
         position = int(np.argmax(own))
-        raise frame.fault(ShuffleError, instruction, position, f"lane {int(lanes[position]) % WARP} executes this but "
-                          f"membermask {int(members[position]):#x} does not name it")
+        raise frame.fault(
+            ShuffleError,
+            instruction,
+            position,
+            f"lane {int(lanes[position]) % WARP} executes this but "
+            f"membermask {int(members[position]):#x} does not name it",
+        )
     live = _bits(frame, np.flatnonzero(batch.exists & ~batch.exited))[warps]
     absent = members & live & ~here
     if absent.any():
         position = int(np.argmax(absent != 0))
-        raise frame.fault(ShuffleError, instruction, position, f"membermask {int(members[position]):#x} names lanes "
-                          f"{int(absent[position]):#x}, which are elsewhere")
+        raise frame.fault(
+            ShuffleError,
+            instruction,
+            position,
+            f"membermask {int(members[position]):#x} names lanes {int(absent[position]):#x}, which are elsewhere",
+        )
     return members, here
 
 
@@ -108,8 +118,15 @@ def compile_shuffle(operands: Operands, instruction: Instruction) -> Step:
     return Step(run, tuple(r for s in slots for r in operands.register_read(s)), writes)
 
 
-def _shuffle_some(frame: Frame, instruction: Instruction, mode: str, value: np.ndarray, b: np.ndarray, c: np.ndarray,
-                  members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _shuffle_some(
+    frame: Frame,
+    instruction: Instruction,
+    mode: str,
+    value: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    members: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """A shuffle among some lanes of their warps."""
     members, here = _check_members(frame, instruction, members)
     lanes = frame.all_lanes
@@ -120,16 +137,24 @@ def _shuffle_some(frame: Frame, instruction: Instruction, mode: str, value: np.n
         position = int(np.argmin(readable))
         lane = int(lanes[position]) // WARP * WARP + int(source[position])
         why = "has exited" if frame.batch.exited[lane] or not frame.batch.exists[lane] else "does not take part"
-        raise frame.fault(ShuffleError, instruction, position,
-                          f"lane {int(lanes[position]) % WARP} reads lane {int(source[position])}, which {why}")
+        raise frame.fault(
+            ShuffleError,
+            instruction,
+            position,
+            f"lane {int(lanes[position]) % WARP} reads lane {int(source[position])}, which {why}",
+        )
     where = np.zeros(frame.batch.lanes, np.int64)
     where[lanes] = np.arange(lanes.size)
     return (value if value.size == 1 else value[where[lanes // WARP * WARP + source]]), inside
 
 
 def compile_vote(operands: Operands, instruction: Instruction) -> Step:
-    modes = {"vote.sync.any.pred": "any", "vote.sync.all.pred": "all", "vote.sync.uni.pred": "uni",
-             "vote.sync.ballot.b32": "ballot"}
+    modes = {
+        "vote.sync.any.pred": "any",
+        "vote.sync.all.pred": "all",
+        "vote.sync.uni.pred": "uni",
+        "vote.sync.ballot.b32": "ballot",
+    }
     mode = modes.get(instruction.opcode)
     if mode is None:
         raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
@@ -152,8 +177,12 @@ def compile_vote(operands: Operands, instruction: Instruction) -> Step:
             lanes = frame.all_lanes
             votes = _bits(frame, lanes[np.broadcast_to(holds, lanes.size)])[lanes // WARP] & members
         everyone = members & here
-        result = {"any": votes != 0, "all": votes == everyone, "uni": (votes == 0) | (votes == everyone),
-                  "ballot": votes}[mode]
+        result = {
+            "any": votes != 0,
+            "all": votes == everyone,
+            "uni": (votes == 0) | (votes == everyone),
+            "ballot": votes,
+        }[mode]
         frame.regs[slot] = result
 
     reads = tuple(r for s in (condition, mask_slot) for r in operands.register_read(s))

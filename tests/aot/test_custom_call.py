@@ -72,8 +72,7 @@ def test_launch_has_the_kernels_name_grid_and_block():
     call = jax.jit(lambda x, y: custom_call.launch_ptx(kernel, x, y)[0], donate_argnums=1)
     program = aot.compile_program(call, AVAL, AVAL)
     (launch,) = program.ptx_launches
-    assert (launch.name, launch.grid, launch.block, launch.shared_bytes) == (
-        "accumulate", (7, 5, 3), (32, 4, 2), 48)
+    assert (launch.name, launch.grid, launch.block, launch.shared_bytes) == ("accumulate", (7, 5, 3), (32, 4, 2), 48)
     assert launch.instruction.results == (ARRAY,)
 
 

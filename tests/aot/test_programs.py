@@ -37,16 +37,23 @@ class Case:
 
     def programs(self) -> dict[str, tuple[Any, tuple[Any, ...]]]:
         return models.abstract_programs(
-            _model(self.model), batch=self.batch, prompt_length=self.prompt_length, capacity=CAPACITY,
-            cache_dtype=jnp.dtype(self.cache_dtype))
+            _model(self.model),
+            batch=self.batch,
+            prompt_length=self.prompt_length,
+            capacity=CAPACITY,
+            cache_dtype=jnp.dtype(self.cache_dtype),
+        )
 
 
 LLAMA = Case()
-CASES = [(LLAMA, name) for name in PROGRAMS] + [
-    (Case(batch=3, prompt_length=32, cache_dtype="bfloat16"), "prefill"),  # 96 rows: weights are decoded
-    (Case(batch=3, cache_dtype="bfloat16"), "generate"),
-    *((Case(name), "generate") for name in MODELS[1:]),
-]
+CASES = (
+    [(LLAMA, name) for name in PROGRAMS]
+    + [
+        (Case(batch=3, prompt_length=32, cache_dtype="bfloat16"), "prefill"),  # 96 rows: weights are decoded
+        (Case(batch=3, cache_dtype="bfloat16"), "generate"),
+        *((Case(name), "generate") for name in MODELS[1:]),
+    ]
+)
 
 
 @functools.cache
@@ -102,7 +109,8 @@ def test_kernels_per_layer(name, record_property):
     record_property(
         "figure",
         f"{LLAMA.model} {name}, ahead of time for an H200: kernels per layer {[len(layer) for layer in layers]}, "
-        f"of them ours {ours}; {len(program.launches)} launches in all")
+        f"of them ours {ours}; {len(program.launches)} launches in all",
+    )
     # Per layer: q8_1 of four inputs, seven mat-vecs, KV append; when decoding, attention over pages too.
     assert ours == [12 if name == "prefill" else 13] * len(layers)
     assert max(map(len, layers)) <= (24 if name == "prefill" else 20)
@@ -117,7 +125,8 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
     record_property(
         "figure",
         f"llama-3.1-8b generate, ahead of time for an H200: {max(map(len, layers))} kernels per layer; "
-        f"{len(program.launches)} launches per token, {len(program.ptx_launches)} of them ours")
+        f"{len(program.launches)} launches per token, {len(program.ptx_launches)} of them ours",
+    )
     assert max(map(len, layers)) <= 20
     assert [t for t in program.launches if not t.is_in("kCommandBuffer")] == []
     assert program.rewrites(page_array(arguments)) == []

@@ -27,8 +27,13 @@ condition:
 METADATA = "".join(
     f'thunk_metadata {{\n  thunk_info {{\n    profile_annotation: "{name}"\n    thunk_id: {id_}\n  }}\n'
     f'  thunk_kind: "{kind}"\n}}\n'
-    for id_, name, kind in [(1, "while.9", "kWhile"), (2, "fusion.1", "kCustomKernel"), (3, "copy.2", "kCopy"),
-                            (4, "call.3", "kCustomKernel")])
+    for id_, name, kind in [
+        (1, "while.9", "kWhile"),
+        (2, "fusion.1", "kCustomKernel"),
+        (3, "copy.2", "kCopy"),
+        (4, "call.3", "kCustomKernel"),
+    ]
+)
 
 
 def test_instructions():

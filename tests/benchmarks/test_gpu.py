@@ -1,4 +1,5 @@
 """The GPU benchmark without a GPU: it says so; its arithmetic and its result file, on a stand-in device."""
+
 from __future__ import annotations
 
 import contextlib
@@ -63,8 +64,13 @@ def small(monkeypatch):
 
 
 def test_without_a_gpu_it_says_so_and_exits_with_3():
-    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu"], cwd=ROOT, capture_output=True, text=True,
-                          env={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.gpu"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == 3
     assert done.stderr.startswith("benchmarks.gpu needs a CUDA GPU: ")
     assert done.stdout == ""

@@ -1,4 +1,5 @@
 """Random models for timing, and the decode loop's clock, at a size that a CPU runs."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -14,8 +15,16 @@ from jax_q4k.models.load import expected_tensors
 from ptx_kernels import formats
 
 SMALL = dataclasses.replace(
-    LLAMA_3_1_8B, vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=4, num_kv_heads=2,
-    head_dim=64, rope_dim=0)
+    LLAMA_3_1_8B,
+    vocab_size=512,
+    hidden_size=256,
+    intermediate_size=512,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    rope_dim=0,
+)
 
 
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])

@@ -1,4 +1,5 @@
 """The random operands that GPU checks and benchmarks run kernels on."""
+
 from __future__ import annotations
 
 import numpy as np

@@ -1,4 +1,5 @@
 """The static evidence's command, on two kernels."""
+
 from __future__ import annotations
 
 import json

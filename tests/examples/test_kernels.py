@@ -19,6 +19,10 @@ def test_lists_every_family_of_the_decode_step(capsys):
         launches[family] += int(count)
     layers = models.from_gguf(path).config.num_layers
     assert launches == {
-        "embedding": 1, "quantize_q8_1": 7 * layers + 1, "matvec": 7 * layers + 1, "append_kv": layers,
-        "paged_attention": layers}
+        "embedding": 1,
+        "quantize_q8_1": 7 * layers + 1,
+        "matvec": 7 * layers + 1,
+        "append_kv": layers,
+        "paged_attention": layers,
+    }
     assert f"{sum(launches.values())} launches" in printed

@@ -1,4 +1,5 @@
 """Every kernel family on the GPU, launched without JAX, against the simulator running the same PTX text."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -34,20 +35,40 @@ def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
 
 def attention(dtype: str, head_dim: int, group: int) -> tuple[str, dict[str, Any]]:
     return "paged_attention", dict(
-        batch=3, num_heads=2 * group, num_kv_heads=2, head_dim=head_dim, num_pages=40, page_size=16,
-        pages_per_sequence=12, scale=head_dim**-0.5, dtype=dtype, config=tuning.paged_attention(2 * group, 2))
+        batch=3,
+        num_heads=2 * group,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        num_pages=40,
+        page_size=16,
+        pages_per_sequence=12,
+        scale=head_dim**-0.5,
+        dtype=dtype,
+        config=tuning.paged_attention(2 * group, 2),
+    )
 
 
 #: Ragged shapes: rows that fill no block, super-blocks that fill no round, a sequence of length 0.
 SHAPES = [
-    *(("quantize_q8_1", dict(rows=rows, columns=672, dtype=dtype))
-      for rows, dtype in ((1, "f32"), (5, "bf16"), (3, "f16"))),
-    *(matvec(format, n, blocks, m) for format in DOT_FORMATS for m in range(1, 9)
-      for n, blocks in ((33, 3), (1030, 21))),
-    *(decode(format, dtype, lookups) for format in DECODE_FORMATS
-      for dtype, lookups in (("f32", 0), ("bf16", 0), ("f16", 0), ("f32", 9))),
-    *(("append_kv", dict(tokens=11, num_pages=9, num_kv_heads=3, page_size=16, head_dim=96, dtype=dtype))
-      for dtype in ("f32", "bf16", "f16")),
+    *(
+        ("quantize_q8_1", dict(rows=rows, columns=672, dtype=dtype))
+        for rows, dtype in ((1, "f32"), (5, "bf16"), (3, "f16"))
+    ),
+    *(
+        matvec(format, n, blocks, m)
+        for format in DOT_FORMATS
+        for m in range(1, 9)
+        for n, blocks in ((33, 3), (1030, 21))
+    ),
+    *(
+        decode(format, dtype, lookups)
+        for format in DECODE_FORMATS
+        for dtype, lookups in (("f32", 0), ("bf16", 0), ("f16", 0), ("f32", 9))
+    ),
+    *(
+        ("append_kv", dict(tokens=11, num_pages=9, num_kv_heads=3, page_size=16, head_dim=96, dtype=dtype))
+        for dtype in ("f32", "bf16", "f16")
+    ),
     *(attention(dtype, head_dim, 4) for dtype in ("f32", "bf16", "f16") for head_dim in (32, 96, 128, 256)),
     *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
 ]

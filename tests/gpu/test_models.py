@@ -1,4 +1,5 @@
 """The golden models on the GPU, every operation by PTX kernels."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -42,10 +43,13 @@ def test_logits_with_quantized_activations(golden):
     assert nmse(got, want["logits_f32"][:8]) <= 1e-2
 
 
-@pytest.mark.parametrize("activations, count, tolerance", [
-    ("f32", 48, 1e-6),
-    ("q8_1", 8, 1e-4),  # a tie that rounds the other way is a step of 1/127 in one activation
-])
+@pytest.mark.parametrize(
+    "activations, count, tolerance",
+    [
+        ("f32", 48, 1e-6),
+        ("q8_1", 8, 1e-4),  # a tie that rounds the other way is a step of 1/127 in one activation
+    ],
+)
 def test_logits_agree_with_plain_jax(golden, activations, count, tolerance):
     import jax.numpy as jnp
 
@@ -78,4 +82,4 @@ def test_decode_steps_with_quantized_activations(golden):
     for token in following:
         logits, cache = programs.decode(model.weights, jnp.array([token], jnp.int32), cache)
         rows.append(np.asarray(logits[0]))
-    assert nmse(np.stack(rows), want["logits_f32"][len(prompt):]) <= 1e-2
+    assert nmse(np.stack(rows), want["logits_f32"][len(prompt) :]) <= 1e-2

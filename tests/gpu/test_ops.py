@@ -1,4 +1,5 @@
 """Every operation by PTX kernels on the GPU against plain JAX on the same device."""
+
 from __future__ import annotations
 
 import types

@@ -1,4 +1,5 @@
 """The same operations by plain JAX and by simulated PTX kernels, under jit and control flow, and how one chooses."""
+
 from __future__ import annotations
 
 import jax
@@ -100,9 +101,9 @@ def test_a_loop_that_decodes(implementation: str) -> None:
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     for t in range(steps):
         for h in range(heads):
-            scores = k[:t + 1, h // 2] @ q[t, h] * dim**-0.5
+            scores = k[: t + 1, h // 2] @ q[t, h] * dim**-0.5
             p = np.exp(scores - scores.max())
-            assert nmse(out[t, h], p @ v[:t + 1, h // 2] / p.sum()) <= 1e-11
+            assert nmse(out[t, h], p @ v[: t + 1, h // 2] / p.sum()) <= 1e-11
 
 
 @pytest.mark.parametrize("implementation", ["xla", "sim"])
@@ -150,8 +151,9 @@ def test_choices_that_cannot_be() -> None:
 def test_an_operation_asks_before_the_context() -> None:
     x, w = normal(1, 256), packed("Q4_K", 4, 256)
     with jq.implementation("sim"):
-        np.testing.assert_array_equal(jq.matmul(x, w, implementation="xla", activations="f32"), jq.matmul(
-            x, w, implementation="xla"))
+        np.testing.assert_array_equal(
+            jq.matmul(x, w, implementation="xla", activations="f32"), jq.matmul(x, w, implementation="xla")
+        )
         with pytest.raises(jq.UnavailableError, match="needs a CUDA device"):
             jq.matmul(x, w, implementation="ptx")
 

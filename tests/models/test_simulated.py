@@ -1,4 +1,5 @@
 """The golden models with every kernel of the CUDA path run from its PTX text by the simulator."""
+
 from __future__ import annotations
 
 import collections
@@ -29,7 +30,7 @@ def prefill_and_decode(model: Model, tokens: np.ndarray, implementation: str) ->
     with jq.implementation(implementation):
         logits, cache = decoder.prefill(jnp.array(tokens[None, :PROMPT]), jnp.array([PROMPT], jnp.int32), cache)
         rows = [logits]
-        for token in tokens[PROMPT:PROMPT + STEPS]:
+        for token in tokens[PROMPT : PROMPT + STEPS]:
             logits, cache = decoder.decode(jnp.array([token], jnp.int32), cache)
             rows.append(logits)
     return np.concatenate(rows)
@@ -71,7 +72,7 @@ def test_golden_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not taken
     assert differing <= 1e-3 * total
     assert nmse(simulated, reference) <= 1e-6
-    assert nmse(simulated, golden["logits_f32"][PROMPT - 1:PROMPT + STEPS]) <= 1e-2
+    assert nmse(simulated, golden["logits_f32"][PROMPT - 1 : PROMPT + STEPS]) <= 1e-2
 
 
 def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,8 +95,14 @@ def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) ->
     on_gpu = {_unescaped(text) for text in re.findall(r'kernel_data = "((?:[^"\\]|\\.)*)"', lowered)}
     assert on_gpu == set(launched)
     names = collections.Counter(re.search(r"\.entry (\w+)", text)[1] for text in launched)
-    assert set(names) == {"embedding_q4_k", "quantize_q8_1", "matvec_q4_k_m1", "matvec_q6_k_m1", "append_kv",
-                          "paged_attention"}
+    assert set(names) == {
+        "embedding_q4_k",
+        "quantize_q8_1",
+        "matvec_q4_k_m1",
+        "matvec_q6_k_m1",
+        "append_kv",
+        "paged_attention",
+    }
     assert names["matvec_q4_k_m1"] + names["matvec_q6_k_m1"] == 7 * model.config.num_layers + 1
     assert names["append_kv"] == names["paged_attention"] == model.config.num_layers
 

@@ -1,4 +1,5 @@
 """ptxas on every kernel for every architecture, what it reports, and the occupancy that follows."""
+
 from __future__ import annotations
 
 import importlib.util
@@ -20,7 +21,9 @@ from ptx_kernels.assemble import (
 from ptx_kernels.kernels import CASES, KERNELS
 
 HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
-ADD_ONE = HEADER + """.visible .entry add_one(.param .u64 p0)
+ADD_ONE = (
+    HEADER
+    + """.visible .entry add_one(.param .u64 p0)
 {
   .reg .b32 %r<3>;
   .reg .b64 %rd<3>;
@@ -37,6 +40,7 @@ ADD_ONE = HEADER + """.visible .entry add_one(.param .u64 p0)
   ret;
 }
 """
+)
 
 
 def test_reports_what_ptxas_says():
@@ -52,16 +56,21 @@ def test_reports_spills():
     count = 64
     loads = "".join(f"  ld.volatile.global.u32 %r{i}, [%rd0+{4 * i}];\n" for i in range(count))
     stores = "".join(f"  st.volatile.global.u32 [%rd0+{4 * i}], %r{count - 1 - i};\n" for i in range(count))
-    text = (HEADER + ".visible .entry many(.param .u64 p0)\n.maxnreg 32\n{\n"
-            f"  .reg .b32 %r<{count}>;\n  .reg .b64 %rd<1>;\n  ld.param.u64 %rd0, [p0];\n{loads}{stores}  ret;\n}}\n")
+    text = (
+        HEADER + ".visible .entry many(.param .u64 p0)\n.maxnreg 32\n{\n"
+        f"  .reg .b32 %r<{count}>;\n  .reg .b64 %rd<1>;\n  ld.param.u64 %rd0, [p0];\n{loads}{stores}  ret;\n}}\n"
+    )
     assembly = assemble(text, "sm_90")
     assert assembly.registers <= 32
     assert assembly.spill_store_bytes > 0 and assembly.spill_load_bytes > 0 and assembly.stack_bytes > 0
 
 
 def test_refusal_names_the_line():
-    with pytest.raises(AssemblyError, match=r"ptxas -arch=sm_80 refused(.|\n)*Unexpected instruction types(.|\n)*"
-                                            r"line 16: add\.x32 %r1, %r1, 1;"):
+    with pytest.raises(
+        AssemblyError,
+        match=r"ptxas -arch=sm_80 refused(.|\n)*Unexpected instruction types(.|\n)*"
+        r"line 16: add\.x32 %r1, %r1, 1;",
+    ):
         assemble(ADD_ONE.replace("add.u32 %r1", "add.x32 %r1"), "sm_80")
 
 
@@ -89,14 +98,17 @@ def _assembly(registers: int = 32, shared_bytes: int = 0, arch: str = "sm_90") -
     return Assembly(arch, registers, 0, 0, 0, shared_bytes, b"")
 
 
-@pytest.mark.parametrize("registers, threads, shared, blocks, limit", [
-    (32, 128, 0, 16, "warps"),
-    (80, 128, 0, 6, "registers"),  # 65536 / 2560 = 25 warps, 24 in fours
-    (255, 256, 0, 1, "registers"),
-    (32, 32, 0, 32, "blocks"),
-    (16, 128, 40 << 10, 5, "shared memory"),  # 228 KB / (40 + 1) KB
-    (65, 1024, 0, 0, "registers"),
-])
+@pytest.mark.parametrize(
+    "registers, threads, shared, blocks, limit",
+    [
+        (32, 128, 0, 16, "warps"),
+        (80, 128, 0, 6, "registers"),  # 65536 / 2560 = 25 warps, 24 in fours
+        (255, 256, 0, 1, "registers"),
+        (32, 32, 0, 32, "blocks"),
+        (16, 128, 40 << 10, 5, "shared memory"),  # 228 KB / (40 + 1) KB
+        (65, 1024, 0, 0, "registers"),
+    ],
+)
 def test_occupancy(registers, threads, shared, blocks, limit):
     got = occupancy(_assembly(registers), threads, shared)
     assert (got.blocks, got.limit) == (blocks, limit)

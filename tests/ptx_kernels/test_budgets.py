@@ -3,6 +3,7 @@
 A multiprocessor can issue 128 lane-instructions a clock and is owed about 18.5 bytes a clock by memory: past six
 instructions per byte a kernel cannot reach the bandwidth, at three it needs half of the issue slots.
 """
+
 from __future__ import annotations
 
 import pytest
@@ -19,8 +20,7 @@ SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
 
 def measure(format: str, n: int, k: int, m: int) -> Figures:
     blocks = k // 256
-    kernel = KERNELS["matvec"](
-        format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
+    kernel = KERNELS["matvec"](format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
     return figures(kernel, "sm_90", quant_bytes=quant_bytes_per_dp4a(format, m))
 
 
@@ -58,8 +58,17 @@ def test_q4_k_four_rows(n, k):
 def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
     """K and V of two tokens at once, or one, by 16-byte loads; only page ids are narrower."""
     kernel = KERNELS["paged_attention"](
-        batch=1, num_heads=group * 8, num_kv_heads=8, head_dim=128, num_pages=1024, page_size=16,
-        pages_per_sequence=256, scale=128**-0.5, dtype=dtype, config=tuning.paged_attention(group * 8, 8))
+        batch=1,
+        num_heads=group * 8,
+        num_kv_heads=8,
+        head_dim=128,
+        num_pages=1024,
+        page_size=16,
+        pages_per_sequence=256,
+        scale=128**-0.5,
+        dtype=dtype,
+        config=tuning.paged_attention(group * 8, 8),
+    )
     found = figures(kernel, "sm_90")
     loads = {category: count for category, count in found.mix.items() if category.startswith("load")}
     assert set(loads) == {"load global 128", "load global 32"}
@@ -77,7 +86,9 @@ def test_what_tuning_picks_never_spills():
                 config = tuning.matvec(format, n, k // 256, m)
                 kernel = KERNELS["matvec"](format=format, n=n, blocks=k // 256, m=m, config=config)
                 kernels[kernel.text] = f"{format} {n}x{k} m={m}"
-    spilled = {(kernels[text], arch): assembly.spill_store_bytes
-               for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
-               if assembly.spill_store_bytes or assembly.stack_bytes}
+    spilled = {
+        (kernels[text], arch): assembly.spill_store_bytes
+        for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
+        if assembly.spill_store_bytes or assembly.stack_bytes
+    }
     assert spilled == {}

@@ -1,4 +1,5 @@
 """`python -m ptx_kernels`, and what importing the package pulls in."""
+
 from __future__ import annotations
 
 import json
@@ -60,8 +61,10 @@ def test_emit_errors_are_clear(capsys):
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option, value, message", [
-    ("--m", "99", "m=99 must be 1 to 8"), ("--format", "Q9_K", "format='Q9_K' must be one of Q4_K")])
+@pytest.mark.parametrize(
+    "option, value, message",
+    [("--m", "99", "m=99 must be 1 to 8"), ("--format", "Q9_K", "format='Q9_K' must be one of Q4_K")],
+)
 def test_emit_reports_what_the_kernel_refuses(option, value, message, capsys):
     arguments = options(next(case for case in CASES if case.family == "matvec"))
     arguments[arguments.index(option) + 1] = value
@@ -78,7 +81,7 @@ def test_report_prints_a_table(capsys):
     labels = [case.label for case in CASES if case.family == family]
     assert lines[0].startswith("ptxas ") and f"sm_80: {len(labels)} kernels" in lines[0]
     assert lines[1].split()[:4] == ["kernel", "threads", "regs", "spill"]
-    assert [line[:len(label)] for line, label in zip(lines[3:], labels, strict=False)] == labels
+    assert [line[: len(label)] for line, label in zip(lines[3:], labels, strict=False)] == labels
 
 
 def test_report_as_json(capsys):
@@ -91,8 +94,11 @@ def test_report_as_json(capsys):
 
 def test_needs_numpy_only():
     """The kernels are usable from any framework: nothing here may import JAX or a CUDA package."""
-    done = python("-c", "import sys, ptx_kernels, ptx_kernels.kernels, ptx_kernels.simulator, ptx_kernels.formats\n"
-                        "import ptx_kernels.assemble, ptx_kernels.sass, ptx_kernels.driver, ptx_kernels.__main__\n"
-                        "print(sorted({name.split('.')[0] for name in sys.modules} & "
-                        "{'jax', 'jaxlib', 'cuda', 'nvidia', 'flax', 'rich', 'ml_dtypes', 'gguf'}))")
+    done = python(
+        "-c",
+        "import sys, ptx_kernels, ptx_kernels.kernels, ptx_kernels.simulator, ptx_kernels.formats\n"
+        "import ptx_kernels.assemble, ptx_kernels.sass, ptx_kernels.driver, ptx_kernels.__main__\n"
+        "print(sorted({name.split('.')[0] for name in sys.modules} & "
+        "{'jax', 'jaxlib', 'cuda', 'nvidia', 'flax', 'rich', 'ml_dtypes', 'gguf'}))",
+    )
     assert done.stdout == "[]\n", done.stderr

@@ -1,4 +1,5 @@
 """The driver layer against a stand-in for cuda-python that keeps memory on the host and runs kernels in Python."""
+
 from __future__ import annotations
 
 import ctypes
@@ -12,9 +13,16 @@ from ptx_kernels import driver
 from ptx_kernels.ptx import Buffer, Kernel, f32
 
 Result = enum.IntEnum("Result", {"CUDA_SUCCESS": 0, "CUDA_ERROR_OUT_OF_MEMORY": 2, "CUDA_ERROR_INVALID_PTX": 218})
-ATTRIBUTES = {"COMPUTE_CAPABILITY_MAJOR": 9, "COMPUTE_CAPABILITY_MINOR": 0, "MULTIPROCESSOR_COUNT": 132,
-              "L2_CACHE_SIZE": 60 << 20, "CLOCK_RATE": 1_980_000, "MEMORY_CLOCK_RATE": 3_201_000,
-              "GLOBAL_MEMORY_BUS_WIDTH": 6144, "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10}
+ATTRIBUTES = {
+    "COMPUTE_CAPABILITY_MAJOR": 9,
+    "COMPUTE_CAPABILITY_MINOR": 0,
+    "MULTIPROCESSOR_COUNT": 132,
+    "L2_CACHE_SIZE": 60 << 20,
+    "CLOCK_RATE": 1_980_000,
+    "MEMORY_CLOCK_RATE": 3_201_000,
+    "GLOBAL_MEMORY_BUS_WIDTH": 6144,
+    "MAX_SHARED_MEMORY_PER_MULTIPROCESSOR": 228 << 10,
+}
 
 
 class FakeCuda(types.ModuleType):
@@ -41,23 +49,53 @@ class FakeCuda(types.ModuleType):
         self.limits: dict[str, int] = {}
 
     def __getattr__(self, name: str):
-        if name not in ("cuDevicePrimaryCtxRetain", "cuCtxSetCurrent", "cuDevicePrimaryCtxRelease", "cuModuleUnload",
-                        "cuStreamDestroy", "cuStreamSynchronize", "cuEventDestroy", "cuGraphDestroy",
-                        "cuGraphExecDestroy", "cuInit", "cuEventRecord", "cuEventSynchronize"):
+        if name not in (
+            "cuDevicePrimaryCtxRetain",
+            "cuCtxSetCurrent",
+            "cuDevicePrimaryCtxRelease",
+            "cuModuleUnload",
+            "cuStreamDestroy",
+            "cuStreamSynchronize",
+            "cuEventDestroy",
+            "cuGraphDestroy",
+            "cuGraphExecDestroy",
+            "cuInit",
+            "cuEventRecord",
+            "cuEventSynchronize",
+        ):
             raise AttributeError(name)
         has_value = name == "cuDevicePrimaryCtxRetain"
         return lambda *_: self.calls.append(name) or ((Result(0), "context") if has_value else (Result(0),))
 
-    def cuDeviceGetCount(self): return Result(0), 1
-    def cuDeviceGet(self, ordinal): return Result(0), ordinal
-    def cuStreamCreate(self, flags): return Result(0), "stream"
-    def cuEventCreate(self, flags): return Result(0), object()
-    def cuDriverGetVersion(self): return Result(0), 13000
-    def cuDeviceGetName(self, length, device): return Result(0), b"NVIDIA H200".ljust(length, b"\0")
-    def cuDeviceTotalMem(self, device): return Result(0), 141 << 30
-    def cuDeviceGetAttribute(self, name, device): return Result(0), ATTRIBUTES[name]
-    def cuGetErrorName(self, error): return Result(0), error.name.encode()
-    def cuGetErrorString(self, error): return Result(0), b"told by the driver"
+    def cuDeviceGetCount(self):
+        return Result(0), 1
+
+    def cuDeviceGet(self, ordinal):
+        return Result(0), ordinal
+
+    def cuStreamCreate(self, flags):
+        return Result(0), "stream"
+
+    def cuEventCreate(self, flags):
+        return Result(0), object()
+
+    def cuDriverGetVersion(self):
+        return Result(0), 13000
+
+    def cuDeviceGetName(self, length, device):
+        return Result(0), b"NVIDIA H200".ljust(length, b"\0")
+
+    def cuDeviceTotalMem(self, device):
+        return Result(0), 141 << 30
+
+    def cuDeviceGetAttribute(self, name, device):
+        return Result(0), ATTRIBUTES[name]
+
+    def cuGetErrorName(self, error):
+        return Result(0), error.name.encode()
+
+    def cuGetErrorString(self, error):
+        return Result(0), b"told by the driver"
 
     def cuMemAlloc(self, nbytes):
         if nbytes > self.memory_limit:
@@ -122,14 +160,16 @@ class FakeCuda(types.ModuleType):
         graph, self.capture = self.capture, None
         return Result(0), graph
 
-    def cuGraphInstantiate(self, graph, flags): return Result(0), graph
+    def cuGraphInstantiate(self, graph, flags):
+        return Result(0), graph
 
     def cuGraphLaunch(self, graph, stream):
         for node in graph:
             self._run(*node)
         return (Result(0),)
 
-    def cuEventElapsedTime(self, start, end): return Result(0), 3.0  # ms
+    def cuEventElapsedTime(self, start, end):
+        return Result(0), 3.0  # ms
 
 
 def kernel(name: str, *buffers: Buffer, shared: int = 0, text: str = "") -> Kernel:
@@ -159,29 +199,33 @@ def test_facts(cuda):
     with driver.Device() as gpu:
         facts = gpu.facts
     assert (facts.name, facts.arch, facts.multiprocessors, facts.driver_cuda_version) == (
-        "NVIDIA H200", "sm_90", 132, "13.0")
+        "NVIDIA H200",
+        "sm_90",
+        132,
+        "13.0",
+    )
     assert facts.bandwidth == pytest.approx(4.917e12, rel=1e-3)
 
 
 def test_run_gives_results_and_shows_what_was_not_written(cuda):
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     with driver.Device() as gpu:
-        y, = gpu.run(SCALE, x)
+        (y,) = gpu.run(SCALE, x)
         assert not cuda.memory  # freed
     assert y.shape == (2, 3) and y.dtype == np.float32
     np.testing.assert_array_equal(y.ravel()[:5], 2 * x.ravel()[:5])
     assert np.isnan(y[1, 2])
-    (_, geometry, shared, _), = cuda.launches
+    ((_, geometry, shared, _),) = cuda.launches
     assert geometry == (2, 1, 1, 64, 1, 1) and shared == 0 and not cuda.limits
 
 
 def test_inout_buffer_is_shared_and_the_operand_kept(cuda):
     total, x = np.ones(4, np.float32), np.arange(4, dtype=np.float32)
     with driver.Device() as gpu:
-        result, = gpu.run(ADD, total, x)
+        (result,) = gpu.run(ADD, total, x)
     np.testing.assert_array_equal(result, 1 + x)
     np.testing.assert_array_equal(total, 1)
-    (_, _, shared, addresses), = cuda.launches
+    ((_, _, shared, addresses),) = cuda.launches
     assert addresses[0] == addresses[2] != addresses[1]
     assert shared == cuda.limits["add"] == 100 << 10
 
@@ -251,7 +295,7 @@ def test_bindings_have_what_is_called():
         signature = getattr(real, name).__doc__.splitlines()[0]
         ours = getattr(FakeCuda, name)
         if name not in ("cuLaunchKernel",):
-            parameters = signature[signature.index("(") + 1:signature.rindex(")")]
+            parameters = signature[signature.index("(") + 1 : signature.rindex(")")]
             assert len([p for p in parameters.split(",") if p.strip()]) == ours.__code__.co_argcount - 1, signature
     for holder in ("CUdevice_attribute", "CUfunction_attribute", "CUstreamCaptureMode", "CUstream_flags"):
         for member in vars(getattr(FakeCuda, holder)):

@@ -1,4 +1,5 @@
 """One kernel's text per family under review: `pytest --update-golden` rewrites them, the diff is read like code."""
+
 from __future__ import annotations
 
 import subprocess
@@ -31,10 +32,20 @@ def test_no_golden_file_is_left_over():
 
 def test_text_does_not_depend_on_the_process():
     """XLA's compilation cache is keyed by the text, so hash seeds must not show in it."""
-    script = ("import hashlib; from ptx_kernels.kernels import CASES, KERNELS\n"
-              "print(hashlib.sha256(''.join(KERNELS[c.family](**c.arguments).text for c in CASES).encode())"
-              ".hexdigest())")
-    digests = {subprocess.run([sys.executable, "-c", script], env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
-                              cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True).stdout
-               for seed in ("1", "2")}
+    script = (
+        "import hashlib; from ptx_kernels.kernels import CASES, KERNELS\n"
+        "print(hashlib.sha256(''.join(KERNELS[c.family](**c.arguments).text for c in CASES).encode())"
+        ".hexdigest())"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "PYTHONPATH": "."},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
     assert len(digests) == 1

@@ -2,6 +2,7 @@
 
 A bug is caught when the run raises the error that names it, or the result misses the tolerance.
 """
+
 from __future__ import annotations
 
 import re
@@ -65,9 +66,18 @@ def attention_subject() -> Subject:
     for p in pages:
         for sequence, length in zip(tables, lengths, strict=True):
             for i, page in enumerate(sequence):
-                p[page, :, max(0, length - 16 * i):] = np.nan
-    kernel = paged_attention(batch=3, num_heads=4, num_kv_heads=2, head_dim=64, num_pages=9, page_size=16,
-                             pages_per_sequence=3, scale=0.125, config=PagedAttentionConfig(warps=2))
+                p[page, :, max(0, length - 16 * i) :] = np.nan
+    kernel = paged_attention(
+        batch=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        num_pages=9,
+        page_size=16,
+        pages_per_sequence=3,
+        scale=0.125,
+        config=PagedAttentionConfig(warps=2),
+    )
     return Subject(kernel, (q, *pages, tables, lengths), attention(q, *pages, tables, lengths, 0.125))
 
 
@@ -110,7 +120,7 @@ class Bug:
         found = list(re.finditer(self.pattern, text, re.MULTILINE))
         assert found, f"{self.pattern} is not in the text"
         for match in [found[self.which]] if self.which is not None else reversed(found):
-            text = text[:match.start()] + match.expand(self.becomes) + text[match.end():]
+            text = text[: match.start()] + match.expand(self.becomes) + text[match.end() :]
         return text
 
 
@@ -120,16 +130,23 @@ WARPS = "  .reg .b32 %who;\n  .reg .pred %some;\n  mov.u32 %who, %tid.x;\n  setp
 
 BUGS = [
     Bug("barrier-removed", "attention", r"^  bar\.sync 0;\n", "", error=SharedRace),
-    Bug("early-exit-before-barrier", "attention", r"^(  bar\.sync 0;)",
-        WARPS + r"  @%some ret;\n\1", error=EarlyExit),
-    Bug("barrier-in-divergent-code", "attention", r"^(  bar\.sync 0;)",
-        LANES + r"  @%some bra $SKIP;\n\1\n$SKIP:", error=BarrierDivergence),
+    Bug("early-exit-before-barrier", "attention", r"^(  bar\.sync 0;)", WARPS + r"  @%some ret;\n\1", error=EarlyExit),
+    Bug(
+        "barrier-in-divergent-code",
+        "attention",
+        r"^(  bar\.sync 0;)",
+        LANES + r"  @%some bra $SKIP;\n\1\n$SKIP:",
+        error=BarrierDivergence,
+    ),
     Bug("uninitialized-shared-read", "attention", r"^.*st\.shared\.v4\.f32 .*\n", "", 0, error=UninitializedRead),
     Bug("uninitialized-marks", "attention", r"^.*st\.shared\.v2\.f32 .*\n", "", 0, error=UninitializedRead),
-    Bug("empty-row-divides-by-zero", "attention", r"(div\.rn\.f32 (%f\d+), .*;\n  selp\.f32 %f\d+), %f\d+, \2",
-        r"\1, \2, \2"),
-    Bug("context-one-too-long", "attention", r"setp\.lt\.u32 (%p\d+, %r\d+, %r\d+;\n  shr\.u32)",
-        r"setp.le.u32 \1"),
+    Bug(
+        "empty-row-divides-by-zero",
+        "attention",
+        r"(div\.rn\.f32 (%f\d+), .*;\n  selp\.f32 %f\d+), %f\d+, \2",
+        r"\1, \2, \2",
+    ),
+    Bug("context-one-too-long", "attention", r"setp\.lt\.u32 (%p\d+, %r\d+, %r\d+;\n  shr\.u32)", r"setp.le.u32 \1"),
     Bug("rescale-forgotten", "attention", r"mul\.rn\.f32 (%f\d+), \1, (%f\d+);", r"mov.f32 \1, \1;", 0),
     Bug("warps-not-merged", "attention", r"(ld\.shared\.v2\.f32 .*)\+8\];", r"\1];", 0),
     Bug("nibbles-lost", "q4_k-8", r"252645135|4042322160", "117901063"),
@@ -140,28 +157,69 @@ BUGS = [
     Bug("min-sign-4", "q4_k-4", r"neg\.f32 (%f\d+), (%f\d+);", r"mov.f32 \1, \2;", 1),
     Bug("high-nibbles-signed", "q4_k-4", r"dp4a\.u32\.s32", "dp4a.s32.s32"),
     Bug("tail-one-short", "q4_k-8", r"setp\.lt\.u32 (%p\d+), (%r\d+), 3;", r"setp.lt.u32 \1, \2, 2;", -1),
-    Bug("tail-one-long", "q4_k-8", r"setp\.lt\.u32 (%p\d+), (%r\d+), 3;", r"setp.lt.u32 \1, \2, 4;", -1,
-        error=OutOfBounds),
-    Bug("loop-one-short", "q4_k-8", r"setp\.lt\.u32 (%p\d+), (%r\d+), 4;\n  @%p\d+ bra",
-        r"setp.lt.u32 \1, \2, 3;\n  @\1 bra"),
-    Bug("row-beyond-the-end", "q4_k-4", r"setp\.lt\.u32 %p0, (%r\d+), 6;", r"setp.lt.u32 %p0, \1, 60;",
-        error=OutOfBounds),
+    Bug(
+        "tail-one-long",
+        "q4_k-8",
+        r"setp\.lt\.u32 (%p\d+), (%r\d+), 3;",
+        r"setp.lt.u32 \1, \2, 4;",
+        -1,
+        error=OutOfBounds,
+    ),
+    Bug(
+        "loop-one-short",
+        "q4_k-8",
+        r"setp\.lt\.u32 (%p\d+), (%r\d+), 4;\n  @%p\d+ bra",
+        r"setp.lt.u32 \1, \2, 3;\n  @\1 bra",
+    ),
+    Bug(
+        "row-beyond-the-end",
+        "q4_k-4",
+        r"setp\.lt\.u32 %p0, (%r\d+), 6;",
+        r"setp.lt.u32 %p0, \1, 60;",
+        error=OutOfBounds,
+    ),
     Bug("unaligned-vector-load", "q4_k-8", r"(ld\.global\.nc\.v4\.u32 .*)\+16\];", r"\1+8];", 0, error=Misaligned),
-    Bug("32-bit-offset", "q4_k-8", r"(mad\.wide\.u32 (%rd\d+), .*;\n)", r"\1  and.b64 \2, \2, 4294967295;\n", 0,
-        error=OutOfBounds),
-    Bug("wrapped-address", "attention", r"(mad\.wide\.u32 (%rd\d+), .*;\n)", r"\1  and.b64 \2, \2, 4294967295;\n", 3,
-        error=OutOfBounds),
-    Bug("reduction-not-complete", "q4_k-8", r"shfl\.sync\.bfly\.b32 (.*), 1, 31, -1;",
-        r"shfl.sync.bfly.b32 \1, 2, 31, -1;"),
+    Bug(
+        "32-bit-offset",
+        "q4_k-8",
+        r"(mad\.wide\.u32 (%rd\d+), .*;\n)",
+        r"\1  and.b64 \2, \2, 4294967295;\n",
+        0,
+        error=OutOfBounds,
+    ),
+    Bug(
+        "wrapped-address",
+        "attention",
+        r"(mad\.wide\.u32 (%rd\d+), .*;\n)",
+        r"\1  and.b64 \2, \2, 4294967295;\n",
+        3,
+        error=OutOfBounds,
+    ),
+    Bug(
+        "reduction-not-complete",
+        "q4_k-8",
+        r"shfl\.sync\.bfly\.b32 (.*), 1, 31, -1;",
+        r"shfl.sync.bfly.b32 \1, 2, 31, -1;",
+    ),
     Bug("reduction-not-broadcast", "quantize", r"shfl\.sync\.bfly", "shfl.sync.down"),
     Bug("score-not-broadcast", "attention", r"shfl\.sync\.bfly", "shfl.sync.down"),
-    Bug("shuffle-in-divergent-code", "q6_k", r"^(  shfl\.sync.*)", 
-        LANES + r"  @%some bra $SKIP;\n\1\n$SKIP:", 0, error=ShuffleError),
+    Bug(
+        "shuffle-in-divergent-code",
+        "q6_k",
+        r"^(  shfl\.sync.*)",
+        LANES + r"  @%some bra $SKIP;\n\1\n$SKIP:",
+        0,
+        error=ShuffleError,
+    ),
     Bug("quant-offset-of-32-lost", "q6_k", r"xor\.b32 (.*), 2863311530;", r"or.b32 \1, 0;"),
     Bug("scale-unsigned", "q6_k", r"bfe\.s32", "bfe.u32"),
     Bug("activations-of-another-row", "q6_k", r"(ld\.global\.v4\.u32 .*)\+(2\d\d\d)\];", r"\1];"),
-    Bug("rounds-down", "quantize", r"cvt\.rni\.s32\.f32 (%r\d+), (%f\d+);",
-        r"add.rn.f32 \2, \2, 0fBE800000;\n  cvt.rni.s32.f32 \1, \2;"),
+    Bug(
+        "rounds-down",
+        "quantize",
+        r"cvt\.rni\.s32\.f32 (%r\d+), (%f\d+);",
+        r"add.rn.f32 \2, \2, 0fBE800000;\n  cvt.rni.s32.f32 \1, \2;",
+    ),
     Bug("store-forgotten", "quantize", r"^.*st\.global\.u32.*\n", "", error=UnwrittenOutput),
     Bug("fifth-bit", "decode-q5_k", r", 16843009;", ", 16842753;", 0),
     Bug("fifth-bit-spread", "decode-q5_0", r", 2113665;", ", 2113664;", 0),

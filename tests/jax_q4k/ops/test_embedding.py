@@ -24,9 +24,7 @@ def test_float_table_and_dtype():
     np.testing.assert_array_equal(got, table[jnp.array([1, 7])].astype(jnp.bfloat16))
 
 
-@pytest.mark.parametrize(
-    "table", [random_weights("Q4_K", 10, 256), jnp.ones((10, 256))], ids=["packed", "float"]
-)
+@pytest.mark.parametrize("table", [random_weights("Q4_K", 10, 256), jnp.ones((10, 256))], ids=["packed", "float"])
 def test_ids_outside_the_vocabulary_give_nan(table):
     for outside in (-1, 10, 2**31 - 1, 2**32 + 3, -(2**32) + 3):  # the last two are 3 in 32 bits
         got = np.asarray(jq.embedding(np.array([outside, 9]), table))

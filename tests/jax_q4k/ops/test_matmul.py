@@ -108,9 +108,7 @@ def test_inside_scan_and_while_loop():
 
     @jax.jit
     def looped(x, w):
-        return jax.lax.while_loop(
-            lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(jq.matmul(c[1], w))), (0, x)
-        )[1]
+        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(jq.matmul(c[1], w))), (0, x))[1]
 
     want = x
     for _ in range(3):

@@ -29,9 +29,7 @@ def attention(q, k_pages, v_pages, block_tables, context_lens, scale=None):
     return out
 
 
-def arrays(
-    batch=4, num_heads=4, num_kv_heads=2, head_dim=64, page_size=16, per_sequence=3, dtype=jnp.float32
-):
+def arrays(batch=4, num_heads=4, num_kv_heads=2, head_dim=64, page_size=16, per_sequence=3, dtype=jnp.float32):
     num_pages = batch * per_sequence + 2
     q = jnp.asarray(rng.standard_normal((batch, num_heads, head_dim)), jnp.float32)
     shape = (num_pages, num_kv_heads, page_size, head_dim)

@@ -1,4 +1,5 @@
 """Appending keys and values, simulated, against NumPy."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -29,7 +30,7 @@ def test_equals_numpy(tokens: int, heads: int, head_dim: int, dtype: str) -> Non
 def test_slots_outside_the_pages_are_skipped() -> None:
     pages = np.zeros((2, 1, 32, 32), np.float32)
     new = np.ones((5, 1, 32), np.float32)
-    slots = np.array([-1, 64, 63, 2**31 - 1, -2**31], np.int32)
+    slots = np.array([-1, 64, 63, 2**31 - 1, -(2**31)], np.int32)
     kernel = append_kv(tokens=5, num_pages=2, num_kv_heads=1, page_size=32, head_dim=32)
     k_pages, v_pages = simulator.run(kernel, pages, pages, new, new, slots)
     want = pages.copy()

@@ -1,4 +1,5 @@
 """Decoding and embedding lookup, simulated, against the NumPy decoders: bit for bit."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -29,7 +30,7 @@ def test_rounds_to_16_bits(format: str, dtype: str) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_looks_rows_up(format: str, dtype: str) -> None:
     planes = random_planes(np.random.default_rng(3), format, 9, 1)
-    ids = np.array([8, 0, 3, 3, -1, 9, 2**31 - 1, -2**31], np.int32)
+    ids = np.array([8, 0, 3, 3, -1, 9, 2**31 - 1, -(2**31)], np.int32)
     (y,) = simulator.run(decode(format=format, n=9, blocks=1, dtype=dtype, lookups=8), *planes, ids)
     want = loaded(stored(formats.get(format).decode(planes), dtype), dtype)
     np.testing.assert_array_equal(loaded(y, dtype)[:4], want[ids[:4]])

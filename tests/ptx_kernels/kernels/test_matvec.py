@@ -1,4 +1,5 @@
 """The mat-vec, simulated, against float64."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -28,13 +29,17 @@ def test_rows_and_activations(format: str, m: int, n: int) -> None:
     assert run(format, n, 2, m, tuning.matvec(format, n, 2, m)) <= 1e-12
 
 
-@pytest.mark.parametrize("config", [
-    MatvecConfig(lanes_per_block=8, rows_per_warp=1, unroll=1),
-    MatvecConfig(lanes_per_block=8, rows_per_warp=2, unroll=2),
-    MatvecConfig(lanes_per_block=8, rows_per_warp=3, unroll=4, warps=1),
-    MatvecConfig(lanes_per_block=4, rows_per_warp=1, unroll=2, warps=8),
-    MatvecConfig(lanes_per_block=4, rows_per_warp=4, unroll=1),
-], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [
+        MatvecConfig(lanes_per_block=8, rows_per_warp=1, unroll=1),
+        MatvecConfig(lanes_per_block=8, rows_per_warp=2, unroll=2),
+        MatvecConfig(lanes_per_block=8, rows_per_warp=3, unroll=4, warps=1),
+        MatvecConfig(lanes_per_block=4, rows_per_warp=1, unroll=2, warps=8),
+        MatvecConfig(lanes_per_block=4, rows_per_warp=4, unroll=1),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("blocks", [1, 3, 4, 9, 17, 35])  # with tails of every kind behind the unrolled loop
 def test_configs(config: MatvecConfig, blocks: int) -> None:
     for format in FORMATS:
@@ -65,13 +70,16 @@ def test_nan_stays_in_its_row() -> None:
     assert np.isnan(y[1]).all() and np.isfinite(y[[0, 2]]).all()
 
 
-@pytest.mark.parametrize("arguments, message", [
-    (dict(format="Q6_K", m=1, config=MatvecConfig(lanes_per_block=8)), r"lanes_per_block=8 must be one of \(4,\)"),
-    (dict(format="Q4_K", m=9, config=MatvecConfig()), "m=9 must be 1 to 8"),
-    (dict(format="Q4_K", m=0, config=MatvecConfig()), "m=0 must be 1 to 8"),
-    (dict(format="Q4_K", m=1, config=MatvecConfig(rows_per_warp=17)), "rows_per_warp=17 1 to n=16"),
-    (dict(format="Q4_K", m=1, config=MatvecConfig(rows_per_warp=0)), "rows_per_warp=0 1 to n=16"),
-])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(format="Q6_K", m=1, config=MatvecConfig(lanes_per_block=8)), r"lanes_per_block=8 must be one of \(4,\)"),
+        (dict(format="Q4_K", m=9, config=MatvecConfig()), "m=9 must be 1 to 8"),
+        (dict(format="Q4_K", m=0, config=MatvecConfig()), "m=0 must be 1 to 8"),
+        (dict(format="Q4_K", m=1, config=MatvecConfig(rows_per_warp=17)), "rows_per_warp=17 1 to n=16"),
+        (dict(format="Q4_K", m=1, config=MatvecConfig(rows_per_warp=0)), "rows_per_warp=0 1 to n=16"),
+    ],
+)
 def test_what_it_refuses(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         matvec(n=16, blocks=1, **arguments)

@@ -1,4 +1,5 @@
 """Paged decode attention, simulated, against float64."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -14,16 +15,26 @@ TOLERANCE = {"f32": 1e-11, "f16": 1e-11, "bf16": 1e-11}  # the oracle gets the s
 DEFAULT = PagedAttentionConfig()
 
 
-def run(lengths: list[int], *, kv_heads: int = 2, group: int = 2, head_dim: int = 64, page_size: int = 16,
-        dtype: str = "f32", config: PagedAttentionConfig = DEFAULT, poison: bool = True,
-        tables: np.ndarray | None = None, num_pages: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+def run(
+    lengths: list[int],
+    *,
+    kv_heads: int = 2,
+    group: int = 2,
+    head_dim: int = 64,
+    page_size: int = 16,
+    dtype: str = "f32",
+    config: PagedAttentionConfig = DEFAULT,
+    poison: bool = True,
+    tables: np.ndarray | None = None,
+    num_pages: int | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
     """(simulated, wanted); what no sequence's context covers is NaN unless `poison` is off."""
     rng = np.random.default_rng(len(lengths) + head_dim)
     batch, heads = len(lengths), kv_heads * group
     width = max(1, *(-(-length // page_size) for length in lengths))
     num_pages = num_pages or batch * width + 1
     if tables is None:
-        tables = rng.permutation(num_pages)[:batch * width].reshape(batch, width)
+        tables = rng.permutation(num_pages)[: batch * width].reshape(batch, width)
     tables = tables.astype(np.int32)
     pages = [rng.standard_normal((num_pages, kv_heads, page_size, head_dim), np.float32) for _ in range(2)]
     if poison:
@@ -39,8 +50,17 @@ def run(lengths: list[int], *, kv_heads: int = 2, group: int = 2, head_dim: int 
     lens = np.array(lengths, np.int32)
     scale = head_dim**-0.5
     kernel = paged_attention(
-        batch=batch, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, num_pages=num_pages,
-        page_size=page_size, pages_per_sequence=tables.shape[1], scale=scale, dtype=dtype, config=config)
+        batch=batch,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        num_pages=num_pages,
+        page_size=page_size,
+        pages_per_sequence=tables.shape[1],
+        scale=scale,
+        dtype=dtype,
+        config=config,
+    )
     (got,) = simulator.run(kernel, q, *pages, tables, lens)
     return got, attention(q, *(loaded(p, dtype) for p in pages), tables, lens, scale)
 
@@ -79,7 +99,7 @@ def test_sequences_may_share_pages() -> None:
 
 def test_lengths_and_pages_out_of_range() -> None:
     """A negative length is empty, one beyond the table ends with it, tokens in pages that do not exist are left out."""
-    tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -2**31], [1, 4]])
+    tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -(2**31)], [1, 4]])
     got, want = run([-5, 1000, 20, 20, 20, 20], tables=tables, num_pages=4, poison=False)
     assert (got[[0, 3]] == 0).all()
     assert nmse(got, want) <= 1e-11
@@ -88,16 +108,18 @@ def test_lengths_and_pages_out_of_range() -> None:
 def test_large_scores_do_not_overflow() -> None:
     q = np.full((1, 1, 32), 300.0, np.float32)
     pages = np.full((1, 1, 16, 32), 300.0, np.float32)
-    kernel = paged_attention(batch=1, num_heads=1, num_kv_heads=1, head_dim=32, num_pages=1, page_size=16,
-                             pages_per_sequence=1, scale=1.0)
+    kernel = paged_attention(
+        batch=1, num_heads=1, num_kv_heads=1, head_dim=32, num_pages=1, page_size=16, pages_per_sequence=1, scale=1.0
+    )
     for sign in (1, -1):
         (got,) = simulator.run(kernel, q * sign, pages, pages, np.zeros((1, 1), np.int32), np.array([16], np.int32))
         np.testing.assert_allclose(got, 300.0, rtol=1e-5)
 
 
 def test_nan_query_stays_in_its_head() -> None:
-    kernel = paged_attention(batch=1, num_heads=2, num_kv_heads=1, head_dim=32, num_pages=1, page_size=16,
-                             pages_per_sequence=1, scale=1.0)
+    kernel = paged_attention(
+        batch=1, num_heads=2, num_kv_heads=1, head_dim=32, num_pages=1, page_size=16, pages_per_sequence=1, scale=1.0
+    )
     q = np.ones((1, 2, 32), np.float32)
     q[0, 1, 5] = np.nan
     pages = np.ones((1, 1, 16, 32), np.float32)
@@ -108,5 +130,13 @@ def test_nan_query_stays_in_its_head() -> None:
 @pytest.mark.parametrize("head_dim, heads", [(48, 2), (0, 2), (288, 2), (64, 3)])
 def test_what_it_refuses(head_dim: int, heads: int) -> None:
     with pytest.raises(KernelError, match=f"head_dim={head_dim} must be one of .*multiple of num_kv_heads"):
-        paged_attention(batch=1, num_heads=heads, num_kv_heads=2, head_dim=head_dim, num_pages=1, page_size=16,
-                        pages_per_sequence=1, scale=1.0)
+        paged_attention(
+            batch=1,
+            num_heads=heads,
+            num_kv_heads=2,
+            head_dim=head_dim,
+            num_pages=1,
+            page_size=16,
+            pages_per_sequence=1,
+            scale=1.0,
+        )

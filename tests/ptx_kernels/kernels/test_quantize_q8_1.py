@@ -1,4 +1,5 @@
 """Activation quantization, simulated, against NumPy: bit for bit."""
+
 from __future__ import annotations
 
 import numpy as np

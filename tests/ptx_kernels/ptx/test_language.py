@@ -1,4 +1,5 @@
 """The kernel language: what it writes, and what it refuses while a kernel is built."""
+
 from __future__ import annotations
 
 import functools
@@ -13,6 +14,7 @@ from ptx_kernels.ptx import Builder, KernelError, f16, f32, kernel, pred, s32, u
 
 def build(body, *, out_type=u32):
     """A one-warp kernel whose `body(k)` gives each lane's u32."""
+
     @kernel
     def one(k: Builder) -> None:
         out = k.output("out", out_type, (32,))
@@ -30,12 +32,15 @@ LANE = np.arange(32, dtype=np.uint32)
 
 
 def test_arithmetic() -> None:
-    np.testing.assert_array_equal(lanes(lambda k: (k.lane_id * 3 + 7) % 5 + k.lane_id // 3),
-                                  (LANE * 3 + 7) % 5 + LANE // 3)
-    np.testing.assert_array_equal(lanes(lambda k: (k.lane_id << 2 ^ 0xF0) & ~k.lane_id | 1),
-                                  (LANE << 2 ^ 0xF0) & ~LANE | 1)
-    np.testing.assert_array_equal(lanes(lambda k: (5 - k.lane_id.to(f32)) / 3.0, out_type=f32),
-                                  (5 - LANE.astype(np.float32)) / np.float32(3))
+    np.testing.assert_array_equal(
+        lanes(lambda k: (k.lane_id * 3 + 7) % 5 + k.lane_id // 3), (LANE * 3 + 7) % 5 + LANE // 3
+    )
+    np.testing.assert_array_equal(
+        lanes(lambda k: (k.lane_id << 2 ^ 0xF0) & ~k.lane_id | 1), (LANE << 2 ^ 0xF0) & ~LANE | 1
+    )
+    np.testing.assert_array_equal(
+        lanes(lambda k: (5 - k.lane_id.to(f32)) / 3.0, out_type=f32), (5 - LANE.astype(np.float32)) / np.float32(3)
+    )
 
 
 def test_division_and_remainder_by_powers_of_two_are_shifts_and_masks() -> None:
@@ -140,26 +145,30 @@ def test_a_value_cannot_be_updated() -> None:
     refuse(body, r"immutable: only a k\.var")
 
 
-@pytest.mark.parametrize("body, message", [
-    (lambda k: k.lane_id + k.const(f32, 1.0), "add.u32 needs u32, got f32"),
-    (lambda k: k.lane_id + k.lane_id.bits(s32), "add.u32 needs u32, got s32"),
-    (lambda k: k.lane_id + 1.5, "1.5 cannot stand where a u32 is needed"),
-    (lambda k: k.lane_id + 2**32, "4294967296 is outside the range of u32"),
-    (lambda k: k.lane_id - True, "True cannot stand"),
-    (lambda k: k.lane_id.bits(s32) + 2**31, "2147483648 is outside the range of s32"),
-    (lambda k: k.lane_id.bits(s32) + (-2**31 - 1), "-2147483649 is outside the range of s32"),
-    (lambda k: k.emit("add.u32", k.lane_id.name), "add.u32 takes 2 operands, got 1"),
-    (lambda k: k.shared("s", u32, (2, 2)).at(0, 0, 0).load(), r"3 indices for a buffer of shape \(2, 2\)"),
-    (lambda k: k.shared("s", u32, (2,)).advance(1), r"only a moving\(\) pointer can advance"),
-    (lambda k: k.lane_id / 2, "/ divides f32"),
-    (lambda k: k.const(f32, 1.0) % 2, "% takes u32, not f32"),
-    (lambda k: k.lane_id.to(pred), "no conversion from u32 to pred"),
-    (lambda k: k.lane_id.bits(u64), "4 and 8 bytes"),
-    (lambda k: -k.lane_id, "unary - takes f32"),
-    (lambda k: k.shuffle_xor(k.lane_id.to(u64), 1), "a shuffle moves 32 bits"),
-    (lambda k: k.instruction("add.f16x2", k.lane_id), "not in the instruction table"),
-    (lambda k: k.lane_id.to(f32).to(f16), "st of u32 needs u32, got f16"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        (lambda k: k.lane_id + k.const(f32, 1.0), "add.u32 needs u32, got f32"),
+        (lambda k: k.lane_id + k.lane_id.bits(s32), "add.u32 needs u32, got s32"),
+        (lambda k: k.lane_id + 1.5, "1.5 cannot stand where a u32 is needed"),
+        (lambda k: k.lane_id + 2**32, "4294967296 is outside the range of u32"),
+        (lambda k: k.lane_id - True, "True cannot stand"),
+        (lambda k: k.lane_id.bits(s32) + 2**31, "2147483648 is outside the range of s32"),
+        (lambda k: k.lane_id.bits(s32) + (-(2**31) - 1), "-2147483649 is outside the range of s32"),
+        (lambda k: k.emit("add.u32", k.lane_id.name), "add.u32 takes 2 operands, got 1"),
+        (lambda k: k.shared("s", u32, (2, 2)).at(0, 0, 0).load(), r"3 indices for a buffer of shape \(2, 2\)"),
+        (lambda k: k.shared("s", u32, (2,)).advance(1), r"only a moving\(\) pointer can advance"),
+        (lambda k: k.lane_id / 2, "/ divides f32"),
+        (lambda k: k.const(f32, 1.0) % 2, "% takes u32, not f32"),
+        (lambda k: k.lane_id.to(pred), "no conversion from u32 to pred"),
+        (lambda k: k.lane_id.bits(u64), "4 and 8 bytes"),
+        (lambda k: -k.lane_id, "unary - takes f32"),
+        (lambda k: k.shuffle_xor(k.lane_id.to(u64), 1), "a shuffle moves 32 bits"),
+        (lambda k: k.instruction("add.f16x2", k.lane_id), "not in the instruction table"),
+        (lambda k: k.lane_id.to(f32).to(f16), "st of u32 needs u32, got f16"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_types_that_differ(body, message: str) -> None:
     refuse(body, message)
 
@@ -172,10 +181,17 @@ def test_a_condition_is_a_predicate() -> None:
     refuse(body, "a condition is a predicate, not u32")
 
 
-@pytest.mark.parametrize("grid, threads, message", [
-    ((0,), 32, "is empty"), ((1 << 31,), 32, "larger than CUDA allows"), ((1, 65536), 32, "larger than CUDA allows"),
-    ((1,), 33, "multiple of 32"), ((1,), 2048, "at most 1024"), ((1 << 26,), 64, "must fit in 32 bits"),
-])
+@pytest.mark.parametrize(
+    "grid, threads, message",
+    [
+        ((0,), 32, "is empty"),
+        ((1 << 31,), 32, "larger than CUDA allows"),
+        ((1, 65536), 32, "larger than CUDA allows"),
+        ((1,), 33, "multiple of 32"),
+        ((1,), 2048, "at most 1024"),
+        ((1 << 26,), 64, "must fit in 32 bits"),
+    ],
+)
 def test_launch_geometry(grid, threads, message: str) -> None:
     @kernel
     def one(k: Builder) -> None:
@@ -196,6 +212,7 @@ def test_a_kernel_without_geometry() -> None:
 
 def test_addresses_are_64_bit() -> None:
     """Element 2^30 of a u32 buffer lies 4 GiB in: the index is u32, the address is not."""
+
     @kernel
     def far(k: Builder) -> None:
         x = k.input("x", u32, (2, 1 << 30))

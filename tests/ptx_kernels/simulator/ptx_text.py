@@ -1,4 +1,5 @@
 """Hand-written PTX for the simulator's tests."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -32,8 +33,9 @@ def store_u32(register: str, pointer: str = "%rd0") -> str:
     return f"mul.wide.u32 %rd14, %r0, 4; add.u64 %rd15, {pointer}, %rd14; st.global.b32 [%rd15], {register};"
 
 
-def per_thread(body: str, result: str, threads: int = 32, blocks: int = 1, dtype: type = np.uint32,
-               **options: object) -> np.ndarray:
+def per_thread(
+    body: str, result: str, threads: int = 32, blocks: int = 1, dtype: type = np.uint32, **options: object
+) -> np.ndarray:
     """What each thread ends up with in the 32-bit register `result`, shape (blocks * threads,)."""
     y = np.zeros(blocks * threads, dtype)
     simulator.launch(module(f"{body}\n  {store_u32(result)}\n  ret;", "y"), [y], (blocks,), (threads,), **options)
@@ -54,15 +56,19 @@ def apply(opcode: str, classes: str, *operands: np.ndarray) -> np.ndarray:
     lines = []
     for i, kind in enumerate(kinds[1:]):
         type_, dtype = memory[kind]
-        lines.append(f"mul.wide.u32 %rd14, %r0, {np.dtype(dtype).itemsize}; add.u64 %rd15, %rd{i}, %rd14;"
-                     f"ld.global.{type_} %{kind}{i + 6}, [%rd15];")
+        lines.append(
+            f"mul.wide.u32 %rd14, %r0, {np.dtype(dtype).itemsize}; add.u64 %rd15, %rd{i}, %rd14;"
+            f"ld.global.{type_} %{kind}{i + 6}, [%rd15];"
+        )
     result, out = ("r3", np.uint32) if kinds[0] == "p" else (f"{kinds[0]}3", memory[kinds[0]][1])
     target = "%p0" if kinds[0] == "p" else f"%{result}"
     lines.append(f"{opcode} {target}, {', '.join(f'%{kind}{i + 6}' for i, kind in enumerate(kinds[1:]))};")
     if kinds[0] == "p":
         lines.append("selp.b32 %r3, 1, 0, %p0;")
-    lines.append(f"mul.wide.u32 %rd14, %r0, {np.dtype(out).itemsize}; add.u64 %rd15, %rd{len(names)}, %rd14;"
-                 f"st.global.b{8 * np.dtype(out).itemsize} [%rd15], %{result}; ret;")
+    lines.append(
+        f"mul.wide.u32 %rd14, %r0, {np.dtype(out).itemsize}; add.u64 %rd15, %rd{len(names)}, %rd14;"
+        f"st.global.b{8 * np.dtype(out).itemsize} [%rd15], %{result}; ret;"
+    )
     y = np.zeros(count, out)
     inputs = [np.array(o).view(memory[kind][1]) for o, kind in zip(operands, kinds[1:], strict=True)]
     simulator.launch(module("\n".join(lines), ", ".join([*names, "y"])), [*inputs, y], (count // 32,), (32,))

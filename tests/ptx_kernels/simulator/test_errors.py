@@ -1,4 +1,5 @@
 """Everything the simulator refuses, with what the message says."""
+
 from __future__ import annotations
 
 import re
@@ -26,16 +27,27 @@ def refuses(error: type[simulator.SimulationError], *parts: str):
 
 # --- global memory --------------------------------------------------------------------------------------------------
 
+
 def test_out_of_bounds_names_everything() -> None:
     y = np.zeros(100, np.uint32)
-    with refuses(simulator.OutOfBounds, "kernel k", "4 bytes", "offset 400 of y, which has 400 bytes", "line 12",
-                 "st.global.b32 [%rd5], %r0;", "block (1, 0, 0), thread (36, 0, 0)"):
+    with refuses(
+        simulator.OutOfBounds,
+        "kernel k",
+        "4 bytes",
+        "offset 400 of y, which has 400 bytes",
+        "line 12",
+        "st.global.b32 [%rd5], %r0;",
+        "block (1, 0, 0), thread (36, 0, 0)",
+    ):
         launch(f"{ADDRESS}\n st.global.b32 [%rd5], %r0;", y)
 
 
 def test_block_and_thread_in_three_dimensions() -> None:
-    text = module("mov.u32 %r3, %tid.z; setp.eq.u32 %p0, %r3, 7; mov.u32 %r4, %ctaid.z; setp.eq.u32 %p1, %r4, 1;"
-                  "and.pred %p0, %p0, %p1; @%p0 st.global.b32 [%rd0+4], %r3; ret;", "y")
+    text = module(
+        "mov.u32 %r3, %tid.z; setp.eq.u32 %p0, %r3, 7; mov.u32 %r4, %ctaid.z; setp.eq.u32 %p1, %r4, 1;"
+        "and.pred %p0, %p0, %p1; @%p0 st.global.b32 [%rd0+4], %r3; ret;",
+        "y",
+    )
     with refuses(simulator.OutOfBounds, "block (0, 0, 1), thread (0, 0, 7)"):
         simulator.launch(text, [np.zeros(1, np.uint32)], (5, 3, 2), (4, 2, 8))
 
@@ -58,16 +70,25 @@ def test_second_buffer_is_out_of_reach_of_the_first() -> None:
 
 def test_addresses_in_32_bits_fail() -> None:
     with refuses(simulator.OutOfBounds, "far from every buffer"):
-        launch("cvt.u32.u64 %r4, %rd0; cvt.u64.u32 %rd5, %r4; ld.global.u32 %r5, [%rd5];",
-               np.zeros(4, np.uint32), np.zeros(4, np.uint32), params="a, b")
+        launch(
+            "cvt.u32.u64 %r4, %rd0; cvt.u64.u32 %rd5, %r4; ld.global.u32 %r5, [%rd5];",
+            np.zeros(4, np.uint32),
+            np.zeros(4, np.uint32),
+            params="a, b",
+        )
 
 
 def test_some_lanes_out_of_several_buffers() -> None:
     a, b = np.zeros(64, np.uint32), np.zeros(40, np.uint32)
     with refuses(simulator.OutOfBounds, "offset 164 of b", "thread (41, 0, 0)"):
-        launch("and.b32 %r3, %r0, 1; setp.eq.u32 %p0, %r3, 0; selp.b64 %rd3, %rd0, %rd1, %p0; "
-               "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd3, %rd4; ld.global.b32 %r4, [%rd5];",
-               a, b, params="a, b", grid=1)
+        launch(
+            "and.b32 %r3, %r0, 1; setp.eq.u32 %p0, %r3, 0; selp.b64 %rd3, %rd0, %rd1, %p0; "
+            "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd3, %rd4; ld.global.b32 %r4, [%rd5];",
+            a,
+            b,
+            params="a, b",
+            grid=1,
+        )
 
 
 def test_misaligned() -> None:
@@ -92,21 +113,27 @@ def test_output_read_before_it_is_written() -> None:
         launch("ld.global.u32 %r4, [%rd0];", y)
     half = simulator.DeviceBuffer("y", np.zeros(128, np.uint32), "out", initialized=False)
     with refuses(simulator.UninitializedRead, "offset 12 of y"):
-        launch(f"{ADDRESS} st.global.u16 [%rd5], %r0; setp.lt.u32 %p0, %r0, 3; @%p0 st.global.u16 [%rd5+2], %r0; "
-               "ld.global.u32 %r4, [%rd5];", half, grid=1)
+        launch(
+            f"{ADDRESS} st.global.u16 [%rd5], %r0; setp.lt.u32 %p0, %r0, 3; @%p0 st.global.u16 [%rd5+2], %r0; "
+            "ld.global.u32 %r4, [%rd5];",
+            half,
+            grid=1,
+        )
 
 
 def test_output_left_unwritten() -> None:
     text = module(f"setp.lt.u32 %p0, %r0, 60; @!%p0 bra END; {store_u32('%r0')}\nEND: ret;", "y")
     kernel = Kernel("k", text, (Buffer("y", f32, (64,), "out"),), (1, 1, 1), (64, 1, 1))
-    with refuses(simulator.UnwrittenOutput, "kernel k: 16 of the 256 bytes of y were never written, the first at "
-                 "offset 240"):
+    with refuses(
+        simulator.UnwrittenOutput, "kernel k: 16 of the 256 bytes of y were never written, the first at offset 240"
+    ):
         simulator.run(kernel)
     (y,) = simulator.run(kernel, check=False)
     assert np.isnan(y[60:]).all()
 
 
 # --- registers ------------------------------------------------------------------------------------------------------
+
 
 def test_register_that_nobody_wrote() -> None:
     with refuses(simulator.UninitializedRead, "register %r9 was never written", "add.u32 %r3, %r9, 1;"):
@@ -120,8 +147,11 @@ def test_register_that_some_lanes_wrote() -> None:
     with refuses(simulator.UninitializedRead, "register %r3", "thread (20, 0, 0)"):
         per_thread("setp.ge.u32 %p0, %r2, 20;\n@%p0 bra SKIP;\nmov.b32 %r3, 1;\nSKIP:\nadd.u32 %r4, %r3, 1;", "%r4")
     with refuses(simulator.UninitializedRead, "register %r3", "thread (10, 0, 0)"):
-        per_thread("setp.ge.u32 %p0, %r2, 20;\n@%p0 mov.b32 %r3, 1;\n@%p0 bra SKIP;\nsetp.lt.u32 %p1, %r2, 10;\n"
-                   "@%p1 mov.b32 %r3, 2;\nSKIP:\nadd.u32 %r4, %r3, 1;", "%r4")
+        per_thread(
+            "setp.ge.u32 %p0, %r2, 20;\n@%p0 mov.b32 %r3, 1;\n@%p0 bra SKIP;\nsetp.lt.u32 %p1, %r2, 10;\n"
+            "@%p1 mov.b32 %r3, 2;\nSKIP:\nadd.u32 %r4, %r3, 1;",
+            "%r4",
+        )
     both = per_thread(f"{body} @!%p0 mov.b32 %r3, 2; add.u32 %r4, %r3, 1;", "%r4")
     np.testing.assert_array_equal(both, np.where(np.arange(32) < 20, 2, 3))
 
@@ -132,8 +162,9 @@ TILE = ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2,
 
 
 def test_shared_read_of_nothing() -> None:
-    with refuses(simulator.UninitializedRead, "shared tile+128: nobody wrote all of these 4 bytes",
-                 "thread (32, 0, 0)"):
+    with refuses(
+        simulator.UninitializedRead, "shared tile+128: nobody wrote all of these 4 bytes", "thread (32, 0, 0)"
+    ):
         launch(f"{TILE} setp.lt.u32 %p0, %r2, 32; @%p0 st.shared.b32 [%r4], %r2; bar.sync 0; ld.shared.b32 %r6, [%r4];")
 
 
@@ -155,8 +186,11 @@ def test_shared_bounds_and_alignment() -> None:
 
 
 def test_missing_barrier_between_write_and_read() -> None:
-    with refuses(simulator.SharedRace, "shared tile+128: warp 0 reads what warp 1 wrote, without a barrier between",
-                 "ld.shared.b32"):
+    with refuses(
+        simulator.SharedRace,
+        "shared tile+128: warp 0 reads what warp 1 wrote, without a barrier between",
+        "ld.shared.b32",
+    ):
         launch(f"{TILE} st.shared.b32 [%r4], %r2; ld.shared.b32 %r6, [%r5];")
     launch(f"{TILE} st.shared.b32 [%r4], %r2; bar.sync 0; ld.shared.b32 %r6, [%r5];")
 
@@ -168,31 +202,42 @@ def test_missing_barrier_between_read_and_write() -> None:
     launch(f"{start} ld.shared.b32 %r6, [%r5]; bar.sync 0; st.shared.b32 [%r4], %r6;")
     for writer in (0, 63):
         with refuses(simulator.SharedRace, f"warp {writer // 32} writes what several warps read"):
-            launch(f"{start} ld.shared.b32 %r6, [tile]; setp.eq.u32 %p0, %r2, {writer}; "
-                   "@%p0 st.shared.b32 [tile], %r6;")
+            launch(
+                f"{start} ld.shared.b32 %r6, [tile]; setp.eq.u32 %p0, %r2, {writer}; @%p0 st.shared.b32 [tile], %r6;"
+            )
     with refuses(simulator.SharedRace, "warp 31 writes what several warps read"):
-        launch(".shared .b8 word[4]; setp.eq.u32 %p0, %r2, 1023; @%p0 st.shared.b32 [word], %r2; bar.sync 0; "
-               "ld.shared.b32 %r6, [word]; @%p0 st.shared.b32 [word], %r6;", block=1024)
+        launch(
+            ".shared .b8 word[4]; setp.eq.u32 %p0, %r2, 1023; @%p0 st.shared.b32 [word], %r2; bar.sync 0; "
+            "ld.shared.b32 %r6, [word]; @%p0 st.shared.b32 [word], %r6;",
+            block=1024,
+        )
     with refuses(simulator.SharedRace, "warp 1 writes what several warps read"):  # one after the other
-        launch(f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; @%p0 ld.shared.b32 %r6, [tile]; "
-               "@%p0 st.shared.b32 [tile], %r6;")
+        launch(
+            f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; @%p0 ld.shared.b32 %r6, [tile]; "
+            "@%p0 st.shared.b32 [tile], %r6;"
+        )
 
 
 def test_two_warps_write_one_word() -> None:
     with refuses(simulator.SharedRace, "writes, at the same instruction, what warp 1 wrote"):
         launch(f"{TILE} st.shared.b32 [tile], %r2;")
     with refuses(simulator.SharedRace, "warp 1 writes what warp 0 wrote"):
-        launch(f"{TILE} setp.eq.u32 %p0, %r2, 0; @%p0 st.shared.b32 [tile], %r2; setp.eq.u32 %p1, %r2, 32; "
-               "@%p1 st.shared.b32 [tile], %r2;")
+        launch(
+            f"{TILE} setp.eq.u32 %p0, %r2, 0; @%p0 st.shared.b32 [tile], %r2; setp.eq.u32 %p1, %r2, 32; "
+            "@%p1 st.shared.b32 [tile], %r2;"
+        )
 
 
 def test_neighbouring_bytes_are_no_race() -> None:
-    launch(".shared .b8 t[64]; mov.u32 %r3, t; xor.b32 %r4, %r2, 32; and.b32 %r5, %r4, 32; shr.u32 %r5, %r5, 5; "
-           "and.b32 %r4, %r2, 31; mad.lo.u32 %r4, %r4, 2, %r5; add.u32 %r4, %r4, %r3; st.shared.u8 [%r4], %r2; "
-           "ld.shared.u8 %r6, [%r4];")
+    launch(
+        ".shared .b8 t[64]; mov.u32 %r3, t; xor.b32 %r4, %r2, 32; and.b32 %r5, %r4, 32; shr.u32 %r5, %r5, 5; "
+        "and.b32 %r4, %r2, 31; mad.lo.u32 %r4, %r4, 2, %r5; add.u32 %r4, %r4, %r3; st.shared.u8 [%r4], %r2; "
+        "ld.shared.u8 %r6, [%r4];"
+    )
 
 
 # --- warps and barriers ---------------------------------------------------------------------------------------------
+
 
 def test_barrier_in_divergent_code() -> None:
     with refuses(simulator.BarrierDivergence, "16 of the warp's 32 live threads", "bar.sync 0;", "thread (0, 0, 0)"):
@@ -224,14 +269,20 @@ def test_endless_loop() -> None:
 
 def test_shuffles_with_absent_lanes() -> None:
     with refuses(simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff0000, which are elsewhere"):
-        launch("and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\n"
-               "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:")
+        launch(
+            "and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\n"
+            "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:"
+        )
     with refuses(simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff,"):  # 32 lanes of two warps
-        launch("setp.lt.u32 %p0, %r2, 16;\n@%p0 bra END;\nsetp.ge.u32 %p0, %r2, 48;\n@%p0 bra END;\n"
-               "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:")
+        launch(
+            "setp.lt.u32 %p0, %r2, 16;\n@%p0 bra END;\nsetp.ge.u32 %p0, %r2, 48;\n@%p0 bra END;\n"
+            "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:"
+        )
     with refuses(simulator.ShuffleError, "lane 15 reads lane 16, which does not take part"):
-        launch("and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\n"
-               "shfl.sync.down.b32 %r4, %r2, 1, 31, 0xffff;\nEND:")
+        launch(
+            "and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\n"
+            "shfl.sync.down.b32 %r4, %r2, 1, 31, 0xffff;\nEND:"
+        )
     with refuses(simulator.ShuffleError, "lane 4 reads lane 5, which has exited"):
         launch("and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 5;\n@%p0 ret;\nshfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;")
     with refuses(simulator.ShuffleError, "lane 8 executes this but membermask 0xff does not name it"):
@@ -242,67 +293,78 @@ def test_shuffles_with_absent_lanes() -> None:
 
 # --- text -----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("body", "error", "parts"), [
-    ("fma.f32 %f0, %f1, %f2, %f3;", simulator.UnknownInstruction, ["fma.f32 is no known instruction", "line 11"]),
-    ("ld.globl.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.globl.u32"]),
-    ("ld.shared.nc.u32 %r3, [0];", simulator.UnknownInstruction, ["ld.shared.nc.u32"]),
-    ("ld.global.v4.u64 {%rd3, %rd4, %rd5, %rd6}, [%rd0];", simulator.UnknownInstruction, ["ld.global.v4.u64"]),
-    ("ld.global.f16 %h0, [%rd0];", simulator.UnknownInstruction, ["ld.global.f16"]),
-    ("st.global.nc.u32 [%rd0], %r2;", simulator.UnknownInstruction, ["only loads can be non-coherent"]),
-    ("ld.global.v8.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.global.v8.u32"]),
-    ("bar.arrive 0, 64;", simulator.UnknownInstruction, ["bar.arrive"]),
-    ("shfl.bfly.b32 %r3, %r2, 1, 31;", simulator.UnknownInstruction, ["shfl.bfly.b32"]),
-    ("shfl.sync.bfly.b32 %r3|%r4, %r2, 1, 31, -1;", simulator.TypeMismatch, ["%r4 is no predicate"]),
-    ("add.u32 %r3, %r2;", simulator.ParseError, ["add.u32 takes 3 operands, got 2"]),
-    ("add.u32 %r3, %f2, 1;", simulator.TypeMismatch, ["add.u32 needs u32 in a .b32 register, but %f2 is .f32"]),
-    ("add.rn.f32 %rd3, %f2, %f2;", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
-    ("add.u32 %r3, %r2, 0x100000000;", simulator.TypeMismatch, ["0x100000000 does not fit u32"]),
-    ("add.u32 %r3, %r2, -0x80000001;", simulator.TypeMismatch, ["-0x80000001 does not fit u32"]),
-    ("add.rn.f32 %f0, %f1, 1;", simulator.TypeMismatch, ["1 is no number of type f32"]),
-    ("add.u32 %r3, %r2, 1.5;", simulator.TypeMismatch, ["1.5 is no number of type u32"]),
-    ("ld.global.u32 %r3, [%r2];", simulator.TypeMismatch, ["a global address needs a .b64 register, but %r2 is .b32"]),
-    ("ld.global.v2.u32 {%r3, %r4, %r5}, [%rd0];", simulator.TypeMismatch, ["moves 2 register(s)"]),
-    ("ld.global.f32 %r3, %rd0;", simulator.TypeMismatch, ["an address in brackets is missing"]),
-    ("mov.b32 {%h0, %r1}, %r2;", simulator.TypeMismatch, ["do not make up 4 bytes"]),
-    ("add.u32 %r99, %r2, 1;", simulator.ParseError, ["register %r99 is not declared"]),
-    ("mov.u32 %r3, nowhere;", simulator.ParseError, ["nowhere is neither a shared variable"]),
-    ("bra NOWHERE;", simulator.ParseError, ["branches to no label"]),
-    ("L: add.u32 %r3, %r2, 1; L: ret;", simulator.ParseError, ["label L is defined twice"]),
-    (".reg .b32 %r3;", simulator.ParseError, ["register %r3 is declared twice"]),
-    (".reg .f64 %d<3>;", simulator.ParseError, ["declares no register class"]),
-    (".local .b8 x[4];", simulator.ParseError, ["unknown directive .local"]),
-    ("@%r3 bra L; L: ret;", simulator.ParseError, ["%r3 guards an instruction but is no predicate"]),
-    ("bar.sync 16;", simulator.ParseError, ["a barrier 0 to 15"]),
-    ("bar.sync 0, 0;", simulator.ParseError, ["a multiple of 32"]),
-    ("bar.sync 0, 33;", simulator.ParseError, ["a multiple of 32"]),
-    ("add.u32 %r3, %r2, 1 + 2;", simulator.ParseError, ["`1 + 2` is no operand"]),
-    ("ld.global.u32 %r3, [%rd0 * 4];", simulator.ParseError, ["[%rd0 * 4] is no address"]),
-    ("ld.param.u64 %rd3, [z];", simulator.ParseError, ["names no parameter"]),
-    ("ld.param.u64 %rd3, [y+8];", simulator.ParseError, ["names no parameter"]),
-    (".shared .b8 t[4]; .shared .b8 t[4];", simulator.ParseError, ["t is declared twice"]),
-    ("mov.u64 %rd3, %tid.x;", simulator.TypeMismatch, ["%tid.x is a .u32"]),
-    ("ld.global.f32 %rd3, [%rd0];", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
-    (".shared .align 12 .b8 t[4];", simulator.ParseError, ["alignment 12 is no power of two"]),
-])
+
+@pytest.mark.parametrize(
+    ("body", "error", "parts"),
+    [
+        ("fma.f32 %f0, %f1, %f2, %f3;", simulator.UnknownInstruction, ["fma.f32 is no known instruction", "line 11"]),
+        ("ld.globl.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.globl.u32"]),
+        ("ld.shared.nc.u32 %r3, [0];", simulator.UnknownInstruction, ["ld.shared.nc.u32"]),
+        ("ld.global.v4.u64 {%rd3, %rd4, %rd5, %rd6}, [%rd0];", simulator.UnknownInstruction, ["ld.global.v4.u64"]),
+        ("ld.global.f16 %h0, [%rd0];", simulator.UnknownInstruction, ["ld.global.f16"]),
+        ("st.global.nc.u32 [%rd0], %r2;", simulator.UnknownInstruction, ["only loads can be non-coherent"]),
+        ("ld.global.v8.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.global.v8.u32"]),
+        ("bar.arrive 0, 64;", simulator.UnknownInstruction, ["bar.arrive"]),
+        ("shfl.bfly.b32 %r3, %r2, 1, 31;", simulator.UnknownInstruction, ["shfl.bfly.b32"]),
+        ("shfl.sync.bfly.b32 %r3|%r4, %r2, 1, 31, -1;", simulator.TypeMismatch, ["%r4 is no predicate"]),
+        ("add.u32 %r3, %r2;", simulator.ParseError, ["add.u32 takes 3 operands, got 2"]),
+        ("add.u32 %r3, %f2, 1;", simulator.TypeMismatch, ["add.u32 needs u32 in a .b32 register, but %f2 is .f32"]),
+        ("add.rn.f32 %rd3, %f2, %f2;", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
+        ("add.u32 %r3, %r2, 0x100000000;", simulator.TypeMismatch, ["0x100000000 does not fit u32"]),
+        ("add.u32 %r3, %r2, -0x80000001;", simulator.TypeMismatch, ["-0x80000001 does not fit u32"]),
+        ("add.rn.f32 %f0, %f1, 1;", simulator.TypeMismatch, ["1 is no number of type f32"]),
+        ("add.u32 %r3, %r2, 1.5;", simulator.TypeMismatch, ["1.5 is no number of type u32"]),
+        (
+            "ld.global.u32 %r3, [%r2];",
+            simulator.TypeMismatch,
+            ["a global address needs a .b64 register, but %r2 is .b32"],
+        ),
+        ("ld.global.v2.u32 {%r3, %r4, %r5}, [%rd0];", simulator.TypeMismatch, ["moves 2 register(s)"]),
+        ("ld.global.f32 %r3, %rd0;", simulator.TypeMismatch, ["an address in brackets is missing"]),
+        ("mov.b32 {%h0, %r1}, %r2;", simulator.TypeMismatch, ["do not make up 4 bytes"]),
+        ("add.u32 %r99, %r2, 1;", simulator.ParseError, ["register %r99 is not declared"]),
+        ("mov.u32 %r3, nowhere;", simulator.ParseError, ["nowhere is neither a shared variable"]),
+        ("bra NOWHERE;", simulator.ParseError, ["branches to no label"]),
+        ("L: add.u32 %r3, %r2, 1; L: ret;", simulator.ParseError, ["label L is defined twice"]),
+        (".reg .b32 %r3;", simulator.ParseError, ["register %r3 is declared twice"]),
+        (".reg .f64 %d<3>;", simulator.ParseError, ["declares no register class"]),
+        (".local .b8 x[4];", simulator.ParseError, ["unknown directive .local"]),
+        ("@%r3 bra L; L: ret;", simulator.ParseError, ["%r3 guards an instruction but is no predicate"]),
+        ("bar.sync 16;", simulator.ParseError, ["a barrier 0 to 15"]),
+        ("bar.sync 0, 0;", simulator.ParseError, ["a multiple of 32"]),
+        ("bar.sync 0, 33;", simulator.ParseError, ["a multiple of 32"]),
+        ("add.u32 %r3, %r2, 1 + 2;", simulator.ParseError, ["`1 + 2` is no operand"]),
+        ("ld.global.u32 %r3, [%rd0 * 4];", simulator.ParseError, ["[%rd0 * 4] is no address"]),
+        ("ld.param.u64 %rd3, [z];", simulator.ParseError, ["names no parameter"]),
+        ("ld.param.u64 %rd3, [y+8];", simulator.ParseError, ["names no parameter"]),
+        (".shared .b8 t[4]; .shared .b8 t[4];", simulator.ParseError, ["t is declared twice"]),
+        ("mov.u64 %rd3, %tid.x;", simulator.TypeMismatch, ["%tid.x is a .u32"]),
+        ("ld.global.f32 %rd3, [%rd0];", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
+        (".shared .align 12 .b8 t[4];", simulator.ParseError, ["alignment 12 is no power of two"]),
+    ],
+)
 def test_text_that_is_refused(body: str, error: type[simulator.SimulationError], parts: list[str]) -> None:
     with refuses(error, "kernel k", *parts):
         launch(body)
 
 
-@pytest.mark.parametrize(("old", "new", "message"), [
-    (".version 7.0\n", "\n", ".version and .target"),
-    (".address_size 64\n", "\n", ".address_size 64 is missing"),
-    (".param .u64 y", ".param .u64 y, .param .u64 y", "two parameters have the same name"),
-    (".entry k", ".entri k", "expected one .entry, found 0"),
-    (".param .u64 y", ".param .u32 y", "is no .param .u64 pointer"),
-    ("ret;\n}", "ret\n}", "lacks its ;"),
-    ("ret;\n}", "ret;\n", "lacks its }"),
-    ("ret;\n}", "}", "a ret is missing"),
-    ("ret;\n}", "bra END;\nEND:\n}", "branches past the last instruction"),
-    (") {", ") .maxclusterrank 4 {", "unknown directive .maxclusterrank"),
-    ("ret;\n}", "ret;\n} more", "text after the kernel's body"),
-    (".visible", ".func f; .visible", ".func is not supported"),
-])
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (".version 7.0\n", "\n", ".version and .target"),
+        (".address_size 64\n", "\n", ".address_size 64 is missing"),
+        (".param .u64 y", ".param .u64 y, .param .u64 y", "two parameters have the same name"),
+        (".entry k", ".entri k", "expected one .entry, found 0"),
+        (".param .u64 y", ".param .u32 y", "is no .param .u64 pointer"),
+        ("ret;\n}", "ret\n}", "lacks its ;"),
+        ("ret;\n}", "ret;\n", "lacks its }"),
+        ("ret;\n}", "}", "a ret is missing"),
+        ("ret;\n}", "bra END;\nEND:\n}", "branches past the last instruction"),
+        (") {", ") .maxclusterrank 4 {", "unknown directive .maxclusterrank"),
+        ("ret;\n}", "ret;\n} more", "text after the kernel's body"),
+        (".visible", ".func f; .visible", ".func is not supported"),
+    ],
+)
 def test_modules_that_are_refused(old: str, new: str, message: str) -> None:
     text = module("  ret;", "y")
     assert old in text

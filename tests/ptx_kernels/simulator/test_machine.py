@@ -1,4 +1,5 @@
 """Control flow, warps, barriers and memory on hand-written PTX, against NumPy."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -55,13 +56,16 @@ END:
 
 
 def test_early_return_and_predicated_exit() -> None:
-    text = module(f"""
+    text = module(
+        f"""
   setp.ge.u32 %p0, %r0, 300;
   @%p0 ret;
   and.b32 %r3, %r0, 1; setp.eq.u32 %p1, %r3, 0;
   @%p1 exit;
   {store_u32("%r0")}
-  ret;""", "y")
+  ret;""",
+        "y",
+    )
     y = np.full(THREAD.size, 7, np.uint32)
     simulator.launch(text, [y], (BLOCKS,), (THREADS,))
     np.testing.assert_array_equal(y, np.where((THREAD < 300) & (THREAD % 2 == 1), THREAD, 7))
@@ -81,19 +85,35 @@ def test_special_registers() -> None:
     names = [f"{r}.{axis}" for r in ("%tid", "%ntid", "%ctaid", "%nctaid") for axis in "xyz"] + ["%laneid", "%warpid"]
     for name in names:
         y = np.zeros(64 * 12, np.uint32)
-        text = module(f"""
+        text = module(
+            f"""
   mov.u32 %r3, %tid.x; mov.u32 %r4, %tid.y; mov.u32 %r5, %tid.z;
   mad.lo.u32 %r3, %r4, 4, %r3; mad.lo.u32 %r3, %r5, 8, %r3;
   mov.u32 %r6, %ctaid.x; mov.u32 %r7, %ctaid.y; mov.u32 %r8, %ctaid.z;
   mad.lo.u32 %r6, %r7, 3, %r6; mad.lo.u32 %r6, %r8, 6, %r6;
   mad.lo.u32 %r0, %r6, 64, %r3;
   mov.u32 %r9, {name};
-  {store_u32("%r9")} ret;""", "y")
+  {store_u32("%r9")} ret;""",
+            "y",
+        )
         simulator.launch(text, [y], extents["%ctaid"], extents["%tid"])
         thread, block = np.arange(y.size) % 64, np.arange(y.size) // 64
-        want = {"%tid.x": thread % 4, "%tid.y": thread // 4 % 2, "%tid.z": thread // 8, "%ctaid.x": block % 3,
-                "%ctaid.y": block // 3 % 2, "%ctaid.z": block // 6, "%laneid": thread % 32, "%warpid": thread // 32,
-                "%ntid.x": 4, "%ntid.y": 2, "%ntid.z": 8, "%nctaid.x": 3, "%nctaid.y": 2, "%nctaid.z": 2}[name]
+        want = {
+            "%tid.x": thread % 4,
+            "%tid.y": thread // 4 % 2,
+            "%tid.z": thread // 8,
+            "%ctaid.x": block % 3,
+            "%ctaid.y": block // 3 % 2,
+            "%ctaid.z": block // 6,
+            "%laneid": thread % 32,
+            "%warpid": thread // 32,
+            "%ntid.x": 4,
+            "%ntid.y": 2,
+            "%ntid.z": 8,
+            "%nctaid.x": 3,
+            "%nctaid.y": 2,
+            "%nctaid.z": 2,
+        }[name]
         np.testing.assert_array_equal(y, np.broadcast_to(want, y.size), err_msg=name)
 
 
@@ -102,6 +122,7 @@ def test_block_that_is_no_multiple_of_a_warp() -> None:
 
 
 # --- shuffles and votes ---------------------------------------------------------------------------------------------
+
 
 def reference_shuffle(mode: str, values: np.ndarray, b: np.ndarray, c: int) -> tuple[np.ndarray, np.ndarray]:
     """PTX ISA 9.7.9.6, lane by lane."""
@@ -140,8 +161,9 @@ END:
 
 
 def test_shuffle_sum_of_floats() -> None:
-    steps = "\n".join(f"shfl.sync.bfly.b32 %f1, %f0, {m}, 31, 0xffffffff; add.rn.f32 %f0, %f0, %f1;"
-                      for m in (16, 8, 4, 2, 1))
+    steps = "\n".join(
+        f"shfl.sync.bfly.b32 %f1, %f0, {m}, 31, 0xffffffff; add.rn.f32 %f0, %f0, %f1;" for m in (16, 8, 4, 2, 1)
+    )
     got = per_thread(f"cvt.rn.f32.u32 %f0, %r0;\n{steps}", "%f0", THREADS, BLOCKS, np.float32)
     np.testing.assert_array_equal(got, np.arange(THREAD.size, dtype=np.float32).reshape(-1, 32).sum(1).repeat(32))
 
@@ -208,14 +230,18 @@ def test_shared_memory_of_an_odd_size_belongs_to_the_block() -> None:
 
 
 def test_dynamic_shared_memory_and_bytes() -> None:
-    text = module(f"""
+    text = module(
+        f"""
   .shared .align 4 .b8 first[6];
   mov.u32 %r3, pool; add.u32 %r4, %r3, %r2;
   st.shared.u8 [%r4], %r2;
   bar.sync 0;
   xor.b32 %r5, %r2, 64; add.u32 %r6, %r3, %r5;
   ld.shared.s8 %r7, [%r6];
-  {store_u32("%r7")} ret;""", "y", outside=".extern .shared .align 16 .b8 pool[];")
+  {store_u32("%r7")} ret;""",
+        "y",
+        outside=".extern .shared .align 16 .b8 pool[];",
+    )
     y = np.zeros(256, np.int32)
     simulator.launch(text, [y], (1,), (256,), 256)
     np.testing.assert_array_equal(y, (np.arange(256) ^ 64).astype(np.uint8).view(np.int8))
@@ -223,11 +249,15 @@ def test_dynamic_shared_memory_and_bytes() -> None:
 
 def test_shared_variables_are_aligned() -> None:
     """Static ones as they say, dynamic ones to 16 bytes: 16-byte stores into both, behind others of odd sizes."""
-    text = module(f"""
+    text = module(
+        f"""
   .shared .b8 byte[1]; .shared .align 16 .b8 wide[16]; .shared .b8 last[3];
   st.shared.u8 [byte], %r0; st.shared.v4.b32 [wide], {{%r0, %r0, %r0, %r0}};
   st.shared.v4.b32 [pool], {{%r0, %r0, %r0, %r0}}; ld.shared.b32 %r3, [pool+12];
-  {store_u32("%r3")} ret;""", "y", outside=".extern .shared .align 16 .b8 pool[];")
+  {store_u32("%r3")} ret;""",
+        "y",
+        outside=".extern .shared .align 16 .b8 pool[];",
+    )
     y = np.zeros(3, np.uint32)
     simulator.launch(text, [y], (3,), (1,), 16)
     np.testing.assert_array_equal(y, [0, 1, 2])
@@ -287,8 +317,11 @@ END:
 
 # --- global memory --------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("type", "dtype"), [("u8", np.uint8), ("s8", np.int8), ("u16", np.uint16), ("s16", np.int16),
-                                             ("b16", np.uint16), ("u32", np.uint32)])
+
+@pytest.mark.parametrize(
+    ("type", "dtype"),
+    [("u8", np.uint8), ("s8", np.int8), ("u16", np.uint16), ("s16", np.int16), ("b16", np.uint16), ("u32", np.uint32)],
+)
 def test_narrow_loads_extend_and_stores_truncate(type: str, dtype: type) -> None:
     size = np.dtype(dtype).itemsize
     a = np.random.default_rng(0).integers(0, 256, 64 * size, np.uint8)
@@ -303,29 +336,52 @@ def test_narrow_loads_extend_and_stores_truncate(type: str, dtype: type) -> None
     np.testing.assert_array_equal(y, a.view(dtype).astype(np.int64).astype(np.uint32))
 
 
-@pytest.mark.parametrize(("vector", "registers"), [("v4.u32", "%r4, %r5, %r6, %r7"), ("v2.u64", "%rd5, %rd6"),
-                                                   ("v4.f32", "%f0, %f1, %f2, %f3"), ("v2.u32", "%r4, %r5"),
-                                                   ("v4.u16", "%h0, %h1, %h2, %h3"), ("v4.b8", "%h0, %h1, %h2, %h3")])
+@pytest.mark.parametrize(
+    ("vector", "registers"),
+    [
+        ("v4.u32", "%r4, %r5, %r6, %r7"),
+        ("v2.u64", "%rd5, %rd6"),
+        ("v4.f32", "%f0, %f1, %f2, %f3"),
+        ("v2.u32", "%r4, %r5"),
+        ("v4.u16", "%h0, %h1, %h2, %h3"),
+        ("v4.b8", "%h0, %h1, %h2, %h3"),
+    ],
+)
 def test_vectors_copy_every_bit(vector: str, registers: str) -> None:
     lanes = int(vector[1])
     size = lanes * int(vector.split(".")[1][1:]) // 8
     a = np.random.default_rng(1).integers(0, 256, 96 * size, np.uint8)
     a[:size] = 0xFF  # a NaN in any float type
     y = np.zeros_like(a)
-    text = module(f"""
+    text = module(
+        f"""
   mul.wide.u32 %rd4, %r0, {size}; add.u64 %rd8, %rd0, %rd4; add.u64 %rd9, %rd1, %rd4;
   ld.global.nc.L1::no_allocate.L2::128B.{vector} {{{registers}}}, [%rd8];
-  st.global.{vector} [%rd9], {{{registers}}}; ret;""", "a, y")
-    simulator.launch(text, [simulator.DeviceBuffer("a", a, "in"),
-                            simulator.DeviceBuffer("y", y, "out", initialized=False)], (3,), (32,))
+  st.global.{vector} [%rd9], {{{registers}}}; ret;""",
+        "a, y",
+    )
+    simulator.launch(
+        text,
+        [simulator.DeviceBuffer("a", a, "in"), simulator.DeviceBuffer("y", y, "out", initialized=False)],
+        (3,),
+        (32,),
+    )
     np.testing.assert_array_equal(y, a)
 
 
 def test_of_lanes_that_store_to_one_place_the_highest_wins() -> None:
     y = np.zeros(2, np.uint32)
-    simulator.launch(module("st.global.b32 [%rd0], %r0; mov.u64 %rd3, %rd0; setp.lt.u32 %p0, %r2, 7; "
-                            "cvt.u64.u32 %rd4, %r0; and.b64 %rd4, %rd4, 0; add.u64 %rd5, %rd0, %rd4; "
-                            "@%p0 st.global.b32 [%rd5+4], %r0; ret;", "y"), [y], (1,), (32,))
+    simulator.launch(
+        module(
+            "st.global.b32 [%rd0], %r0; mov.u64 %rd3, %rd0; setp.lt.u32 %p0, %r2, 7; "
+            "cvt.u64.u32 %rd4, %r0; and.b64 %rd4, %rd4, 0; add.u64 %rd5, %rd0, %rd4; "
+            "@%p0 st.global.b32 [%rd5+4], %r0; ret;",
+            "y",
+        ),
+        [y],
+        (1,),
+        (32,),
+    )
     np.testing.assert_array_equal(y, [31, 6])
 
 
@@ -342,16 +398,20 @@ def test_lanes_that_load_from_several_buffers() -> None:
 
 def test_lanes_that_store_to_several_buffers() -> None:
     a, b = np.zeros(64, np.uint32), np.zeros(64, np.uint32)
-    text = module("and.b32 %r3, %r0, 1; setp.eq.u32 %p0, %r3, 0; selp.b64 %rd3, %rd0, %rd1, %p0; "
-                  "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd3, %rd4; st.global.b32 [%rd5], %r0; ret;", "a, b")
+    text = module(
+        "and.b32 %r3, %r0, 1; setp.eq.u32 %p0, %r3, 0; selp.b64 %rd3, %rd0, %rd1, %p0; "
+        "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd3, %rd4; st.global.b32 [%rd5], %r0; ret;",
+        "a, b",
+    )
     simulator.launch(text, [a, b], (2,), (32,))
     np.testing.assert_array_equal([a, b], [np.where(np.arange(64) % 2 == i, np.arange(64), 0) for i in range(2)])
 
 
 def test_an_array_given_twice_has_one_address() -> None:
     y = np.zeros(64, np.uint32)
-    text = module(f"sub.u64 %rd3, %rd0, %rd1; cvt.u32.u64 %r3, %rd3; add.u32 %r3, %r3, 5; {store_u32('%r3')} ret;",
-                  "a, b")
+    text = module(
+        f"sub.u64 %rd3, %rd0, %rd1; cvt.u32.u64 %r3, %rd3; add.u32 %r3, %r3, 5; {store_u32('%r3')} ret;", "a, b"
+    )
     simulator.launch(text, [y, y], (2,), (32,))
     assert (y == 5).all()
 
@@ -360,9 +420,12 @@ def test_offsets_beyond_32_bits_reach_their_bytes() -> None:
     large = np.zeros((3 << 30) + (2 << 30), np.uint8)  # the system allocates the touched pages only
     large[(4 << 30) + 5] = 77
     y = np.zeros(32, np.uint32)
-    text = module(f"""
+    text = module(
+        f"""
   mov.b64 %rd4, 0x100000000; add.u64 %rd5, %rd0, %rd4; ld.global.u8 %r3, [%rd5+5];
-  {store_u32("%r3", "%rd1")} ret;""", "a, y")
+  {store_u32("%r3", "%rd1")} ret;""",
+        "a, y",
+    )
     simulator.launch(text, [simulator.DeviceBuffer("a", large, "in"), y], (1,), (32,))
     assert (y == 77).all()
 
@@ -384,6 +447,7 @@ def test_moves_between_classes_keep_bits() -> None:
 
 # --- launches -------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("batch_lanes", [1, 128, 300, 1 << 20])
 def test_batches_do_not_change_results(batch_lanes: int) -> None:
     body = f"{REVERSE} cvt.rn.f32.u32 %f0, %r7; rsqrt.approx.f32 %f1, %f0; fma.rn.f32 %f2, %f1, %f0, %f1;"
@@ -394,12 +458,20 @@ def test_batches_do_not_change_results(batch_lanes: int) -> None:
 
 def scale_kernel() -> Kernel:
     """x *= s[0] in place; y = x before."""
-    text = module("""
+    text = module(
+        """
   mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd2, %rd4; add.u64 %rd6, %rd3, %rd4;
   ld.global.nc.f32 %f0, [%rd0]; ld.global.f32 %f1, [%rd5]; st.global.f32 [%rd6], %f1;
-  mul.rn.f32 %f2, %f1, %f0; st.global.f32 [%rd5], %f2; ret;""", "s, x_in, x, y")
-    return Kernel("k", text, (Buffer("s", f32, (1,), "in"), Buffer("x", f32, (64,), "inout"),
-                              Buffer("y", f32, (64,), "out")), (2, 1, 1), (32, 1, 1))
+  mul.rn.f32 %f2, %f1, %f0; st.global.f32 [%rd5], %f2; ret;""",
+        "s, x_in, x, y",
+    )
+    return Kernel(
+        "k",
+        text,
+        (Buffer("s", f32, (1,), "in"), Buffer("x", f32, (64,), "inout"), Buffer("y", f32, (64,), "out")),
+        (2, 1, 1),
+        (32, 1, 1),
+    )
 
 
 def test_run_returns_results_and_leaves_operands() -> None:
@@ -430,8 +502,11 @@ def test_run_checks_operands() -> None:
 
 def test_bf16_buffers_travel_as_bits() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
-    text = module("mul.wide.u32 %rd4, %r0, 2; add.u64 %rd5, %rd0, %rd4; add.u64 %rd6, %rd1, %rd4;"
-                  "ld.global.b16 %h0, [%rd5]; st.global.b16 [%rd6], %h0; ret;", "x, y")
+    text = module(
+        "mul.wide.u32 %rd4, %r0, 2; add.u64 %rd5, %rd0, %rd4; add.u64 %rd6, %rd1, %rd4;"
+        "ld.global.b16 %h0, [%rd5]; st.global.b16 [%rd6], %h0; ret;",
+        "x, y",
+    )
     kernel = Kernel("k", text, (Buffer("x", bf16, (32,), "in"), Buffer("y", bf16, (32,), "out")), (1, 1, 1), (32, 1, 1))
     x = np.linspace(-2, 2, 32).astype(ml_dtypes.bfloat16)
     (y,) = simulator.run(kernel, x)

@@ -1,4 +1,5 @@
 """Instructions whose meaning is easy to get wrong, through PTX text, against independent definitions."""
+
 from __future__ import annotations
 
 import math
@@ -13,8 +14,9 @@ rng = np.random.default_rng(7)
 
 
 def integers(count: int = 1024) -> np.ndarray:
-    edge = np.array([0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 31, 32, 33, 64,
-                     255], np.uint32)
+    edge = np.array(
+        [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 31, 32, 33, 64, 255], np.uint32
+    )
     return np.concatenate([edge, rng.integers(0, 2**32, count - edge.size, np.uint32)])
 
 
@@ -40,14 +42,17 @@ def round_to_f32(exact: Fraction) -> float:
 
 def fma_cases() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Random values, near ties (where rounding twice goes wrong), results below the normal range, cancellation."""
+
     def floats(low: int, high: int, count: int) -> np.ndarray:
         mantissa = rng.integers(0, 2**23, count)
         sign = rng.choice([-1.0, 1.0], count)
         return (sign * (1 + mantissa / 2**23) * 2.0 ** rng.integers(low, high, count)).astype(np.float32)
 
-    groups = [(floats(-4, 4, 320), floats(-4, 4, 320), floats(-8, 8, 320)),
-              (floats(-75, -60, 320), floats(-75, -60, 320), floats(-149, -120, 320)),
-              (floats(60, 66, 160), floats(60, 64, 160), floats(100, 128, 160))]
+    groups = [
+        (floats(-4, 4, 320), floats(-4, 4, 320), floats(-8, 8, 320)),
+        (floats(-75, -60, 320), floats(-75, -60, 320), floats(-149, -120, 320)),
+        (floats(60, 66, 160), floats(60, 64, 160), floats(100, 128, 160)),
+    ]
     # a * b = 2^24 + 1 + tiny part of c: exactly one bit beyond a tie
     a = np.float32(2**12 + 1) * 2.0 ** rng.integers(-3, 3, 320)
     b = np.full(320, 2**12 - 1 + 2, np.float32)
@@ -61,8 +66,10 @@ def fma_cases() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def test_fma_rounds_once() -> None:
     a, b, c = fma_cases()
     got = apply("fma.rn.f32", "f f f f", a, b, c)
-    want = [round_to_f32(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))) for x, y, z in
-            zip(a, b, c, strict=True)]
+    want = [
+        round_to_f32(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)))
+        for x, y, z in zip(a, b, c, strict=True)
+    ]
     np.testing.assert_array_equal(got, np.array(want, np.float32))
     with np.errstate(over="ignore"):
         twice = (a.astype(np.float64) * b + c).astype(np.float32)
@@ -71,15 +78,24 @@ def test_fma_rounds_once() -> None:
 
 def test_fma_rounds_once_below_the_normal_range() -> None:
     """The product lies 2^-196 below half a unit of the last place, which float64 loses beside c."""
-    a, b, c = (np.full(32, x, np.float32) for x in (
-        2.0**-75 * (1 + 2**-23), 2.0**-75 * (1 - 2**-23), 2.0**-127 + 2.0**-149))
+    a, b, c = (
+        np.full(32, x, np.float32) for x in (2.0**-75 * (1 + 2**-23), 2.0**-75 * (1 - 2**-23), 2.0**-127 + 2.0**-149)
+    )
     np.testing.assert_array_equal(apply("fma.rn.f32", "f f f f", a, b, c), c)
 
 
 def test_fma_specials() -> None:
     inf, nan = np.inf, np.nan
-    cases = [(inf, 1, 1, inf), (inf, 0, 1, nan), (inf, 1, -inf, nan), (nan, 1, 1, nan), (1, 1, -inf, -inf),
-             (3e38, 3e38, -inf, -inf), (3e38, 3e38, 0, inf), (0, -1, 0, 0)] * 4
+    cases = [
+        (inf, 1, 1, inf),
+        (inf, 0, 1, nan),
+        (inf, 1, -inf, nan),
+        (nan, 1, 1, nan),
+        (1, 1, -inf, -inf),
+        (3e38, 3e38, -inf, -inf),
+        (3e38, 3e38, 0, inf),
+        (0, -1, 0, 0),
+    ] * 4
     a, b, c, want = (np.array(column, np.float32) for column in zip(*cases, strict=True))
     np.testing.assert_array_equal(apply("fma.rn.f32", "f f f f", a, b, c), want)
 
@@ -89,8 +105,10 @@ def test_dp4a_signs(signs: str) -> None:
     a, b, c = integers(), rng.permutation(integers()), rng.permutation(integers())
     got = apply(f"dp4a.{signs}", "r r r r", a, b, c)
     a_type, b_type = (np.int8 if s[0] == "s" else np.uint8 for s in signs.split("."))
-    want = [(int(z) + sum(int(p) * int(q) for p, q in zip(x, y, strict=True))) % 2**32
-            for x, y, z in zip(a.view(a_type).reshape(-1, 4), b.view(b_type).reshape(-1, 4), c, strict=True)]
+    want = [
+        (int(z) + sum(int(p) * int(q) for p, q in zip(x, y, strict=True))) % 2**32
+        for x, y, z in zip(a.view(a_type).reshape(-1, 4), b.view(b_type).reshape(-1, 4), c, strict=True)
+    ]
     np.testing.assert_array_equal(got, np.array(want, np.uint32))
 
 
@@ -135,8 +153,10 @@ def test_shifts_clamp(opcode: str) -> None:
             return ((x - 2**32 if x >> 31 else x) >> min(n, 31)) % 2**32
         return x >> n if n < 32 else 0
 
-    np.testing.assert_array_equal(apply(opcode, "r r r", a, amount),
-                                  np.array([want(int(x), int(n)) for x, n in zip(a, amount, strict=True)], np.uint32))
+    np.testing.assert_array_equal(
+        apply(opcode, "r r r", a, amount),
+        np.array([want(int(x), int(n)) for x, n in zip(a, amount, strict=True)], np.uint32),
+    )
 
 
 @pytest.mark.parametrize("opcode", ["shl.b64", "shr.u64", "shr.s64"])
@@ -150,15 +170,42 @@ def test_wide_shifts_clamp(opcode: str) -> None:
         signed = x - 2**64 if opcode == "shr.s64" and x >> 63 else x
         return (signed >> min(n, 64)) % 2**64
 
-    np.testing.assert_array_equal(apply(opcode, "rd rd r", a, amount),
-                                  np.array([want(int(x), int(n)) for x, n in zip(a, amount, strict=True)], np.uint64))
+    np.testing.assert_array_equal(
+        apply(opcode, "rd rd r", a, amount),
+        np.array([want(int(x), int(n)) for x, n in zip(a, amount, strict=True)], np.uint64),
+    )
 
 
 def test_float_to_integer_rounds_to_even_and_saturates() -> None:
-    x = np.array([0.5, 1.5, 2.5, -0.5, -1.5, 3e9, -3e9, np.inf, -np.inf, np.nan, 2147483520.0, 2147483648.0,
-                  -2147483648.0, 126.5, 127.5, -0.0], np.float32).repeat(2)
-    want = np.array([0, 2, 2, 0, -2, 2**31 - 1, -2**31, 2**31 - 1, -2**31, 0, 2147483520, 2**31 - 1, -2**31, 126, 128,
-                     0], np.int64).repeat(2).astype(np.int32)
+    x = np.array(
+        [
+            0.5,
+            1.5,
+            2.5,
+            -0.5,
+            -1.5,
+            3e9,
+            -3e9,
+            np.inf,
+            -np.inf,
+            np.nan,
+            2147483520.0,
+            2147483648.0,
+            -2147483648.0,
+            126.5,
+            127.5,
+            -0.0,
+        ],
+        np.float32,
+    ).repeat(2)
+    want = (
+        np.array(
+            [0, 2, 2, 0, -2, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 0, 2147483520, 2**31 - 1, -(2**31), 126, 128, 0],
+            np.int64,
+        )
+        .repeat(2)
+        .astype(np.int32)
+    )
     np.testing.assert_array_equal(apply("cvt.rni.s32.f32", "r f", x).view(np.int32), want)
 
 
@@ -169,8 +216,10 @@ def test_f16_conversions_keep_subnormals() -> None:
     back = apply("cvt.rn.f16.f32", "h f", wide)
     number = ~np.isnan(wide)
     np.testing.assert_array_equal(back[number], every[number])
-    halfway = np.array([2.0**-25, 1.5 * 2.0**-24, 65519.0, 65520.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -2.0**-25,
-                        2.0**-25 * 1.001], np.float32).repeat(4)
+    halfway = np.array(
+        [2.0**-25, 1.5 * 2.0**-24, 65519.0, 65520.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -(2.0**-25), 2.0**-25 * 1.001],
+        np.float32,
+    ).repeat(4)
     want = np.array([0, 2, 0x7BFF, 0x7C00, 0x3C00, 0x3C02, 0x8000, 1], np.uint16).repeat(4)
     np.testing.assert_array_equal(apply("cvt.rn.f16.f32", "h f", halfway), want)
 
@@ -191,8 +240,14 @@ def test_bf16_rounds_to_even() -> None:
     np.testing.assert_array_equal(got, np.array(want, np.uint16))
 
 
-COMPARISONS = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b,
-               "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b}
+COMPARISONS = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
 
 
 @pytest.mark.parametrize("name", COMPARISONS)
@@ -200,8 +255,9 @@ def test_comparisons(name: str) -> None:
     a = integers()
     b = np.where(rng.random(a.size) < 0.3, a, rng.permutation(a))
     np.testing.assert_array_equal(apply(f"setp.{name}.u32", "p r r", a, b), COMPARISONS[name](a, b))
-    np.testing.assert_array_equal(apply(f"setp.{name}.s32", "p r r", a, b),
-                                  COMPARISONS[name](a.view(np.int32), b.view(np.int32)))
+    np.testing.assert_array_equal(
+        apply(f"setp.{name}.s32", "p r r", a, b), COMPARISONS[name](a.view(np.int32), b.view(np.int32))
+    )
     x = rng.choice(np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan], np.float32), 256)
     y = rng.permutation(x)
     ordered = ~(np.isnan(x) | np.isnan(y))
@@ -213,8 +269,9 @@ def test_float_maximum_drops_nan() -> None:
     b = np.array([2, np.nan, np.nan, 3] * 8, np.float32)
     np.testing.assert_array_equal(apply("max.f32", "f f f", a, b), np.array([2, 1, np.nan, 3] * 8, np.float32))
     np.testing.assert_array_equal(apply("min.f32", "f f f", a, b), np.array([2, 1, np.nan, -np.inf] * 8, np.float32))
-    np.testing.assert_array_equal(apply("max.NaN.f32", "f f f", a, b),
-                                  np.array([np.nan, np.nan, np.nan, 3] * 8, np.float32))
+    np.testing.assert_array_equal(
+        apply("max.NaN.f32", "f f f", a, b), np.array([np.nan, np.nan, np.nan, 3] * 8, np.float32)
+    )
 
 
 def test_wide_products() -> None:
