@@ -5,7 +5,8 @@ from __future__ import annotations
 from .kernels.matvec import MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
 
-_WARPS_TO_FILL = 132 * 16  # an H200's multiprocessors, 16 warps each: enough 16-byte loads in flight for its memory
+#: Four warps on each of an H200's multiprocessors: a dozen 16-byte loads per lane are then 24 KB in flight on each.
+_WARPS_TO_FILL = 132 * 4
 
 
 def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
@@ -17,7 +18,7 @@ def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
     activations, the more registers hold them, and the fewer blocks are resident: as many as spill on no target.
     """
     lanes = 8 if format == "Q4_K" and m == 1 else 4
-    rows = 2 if n >= 2 * _WARPS_TO_FILL // 4 else 1
+    rows = 2 if n >= 2 * _WARPS_TO_FILL else 1
     loads = 4 // rows if m == 1 else 1  # super-blocks in flight; many activations fill the registers instead
     resident = 3 if m > 2 else 6 if lanes == 8 else 5
     return MatvecConfig(
