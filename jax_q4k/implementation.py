@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast, get_args
 
 import jax
 
 Implementation = Literal["ptx", "xla", "sim"]
 Activations = Literal["f32", "q8_1"]
 
-IMPLEMENTATIONS: tuple[str, ...] = ("ptx", "xla", "sim")
-ACTIVATIONS: tuple[str, ...] = ("f32", "q8_1")
+IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
+ACTIVATIONS: tuple[str, ...] = get_args(Activations)
 
 
 class Choice(NamedTuple):

@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ptx_kernels.kernels.paged_attention import HEAD_DIMS
+
 from ..arrays import QuantizedArray
 
 #: What activations and pages may be.
 FLOAT_DTYPES: tuple[np.dtype, ...] = tuple(jnp.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16))
-HEAD_DIMS: tuple[int, ...] = tuple(range(32, 257, 32))
 MIN_PAGE_SIZE = 16
 
 

@@ -7,14 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.kernels.quantize_q8_1 import GROUP
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1 as quantize_kernel
 
 from ..custom_call import ptx_name
 from . import checks
 from .op import KernelCall, Op
-
-#: Activations that share one scale.
-GROUP = 32
 
 
 def quantize_q8_1(x: Any, *, implementation: str | None = None) -> tuple[jax.Array, jax.Array]:

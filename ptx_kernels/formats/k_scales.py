@@ -7,10 +7,13 @@ its high two in the top bits of s[j] (scale) and s[4 + j] (min).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ..ptx import Builder, Value, u32
+from .base import half
 
 
 def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
@@ -19,6 +22,15 @@ def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
     scale = xp.concatenate([first & 63, (third & 0xF) | ((first >> 6) << 4)], axis=-1)
     minimum = xp.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
     return scale, minimum
+
+
+def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
+    """d * scale[s] * q - dmin * min[s] of quants (..., 8, 32) -> float32 (..., 256)."""
+    scale, minimum = unpack(field["scales"], xp)
+    step = half(field["d"]) * scale.astype(np.float32)
+    low = half(field["dmin"]) * minimum.astype(np.float32)
+    values = step[..., None] * quants.astype(np.float32) - low[..., None]
+    return values.reshape(*values.shape[:-2], 256)
 
 
 class PairReader:

@@ -9,24 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ..ptx import Builder, Pointer, Value, Var, f32, s32, u32
 from . import k_scales
-from .base import BlockFormat, half, nibbles
+from .base import BlockFormat, nibbles
 from .dot import ActivationTile, Words, dp4a_chain
-from .unpack import Run, affine, byte_floats
-from .unpack import half as half_of
+from .unpack import Run, affine, byte_floats, half
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    scale, minimum = k_scales.unpack(field["scales"], xp)
-    groups = field["qs"].reshape(*field["qs"].shape[:-1], 4, 32)
-    quants = nibbles(groups, xp).reshape(*groups.shape[:-2], 8, 32)
-    step = half(field["d"]) * scale.astype(np.float32)
-    low = half(field["dmin"]) * minimum.astype(np.float32)
-    weights = step[..., None] * quants.astype(np.float32) - low[..., None]
-    return weights.reshape(*weights.shape[:-2], 256)
+    return k_scales.weights(field, low_bits(field["qs"], xp), xp)
+
+
+def low_bits(qs: Any, xp: Any) -> Any:
+    """uint8 (..., 128) -> the nibbles of the eight sub-blocks, uint8 (..., 8, 32); Q5_K's low bits lie so too."""
+    groups = qs.reshape(*qs.shape[:-1], 4, 32)
+    return nibbles(groups, xp).reshape(*groups.shape[:-2], 8, 32)
 
 
 FORMAT = BlockFormat(
@@ -81,7 +78,7 @@ class PackedRow:
 
     def unpack(self, loaded: tuple[Words, list[Words]]) -> _Tile:
         header, quants = loaded
-        d, dmin = half_of(header[0], 0), half_of(header[0], 1)
+        d, dmin = half(header[0], 0), half(header[0], 1)
         scales, minimums = self._scales.read(header[1:])
         return _Tile(
             [[q & 0x0F0F0F0F for q in run] for run in quants],
@@ -128,7 +125,7 @@ def unpack(
     block = planes[0].cast(u32)
     header = block.load(0, vector=4)
     words = block.at(part * 4).load(quants_at // 4, vector=4)
-    d, dmin = half_of(header[0], 0), half_of(header[0], 1)
+    d, dmin = half(header[0], 0), half(header[0], 1)
     scales, minimums = k_scales.PairReader(k, group).read(header[1:])
     runs = []
     for s, (scale, minimum) in enumerate(zip((scales & 0xFF, scales >> 8), minimums, strict=True)):

@@ -9,23 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from ..ptx import Builder, Pointer, Value, u32
 from . import k_scales, q4_k
-from .base import BlockFormat, bits, half, nibbles
+from .base import BlockFormat, bits
 from .unpack import Run
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    scale, minimum = k_scales.unpack(field["scales"], xp)
-    groups = field["qs"].reshape(*field["qs"].shape[:-1], 4, 32)
-    low_bits = nibbles(groups, xp).reshape(*groups.shape[:-2], 8, 32)
-    quants = low_bits | (bits(field["qh"], 8, 1, xp) << 4)
-    step = half(field["d"]) * scale.astype(np.float32)
-    low = half(field["dmin"]) * minimum.astype(np.float32)
-    weights = step[..., None] * quants.astype(np.float32) - low[..., None]
-    return weights.reshape(*weights.shape[:-2], 256)
+    return k_scales.weights(field, q4_k.low_bits(field["qs"], xp) | (bits(field["qh"], 8, 1, xp) << 4), xp)
 
 
 FORMAT = BlockFormat(

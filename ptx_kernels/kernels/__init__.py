@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .. import formats
 from ..ptx import Kernel
 from .append_kv import append_kv
 from .decode import FORMATS as DECODE_FORMATS
@@ -34,7 +35,7 @@ def _matvec(format: str, m: int, n: int = 4096, blocks: int = 16, **config: int)
 
 
 def _decode(format: str, dtype: str, lookups: int) -> Case:
-    blocks = 4096 // (256 if format.endswith("K") else 32)
+    blocks = 4096 // formats.get(format).block_size
     label = f"{'embedding' if lookups else 'decode'}-{format}-{dtype}"
     return Case(label, "decode", dict(format=format, n=4096, blocks=blocks, dtype=dtype, lookups=lookups))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ptx import Builder, KernelError, Pointer, Value, bf16, f16, f32, u16, u32
+from ..ptx import KernelError, Pointer, Value, bf16, f16, f32, u16, u32
 from ..ptx.types import Type
 
 FLOATS: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": bf16}
@@ -56,8 +56,3 @@ def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | No
     for i in range(0, len(values), vector):
         part = tuple(values[i : i + vector])
         pointer.store(i, part if vector > 1 else part[0], where=where)
-
-
-def bytes_of(k: Builder, word: Value) -> list[Value]:
-    """The four bytes of a u32, lowest first, as u32."""
-    return [k.instruction("bfe.u32", word, 8 * i, 8) for i in range(4)]

@@ -29,10 +29,6 @@ class Type:
         return self.name
 
     @property
-    def is_float(self) -> bool:
-        return self.name in ("f16", "bf16", "f32")
-
-    @property
     def is_integer(self) -> bool:
         return self.name[0] in "us" and self.name[1:].isdigit()
 
