@@ -26,6 +26,11 @@ def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: st
 
     A NaN or Inf in a row of `x` reaches that row of y only.
 
+    Differentiable in `x`, any number of times and in both modes: dy = dx @ dequantize(w).T, and its transpose
+    dx = dy @ dequantize(w), accumulated in float32 and never quantized: the rounding of `q8_1` is passed straight
+    through, as if it were the identity. A packed `w` stays packed between the passes and is a constant: `jax.grad`
+    with respect to one raises JAX's error for integers; with `allow_int=True` its planes' gradients are float0.
+
     Args:
       x: (..., k) float32, bfloat16 or float16.
       w: QuantizedArray (n, k), or a float array (n, k).
@@ -59,6 +64,7 @@ def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: st
             *w.planes,
             format=w.format,
             activations=chosen,
+            transposed=False,
             implementation=implementation,
         )
     else:
@@ -71,27 +77,33 @@ def takes_q8_1(format: str, rows: int) -> bool:
     return format in DOT_FORMATS and 1 <= rows <= MAX_DOT_ROWS
 
 
-def reference(x: jax.Array, *planes: jax.Array, format: str, activations: str | None) -> list[jax.Array]:
-    """`matmul` of x (m, k) in plain JAX; `activations` None means f32."""
-    m, k = x.shape
+def reference(
+    x: jax.Array, *planes: jax.Array, format: str, activations: str | None, transposed: bool
+) -> list[jax.Array]:
+    """`matmul` of x (m, k) in plain JAX, or its transpose of x (m, n); `activations` None means f32."""
     weights = formats.get(format).decode(planes, jnp)
-    if activations == "q8_1" and takes_q8_1(format, m):
+    if activations == "q8_1" and takes_q8_1(format, x.shape[0]):
         values, scale_sum = quantize_q8_1.reference(x)
-        groups = values.reshape(m, -1, quantize_q8_1.GROUP).astype(jnp.float32)
-        y = _dot((groups * scale_sum[..., :1]).reshape(m, k), weights)
+        groups = values.reshape(*scale_sum.shape[:-1], quantize_q8_1.GROUP).astype(jnp.float32)
+        y = _dot((groups * scale_sum[..., :1]).reshape(x.shape), weights)
     else:
-        y = _dot(x, weights)
+        y = _dot(x, weights, transposed=transposed)
     return [y.astype(x.dtype)]
 
 
 def kernels(
-    launch: KernelCall, x: jax.Array, *planes: jax.Array, format: str, activations: str | None
+    launch: KernelCall,
+    x: jax.Array,
+    *planes: jax.Array,
+    format: str,
+    activations: str | None,
+    transposed: bool,
 ) -> list[jax.Array]:
-    """`matmul` of x (m, k) by PTX kernels; `activations` None means q8_1."""
-    m, k = x.shape
+    """`matmul` of x (m, k), or its transpose of x (m, n), by PTX kernels; `activations` None means q8_1."""
+    m = x.shape[0]
     if activations == "f32" or not takes_q8_1(format, m):
         (weights,) = dequantize.kernels(launch, *planes, format=format, dtype=jnp.dtype(jnp.float32))
-        return [_dot(x, weights).astype(x.dtype)]
+        return [_dot(x, weights, transposed=transposed).astype(x.dtype)]
     n, blocks, _ = planes[0].shape
     values, scale_sum = quantize_q8_1.kernels(launch, x)
     kernel = matvec(format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
@@ -99,20 +111,28 @@ def kernels(
     return [y.astype(x.dtype)]
 
 
-def _dot(x: jax.Array, weights: jax.Array) -> jax.Array:
-    """x (m, k) times weights (n, k) transposed, in float32."""
+def _dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Array:
+    """x (m, k) times weights (n, k) transposed, in float32; `transposed`: x (m, n) times weights."""
     # HIGHEST: XLA's default for float32 on a GPU is tf32, 10 bits of mantissa.
     return jax.lax.dot_general(
         x.astype(jnp.float32),
         weights.astype(jnp.float32),
-        (((1,), (1,)), ((), ())),
+        (((1,), (0 if transposed else 1,)), ((), ())),
         precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
 
 
-def _abstract_eval(x: Any, *planes: Any, format: str, activations: str | None) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray((x.shape[0], planes[0].shape[0]), x.dtype)]
+def _abstract_eval(
+    x: Any, *planes: Any, format: str, activations: str | None, transposed: bool
+) -> list[jax.core.ShapedArray]:
+    n, blocks, _ = planes[0].shape
+    return [jax.core.ShapedArray((x.shape[0], blocks * formats.get(format).block_size if transposed else n), x.dtype)]
 
 
 _op = Op("q4k_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+# Parameter `transposed`: x @ dequantize(w) instead; only derivatives set it, and with activations "f32".
+_op.define_derivative(
+    tangent=lambda params: {**params, "activations": "f32"},
+    transpose=lambda params: {**params, "transposed": not params["transposed"]},
+)

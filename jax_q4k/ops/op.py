@@ -1,4 +1,4 @@
-"""What every primitive shares: binding, and one lowering per platform and implementation."""
+"""What every primitive shares: binding, one lowering per platform and implementation, derivatives of linear ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import jax
 import jax.extend
-from jax.interpreters import mlir
+from jax.interpreters import ad, mlir
 
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
 from ..errors import UnavailableError
 from ..implementation import check_choice, current_choice
 
 Arrays = Sequence[jax.Array]
+Params = dict[str, Any]
 
 
 class Op:
@@ -57,6 +58,32 @@ class Op:
         """Binds the primitive; `implementation` None takes what `jax_q4k.implementation` selected."""
         chosen = check_choice(implementation).implementation or current_choice().implementation
         return self.primitive.bind(*arrays, implementation=chosen, **params)
+
+    def define_derivative(self, *, tangent: Callable[[Params], Params], transpose: Callable[[Params], Params]) -> None:
+        """Makes an operation of one result differentiable in its first operand, in which it is linear.
+
+        Both derivatives are the operation itself with other parameters, so that they have derivatives in turn. The
+        other operands are constants of it: uint8 planes, say, whose tangents are always zero.
+
+        Args:
+          tangent: parameters -> those of the result's tangent as a function of the first operand's.
+          transpose: parameters that `tangent` gave -> those of the transposed map.
+        """
+
+        def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+            # JAX asks for a tangent only if some operand has one, and only the first can.
+            out = self.primitive.bind(*primals, **params)
+            return out, self.primitive.bind(tangents[0], *primals[1:], **tangent(params))
+
+        def transposed(cotangents: Sequence[Any], first: Any, *others: Any, **params: Any) -> list[Any]:
+            (cotangent,) = cotangents
+            if isinstance(cotangent, ad.Zero):
+                return [ad.Zero(first.aval), *(None for _ in others)]
+            (out,) = self.primitive.bind(cotangent, *others, **transpose(tangent(params)))
+            return [out, *(None for _ in others)]
+
+        ad.primitive_jvps[self.primitive] = jvp
+        ad.primitive_transposes[self.primitive] = transposed
 
     def _lowering(self, *, gpu: bool) -> Callable[..., Any]:
         def rule(ctx: mlir.LoweringRuleContext, *operands: Any, implementation: str | None, **params: Any) -> Any:
