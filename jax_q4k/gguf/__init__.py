@@ -1,4 +1,4 @@
-"""GGUF files: a parser that trusts nothing, and tensors loaded packed.
+"""GGUF files: a parser that trusts nothing, tensors loaded packed, and a writer.
 
 Layout: the GGUF specification (ggml/docs/gguf.md). Enumerations and block sizes are those of the `gguf`
 package.
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from ..errors import GGUFError
 from .header import Header, parse, read_header
-from .load import GGUFFile, read
+from .load import GGUFFile, TensorFile, read
+from .metadata import Metadata
 from .tensors import TensorInfo, supported_types
+from .write import TensorPieces, write
 
 __all__ = [
     "GGUFError",
     "GGUFFile",
     "Header",
+    "Metadata",
+    "TensorFile",
     "TensorInfo",
+    "TensorPieces",
     "parse",
     "read",
     "read_header",
     "supported_types",
+    "write",
 ]

@@ -29,7 +29,7 @@ class Header:
 
     version: int
     alignment: int  # bytes
-    metadata: dict[str, Any]
+    metadata: values.Metadata
     tensors: dict[str, TensorInfo]
     data_start: int  # byte of the file that tensor offsets count from
     file_size: int
@@ -59,13 +59,15 @@ def open_source(path: str | os.PathLike[str]) -> io.FileIO:
 def parse_source(source: Source) -> Header:
     cursor = Cursor(source)
     version, tensor_count, entry_count = _preamble(cursor)
-    metadata: dict[str, Any] = {}
+    metadata = values.Metadata()
     alignment = GGUF_DEFAULT_ALIGNMENT
     for index in range(entry_count):
         key = values.read_key(cursor, f"metadata entry {index}")
         if key in metadata:
             cursor.fail(f"metadata entry {index}: key", f"duplicate of {key!r}")
         kind, metadata[key] = values.read_value(cursor, key)
+        if kind is not GGUFValueType.ARRAY:
+            metadata.types[key] = kind
         if key == "general.alignment":
             alignment = _alignment(cursor, kind, metadata[key])
     values.check_tokenizer(source, metadata)

@@ -1,11 +1,10 @@
-"""Tensors from a checked file into JAX arrays, packed as they are."""
+"""Tensors from a checked file, packed as they are: one at a time, or all as JAX arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from ptx_kernels import formats
 
 from ..arrays import QuantizedArray
 from .header import Header, open_source, parse_source
+from .metadata import Metadata
 from .source import Source
 from .tensors import TensorInfo, supported_types
 
@@ -37,34 +37,70 @@ class GGUFFile:
     tensors: dict[str, QuantizedArray | jax.Array]
 
     @property
-    def metadata(self) -> dict[str, Any]:
+    def metadata(self) -> Metadata:
         """Scalars as int, float, bool or str; arrays as list of str or one-dimensional NumPy arrays."""
         return self.header.metadata
+
+
+class TensorFile:
+    """An open file whose header is checked, and whose tensors are read one at a time, into host memory.
+
+    A context manager; the file stays open until it is left, so that what was checked is what is read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, check_scales: bool = True) -> None:
+        """Raises GGUFError for a malformed file and for tensor types that are not supported."""
+        self._file = open_source(path)
+        try:
+            self._source = Source(self._file, os.fsdecode(path))
+            self.header = _loadable_header(self._source)
+        except BaseException:
+            self._file.close()
+            raise
+        self._check_scales = check_scales
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, name: str) -> QuantizedArray | np.ndarray:
+        """A tensor as NumPy's arrays (planes of a packed one); checked as `gguf.read` does."""
+        reader = _TensorReader(self._source, self.header.data_start, self._check_scales, lambda count: None)
+        return reader.tensor(self.header.tensors[name])
 
 
 def read(
     path: str | os.PathLike[str],
     *,
+    check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
 ) -> GGUFFile:
     """Load a GGUF file, its block-quantized tensors as QuantizedArray, F32, F16 and BF16 as jax.Array.
 
     Shapes are row-major: a matrix is (n, k), y = x @ w.T. Everything the file claims is checked before
-    it is used; the first thing wrong raises GGUFError. `check_scales` refuses a tensor with a NaN or
-    infinite block scale (or element, in a plain one). `progress(done, total)` is called with the bytes
-    of tensor data loaded so far, at least once per tensor.
+    it is used; the first thing wrong raises GGUFError. `check(header)` may raise before any tensor is
+    read. `check_scales` refuses a tensor with a NaN or infinite block scale (or element, in a plain
+    one). `progress(done, total)` is called with the bytes of tensor data loaded so far, at least once
+    per tensor.
     """
     with open_source(path) as file:
-        return load(Source(file, os.fsdecode(path)), check_scales=check_scales, progress=progress)
+        return load(Source(file, os.fsdecode(path)), check=check, check_scales=check_scales, progress=progress)
 
 
 def load(
-    source: Source, *, check_scales: bool = True, progress: Callable[[int, int], object] | None = None
+    source: Source,
+    *,
+    check: Callable[[Header], object] | None = None,
+    check_scales: bool = True,
+    progress: Callable[[int, int], object] | None = None,
 ) -> GGUFFile:
     """`read` from a source that is already open."""
-    header = parse_source(source)
-    _check_loadable(source, header)
+    header = _loadable_header(source)
+    if check is not None:
+        check(header)
     total, done = sum(info.nbytes for info in header.tensors.values()), 0
 
     def advance(count: int) -> None:
@@ -75,7 +111,13 @@ def load(
 
     advance(0)
     reader = _TensorReader(source, header.data_start, check_scales, advance)
-    return GGUFFile(header, {name: reader.tensor(info) for name, info in header.tensors.items()})
+    return GGUFFile(header, {name: jax.device_put(reader.tensor(info)) for name, info in header.tensors.items()})
+
+
+def _loadable_header(source: Source) -> Header:
+    header = parse_source(source)
+    _check_loadable(source, header)
+    return header
 
 
 def _check_loadable(source: Source, header: Header) -> None:
@@ -99,11 +141,11 @@ class _TensorReader:
     check_scales: bool
     advance: Callable[[int], None]
 
-    def tensor(self, info: TensorInfo) -> QuantizedArray | jax.Array:
+    def tensor(self, info: TensorInfo) -> QuantizedArray | np.ndarray:
         plain = info.type.name in _PLAIN
         return self._plain(info) if plain else self._packed(info, formats.get(info.type.name))
 
-    def _plain(self, info: TensorInfo) -> jax.Array:
+    def _plain(self, info: TensorInfo) -> np.ndarray:
         dtype, integer, exponent = _PLAIN[info.type.name]
         values = _aligned((info.nbytes // dtype.itemsize,), dtype)
         step = CHUNK // dtype.itemsize
@@ -113,7 +155,7 @@ class _TensorReader:
             if self.check_scales:
                 self._require_finite(info, "element", start, (chunk & exponent) != exponent)
             self.advance(chunk.nbytes)
-        return jax.device_put(values.reshape(info.shape))
+        return values.reshape(info.shape)
 
     def _packed(self, info: TensorInfo, block: formats.BlockFormat) -> QuantizedArray:
         count = info.nbytes // block.block_bytes
@@ -133,8 +175,7 @@ class _TensorReader:
                 self._require_finite(info, "a scale of block", start, block.finite(parts))
             self.advance(raw.nbytes)
         leading = (*info.shape[:-1], info.shape[-1] // block.block_size)
-        arrays = [jax.device_put(plane.reshape(*leading, plane.shape[-1])) for plane in planes]
-        return QuantizedArray(block.name, info.shape, arrays)
+        return QuantizedArray(block.name, info.shape, [plane.reshape(*leading, plane.shape[-1]) for plane in planes])
 
     def _read(self, info: TensorInfo, offset: int, target: np.ndarray) -> None:
         where = self.data_start + info.offset + offset

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,19 @@ _NUMBERS = {  # codes that mean the same to struct and NumPy
     GGUFValueType.FLOAT64: "<d",
 }
 _STRUCTS = {kind: struct.Struct(code) for kind, code in _NUMBERS.items()}
-_DTYPES = {kind: np.dtype(code) for kind, code in _NUMBERS.items()}
+DTYPES = {kind: np.dtype(code) for kind, code in _NUMBERS.items()}
+
+
+class Metadata(dict[str, Any]):
+    """GGUF metadata: a dict, and in `types` the value types that a file gave to its scalars.
+
+    Python's int and float do not say whether a file held UINT16 or UINT32, FLOAT32 or FLOAT64 (arrays of numbers carry
+    their type as NumPy's), and a file that is loaded and saved keeps what it had.
+    """
+
+    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
+        super().__init__(values or {})
+        self.types: dict[str, GGUFValueType] = dict(getattr(values, "types", {}))
 
 
 def read_key(cursor: Cursor, field: str) -> str:
@@ -72,7 +85,7 @@ def _array(cursor: Cursor, field: str) -> Any:
     if kind is GGUFValueType.ARRAY:
         cursor.fail(f"{field}: element type", "arrays in arrays are not supported")
     count = cursor.unpack(_U64, f"{field}: length")
-    size = 8 if kind is GGUFValueType.STRING else _DTYPES[kind].itemsize  # of a string: its length alone
+    size = 8 if kind is GGUFValueType.STRING else DTYPES[kind].itemsize  # of a string: its length alone
     if count > cursor.remaining // size:
         cursor.fail(
             f"{field}: length",
@@ -80,7 +93,7 @@ def _array(cursor: Cursor, field: str) -> Any:
         )
     if kind is GGUFValueType.STRING:
         return cursor.strings(count, field)
-    values = cursor.array(_DTYPES[kind], count, field)
+    values = cursor.array(DTYPES[kind], count, field)
     if kind is GGUFValueType.BOOL:
         if count and values.max() > 1:
             cursor.fail(field, f"a boolean must be 0 or 1, not {values.max()}")

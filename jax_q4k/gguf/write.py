@@ -1,0 +1,175 @@
+"""GGUF files written whole or not at all; `gguf.GGUFWriter` knows the format."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import math
+import os
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
+
+from ..arrays import QuantizedArray
+from .header import MAX_ALIGNMENT
+from .tensors import MAX_DIMS, MAX_NAME, supported_types
+from .value_types import typed
+
+PLAIN_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy's name: ggml's
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorPieces:
+    """A tensor that is made while it is written: `pieces()` is called once, when its turn comes."""
+
+    type: str  # ggml's name
+    shape: tuple[int, ...]  # row-major
+    pieces: Callable[[], Iterable[Any]]  # contiguous arrays or bytes; one after the other they are the tensor
+
+    @property
+    def nbytes(self) -> int:
+        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.type]]
+        return math.prod(self.shape) // block * block_bytes
+
+
+def write(
+    path: str | os.PathLike[str],
+    metadata: Mapping[str, Any],
+    tensors: Mapping[str, Any],
+    *,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """Writes a GGUF file of version 3, which then takes the place of whatever file `path` was.
+
+    A failure or an interruption leaves the target as it was, and nothing beside it.
+
+    Args:
+      metadata: must hold `general.architecture`. Values are bool, int, float, str, NumPy's scalars, arrays with one
+        axis, or lists of one of these kinds; `value_types.typed` says which type each has in the file. Tensors are
+        aligned to `general.alignment` bytes, 32 without it.
+      tensors: name -> QuantizedArray, float32, float16 or bfloat16 array, or `TensorPieces`.
+      progress: called with (bytes of tensor data written, bytes in all).
+
+    Raises:
+      TypeError, ValueError: a key, value, name, type or shape that GGUF does not hold, naming it. OSError: the file
+        cannot be written, naming `path`.
+    """
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str):
+        raise ValueError(f"metadata 'general.architecture' is {architecture!r}, expected the architecture's name")
+    entries = {key: typed(metadata, key) for key in metadata}
+    alignment = _alignment(entries) if "general.alignment" in entries else gguf.GGUF_DEFAULT_ALIGNMENT
+    described = {name: _described(name, tensor) for name, tensor in tensors.items()}
+    with _replacing(path) as partial, contextlib.closing(_Writer(partial, architecture)) as writer:
+        writer.data_alignment = alignment
+        for key, (kind, element, value) in entries.items():
+            if key != "general.architecture":  # there already
+                writer.add_key_value(key, value, kind, element)
+        for name, tensor in described.items():
+            writer.add_tensor_info(
+                name, tensor.shape, np.dtype(np.float32), tensor.nbytes, GGMLQuantizationType[tensor.type]
+            )
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        _write_data(writer, described, progress)
+
+
+class _Writer(gguf.GGUFWriter):
+    """Writes empty arrays too, which real files have."""
+
+    def _pack_val(
+        self, val: Any, vtype: GGUFValueType, add_vtype: bool, sub_type: GGUFValueType | None = None
+    ) -> bytes:
+        if vtype is GGUFValueType.ARRAY and not val and sub_type is not None:
+            return self._pack("I", vtype) + self._pack("I", sub_type) + self._pack("Q", 0)
+        return super()._pack_val(val, vtype, add_vtype, sub_type)
+
+
+def _alignment(entries: Mapping[str, tuple[GGUFValueType, GGUFValueType | None, Any]]) -> int:
+    kind, _, value = entries["general.alignment"]
+    if kind is not GGUFValueType.UINT32 or value == 0 or value & (value - 1) or value > MAX_ALIGNMENT:
+        raise ValueError(f"metadata 'general.alignment' is {value!r}; it must be a power of two up to {MAX_ALIGNMENT}")
+    return value
+
+
+def _described(name: str, tensor: Any) -> TensorPieces:
+    if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_NAME:
+        raise ValueError(f"tensor name {name!r} must have 1 to {MAX_NAME} bytes")
+    if isinstance(tensor, QuantizedArray):
+        described = TensorPieces(tensor.format, tensor.shape, lambda: [tensor.to_gguf_bytes()])
+    elif isinstance(tensor, TensorPieces):
+        described = tensor
+    else:
+        dtype = str(getattr(tensor, "dtype", type(tensor).__name__))
+        if dtype not in PLAIN_TYPES:
+            supported = ", ".join(PLAIN_TYPES)
+            raise TypeError(f"tensor {name!r} has dtype {dtype}; it must be a QuantizedArray or one of {supported}")
+        described = TensorPieces(PLAIN_TYPES[dtype], tuple(tensor.shape), lambda: [np.asarray(tensor)])
+    if described.type not in supported_types():
+        raise ValueError(f"tensor {name!r} has type {described.type!r}; it must be one of {supported_types()}")
+    block, _ = GGML_QUANT_SIZES[GGMLQuantizationType[described.type]]
+    shape = described.shape
+    if not 0 < len(shape) <= MAX_DIMS or any(n < 1 for n in shape) or shape[-1] % block:
+        rule = f"1 to {MAX_DIMS} axes of at least 1, the last a multiple of {block}, the block of {described.type}"
+        raise ValueError(f"tensor {name!r} has shape {shape}; it must have {rule}")
+    return described
+
+
+def _write_data(
+    writer: gguf.GGUFWriter, tensors: Mapping[str, TensorPieces], progress: Callable[[int, int], object] | None
+) -> None:
+    assert writer.fout is not None
+    file, total, done = writer.fout[0], sum(tensor.nbytes for tensor in tensors.values()), 0
+    report = progress or (lambda done, total: None)
+    report(0, total)
+    writer.write_padding(file, file.tell())
+    for name, tensor in tensors.items():
+        written = 0
+        for piece in tensor.pieces():
+            data = memoryview(_bytes(piece))
+            written += data.nbytes
+            if written > tensor.nbytes:
+                break
+            file.write(data)
+            report(done + written, total)
+        if written != tensor.nbytes:
+            found = f"more than {tensor.nbytes}" if written > tensor.nbytes else f"{written}"
+            takes = f"{tensor.type} of shape {tensor.shape} takes {tensor.nbytes}"
+            raise ValueError(f"tensor {name!r} has {found} bytes; {takes}")
+        writer.write_padding(file, written)
+        done += written
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _bytes(piece: Any) -> Any:
+    if isinstance(piece, (bytes, bytearray, memoryview)):
+        return piece
+    return np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
+
+
+@contextlib.contextmanager
+def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path beside `path` for a new file, which takes its place unless the block raises."""
+    target = Path(os.path.realpath(os.fsdecode(path)))  # a link stays one
+    partial = target.parent / f".{secrets.token_hex(8)}.gguf.partial"
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if target.exists() and not target.is_file():
+            raise OSError(errno.EINVAL, "not a regular file")
+        yield partial
+        os.replace(partial, target)
+    except OSError as error:
+        if error.filename not in (None, str(partial)):  # of what the pieces are made from
+            raise
+        raise OSError(error.errno, error.strerror or str(error), os.fsdecode(path)) from error
+    finally:
+        partial.unlink(missing_ok=True)
