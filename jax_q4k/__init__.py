@@ -7,7 +7,7 @@ from ptx_kernels import __version__
 from . import gguf
 from .arrays import QuantizedArray
 from .custom_call import EXPORT_CHECKS
-from .errors import GGUFError, UnavailableError
+from .errors import CheckpointError, GGUFError, UnavailableError
 from .implementation import implementation
 from .ops.append_kv import append_kv
 from .ops.dequantize import dequantize
@@ -17,6 +17,7 @@ from .ops.paged_attention import paged_attention
 from .ops.quantize_q8_1 import quantize_q8_1
 
 __all__ = [
+    "CheckpointError",
     "EXPORT_CHECKS",
     "GGUFError",
     "QuantizedArray",

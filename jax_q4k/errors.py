@@ -5,11 +5,8 @@ from __future__ import annotations
 _LONGEST = 1000  # characters of a field or problem in a message; values of a file may have millions
 
 
-class GGUFError(ValueError):
-    """A GGUF file that is malformed, or that holds what this package does not run.
-
-    `file` and `field` say where, `problem` what was found and what was expected.
-    """
+class _FileError(ValueError):
+    """`file` and `field` say where, `problem` what was found and what was expected."""
 
     def __init__(self, file: str, field: str, problem: str) -> None:
         super().__init__(file, field, problem)  # the arguments as they are: the error can be pickled
@@ -23,6 +20,20 @@ class GGUFError(ValueError):
             for text in (self.field, self.problem)
         )
         return f"{self.file}: {field}: {problem}"
+
+
+class GGUFError(_FileError):
+    """A GGUF file that is malformed, or that holds what this package does not run.
+
+    `file` and `field` say where, `problem` what was found and what was expected.
+    """
+
+
+class CheckpointError(_FileError):
+    """A Hugging Face checkpoint (config, tokenizer, weights) that is malformed or not supported.
+
+    `file` and `field` say where, `problem` what was found and what was expected.
+    """
 
 
 class UnavailableError(RuntimeError):

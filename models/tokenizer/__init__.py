@@ -12,11 +12,12 @@ from typing import Any
 
 from jax_q4k import gguf
 
+from .from_json import metadata_from_json
 from .streaming import StreamDecoder
 from .tokenizer import Tokenizer
 from .vocabulary import NO_VOCABULARY, Vocabulary
 
-__all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_metadata", "has_tokenizer"]
+__all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_metadata", "has_tokenizer", "metadata_from_json"]
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:

@@ -90,3 +90,15 @@ def splitter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
 
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES for name in names}
+
+
+def by_patterns(patterns: tuple[str, ...], ignore_merges: bool) -> str | None:
+    """The name of these split patterns, spelled as published tokenizer.json files spell them; None: none has one.
+
+    Those files write case-blind contractions with `(?i:...)`, which folds U+017F to s too.
+    """
+    spelled = tuple(pattern.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION) for pattern in patterns)
+    for name, pre in PRE_TOKENIZERS.items():
+        if (pre.patterns, pre.ignore_merges) == (spelled, ignore_merges):
+            return name
+    return None
