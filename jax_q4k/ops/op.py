@@ -75,10 +75,8 @@ class Op:
             out = self.primitive.bind(*primals, **params)
             return out, self.primitive.bind(tangents[0], *primals[1:], **tangent(params))
 
-        def transposed(cotangents: Sequence[Any], first: Any, *others: Any, **params: Any) -> list[Any]:
-            (cotangent,) = cotangents
-            if isinstance(cotangent, ad.Zero):
-                return [ad.Zero(first.aval), *(None for _ in others)]
+        def transposed(cotangents: Sequence[Any], _: Any, *others: Any, **params: Any) -> list[Any]:
+            cotangent = ad.instantiate_zeros(cotangents[0])
             (out,) = self.primitive.bind(cotangent, *others, **transpose(tangent(params)))
             return [out, *(None for _ in others)]
 
