@@ -7,10 +7,11 @@ from .cache import PagedCache
 from .config import Config
 from .decoder import Decoder
 from .generate import Output, Piece, Timings, generate, stream
-from .load import from_gguf
+from .load import from_gguf, named_tensors
 from .model import Model
 from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
 from .sampling import SamplingParams
+from .save import save_gguf
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
@@ -26,7 +27,9 @@ __all__ = [
     "chat",
     "from_gguf",
     "generate",
+    "named_tensors",
     "sampling",
+    "save_gguf",
     "stream",
     "tokenizer",
 ]

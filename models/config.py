@@ -129,6 +129,27 @@ class Config:
             rope_factor=get.rope_factor(),
         )
 
+    def to_metadata(self) -> dict[str, Any]:
+        """GGUF metadata that `from_metadata` turns into this configuration again."""
+        values: dict[str, Any] = {
+            "vocab_size": self.vocab_size,
+            "context_length": self.context_length,
+            "embedding_length": self.hidden_size,
+            "block_count": self.num_layers,
+            "feed_forward_length": self.intermediate_size,
+            "attention.head_count": self.num_heads,
+            "attention.head_count_kv": self.num_kv_heads,
+            "attention.key_length": self.head_dim,
+            "attention.value_length": self.head_dim,
+            "attention.layer_norm_rms_epsilon": self.rms_norm_eps,
+            "rope.dimension_count": self.rope_dim,
+            "rope.freq_base": self.rope_theta,
+        }
+        if self.rope_factor != 1.0:
+            values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self.rope_factor}
+        prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
+        return {"general.architecture": self.architecture, **prefixed}
+
 
 class _Fields:
     """Checked access to `ARCHITECTURE.key` entries of the metadata."""

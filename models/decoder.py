@@ -111,6 +111,7 @@ class Decoder(nnx.Module):
       embedding: (vocab_size, hidden_size), packed or float.
       output: None where it is tied to the embedding.
       rope_frequencies: (rope_dim / 2,), as `rope.frequencies` gives them.
+      rope_divisors: (rope_dim / 2,), what went into the frequencies; kept so that a saved file holds it.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class Decoder(nnx.Module):
         norm: RMSNorm,
         output: Linear | None,
         rope_frequencies: jax.Array,
+        rope_divisors: jax.Array | None = None,
     ) -> None:
         self.config = config
         self.embedding = nnx.Param(embedding)
@@ -129,6 +131,7 @@ class Decoder(nnx.Module):
         self.norm = norm
         self.output = output
         self.rope_frequencies = nnx.Variable(rope_frequencies)
+        self.rope_divisors = None if rope_divisors is None else nnx.Variable(rope_divisors)
 
     def __call__(self, tokens: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
         """Full causal pass: tokens (batch, time) int32 -> logits (batch, time, vocab_size) float32.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from . import rope, tokenizer
 from .config import MIN_ROPE_DIVISOR, Config
 from .decoder import MLP, Attention, Block, Decoder, Linear, RMSNorm
 from .model import Model
+from .tokenizer import Tokenizer
 
 
 def from_gguf(
@@ -40,21 +42,33 @@ def from_gguf(
       jax_q4k.GGUFError: the file is malformed, or holds what is not supported. OSError: it cannot be read.
     """
     file = os.fsdecode(path)
-    header = gguf.read_header(path)
-    config = Config.from_metadata(header.metadata, file)
-    check_tensors(config, header.tensors, file)
-    words = None
-    if tokenizer.has_tokenizer(header.metadata):
-        words = tokenizer.from_metadata(header.metadata, file)
-        if words.vocab_size != config.vocab_size:
-            problem = f"has {words.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
-            raise GGUFError(file, "tokenizer.ggml.tokens", problem)
-    loaded = gguf.read(path, check_scales=check_scales, progress=progress)
-    check_tensors(config, loaded.tensors, file)  # what was read is not what was checked if the file changed
+    described: list[tuple[Config, Tokenizer | None]] = []
+
+    def check(header: gguf.Header) -> None:
+        described.append(describe(header.metadata, header.tensors, file))
+
+    loaded = gguf.read(path, check=check, check_scales=check_scales, progress=progress)
     divisors = loaded.tensors.get("rope_freqs.weight")
     if divisors is not None and not (_vector(divisors) > MIN_ROPE_DIVISOR).all():
         raise GGUFError(file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}")
-    return Model(build(config, loaded.tensors), words)
+    config, words = described[0]
+    return Model(build(config, loaded.tensors), words, loaded.metadata)
+
+
+def describe(metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> tuple[Config, Tokenizer | None]:
+    """The configuration, and the tokenizer if there is one, of metadata and tensors that fit together.
+
+    tensors: name -> anything with `.shape`. Raises GGUFError naming the key or the tensor at fault.
+    """
+    config = Config.from_metadata(metadata, file)
+    check_tensors(config, tensors, file)
+    if not tokenizer.has_tokenizer(metadata):
+        return config, None
+    words = tokenizer.from_metadata(metadata, file)
+    if words.vocab_size != config.vocab_size:
+        problem = f"has {words.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
+        raise GGUFError(file, "tokenizer.ggml.tokens", problem)
+    return config, words
 
 
 class _Expected(NamedTuple):
@@ -136,15 +150,55 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
         mlp = MLP(linear(f"{prefix}.ffn_gate"), linear(f"{prefix}.ffn_up"), linear(f"{prefix}.ffn_down"))
         return Block(norm(f"{prefix}.attn_norm"), attention, norm(f"{prefix}.ffn_norm"), mlp)
 
-    divisors = np.asarray(vector("rope_freqs.weight")) if "rope_freqs.weight" in tensors else None
+    divisors = vector("rope_freqs.weight") if "rope_freqs.weight" in tensors else None
+    frequencies = rope.frequencies(config, None if divisors is None else np.asarray(divisors))
     return Decoder(
         config,
         embedding=tensors["token_embd.weight"],
         blocks=[block(f"blk.{i}") for i in range(config.num_layers)],
         norm=norm("output_norm"),
         output=linear("output") if "output.weight" in tensors else None,
-        rope_frequencies=jnp.asarray(rope.frequencies(config, divisors)),
+        rope_frequencies=jnp.asarray(frequencies),
+        rope_divisors=divisors,
     )
+
+
+#: Part of a block's tensor names -> its module.
+_MODULES = {
+    "attn_norm": "attn_norm",
+    "attn_q": "attention.query",
+    "attn_k": "attention.key",
+    "attn_v": "attention.value",
+    "attn_q_norm": "attention.q_norm",
+    "attn_k_norm": "attention.k_norm",
+    "attn_output": "attention.output",
+    "ffn_norm": "mlp_norm",
+    "ffn_gate": "mlp.gate",
+    "ffn_up": "mlp.up",
+    "ffn_down": "mlp.down",
+}
+
+
+def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Array]:
+    """GGUF's names -> a decoder's tensors: the inverse of `build`."""
+    decoder = model.decoder() if isinstance(model, Model) else model
+    tensors: dict[str, Any] = {"token_embd.weight": decoder.embedding.get_value()}
+    if decoder.rope_divisors is not None:
+        tensors["rope_freqs.weight"] = decoder.rope_divisors.get_value()
+
+    def add(name: str, module: Linear | RMSNorm | None) -> None:
+        if module is None:  # an output tied to the embedding, or norms that this architecture has not
+            return
+        tensors[f"{name}.weight"] = module.weight.get_value()
+        if isinstance(module, Linear) and module.bias is not None:
+            tensors[f"{name}.bias"] = module.bias.get_value()
+
+    for i, block in enumerate(decoder.blocks):
+        for name, place in _MODULES.items():
+            add(f"blk.{i}.{name}", operator.attrgetter(place)(block))
+    add("output_norm", decoder.norm)
+    add("output", decoder.output)
+    return tensors
 
 
 def _vector(tensor: QuantizedArray | jax.Array) -> jax.Array:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+
+from jax_q4k.gguf import Metadata
 
 from .buckets import bucket
 from .config import Config
@@ -26,12 +29,19 @@ class Model:
     Attributes:
       config: the decoder's dimensions.
       tokenizer: None if the file has no vocabulary; prompts are token ids then.
+      metadata: GGUF's keys and values, those of the tokenizer included: what a saved file says of the model.
       weights: the arrays of the decoder, packed ones as their planes.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer | None = None, metadata: Mapping[str, Any] | None = None
+    ) -> None:
+        """metadata: complete if it names `general.architecture`; otherwise the config's keys are added."""
         self.config: Config = decoder.config
         self.tokenizer = tokenizer
+        self.metadata = Metadata(metadata)
+        if "general.architecture" not in self.metadata:
+            self.metadata = Metadata({**self.config.to_metadata(), **self.metadata})
         self._graph, state = nnx.split(decoder)
         self.weights, self._tree = jax.tree.flatten(state)
         self._programs: dict[Any, Programs] = {}

@@ -21,7 +21,7 @@ from .header import MAX_ALIGNMENT
 from .tensors import MAX_DIMS, MAX_NAME, supported_types
 from .value_types import typed
 
-PLAIN_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy's name: ggml's
+_PLAIN_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy's name: ggml's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,8 +32,34 @@ class TensorPieces:
     shape: tuple[int, ...]  # row-major
     pieces: Callable[[], Iterable[Any]]  # contiguous arrays or bytes; one after the other they are the tensor
 
+    @classmethod
+    def of(cls, name: str, tensor: Any) -> TensorPieces:
+        """What there is to write of a QuantizedArray, an array or TensorPieces; TypeError or ValueError naming it."""
+        if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_NAME:
+            raise ValueError(f"tensor name {name!r} must be text of 1 to {MAX_NAME} bytes")
+        if isinstance(tensor, cls):
+            made = tensor
+        elif isinstance(tensor, QuantizedArray):
+            made = cls(tensor.format, tensor.shape, lambda: [tensor.to_gguf_bytes()])
+        else:
+            dtype = str(getattr(tensor, "dtype", type(tensor).__name__))
+            if dtype not in _PLAIN_TYPES:
+                supported = ", ".join(_PLAIN_TYPES)
+                raise TypeError(f"tensor {name!r} has dtype {dtype}; it must be a QuantizedArray or of {supported}")
+            made = cls(_PLAIN_TYPES[dtype], tuple(tensor.shape), lambda: [np.asarray(tensor)])
+        if made.type not in supported_types():
+            raise ValueError(
+                f"tensor {name!r} has type {made.type!r}; it must be one of {', '.join(supported_types())}"
+            )
+        block, _ = GGML_QUANT_SIZES[GGMLQuantizationType[made.type]]
+        if not 0 < len(made.shape) <= MAX_DIMS or min(made.shape) < 1 or made.shape[-1] % block:
+            rule = f"1 to {MAX_DIMS} axes of at least 1, the last a multiple of {block}, the block of {made.type}"
+            raise ValueError(f"tensor {name!r} has shape {made.shape}; it must have {rule}")
+        return made
+
     @property
     def nbytes(self) -> int:
+        """Bytes in the file."""
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[self.type]]
         return math.prod(self.shape) // block * block_bytes
 
@@ -65,7 +91,7 @@ def write(
         raise ValueError(f"metadata 'general.architecture' is {architecture!r}, expected the architecture's name")
     entries = {key: typed(metadata, key) for key in metadata}
     alignment = _alignment(entries) if "general.alignment" in entries else gguf.GGUF_DEFAULT_ALIGNMENT
-    described = {name: _described(name, tensor) for name, tensor in tensors.items()}
+    described = {name: TensorPieces.of(name, tensor) for name, tensor in tensors.items()}
     with _replacing(path) as partial, contextlib.closing(_Writer(partial, architecture)) as writer:
         writer.data_alignment = alignment
         for key, (kind, element, value) in entries.items():
@@ -97,29 +123,6 @@ def _alignment(entries: Mapping[str, tuple[GGUFValueType, GGUFValueType | None, 
     if kind is not GGUFValueType.UINT32 or value == 0 or value & (value - 1) or value > MAX_ALIGNMENT:
         raise ValueError(f"metadata 'general.alignment' is {value!r}; it must be a power of two up to {MAX_ALIGNMENT}")
     return value
-
-
-def _described(name: str, tensor: Any) -> TensorPieces:
-    if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_NAME:
-        raise ValueError(f"tensor name {name!r} must have 1 to {MAX_NAME} bytes")
-    if isinstance(tensor, QuantizedArray):
-        described = TensorPieces(tensor.format, tensor.shape, lambda: [tensor.to_gguf_bytes()])
-    elif isinstance(tensor, TensorPieces):
-        described = tensor
-    else:
-        dtype = str(getattr(tensor, "dtype", type(tensor).__name__))
-        if dtype not in PLAIN_TYPES:
-            supported = ", ".join(PLAIN_TYPES)
-            raise TypeError(f"tensor {name!r} has dtype {dtype}; it must be a QuantizedArray or one of {supported}")
-        described = TensorPieces(PLAIN_TYPES[dtype], tuple(tensor.shape), lambda: [np.asarray(tensor)])
-    if described.type not in supported_types():
-        raise ValueError(f"tensor {name!r} has type {described.type!r}; it must be one of {supported_types()}")
-    block, _ = GGML_QUANT_SIZES[GGMLQuantizationType[described.type]]
-    shape = described.shape
-    if not 0 < len(shape) <= MAX_DIMS or any(n < 1 for n in shape) or shape[-1] % block:
-        rule = f"1 to {MAX_DIMS} axes of at least 1, the last a multiple of {block}, the block of {described.type}"
-        raise ValueError(f"tensor {name!r} has shape {shape}; it must have {rule}")
-    return described
 
 
 def _write_data(

@@ -58,6 +58,22 @@ def test_keys(changes, attribute, value):
     assert getattr(Config.from_metadata(changed(changes)), attribute) == value
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention.head_count_kv": 2, "attention.key_length": 128, "attention.value_length": 128},
+        {"rope.dimension_count": 32, "rope.freq_base": 5e5, "rope.scaling.factor": 4.0},
+        {"attention.sliding_window": 512},
+    ],
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_to_metadata_is_the_inverse(architecture, changes):
+    metadata = {key.replace("llama", architecture): value for key, value in changed(changes).items()}
+    config = Config.from_metadata({**metadata, "general.architecture": architecture})
+    assert Config.from_metadata(config.to_metadata()) == config
+
+
 def test_vocab_size_from_the_tokens():
     metadata = changed({"vocab_size": None}) | {"tokenizer.ggml.tokens": ["a", "b", "c"]}
     assert Config.from_metadata(metadata).vocab_size == 3

@@ -9,7 +9,8 @@ from flax import nnx
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.load import build, check_tensors, expected_tensors
+from jax_q4k.gguf.header import parse_source
+from jax_q4k.models.load import build, check_tensors, describe, expected_tensors
 
 from .golden import NAMES, model, path
 
@@ -104,7 +105,7 @@ def test_metadata_that_disagrees_is_found_before_tensors_are_read(tmp_path, monk
     data[at : at + 4] = (512).to_bytes(4, "little")
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(data)
-    monkeypatch.setattr(jq.gguf, "read", lambda *_, **__: pytest.fail("read the tensors"))
+    monkeypatch.setattr(jq.gguf.load.Source, "read_into", lambda *_: pytest.fail("read a tensor"))
     with pytest.raises(jq.GGUFError, match=r"bad.gguf: tensor 'blk.0.ffn_gate.weight': has shape \(768, 256\)"):
         models.from_gguf(bad)
 
@@ -120,12 +121,11 @@ def test_vocabulary_of_another_size(tmp_path):
         models.from_gguf(bad)
 
 
-def test_tokenizer_of_another_model(monkeypatch):
+def test_tokenizer_of_another_model():
     header, other = (jq.gguf.read_header(path(name)) for name in ("llama-gqa", "text-spm"))
-    header.metadata.update({key: value for key, value in other.metadata.items() if key.startswith("tokenizer.")})
-    monkeypatch.setattr(jq.gguf, "read_header", lambda _: header)
-    with pytest.raises(jq.GGUFError, match="tokens: has 32000 tokens, but the model's vocab_size is 512"):
-        models.from_gguf(path("llama-gqa"))
+    words = {key: value for key, value in other.metadata.items() if key.startswith("tokenizer.")}
+    with pytest.raises(jq.GGUFError, match="f: tokenizer.ggml.tokens: has 32000 tokens, but .* vocab_size is 512"):
+        describe({**header.metadata, **words}, header.tensors, "f")
 
 
 def test_missing_file(tmp_path):
@@ -133,16 +133,21 @@ def test_missing_file(tmp_path):
         models.from_gguf(tmp_path / "none.gguf")
 
 
-def test_tensors_that_changed_after_the_check_are_found(monkeypatch):
-    def changed(*arguments, **options):
-        file = read(*arguments, **options)
-        del file.tensors["blk.1.attn_k.weight"]
-        return file
+def test_the_header_is_parsed_once(monkeypatch):
+    """What was checked is what is read, and a vocabulary is not decoded twice."""
+    calls = []
+    monkeypatch.setattr(jq.gguf.load, "parse_source", lambda source: calls.append(source) or parse_source(source))
+    models.from_gguf(path("llama-gqa"))
+    assert len(calls) == 1
 
-    read = jq.gguf.read
-    monkeypatch.setattr(jq.gguf, "read", changed)
-    with pytest.raises(jq.GGUFError, match="tensor 'blk.1.attn_k.weight': is missing"):
-        models.from_gguf(path("llama-gqa"))
+
+@pytest.mark.parametrize("name", NAMES)
+def test_named_tensors_are_the_files(name):
+    file, named = jq.gguf.read(path(name)), models.named_tensors(model(name))
+    assert set(named) == set(file.tensors)
+    for key, tensor in file.tensors.items():
+        assert jax.tree.structure(named[key]) == jax.tree.structure(tensor), key
+        jax.tree.map(np.testing.assert_array_equal, named[key], tensor)
 
 
 @pytest.mark.parametrize("check_scales", [True, False])
