@@ -1,0 +1,266 @@
+"""Train a small llama on public-domain English, in Flax NNX with optax: the model that this package ships.
+
+    pip install -e '.[train]'
+    python examples/train_tiny.py /tmp/tiny                    # hours on two cores
+    jax-q4k quantize /tmp/tiny/float.gguf /tmp/tiny/Q4_K_M.gguf --type Q4_K_M
+
+The decoder is the one that runs GGUF files, here with float32 weights. Training may be interrupted: the same command
+goes on from the last checkpoint in the work folder. There lie also the tokenizer, the held-out text, the losses
+(loss.jsonl, loss.png) and at the end the model, float.gguf.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+import optax.contrib
+import orbax.checkpoint as ocp
+import tiny_corpus
+import tokenizers
+from flax import nnx
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from jax_q4k import models
+from jax_q4k.models import load
+
+END = "<|endoftext|>"  # token 0: before every window of text
+HELD_OUT = 0.05  # of every book, its end: never trained on
+EVALUATE_EVERY = 100  # steps; a checkpoint too
+EVALUATION_WINDOWS = 64  # of the held-out text, evenly spaced
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    work: pathlib.Path = options.work.absolute()
+    work.mkdir(parents=True, exist_ok=True)
+    books = tiny_corpus.from_files(options.text) if options.text else tiny_corpus.load(work)
+    training, held_out = zip(*map(_split, books), strict=True)
+    (work / "held_out.txt").write_text("\n".join(held_out))
+    tokenizer = train_tokenizer(work / "tokenizer.json", training, options.vocab_size)
+    config = models.Config(
+        architecture="llama",
+        vocab_size=tokenizer.get_vocab_size(),
+        context_length=options.context,
+        hidden_size=256,
+        intermediate_size=512,
+        num_layers=options.layers,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
+        rms_norm_eps=1e-5,
+    )
+    decoder = train(config, Text(tokenizer, training), Text(tokenizer, held_out), options)
+    metadata = {
+        **config.to_metadata(),
+        "general.name": "tiny-austen",
+        **models.tokenizer.metadata_from_json(json.loads(tokenizer.to_str())),
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 0,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    model = models.Model(decoder, models.tokenizer.from_metadata(metadata), metadata)
+    models.save_gguf(model, work / "float.gguf")
+    sample = models.generate(model, "She was", max_new_tokens=min(64, options.context // 2), temperature=0.7)
+    print("She was" + sample.text)
+
+
+def _split(book: str) -> tuple[str, str]:
+    """A book's beginning, to train on, and its end, both whole paragraphs."""
+    at = book.rfind("\n", 0, int(len(book) * (1 - HELD_OUT))) + 1
+    return book[:at], book[at:]
+
+
+def train_tokenizer(path: pathlib.Path, texts: tuple[str, ...], vocab_size: int) -> tokenizers.Tokenizer:
+    """A byte-level BPE with GPT-2's way of splitting words; token 0 is END."""
+    if not path.exists():
+        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+        tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet)
+        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.save(str(path))
+    return tokenizers.Tokenizer.from_file(str(path))
+
+
+class Text:
+    """Texts as token ids, END before each, and where their paragraphs begin."""
+
+    def __init__(self, tokenizer: tokenizers.Tokenizer, texts: tuple[str, ...]) -> None:
+        newline = tokenizer.token_to_id("\u010a")  # "\n" in GPT-2's byte alphabet
+        parts = [np.array([0, *encoded.ids], np.int32) for encoded in tokenizer.encode_batch(texts)]
+        self.tokens = np.concatenate(parts)
+        self.starts = np.flatnonzero((self.tokens == newline) | (self.tokens == 0)) + 1
+        self.bytes = sum(len(text.encode()) for text in texts)
+
+    def batch(self, seed: int, rows: int, length: int) -> np.ndarray:
+        """(rows, length + 1) int32: END, then text from the beginning of a paragraph."""
+        starts = self.starts[self.starts <= len(self.tokens) - length]
+        drawn = np.random.default_rng(seed).integers(0, starts[-1], rows, endpoint=True)
+        at = starts[np.searchsorted(starts, drawn)]  # each paragraph as often as the one before it is long
+        return self._rows([self.tokens[i : i + length] for i in at])
+
+    def windows(self, length: int) -> np.ndarray:
+        """(rows, length + 1) int32: the whole text once (but its last, partial window), END before each row."""
+        if len(self.tokens) < length:
+            raise SystemExit(f"the held-out text has {len(self.tokens)} tokens, less than a window of {length}")
+        return self._rows([self.tokens[i : i + length] for i in range(0, len(self.tokens) - length + 1, length)])
+
+    @staticmethod
+    def _rows(texts: list[np.ndarray]) -> np.ndarray:
+        return np.pad(np.stack(texts), ((0, 0), (1, 0)))  # token 0 is END
+
+
+def initial_decoder(config: models.Config, seed: int) -> models.Decoder:
+    """Norms of 1, normal matrices of deviation 0.02, smaller where they add to the residual stream."""
+    rng = np.random.default_rng(seed)
+    weights = {}
+    for name, (shape, required) in load.expected_tensors(config).items():
+        if required and len(shape) == 1:
+            weights[name] = jnp.ones(shape)
+        elif required:
+            residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
+            deviation = 0.02 / math.sqrt(2 * config.num_layers) if residual else 0.02
+            weights[name] = jnp.asarray(rng.normal(0.0, deviation, shape), jnp.float32)
+    return load.build(config, weights)
+
+
+def optimizer(options: argparse.Namespace) -> optax.GradientTransformation:
+    """Muon for the layers' matrices, AdamW for embedding and norms.
+
+    The learning rate rises, stays, and falls to zero over the last third of the steps.
+    """
+    fall = options.steps // 3
+    schedule = optax.join_schedules(
+        [
+            optax.linear_schedule(0.0, options.learning_rate, options.warmup),
+            optax.constant_schedule(options.learning_rate),
+            optax.linear_schedule(options.learning_rate, 0.0, fall),
+        ],
+        [options.warmup, options.steps - fall],
+    )
+    rows_and_columns = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)  # a weight is (n, k)
+
+    def matrices(parameters: nnx.State) -> nnx.State:
+        def kind(path: tuple, weight: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
+            is_matrix = getattr(weight, "ndim", 0) == 2 and "blocks" in jax.tree_util.keystr(path)
+            return rows_and_columns if is_matrix else None
+
+        return jax.tree_util.tree_map_with_path(kind, parameters)
+
+    muon = optax.contrib.muon(
+        schedule,
+        consistent_rms=0.2,  # updates of AdamW's size, so that one learning rate serves both
+        weight_decay=0.1,
+        adam_b2=0.95,
+        muon_weight_dimension_numbers=matrices,
+    )
+    return optax.chain(optax.clip_by_global_norm(1.0), muon)
+
+
+def train(config: models.Config, training: Text, held_out: Text, options: argparse.Namespace) -> models.Decoder:
+    """The decoder after `options.steps` steps, from the last checkpoint if there is one."""
+    console = Console()
+    graph, parameters, constants = nnx.split(initial_decoder(config, options.seed), nnx.Param, ...)
+    update = optimizer(options)
+    state = {"parameters": parameters, "optimizer": update.init(parameters)}
+    count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
+    console.print(f"{count} parameters, {len(training.tokens)} tokens of {training.bytes} bytes to train on")
+
+    def loss(parameters: nnx.State, batch: jax.Array) -> jax.Array:
+        """Mean nats per token of batch (rows, length + 1)."""
+        logits = nnx.merge(graph, parameters, constants)(batch[:, :-1])
+        return optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:]).mean()
+
+    @jax.jit
+    def advance(state: dict, batch: jax.Array) -> tuple[dict, jax.Array]:
+        value, gradient = jax.value_and_grad(loss)(state["parameters"], batch)
+        change, progress = update.update(gradient, state["optimizer"], state["parameters"])
+        return {"parameters": optax.apply_updates(state["parameters"], change), "optimizer": progress}, value
+
+    windows = held_out.windows(options.context)
+    windows = windows[:: -(-len(windows) // EVALUATION_WINDOWS)]
+    rows = min(options.batch, len(windows))
+    batches = windows[: len(windows) // rows * rows].reshape(-1, rows, options.context + 1)
+    bits_per_nat = len(held_out.tokens) / held_out.bytes / math.log(2)  # bits per byte for a nat per token
+    evaluate = jax.jit(loss)
+
+    def held_out_loss(state: dict) -> float:
+        """Bits per byte of the held-out text."""
+        return float(np.mean([evaluate(state["parameters"], batch) for batch in batches])) * bits_per_nat
+
+    checkpoints = ocp.CheckpointManager(
+        options.work.absolute() / "checkpoints", options=ocp.CheckpointManagerOptions(max_to_keep=2)
+    )
+    step = checkpoints.latest_step() or 0
+    if step:
+        state = checkpoints.restore(step, args=ocp.args.StandardRestore(state))
+        console.print(f"going on from step {step}")
+    log = options.work / "loss.jsonl"
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("training", total=options.steps, completed=step)
+        values = []
+        while step < options.steps:
+            state, value = advance(state, training.batch(step, options.batch, options.context))
+            values.append(value)
+            step += 1
+            progress.update(task, completed=step)
+            if step % EVALUATE_EVERY == 0 or step == options.steps:
+                entry = {
+                    "step": step,
+                    "training": float(np.mean(values)) * bits_per_nat,
+                    "held_out": held_out_loss(state),
+                }
+                values = []
+                with log.open("a") as file:
+                    print(json.dumps(entry), file=file)
+                plot(log)
+                checkpoints.save(step, args=ocp.args.StandardSave(state))
+                progress.console.print(
+                    f"step {step}: {entry['training']:.3f} bits per byte in training, {entry['held_out']:.3f} held out"
+                )
+    checkpoints.wait_until_finished()
+    return nnx.merge(graph, state["parameters"], constants)
+
+
+def plot(log: pathlib.Path) -> None:
+    """loss.jsonl -> loss.png; of a step that was run twice the later entry counts."""
+    entries = {entry["step"]: entry for entry in map(json.loads, log.read_text().splitlines())}
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name in ("training", "held_out"):
+        axes.plot(sorted(entries), [entries[step][name] for step in sorted(entries)], label=name.replace("_", " "))
+    axes.set(xlabel="step", ylabel="bits per byte", ylim=(1.2, 3))
+    axes.legend()
+    axes.grid(alpha=0.3)
+    figure.savefig(log.with_suffix(".png"), dpi=120)
+    plt.close(figure)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=pathlib.Path, help="folder for data, checkpoints and results")
+    parser.add_argument("--text", type=pathlib.Path, nargs="+", help="train on these text files instead")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch", type=int, default=8, help="windows per step")
+    parser.add_argument("--context", type=int, default=512, help="tokens per window, and the model's context length")
+    parser.add_argument("--vocab-size", type=int, default=4096)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--warmup", type=int, default=100, help="steps")
+    parser.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+if __name__ == "__main__":
+    main()
