@@ -228,7 +228,7 @@ def train(config: models.Config, training: Text, held_out: Text, options: argpar
                 plot(log)
                 checkpoints.save(step, args=ocp.args.StandardSave(state))
                 progress.console.print(
-                    f"step {step}: {entry['training']:.3f} bits per byte in training, {entry['held_out']:.3f} held out"
+                    f"step {step}: {trained:.3f} bits per byte in training, {entry['held_out']:.3f} held out"
                 )
     checkpoints.wait_until_finished()
     return nnx.merge(graph, state["parameters"], constants)
