@@ -217,19 +217,13 @@ def train(config: models.Config, training: Text, held_out: Text, options: argpar
             step += 1
             progress.update(task, completed=step)
             if step % EVALUATE_EVERY == 0 or step == options.steps:
-                entry = {
-                    "step": step,
-                    "training": float(np.mean(values)) * bits_per_nat,
-                    "held_out": held_out_loss(state),
-                }
+                trained, unseen = float(np.mean(values)) * bits_per_nat, held_out_loss(state)
                 values = []
                 with log.open("a") as file:
-                    print(json.dumps(entry), file=file)
+                    print(json.dumps({"step": step, "training": trained, "held_out": unseen}), file=file)
                 plot(log)
                 checkpoints.save(step, args=ocp.args.StandardSave(state))
-                progress.console.print(
-                    f"step {step}: {trained:.3f} bits per byte in training, {entry['held_out']:.3f} held out"
-                )
+                console.print(f"step {step}: {trained:.3f} bits per byte in training, {unseen:.3f} held out")
     checkpoints.wait_until_finished()
     return nnx.merge(graph, state["parameters"], constants)
 
