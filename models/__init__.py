@@ -9,12 +9,14 @@ from .decoder import Decoder
 from .generate import Output, Piece, Timings, generate, stream
 from .load import from_gguf, named_tensors
 from .model import Model
+from .pretrained import CheckpointSource, from_pretrained
 from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
 from .sampling import SamplingParams
 from .save import save_gguf
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
+    "CheckpointSource",
     "Config",
     "Decoder",
     "Model",
@@ -26,6 +28,7 @@ __all__ = [
     "abstract_programs",
     "chat",
     "from_gguf",
+    "from_pretrained",
     "generate",
     "named_tensors",
     "sampling",

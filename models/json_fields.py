@@ -70,8 +70,8 @@ class Fields:
             if default is _REQUIRED:
                 self.fail(key, f"is missing, expected {_NAMES[kind]}")
             return default
-        kinds: tuple[type, ...] = (int, float) if kind is float else (kind,)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kind is not bool):
+        matches = isinstance(value, (int, float) if kind is float else kind)
+        if not matches or (isinstance(value, bool) and kind is not bool):
             self.fail(key, f"must be {_NAMES[kind]}, not {_kind(value)}")
         if kind is float:
             if not -sys.float_info.max <= value <= sys.float_info.max:

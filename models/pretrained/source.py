@@ -1,0 +1,238 @@
+"""A checkpoint as GGUF sees it: metadata, and tensors that are read one at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jax_q4k.errors import CheckpointError
+
+from .. import json_fields, tokenizer
+from ..load import expected_tensors
+from ..tokenizer.special_tokens import END_TEXTS
+from . import config
+from .weights import DTYPES, Weights
+
+MAX_CONFIG = 1 << 22  # bytes
+MAX_TOKENIZER = 1 << 26  # the largest published tokenizer.json files have half of it
+MAX_TEMPLATE = 1 << 20
+
+#: Part of GGUF's names -> of the checkpoint's.
+_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_ROPE = "rope_freqs.weight"
+_BUFFER = re.compile(
+    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+)  # early files store what rope_theta says
+
+
+class CheckpointSource:
+    """A Hugging Face checkpoint, checked but for the values of its weights, which are read one tensor at a time.
+
+    A context manager, whose end closes the file that was read last.
+
+    Attributes:
+      name: the folder or file, for errors.
+      metadata: GGUF's keys, `tokenizer.*` included if the folder holds a tokenizer.
+      tensors: GGUF's names -> shapes, row-major.
+      nbytes: GGUF's names -> bytes in the checkpoint.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """path: a folder, or one .safetensors file whose config.json and tokenizer.json lie beside it.
+
+        Raises:
+          jax_q4k.CheckpointError: a file is malformed, the parts do not fit together, or it asks for what is not
+            supported. OSError: a file cannot be read.
+        """
+        self.name = os.fsdecode(path)
+        given = Path(self.name)
+        folder = given.parent if given.is_file() else given
+        if not given.exists():
+            raise FileNotFoundError(2, "No such file or directory", self.name)
+        fields = _object(folder / "config.json", MAX_CONFIG)
+        self.description = config.describe(fields)
+        self.config = self.description.config
+        title = {"general.type": "model", "general.name": folder.resolve().name or "model"}
+        self.metadata = self.description.metadata | title | _tokenizer(folder, fields, self.config.vocab_size)
+        self._weights = Weights(given)
+        self._stored_names = self._match()
+        self.tensors: dict[str, tuple[int, ...]] = {
+            name: self._weights.stored[stored].shape for name, stored in self._stored_names.items()
+        }
+        self.nbytes = {name: self._weights.stored[stored].nbytes for name, stored in self._stored_names.items()}
+        if self.description.rope_divisors is not None:
+            self.tensors[_ROPE] = self.description.rope_divisors.shape
+            self.nbytes[_ROPE] = self.description.rope_divisors.nbytes
+
+    def __enter__(self) -> CheckpointSource:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file that was read last; `read` opens it again."""
+        self._weights.close()
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return tokenizer.has_tokenizer(self.metadata)
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor under GGUF's name, its rows in GGUF's order; norms and biases as float32, others as stored.
+
+        Raises CheckpointError if a value is NaN or infinite, or the file is not what it was.
+        """
+        if name == _ROPE and self.description.rope_divisors is not None:
+            return self.description.rope_divisors
+        values = self._weights.read(self._stored_names[name])
+        values = values.astype(np.float32) if values.ndim == 1 else values
+        part = name.split(".")[-2]
+        if self.config.interleaved_rope and part in ("attn_q", "attn_k"):
+            return interleaved(values, self.config.num_heads if part == "attn_q" else self.config.num_kv_heads)
+        return values
+
+    def _match(self) -> dict[str, str]:
+        """GGUF's names -> the checkpoint's, of all tensors but the rope divisors; no others are there."""
+        names: dict[str, str] = {}
+        for name, (shape, _) in expected_tensors(self.config).items():
+            if not self._is_part(name):
+                continue
+            names[name] = stored_name = checkpoint_name(name)
+            stored = self._weights.stored.get(stored_name)
+            if stored is None:
+                raise CheckpointError(self.name, f"tensor {stored_name!r}", f"is missing, expected with shape {shape}")
+            if stored.shape != shape:
+                problem = f"has shape {stored.shape}, expected {shape}"
+                raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
+            if stored.dtype not in DTYPES:
+                problem = f"has dtype {stored.dtype}, which is not supported; supported are {', '.join(DTYPES)}"
+                raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
+        known = set(names.values())
+        for stored_name, stored in self._weights.stored.items():
+            tied = self.description.tied and stored_name == "lm_head.weight"  # the embedding is taken in its place
+            if stored_name not in known and not tied and not _BUFFER.fullmatch(stored_name):
+                architecture = self.config.architecture
+                problem = f"is not part of a {architecture} model as config.json describes it"
+                raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
+        return names
+
+    def _is_part(self, name: str) -> bool:
+        if name == _ROPE:
+            return False
+        if name == "output.weight":
+            return not self.description.tied
+        if not name.endswith(".bias"):
+            return True
+        part = name.split(".")[-2]
+        if part.startswith("ffn_"):
+            return self.description.mlp_bias
+        own = self.config.qkv_bias and part in ("attn_q", "attn_k", "attn_v")
+        return part.startswith("attn_") and (own or self.description.attention_bias)
+
+
+def checkpoint_name(name: str) -> str:
+    """GGUF's name of a tensor -> the checkpoint's: "output_norm.weight" -> "model.norm.weight"."""
+    *layer, part, kind = name.split(".")
+    if not layer:
+        return f"{_NAMES[part]}.{kind}"
+    return f"model.layers.{layer[1]}.{_LAYER_NAMES[part]}.{kind}"
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Rows of a query or key projection, or its bias, for rope on pairs (2i, 2i + 1) in place of (i, i + half).
+
+    rows: (heads * head_dim, ...) -> the same shape, contiguous.
+    """
+    halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
+
+
+def _object(path: Path, max_bytes: int) -> json_fields.Fields:
+    return json_fields.Fields(json_fields.read(path, max_bytes), str(path))
+
+
+def _optional(path: Path, max_bytes: int) -> json_fields.Fields | None:
+    return _object(path, max_bytes) if path.exists() else None
+
+
+def _tokenizer(folder: Path, fields: json_fields.Fields, vocab_size: int) -> dict[str, Any]:
+    """The `tokenizer.*` keys; none if the folder holds no tokenizer."""
+    described = _optional(folder / "tokenizer.json", MAX_TOKENIZER)
+    if described is None:
+        for name in ("tokenizer.model", "vocab.json", "tekken.json"):
+            if (folder / name).exists():
+                raise CheckpointError(str(folder), "tokenizer.json", f"is missing; {name} alone is not supported")
+        return {}
+    settings = _optional(folder / "tokenizer_config.json", MAX_CONFIG)
+    values = {} if settings is None else dict(settings.values)
+    template = folder / "chat_template.jinja"
+    if template.exists():  # since transformers 4.51 a file of its own, which takes precedence
+        values["chat_template"] = _text(template)
+    metadata = tokenizer.metadata_from_json(
+        described.values,
+        values,
+        vocab_size=vocab_size,
+        file=described.file,
+        config_file=str(folder / "tokenizer_config.json"),
+    )
+    _add_ids(metadata, fields, _optional(folder / "generation_config.json", MAX_CONFIG), vocab_size)
+    return metadata
+
+
+def _text(path: Path) -> str:
+    with path.open("rb") as stream:
+        data = stream.read(MAX_TEMPLATE + 1)
+    if len(data) > MAX_TEMPLATE:
+        raise CheckpointError(str(path), "size", f"must be at most {MAX_TEMPLATE} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise CheckpointError(str(path), "text", f"expected UTF-8, got {error.reason} at byte {error.start}") from None
+
+
+def _add_ids(
+    metadata: dict[str, Any], fields: json_fields.Fields, generation: json_fields.Fields | None, vocab_size: int
+) -> None:
+    """BOS and EOS where the tokenizer's own files name none; further ids that end generation as EOT and EOM."""
+    tokens = metadata["tokenizer.ggml.tokens"]
+    for source in (generation, fields):
+        if source is None:
+            continue
+        bos, eos = (_ids(source, name, vocab_size) for name in ("bos_token_id", "eos_token_id"))
+        for name, ids in (("bos", bos), ("eos", eos)):
+            if ids:
+                metadata.setdefault(f"tokenizer.ggml.{name}_token_id", ids[0])
+        others = [i for i in eos if i != metadata["tokenizer.ggml.eos_token_id"] and tokens[i] not in END_TEXTS]
+        if len(others) > 2:
+            source.fail("eos_token_id", f"{eos!r:.200} are more tokens that end generation than GGUF can name")
+        for name, token in zip(("eot", "eom"), others, strict=False):
+            metadata.setdefault(f"tokenizer.ggml.{name}_token_id", token)
+        if eos:
+            break  # generation_config.json has the last word
+
+
+def _ids(source: json_fields.Fields, key: str, vocab_size: int) -> list[int]:
+    value = source.values.get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token in ids:
+        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+            source.fail(key, f"{token!r:.100} must be an integer from 0 to {vocab_size - 1}")
+    return ids

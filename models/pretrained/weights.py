@@ -1,0 +1,129 @@
+"""Tensors of safetensors files, read one at a time.
+
+The safetensors package checks that every tensor lies inside its file and that no two overlap. Files are read, not
+mapped: pages of a map count as resident memory, and a mapped file that shrinks kills the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from jax_q4k.errors import CheckpointError
+
+from .. import json_fields
+
+DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
+MAX_INDEX = 1 << 24  # bytes; an index has a line per tensor
+_CHUNK = 1 << 20  # elements checked at a time
+
+T = TypeVar("T")
+
+
+class Stored(NamedTuple):
+    """Where a tensor lies, and what its file says it is."""
+
+    file: Path
+    dtype: str  # safetensors' name
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file, of the types in DTYPES."""
+        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+class Weights:
+    """The tensors of one file or of all files of an index: name -> Stored, in `stored`."""
+
+    def __init__(self, path: Path) -> None:
+        """path: a .safetensors file, or a folder with model.safetensors or model.safetensors.index.json."""
+        self._open: tuple[Path, Any] | None = None
+        self._stack = contextlib.ExitStack()
+        self.stored: dict[str, Stored] = {}
+        index = path / "model.safetensors.index.json"
+        if path.is_file() or (path / "model.safetensors").exists():
+            self._list(path if path.is_file() else path / "model.safetensors")
+        elif index.exists():
+            self._list_shards(index)
+        else:
+            problem = "is missing, and so is model.safetensors.index.json; other kinds of weights are not supported"
+            raise CheckpointError(str(path), "model.safetensors", problem)
+
+    def close(self) -> None:
+        """Closes the file that was read last."""
+        self._open = None
+        self._stack.close()
+
+    def read(self, name: str) -> np.ndarray:
+        """A tensor, whose dtype must be one of DTYPES. Raises CheckpointError if a value is NaN or infinite."""
+        stored = self.stored[name]
+        file = str(stored.file)
+        values = _checked(stored.file, f"tensor {name!r}", lambda: self._handle(stored.file).get_tensor(name))
+        if values.shape != stored.shape or values.dtype != DTYPES[stored.dtype]:
+            raise CheckpointError(file, f"tensor {name!r}", "changed while the file was read")
+        flat = values.reshape(-1)
+        for start in range(0, flat.size, _CHUNK):
+            finite = np.isfinite(flat[start : start + _CHUNK])
+            if not finite.all():
+                problem = f"element {start + int(finite.argmin())} is NaN or infinite"
+                raise CheckpointError(file, f"tensor {name!r}", problem)
+        return values
+
+    def _handle(self, file: Path) -> Any:
+        if self._open is None or self._open[0] != file:
+            self.close()
+            self._open = file, self._stack.enter_context(_opened(file))
+        return self._open[1]
+
+    def _list(self, file: Path) -> None:
+        with _opened(file) as handle:
+            for name in handle.keys():
+                part = handle.get_slice(name)
+                dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
+                if name in self.stored:
+                    raise CheckpointError(str(file), f"tensor {name!r}", f"is in {self.stored[name].file.name} too")
+                self.stored[name] = Stored(file, dtype, shape)
+
+    def _list_shards(self, index: Path) -> None:
+        fields = json_fields.Fields(json_fields.read(index, MAX_INDEX), str(index))
+        places: dict[str, str] = fields.get("weight_map", dict)
+        for name, shard in places.items():
+            if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+                fields.fail(
+                    f"weight_map[{name[:100]!r}]", f"must name a .safetensors file in its folder, not {shard!r:.200}"
+                )
+        for shard in dict.fromkeys(places.values()):
+            if not (index.parent / shard).exists():
+                fields.fail("weight_map", f"names {shard!r}, which is missing")
+            self._list(index.parent / shard)
+        for name, shard in places.items():
+            if name not in self.stored or self.stored[name].file.name != shard:
+                fields.fail(f"weight_map[{name[:100]!r}]", f"names {shard!r}, which does not hold the tensor")
+        for name, stored in self.stored.items():
+            if name not in places:
+                raise CheckpointError(str(stored.file), f"tensor {name!r}", f"is not in {index.name}")
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    if not os.path.isfile(file):  # a pipe could block for ever
+        raise CheckpointError(str(file), "path", "must be a regular file")
+    with _checked(file, "header", lambda: safe_open(file, "numpy", backend="pread")) as handle:
+        yield handle
+
+
+def _checked(file: Path, field: str, call: Callable[[], T]) -> T:
+    """What `call` returns; the errors of safetensors as CheckpointError."""
+    try:
+        return call()
+    except SafetensorError as error:
+        raise CheckpointError(str(file), field, f"safetensors refuses it: {error}") from None

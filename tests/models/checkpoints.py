@@ -1,0 +1,79 @@
+"""Hugging Face folders of golden models: their weights decoded, rows in the order of a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+import jax_q4k as jq
+from jax_q4k.models.config import Config
+from jax_q4k.models.pretrained.source import checkpoint_name
+
+from .golden import path
+
+CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def halves(rows: np.ndarray, heads: int) -> np.ndarray:
+    """Row 2i + j of every head becomes row j * half + i: llama.cpp's order undone, element by element."""
+    out, size = np.empty_like(rows), len(rows) // heads
+    for row in range(len(rows)):
+        head, at = divmod(row, size)
+        out[head * size + at % 2 * (size // 2) + at // 2] = rows[row]
+    return out
+
+
+def config_json(config: Config) -> dict[str, Any]:
+    """A config.json as transformers 4 writes it."""
+    return {
+        "architectures": [CLASSES[config.architecture]],
+        "hidden_act": "silu",
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.context_length,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+    }
+
+
+def weights(name: str) -> tuple[dict[str, np.ndarray], Config, np.ndarray | None]:
+    """A golden model's weights under a checkpoint's names, its configuration, its rope divisors."""
+    file = jq.gguf.read(path(name))
+    config = Config.from_metadata(file.metadata)
+    arrays = {
+        name: np.asarray(tensor.dequantize() if isinstance(tensor, jq.QuantizedArray) else tensor, np.float32)
+        for name, tensor in file.tensors.items()
+    }
+    divisors = arrays.pop("rope_freqs.weight", None)
+    if config.architecture == "llama":
+        for name, rows in arrays.items():
+            if ".attn_q." in name or ".attn_k." in name:
+                arrays[name] = halves(rows, config.num_heads if ".attn_q." in name else config.num_kv_heads)
+    return {checkpoint_name(name): rows for name, rows in arrays.items()}, config, divisors
+
+
+def write(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], shards: int = 1) -> Path:
+    """The files of a checkpoint without a tokenizer, its tensors dealt out to `shards` files."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+    places = {}
+    for shard in range(shards):
+        file = f"model-{shard + 1:05}-of-{shards:05}.safetensors"
+        part = dict(list(tensors.items())[shard::shards])
+        save_file(part, folder / file)
+        places |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": 0}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
