@@ -1,0 +1,96 @@
+"""Which type every tensor of a quantized model has, as llama.cpp's `llama_tensor_get_type` decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+from gguf.constants import LlamaFileType
+
+from ptx_kernels import formats
+
+from .config import Config
+
+
+def _outer_and_every_third(layer: int, layers: int) -> bool:
+    """The first and last eighth of the layers, which lose most by quantization, and every third between."""
+    eighth = layers // 8
+    return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Mixture:
+    """A type for most matrices and better ones for some."""
+
+    file_type: LlamaFileType
+    type: str
+    better: Mapping[str, tuple[str, Callable[[int, int], bool]]] = dataclasses.field(default_factory=dict)
+    """Part of a layer -> (its type, whether in (layer, of so many layers))."""
+
+
+_K_M = {part: ("Q6_K", _outer_and_every_third) for part in ("attn_v", "ffn_down")}
+_Q4_K_S = {
+    "attn_v": ("Q5_K", lambda layer, layers: layer < 4),
+    "ffn_down": ("Q5_K", lambda layer, layers: layer < layers // 8),
+}
+
+MIXTURES = {
+    "Q4_K_M": Mixture(LlamaFileType.MOSTLY_Q4_K_M, "Q4_K", _K_M),
+    "Q4_K_S": Mixture(LlamaFileType.MOSTLY_Q4_K_S, "Q4_K", _Q4_K_S),
+    "Q5_K_M": Mixture(LlamaFileType.MOSTLY_Q5_K_M, "Q5_K", _K_M),
+    "Q5_K_S": Mixture(LlamaFileType.MOSTLY_Q5_K_S, "Q5_K"),
+    "Q6_K": Mixture(LlamaFileType.MOSTLY_Q6_K, "Q6_K"),
+    "Q8_0": Mixture(LlamaFileType.MOSTLY_Q8_0, "Q8_0"),
+}
+
+# Where a row is no multiple of 256. llama.cpp takes Q5_1 for Q5_K, which is not supported here: Q8_0 loses less.
+_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q8_0", "Q6_K": "Q8_0"}
+_LAST_RESORT = "F16"  # for rows that are no multiple of 32 either
+
+
+def get(name: str) -> Mixture:
+    """The mixture of that name; ValueError listing the known ones otherwise."""
+    if not isinstance(name, str) or name not in MIXTURES:
+        raise ValueError(f"type={name!r} must be one of {', '.join(MIXTURES)}")
+    return MIXTURES[name]
+
+
+def tensor_types(mixture: Mixture, config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Tensor name -> ggml's type name, for row-major shapes that fit `config`. Vectors (norms, biases) are F32."""
+    tied = "output.weight" not in shapes
+    types = {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            types[name] = "F32"
+        elif name == "output.weight" or (tied and name == "token_embd.weight"):
+            better = "Q6_K" if _fits("Q4_K", shape) and mixture.type != "Q8_0" else "Q8_0"
+            types[name] = _fitting(better, shape)
+        else:
+            types[name] = _fitting(_matrix_type(mixture, config, name), shape)
+    return types
+
+
+def _matrix_type(mixture: Mixture, config: Config, name: str) -> str:
+    _, layer, part, *_ = (*name.split("."), "", "")
+    kind, chosen = mixture.better.get(part, (mixture.type, None))
+    if chosen is not None and not chosen(int(layer), config.num_layers):
+        kind = mixture.type
+    if part == "attn_v" and kind == "Q4_K" and _is_70b(config):
+        return "Q5_K"  # eight query heads share it, so it is small and matters
+    return kind
+
+
+def _is_70b(config: Config) -> bool:
+    """llama.cpp tells its 70B models by their layers."""
+    grouped = config.num_heads != config.num_kv_heads
+    return config.num_layers == 80 and (config.architecture == "qwen2" or (config.architecture == "llama" and grouped))
+
+
+def _fits(kind: str, shape: tuple[int, ...]) -> bool:
+    return shape[-1] % formats.get(kind).block_size == 0
+
+
+def _fitting(kind: str, shape: tuple[int, ...]) -> str:
+    if not _fits(kind, shape):
+        kind = _FALLBACKS.get(kind, kind)
+    return kind if _fits(kind, shape) else _LAST_RESORT

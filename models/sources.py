@@ -1,0 +1,50 @@
+"""Where a model's tensors come from, one at a time: what quantizing a file reads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from jax_q4k import QuantizedArray, gguf
+
+from .pretrained import CheckpointSource
+
+
+class TensorSource(Protocol):
+    """A model that is not loaded."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """Complete GGUF metadata."""
+
+    @property
+    def tensors(self) -> Mapping[str, tuple[int, ...]]:
+        """GGUF's names -> row-major shapes."""
+
+    def read(self, name: str) -> QuantizedArray | np.ndarray:
+        """One tensor in host memory, packed or float32, float16 or bfloat16; finite, or an error names it."""
+
+
+class GGUFSource(gguf.TensorFile):
+    """A GGUF file as a `TensorSource`. Raises GGUFError for what is malformed or not supported."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__(path)
+        self.name = os.fsdecode(path)
+        self.metadata = self.header.metadata
+        self.tensors = {name: info.shape for name, info in self.header.tensors.items()}
+
+
+def open_source(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[TensorSource]:
+    """A GGUF file, or a Hugging Face checkpoint: its folder, or a .safetensors file with its config beside it."""
+    if os.path.isdir(path) or os.fsdecode(path).endswith(".safetensors"):
+        return CheckpointSource(path)
+    return GGUFSource(path)
