@@ -1,0 +1,136 @@
+"""Fine-tune a packed GGUF model by LoRA adapters (https://arxiv.org/abs/2106.09685), in Flax NNX with optax.
+
+    python examples/lora.py MODEL.gguf TEXT.txt --steps 200 --rank 8
+    python examples/lora.py MODEL.gguf --load lora.safetensors --steps 0    # saved adapters, no training
+
+Gradients flow through `jq.matmul` while its weights stay packed, bytes that training cannot change. What is trained is
+two small float32 matrices beside every projection of attention. The default text is a poem, short enough for a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+from flax import nnx
+from rich.progress import Progress, TextColumn
+from safetensors.flax import load_file, save_file
+
+from jax_q4k import models
+from jax_q4k.models.perplexity import score
+
+TEXT = Path(__file__).with_name("lora_text.txt")
+MODEL = Path(__file__).parents[1] / "tests/data/golden/text-spm.Q4_K_M.gguf"
+HELD_OUT = 0.15  # of the text, its end
+
+
+def add_adapters(decoder: models.Decoder, rank: int, rngs: nnx.Rngs) -> None:
+    """Makes y + x @ a @ b of every projection y = x @ W.T of attention; at first b = 0."""
+    for block in decoder.blocks:
+        for name in ("query", "key", "value", "output"):
+            linear = getattr(block.attention, name)
+            n, k = linear.weight.get_value().shape
+            setattr(block.attention, name, nnx.LoRA(k, rank, n, base_module=linear, rngs=rngs))
+
+
+def adapters(decoder: models.Decoder) -> dict[str, nnx.LoRAParam]:
+    """Path in the tree -> adapter, such as `blocks.0.attention.query.lora_a` (k, rank)."""
+    nodes = nnx.iter_graph(decoder)
+    return {".".join(map(str, path)): node for path, node in nodes if isinstance(node, nnx.LoRAParam)}
+
+
+def save_adapters(decoder: models.Decoder, path: Path) -> None:
+    save_file({name: adapter.get_value() for name, adapter in adapters(decoder).items()}, path)
+
+
+def load_adapters(decoder: models.Decoder, path: Path) -> None:
+    saved, own = load_file(path), adapters(decoder)
+    if {name: a.shape for name, a in saved.items()} != {name: a.get_value().shape for name, a in own.items()}:
+        raise ValueError(f"{path} holds adapters of another model or of another --rank")
+    for name, adapter in own.items():
+        adapter.set_value(saved[name])
+
+
+def loss(decoder: models.Decoder, rows: jax.Array) -> jax.Array:
+    """Mean nats per token of rows (batch, time), of each token but the first, given those before it."""
+    return optax.softmax_cross_entropy_with_integer_labels(decoder(rows[:, :-1]), rows[:, 1:]).mean()
+
+
+@nnx.jit
+def train_step(decoder: models.Decoder, optimizer: nnx.Optimizer, rows: jax.Array) -> jax.Array:
+    adapters_only = nnx.DiffState(0, nnx.LoRAParam)
+    value, gradient = nnx.value_and_grad(loss, argnums=adapters_only)(decoder, rows)
+    optimizer.update(decoder, gradient)
+    return value
+
+
+def train(decoder: models.Decoder, tokens: np.ndarray, start: list[int], options: argparse.Namespace) -> None:
+    """`options.steps` steps on random rows of `tokens` (count,), each with `start` before it."""
+    optimizer = nnx.Optimizer(decoder, optax.adamw(options.learning_rate), wrt=nnx.LoRAParam)
+    rng = np.random.default_rng(options.seed)
+    length = min(options.row_length, len(tokens))
+    before = np.tile(np.array(start, np.int32), (options.batch, 1))
+    with Progress(*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")) as progress:
+        task = progress.add_task("Training", total=options.steps, loss=float("nan"))
+        for _ in range(options.steps):
+            at = rng.integers(0, len(tokens) - length + 1, (options.batch, 1))
+            rows = np.concatenate([before, tokens[at + np.arange(length)]], axis=1)
+            progress.update(task, advance=1, loss=float(train_step(decoder, optimizer, rows)))
+
+
+def report(when: str, model: models.Model, text: str, held_out: str, options: argparse.Namespace) -> None:
+    trained, new = (score(model, part, context=options.row_length + 1).bits_per_byte for part in (text, held_out))
+    print(f"{when}: {trained:.3f} bits per byte of the text to learn, {new:.3f} of its held-out end")
+    sample = models.generate(model, options.prompt, max_new_tokens=options.new_tokens, temperature=0.7)
+    print(f"    {options.prompt}{sample.text}".replace("\n", "\n    "), end="\n\n")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    options = _parser().parse_args(arguments)
+    model = models.from_gguf(options.model)
+    if model.tokenizer is None:
+        sys.exit(f"{options.model} holds no tokenizer")
+    text = options.text.read_text(encoding="utf-8")
+    cut = int(len(text) * (1 - HELD_OUT))
+    text, held_out = text[:cut], text[cut:]
+    report("The model itself", model, text, held_out, options)
+
+    decoder = model.decoder()
+    add_adapters(decoder, options.rank, nnx.Rngs(options.seed))
+    size = sum(adapter.get_value().size for adapter in adapters(decoder).values())
+    print(f"{size:,} parameters of adapters beside {model}")
+    if options.load:
+        load_adapters(decoder, options.load)
+    if options.steps:
+        tokens = np.array(model.tokenizer.encode(text, add_special=False), np.int32)
+        train(decoder, tokens, model.tokenizer.encode(""), options)
+        save_adapters(decoder, options.save)
+        print(f"Saved: {options.save}")
+    # Any decoder makes a model: it generates with the adapters beside its weights, which are packed still.
+    adapted = models.Model(decoder, model.tokenizer)
+    report("With adapters", adapted, text, held_out, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", type=Path, default=MODEL, help="GGUF file (default: %(default)s)")
+    parser.add_argument("text", nargs="?", type=Path, default=TEXT, help="UTF-8 text (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--learning-rate", type=float, default=5e-3)
+    parser.add_argument("--batch", type=int, default=8, help="rows per step (default: %(default)s)")
+    parser.add_argument("--row-length", type=int, default=96, help="tokens per row (default: %(default)s)")
+    parser.add_argument("--prompt", default="Once upon a midnight dreary,")
+    parser.add_argument("--new-tokens", type=int, default=80, help="of the samples (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--load", type=Path, help="adapters to start from")
+    parser.add_argument("--save", type=Path, default=Path("lora.safetensors"), help="default: %(default)s")
+    return parser
+
+
+if __name__ == "__main__":
+    main()
