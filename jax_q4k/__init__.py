@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ptx_kernels import __version__
 
-from . import gguf
+from . import gguf, quantizers
 from .arrays import QuantizedArray
 from .custom_call import EXPORT_CHECKS
 from .errors import CheckpointError, GGUFError, UnavailableError
@@ -15,6 +15,7 @@ from .ops.embedding import embedding
 from .ops.matmul import matmul
 from .ops.paged_attention import paged_attention
 from .ops.quantize_q8_1 import quantize_q8_1
+from .quantize import quantize
 
 __all__ = [
     "CheckpointError",
@@ -30,5 +31,7 @@ __all__ = [
     "implementation",
     "matmul",
     "paged_attention",
+    "quantize",
     "quantize_q8_1",
+    "quantizers",
 ]

@@ -1,0 +1,19 @@
+"""Floats to packed weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from . import quantizers
+from .arrays import QuantizedArray
+
+
+def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
+    """`jax_q4k.quantizers.quantize` as an array: w (..., k) -> a QuantizedArray of that shape, on the default device.
+
+    Takes and raises what `jax_q4k.quantizers.quantize` does.
+    """
+    packed = quantizers.quantize(w, format, importance)
+    return QuantizedArray.from_gguf_bytes(packed, format, np.shape(w))

@@ -1,0 +1,46 @@
+"""Integers to the bytes of a block: the inverses of the decoders in `ptx_kernels.formats`, which give the layouts."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+
+
+def half_bytes(x: jax.Array) -> jax.Array:
+    """float32 (blocks,) that are f16 values -> uint8 (blocks, 2), little-endian."""
+    return jax.lax.bitcast_convert_type(x.astype(jnp.float16), jnp.uint8)
+
+
+def nibbles(values: jax.Array) -> jax.Array:
+    """uint8 (..., 2n) -> uint8 (..., n): the first half's low four bits, and above them the second half's."""
+    low, high = jnp.split(values & 0xF, 2, axis=-1)
+    return low | (high << 4)
+
+
+def bits(values: jax.Array, width: int) -> jax.Array:
+    """uint8 (..., count, n) -> uint8 (..., n): the low `width` bits of row i go to bit i * width."""
+    rows = jnp.moveaxis(values & ((1 << width) - 1), -2, 0)
+    return functools.reduce(operator.or_, [row << (i * width) for i, row in enumerate(rows)])
+
+
+def fifth_bits(quants: jax.Array) -> jax.Array:
+    """uint8 (..., 32) -> uint8 (..., 4): bit i of the little-endian word is the fifth bit of quant i."""
+    return bits((quants >> 4).reshape(*quants.shape[:-1], 4, 8).swapaxes(-1, -2), 1)
+
+
+def k_scales(scale: jax.Array, minimum: jax.Array) -> jax.Array:
+    """uint8 (..., 8) of 0 to 63, twice -> the 12 bytes of Q4_K and Q5_K."""
+    lower, upper = slice(0, 4), slice(4, 8)
+    first = scale[..., lower] | ((scale[..., upper] >> 4) << 6)
+    second = minimum[..., lower] | ((minimum[..., upper] >> 4) << 6)
+    third = (scale[..., upper] & 0xF) | (minimum[..., upper] << 4)
+    return jnp.concatenate([first, second, third], axis=-1)
+
+
+def k_low_bits(quants: jax.Array) -> jax.Array:
+    """uint8 (..., 8, 32) -> the 128 bytes of low nibbles of Q4_K and Q5_K."""
+    leading = quants.shape[:-2]
+    return nibbles(quants.reshape(*leading, 4, 64)).reshape(*leading, 128)
