@@ -35,8 +35,9 @@ def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: st
       x: (..., k) float32, bfloat16 or float16.
       w: QuantizedArray (n, k), or a float array (n, k).
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
-        kernel that takes it so (formats DOT_FORMATS, 1 to MAX_DOT_ROWS rows), on every implementation. None
-        takes what `jax_q4k.implementation` selected, else `q8_1` for ptx and sim and `f32` for xla.
+        kernel that takes it so (formats DOT_FORMATS, 1 to MAX_DOT_ROWS rows, under `vmap` of all examples
+        together), on every implementation. None takes what `jax_q4k.implementation` selected, else `q8_1` for
+        ptx and sim and `f32` for xla.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
@@ -136,3 +137,4 @@ _op.define_derivative(
     tangent=lambda params: {**params, "activations": "f32"},
     transpose=lambda params: {**params, "transposed": not params["transposed"]},
 )
+_op.define_vmap_of_rows()

@@ -1,4 +1,4 @@
-"""What every primitive shares: binding, one lowering per platform and implementation, derivatives of linear ones."""
+"""What every primitive shares: binding, vmap, one lowering per platform and implementation, linear derivatives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 import jax
 import jax.extend
-from jax.interpreters import ad, mlir
+import jax.numpy as jnp
+from jax.interpreters import ad, batching, mlir
 
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
 from ..errors import UnavailableError
@@ -51,6 +52,7 @@ class Op:
         def _(*arrays: jax.Array, **params: Any) -> Arrays:
             return _compiled(self.primitive, tuple(sorted(params.items())))(*arrays)
 
+        batching.primitive_batchers[self.primitive] = self._map
         mlir.register_lowering(self.primitive, self._lowering(gpu=False))
         mlir.register_lowering(self.primitive, self._lowering(gpu=True), platform="cuda")
 
@@ -82,6 +84,32 @@ class Op:
 
         ad.primitive_jvps[self.primitive] = jvp
         ad.primitive_transposes[self.primitive] = transposed
+
+    def define_vmap_of_rows(self) -> None:
+        """Makes `vmap` over the first operand alone a single call on the rows of all examples, (batch * rows, k)."""
+
+        def rows(arrays: Sequence[Any], axes: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
+            axis = axes[0]
+            if axis is None or any(other is not None for other in axes[1:]):
+                return self._map(arrays, axes, **params)
+            first = jnp.moveaxis(arrays[0], axis, 0)
+            out = self.primitive.bind(first.reshape(-1, first.shape[-1]), *arrays[1:], **params)
+            return [y.reshape(*first.shape[:2], *y.shape[1:]) for y in out], [0] * len(out)
+
+        batching.primitive_batchers[self.primitive] = rows
+
+    def _map(self, arrays: Sequence[Any], axes: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
+        """`vmap`: one example after the other. `axes`: the mapped axis of each array, None where it has none."""
+        mapped = [jnp.moveaxis(a, axis, 0) for a, axis in zip(arrays, axes, strict=True) if axis is not None]
+
+        def example(parts: list[Any]) -> Any:
+            left = iter(parts)
+            return self.primitive.bind(
+                *(a if axis is None else next(left) for a, axis in zip(arrays, axes, strict=True)), **params
+            )
+
+        out = jax.lax.map(example, mapped)
+        return out, [0] * len(out)
 
     def _lowering(self, *, gpu: bool) -> Callable[..., Any]:
         def rule(ctx: mlir.LoweringRuleContext, *operands: Any, implementation: str | None, **params: Any) -> Any:
