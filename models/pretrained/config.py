@@ -63,8 +63,8 @@ def describe(fields: Fields) -> Description:
     for key, neutral in _REFUSED.items():
         value = fields.values.get(key)
         if value is not None and value != neutral:
-            method = value.get("quant_method") if isinstance(value, dict) else value
-            fields.fail(key, f"{method!r:.100} is not supported")
+            found = value.get("quant_method", "an object") if isinstance(value, dict) else value
+            fields.fail(key, f"is {found!r:.100}, which is not supported")
     architecture = ARCHITECTURES[name]
     values: dict[str, Any] = {}
     for key, (json_key, kind, default) in _KEYS.items():
@@ -85,7 +85,8 @@ def describe(fields: Fields) -> Description:
         config = Config.from_metadata(metadata, fields.file)
     except GGUFError as error:
         key = error.field.removeprefix(f"{architecture}.")
-        json_key = _KEYS[key][0] if key in _KEYS else rope.names.get(key, key)
+        others = {"rope.freq_base": "rope_theta", "attention.sliding_window": "sliding_window"}
+        json_key = _KEYS[key][0] if key in _KEYS else others.get(key, key)
         raise CheckpointError(fields.file, json_key, error.problem) from None
     return Description(
         config=config,
@@ -119,7 +120,7 @@ def _window(fields: Fields, name: str) -> int | None:
 class _Rope:
     """Rotary positions: `rope_parameters`, or in files of transformers 4 `rope_theta` and `rope_scaling`.
 
-    values: GGUF's keys. names: GGUF's keys -> those of the file, for errors.
+    values: GGUF's keys.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -128,10 +129,9 @@ class _Rope:
         ]
         if len(given) == 2 and given[0][1].values != given[1][1].values:
             fields.fail("rope_scaling", "differs from rope_parameters")
-        key, self._fields = given[0] if given else ("", fields)
+        self._fields = given[0][1] if given else fields
         theta = self._fields if "rope_theta" in self._fields.values else fields
         self.values: dict[str, Any] = {"rope.freq_base": theta.get("rope_theta", float, 10000.0)}
-        self.names = {"rope.freq_base": "rope_theta", "rope.scaling.factor": f"{key}.factor"}
         self._kind = "default"
         if given:
             early = self._fields.get("type", str, "default")  # what the key was first called
@@ -139,7 +139,7 @@ class _Rope:
             if self._fields.get("partial_rotary_factor", float, 1.0) != 1.0:
                 self._fields.fail("partial_rotary_factor", "is not supported, expected 1")
         if self._kind == "linear":
-            self.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self._fields.get("factor", float)}
+            self.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self._factor()}
         elif self._kind not in ("default", "llama3"):
             supported = "default, linear, llama3"
             self._fields.fail("rope_type", f"{self._kind[:100]!r} is not supported; supported are {supported}")
@@ -154,10 +154,8 @@ class _Rope:
         if self._kind != "llama3":
             return None
         get = self._fields.get
-        factor, low, high = (get(key, float) for key in ("factor", "low_freq_factor", "high_freq_factor"))
+        factor, low, high = self._factor(), get("low_freq_factor", float), get("high_freq_factor", float)
         original = get("original_max_position_embeddings", int)
-        if not MIN_ROPE_DIVISOR < factor <= 1e6:
-            self._fields.fail("factor", f"must be a number above {MIN_ROPE_DIVISOR} and up to 1e6, not {factor}")
         if not 0 < low < high:
             self._fields.fail("high_freq_factor", f"must be above low_freq_factor={low}, and that above 0, not {high}")
         if not 0 < original <= 1 << 28:
@@ -165,3 +163,9 @@ class _Rope:
         turns = original * frequencies(config).astype(np.float64) / (2 * math.pi)  # original / wavelength
         kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # the part of the frequency that is not stretched
         return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
+
+    def _factor(self) -> float:
+        factor = self._fields.get("factor", float)
+        if not MIN_ROPE_DIVISOR < factor <= 1e6:
+            self._fields.fail("factor", f"must be a number above {MIN_ROPE_DIVISOR} and up to 1e6, not {factor}")
+        return factor

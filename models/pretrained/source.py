@@ -119,11 +119,11 @@ class CheckpointSource:
             stored = self._weights.stored.get(stored_name)
             if stored is None:
                 raise CheckpointError(self.name, f"tensor {stored_name!r}", f"is missing, expected with shape {shape}")
-            if stored.shape != shape:
-                problem = f"has shape {stored.shape}, expected {shape}"
-                raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
             if stored.dtype not in DTYPES:
                 problem = f"has dtype {stored.dtype}, which is not supported; supported are {', '.join(DTYPES)}"
+                raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
+            if stored.shape != shape:
+                problem = f"has shape {stored.shape}, expected {shape}"
                 raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
         known = set(names.values())
         for stored_name, stored in self._weights.stored.items():
@@ -213,20 +213,20 @@ def _add_ids(
 ) -> None:
     """BOS and EOS where the tokenizer's own files name none; further ids that end generation as EOT and EOM."""
     tokens = metadata["tokenizer.ggml.tokens"]
-    for source in (generation, fields):
-        if source is None:
+    for name in ("bos", "eos"):
+        key = f"{name}_token_id"
+        found = [(source, ids) for source in (generation, fields) if source and (ids := _ids(source, key, vocab_size))]
+        if not found:
             continue
-        bos, eos = (_ids(source, name, vocab_size) for name in ("bos_token_id", "eos_token_id"))
-        for name, ids in (("bos", bos), ("eos", eos)):
-            if ids:
-                metadata.setdefault(f"tokenizer.ggml.{name}_token_id", ids[0])
-        others = [i for i in eos if i != metadata["tokenizer.ggml.eos_token_id"] and tokens[i] not in END_TEXTS]
+        source, ids = found[0]  # generation_config.json has the last word
+        first = metadata.setdefault(f"tokenizer.ggml.{key}", ids[0])
+        if name == "bos":
+            continue
+        others = [token for token in ids if token != first and tokens[token] not in END_TEXTS]
         if len(others) > 2:
-            source.fail("eos_token_id", f"{eos!r:.200} are more tokens that end generation than GGUF can name")
-        for name, token in zip(("eot", "eom"), others, strict=False):
-            metadata.setdefault(f"tokenizer.ggml.{name}_token_id", token)
-        if eos:
-            break  # generation_config.json has the last word
+            source.fail(key, f"{ids!r:.200} are more tokens that end generation than GGUF can name")
+        for other, token in zip(("eot", "eom"), others, strict=False):
+            metadata[f"tokenizer.ggml.{other}_token_id"] = token
 
 
 def _ids(source: json_fields.Fields, key: str, vocab_size: int) -> list[int]:

@@ -1,16 +1,65 @@
-"""Hugging Face checkpoints: golden logits and tokens, transformers' own logits, malformed folders."""
+"""Hugging Face checkpoints: golden logits and tokens, transformers' own, malformed folders."""
 
 from __future__ import annotations
 
+import functools
+import json
+import math
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import nmse
+from helpers import GOLDEN, nmse
+from safetensors.numpy import load_file, save_file
 
+import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models import json_fields
+from jax_q4k.models.load import expected_tensors
 from jax_q4k.models.pretrained import config as config_json
+from jax_q4k.models.pretrained.source import interleaved
 
 from . import checkpoints
 from .golden import NAMES, model, reference
+
+FOLDERS = GOLDEN.parent / "checkpoints"
+TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@functools.cache
+def loaded(name: str) -> models.Model:
+    return models.from_pretrained(FOLDERS / name)
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A checkpoint in a folder that a test may damage."""
+
+    def make(name: str) -> Path:
+        return Path(shutil.copytree(FOLDERS / name, tmp_path / name))
+
+    return make
+
+
+def change(path: Path, *keys, **values) -> None:
+    """Sets keys of a JSON file's object, or of the one that `keys` lead to; None removes."""
+    content = json.loads(path.read_text())
+    inner = functools.reduce(lambda value, key: value[key], keys, content)
+    inner.update(values)
+    for key in [key for key, value in inner.items() if value is None]:
+        del inner[key]
+    path.write_text(json.dumps(content))
+
+
+def refused(path: Path, message: str) -> jq.CheckpointError:
+    with pytest.raises(jq.CheckpointError, match=message) as caught:
+        models.from_pretrained(path)
+    assert str(path) in caught.value.file and caught.value.field
+    return caught.value
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -21,9 +70,410 @@ def test_golden_logits_and_tokens(name, tmp_path, monkeypatch):
         described["rope_scaling"] = {"rope_type": "llama3"}
         monkeypatch.setattr(config_json._Rope, "divisors", lambda *_: divisors)
     folder = checkpoints.write(tmp_path / "model", described, tensors, shards=1 + len(name) % 3)
-    loaded, want = models.from_pretrained(folder), reference(name)
-    assert loaded.tokenizer is None and loaded.metadata["general.name"] == "model"
-    got = np.asarray(loaded.logits(want.tokens[None]))[0]
-    assert nmse(got, want.logits) <= 1e-8
-    assert nmse(got, model(name).logits(want.tokens[None])[0]) <= 1e-10
-    assert models.generate(loaded, want.prompt.tolist(), max_new_tokens=24).tokens == want.greedy.tolist()
+    got, want = models.from_pretrained(folder), reference(name)
+    assert got.tokenizer is None and got.metadata["general.name"] == "model"
+    logits = np.asarray(got.logits(want.tokens[None]))[0]
+    assert nmse(logits, want.logits) <= 1e-8
+    assert nmse(logits, model(name).logits(want.tokens[None])[0]) <= 1e-10
+    assert np.array_equal(logits[len(want.prompt) - 1 : -1].argmax(-1), want.greedy)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_the_logits_of_transformers(name, record_property):
+    with np.load(FOLDERS / name / "expected.npz") as want:
+        error = nmse(loaded(name).logits(want["tokens"][None])[0], want["logits"])
+    record_property("figure", f"{name} checkpoint against transformers in float64: NMSE {error:.1e}")
+    assert error <= 1e-11
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_the_ids_of_transformers(name):
+    words = loaded(name).tokenizer
+    assert words.vocab_size == loaded(name).config.vocab_size
+    for row in json.loads((FOLDERS / name / "ids.json").read_text()):
+        assert words.encode(row["text"], add_special=False) == row["ids"]
+        assert words.encode(row["text"], parse_special=True) == row["ids_with_special"]
+
+
+def test_generated_text():
+    out = models.generate(loaded("llama"), "Hello", max_new_tokens=8)
+    assert len(out.tokens) == 8 and out.text == loaded("llama").tokenizer.decode(out.tokens, strip_prefix=False)
+
+
+def test_what_the_tokenizers_are():
+    llama, qwen = loaded("llama").tokenizer, loaded("qwen2").tokenizer
+    assert (llama.bos_token_id, llama.eos_token_ids) == (1, (2,))
+    assert [qwen.token(i) for i in qwen.eos_token_ids] == ["<|im_end|>", "<|endoftext|>"]
+    messages = [{"role": "user", "content": "hi"}]
+    assert models.chat.render(qwen, messages) == "<|im_start|>user\nhi<|im_end|>\n"
+    assert llama.chat_template is None and loaded("mistral").tokenizer is None
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_source_has_ggufs_names_shapes_and_dtypes(name):
+    dtype = {"llama": jnp.bfloat16, "mistral": np.float32, "qwen2": np.float16, "qwen3": jnp.bfloat16}[name]
+    with models.CheckpointSource(FOLDERS / name) as source:
+        config = models.Config.from_metadata(source.metadata)
+        expected = expected_tensors(config)
+        assert {key for key, (_, required) in expected.items() if required} <= source.tensors.keys()
+        assert ("output.weight" in source.tensors) == (name != "qwen2")
+        assert ("blk.0.ffn_up.bias" in source.tensors) == ("rope_freqs.weight" in source.tensors) == (name == "llama")
+        for key, shape in source.tensors.items():
+            tensor = source.read(key)
+            assert tensor.shape == shape == expected[key].shape
+            assert tensor.dtype == (dtype if tensor.ndim == 2 else np.float32), key
+            assert np.array_equal(np.asarray(models.named_tensors(loaded(name))[key]), tensor)
+
+
+def test_weights_are_the_files_own():
+    stored = load_file(FOLDERS / "qwen2" / "model.safetensors")
+    tensors = models.named_tensors(loaded("qwen2"))
+    for got, name in (("token_embd", "embed_tokens"), ("blk.1.attn_q", "layers.1.self_attn.q_proj")):
+        assert np.array_equal(tensors[f"{got}.weight"], stored[f"model.{name}.weight"])
+    bias = stored["model.layers.1.self_attn.k_proj.bias"]
+    assert np.array_equal(tensors["blk.1.attn_k.bias"], bias.astype(np.float32))
+
+
+def test_rows_for_interleaved_rope():
+    rows = np.arange(2 * 6 * 3).reshape(12, 3)
+    got = interleaved(rows, 2)
+    assert (got[:, 0] // 3).tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
+    assert np.array_equal(checkpoints.halves(got, 2), rows)
+    assert np.array_equal(interleaved(rows[:, 0], 2), got[:, 0])
+
+
+def test_one_file_of_a_folder_and_progress(copy):
+    folder, calls = copy("qwen2"), []
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    got = models.from_pretrained(folder / "other.safetensors", progress=lambda *call: calls.append(call))
+    assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] == sum(
+        array.nbytes for array in load_file(folder / "other.safetensors").values()
+    )
+    assert np.array_equal(got.logits([[1, 2]]), loaded("qwen2").logits([[1, 2]]))
+    refused(folder, "model.safetensors: is missing, and so is model.safetensors.index.json")
+
+
+def test_saved_and_loaded_again(tmp_path):
+    for name in ("llama", "qwen2"):
+        models.save_gguf(loaded(name), tmp_path / "model.gguf")
+        again = models.from_gguf(tmp_path / "model.gguf")
+        assert np.array_equal(again.logits([[3, 1, 2]]), loaded(name).logits([[3, 1, 2]]))
+        assert again.tokenizer.encode("Hello, it's me") == loaded(name).tokenizer.encode("Hello, it's me")
+
+
+def test_early_files(copy):
+    """rope_scaling with `type`, `rope_theta` beside it, buffers of inv_freq, an output layer beside tied ones."""
+    mistral, qwen = copy("mistral"), copy("qwen2")
+    change(mistral / "config.json", rope_parameters=None, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 4})
+    tensors = load_file(mistral / "model.safetensors")
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(16, np.float32)
+    save_file(tensors, mistral / "model.safetensors")
+    tensors = load_file(qwen / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}, qwen / "model.safetensors")
+    for folder in (mistral, qwen):
+        want = loaded(folder.name).logits([[5, 6, 7]])
+        assert np.array_equal(models.from_pretrained(folder).logits([[5, 6, 7]]), want)
+
+
+def test_a_sliding_window_bounds_the_context(copy):
+    assert loaded("mistral").config.context_length == 128
+    assert loaded("mistral").metadata["llama.context_length"] == 256
+    folder = copy("qwen2")
+    change(folder / "config.json", use_sliding_window=True, sliding_window=64)
+    assert models.from_pretrained(folder).config.context_length == 64
+
+
+def test_llama3_divisors():
+    with models.CheckpointSource(FOLDERS / "llama") as source:
+        got = source.read("rope_freqs.weight")
+    wavelengths = [2 * math.pi * 10000 ** (2 * i / 32) for i in range(16)]
+    for divisor, wavelength in zip(got, wavelengths, strict=True):
+        smooth = (64 / wavelength - 1) / (4 - 1)
+        middle = 1 / ((1 - smooth) / 8 + smooth)
+        assert divisor == pytest.approx(1 if wavelength < 16 else 8 if wavelength > 64 else middle, rel=1e-6)
+    assert 1.0 in got and 8.0 in got
+
+
+def test_ids_of_the_other_files(copy):
+    """BOS and EOS of generation_config.json and config.json where tokenizer_config.json names none."""
+    folder = copy("qwen2")
+    change(folder / "tokenizer_config.json", eos_token=None)
+    change(folder / "config.json", bos_token_id=4, eos_token_id=9)
+    assert models.from_pretrained(folder).tokenizer.vocabulary.eos_token_id == 9
+    change(folder / "generation_config.json", eos_token_id=[7, 280, 8])
+    words = models.from_pretrained(folder).tokenizer
+    assert (words.bos_token_id, words.vocabulary.eos_token_id, words.eos_token_ids) == (4, 7, (7, 8, 280, 281))
+    assert words.encode("a", add_special=True) == words.encode("a", add_special=False)
+    change(folder / "generation_config.json", eos_token_id=[1, 2, 3, 4])
+    refused(folder, r"generation_config.json: eos_token_id: \[1, 2, 3, 4\] are more")
+    for wrong in (290, -1, True, "2", [None]):
+        change(folder / "generation_config.json", eos_token_id=wrong)
+        refused(folder, r"generation_config.json: eos_token_id: .* must be an integer from 0 to 289")
+
+
+CONFIG = [
+    ({"architectures": ["MixtralForCausalLM"]}, r"architectures: \['MixtralForCausalLM'\] is not supported; supported"),
+    ({"architectures": None}, "architectures: is missing"),
+    ({"architectures": []}, r"architectures: \[\] is not supported"),
+    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: is 'gptq', which is not supported"),
+    ({"auto_map": {"AutoModel": "x"}}, "auto_map: is 'an object', which is not supported"),
+    ({"hidden_act": "gelu"}, "hidden_act: is 'gelu', which is not supported"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: is 0.5, which is not supported"),
+    ({"layer_types": ["chunked_attention"]}, "layer_types: 'chunked_attention' is not supported"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters.rope_type: 'yarn' is not supported"),
+    (
+        {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}},
+        "rope_scaling.rope_type: 'dynamic' is not supported",
+    ),
+    ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: differs from rope_parameters"),
+    ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor: is missing, expected a number"),
+    ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "rope_parameters.factor: must be a number above"),
+    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor: is not supp"),
+    ({"rope_parameters": {"rope_theta": 0.5}}, "rope_theta: must be a number above 1"),
+    ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "rope_parameters.low_freq_factor: is missing"),
+    ({"rope_parameters": []}, "rope_parameters: must be an object, not an array"),
+    ({"hidden_size": "32"}, "hidden_size: must be an integer, not a string"),
+    ({"hidden_size": 2**40}, "hidden_size: must be an integer from 1 to 16777216"),
+    ({"hidden_size": None}, "hidden_size: is missing, expected an integer"),
+    ({"num_hidden_layers": True}, "num_hidden_layers: must be an integer, not a boolean"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers: must be an integer from 1 to 1024, not 0"),
+    ({"num_hidden_layers": 2}, r"tensor 'model.layers.1.\S*': is missing, expected with shape \(128, 32\)"),
+    ({"num_key_value_heads": 3}, "num_key_value_heads: 3 must divide"),
+    ({"num_key_value_heads": None}, r"k_proj.weight': has shape \(64, 32\), expected \(128, 32\)"),
+    ({"head_dim": 24}, "head_dim: a head_dim of 24 is not supported"),
+    ({"rms_norm_eps": 1e999}, "JSON: is malformed: Infinity is not JSON"),
+    ({"rms_norm_eps": 0}, "rms_norm_eps: must be a number above 0"),
+    ({"vocab_size": 345}, r"embed_tokens.weight': has shape \(344, 32\), expected \(345, 32\)"),
+    ({"vocab_size": 300}, "tokenizer.json: model.vocab: .* expected less than 300, the model's vocab_size"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be a boolean"),
+    ({"attention_bias": False}, "'model.layers.0.self_attn.k_proj.bias': is not part of a llama model"),
+    ({"mlp_bias": None}, "'model.layers.0.mlp.down_proj.bias': is not part of a llama model"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), CONFIG, ids=[message for _, message in CONFIG])
+def test_configs_that_are_refused(changes, message, copy):
+    folder = copy("llama")
+    change(folder / "config.json", **changes)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"factor": 0}, "factor: must be a number above 1e-06"),
+        ({"factor": None}, "factor: is missing"),
+        ({"high_freq_factor": 1.0}, "high_freq_factor: must be above low_freq_factor=1.0"),
+        ({"low_freq_factor": 0}, "high_freq_factor: must be above low_freq_factor=0.0, and that above 0"),
+        ({"original_max_position_embeddings": -1}, "original_max_position_embeddings: must be from 1"),
+        ({"original_max_position_embeddings": 10**400}, "original_max_position_embeddings: must be from 1"),
+        ({"factor": 10**400}, "factor: must be a finite number"),
+    ],
+)
+def test_llama3_scaling_that_is_refused(changes, message, copy):
+    folder = copy("llama")
+    change(folder / "config.json", "rope_parameters", **changes)
+    refused(folder, message)
+
+
+@pytest.mark.parametrize(("name", "key"), [("mistral", "num_key_value_heads"), ("qwen3", "head_dim")])
+def test_keys_whose_defaults_differ_by_class_must_be_there(name, key, copy):
+    folder = copy(name)
+    change(folder / "config.json", **{key: None})
+    refused(folder, f"config.json: {key}: is missing, expected an integer")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "JSON: is malformed: Expecting value"),
+        (b"\xff\xfe{}", "JSON: is malformed: 'utf-8' codec can't decode byte 0xff"),
+        (b"[" * 100_000, "JSON: is nested too deeply"),
+        (b'{"a": 1, "a": 2}', "JSON: is malformed: key 'a' stands twice"),
+        (b'{"a": NaN}', "NaN is not JSON"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "JSON: is malformed: Exceeds the limit"),
+        (b"[]", "JSON: must be an object, not an array"),
+        (b"null", "JSON: must be an object, not null"),
+    ],
+)
+@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_json_that_is_refused(data, message, file, copy):
+    folder = copy("llama")
+    (folder / file).write_bytes(data)
+    assert refused(folder, message).file == str(folder / file)
+
+
+def test_json_is_read_with_a_bound(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('"' + "x" * 98 + '"')
+    assert json_fields.read(path, 100) == "x" * 98
+    with pytest.raises(jq.CheckpointError, match="a.json: size: must be at most 99 bytes"):
+        json_fields.read(path, 99)
+    with pytest.raises(jq.CheckpointError, match="path: must be a regular file"):
+        json_fields.read(tmp_path, 99)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(jq.CheckpointError, match="path: must be a regular file"):
+        json_fields.read(tmp_path / "pipe", 99)
+
+
+def test_chat_templates_that_are_refused(copy):
+    folder = copy("qwen2")
+    (folder / "chat_template.jinja").write_bytes(b"\xff")
+    refused(folder, "chat_template.jinja: text: expected UTF-8")
+    (folder / "chat_template.jinja").write_bytes(b" " * ((1 << 20) + 1))
+    refused(folder, "chat_template.jinja: size: must be at most 1048576 bytes")
+
+
+def test_safetensors_files_that_end_early(copy):
+    folder = copy("qwen2")
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    for size in [*range(0, start + 40, 3), *range(start, len(data), 4999), len(data) - 1]:
+        file.write_bytes(data[:size])
+        refused(folder, "model.safetensors: header: safetensors refuses it: ")
+
+
+def test_damaged_safetensors_files(copy):
+    """Each of 400 damaged headers is refused, or describes tensors that can be read."""
+    folder, rng = copy("qwen2"), np.random.default_rng(3)
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    wrong = 0
+    for _ in range(400):
+        changed = bytearray(data)
+        for at in rng.integers(0, start, rng.integers(1, 4)):
+            changed[at] = rng.integers(256)
+        file.write_bytes(changed)
+        try:
+            with models.CheckpointSource(folder) as source:
+                got = {name: source.read(name) for name in source.tensors}
+        except jq.CheckpointError as error:
+            assert str(folder) in error.file and error.field and error.problem
+            wrong += 1
+        else:
+            assert all(np.isfinite(tensor).all() for tensor in got.values())
+    assert wrong > 300
+
+
+def test_tensors_that_do_not_fit(copy):
+    folder = copy("qwen2")
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.weight"
+
+    def refuse(changes, message):
+        save_file({key: value for key, value in (tensors | changes).items() if value is not None}, file)
+        assert refused(folder, message).field == f"tensor {next(iter(changes))!r}"
+
+    refuse({name: None}, r"is missing, expected with shape \(32, 32\)")
+    refuse({name: np.zeros((32, 31), np.float16)}, r"model.safetensors: .*has shape \(32, 31\), expected \(32, 32\)")
+    refuse({name: np.zeros((32, 32))}, "has dtype F64, which is not supported; supported are F32, F16, BF16")
+    refuse({name: np.zeros((32, 32), np.int8)}, "has dtype I8, which is not supported")
+    refuse({"model.layers.2.mlp.up_proj.weight": tensors[name]}, "is not part of a qwen2 model as config.json")
+    for value in (np.nan, np.inf, -np.inf):
+        broken = tensors[name].copy()
+        broken[3, 4] = value
+        refuse({name: broken}, "model.safetensors: .*element 100 is NaN or infinite")
+        bias = np.zeros(32, np.float16)
+        bias[5] = value
+        refuse({"model.layers.0.self_attn.q_proj.bias": bias}, "element 5 is NaN or infinite")
+
+
+def test_float8_weights_are_refused_by_name(copy):
+    folder = copy("qwen2")
+    data = (folder / "model.safetensors").read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header = json.loads(data[8 : 8 + size])
+    entry = header["model.layers.0.mlp.up_proj.weight"]
+    entry["dtype"], entry["shape"] = "F8_E4M3", [32, 64]
+    encoded = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + data[8 + size :])
+    refused(folder, "has dtype F8_E4M3, which is not supported")
+
+
+def test_a_file_that_shrinks_while_it_is_read(copy):
+    folder = copy("qwen2")
+    with models.CheckpointSource(folder) as source:
+        os.truncate(folder / "model.safetensors", 6000)
+        with pytest.raises(jq.CheckpointError, match="model.safetensors: header: safetensors refuses it"):
+            source.read("blk.1.ffn_up.weight")
+    folder = copy("qwen3")
+    with models.CheckpointSource(folder) as source:
+        source.read("token_embd.weight")  # the file stays open
+        os.truncate(folder / "model-00001-of-00002.safetensors", 4000)
+        with pytest.raises(jq.CheckpointError, match=r"tensor 'model\.\S+': safetensors refuses it"):
+            for name in source.tensors:
+                source.read(name)
+
+
+def test_a_file_that_changes_before_it_is_read(copy):
+    folder = copy("qwen2")
+    file = folder / "model.safetensors"
+    name = "model.norm.weight"
+    with models.CheckpointSource(folder) as source:
+        save_file(load_file(file) | {name: np.ones(16, np.float16)}, file)
+        with pytest.raises(jq.CheckpointError, match=f"tensor '{name}': changed while"):
+            source.read("output_norm.weight")
+
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    "shard", ["../model-00001-of-00002.safetensors", "/etc/passwd", "..", "", "a/b.safetensors", 3, None]
+)
+def test_indices_that_leave_the_folder(shard, copy):
+    folder = copy("qwen3")
+    content = json.loads((folder / INDEX).read_text())
+    content["weight_map"]["lm_head.weight"] = shard
+    (folder / INDEX).write_text(json.dumps(content))
+    refused(folder, r"index.json: weight_map\['lm_head.weight'\]: must name a .safetensors file in its folder")
+
+
+def test_indices_that_do_not_say_what_is_there(copy):
+    folder = copy("qwen3")
+    sound = json.loads((folder / INDEX).read_text())
+    first, second = sorted(set(sound["weight_map"].values()))
+
+    def refuse(weight_map, message):
+        (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+        refused(folder, message)
+
+    places = sound["weight_map"]
+    swapped = {first: second, second: first}
+    refuse([], "weight_map: must be an object")
+    refuse({}, r"tensor 'model.embed_tokens.weight': is missing, expected with shape \(64, 32\)")
+    refuse(places | {"lm_head.weight": "gone.safetensors"}, "weight_map: names 'gone.safetensors', which is missing")
+    refuse(places | {"lm_head.weight": swapped[places["lm_head.weight"]]}, r"weight_map\['lm_head.weight'\]: names")
+    refuse(places | {"extra": first}, r"weight_map\['extra'\]: names '\S*', which does not hold the tensor")
+    refuse(
+        {k: v for k, v in places.items() if k != "lm_head.weight"}, "'lm_head.weight': is not in model.safetensors.i"
+    )
+    (folder / INDEX).write_text(json.dumps(sound))
+    for name in (first, second):
+        save_file(load_file(folder / first) | load_file(folder / second), folder / name)
+    refused(folder, "tensor '.*': is in model-0000[12]-of-00002.safetensors too")
+
+
+def test_folders_that_hold_no_checkpoint(copy, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        models.from_pretrained(tmp_path / "none")
+    with pytest.raises(FileNotFoundError, match=r"config\.json"):
+        models.from_pretrained(tmp_path)
+    folder = copy("mistral")
+    (folder / "tokenizer.model").write_bytes(b"")
+    refused(folder, "tokenizer.json: is missing; tokenizer.model alone is not supported")
+    (folder / "tokenizer.model").unlink()
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+    refused(folder, "model.safetensors: path: must be a regular file")
+
+
+def test_heads_by_default(copy):
+    """num_key_value_heads and head_dim, which early Llama files leave out."""
+    folder = copy("mistral")
+    change(folder / "config.json", architectures=["LlamaForCausalLM"], num_key_value_heads=None, head_dim=None)
+    got = models.from_pretrained(folder).config
+    assert (got.num_kv_heads, got.head_dim, got.context_length) == (1, 32, 256)  # Llama has no sliding window
