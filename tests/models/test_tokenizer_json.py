@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
+import numpy as np
 import pytest
 import tokenizers
 from gguf.constants import TokenType
-from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors
+from helpers import GOLDEN
+from tokenizers import Regex, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import models as bpe
 
 import jax_q4k as jq
@@ -62,3 +66,308 @@ def test_golden_ids(name: str) -> None:
         assert got.encode(entry["text"], add_special=False) == entry["ids"], entry["text"]
         assert got.encode(entry["text"], parse_special=True) == entry["ids_with_special"], entry["text"]
         assert got.decode(entry["ids"]) == entry["text"]
+
+
+def tiny(name: str) -> dict[str, Any]:
+    """The tokenizer.json of a small checkpoint: "llama" (SentencePiece-like) or "qwen2" (byte-level)."""
+    return json.loads((GOLDEN.parent / "checkpoints" / name / "tokenizer.json").read_text())
+
+
+def read(content: dict[str, Any], config: dict[str, Any] | None = None, **options: Any) -> tokenizer.Tokenizer:
+    return tokenizer.from_metadata(tokenizer.metadata_from_json(content, config, **options))
+
+
+def test_merges_as_texts_and_as_pairs() -> None:
+    for name in ("llama", "qwen2"):
+        content = tiny(name)
+        pairs = [merge if isinstance(merge, list) else merge.split(" ") for merge in content["model"]["merges"]]
+        metadata = []
+        for merges in (pairs, [" ".join(pair) for pair in pairs]):
+            content["model"]["merges"] = merges
+            metadata.append(tokenizer.metadata_from_json(content))
+        assert all(np.array_equal(metadata[0][key], value) for key, value in metadata[1].items())
+
+
+DIGITS = {"type": "Digits", "individual_digits": True}
+LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+TEKKEN = (
+    r"[^\r\n\p{L}\p{N}]?UPPER*LOWER+|[^\r\n\p{L}\p{N}]?UPPER+LOWER*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+).replace("UPPER", LETTERS[0]).replace("LOWER", LETTERS[1])  # fmt: skip
+
+
+def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": behavior, "invert": invert}
+
+
+@pytest.mark.parametrize(
+    ("steps", "use_regex", "ignore_merges", "name"),
+    [
+        ([split(PATTERN.replace("DIGITS", "{1,3}"))], False, True, "llama-bpe"),
+        ([split(PATTERN.replace("DIGITS", "{1,3}"), "Removed", True)], False, True, "llama-bpe"),
+        ([split(PATTERN.replace("DIGITS", "{1,3}"))], False, False, "smaug-bpe"),
+        ([split(PATTERN.replace("DIGITS", ""))], False, False, "qwen2"),
+        ([split(TEKKEN)], False, True, "tekken"),
+        ([], True, False, "gpt-2"),
+        ([DIGITS], True, False, "smollm"),
+    ],
+)
+def test_ways_of_splitting_have_ggufs_names(steps: list, use_regex: bool, ignore_merges: bool, name: str) -> None:
+    content = tiny("qwen2")
+    content["model"]["ignore_merges"] = ignore_merges
+    last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+    content["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*steps, last]} if steps else last
+    metadata = tokenizer.metadata_from_json(content)
+    assert (metadata["tokenizer.ggml.model"], metadata["tokenizer.ggml.pre"]) == ("gpt2", name)
+    library, got = tokenizers.Tokenizer.from_str(json.dumps(content)), tokenizer.from_metadata(metadata)
+    for text in ("Hello wOrld 1234, it's  tHE\n\n end...", "naïve 木 12٣ 'S //\n/"):
+        assert got.encode(text) == library.encode(text).ids
+
+
+def test_types_of_tokens() -> None:
+    content = tiny("qwen2")
+    content["added_tokens"] += [
+        {"id": 290, "content": "<tool>", "special": False},
+        {"id": 292, "content": "<|tool|>", "special": False},  # looks like a turn marker: not for users to write
+    ]
+    metadata = tokenizer.metadata_from_json(content, vocab_size=294)
+    assert metadata["tokenizer.ggml.tokens"][289:] == ["[PAD289]", "<tool>", "[PAD291]", "<|tool|>", "[PAD293]"]
+    assert metadata["tokenizer.ggml.token_type"][289:].tolist() == [
+        TokenType.UNUSED, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.CONTROL, TokenType.UNUSED,
+    ]  # fmt: skip
+    got = tokenizer.from_metadata(metadata)
+    assert got.encode("<tool>") == [290] and 292 not in got.encode("<|tool|>")
+    assert got.encode("<|tool|>", parse_special=True) == [292] and got.decode([289, 290, 291]) == "<tool>"
+    types = tokenizer.metadata_from_json(tiny("llama"))["tokenizer.ggml.token_type"]
+    assert types[:260].tolist() == [TokenType.UNKNOWN, *[TokenType.CONTROL] * 2, *[TokenType.BYTE] * 256, 1]
+
+
+def test_special_tokens_and_what_is_added() -> None:
+    def found(name: str, config: dict[str, Any] | None) -> dict[str, Any]:
+        metadata = tokenizer.metadata_from_json(tiny(name), config)
+        return {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items()}
+
+    end = {"content": "<|im_end|>", "lstrip": False}
+    got = found("qwen2", {"eos_token": end, "bos_token": "<|endoftext|>", "add_bos_token": True, "pad_token": "[gone]"})
+    assert (got["bos_token_id"], got["eos_token_id"], got["add_bos_token"], got["add_eos_token"]) == (
+        281,
+        280,
+        True,
+        False,
+    )
+    assert "padding_token_id" not in got and "bos_token_id" not in found("qwen2", {})
+    got = found("llama", None)  # the post-processor puts BOS first; SentencePiece's names serve for the rest
+    assert (got["bos_token_id"], got["eos_token_id"], got["unknown_token_id"], got["add_bos_token"]) == (1, 2, 0, True)
+    got = found("llama", {"add_bos_token": False, "add_eos_token": True})
+    assert (got["add_bos_token"], got["add_eos_token"]) == (False, True)
+
+
+def test_chat_templates() -> None:
+    def template(value: Any) -> str | None:
+        return tokenizer.metadata_from_json(tiny("qwen2"), {"chat_template": value}).get("tokenizer.chat_template")
+
+    named = [{"name": "tool_use", "template": "a"}, {"name": "default", "template": "b"}]
+    assert (template("x"), template(None), template(named), template(named[:1])) == ("x", None, "b", None)
+    for wrong in (3, {"a": "b"}, ["a"], [{"name": "default"}], "\ud800"):
+        with pytest.raises(jq.CheckpointError, match=r"tokenizer_config.json: chat_template"):
+            template(wrong)
+
+
+@pytest.mark.parametrize(
+    ("step", "prefix"),
+    [
+        ({"prepend_scheme": "always", "split": False}, True),
+        ({"prepend_scheme": "first", "split": False}, True),
+        ({"prepend_scheme": "never", "split": False}, False),
+        ({"add_prefix_space": True, "split": False}, True),
+        ({}, True),
+    ],
+)
+def test_metaspace(step: dict[str, Any], prefix: bool) -> None:
+    """Words are split at spaces unless told otherwise, which changes nothing where no token spans two."""
+    content = tiny("llama")
+    content["normalizer"], content["pre_tokenizer"] = None, {"type": "Metaspace", "replacement": "▁"} | step
+    got = tokenizer.metadata_from_json(content)
+    assert got["tokenizer.ggml.add_space_prefix"] is prefix
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    for text in ("Hello world", "the  cat", "木 x"):
+        assert tokenizer.from_metadata(got).encode(text) == library.encode(text).ids
+    content["model"]["vocab"]["▁a▁b"] = len(content["model"]["vocab"])
+    if step.get("split", True):
+        with pytest.raises(jq.CheckpointError, match=r"pre_tokenizer.split: is true, so that '▁a▁b' would never"):
+            tokenizer.metadata_from_json(content)
+
+
+def test_merges_that_scores_cannot_say() -> None:
+    """Trained with the library itself, a vocabulary does not list every way to split a token."""
+    t = tokenizers.Tokenizer(bpe.BPE(byte_fallback=True))
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    texts = [entry["text"] for entry in golden("llama-spm")]
+    t.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=1000, special_tokens=special))
+    with pytest.raises(jq.CheckpointError, match="model.merges: lacks '.*', which SentencePiece would join to"):
+        tokenizer.metadata_from_json(json.loads(t.to_str()))
+
+
+def with_model(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content["model"].update(changes)
+
+
+def with_part(**changes: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content.update(changes)
+
+
+def added(**token: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content["added_tokens"].append(token)
+
+
+def template_of(*entries: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return with_part(post_processor={"type": "TemplateProcessing", "single": list(entries)})
+
+
+TEXT, BOS = {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "<|im_end|>"}}
+BAD = [
+    (with_part(model=None), "model: is missing"),
+    (with_part(model=[]), "model: must be an object, not an array"),
+    (with_model(type="Unigram"), "model.type: 'Unigram' is not supported, only 'BPE'"),
+    (with_model(type=3), "model.type: must be a string, not an integer"),
+    (with_model(continuing_subword_prefix="##"), "model.continuing_subword_prefix: is not supported"),
+    (with_model(end_of_word_suffix="</w>"), "model.end_of_word_suffix: is not supported"),
+    (with_model(dropout=0.1), "model.dropout: is not supported"),
+    (with_model(vocab={}), "model.vocab: .* has id 280, expected less than 3, the number of tokens"),
+    (with_model(vocab=None), "model.vocab: is missing, expected an object"),
+    (with_model(vocab={"a": -1}), "model.vocab: 'a' has id -1, expected an integer from 0"),
+    (with_model(vocab={"a": True}), "model.vocab: 'a' has id True, expected an integer"),
+    (with_model(vocab={"a": 0.0}), "model.vocab: 'a' has id 0.0, expected an integer"),
+    (with_model(vocab={"a": 10**30}), "model.vocab: 'a' has id 1000"),
+    (with_model(vocab={"a": 0, "b": 0}), "model.vocab: 'b' and 'a' both have id 0"),
+    (with_model(vocab={"\ud800": 0}), "model.vocab: the token of id 0 holds a lone surrogate"),
+    (with_model(vocab={"": 0}), "model.vocab: the token of id 0 is empty"),
+    (with_model(merges=None), "model.merges: is missing, expected an array"),
+    (with_model(merges=["ab"]), r"model.merges\[0\]: is 'ab', expected two tokens without spaces"),
+    (with_model(merges=["a b c"]), r"model.merges\[0\]: is 'a b c'"),
+    (with_model(merges=[["a", "b", "c"]]), r"model.merges\[0\]: is \['a', 'b', 'c'\]"),
+    (with_model(merges=[["a", "b"], 7]), r"model.merges\[0\]: is \['a', 'b'\], expected two tokens"),
+    (with_model(merges=[["a", 3]]), r"model.merges\[0\]"),
+    (with_model(merges=["Z Z"]), r"model.merges\[0\]: is 'Z Z'"),
+    (with_model(ignore_merges=True), "pre_tokenizer: splits by .* with ignore_merges=True, which has no name in GGUF"),
+    (added(id=5, content="<x>"), "model.vocab: '<x>' and '&' both have id 5"),
+    (added(id=400, content="!"), r"added_tokens\[3\].id: is 400 for '!', which has id 0 already"),
+    (added(id=400, content="<x>"), "model.vocab: '<x>' has id 400, expected less than 284, the number of tokens"),
+    (added(id=-1, content="<x>"), "model.vocab: '<x>' has id -1"),
+    (added(content="<x>"), r"added_tokens\[3\].id: is missing"),
+    (added(id=283, content="[PAD7]", special="yes"), r"added_tokens\[3\].special: must be a boolean"),
+    (with_part(added_tokens=[3]), r"added_tokens\[0\]: must be an object, not an integer"),
+    (with_part(normalizer={"type": "Lowercase"}), "normalizer.type: 'Lowercase' is not supported before byte-level"),
+    (with_part(pre_tokenizer=None), "normalizer.type: 'NFC' of this kind is not supported; expected are spaces"),
+    (with_part(pre_tokenizer=None, normalizer=None), "normalizer: does not write spaces as '▁': neither"),
+    (with_part(pre_tokenizer={"type": "Whitespace"}, normalizer=None), "pre_tokenizer.type: 'Whitespace' is not supp"),
+    (with_part(pre_tokenizer={"type": "ByteLevel"}), "pre_tokenizer.add_prefix_space: is true, which is not supported"),
+    (
+        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [split("a|b"), {"type": "ByteLevel"}]}),
+        r"pre_tokenizer.pretokenizers\[1\].add_prefix_space: is true",
+    ),
+    (
+        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Sequence"}]}),
+        r"pre_tokenizer.pretokenizers\[0\].type: a sequence in a sequence is not supported",
+    ),
+    (
+        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [split("x", "Removed"), {"type": "ByteLevel"}]}),
+        r"pretokenizers\[0\].behavior: is not supported, expected 'Isolated'",
+    ),
+    (
+        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [DIGITS, {"type": "ByteLevel"}, DIGITS]}),
+        r"pretokenizers\[1\].type: 'ByteLevel' is not supported here",
+    ),
+    (with_part(post_processor={"type": "BertProcessing"}), "post_processor.type: 'BertProcessing' is not supported"),
+    (template_of(BOS, BOS, TEXT), "post_processor.single: adds more than one token at an end"),
+    (template_of(TEXT, TEXT), "post_processor.single: expected special tokens around one sequence"),
+    (template_of({}), "post_processor.single: expected special tokens around one sequence"),
+    (template_of({"SpecialToken": {"id": "<gone>"}}), r"SpecialToken.id: is '<gone>', which is not in the vocabulary"),
+    (template_of(TEXT, {"SpecialToken": {"id": "a"}}), "post_processor: adds token 64, which is not the eos_token of"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), BAD, ids=[message[:60] for _, message in BAD])
+def test_what_is_refused(damage: Callable[[dict[str, Any]], None], message: str) -> None:
+    content = tiny("qwen2")
+    damage(content)
+    with pytest.raises(jq.CheckpointError, match=f"^tokenizer.json: .*{message}"):
+        tokenizer.metadata_from_json(content, {"eos_token": "<|im_end|>"})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (with_model(byte_fallback=False), "model.byte_fallback: must be true"),
+        (with_model(unk_token="<gone>"), "model.unk_token: is '<gone>', which is not in the vocabulary"),
+        (lambda content: content["model"]["merges"].pop(), "model.merges: lacks "),
+        (lambda content: content["model"]["vocab"].pop("<0x0A>"), "model.vocab: "),
+        (with_part(normalizer={"type": "Prepend", "prepend": "▁"}), "normalizer: does not write spaces as '▁'"),
+        (
+            with_part(normalizer={"type": "Replace", "pattern": {"String": "a"}}),
+            "normalizer.type: 'Replace' of this kind",
+        ),
+    ],
+)
+def test_sentencepiece_that_is_refused(damage: Callable[[dict[str, Any]], None], message: str) -> None:
+    content = tiny("llama")
+    damage(content)
+    with pytest.raises(jq.CheckpointError, match=f"^tokenizer.json: {message}"):
+        tokenizer.metadata_from_json(content)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"bos_token": "<gone>"}, "bos_token: is '<gone>', which is not in the vocabulary"),
+        ({"eos_token": {"id": 3}}, "eos_token.content: is missing, expected a string"),
+        ({"unk_token": 3}, "unk_token: must be a string, not an integer"),
+        ({"add_bos_token": 1}, "add_bos_token: must be a boolean"),
+        ({"add_bos_token": True}, "add_bos_token: is true, but there is no bos_token"),
+    ],
+)
+def test_settings_that_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(jq.CheckpointError, match=f"^tokenizer_config.json: {message}"):
+        tokenizer.metadata_from_json(tiny("qwen2"), config)
+
+
+JUNK = (None, True, -1, 0, 1, 10**20, 0.5, "", "a", "▁", "\udfff", [], {}, ["a", "b"], {"type": "Sequence"}, [[]])
+
+
+def damaged(content: Any, rng: np.random.Generator) -> None:
+    """Replaces, removes or doubles one thing, somewhere; more likely near the top."""
+    while True:
+        keys = list(content) if isinstance(content, dict) else range(len(content))
+        key = keys[rng.integers(len(keys))]
+        inner = content[key]
+        if isinstance(inner, (dict, list)) and inner and rng.random() < 0.8:
+            content = inner
+            continue
+        kind = rng.integers(4)
+        if kind == 0:
+            del content[key]
+        elif kind == 1 and isinstance(content, list):
+            content.append(inner)
+        else:
+            content[key] = JUNK[rng.integers(len(JUNK))]
+        return
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_damaged_files_are_refused_or_work(name: str) -> None:
+    rng, worked = np.random.default_rng(1), 0
+    original = (GOLDEN.parent / "checkpoints" / name / "tokenizer.json").read_text()
+    for _ in range(400):
+        content = json.loads(original)
+        for _ in range(rng.integers(1, 3)):
+            damaged(content, rng)
+        try:
+            metadata = tokenizer.metadata_from_json(content, vocab_size=400)
+        except jq.CheckpointError as error:
+            assert error.file.startswith("tokenizer") and error.field and error.problem
+            continue
+        worked += 1
+        got = tokenizer.from_metadata(metadata)
+        assert got.decode(got.encode("hello")).endswith("hello") and got.vocab_size == 400
+    assert 20 < worked < 390
