@@ -53,7 +53,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
         infinite or beyond the format's range, which names the first; an importance of another shape, or one that is
         negative, NaN or infinite. TypeError: a dtype that is not listed, a boolean or complex importance.
     """
-    if format not in LIMITS:
+    if format not in names():  # a tuple: the argument need not be hashable
         raise ValueError(f"format={format!r} must be one of {', '.join(LIMITS)}")
     block = formats.get(format)
     values = np.asarray(w)
