@@ -210,3 +210,20 @@ def test_lowered_for_cuda_the_backward_pass_decodes_by_our_kernel(format):
     both = aot.compile_program(value_and_grad, x, w)
     families = {launch.name.split("_")[0] for launch in both.ptx_launches}
     assert families == ({"quantize", "matvec", "decode"} if format in DOT_FORMATS else {"decode"})
+
+
+@pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
+def test_lowered_for_cuda_decoded_weights_do_not_outlive_their_product(record_property):
+    """Nine rows and more multiply decoded weights, forward and backward; XLA must not keep those of all layers."""
+    size, layers = 512, [random_weights("Q4_K", 512, 512, seed) for seed in range(4)]
+
+    def loss(x, layers):
+        for w in layers:
+            x = jnp.tanh(jq.matmul(x, w) / size)
+        return jnp.sum(x)
+
+    program = aot.compile_program(jax.jit(jax.grad(loss)), normal(16, size), layers)
+    assert [launch.name.split("_")[0] for launch in program.ptx_launches] == ["decode"] * 2 * len(layers)
+    matrices = program.temp_bytes / (size * size * 4)
+    record_property("figure", f"gradient through {len(layers)} layers, for an H200: {matrices:.2f} decoded at once")
+    assert matrices <= 2.5
