@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from . import chat, sampling, tokenizer
+from .assets import demo_path
 from .cache import PagedCache
 from .config import Config
 from .decoder import Decoder
@@ -11,6 +12,7 @@ from .load import from_gguf, named_tensors
 from .model import Model
 from .pretrained import CheckpointSource, from_pretrained
 from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
+from .quantize import quantize, quantize_file
 from .sampling import SamplingParams
 from .save import save_gguf
 
@@ -27,10 +29,13 @@ __all__ = [
     "Timings",
     "abstract_programs",
     "chat",
+    "demo_path",
     "from_gguf",
     "from_pretrained",
     "generate",
     "named_tensors",
+    "quantize",
+    "quantize_file",
     "sampling",
     "save_gguf",
     "stream",

@@ -1,3 +1,4 @@
+import importlib.resources
 import io
 import json
 import os
@@ -54,7 +55,7 @@ def test_options_reach_generation(run, monkeypatch):
         seen.update(options, prompt=prompt, implementation=current_choice().implementation)
         raise ValueError("seen")
 
-    monkeypatch.setattr(cli, "stream", record)
+    monkeypatch.setattr(cli.generate, "stream", record)
     options = {
         "--temperature": 0.5, "--top-k": 3, "--top-p": 0.75, "--min-p": 0.25, "--repetition-penalty": 1.5,
         "--seed": 7, "--max-new-tokens": 9, "--cache-dtype": "bfloat16",
@@ -67,6 +68,25 @@ def test_options_reach_generation(run, monkeypatch):
     assert code == 2 and err == "error: seen\n"
     expected = {flag[2:].replace("-", "_"): value for flag, value in options.items()}
     assert seen == expected | {"prompt": "x", "stop": ["a", "b"], "ignore_end": True, "implementation": "sim"}
+
+
+def test_generate_the_demo(run, tmp_path, monkeypatch):
+    (tmp_path / "assets").mkdir()
+    (tmp_path / "assets" / "demo.gguf").symlink_to(TEXT_MODEL)
+    monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path if package == "jax_q4k" else None)
+    code, out, _ = run("generate", "--demo", "-p", SPM["prompt_text"], "-n", "4")
+    assert (code, out) == (0, model("text-spm").tokenizer.decode(SPM["greedy_f32"][:4], strip_prefix=False) + "\n")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_package_without_the_demo(run, tmp_path, monkeypatch, count):
+    for i in range(count):
+        (tmp_path / "assets").mkdir(exist_ok=True)
+        (tmp_path / "assets" / f"{i}.gguf").touch()
+    monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path)
+    code, out, err = run("generate", "--demo", "-p", "x")
+    message = f"error: the demo model is not installed: {tmp_path}/assets holds {count} .gguf files, expected one\n"
+    assert (code, out, err) == (2, "", message)
 
 
 def test_generate_with_every_kernel_simulated(run):
@@ -112,12 +132,22 @@ def test_more_memory_than_there_is(run, monkeypatch):
     def exhausted(*_, **__):
         raise MemoryError("Unable to allocate 1 TiB")
 
-    monkeypatch.setattr(cli, "from_gguf", exhausted)
+    monkeypatch.setattr(cli.output, "from_gguf", exhausted)
     assert run("generate", TOKEN_MODEL, "--tokens", "1") == (2, "", "error: Unable to allocate 1 TiB\n")
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("generate", "m"), ("generate", "m", "-p", "x", "--tokens", "1"), ("frobnicate",)]
+    "arguments",
+    [
+        (),
+        ("frobnicate",),
+        ("generate", "m"),
+        ("generate", "-p", "x"),
+        ("generate", "m", "--demo", "-p", "x"),
+        ("generate", "m", "-p", "x", "--tokens", "1"),
+        ("quantize", "in.gguf"),
+        ("quantize", "in.gguf", "out.gguf", "--type", "Q2_K"),
+    ],
 )
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
@@ -168,7 +198,7 @@ def test_text_that_the_terminals_encoding_lacks(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
     assert cli.main(["generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32"]) == 0
-    expected = cli.from_gguf(TEXT_MODEL).tokenizer.decode(SPM["greedy_f32"], strip_prefix=False)
+    expected = model("text-spm").tokenizer.decode(SPM["greedy_f32"], strip_prefix=False)
     assert not expected.isascii() and raw.getvalue() == expected.encode("ascii", "replace") + b"\n"
 
 

@@ -1,80 +1,33 @@
-"""The command line: `jax-q4k generate` and `jax-q4k inspect`.
-
-Text goes to standard output, everything else to standard error. A failure is one line and exit code 2.
-"""
+"""`jax-q4k generate`: continue a prompt."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import io
 import itertools
-import os
 import sys
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import Any
 
-import jax
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 import jax_q4k as jq
 from jax_q4k.implementation import IMPLEMENTATIONS
 
-from . import chat, inspect
-from .generate import Output, Piece, Timings, stream
-from .load import from_gguf
-from .model import Model
-
-FAILURE = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+from .. import chat
+from ..assets import demo_path
+from ..generate import Output, Piece, Timings, stream
+from ..model import Model
+from .output import UsageError, load_model, printable
 
 
-class UsageError(Exception):
-    """What the user asked for cannot be done; the message says why."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line (`sys.argv` if no arguments are given); returns the exit code.
-
-    Ctrl-C ends the process at once.
-    """
-    options = _parser().parse_args(arguments)
-    notes = Console(stderr=True, highlight=False)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # models write what a terminal's encoding may lack
-    try:
-        if sys.stdout is None:
-            raise UsageError("standard output is closed")
-        options.command(options, notes)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        os._exit(INTERRUPTED)  # XLA may be compiling in a thread, and crashes where the interpreter ends under it
-    except BrokenPipeError:
-        # The reader has gone; what is buffered must not be tried again when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1  # as rich does, where it meets this first
-    except (UsageError, jq.GGUFError, jq.UnavailableError, OSError, MemoryError, jax.errors.JaxRuntimeError) as error:
-        message = " ".join(printable(str(error)).split()) or type(error).__name__
-        notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
-        return FAILURE
-    return 0
-
-
-def printable(text: str) -> str:
-    """Text without control characters, which a file or a model could steer a terminal with."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}" for c in text)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
-    parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
+def add_parser(commands: Any) -> None:
     generate = commands.add_parser("generate", help="continue a prompt", description="Continue a prompt.")
     generate.set_defaults(command=_generate)
-    generate.add_argument("model", metavar="MODEL.gguf")
+    which = generate.add_mutually_exclusive_group(required=True)
+    which.add_argument("model", nargs="?", metavar="MODEL.gguf")
+    which.add_argument("--demo", action="store_true", help="run the small model that comes with this package")
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT")
     prompt.add_argument("--tokens", metavar="IDS", help="prompt as token ids: 1,15043,29892")
@@ -95,22 +48,11 @@ def _parser() -> argparse.ArgumentParser:
         help="ptx: kernels on CUDA (default there); xla: plain JAX (default elsewhere); sim: kernels, simulated",
     )
 
-    show = commands.add_parser("inspect", help="show what a file holds", description="Show what a file holds.")
-    show.set_defaults(command=_inspect)
-    show.add_argument("model", metavar="MODEL.gguf")
-    return parser
-
-
-def _inspect(options: argparse.Namespace, notes: Console) -> None:
-    header = jq.gguf.read_header(options.model)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)  # a pipe or a file has no width to fit
-    inspect.show(header, console)
-
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:
-    model = _load(options.model, notes)
+    if options.demo:
+        options.model = str(demo_path())
+    model = load_model(options.model, notes)
     prompt = _prompt(options, model)
     with jq.implementation(options.implementation):
         try:
@@ -136,13 +78,6 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
             Console(highlight=False).print(escape(printable(options.prompt)), style="dim", end="")
         output = _write(itertools.chain((first,), pieces), as_ids=model.tokenizer is None)
     notes.print(f"[dim]{_summary(output.timings)}[/]", soft_wrap=True)
-
-
-def _load(path: str, notes: Console) -> Model:
-    columns = (TextColumn("Loading"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
-        task = progress.add_task("", total=None)
-        return from_gguf(path, progress=lambda done, total: progress.update(task, completed=done, total=total))
 
 
 def _prompt(options: argparse.Namespace, model: Model) -> str | list[int]:

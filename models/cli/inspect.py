@@ -1,7 +1,8 @@
-"""A GGUF file's metadata, tensors and bytes per type, as tables."""
+"""`jax-q4k inspect`: a GGUF file's metadata, tensors and bytes per type, as tables."""
 
 from __future__ import annotations
 
+import argparse
 import collections
 import math
 from typing import Any
@@ -11,10 +12,24 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from jax_q4k.gguf import Header, TensorInfo
+from jax_q4k.gguf import Header, TensorInfo, read_header
 
 #: Characters of a value that are shown; chat templates have thousands.
 _WIDTH = 72
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser("inspect", help="show what a file holds", description="Show what a file holds.")
+    parser.set_defaults(command=_inspect)
+    parser.add_argument("model", metavar="MODEL.gguf")
+
+
+def _inspect(options: argparse.Namespace, notes: Console) -> None:
+    header = read_header(options.model)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)  # a pipe or a file has no width to fit
+    show(header, console)
 
 
 def show(header: Header, console: Console) -> None:

@@ -1,0 +1,70 @@
+"""The command line: `jax-q4k generate`, `inspect` and `quantize`, one module each.
+
+Text goes to standard output, everything else to standard error. A failure is one line and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+import jax
+from rich.console import Console
+from rich.markup import escape
+
+import jax_q4k as jq
+
+from . import generate, inspect, quantize
+from .output import UsageError, printable
+
+FAILURE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+_ERRORS = (
+    UsageError,
+    jq.GGUFError,
+    jq.CheckpointError,
+    jq.UnavailableError,
+    OSError,
+    MemoryError,
+    jax.errors.JaxRuntimeError,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line (`sys.argv` if no arguments are given); returns the exit code.
+
+    Ctrl-C ends the process at once.
+    """
+    options = _parser().parse_args(arguments)
+    notes = Console(stderr=True, highlight=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # models write what a terminal's encoding may lack
+    try:
+        if sys.stdout is None:
+            raise UsageError("standard output is closed")
+        options.command(options, notes)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)  # XLA may be compiling in a thread, and crashes where the interpreter ends under it
+    except BrokenPipeError:
+        # The reader has gone; what is buffered must not be tried again when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1  # as rich does, where it meets this first
+    except _ERRORS as error:
+        message = " ".join(printable(str(error)).split()) or type(error).__name__
+        notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+        return FAILURE
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
+    parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for command in (generate, inspect, quantize):
+        command.add_parser(commands)
+    return parser

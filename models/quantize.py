@@ -1,0 +1,143 @@
+"""Models and files of models in another quantization."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_q4k import QuantizedArray, gguf, quantizers
+from ptx_kernels import formats
+
+from . import mixtures
+from .load import build, describe, named_tensors
+from .model import Model
+from .save import completed
+from .sources import open_source
+
+_PIECE = 1 << 21  # weights decoded and quantized at a time: a few tens of megabytes
+_FLOATS: dict[str, Any] = {"F32": np.float32, "F16": np.float16}
+
+#: GGUF tensor name -> non-negative weights (k,) of its columns' squared errors.
+Importance = Mapping[str, Any]
+
+
+def quantize(model: Model, type: str, importance: Importance | None = None) -> Model:
+    """The model with its matrices quantized by llama.cpp's recipe for `type`.
+
+    Norms and biases become float32. A matrix that already has its type keeps its bytes; another packed one is
+    decoded first, so that its error adds to the new one's: quantize from floats where there are any.
+
+    Args:
+      type: "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K" or "Q8_0".
+      importance: GGUF tensor name -> (k,) non-negative weights, as an imatrix holds them; tensors without an entry
+        are quantized without.
+
+    Returns:
+      A new model with the same configuration and tokenizer; its metadata says `type` in `general.file_type`.
+
+    Raises:
+      ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite or too large
+        weights, naming the tensor.
+    """
+    mixture = mixtures.get(type)
+    named = named_tensors(model)
+    shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
+    importance = _checked(importance, shapes)
+    tensors = {}
+    for name, kind in mixtures.tensor_types(mixture, model.config, shapes).items():
+        pieces = list(_pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name)))
+        tensors[name] = _array(pieces, kind, shapes[name])
+    return Model(build(model.config, tensors), model.tokenizer, completed(model.metadata, mixture.file_type))
+
+
+def quantize_file(
+    source: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    type: str,
+    importance: Importance | None = None,
+    *,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """`quantize` from file to file, with one tensor in memory at a time.
+
+    Args:
+      source: a GGUF file, a Hugging Face checkpoint's folder or one .safetensors file of it.
+      path: the GGUF file to write; a failure leaves it as it was.
+      type, importance: as in `quantize`.
+      progress: called with (bytes written, bytes in all).
+
+    Raises:
+      ValueError: as `quantize` does. jax_q4k.GGUFError, jax_q4k.CheckpointError: what is wrong with the source;
+        all but the values of its weights is checked before anything is written. OSError: a file cannot be read or
+        written.
+    """
+    mixture = mixtures.get(type)
+    with open_source(source) as opened:
+        shapes = opened.tensors
+        described = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+        config, _ = describe(opened.metadata, described, opened.name)
+        importance = _checked(importance, shapes)
+
+        def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
+            return _pieces(name, opened.read(name), kind, importance.get(name))
+
+        tensors = {
+            name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
+            for name, kind in mixtures.tensor_types(mixture, config, shapes).items()
+        }
+        gguf.write(path, completed(opened.metadata, mixture.file_type), tensors, progress=progress)
+
+
+def _pieces(name: str, tensor: QuantizedArray | np.ndarray, kind: str, importance: Any) -> Iterator[np.ndarray]:
+    """The bytes of a tensor (NumPy's arrays) in type `kind`, some rows at a time."""
+    whole = gguf.TensorPieces.of(name, tensor)
+    if whole.type == kind:
+        yield from whole.pieces()
+        return
+    for start, rows in _decoded(tensor):
+        try:
+            yield _floats(rows, kind) if kind in _FLOATS else quantizers.quantize(rows, kind, importance)
+        except ValueError as error:
+            raise ValueError(f"tensor {name!r}, rows from {start} on: {error}") from error
+
+
+def _decoded(tensor: QuantizedArray | np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, rows as floats (rows, k)) of a matrix, or of a vector as one row."""
+    step = max(1, _PIECE // tensor.shape[-1])
+    for start in range(0, tensor.shape[0] if tensor.ndim > 1 else 1, step):
+        part = tensor[start : start + step] if tensor.ndim > 1 else tensor
+        rows = formats.get(part.format).decode(part.planes) if isinstance(part, QuantizedArray) else part
+        yield start, rows.reshape(-1, tensor.shape[-1])
+
+
+def _floats(rows: np.ndarray, kind: str) -> np.ndarray:
+    with np.errstate(over="ignore"):  # an infinity is then found
+        values = rows.astype(_FLOATS[kind])
+    bad = np.argwhere(~np.isfinite(values))
+    if bad.size:
+        row, column = bad[0]
+        limit = np.finfo(_FLOATS[kind]).max
+        raise ValueError(f"w[{row}, {column}] is {rows[row, column]}; {kind} takes finite values up to {limit:g}")
+    return values
+
+
+def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArray | jax.Array:
+    data = np.concatenate([np.frombuffer(np.ascontiguousarray(piece), np.uint8) for piece in pieces])
+    if kind in formats.names():
+        return QuantizedArray.from_gguf_bytes(data, kind, shape)
+    return jnp.asarray(data.view(_FLOATS[kind]).reshape(shape))
+
+
+def _checked(importance: Importance | None, shapes: Mapping[str, tuple[int, ...]]) -> Importance:
+    for name, weights in (importance or {}).items():
+        if name not in shapes:
+            raise ValueError(f"importance names {name!r}, which is no tensor of the model")
+        if np.shape(weights) != shapes[name][-1:]:
+            raise ValueError(f"importance of {name!r} has shape {np.shape(weights)}; it must be {shapes[name][-1:]}")
+    return importance or {}

@@ -1,0 +1,115 @@
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models import cli
+
+from .golden import model, path
+
+
+@pytest.fixture
+def run(capsys):
+    """(exit code, standard output, standard error) of a command line."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = cli.main(tuple(map(str, arguments)))
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def write_imatrix(file, entries, kind="imatrix"):
+    """entries: tensor name -> (sums of squares, counts)."""
+    tensors = {}
+    for name, (sums, counts) in entries.items():
+        tensors[f"{name}.in_sum2"] = np.asarray(sums, np.float32)
+        tensors[f"{name}.counts"] = np.asarray(counts, np.float32)
+    jq.gguf.write(file, {"general.architecture": "", "general.type": kind}, tensors)
+    return file
+
+
+def test_quantize_a_file(run, tmp_path):
+    target = tmp_path / "out.gguf"
+    code, out, err = run("quantize", path("llama-gqa"), target, "--type", "Q8_0")
+    assert (code, out) == (0, "")
+    sizes = f"{path('llama-gqa').stat().st_size:,} -> {target.stat().st_size:,} bytes"
+    assert re.fullmatch(rf"{sizes} \(\d+\.\d%\) in \d+\.\d s\n", err)
+    want = models.named_tensors(models.quantize(model("llama-gqa"), "Q8_0"))
+    got = models.named_tensors(models.from_gguf(target))
+    for name, value in want.items():
+        if isinstance(value, jq.QuantizedArray):
+            assert value.to_gguf_bytes() == got[name].to_gguf_bytes(), name
+
+
+def test_q4_k_m_is_the_default_and_an_existing_file_is_kept(run, tmp_path):
+    target = tmp_path / "out.gguf"
+    target.write_bytes(b"old")
+    code, _, err = run("quantize", path("llama-gqa"), target)
+    assert (code, err) == (2, f"error: {target} is there already: --force replaces it\n")
+    assert target.read_bytes() == b"old"
+    assert run("quantize", path("llama-gqa"), target, "--force")[0] == 0
+    header, golden = jq.gguf.read_header(target), jq.gguf.read_header(path("llama-gqa"))
+    assert header.metadata == golden.metadata
+    assert {name: info.type for name, info in header.tensors.items()} == {
+        name: info.type for name, info in golden.tensors.items()
+    }
+
+
+def test_the_input_is_never_replaced(run, tmp_path):
+    source, link = tmp_path / "in.gguf", tmp_path / "link.gguf"
+    shutil.copy(path("llama-gqa"), source)
+    link.symlink_to(source)
+    for target in (source, link, tmp_path / "." / "in.gguf"):
+        code, _, err = run("quantize", source, target, "--force")
+        assert code == 2 and "is the input: give another name" in err
+    assert source.read_bytes() == path("llama-gqa").read_bytes()
+
+
+def test_importance_matrix(run, tmp_path):
+    name, sums = "blk.0.attn_q.weight", np.arange(256) + 1.0
+    imatrix = write_imatrix(tmp_path / "i.gguf", {name: (sums, [4]), "blk.0.attn_k.weight": (np.zeros(256), [0])})
+    read = models.imatrix.read_imatrix(imatrix)
+    np.testing.assert_array_equal(read[name], (sums / 4).astype(np.float32))
+    np.testing.assert_array_equal(read["blk.0.attn_k.weight"], np.ones(256))
+    source, target = path("llama-gqa"), tmp_path / "out.gguf"
+    assert run("quantize", source, target, "--type", "Q5_K_S", "--imatrix", imatrix)[0] == 0
+    want = models.named_tensors(models.quantize(model("llama-gqa"), "Q5_K_S", read))
+    assert jq.gguf.read(target).tensors[name].to_gguf_bytes() == want[name].to_gguf_bytes()
+
+
+@pytest.mark.parametrize(
+    ("entries", "kind", "message"),
+    [
+        ({}, "model", r"general.type: must be 'imatrix', not 'model' \(the older .dat format is not read\)"),
+        ({"output.weight": (np.ones(256), [1, 1])}, "imatrix", "'output.weight.counts': must hold one number, not 2"),
+        ({"output.weight": (-np.ones(256), [1])}, "imatrix", "'output.weight.in_sum2': must hold non-negative float32"),
+        ({"output.weight": (np.ones(32), [1])}, "imatrix", r"importance of 'output.weight' has shape \(32,\)"),
+        ({"blk.9.ffn_up.weight": (np.ones(256), [1])}, "imatrix", "names 'blk.9.ffn_up.weight', which is no tensor"),
+    ],
+)
+def test_bad_importance_matrices(run, tmp_path, entries, kind, message):
+    imatrix = write_imatrix(tmp_path / "i.gguf", entries, kind)
+    code, _, err = run("quantize", path("llama-gqa"), tmp_path / "out.gguf", "--imatrix", imatrix)
+    assert code == 2 and re.fullmatch(f"error: [^\n]*{message}[^\n]*\n", err)
+    assert not (tmp_path / "out.gguf").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ("/no/such.gguf", "out.gguf", "No such file or directory: '/no/such.gguf'"),
+        (__file__, "out.gguf", "magic: expected b'GGUF'"),
+        (path("llama-gqa"), "none/out.gguf", "No such file or directory: '.*none/out.gguf'"),
+        (path("llama-gqa").parent, "out.gguf", "config.json"),
+        ("/no/such.safetensors", "out.gguf", "No such file or directory: '/no/such.safetensors'"),
+    ],
+)
+def test_errors_are_one_line(run, tmp_path, source, target, message):
+    code, out, err = run("quantize", source, tmp_path / target)
+    assert (code, out) == (2, "") and re.fullmatch(f"error: [^\n]*{message}[^\n]*\n", err)
+    assert list(tmp_path.iterdir()) == []

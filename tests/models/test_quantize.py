@@ -1,0 +1,237 @@
+import math
+import os
+import struct
+import subprocess
+import sys
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Tensor
+from gguf.constants import GGUFValueType as Value
+from gguf_bytes import ALIGNMENT, build, entry, tensor, text_entry, u32
+from helpers import nmse
+
+import jax_q4k as jq
+from jax_q4k import models, quantizers
+from jax_q4k.models import mixtures
+from jax_q4k.models.load import build as build_decoder
+from jax_q4k.models.load import expected_tensors
+from jax_q4k.models.quantize import quantize_file
+
+from .golden import model, path, reference
+
+
+def floats(name, dtype=jnp.float32):
+    """A golden model whose matrices are floats."""
+    tensors = {
+        key: value.dequantize(dtype) if isinstance(value, jq.QuantizedArray) else value
+        for key, value in models.named_tensors(model(name)).items()
+    }
+    return models.Model(build_decoder(model(name).config, tensors), metadata=model(name).metadata)
+
+
+def fresh():
+    """A model with weights that lie on no format's grid."""
+    config, rng = model("llama-gqa").config, np.random.default_rng(0)
+    tensors = {
+        key: jnp.asarray(rng.normal(size=value.shape) * 0.05 if value.ndim > 1 else value, jnp.float32)
+        for key, value in models.named_tensors(model("llama-gqa")).items()
+    }
+    return models.Model(build_decoder(config, tensors))
+
+
+def types(tensors):
+    return {
+        name: value.format if isinstance(value, jq.QuantizedArray) else str(value.dtype)
+        for name, value in tensors.items()
+    }
+
+
+def changed(source, name, change):
+    """The model with one tensor changed."""
+    tensors = models.named_tensors(source)
+    tensors[name] = change(tensors[name])
+    return models.Model(build_decoder(source.config, tensors), metadata=source.metadata)
+
+
+@pytest.mark.parametrize("name", ["llama3-rope", "qwen2-odd", "qwen3-qknorm"])
+def test_matrices_become_what_the_quantizers_make_of_them(name):
+    original = floats(name)
+    quantized = models.quantize(original, "Q4_K_M")
+    got, want = models.named_tensors(quantized), models.named_tensors(model(name))
+    assert types(got) == types(want)  # llama.cpp's choice
+    for key, value in models.named_tensors(original).items():
+        if isinstance(got[key], jq.QuantizedArray):
+            blocks = quantizers.quantize(np.asarray(value), got[key].format)
+            assert got[key].to_gguf_bytes() == blocks.tobytes(), key
+        else:
+            np.testing.assert_array_equal(got[key], value)
+    assert quantized.config == original.config
+    tokens = reference(name).tokens[None, :32]
+    assert nmse(quantized.logits(tokens), original.logits(tokens)) <= 1e-2
+
+
+def test_larger_types_are_closer():
+    original, tokens = fresh(), reference("llama-gqa").tokens[None, :16]
+    want, found = original.logits(tokens), []
+    for type in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"):
+        quantized = models.quantize(original, type)
+        assert quantized.metadata["general.file_type"] == mixtures.get(type).file_type
+        found.append((nmse(quantized.logits(tokens), want), -sum(leaf.nbytes for leaf in quantized.weights)))
+    assert found == sorted(found) and found[-1][0] <= 0.3, found
+
+
+def test_packed_weights_are_kept_or_quantized_again():
+    original = model("llama-gqa")
+    again, before = models.named_tensors(models.quantize(original, "Q4_K_M")), models.named_tensors(original)
+    for name, value in before.items():
+        jax.tree.map(np.testing.assert_array_equal, again[name], value)
+    other = models.named_tensors(models.quantize(original, "Q8_0"))
+    for name, value in other.items():
+        if isinstance(value, jq.QuantizedArray):
+            decoded = np.asarray(before[name].dequantize())
+            assert value.to_gguf_bytes() == quantizers.quantize(decoded, "Q8_0").tobytes(), name
+
+
+def test_rows_of_an_odd_length_become_f16():
+    config = models.Config("llama", 24, 64, 48, 40, 1, 2, 1, 32, 1e-5)
+    rng = np.random.default_rng(1)
+    tensors = {
+        name: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+        for name, (shape, required) in expected_tensors(config).items()
+        if required
+    }
+    quantized = models.named_tensors(models.quantize(models.Model(build_decoder(config, tensors)), "Q4_K_M"))
+    assert quantized["blk.0.attn_q.weight"].dtype == jnp.float16  # k is 48
+    assert quantized["blk.0.attn_output.weight"].format == "Q5_0"  # k is 64
+    np.testing.assert_array_equal(quantized["blk.0.attn_q.weight"], tensors["blk.0.attn_q.weight"].astype(jnp.float16))
+    assert quantized["blk.0.attn_norm.weight"].dtype == jnp.float32
+
+
+def test_importance_reaches_the_quantizer():
+    original = fresh()
+    weights = np.random.default_rng(2).uniform(0.01, 10, 256).astype(np.float32)
+    name = "blk.0.attn_q.weight"
+    got = models.named_tensors(models.quantize(original, "Q4_K_M", {name: weights}))
+    rows = np.asarray(models.named_tensors(original)[name])
+    assert got[name].to_gguf_bytes() == quantizers.quantize(rows, "Q4_K", weights).tobytes()
+    assert got[name].to_gguf_bytes() != quantizers.quantize(rows, "Q4_K").tobytes()
+
+
+@pytest.mark.parametrize(
+    ("importance", "message"),
+    [
+        ({"blk.0.attn_q": np.ones(256)}, "importance names 'blk.0.attn_q', which is no tensor of the model"),
+        ({"output.weight": np.ones(255)}, r"importance of 'output.weight' has shape \(255,\); it must be \(256,\)"),
+        ({"output.weight": -np.ones(256)}, "tensor 'output.weight', rows from 0 on: importance"),
+        ({"output.weight": np.full(256, np.nan)}, "tensor 'output.weight', rows from 0 on: importance"),
+    ],
+)
+def test_bad_importance_is_named(importance, message):
+    with pytest.raises(ValueError, match=message):
+        models.quantize(floats("llama-gqa"), "Q4_K_M", importance)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (jnp.nan, r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is nan; Q4_K takes finite"),
+        (-jnp.inf, r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is -inf"),
+        (1e30, r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is 1.*e\+30"),  # no f16 scale reaches it
+    ],
+)
+def test_weights_that_no_type_holds_are_named(value, message):
+    bad = changed(floats("llama-gqa"), "blk.1.ffn_up.weight", lambda x: x.at[700, 9].set(value))
+    with pytest.raises(ValueError, match=message):
+        models.quantize(bad, "Q4_K_M")
+
+
+def test_unknown_types_list_the_known():
+    with pytest.raises(ValueError, match="type='Q2_K' must be one of Q4_K_M, Q4_K_S"):
+        models.quantize(model("llama-gqa"), "Q2_K")
+    with pytest.raises(ValueError, match="type='Q2_K' must be one of Q4_K_M, Q4_K_S"):
+        quantize_file(path("llama-gqa"), "/no/such/folder/out.gguf", "Q2_K")
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_files_are_quantized_like_models(dtype, tmp_path):
+    source, target = tmp_path / "source.gguf", tmp_path / "target.gguf"
+    original = floats("qwen2-odd", dtype)
+    models.save_gguf(original, source)
+    calls = []
+    quantize_file(source, target, "Q4_K_M", progress=lambda *call: calls.append(call))
+    want = models.quantize(original, "Q4_K_M")
+    got = jq.gguf.read(target)
+    assert dict(got.metadata) == dict(want.metadata)
+    for name, value in models.named_tensors(want).items():
+        jax.tree.map(np.testing.assert_array_equal, got.tensors[name], value)
+    assert calls[-1][0] == calls[-1][1] == sum(info.nbytes for info in got.header.tensors.values())
+    assert [t.name for t in gguf.GGUFReader(target).tensors] == list(got.tensors)
+
+
+def test_the_result_does_not_depend_on_the_pieces(monkeypatch):
+    original = floats("llama-gqa")
+    whole = models.named_tensors(models.quantize(original, "Q4_K_M"))
+    monkeypatch.setattr(sys.modules["jax_q4k.models.quantize"], "_PIECE", 100 * 256)
+    for name, value in models.named_tensors(models.quantize(original, "Q4_K_M")).items():
+        jax.tree.map(np.testing.assert_array_equal, value, whole[name])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-100], "tensor .*: offset"),
+        (lambda data: data[:300], "tensor count: 21 entries of at least 25 bytes are more than the 276 bytes left"),
+        (lambda data: b"GGML" + data[4:], "magic: expected b'GGUF'"),
+        (lambda data: data.replace(b"llama.block_count", b"llama.block_xount"), "llama.block_count: is missing"),
+        (lambda data: data.replace(b"blk.1.ffn_up", b"blk.7.ffn_up"), "'blk.1.ffn_up.weight': is missing"),
+        (lambda data: data[:-4] + b"\x00\x00\xc0\x7f", "tensor 'output.weight': element 131071 is NaN"),
+    ],
+)
+def test_damaged_files_leave_nothing(damage, message, tmp_path):
+    source, target = tmp_path / "source.gguf", tmp_path / "target.gguf"
+    models.save_gguf(floats("llama-gqa"), source)
+    source.write_bytes(damage(source.read_bytes()))
+    with pytest.raises(jq.GGUFError, match=f"source.gguf: .*{message}"):
+        quantize_file(source, target, "Q4_K_M")
+    assert os.listdir(tmp_path) == ["source.gguf"]
+
+
+def write_zeros(file, config):
+    """A float16 model of zeros, as a sparse file; its tensor data in bytes."""
+    tensors, size = [], 0
+    for name, (shape, required) in expected_tensors(config).items():
+        if required:
+            kind = Tensor.F32 if len(shape) == 1 else Tensor.F16
+            tensors.append(tensor(name, list(reversed(shape)), kind, size))
+            nbytes = math.prod(shape) * (4 if len(shape) == 1 else 2)
+            size += nbytes + -nbytes % ALIGNMENT
+    metadata = config.to_metadata()
+    entries = [text_entry(key, value) for key, value in metadata.items() if isinstance(value, str)]
+    entries += [entry(key, Value.UINT32, u32(value)) for key, value in metadata.items() if isinstance(value, int)]
+    reals = {key: struct.pack("<f", value) for key, value in metadata.items() if isinstance(value, float)}
+    header = build(entries + [entry(key, Value.FLOAT32, value) for key, value in reals.items()], tensors)
+    file.write_bytes(header)
+    os.truncate(file, len(header) + size)
+    return size
+
+
+def test_memory_is_one_tensors_not_the_models(tmp_path, record_property):
+    """Peak memory stays below 12 bytes per weight of the largest tensor and 300 MB, interpreter and XLA included."""
+    config = models.Config("llama", 16384, 512, 1024, 16384, 3, 16, 4, 64, 1e-5)
+    size = write_zeros(tmp_path / "in.gguf", config)
+    program = """
+from jax_q4k.models import cli
+code = cli.main(["quantize", "in.gguf", "out.gguf", "--type", "Q8_0"])
+print(code, next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    code, peak = (int(part) for part in done.stdout.split())
+    limit = 12 * config.hidden_size * config.intermediate_size + 300e6
+    record_property("figure", f"quantize: peak memory {peak * 1024 / 1e6:.0f} MB, limit {limit / 1e6:.0f} MB")
+    assert code == 0 and size > 340e6  # with the 315 MB that JAX takes to start, loading it all would show
+    assert peak * 1024 <= limit
+    assert jq.gguf.read_header(tmp_path / "out.gguf").tensors["blk.2.ffn_up.weight"].type is Tensor.Q8_0
