@@ -337,14 +337,19 @@ def _scores(model: Fields, tokens: _Tokens) -> np.ndarray:
     for rank, (left, right) in enumerate(merges):
         first, _ = spans.get(left + right, (rank, rank))
         spans[left + right] = first, rank
-    for text in tokens.ids:
-        if text in tokens.added or len(text) > LONGEST_MERGED:
-            continue
-        for cut in range(1, len(text)):
-            left, right = text[:cut], text[cut:]
-            if left in tokens.ids and right in tokens.ids and (left, right) not in listed:
-                problem = f"lacks {left!r}, {right!r}, which SentencePiece would join to {text!r}: ids would differ"
-                model.fail("merges", problem)
+    lacking = {
+        text: (text[:cut], text[cut:])
+        for text in tokens.ids
+        if text not in tokens.added and len(text) <= LONGEST_MERGED
+        for cut in range(1, len(text))
+        if text[:cut] in tokens.ids and text[cut:] in tokens.ids and (text[:cut], text[cut:]) not in listed
+    }
+    first = min((tokens.ids[text] for text in spans), default=0)
+    for text, (left, right) in lacking.items():
+        # Early converters took the score of the first token, 0, for none; 0 is the highest below, too.
+        if len(lacking) > 1 or tokens.ids[text] > first:
+            problem = f"lacks {left!r}, {right!r}, which SentencePiece would join to {text!r}: ids would differ"
+            model.fail("merges", problem)
     scores = np.zeros(len(tokens.texts), np.float32)
     place, last, previous = 0, -1, ""
     for text, (start, stop) in spans.items():  # in the order of their first merges

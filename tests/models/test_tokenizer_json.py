@@ -209,6 +209,21 @@ def test_merges_that_scores_cannot_say() -> None:
         tokenizer.metadata_from_json(json.loads(t.to_str()))
 
 
+def test_the_first_merges_that_early_converters_left_out() -> None:
+    """Those of the token whose score is 0, as in OpenLLaMA's tokenizer.json."""
+    content = tiny("llama")
+    vocab, merges = content["model"]["vocab"], content["model"]["merges"]
+    merged = sorted({vocab["".join(pair)] for pair in merges})
+    first, second, *_ = merged
+    content["model"]["merges"] = [pair for pair in merges if vocab["".join(pair)] != first]
+    assert content["model"]["merges"] != merges
+    scores = tokenizer.metadata_from_json(content)["tokenizer.ggml.scores"][merged]
+    assert scores[0] == 0 and (np.diff(scores) < 0).all()
+    content["model"]["merges"] = [pair for pair in merges if vocab["".join(pair)] not in (first, second)]
+    with pytest.raises(jq.CheckpointError, match="model.merges: lacks"):
+        tokenizer.metadata_from_json(content)
+
+
 def with_model(**changes: Any) -> Callable[[dict[str, Any]], None]:
     return lambda content: content["model"].update(changes)
 
