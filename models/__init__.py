@@ -10,6 +10,7 @@ from .decoder import Decoder
 from .generate import Output, Piece, Timings, generate, stream
 from .load import from_gguf, named_tensors
 from .model import Model
+from .perplexity import Score, score
 from .pretrained import CheckpointSource, from_pretrained
 from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
 from .quantize import quantize, quantize_file
@@ -26,6 +27,7 @@ __all__ = [
     "PagedCache",
     "Piece",
     "SamplingParams",
+    "Score",
     "Timings",
     "abstract_programs",
     "chat",
@@ -38,6 +40,7 @@ __all__ = [
     "quantize_file",
     "sampling",
     "save_gguf",
+    "score",
     "stream",
     "tokenizer",
 ]

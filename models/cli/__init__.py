@@ -1,4 +1,4 @@
-"""The command line: `jax-q4k generate`, `inspect` and `quantize`, one module each.
+"""The command line: `jax-q4k generate`, `inspect`, `perplexity` and `quantize`, one module each.
 
 Text goes to standard output, everything else to standard error. A failure is one line and exit code 2.
 """
@@ -17,7 +17,7 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from . import generate, inspect, quantize
+from . import generate, inspect, perplexity, quantize
 from .output import UsageError, printable
 
 FAILURE = 2
@@ -65,6 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (generate, inspect, quantize):
+    for command in (generate, inspect, perplexity, quantize):
         command.add_parser(commands)
     return parser

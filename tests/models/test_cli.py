@@ -12,6 +12,7 @@ from gguf_bytes import rewritten, text_entry
 from helpers import GOLDEN
 
 import jax_q4k as jq
+from jax_q4k import models
 from jax_q4k.implementation import current_choice
 from jax_q4k.models import cli
 
@@ -111,6 +112,10 @@ def test_generate_with_every_kernel_simulated(run):
         (("generate", TOKEN_MODEL, "--tokens", "1", "--stop", "x"), "needs a tokenizer"),
         (("generate", TEXT_MODEL, "-p", "x", "--chat"), "tokenizer.chat_template: is missing"),
         (("generate", TOKEN_MODEL, "--tokens", "1", "--implementation", "ptx"), "'ptx' needs a CUDA device"),
+        (("perplexity", TEXT_MODEL, "/no/such.txt"), "No such file or directory: '/no/such.txt'"),
+        (("perplexity", TEXT_MODEL, TEXT_MODEL), "text-spm.Q4_K_M.gguf is not UTF-8: byte "),
+        (("perplexity", TOKEN_MODEL, __file__), "model has no tokenizer"),
+        (("perplexity", TEXT_MODEL, __file__, "--context", "1"), "context=1 must be 2 to 2048"),
     ],
 )
 def test_errors_are_one_line(run, arguments, message):
@@ -153,6 +158,16 @@ def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)
     assert caught.value.code == 2 and "usage: jax-q4k" in capsys.readouterr().err
+
+
+def test_perplexity(run, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("The sea was calm, and the two sisters walked along the shore.\n")
+    code, out, err = run("perplexity", TEXT_MODEL, str(text), "--context", "16")
+    found = models.score(model("text-spm"), text.read_text(), context=16)
+    assert code == 0
+    assert out == f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token\n"
+    assert err == f"{found.tokens} tokens, {found.bytes} bytes\n"
 
 
 def test_inspect(run):

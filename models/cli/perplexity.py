@@ -1,0 +1,49 @@
+"""`jax-q4k perplexity`: how well a model predicts a text."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+import jax_q4k as jq
+from jax_q4k.implementation import IMPLEMENTATIONS
+
+from ..perplexity import score
+from .output import UsageError, load_model
+
+
+def add_parser(commands: Any) -> None:
+    description = "Perplexity per token and bits per byte of a text, predicted in windows that do not overlap."
+    parser = commands.add_parser("perplexity", help="score a text", description=description)
+    parser.set_defaults(command=_perplexity)
+    parser.add_argument("model", metavar="MODEL.gguf")
+    parser.add_argument("text", metavar="TEXT", help="a UTF-8 file")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens per window; default: the model's, up to 512")
+    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, help="as in `jax-q4k generate`")
+
+
+def _perplexity(options: argparse.Namespace, notes: Console) -> None:
+    try:
+        text = Path(options.text).read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{options.text} is not UTF-8: byte {error.start}") from error
+    model = load_model(options.model, notes)
+    columns = (TextColumn("Windows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task = progress.add_task("", total=None)
+        try:
+            with jq.implementation(options.implementation):
+                found = score(
+                    model,
+                    text,
+                    context=options.context,
+                    progress=lambda done, total: progress.update(task, completed=done, total=total),
+                )
+        except ValueError as error:
+            raise UsageError(error) from error
+    print(f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token")
+    notes.print(f"[dim]{found.tokens} tokens, {found.bytes} bytes[/]", soft_wrap=True)
