@@ -82,7 +82,6 @@ def reference(
     x: jax.Array, *planes: jax.Array, format: str, activations: str | None, transposed: bool
 ) -> list[jax.Array]:
     """`matmul` of x (m, k) in plain JAX, or its transpose of x (m, n); `activations` None means f32."""
-    x, planes = _decoded_after(x, planes) if transposed else (x, planes)
     weights = formats.get(format).decode(planes, jnp)
     if activations == "q8_1" and takes_q8_1(format, x.shape[0]):
         values, scale_sum = quantize_q8_1.reference(x)
@@ -102,7 +101,10 @@ def kernels(
     transposed: bool,
 ) -> list[jax.Array]:
     """`matmul` of x (m, k), or its transpose of x (m, n), by PTX kernels; `activations` None means q8_1."""
-    x, planes = _decoded_after(x, planes) if transposed else (x, planes)
+    if transposed:
+        # Or XLA merges a weight's decoding in the backward pass with that in the forward pass, and every weight of a
+        # model lies in memory decoded in between.
+        x, planes = jax.lax.optimization_barrier((x, planes))
     m = x.shape[0]
     if activations == "f32" or not takes_q8_1(format, m):
         (weights,) = dequantize.kernels(launch, *planes, format=format, dtype=jnp.dtype(jnp.float32))
@@ -112,15 +114,6 @@ def kernels(
     kernel = matvec(format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
     (y,) = launch(kernel, *planes, values, scale_sum)
     return [y.astype(x.dtype)]
-
-
-def _decoded_after(x: jax.Array, planes: tuple[jax.Array, ...]) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    """x and planes as they are, but the planes cannot be read before x is there.
-
-    XLA would otherwise merge a weight's decoding in the backward pass with that in the forward pass: every weight of a
-    model would lie in memory decoded in between.
-    """
-    return jax.lax.optimization_barrier((x, planes))
 
 
 def _dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Array:
