@@ -25,8 +25,10 @@ from jax_q4k.models.pretrained.source import interleaved
 
 from . import checkpoints
 from .golden import NAMES, model, reference
+from .test_tokenizer_json import damaged
 
 FOLDERS = GOLDEN.parent / "checkpoints"
+INDEX = "model.safetensors.index.json"
 TRANSFORMERS = ("llama", "mistral", "qwen2", "qwen3")
 
 
@@ -357,6 +359,27 @@ def test_damaged_safetensors_files(copy):
     assert wrong > 300
 
 
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json", INDEX])
+def test_damaged_json(file, copy):
+    """Each of 150 is refused with the file's name, or describes a checkpoint whose parts fit together."""
+    folder, rng = copy("qwen3" if file == INDEX else "llama"), np.random.default_rng(2)
+    original, wrong = (folder / file).read_text(), 0
+    for _ in range(150):
+        content = json.loads(original)
+        damaged(content, rng)
+        (folder / file).write_text(json.dumps(content))
+        try:
+            with models.CheckpointSource(folder) as source:
+                metadata = source.metadata
+        except jq.CheckpointError as error:
+            assert str(folder) in error.file and error.field and error.problem
+            wrong += 1
+        else:
+            models.Config.from_metadata(metadata)
+            assert not source.has_tokenizer or models.tokenizer.from_metadata(metadata).vocab_size == 344
+    assert wrong > 10
+
+
 def test_tensors_that_do_not_fit(copy):
     folder = copy("qwen2")
     file = folder / "model.safetensors"
@@ -418,9 +441,6 @@ def test_a_file_that_changes_before_it_is_read(copy):
             source.read("output_norm.weight")
 
 
-INDEX = "model.safetensors.index.json"
-
-
 @pytest.mark.parametrize(
     "shard", ["../model-00001-of-00002.safetensors", "/etc/passwd", "..", "", "a/b.safetensors", 3, None]
 )
@@ -477,3 +497,18 @@ def test_heads_by_default(copy):
     change(folder / "config.json", architectures=["LlamaForCausalLM"], num_key_value_heads=None, head_dim=None)
     got = models.from_pretrained(folder).config
     assert (got.num_kv_heads, got.head_dim, got.context_length) == (1, 32, 256)  # Llama has no sliding window
+
+
+def test_quantized_from_the_folder_and_from_memory(tmp_path):
+    for name in ("llama", "qwen3"):
+        file = tmp_path / f"{name}.gguf"
+        models.quantize_file(FOLDERS / name, file, "Q8_0")
+        got, want = jq.gguf.read(file), models.named_tensors(models.quantize(loaded(name), "Q8_0"))
+        assert got.tensors.keys() == want.keys()
+        for key, tensor in got.tensors.items():
+            if isinstance(tensor, jq.QuantizedArray):
+                assert tensor.to_gguf_bytes() == want[key].to_gguf_bytes()
+            else:
+                assert np.array_equal(tensor, want[key])
+        with np.load(FOLDERS / name / "expected.npz") as expected:
+            assert nmse(models.from_gguf(file).logits(expected["tokens"][None])[0], expected["logits"]) <= 1e-3
