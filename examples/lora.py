@@ -1,6 +1,6 @@
 """Fine-tune a packed GGUF model by LoRA adapters (https://arxiv.org/abs/2106.09685), in Flax NNX with optax.
 
-    python examples/lora.py MODEL.gguf TEXT.txt --steps 200 --rank 8
+    python examples/lora.py MODEL.gguf TEXT.txt --steps 100 --rank 8
     python examples/lora.py MODEL.gguf --load lora.safetensors --steps 0    # saved adapters, no training
 
 Gradients flow through `jq.matmul` while its weights stay packed, bytes that training cannot change. What is trained is
@@ -21,10 +21,8 @@ from rich.progress import Progress, TextColumn
 from safetensors.flax import load_file, save_file
 
 from jax_q4k import models
-from jax_q4k.models.perplexity import score
 
 TEXT = Path(__file__).with_name("lora_text.txt")
-MODEL = Path(__file__).parents[1] / "tests/data/golden/text-spm.Q4_K_M.gguf"
 HELD_OUT = 0.15  # of the text, its end
 
 
@@ -83,7 +81,9 @@ def train(decoder: models.Decoder, tokens: np.ndarray, start: list[int], options
 
 
 def report(when: str, model: models.Model, text: str, held_out: str, options: argparse.Namespace) -> None:
-    trained, new = (score(model, part, context=options.row_length + 1).bits_per_byte for part in (text, held_out))
+    trained, new = (
+        models.score(model, part, context=options.row_length + 1).bits_per_byte for part in (text, held_out)
+    )
     print(f"{when}: {trained:.3f} bits per byte of the text to learn, {new:.3f} of its held-out end")
     sample = models.generate(model, options.prompt, max_new_tokens=options.new_tokens, temperature=0.7)
     print(f"    {options.prompt}{sample.text}".replace("\n", "\n    "), end="\n\n")
@@ -91,9 +91,10 @@ def report(when: str, model: models.Model, text: str, held_out: str, options: ar
 
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
-    model = models.from_gguf(options.model)
+    path = options.model or models.demo_path()
+    model = models.from_gguf(path)
     if model.tokenizer is None:
-        sys.exit(f"{options.model} holds no tokenizer")
+        sys.exit(f"{path} holds no tokenizer")
     text = options.text.read_text(encoding="utf-8")
     cut = int(len(text) * (1 - HELD_OUT))
     text, held_out = text[:cut], text[cut:]
@@ -117,9 +118,11 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", type=Path, default=MODEL, help="GGUF file (default: %(default)s)")
+    parser.add_argument(
+        "model", nargs="?", type=Path, help="GGUF file (default: the model that comes with this package)"
+    )
     parser.add_argument("text", nargs="?", type=Path, default=TEXT, help="UTF-8 text (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--batch", type=int, default=8, help="rows per step (default: %(default)s)")
