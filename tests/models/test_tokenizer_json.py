@@ -335,7 +335,7 @@ def test_sentencepiece_that_is_refused(damage: Callable[[dict[str, Any]], None],
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"bos_token": "<gone>"}, "bos_token: is '<gone>', which is not in the vocabulary"),
+        ({"eos_token": "", "bos_token": "<gone>"}, "bos_token: is '<gone>', which is not in the vocabulary"),
         ({"eos_token": {"id": 3}}, "eos_token.content: is missing, expected a string"),
         ({"unk_token": 3}, "unk_token: must be a string, not an integer"),
         ({"add_bos_token": 1}, "add_bos_token: must be a boolean"),

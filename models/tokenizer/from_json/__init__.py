@@ -1,0 +1,72 @@
+r"""The `tokenizers` library's tokenizer.json -> GGUF's `tokenizer.*` metadata.
+
+Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; how it splits words must be one of the ways that GGUF has
+a name for. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama". What neither can say is
+refused, but for what every GGUF file leaves out, as llama.cpp's own do:
+
+* NFC normalization before byte-level BPE; it changes texts that are not composed.
+* `lstrip`, `rstrip` and `single_word` of added tokens.
+* A space before a SentencePiece text is added always and after each special token too, not only where the text
+  has none (`Metaspace`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...json_fields import Fields
+from ..vocabulary import KEY
+from .byte_level import byte_level
+from .sentencepiece import sentencepiece
+from .special_tokens import chat_template, special_tokens
+from .tokens import Tokens, steps
+
+__all__ = ["metadata_from_json"]
+
+
+def metadata_from_json(
+    tokenizer_json: Mapping[str, Any],
+    tokenizer_config: Mapping[str, Any] | None = None,
+    *,
+    vocab_size: int | None = None,
+    file: str = "tokenizer.json",
+    config_file: str = "tokenizer_config.json",
+) -> dict[str, Any]:
+    """GGUF metadata of a tokenizer, as `from_metadata` and llama.cpp read it.
+
+    Args:
+      tokenizer_json: what tokenizer.json holds. A BPE model, byte-level or SentencePiece-like.
+      tokenizer_config: what tokenizer_config.json holds: bos_token, eos_token, unk_token, pad_token,
+        add_bos_token, add_eos_token, chat_template. Without it BOS is what the post-processor puts first.
+      vocab_size: rows of the embedding; ids without a token become unused ones named [PAD0]. None: as many as
+        there are tokens, whose ids must then leave no gap.
+      file, config_file: what error messages call the two.
+
+    Returns:
+      `tokenizer.ggml.*` and `tokenizer.chat_template`: lists of str, int32 and float32 arrays, int, bool, str.
+
+    Raises:
+      jax_q4k.CheckpointError: a field is malformed, or asks for what GGUF has no word for.
+    """
+    root = Fields(dict(tokenizer_json), file)
+    config = Fields(dict(tokenizer_config or {}), config_file)
+    model = root.fields("model") or root.fail("model", "is missing")
+    kind = model.get("type", str, "BPE")  # early files leave it out
+    if kind != "BPE":
+        model.fail("type", f"{kind[:100]!r} is not supported, only 'BPE'")
+    for key in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(key, str, ""):
+            model.fail(key, "is not supported, expected none")
+    if model.get("dropout", float, 0.0):
+        model.fail("dropout", "is not supported, expected none")
+    vocabulary = Tokens(root, model, vocab_size)
+    splitting = steps(root.fields("pre_tokenizer"), "pretokenizers")
+    normalizing = steps(root.fields("normalizer"), "normalizers")
+    if any(step.get("type", str) == "ByteLevel" for step in splitting):
+        metadata = byte_level(root, model, vocabulary, normalizing, splitting)
+    else:
+        metadata = sentencepiece(root, model, vocabulary, normalizing, splitting)
+    metadata[KEY + "tokens"] = vocabulary.texts
+    metadata[KEY + "token_type"] = vocabulary.types
+    return special_tokens(root, config, vocabulary, metadata) | chat_template(config)

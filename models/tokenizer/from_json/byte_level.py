@@ -1,0 +1,51 @@
+"""Byte-level BPE: GGUF names the way that words are split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...json_fields import Fields
+from ..pretokenizers import PRE_TOKENIZERS, by_patterns
+from ..vocabulary import KEY
+from .tokens import Tokens, merges_of
+
+
+def byte_level(
+    root: Fields, model: Fields, tokens: Tokens, normalizing: list[Fields], splitting: list[Fields]
+) -> dict[str, Any]:
+    for step in normalizing:
+        if step.get("type", str) != "NFC":
+            step.fail("type", f"{step.get('type', str)[:100]!r} is not supported before byte-level BPE, only 'NFC'")
+    patterns = []
+    for i, step in enumerate(splitting):
+        match step.get("type", str):
+            case "Split":
+                patterns.append(_pattern(step))
+            case "Digits" if step.get("individual_digits", bool, False):
+                patterns.append(r"\p{N}")
+            case "ByteLevel" if i == len(splitting) - 1:
+                if step.get("add_prefix_space", bool, True):
+                    step.fail("add_prefix_space", "is true, which is not supported")
+                if step.get("use_regex", bool, True):
+                    patterns.append(PRE_TOKENIZERS["gpt-2"].patterns[0])
+            case kind:
+                step.fail("type", f"{kind[:100]!r} is not supported here")
+    ignore_merges = model.get("ignore_merges", bool, False)
+    pre = by_patterns(tuple(patterns), ignore_merges)
+    if pre is None:
+        root.fail(
+            "pre_tokenizer", f"splits by {patterns!r} with ignore_merges={ignore_merges}, which has no name in GGUF"
+        )
+    merges = [f"{left} {right}" for left, right in merges_of(model, tokens.ids)]
+    return {KEY + "model": "gpt2", KEY + "pre": pre, KEY + "merges": merges}
+
+
+def _pattern(step: Fields) -> str:
+    """The regular expression of a Split whose matches are words, and so is what lies between them."""
+    pattern = step.fields("pattern")
+    if pattern is None:
+        step.fail("pattern", "is missing")
+    # "Removed" and inverted drops what lies between matches: nothing, with patterns that match every character.
+    if (step.get("behavior", str), step.get("invert", bool, False)) not in (("Isolated", False), ("Removed", True)):
+        step.fail("behavior", "is not supported, expected 'Isolated', not inverted")
+    return pattern.get("Regex", str)

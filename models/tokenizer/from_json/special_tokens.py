@@ -1,0 +1,93 @@
+"""BOS, EOS and the others: tokenizer_config.json, and what the post-processor adds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...json_fields import Fields
+from ..vocabulary import KEY
+from .tokens import Tokens, steps
+
+_NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
+
+
+def special_tokens(root: Fields, config: Fields, tokens: Tokens, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """`metadata` with BOS, EOS, unknown and padding ids, and whether encoding adds the first two."""
+    found = dict(metadata)
+    for key, name in _NAMES.items():
+        text = _token_text(config, key)
+        if text is None:
+            continue
+        if text not in tokens.ids:
+            config.fail(key, f"is {text[:100]!r}, which is not in the vocabulary")
+        found[KEY + name] = tokens.ids[text]
+    padding = _token_text(config, "pad_token")
+    if padding in tokens.ids:  # published files name one that is no token; nothing here pads
+        found[KEY + "padding_token_id"] = tokens.ids[padding]
+    before, after = _template(root, tokens)
+    for name, ids in (("bos", before), ("eos", after)):
+        if ids and found.setdefault(f"{KEY}{name}_token_id", ids[0]) != ids[0]:
+            root.fail("post_processor", f"adds token {ids[0]}, which is not the {name}_token of {config.file}")
+        if metadata[KEY + "model"] == "llama" and f"{KEY}{name}_token_id" not in found:
+            text = {"bos": "<s>", "eos": "</s>"}[name]  # what SentencePiece calls them; readers take ids 1 and 2
+            if text not in tokens.ids:
+                config.fail(f"{name}_token", f"is missing, and {text!r} is not in the vocabulary")
+            found[f"{KEY}{name}_token_id"] = tokens.ids[text]
+        add = config.get(f"add_{name}_token", bool, bool(ids))
+        if add and f"{KEY}{name}_token_id" not in found:
+            config.fail(f"add_{name}_token", f"is true, but there is no {name}_token")
+        found[f"{KEY}add_{name}_token"] = add
+    return found
+
+
+def _token_text(config: Fields, key: str) -> str | None:
+    """A token of tokenizer_config.json: its text, or an object that holds it."""
+    if isinstance(config.values.get(key), dict):
+        entry = config.fields(key)
+        return None if entry is None else entry.get("content", str) or None
+    return config.get(key, str, None) or None  # early files write "" for none
+
+
+def _template(root: Fields, tokens: Tokens) -> tuple[list[int], list[int]]:
+    """Ids that the post-processor puts before and after a text: at most one each."""
+    before: list[int] = []
+    after: list[int] = []
+    for step in steps(root.fields("post_processor"), "processors"):
+        kind = step.get("type", str)
+        if kind == "ByteLevel":  # it concerns offsets only
+            continue
+        if kind != "TemplateProcessing":
+            step.fail("type", f"{kind[:100]!r} is not supported, expected 'TemplateProcessing'")
+        seen = False
+        for entry in step.objects("single"):
+            special = entry.fields("SpecialToken")
+            if special is None:
+                if entry.fields("Sequence") is None or seen:
+                    step.fail("single", "expected special tokens around one sequence")
+                seen = True
+                continue
+            text = special.get("id", str)
+            if text not in tokens.ids:
+                special.fail("id", f"is {text[:100]!r}, which is not in the vocabulary")
+            (after if seen else before).append(tokens.ids[text])
+        if len(before) > 1 or len(after) > 1:
+            step.fail("single", "adds more than one token at an end, which is not supported")
+    return before, after
+
+
+def chat_template(config: Fields) -> dict[str, str]:
+    """One template, or the one that is called "default" of a list."""
+    template = config.values.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name", str): entry.get("template", str) for entry in config.objects("chat_template")}
+        template = named.get("default")
+    elif template is not None:
+        template = config.get("chat_template", str)
+    if template is None:
+        return {}
+    try:
+        template.encode()
+    except UnicodeEncodeError:
+        config.fail("chat_template", "holds a lone surrogate")
+    return {"tokenizer.chat_template": template}
