@@ -21,7 +21,7 @@ from .programs import LIMITS, program
 
 __all__ = ["names", "quantize"]
 
-CHUNK = 131072  # weights of one program: its temporaries, 30 bytes each, stay in the cache
+CHUNK = 32768  # weights of one program: with its temporaries, 30 bytes each, about a core's second-level cache
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _LEAST_IMPORTANCE = 2.0**-20  # of a block's largest: a value of importance zero is still rounded, not left to chance
 

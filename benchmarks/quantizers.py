@@ -1,0 +1,86 @@
+"""How fast floats are quantized: `python -m benchmarks.quantizers [FILE]`.
+
+Every format on normally distributed rows, with one core and with all of them; writes
+`benchmarks/results/quantizers.json`. Each is the median of some runs, after one that compiles. Where other programs use
+the cores too, look at the rate per second of CPU time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .common import RESULTS, write_results
+
+ROWS, COLUMNS = 2048, 4096
+REPEATS = 5
+
+
+def measure(format: str) -> dict[str, Any]:
+    """Million weights a second, of wall and of CPU time, on the cores that this process may use."""
+    import numpy as np
+
+    from jax_q4k import quantizers
+
+    x = np.random.default_rng(0).standard_normal((ROWS, COLUMNS), np.float32)
+    quantizers.quantize(x[: quantizers.CHUNK // COLUMNS], format)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    wall, cpu = [], []
+    for _ in range(REPEATS):
+        start, cpu_start = time.perf_counter(), time.process_time()
+        quantizers.quantize(x, format)
+        wall.append(time.perf_counter() - start)
+        cpu.append(time.process_time() - cpu_start)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "format": format,
+        "cores": len(os.sched_getaffinity(0)),
+        "million_per_second": x.size / statistics.median(wall) / 1e6,
+        "million_per_cpu_second": x.size / statistics.median(cpu) / 1e6,
+        "peak_megabytes_beyond_the_input": (after - before) / 1024,
+    }
+
+
+def measure_all() -> list[dict[str, Any]]:
+    from jax_q4k import quantizers
+
+    return [measure(format) for format in quantizers.names()]
+
+
+def on_cores(cores: set[int]) -> list[dict[str, Any]]:
+    """`measure_all` in a process that may use these cores alone, from its start: JAX sizes its thread pool then."""
+    code = f"import os; os.sched_setaffinity(0, {sorted(cores)}); from benchmarks import quantizers as q; q.report()"
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def report() -> None:
+    print(json.dumps(measure_all()))
+
+
+def main(arguments: list[str]) -> int:
+    available = os.sched_getaffinity(0)
+    results = [row for cores in ({min(available)}, available) for row in on_cores(cores)]
+    print(f"{'format':8}{'cores':>6}{'million/s':>12}{'per CPU second':>16}{'MB':>8}")
+    for r in results:
+        print(
+            f"{r['format']:8}{r['cores']:6}{r['million_per_second']:12.1f}{r['million_per_cpu_second']:16.1f}"
+            f"{r['peak_megabytes_beyond_the_input']:8.0f}"
+        )
+    settings = {"rows": ROWS, "columns": COLUMNS, "repeats": REPEATS, "load_before": round(os.getloadavg()[0], 1)}
+    print(
+        write_results(Path(arguments[0]) if arguments else RESULTS / "quantizers.json", settings | {"results": results})
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
