@@ -62,6 +62,17 @@ def test_matmul(jq, format, m):
         assert nmse(got, want) <= TOLERANCE
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("m", [1, 16])
+def test_gradient_of_matmul(jq, format, m):
+    import jax
+
+    w, x, cotangent = weights(jq, format, 64, 768), activations((m, 768)), activations((m, 64), seed=2)
+    gradient = jax.jit(lambda x, w: jax.vjp(lambda x: jq.matmul(x, w), x)[1](cotangent)[0])(x, w)
+    exact = np.asarray(cotangent, np.float64) @ np.asarray(w.dequantize(), np.float64)
+    assert nmse(gradient, exact) <= 1e-11
+
+
 @pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
 @pytest.mark.parametrize("n, k", [(4096, 4096), (4096, 14336), (1, 256), (31, 2304)])
 def test_matmul_shapes(jq, format, n, k):
