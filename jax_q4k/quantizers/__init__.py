@@ -36,7 +36,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
 
     Minimizes over each block the sum of importance * sqrt(1 + x^2 / (2 * mean x^2)) * (x - weight)^2: ggml's objective
     where it has an importance matrix. Q8_0 is ggml's to the bit and knows no importance. Values already on a grid of
-    the format keep it to the bit: always in Q4_0, Q5_0 and Q8_0; in the K formats as far as the values tell which
+    the format keep it: to the bit in Q4_0, Q5_0 and Q8_0, within an ulp in the others as far as the values tell which
     grid it was (see `affine`, `symmetric`).
 
     Args:

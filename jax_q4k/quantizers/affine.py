@@ -33,7 +33,7 @@ _STEPS = [(n, m, 0) for n in (0, 1, -1) for m in (0, 1, -1)] + [(0, 0, t) for t 
 
 
 def sub_blocks(x: jax.Array, w: jax.Array, top: int, lowest: float = 0) -> tuple[jax.Array, jax.Array]:
-    """The best s and m >= -`lowest` of x ~ s * q - m, q in 0 to `top`: x, w (values, ...) -> two arrays (...)."""
+    """The best s and m of x ~ s * q - m, q in 0 to `top`, m >= -`lowest`: x, w (values, ...) -> two arrays (...)."""
     low = jnp.minimum(x.min(0), lowest)
     span, y = x.max(0) - low, x - low
     sum_w, sum_wy = w.sum(0), (w * y).sum(0)
@@ -55,6 +55,25 @@ def sub_blocks(x: jax.Array, w: jax.Array, top: int, lowest: float = 0) -> tuple
     best = best_of(_TRIALS, lambda t: fit(rounded(y * ((top + t) * over_span), 0, top)), (zero, zero, zero))
     _, s, offset = where_less(fit(rounded((y - best[2]) * reciprocal(best[1]), 0, top)), best)
     return s, -(offset + low)
+
+
+def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x, w (32, blocks) -> d, m (blocks,) f16 values, quants (32, blocks) of 0 to `top`; weight = d * q + m."""
+    s, minimum = sub_blocks(x, w, top, jnp.inf)
+
+    def quants(d: jax.Array, m: jax.Array) -> jax.Array:
+        return rounded((x - m) * reciprocal(d), 0, top)
+
+    def trial(step: jax.Array) -> Best:
+        d = jnp.maximum(half(s + step[0] * jnp.maximum(s * 2.0**-11, SMALLEST_HALF)), 0)
+        m = half((w * (x - d * quants(d, -minimum - step[1] * d))).sum(0) / w.sum(0))
+        return (w * (d * quants(d, m) + m - x) ** 2).sum(0), d, m
+
+    start = (jnp.full_like(s, jnp.inf), s, -minimum)
+    # The nearest f16 and those beside it, and quants moved up, where m falls on another f16.
+    steps = [(0, 0), (1, 0), (-1, 0)] + [(0, shift) for shift in range(1, _SHIFTS + 1)]
+    _, d, m = best_of(steps, trial, start)
+    return d, m, quants(d, m)
 
 
 def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array, jax.Array]:

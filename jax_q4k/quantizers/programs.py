@@ -35,6 +35,17 @@ def _q5_0(x: jax.Array, w: jax.Array) -> Fields:
     return {"d": pack.half_bytes(d), "qh": pack.fifth_bits(quants), "qs": pack.nibbles(quants)}
 
 
+def _q5_1(x: jax.Array, w: jax.Array) -> Fields:
+    d, m, q = affine.blocks(x, w, 31)
+    quants = _bytes(q)
+    return {
+        "d": pack.half_bytes(d),
+        "m": pack.half_bytes(m),
+        "qh": pack.fifth_bits(quants),
+        "qs": pack.nibbles(quants),
+    }
+
+
 def _k_fields(x: jax.Array, w: jax.Array, top: int) -> Fields:
     d, dmin, scale, minimum, q = affine.super_blocks(x, w, top)
     quants = _bytes(q)
@@ -82,6 +93,7 @@ class _Search:
 _SEARCHES = {
     "Q4_0": _Search((32,), _q4_0),
     "Q5_0": _Search((32,), _q5_0),
+    "Q5_1": _Search((32,), _q5_1),
     "Q4_K": _Search((32, 8), functools.partial(_k_fields, top=15)),
     "Q5_K": _Search((32, 8), functools.partial(_k_fields, top=31)),
     "Q6_K": _Search((16, 16), _q6_k),
@@ -91,6 +103,7 @@ _SEARCHES = {
 LIMITS = {
     "Q4_0": 7 * LARGEST_HALF,
     "Q5_0": 15 * LARGEST_HALF,
+    "Q5_1": LARGEST_HALF,
     "Q8_0": 127 * LARGEST_HALF,
     "Q4_K": 63 * LARGEST_HALF,
     "Q5_K": 63 * LARGEST_HALF,

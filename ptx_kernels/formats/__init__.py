@@ -6,10 +6,10 @@ are not listed here.
 
 from __future__ import annotations
 
-from . import q4_0, q4_k, q5_0, q5_k, q6_k, q8_0
+from . import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from .base import BlockFormat, Plane
 
-_FORMATS = {module.FORMAT.name: module.FORMAT for module in (q4_0, q5_0, q8_0, q4_k, q5_k, q6_k)}
+_FORMATS = {module.FORMAT.name: module.FORMAT for module in (q4_0, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k)}
 
 __all__ = ["BlockFormat", "Plane", "get", "names"]
 

@@ -16,10 +16,14 @@ from .base import BlockFormat, bits, half, nibbles
 from .unpack import Run, byte_floats
 
 
-def _weights(field: Mapping[str, Any], xp: Any) -> Any:
+def quants(field: Mapping[str, Any], xp: Any) -> Any:
+    """The fields qs and qh -> float32 (..., 32) of 0 to 31; Q5_1's lie so too."""
     fifth = bits(field["qh"][..., None], 8, 1, xp)  # (..., 4, 8, 1)
-    quants = nibbles(field["qs"], xp) | (fifth.reshape(*field["qh"].shape[:-1], 32) << 4)
-    return half(field["d"]) * (quants.astype(np.float32) - np.float32(16))
+    return (nibbles(field["qs"], xp) | (fifth.reshape(*field["qh"].shape[:-1], 32) << 4)).astype(np.float32)
+
+
+def _weights(field: Mapping[str, Any], xp: Any) -> Any:
+    return half(field["d"]) * (quants(field, xp) - np.float32(16))
 
 
 FORMAT = BlockFormat(
@@ -36,19 +40,24 @@ FORMAT = BlockFormat(
 PARTS = 1  # threads that decode a block
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
-    """All 32 weights of a block (see `unpack.Unpack`)."""
-    qs, qh, d = planes
-    scale = d.cast(f16).load().to(f32)
+def unpack_quants(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
+    """All quants of a block, weights 0 to 15 and 16 to 31, as f32 of 0 to 31; Q5_1's too."""
     words = qs.cast(u32).load(vector=4)
     fifth = qh.cast(u32).load()
-    runs = []
+    halves = []
     for high in range(2):
-        quants = []
+        joined = []
         for i, word in enumerate(words):
             # bits 4i to 4i + 3 of this half of qh, each to bit 4 of a byte of its own
             four = (fifth >> (16 * high + 4 * i)) & 0xF
             spread = (four * 0x00204081) & 0x01010101  # bit j to bit 8j: copies 7 bits apart do not meet
-            quants.append(((word >> 4 * high) & 0x0F0F0F0F) | (spread << 4))
-        runs.append(Run(16 * high, [scale * (v - 16.0) for v in byte_floats(k, quants)]))
-    return runs
+            joined.append(((word >> 4 * high) & 0x0F0F0F0F) | (spread << 4))
+        halves.append(byte_floats(k, joined))
+    return halves
+
+
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+    """All 32 weights of a block (see `unpack.Unpack`)."""
+    qs, qh, d = planes
+    scale = d.cast(f16).load().to(f32)
+    return [Run(16 * i, [scale * (v - 16.0) for v in values]) for i, values in enumerate(unpack_quants(k, qs, qh))]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import formats
-from ..formats import q4_0, q4_k, q5_0, q5_k, q6_k, q8_0
+from ..formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from ..formats.unpack import Unpack
 from ..ptx import Builder, f32, kernel, s32, u8, u32
 from .vectors import float_type, store_floats
 
 _UNPACK: dict[str, tuple[Unpack, int]] = {
-    module.FORMAT.name: (module.unpack, module.PARTS) for module in (q4_0, q4_k, q5_0, q5_k, q6_k, q8_0)
+    module.FORMAT.name: (module.unpack, module.PARTS) for module in (q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0)
 }
 FORMATS = tuple(_UNPACK)
 

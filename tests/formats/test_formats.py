@@ -11,7 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ptx_kernels import formats
 
-ALL = ["Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+ALL = ["Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
 EXTREME_HALVES = np.array(
     [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1.0, 3.14], np.float16
 )  # zeros, the smallest subnormals and normals, the largest
@@ -49,6 +49,7 @@ def test_plane_order_and_alignment():
     assert found == {
         "Q4_0": [("qs", 16, 16), ("d", 2, 2)],
         "Q5_0": [("qs", 16, 16), ("qh", 4, 4), ("d", 2, 2)],
+        "Q5_1": [("qs", 16, 16), ("qh", 4, 4), ("dm", 4, 4)],
         "Q8_0": [("qs", 32, 16), ("d", 2, 2)],
         "Q4_K": [("block", 144, 16)],
         "Q5_K": [("block", 176, 16)],
@@ -118,5 +119,5 @@ def test_finite_finds_the_bad_block(name, value):
 
 
 def test_unknown_format_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"format='Q9_X' must be one of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K"):
+    with pytest.raises(ValueError, match=r"format='Q9_X' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"):
         formats.get("Q9_X")

@@ -13,7 +13,7 @@ from benchmarks.operands import random_blocks
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = 1e-6
-FORMATS = ("Q4_0", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+FORMATS = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 DTYPES = ("float32", "bfloat16", "float16")
 #: A result of 8 or 11 bits of mantissa is rounded once more on one side of a tie than on the other.
 ROUNDED = {"float32": TOLERANCE, "bfloat16": 2e-5, "float16": 1e-6}

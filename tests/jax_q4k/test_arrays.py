@@ -223,7 +223,7 @@ def test_repr():
 @pytest.mark.parametrize(
     "size, name, shape, message",
     [
-        (144, "Q4_1", (1, 256), "format='Q4_1' must be one of Q4_0, Q5_0, Q8_0, Q4_K, Q5_K, Q6_K"),
+        (144, "Q4_1", (1, 256), "format='Q4_1' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"),
         (144, "F32", (1, 256), "format='F32' must be one of"),
         (72, "Q4_K", (1, 128), r"shape=\(1, 128\): k=128 must be a multiple of 256, the block of Q4_K"),
         (34, "Q8_0", (1, 33), "k=33 must be a multiple of 32, the block of Q8_0"),
