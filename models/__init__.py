@@ -8,6 +8,7 @@ from .cache import PagedCache
 from .config import Config
 from .decoder import Decoder
 from .generate import Output, Piece, Timings, generate, stream
+from .imatrix import read_imatrix
 from .load import from_gguf, named_tensors
 from .model import Model
 from .perplexity import Score, score
@@ -38,6 +39,7 @@ __all__ = [
     "named_tensors",
     "quantize",
     "quantize_file",
+    "read_imatrix",
     "sampling",
     "save_gguf",
     "score",

@@ -43,9 +43,8 @@ MIXTURES = {
     "Q8_0": Mixture(LlamaFileType.MOSTLY_Q8_0, "Q8_0"),
 }
 
-# Where a row is no multiple of 256. llama.cpp takes Q5_1 for Q5_K, which is not supported here: Q8_0 loses less.
-_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q8_0", "Q6_K": "Q8_0"}
-_LAST_RESORT = "F16"  # for rows that are no multiple of 32 either
+_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # where a row is no multiple of 256
+_LAST_RESORT = "F16"  # where it is no multiple of 32 either
 
 
 def get(name: str) -> Mixture:

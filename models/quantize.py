@@ -96,9 +96,8 @@ def quantize_file(
 
 def _pieces(name: str, tensor: QuantizedArray | np.ndarray, kind: str, importance: Any) -> Iterator[np.ndarray]:
     """The bytes of a tensor (NumPy's arrays) in type `kind`, some rows at a time."""
-    whole = gguf.TensorPieces.of(name, tensor)
-    if whole.type == kind:
-        yield from whole.pieces()
+    if isinstance(tensor, QuantizedArray) and tensor.format == kind:
+        yield from gguf.TensorPieces.of(name, tensor).pieces()
         return
     for start, rows in _decoded(tensor):
         try:

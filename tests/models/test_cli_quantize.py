@@ -73,7 +73,7 @@ def test_the_input_is_never_replaced(run, tmp_path):
 def test_importance_matrix(run, tmp_path):
     name, sums = "blk.0.attn_q.weight", np.arange(256) + 1.0
     imatrix = write_imatrix(tmp_path / "i.gguf", {name: (sums, [4]), "blk.0.attn_k.weight": (np.zeros(256), [0])})
-    read = models.imatrix.read_imatrix(imatrix)
+    read = models.read_imatrix(imatrix)
     np.testing.assert_array_equal(read[name], (sums / 4).astype(np.float32))
     np.testing.assert_array_equal(read["blk.0.attn_k.weight"], np.ones(256))
     source, target = path("llama-gqa"), tmp_path / "out.gguf"

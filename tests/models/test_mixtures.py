@@ -39,8 +39,7 @@ def test_types_are_llama_cpps(case, type):
     assert {got[name] for name, shape in shapes.items() if len(shape) == 1} == {"F32"}
     for part, runs in case["types"][type].items():
         found = [kind for name, kind in got.items() if name.split(".")[-2] == part and len(shapes[name]) > 1]
-        # Q5_1 is llama.cpp's fallback for Q5_K, and not supported here.
-        assert found == ["Q8_0" if kind == "Q5_1" else kind for kind in unrolled(runs)], part
+        assert found == unrolled(runs), part
 
 
 @pytest.mark.parametrize("name", [*NAMES, "text-spm"])

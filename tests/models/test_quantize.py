@@ -19,7 +19,6 @@ from jax_q4k import models, quantizers
 from jax_q4k.models import mixtures
 from jax_q4k.models.load import build as build_decoder
 from jax_q4k.models.load import expected_tensors
-from jax_q4k.models.quantize import quantize_file
 
 from .golden import model, path, reference
 
@@ -149,11 +148,17 @@ def test_weights_that_no_type_holds_are_named(value, message):
         models.quantize(bad, "Q4_K_M")
 
 
+def test_a_norm_that_is_nan_is_named():
+    bad = changed(floats("llama-gqa"), "output_norm.weight", lambda x: x.at[7].set(jnp.nan))
+    with pytest.raises(ValueError, match=r"tensor 'output_norm.weight', rows from 0 on: w\[0, 7\] is nan; F32 takes"):
+        models.quantize(bad, "Q8_0")
+
+
 def test_unknown_types_list_the_known():
     with pytest.raises(ValueError, match="type='Q2_K' must be one of Q4_K_M, Q4_K_S"):
         models.quantize(model("llama-gqa"), "Q2_K")
     with pytest.raises(ValueError, match="type='Q2_K' must be one of Q4_K_M, Q4_K_S"):
-        quantize_file(path("llama-gqa"), "/no/such/folder/out.gguf", "Q2_K")
+        models.quantize_file(path("llama-gqa"), "/no/such/folder/out.gguf", "Q2_K")
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
@@ -162,7 +167,7 @@ def test_files_are_quantized_like_models(dtype, tmp_path):
     original = floats("qwen2-odd", dtype)
     models.save_gguf(original, source)
     calls = []
-    quantize_file(source, target, "Q4_K_M", progress=lambda *call: calls.append(call))
+    models.quantize_file(source, target, "Q4_K_M", progress=lambda *call: calls.append(call))
     want = models.quantize(original, "Q4_K_M")
     got = jq.gguf.read(target)
     assert dict(got.metadata) == dict(want.metadata)
@@ -196,7 +201,7 @@ def test_damaged_files_leave_nothing(damage, message, tmp_path):
     models.save_gguf(floats("llama-gqa"), source)
     source.write_bytes(damage(source.read_bytes()))
     with pytest.raises(jq.GGUFError, match=f"source.gguf: .*{message}"):
-        quantize_file(source, target, "Q4_K_M")
+        models.quantize_file(source, target, "Q4_K_M")
     assert os.listdir(tmp_path) == ["source.gguf"]
 
 
