@@ -87,8 +87,9 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
             )
         packed[start : start + step] = _run(format, x, row_importance[rows])[: len(chunk)]
 
+    fill(0)  # compiles
     with ThreadPoolExecutor(_threads()) as pool:
-        for _ in pool.map(fill, range(0, len(flat), step)):
+        for _ in pool.map(fill, range(step, len(flat), step)):
             pass
     return packed.reshape(*leading, k // block.block_size, block.block_bytes)
 
