@@ -180,7 +180,10 @@ _MODULES = {
 
 
 def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Array]:
-    """GGUF's names -> a decoder's tensors: the inverse of `build`."""
+    """GGUF's names -> a decoder's tensors: the inverse of `build`.
+
+    TypeError where another module stands in a Linear's or a RMSNorm's place, such as an adapter around it.
+    """
     decoder = model.decoder() if isinstance(model, Model) else model
     tensors: dict[str, Any] = {"token_embd.weight": decoder.embedding.get_value()}
     if decoder.rope_divisors is not None:
@@ -189,6 +192,8 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
     def add(name: str, module: Linear | RMSNorm | None) -> None:
         if module is None:  # an output tied to the embedding, or norms that this architecture has not
             return
+        if not isinstance(module, (Linear, RMSNorm)):
+            raise TypeError(f"{name} is a {type(module).__name__}; a GGUF file holds what Linear and RMSNorm hold")
         tensors[f"{name}.weight"] = module.weight.get_value()
         if isinstance(module, Linear) and module.bias is not None:
             tensors[f"{name}.bias"] = module.bias.get_value()

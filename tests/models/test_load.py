@@ -150,6 +150,16 @@ def test_named_tensors_are_the_files(name):
         jax.tree.map(np.testing.assert_array_equal, named[key], tensor)
 
 
+def test_an_adapter_has_no_place_in_a_file():
+    decoder = model("llama-gqa").decoder()
+    attention = decoder.blocks[1].attention
+    attention.query = nnx.LoRA(256, 2, 256, base_module=attention.query, rngs=nnx.Rngs(0))
+    adapted = models.Model(decoder)
+    for use in (models.named_tensors, lambda model: models.quantize(model, "Q8_0")):
+        with pytest.raises(TypeError, match="blk.1.attn_q is a LoRA; a GGUF file holds what Linear and RMSNorm hold"):
+            use(adapted)
+
+
 @pytest.mark.parametrize("check_scales", [True, False])
 def test_scales_are_checked_unless_told_not_to(tmp_path, check_scales):
     """A NaN scale is refused, or reaches the logits."""
