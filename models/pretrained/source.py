@@ -37,9 +37,8 @@ _LAYER_NAMES = {
     "ffn_down": "mlp.down_proj",
 }
 _ROPE = "rope_freqs.weight"
-_BUFFER = re.compile(
-    r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
-)  # early files store what rope_theta says
+# Early files store what rope_theta says.
+_BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 class CheckpointSource:
