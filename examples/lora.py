@@ -2,6 +2,7 @@
 
     python examples/lora.py MODEL.gguf TEXT.txt --steps 100 --rank 8
     python examples/lora.py MODEL.gguf --load lora.safetensors --steps 0    # saved adapters, no training
+    python examples/lora.py MODEL.gguf TEXT.txt --merge OUT.gguf    # and a file for any program that reads GGUF
 
 Gradients flow through `jq.matmul` while its weights stay packed, bytes that training cannot change. What is trained is
 two small float32 matrices beside every projection of attention. The default text is a poem, short enough for a CPU.
@@ -20,16 +21,18 @@ from flax import nnx
 from rich.progress import Progress, TextColumn
 from safetensors.flax import load_file, save_file
 
+import jax_q4k as jq
 from jax_q4k import models
 
 TEXT = Path(__file__).with_name("lora_text.txt")
 HELD_OUT = 0.15  # of the text, its end
+PROJECTIONS = ("query", "key", "value", "output")
 
 
 def add_adapters(decoder: models.Decoder, rank: int, rngs: nnx.Rngs) -> None:
     """Makes y + x @ a @ b of every projection y = x @ W.T of attention; at first b = 0."""
     for block in decoder.blocks:
-        for name in ("query", "key", "value", "output"):
+        for name in PROJECTIONS:
             linear = getattr(block.attention, name)
             n, k = linear.weight.get_value().shape
             setattr(block.attention, name, nnx.LoRA(k, rank, n, base_module=linear, rngs=rngs))
@@ -51,6 +54,18 @@ def load_adapters(decoder: models.Decoder, path: Path) -> None:
         raise ValueError(f"{path} holds adapters of another model or of another --rank")
     for name, adapter in own.items():
         adapter.set_value(saved[name])
+
+
+def merge_adapters(decoder: models.Decoder) -> None:
+    """Puts every adapter into its matrix, W + (a @ b).T, which is float32 then and may be quantized again."""
+    for block in decoder.blocks:
+        for name in PROJECTIONS:
+            adapter = getattr(block.attention, name)
+            linear, a, b = adapter.base_module, adapter.lora_a.get_value(), adapter.lora_b.get_value()
+            weight = linear.weight.get_value()
+            weight = weight.dequantize() if isinstance(weight, jq.QuantizedArray) else weight
+            linear.weight = nnx.Param(weight + (a @ b).T)
+            setattr(block.attention, name, linear)
 
 
 def loss(decoder: models.Decoder, rows: jax.Array) -> jax.Array:
@@ -114,6 +129,11 @@ def main(arguments: list[str] | None = None) -> None:
     # Any decoder makes a model: it generates with the adapters beside its weights, which are packed still.
     adapted = models.Model(decoder, model.tokenizer)
     report("With adapters", adapted, text, held_out, options)
+    if options.merge:
+        merge_adapters(decoder)
+        merged = models.quantize(models.Model(decoder, model.tokenizer, model.metadata), options.type)
+        models.save_gguf(merged, options.merge)
+        report(f"Merged into {options.merge}", merged, text, held_out, options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,6 +152,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load", type=Path, help="adapters to start from")
     parser.add_argument("--save", type=Path, default=Path("lora.safetensors"), help="default: %(default)s")
+    parser.add_argument("--merge", type=Path, metavar="OUT.gguf", help="write the model with the adapters in it")
+    parser.add_argument("--type", default="Q4_K_M", help="of OUT.gguf (default: %(default)s)")
     return parser
 
 

@@ -84,6 +84,17 @@ def test_saved_adapters_are_loaded(tmp_path):
         lora.load_adapters(adapted_decoder(rank=3), path)
 
 
+def test_merged_adapters_compute_the_same():
+    decoder = adapted_decoder()
+    for seed, adapter in enumerate(lora.adapters(decoder).values()):
+        adapter.set_value(jax.random.normal(jax.random.key(seed), adapter.get_value().shape) / 16)
+    want = decoder(rows(decoder))
+    lora.merge_adapters(decoder)
+    assert not lora.adapters(decoder)
+    assert nmse(want, models.from_gguf(GGUF).logits(rows(decoder))) > 1e-3
+    assert nmse(decoder(rows(decoder)), want) <= 1e-10
+
+
 def test_command(tmp_path, capsys):
     gguf, text = GOLDEN / "text-spm.Q4_K_M.gguf", tmp_path / "verse.txt"
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
@@ -92,9 +103,15 @@ def test_command(tmp_path, capsys):
     lora.add_adapters(decoder, 2, nnx.Rngs(0))
     lora.save_adapters(decoder, first)
     options = "--rank 2 --steps 3 --batch 2 --row-length 16 --new-tokens 3".split()
-    lora.main([str(gguf), str(text), *options, "--load", str(first), "--save", str(second)])
-    before, after = (float(figure) for figure in re.findall(r"([\d.]+) bits per byte", capsys.readouterr().out))
+    files = ["--load", str(first), "--save", str(second), "--merge", str(tmp_path / "merged.gguf")]
+    lora.main([str(gguf), str(text), *options, *files, "--type", "Q6_K"])
+    figures = re.findall(r"([\d.]+) bits per byte", capsys.readouterr().out)
+    before, after, merged = (float(figure) for figure in figures)
     assert after < before
+    assert abs(merged - after) < 0.05
+    learnt = text.read_text()[: int(text.stat().st_size * (1 - lora.HELD_OUT))]
+    found = models.score(models.from_gguf(tmp_path / "merged.gguf"), learnt, context=17)
+    assert abs(found.bits_per_byte - merged) < 1e-3
     lora.load_adapters(decoder, second)
     assert all(jnp.any(adapter.get_value() != 0) for adapter in lora.adapters(decoder).values())
 
