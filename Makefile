@@ -7,8 +7,9 @@ EXTRAS ?=
 JOBS   ?= 2
 
 BIN    := $(VENV)/bin
-MODEL  := tests/data/golden/text-spm.Q4_K_M.gguf
-PROMPT := Once upon a time, in a village by the sea,
+MODEL  := jax_q4k/assets/tiny-austen.Q4_K_M.gguf
+PROMPT := It is a truth universally acknowledged, that
+SAMPLING := -n 80 --temperature 0.6 --min-p 0.05 --seed 5
 comma  := ,
 
 # Without CUDA libraries JAX must not look for a GPU: it would warn at length.
@@ -20,20 +21,20 @@ endif
 
 demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo
-	@echo '1. A GGUF file: its weights are in 4.5 and 6.5 bits each, and stay so in memory.'
+	@echo '1. The model that comes with the package: its weights are in 4.5 and 6.5 bits each, and stay so in memory.'
 	@echo '   $$ jax-q4k inspect $(MODEL) | tail -n 9'
 	@$(BIN)/jax-q4k inspect $(MODEL) | tail -n 9
 	@echo
 	@echo '2. Decoding with it: prompt, paged KV cache and sampling in one jitted program.'
-	@echo '   The weights are random (the file is a test case for its tokenizer), so expect words, not sense.'
-	@echo '   $$ jax-q4k generate $(MODEL) -p "$(PROMPT)" -n 32'
-	@$(BIN)/jax-q4k generate $(MODEL) -p "$(PROMPT)" -n 32
+	@echo '   $$ jax-q4k generate --demo -p "$(PROMPT)" $(SAMPLING)'
+	@$(BIN)/jax-q4k generate --demo -p "$(PROMPT)" $(SAMPLING)
 	@echo
 	@echo '3. The same decode step lowered for CUDA: each launch below is PTX that this package generated.'
 	@echo '   $$ python examples/kernels.py $(MODEL)'
 	@$(BIN)/python examples/kernels.py $(MODEL)
 	@echo
-	@echo 'With a model of your own: $(BIN)/jax-q4k generate MODEL.gguf -p "..." -n 64'
+	@echo 'Another beginning: $(BIN)/jax-q4k generate --demo -p "My dear" -n 100 --temperature 0.8 --seed 7'
+	@echo 'A model of your own: $(BIN)/jax-q4k generate MODEL.gguf -p "..." -n 64'
 
 test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
 	$(BIN)/python -m pytest -n $(JOBS) -q

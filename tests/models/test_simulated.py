@@ -38,14 +38,28 @@ def prefill_and_decode(model: Model, tokens: np.ndarray, implementation: str) ->
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated logits equal plain JAX's on the same quantized activations, and llama.cpp's f32 ones roughly.
+    """Simulated logits equal plain JAX's on the same quantized activations, and llama.cpp's f32 ones roughly."""
+    model = models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
+    golden = np.load(GOLDEN / f"{name}.npz")
+    simulated = check_simulated(model, golden["prompt"], monkeypatch)
+    assert nmse(simulated, golden["logits_f32"][PROMPT - 1 : PROMPT + STEPS]) <= 1e-2
+
+
+def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = models.from_gguf(models.demo_path())
+    assert model.tokenizer is not None
+    tokens = np.array(model.tokenizer.encode("It is a truth universally acknowledged, that a single man"), np.int32)
+    simulated = check_simulated(model, tokens, monkeypatch)
+    assert nmse(simulated, np.asarray(model.logits(tokens[None]))[0, PROMPT - 1 : PROMPT + STEPS]) <= 1e-2
+
+
+def check_simulated(model: Model, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """Simulated logits as `prefill_and_decode` gives them, found equal to plain JAX's on the same int8 activations.
 
     Two runs that differ in the last bit of an activation can round it to neighbouring int8 values, which then is a
     difference of 1e-5 and more in the logits. So the reference replays the int8 values of the simulated run; how
     often its own would have differed is checked as well.
     """
-    model = models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
-    golden = np.load(GOLDEN / f"{name}.npz")
     taken: list[tuple[jax.Array, jax.Array]] = []
     differing, total = 0, 0
 
@@ -66,13 +80,14 @@ def test_golden_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     matmul = jq.matmul
     monkeypatch.setattr(jq, "matmul", recording)
-    simulated = prefill_and_decode(model, golden["prompt"], "sim")
+    simulated = prefill_and_decode(model, tokens, "sim")
     monkeypatch.setattr(jq, "matmul", replaying)
-    reference = prefill_and_decode(model, golden["prompt"], "xla")
+    reference = prefill_and_decode(model, tokens, "xla")
     assert not taken
     assert differing <= 1e-3 * total
+    monkeypatch.setattr(jq, "matmul", matmul)
     assert nmse(simulated, reference) <= 1e-6
-    assert nmse(simulated, golden["logits_f32"][PROMPT - 1 : PROMPT + STEPS]) <= 1e-2
+    return simulated
 
 
 def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) -> None:
