@@ -95,7 +95,7 @@ def write(
     with _replacing(path) as partial, contextlib.closing(_Writer(partial, architecture)) as writer:
         writer.data_alignment = alignment
         for key, (kind, element, value) in entries.items():
-            if key != "general.architecture":  # there already
+            if key not in writer.kv_data[0]:  # as the architecture is, unless it is empty
                 writer.add_key_value(key, value, kind, element)
         for name, tensor in described.items():
             writer.add_tensor_info(

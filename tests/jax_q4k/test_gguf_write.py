@@ -63,14 +63,16 @@ def test_a_header_can_be_refused_before_tensors_are_read(sample, monkeypatch):
 
 
 scalars = st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(width=32) | st.floats() | st.text()
+# but those that have a meaning to `write`; hypothesis takes texts from the code that it tests
+keys = st.text(min_size=1).filter(lambda key: key not in ("general.architecture", "general.alignment"))
 lists = st.lists(st.integers(-(1 << 31), (1 << 31) - 1)) | st.lists(st.text()) | st.lists(st.booleans())
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.dictionaries(st.text(min_size=1), scalars | lists))
-def test_any_metadata(tmp_path_factory, values):
+@given(st.dictionaries(keys, scalars | lists), st.text())
+def test_any_metadata(tmp_path_factory, values, architecture):
     target = tmp_path_factory.getbasetemp() / "any.gguf"
-    metadata = {"general.architecture": "llama", **values}
+    metadata = {"general.architecture": architecture, **values}
     jq.gguf.write(target, metadata, {})
     read = jq.gguf.read_header(target).metadata
     assert list(read) == list(metadata)
@@ -93,8 +95,12 @@ BAD = [
     ({"k": np.zeros((2, 2))}, {}, ValueError, r"metadata 'k' has shape \(2, 2\); GGUF's arrays have one axis"),
     ({"k": np.zeros(2, complex)}, {}, TypeError, "metadata 'k' has dtype complex128"),
     ({"general.alignment": 48}, {}, ValueError, "'general.alignment' is 48; it must be a power of two"),
+    ({"general.alignment": 0}, {}, ValueError, "'general.alignment' is 0; it must be a power of two"),
+    ({"general.alignment": 1 << 31}, {}, ValueError, "'general.alignment' is 2147483648; it must be a power of two"),
+    ({"general.alignment": np.uint64(32)}, {}, ValueError, "'general.alignment' is 32; it must be"),
     ({}, {"": np.zeros(1, np.float32)}, ValueError, "tensor name '' must be text of 1 to 63 bytes"),
     ({}, {"x" * 64: np.zeros(1, np.float32)}, ValueError, "must be text of 1 to 63 bytes"),
+    ({}, {"ö" * 32: np.zeros(1, np.float32)}, ValueError, "must be text of 1 to 63 bytes"),
     ({}, {"t": np.zeros(1)}, TypeError, "tensor 't' has dtype float64; it must be a QuantizedArray or of float32"),
     ({}, {"t": np.float32(1)}, ValueError, r"tensor 't' has shape \(\); it must have 1 to 4 axes of at least 1"),
     ({}, {"t": np.zeros((1,) * 5, np.float32)}, ValueError, "it must have 1 to 4 axes"),
@@ -131,6 +137,27 @@ def test_value_types_without_a_file(tmp_path):
         "bool": "BOOL", "text": "STRING", "token_types": "ARRAY/INT32", "u32s": "ARRAY/UINT32",
         "scores": "ARRAY/FLOAT32", "flags": "ARRAY/BOOL", "u8": "UINT8", "u16s": "ARRAY/UINT16", "nan": "FLOAT32",
     }  # fmt: skip
+
+
+def test_arrays_that_are_not_contiguous(tmp_path):
+    x = np.arange(24, dtype=np.float32).reshape(4, 6)
+    tensors = {"columns": np.asfortranarray(x), "every second": x[:, ::2], "reversed": x[::-1]}
+    jq.gguf.write(tmp_path / "t.gguf", {"general.architecture": "llama"}, tensors)
+    for name, got in jq.gguf.read(tmp_path / "t.gguf").tensors.items():
+        np.testing.assert_array_equal(got, tensors[name])
+
+
+def test_two_files_of_a_folder_at_once(tmp_path):
+    small = {"general.architecture": "llama"}
+
+    def pieces():
+        yield bytes(8)
+        jq.gguf.write(tmp_path / "inner.gguf", small, {"t": np.ones(2, np.float32)})
+        yield bytes(8)
+
+    jq.gguf.write(tmp_path / "outer.gguf", small, {"t": jq.gguf.TensorPieces("F32", (4,), pieces)})
+    np.testing.assert_array_equal(jq.gguf.read(tmp_path / "inner.gguf").tensors["t"], np.ones(2))
+    np.testing.assert_array_equal(jq.gguf.read(tmp_path / "outer.gguf").tensors["t"], np.zeros(4))
 
 
 def test_a_changed_value_that_its_old_type_does_not_hold(tmp_path):
@@ -186,6 +213,27 @@ def test_an_interruption_leaves_the_old_file(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         jq.gguf.write(target, {"general.architecture": "llama"}, {"t": jq.gguf.TensorPieces("F32", (4,), interrupted)})
     assert target.read_bytes() == b"old" and os.listdir(tmp_path) == ["t.gguf"]
+
+
+def test_no_more_is_taken_than_there_is_room_for(tmp_path):
+    def pieces():
+        yield bytes(16)
+        yield bytes(1)
+        pytest.fail("asked for another piece")
+
+    tensors = {"t": jq.gguf.TensorPieces("F32", (4,), pieces)}
+    with pytest.raises(ValueError, match="more than 16 bytes"):
+        jq.gguf.write(tmp_path / "t.gguf", {"general.architecture": "llama"}, tensors)
+
+
+def test_the_data_are_on_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda file: order.append(os.fstat(file).st_size) or fsync(file))
+    monkeypatch.setattr(os, "replace", lambda *paths: order.append("replace") or replace(*paths))
+    target = tmp_path / "t.gguf"
+    jq.gguf.write(target, {"general.architecture": "llama"}, {"t": np.ones(100, np.float32)})
+    assert order == [target.stat().st_size, "replace"]
 
 
 def test_an_error_of_the_source_is_not_the_targets(tmp_path):

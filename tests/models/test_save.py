@@ -86,6 +86,14 @@ def test_float_models(dtype, file_type, tmp_path):
     assert "rope_freqs.weight" in loaded.tensors
 
 
+def test_packed_weights_under_a_float_files_metadata(tmp_path):
+    """What the metadata says of the file is not taken over where it cannot be right."""
+    packed = model("llama-gqa")
+    said = models.Model(packed.decoder(), metadata={**packed.metadata, "general.file_type": 1})
+    models.save_gguf(said, tmp_path / "saved.gguf")
+    assert jq.gguf.read_header(tmp_path / "saved.gguf").metadata["general.file_type"] == 15  # MOSTLY_Q4_K_M
+
+
 def test_a_model_without_a_file(tmp_path):
     """Metadata follows from the configuration, with the types that llama.cpp reads."""
     saved = tmp_path / "saved.gguf"

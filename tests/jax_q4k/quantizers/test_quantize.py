@@ -65,6 +65,23 @@ def test_q8_0_is_ggmls_to_the_bit(kind):
     np.testing.assert_array_equal(quantizers.quantize(GGML[kind][:8], "Q8_0").reshape(want.shape), want)
 
 
+def test_q8_0_multiplies_by_the_reciprocal_as_ggml_does():
+    """Which decides where a value lies at the middle between two quants."""
+    rng = np.random.default_rng(0)
+    largest = rng.uniform(1, 2, (256, 1)).astype(np.float32)
+    x = (rng.integers(-127, 127, (256, 32)) + np.float32(0.5)) * (largest / np.float32(127))
+    x[:, :1] = largest
+    want = gguf.quants.quantize(x, GGMLQuantizationType.Q8_0)
+    np.testing.assert_array_equal(quantizers.quantize(x, "Q8_0").reshape(want.shape), want)
+    quotients = x / (largest / np.float32(127))
+    halves_up = np.copysign(np.floor(np.abs(quotients) + np.float32(0.5)), x)
+    assert (want[:, 2:].view(np.int8) != halves_up).any()  # the quotient would give others
+
+
+def test_q8_0_of_values_whose_step_is_subnormal():
+    assert not quantizers.quantize(np.full((1, 32), 1e-38, np.float32), "Q8_0").any()
+
+
 def test_q8_0_rounds_halves_away_from_zero():
     x = np.zeros((1, 32), np.float32)
     x[0, :7] = 127, 0.5, -0.5, 1.5, -2.5, np.nextafter(np.float32(0.5), 0), 126.5
@@ -158,11 +175,12 @@ def test_values_without_importance_are_still_rounded(format):
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_row_is_quantized_alike_wherever_it_stands(format):
     block = formats.get(format).block_size
-    rows = CHUNK // 1024 + 5  # more than one chunk
-    x = np.random.default_rng(6).standard_t(4, (rows, 1024)).astype(np.float32)
-    importance = np.random.default_rng(5).random(1024)
+    k = 1280  # chunks end within rows
+    rows = CHUNK // k + 5
+    x = np.random.default_rng(6).standard_t(4, (rows, k)).astype(np.float32)
+    importance = np.random.default_rng(5).random(k)
     want = quantizers.quantize(x, format, importance)
-    assert want.shape == (rows, 1024 // block, formats.get(format).block_bytes)
+    assert want.shape == (rows, k // block, formats.get(format).block_bytes)
     np.testing.assert_array_equal(quantizers.quantize(x[::-1], format, importance)[::-1], want)
     np.testing.assert_array_equal(quantizers.quantize(x[-1], format, importance), want[-1])
     np.testing.assert_array_equal(quantizers.quantize(x[1:], format, importance), want[1:])
@@ -185,6 +203,15 @@ def test_dtypes(dtype):
     np.testing.assert_array_equal(quantizers.quantize(x, "Q4_K"), quantizers.quantize(x.astype(np.float32), "Q4_K"))
     if dtype in ("float16", "bfloat16"):
         np.testing.assert_array_equal(quantizers.quantize(jnp.asarray(x), "Q4_K"), quantizers.quantize(x, "Q4_K"))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float16, jnp.bfloat16])
+def test_dtypes_of_importance(dtype):
+    x = np.random.default_rng(9).standard_normal((3, 256)).astype(np.float32)
+    importance = np.random.default_rng(5).integers(1, 100, 256)
+    want = quantizers.quantize(x, "Q4_K", importance.astype(np.float64))
+    for typed in (importance.astype(dtype), jnp.asarray(importance.astype(dtype))):
+        np.testing.assert_array_equal(quantizers.quantize(x, "Q4_K", typed), want)
 
 
 @pytest.mark.parametrize("option, value", [("jax_enable_x64", True), ("jax_numpy_dtype_promotion", "strict")])
@@ -223,10 +250,21 @@ def test_constants(format, value):
     assert relative_rmse(got, np.full((1, 512), value)) <= 2e-3
 
 
+# Magnitudes that blocks with the largest d hold with either sign, in parts of the largest f16
+LARGEST = {"Q4_0": 7, "Q5_0": 15, "Q5_1": 1, "Q8_0": 127, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127 * 31}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_largest_magnitudes_of_both_signs(format):
+    limit = LARGEST[format] * 65504.0
+    x = limit * np.random.default_rng(2).choice(np.array([1, -1], np.float32), (1, 512))
+    assert np.abs(round_trip(x, format) - x).max() <= (0.033 if format == "Q5_1" else 0.01) * limit
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_largest_magnitudes(format, sign):
-    limit = quantizers.LIMITS[format]
+    limit = LARGEST[format] * 65504.0
     x = np.random.default_rng(2).standard_normal((1, 512)).astype(np.float32)
     x[0, 17] = 0
     x *= np.float32(limit / np.abs(x).max() * 0.999)
@@ -247,6 +285,7 @@ def test_the_first_value_that_is_not_finite_is_named(format, value):
         quantizers.quantize(x, format)
 
 
+@pytest.mark.filterwarnings("error")
 def test_float64_beyond_float32_is_refused():
     with pytest.raises(ValueError, match=r"w\[0, 2\] is 1e\+300; Q4_K takes finite values"):
         quantizers.quantize(np.array([[0, 0, 1e300] + [0] * 253]), "Q4_K")
