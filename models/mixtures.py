@@ -62,8 +62,7 @@ def tensor_types(mixture: Mixture, config: Config, shapes: Mapping[str, tuple[in
         if len(shape) == 1:
             types[name] = "F32"
         elif name == "output.weight" or (tied and name == "token_embd.weight"):
-            better = "Q6_K" if _fits("Q4_K", shape) and mixture.type != "Q8_0" else "Q8_0"
-            types[name] = _fitting(better, shape)
+            types[name] = _fitting("Q8_0" if mixture.type == "Q8_0" else "Q6_K", shape)
         else:
             types[name] = _fitting(_matrix_type(mixture, config, name), shape)
     return types

@@ -99,6 +99,18 @@ def test_bad_importance_matrices(run, tmp_path, entries, kind, message):
     assert not (tmp_path / "out.gguf").exists()
 
 
+def test_importance_matrices_of_other_tensors(tmp_path):
+    sums, file = np.ones(256, np.float32), tmp_path / "i.gguf"
+    metadata = {"general.architecture": "", "general.type": "imatrix"}
+    jq.gguf.write(file, metadata, {"output.weight.in_sum2": sums})
+    with pytest.raises(jq.GGUFError, match=r"'output.weight.counts': must hold one number, not 0"):
+        models.read_imatrix(file)
+    for wrong in (sums.astype(np.float16), jq.quantize(sums, "Q8_0")):
+        jq.gguf.write(file, metadata, {"output.weight.in_sum2": wrong, "output.weight.counts": sums[:1]})
+        with pytest.raises(jq.GGUFError, match=r"'output.weight.in_sum2': must hold non-negative float32 numbers"):
+            models.read_imatrix(file)
+
+
 @pytest.mark.parametrize(
     ("source", "target", "message"),
     [

@@ -42,6 +42,23 @@ def test_types_are_llama_cpps(case, type):
         assert found == unrolled(runs), part
 
 
+@pytest.mark.parametrize(
+    ("architecture", "layers", "kv_heads", "kind"),
+    [
+        ("llama", 80, 1, "Q5_K"),
+        ("qwen2", 80, 4, "Q5_K"),
+        ("llama", 80, 4, "Q4_K"),  # 65B: no groups
+        ("qwen3", 80, 1, "Q4_K"),
+        ("llama", 96, 1, "Q4_K"),
+    ],
+)
+def test_values_of_70b_models_alone_are_better(architecture, layers, kv_heads, kind):
+    """llama.cpp tells these models by their architecture, by 80 layers and, of Llama's, by grouped queries."""
+    config = Config(architecture, 96, 256, 256, 512, layers, 4, kv_heads, 64, 1e-5)
+    name = f"blk.{layers // 8}.attn_v.weight"
+    assert mixtures.tensor_types(mixtures.get("Q4_K_M"), config, {name: (64 * kv_heads, 256)}) == {name: kind}
+
+
 @pytest.mark.parametrize("name", [*NAMES, "text-spm"])
 def test_golden_files_are_q4_k_m(name):
     header = jq.gguf.read_header(path(name))

@@ -95,7 +95,8 @@ def test_packed_weights_are_kept_or_quantized_again():
             assert value.to_gguf_bytes() == quantizers.quantize(decoded, "Q8_0").tobytes(), name
 
 
-def test_rows_of_an_odd_length_become_f16():
+def odd():
+    """A small bfloat16 model whose rows have 48, 64 and 40 weights."""
     config = models.Config("llama", 24, 64, 48, 40, 1, 2, 1, 32, 1e-5)
     rng = np.random.default_rng(1)
     tensors = {
@@ -103,11 +104,29 @@ def test_rows_of_an_odd_length_become_f16():
         for name, (shape, required) in expected_tensors(config).items()
         if required
     }
-    quantized = models.named_tensors(models.quantize(models.Model(build_decoder(config, tensors)), "Q4_K_M"))
+    return models.Model(build_decoder(config, tensors))
+
+
+def test_rows_of_an_odd_length_become_f16():
+    tensors = models.named_tensors(odd())
+    quantized = models.named_tensors(models.quantize(odd(), "Q4_K_M"))
     assert quantized["blk.0.attn_q.weight"].dtype == jnp.float16  # k is 48
     assert quantized["blk.0.attn_output.weight"].format == "Q5_0"  # k is 64
     np.testing.assert_array_equal(quantized["blk.0.attn_q.weight"], tensors["blk.0.attn_q.weight"].astype(jnp.float16))
     assert quantized["blk.0.attn_norm.weight"].dtype == jnp.float32
+
+
+@pytest.mark.filterwarnings("error")
+def test_weights_beyond_f16_are_named(monkeypatch):
+    bad = changed(odd(), "blk.0.attn_q.weight", lambda x: x.at[9, 7].set(7e4))
+    message = (
+        r"tensor 'blk.0.attn_q.weight', rows from {} on: w\[{}, 7\] is 70144.0; F16 takes finite values up to 65504"
+    )
+    with pytest.raises(ValueError, match=message.format(0, 9)):
+        models.quantize(bad, "Q4_K_M")
+    monkeypatch.setattr(sys.modules["jax_q4k.models.quantize"], "_PIECE", 8 * 48)
+    with pytest.raises(ValueError, match=message.format(8, 1)):
+        models.quantize(bad, "Q4_K_M")
 
 
 def test_importance_reaches_the_quantizer():
@@ -183,6 +202,19 @@ def test_the_result_does_not_depend_on_the_pieces(monkeypatch):
     monkeypatch.setattr(sys.modules["jax_q4k.models.quantize"], "_PIECE", 100 * 256)
     for name, value in models.named_tensors(models.quantize(original, "Q4_K_M")).items():
         jax.tree.map(np.testing.assert_array_equal, value, whole[name])
+
+
+def test_rows_longer_than_a_piece(monkeypatch):
+    whole = models.named_tensors(models.quantize(odd(), "Q4_K_M"))
+    monkeypatch.setattr(sys.modules["jax_q4k.models.quantize"], "_PIECE", 10)
+    for name, value in models.named_tensors(models.quantize(odd(), "Q4_K_M")).items():
+        jax.tree.map(np.testing.assert_array_equal, value, whole[name])
+
+
+def test_the_tokenizer_stays():
+    quantized = models.quantize(model("text-spm"), "Q4_K_M")
+    assert quantized.tokenizer is model("text-spm").tokenizer
+    assert quantized.metadata == model("text-spm").metadata
 
 
 @pytest.mark.parametrize(
