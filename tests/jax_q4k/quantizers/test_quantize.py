@@ -24,6 +24,7 @@ from ptx_kernels import formats
 DATA = Path(__file__).parents[2] / "data" / "quantize"
 GGML = np.load(DATA / "ggml.npz")  # (32, 1024) rows of seven kinds, `importance` (1024,), ggml's Q8_0 of eight rows
 GGML_RMSE = json.loads((DATA / "ggml_rmse.json").read_text())  # relative, of ggml's quantizers there
+RMSE = json.loads((DATA / "rmse.json").read_text())  # and of these quantizers, when last recorded
 KINDS = ["normal", "laplace", "heavy", "offset", "tiny", "sparse", "onesided"]
 FORMATS = list(quantizers.names())
 SEARCHED = [name for name in FORMATS if name != "Q8_0"]
@@ -51,6 +52,17 @@ def test_errors_are_below_ggmls(format, kind):
     assert relative_rmse(round_trip(x, format), x) <= GGML_RMSE[f"{kind}/{format}"]
     weighted = relative_rmse(round_trip(x, format, importance), x, importance.astype(np.float64))
     assert weighted <= GGML_RMSE[f"{kind}/{format}/weighted"]
+
+
+@pytest.mark.parametrize("format", SEARCHED)
+def test_errors_do_not_rise(format):
+    """By more than 0.05%: every step of a search is worth more somewhere. Lower ones may be recorded."""
+    for kind in KINDS:
+        even = relative_rmse(round_trip(GGML[kind], format), GGML[kind])
+        assert even <= 1.0005 * RMSE[f"{kind}/{format}"]
+        importance = GGML["importance"]
+        weighted = relative_rmse(round_trip(GGML[kind], format, importance), GGML[kind], importance.astype(np.float64))
+        assert weighted <= 1.0005 * RMSE[f"{kind}/{format}/weighted"]
 
 
 @pytest.mark.parametrize("format", K_FORMATS)
