@@ -9,6 +9,7 @@ from typing import Any
 from ptx_kernels import tuning
 from ptx_kernels.driver import Device, Launch, rotations
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.matvec import FORMATS
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.report import plain_table
 
@@ -81,7 +82,7 @@ def measure(
 
 def matvecs() -> Iterator[tuple[str, Kernel, int, object]]:
     """(name, kernel, packed bytes, config) of every mat-vec that is timed."""
-    for format in ("Q4_K", "Q6_K"):
+    for format in FORMATS:
         for n, k in SHAPES:
             for m in ROWS:
                 config = tuning.matvec(format, n, k // 256, m)

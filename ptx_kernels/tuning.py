@@ -13,14 +13,14 @@ def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
     """Config for n rows of `blocks` super-blocks and m rows of activations.
 
     Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever enough
-    rows are there to fill the device all the same. Q4_K with one row of activations is limited by loads, so eight
-    lanes share a super-block and read whole lines; with more it is limited by instructions: four lanes. The more
-    activations, the more registers hold them, and the fewer blocks are resident: as many as spill on no target.
+    rows are there to fill the device all the same. Q4_K and Q5_K with one row of activations are limited by loads, so
+    eight lanes share a super-block and read whole lines; with more they are limited by instructions: four lanes. The
+    more activations, the more registers hold them, and the fewer blocks are resident: as many as spill on no target.
     """
-    lanes = 8 if format == "Q4_K" and m == 1 else 4
+    lanes = 8 if format in ("Q4_K", "Q5_K") and m == 1 else 4
     rows = 2 if n >= 2 * _WARPS_TO_FILL else 1
     loads = 4 // rows if m == 1 else 1  # super-blocks in flight; many activations fill the registers instead
-    resident = 3 if m > 2 else 6 if lanes == 8 else 5
+    resident = 3 if m > 2 else 6 if lanes == 8 else 4 if format == "Q5_K" else 5
     return MatvecConfig(
         rows_per_warp=rows,
         lanes_per_block=lanes,

@@ -37,11 +37,13 @@ FORMAT = BlockFormat(
 )
 
 
-class _Tile(NamedTuple):
-    low: list[Words]  # quants 0..15, one nibble a byte, of sub-block 2 * group
-    high: list[Words]  # 16 times the quants of sub-block 2 * group + 1: its nibbles where they lie
-    scales: tuple[Value, Value]  # 16 * scale of the low sub-block, scale of the high one: s32
-    d: Value  # d / 16
+class Tile(NamedTuple):
+    """A lane's share, ready for dot products: a sub-block's quants * scale * d, less its min, are its weights."""
+
+    low: Sequence[Words]  # quants of sub-block 2 * group, four a word
+    high: Sequence[Words]  # quants of sub-block 2 * group + 1, or a multiple of them
+    scales: tuple[Value, Value]  # of the low and the high sub-block, as u32
+    d: Value
     minimums: list[Value]  # dmin * min of the sub-blocks whose min term is this lane's, f32
 
 
@@ -54,6 +56,8 @@ class PackedRow:
 
     lanes: tuple[int, ...] = (4, 8)
     groups = 2
+    block_words = 36  # u32 of a block
+    quants_at = 4  # the first of its nibbles
 
     def __init__(
         self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int
@@ -63,7 +67,7 @@ class PackedRow:
         group = part if lanes == 4 else part >> 1
         self._half: Value | None = None if lanes == 4 else part & 1
         words = planes[0].cast(u32)
-        self._row_words = words.shape[1] * 36
+        self._row_words = words.shape[1] * self.block_words
         self._header = words.at(row, block).moving()
         self._quants = words.at(row, block).at(part * (4 * self._runs)).moving()
         self.value_base = group * 64 if self._half is None else group * 64 + self._half * 16
@@ -72,23 +76,23 @@ class PackedRow:
         self._scales = k_scales.PairReader(k, group, self._half)
 
     def load(self, row: int, block: int) -> tuple[Words, list[Words]]:
-        at = row * self._row_words + block * 36
+        at = row * self._row_words + block * self.block_words
         header = self._header.load(at, vector=4)
-        return header, [self._quants.load(at + 4 + 4 * i, vector=4) for i in range(self._runs)]
+        return header, [self._quants.load(at + self.quants_at + 4 * i, vector=4) for i in range(self._runs)]
 
-    def unpack(self, loaded: tuple[Words, list[Words]]) -> _Tile:
+    def unpack(self, loaded: tuple[Words, list[Words]]) -> Tile:
         header, quants = loaded
         d, dmin = half(header[0], 0), half(header[0], 1)
         scales, minimums = self._scales.read(header[1:])
-        return _Tile(
+        return Tile(
             [[q & 0x0F0F0F0F for q in run] for run in quants],
-            [[q & 0xF0F0F0F0 for q in run] for run in quants],
+            [[q & 0xF0F0F0F0 for q in run] for run in quants],  # 16 times the quants: nibbles where they lie
             ((scales & 0xFF) << 4, scales >> 8),
             d * (1 / 16),
             [dmin * m.to(f32) for m in minimums],
         )
 
-    def dot(self, tile: _Tile, x: ActivationTile, total: Var) -> None:
+    def dot(self, tile: Tile, x: ActivationTile, total: Var) -> None:
         k = self._k
         flat = [word for run in x.words for word in run]
         middle = len(flat) // 2
@@ -106,8 +110,8 @@ class PackedRow:
             k.accumulate(total, minimum, -value)
 
     def advance(self, blocks: int) -> None:
-        self._header.advance(36 * blocks)
-        self._quants.advance(36 * blocks)
+        self._header.advance(self.block_words * blocks)
+        self._quants.advance(self.block_words * blocks)
 
 
 PARTS = 8  # threads that decode a block: 16 bytes of nibbles each

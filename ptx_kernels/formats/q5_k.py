@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ptx import Builder, Pointer, Value, u32
+from ..ptx import Builder, Pointer, Value, f32, u32
 from . import k_scales, q4_k
 from .base import BlockFormat, bits
-from .unpack import Run
+from .dot import Words
+from .unpack import Run, half
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -28,6 +29,40 @@ FORMAT = BlockFormat(
     half_fields=("d", "dmin"),
     weights=_weights,
 )
+
+
+class PackedRow(q4_k.PackedRow):
+    """A lane's share of Q5_K rows: that of Q4_K, and the fifth bits that go with its nibbles."""
+
+    block_words = 44
+    quants_at = 12
+
+    def __init__(
+        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int
+    ) -> None:
+        super().__init__(k, planes, row, block, part, lanes)
+        first = planes[0].cast(u32).at(row, block)
+        self._fifth = (first if self._half is None else first.at(self._half * 4)).moving()
+        self._shift = self.group_base  # bit of the low sub-block; the high one's is the next
+
+    def load(self, row: int, block: int) -> tuple[Words, list[Words], list[Words]]:  # type: ignore[override]
+        at = row * self._row_words + block * self.block_words
+        return *super().load(row, block), [self._fifth.load(at + 4 + 4 * i, vector=4) for i in range(self._runs)]
+
+    def unpack(self, loaded: tuple[Words, list[Words], list[Words]]) -> q4_k.Tile:  # type: ignore[override]
+        header, quants, fifth = loaded
+        d, dmin = half(header[0], 0), half(header[0], 1)
+        scales, minimums = self._scales.read(header[1:])
+        low, high = [], []
+        for run, words in zip(quants, fifth, strict=True):
+            both = [h >> self._shift for h in words]
+            low.append([(q & 0x0F0F0F0F) + ((b & 0x01010101) << 4) for q, b in zip(run, both, strict=True)])
+            high.append([((q >> 4) & 0x0F0F0F0F) + ((b & 0x02020202) << 3) for q, b in zip(run, both, strict=True)])
+        return q4_k.Tile(low, high, (scales & 0xFF, scales >> 8), d, [dmin * m.to(f32) for m in minimums])
+
+    def advance(self, blocks: int) -> None:
+        super().advance(blocks)
+        self._fifth.advance(self.block_words * blocks)
 
 
 PARTS = q4_k.PARTS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import formats
-from ..formats import q4_k, q6_k
+from ..formats import q4_k, q5_k, q6_k
 from ..formats.dot import ActivationTile, PackedRow
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8, u8, u32
 from .quantize_q8_1 import GROUP
@@ -13,7 +13,7 @@ from .quantize_q8_1 import GROUP
 MAX_ROWS = 8  # of activations; above, tensor cores are the better way
 SUPER_BLOCK = 256
 
-_PACKED_ROWS: dict[str, type[PackedRow]] = {"Q4_K": q4_k.PackedRow, "Q6_K": q6_k.PackedRow}
+_PACKED_ROWS: dict[str, type[PackedRow]] = {"Q4_K": q4_k.PackedRow, "Q5_K": q5_k.PackedRow, "Q6_K": q6_k.PackedRow}
 FORMATS = tuple(_PACKED_ROWS)
 
 

@@ -73,7 +73,7 @@ def test_gradient_of_matmul(jq, format, m):
     assert nmse(gradient, exact) <= 1e-11
 
 
-@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("format", ["Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("n, k", [(4096, 4096), (4096, 14336), (1, 256), (31, 2304)])
 def test_matmul_shapes(jq, format, n, k):
     (got,), (want,) = both(jq.matmul, activations((1, k)), weights(jq, format, n, k), activations="q8_1")

@@ -11,7 +11,7 @@ import pytest
 from ptx_kernels import tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.matvec import MAX_ROWS
+from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS
 from ptx_kernels.report import Figures, figures, quant_bytes_per_dp4a
 
 #: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
@@ -44,6 +44,15 @@ def test_q6_k_one_row(n, k):
     assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 4.0
     assert found.spill_bytes == 0
     assert found.mix["load global 128"] >= quant_loads(found, "Q6_K", 1)
+
+
+@pytest.mark.parametrize("n, k", SHAPES)
+def test_q5_k_one_row(n, k):
+    found = measure("Q5_K", n, k, 1)
+    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 4.0
+    assert found.registers <= 80 and found.spill_bytes == 0
+    assert found.narrowest_load == found.widest_load == 128
+    assert found.loads_in_flight >= 4
 
 
 @pytest.mark.parametrize("n, k", SHAPES)
@@ -80,7 +89,7 @@ def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
 def test_what_tuning_picks_never_spills():
     """Every number of activation rows, on every architecture."""
     kernels = {}
-    for format in ("Q4_K", "Q6_K"):
+    for format in FORMATS:
         for n, k in ((4096, 4096), (4096, 14336), (512, 256), (512, 1024), (1024, 768)):
             for m in range(1, MAX_ROWS + 1):
                 config = tuning.matvec(format, n, k // 256, m)

@@ -94,6 +94,8 @@ def decode_subject(format: str) -> Subject:
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     "q4_k-8": lambda: matvec_subject("Q4_K", 8),
     "q4_k-4": lambda: matvec_subject("Q4_K", 4),
+    "q5_k-8": lambda: matvec_subject("Q5_K", 8),
+    "q5_k-4": lambda: matvec_subject("Q5_K", 4),
     "q6_k": lambda: matvec_subject("Q6_K", 4),
     "attention": attention_subject,
     "quantize": quantize_subject,
@@ -171,6 +173,9 @@ BUGS = [
         r"setp\.lt\.u32 (%p\d+), (%r\d+), 4;\n  @%p\d+ bra",
         r"setp.lt.u32 \1, \2, 3;\n  @\1 bra",
     ),
+    Bug("fifth-bits-of-the-other-sub-block", "q5_k-8", r", 33686018;", ", 16843009;", 0),
+    Bug("fifth-bits-off-by-one", "q5_k-4", r"shl\.b32 (%r\d+), (%r\d+), 3;", r"shl.b32 \1, \2, 2;", -1),
+    Bug("fifth-bits-of-the-other-half", "q5_k-4", r"^(  ld\.global\.nc\.v4\.u32 .*)\+16\];", r"\1+32];", 0),
     Bug(
         "row-beyond-the-end",
         "q4_k-4",

@@ -51,7 +51,7 @@ def test_configs(config: MatvecConfig, blocks: int) -> None:
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("lanes", [4, 8])
 def test_weights_at_the_limits(kind: str, lanes: int) -> None:
-    for format in FORMATS if lanes == 4 else ("Q4_K",):
+    for format in FORMATS if lanes == 4 else ("Q4_K", "Q5_K"):
         assert run(format, 4, 3, 1, MatvecConfig(lanes_per_block=lanes), kind) <= 1e-11
 
 
