@@ -51,10 +51,13 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     Raises:
       ValueError: an unknown format; no axis, an empty one, or k no multiple of the block; a value that is NaN,
         infinite or beyond the format's range, which names the first; an importance of another shape, or one that is
-        negative, NaN or infinite. TypeError: a dtype that is not listed, a boolean or complex importance.
+        negative, NaN or infinite. TypeError: a dtype that is not listed, a boolean or complex importance, a tracer.
     """
     if format not in names():  # a tuple: the argument need not be hashable
         raise ValueError(f"format={format!r} must be one of {', '.join(LIMITS)}")
+    for name, argument in (("w", w), ("importance", importance)):
+        if isinstance(argument, jax.core.Tracer):
+            raise TypeError(f"{name} is traced; quantize needs its values: call it outside jit, vmap and grad")
     block = formats.get(format)
     values = np.asarray(w)
     if values.dtype.name not in _DTYPES:

@@ -298,6 +298,15 @@ def test_the_first_value_that_is_not_finite_is_named(format, value):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=lambda transform: transform.__name__)
+def test_tracers_are_named(transform):
+    rows, importance = jnp.ones((1, 32)), jnp.ones((1, 32))
+    with pytest.raises(TypeError, match="^w is traced; .* outside jit, vmap and grad"):
+        transform(lambda w: jq.quantize(w, "Q4_0").dequantize())(rows)
+    with pytest.raises(TypeError, match="^importance is traced"):
+        transform(lambda importance: jq.quantize(rows, "Q4_0", importance).dequantize())(importance)
+
+
 def test_float64_beyond_float32_is_refused():
     with pytest.raises(ValueError, match=r"w\[0, 2\] is 1e\+300; Q4_K takes finite values"):
         quantizers.quantize(np.array([[0, 0, 1e300] + [0] * 253]), "Q4_K")
