@@ -68,7 +68,8 @@ class CheckpointSource:
         fields = _object(folder / "config.json", MAX_CONFIG)
         self.description = config.describe(fields)
         self.config = self.description.config
-        title = {"general.type": "model", "general.name": folder.resolve().name or "model"}
+        folder_name = folder.resolve().name.encode(errors="replace").decode()  # which need not be Unicode
+        title = {"general.type": "model", "general.name": folder_name or "model"}
         self.metadata = self.description.metadata | title | _tokenizer(folder, fields, self.config.vocab_size)
         self._weights = Weights(given)
         self._stored_names = self._match()

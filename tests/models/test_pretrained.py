@@ -64,6 +64,12 @@ def refused(path: Path, message: str) -> jq.CheckpointError:
     return caught.value
 
 
+def test_a_folder_whose_name_is_no_unicode(copy, tmp_path):
+    folder = copy("llama").rename(tmp_path / os.fsdecode(b"tiny\xff"))
+    models.quantize_file(folder, tmp_path / "out.gguf", "Q8_0")
+    assert models.from_gguf(tmp_path / "out.gguf").metadata["general.name"] == "tiny?"
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_logits_and_tokens(name, tmp_path, monkeypatch):
     tensors, config, divisors = checkpoints.weights(name)
@@ -168,7 +174,8 @@ def test_early_files(copy):
     mistral, qwen = copy("mistral"), copy("qwen2")
     change(mistral / "config.json", rope_parameters=None, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 4})
     tensors = load_file(mistral / "model.safetensors")
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(16, np.float32)
+    for name in ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"):
+        tensors[name] = np.zeros(16, np.float32)
     save_file(tensors, mistral / "model.safetensors")
     tensors = load_file(qwen / "model.safetensors")
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}, qwen / "model.safetensors")
@@ -181,8 +188,30 @@ def test_a_sliding_window_bounds_the_context(copy):
     assert loaded("mistral").config.context_length == 128
     assert loaded("mistral").metadata["llama.context_length"] == 256
     folder = copy("qwen2")
-    change(folder / "config.json", use_sliding_window=True, sliding_window=64)
+    length = loaded("qwen2").config.context_length
+    change(folder / "config.json", use_sliding_window=False, sliding_window=64)
+    assert models.from_pretrained(folder).config.context_length == length > 64
+    change(folder / "config.json", use_sliding_window=True)
     assert models.from_pretrained(folder).config.context_length == 64
+
+
+def test_keys_that_a_class_does_not_know_are_ignored(copy):
+    """As transformers' classes do: Qwen 2 has the biases that it has, and Llama no window."""
+    qwen, llama = copy("qwen2"), copy("llama")
+    change(qwen / "config.json", attention_bias=True, mlp_bias=True)
+    change(llama / "config.json", use_sliding_window=True, sliding_window=4)
+    for folder in (qwen, llama):
+        assert models.from_pretrained(folder).config == loaded(folder.name).config
+
+
+def test_values_of_keys_that_are_missing(copy):
+    llama, mistral, qwen = copy("llama"), copy("mistral"), copy("qwen3")
+    change(llama / "config.json", tie_word_embeddings=None)
+    assert models.from_pretrained(llama).decoder().output is not None
+    change(mistral / "config.json", rope_parameters=None, rope_theta=None)
+    assert models.from_pretrained(mistral).config.rope_theta == 10000
+    change(qwen / "config.json", attention_bias=True)
+    refused(qwen, r"tensor 'model.layers.0.self_attn.q_proj.bias': is missing")
 
 
 def test_llama3_divisors():
@@ -244,6 +273,7 @@ CONFIG = [
     ({"num_key_value_heads": None}, r"k_proj.weight': has shape \(64, 32\), expected \(128, 32\)"),
     ({"head_dim": 24}, "head_dim: a head_dim of 24 is not supported"),
     ({"rms_norm_eps": 1e999}, "JSON: is malformed: Infinity is not JSON"),
+    ({"rms_norm_eps": None}, "rms_norm_eps: is missing, expected a number"),
     ({"rms_norm_eps": 0}, "rms_norm_eps: must be a number above 0"),
     ({"vocab_size": 345}, r"embed_tokens.weight': has shape \(344, 32\), expected \(345, 32\)"),
     ({"vocab_size": 300}, "tokenizer.json: model.vocab: .* expected less than 300, the model's vocab_size"),
@@ -316,6 +346,12 @@ def test_json_is_read_with_a_bound(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(jq.CheckpointError, match="path: must be a regular file"):
         json_fields.read(tmp_path / "pipe", 99)
+
+
+def test_the_chat_template_of_its_own_file_counts(copy):
+    folder = copy("qwen2")
+    change(folder / "tokenizer_config.json", chat_template="other")
+    assert models.from_pretrained(folder).tokenizer.chat_template == loaded("qwen2").tokenizer.chat_template != "other"
 
 
 def test_chat_templates_that_are_refused(copy):
@@ -394,6 +430,7 @@ def test_tensors_that_do_not_fit(copy):
     refuse({name: np.zeros((32, 31), np.float16)}, r"model.safetensors: .*has shape \(32, 31\), expected \(32, 32\)")
     refuse({name: np.zeros((32, 32))}, "has dtype F64, which is not supported; supported are F32, F16, BF16")
     refuse({name: np.zeros((32, 32), np.int8)}, "has dtype I8, which is not supported")
+    refuse({"model.rotary_emb.inv_freq_2": np.zeros(16, np.float32)}, "is not part of a qwen2 model")
     refuse({"model.layers.2.mlp.up_proj.weight": tensors[name]}, "is not part of a qwen2 model as config.json")
     for value in (np.nan, np.inf, -np.inf):
         broken = tensors[name].copy()
@@ -497,6 +534,13 @@ def test_heads_by_default(copy):
     change(folder / "config.json", architectures=["LlamaForCausalLM"], num_key_value_heads=None, head_dim=None)
     got = models.from_pretrained(folder).config
     assert (got.num_kv_heads, got.head_dim, got.context_length) == (1, 32, 256)  # Llama has no sliding window
+
+
+def test_quantized_from_one_file_of_the_folder(tmp_path):
+    for source in ("qwen2", "qwen2/model.safetensors"):
+        models.quantize_file(FOLDERS / source, tmp_path / f"{len(source)}.gguf", "Q8_0")
+    first, second = (file.read_bytes() for file in tmp_path.iterdir())
+    assert first == second
 
 
 def test_quantized_from_the_folder_and_from_memory(tmp_path):
