@@ -15,7 +15,7 @@ import argparse
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     work: pathlib.Path = options.work.absolute()
     work.mkdir(parents=True, exist_ok=True)
     books = tiny_corpus.from_files(options.text) if options.text else tiny_corpus.load(work)
+    _check_settings(work / "settings.json", options)
     training, held_out = zip(*map(_split, books), strict=True)
     (work / "held_out.txt").write_text("\n".join(held_out))
     tokenizer = train_tokenizer(work / "tokenizer.json", training, options.vocab_size)
@@ -80,6 +81,17 @@ def _split(book: str) -> tuple[str, str]:
     return book[:at], book[at:]
 
 
+def _check_settings(path: pathlib.Path, options: argparse.Namespace) -> None:
+    """Ends the program where the work folder is of a run with other settings: its checkpoints would not fit."""
+    settings = {name: getattr(options, name) for name in ("batch", "context", "vocab_size", "layers", "seed")}
+    if not path.exists():
+        path.write_text(json.dumps(settings))
+    for name, before in json.loads(path.read_text()).items():
+        if settings[name] != before:
+            option = name.replace("_", "-")
+            raise SystemExit(f"{path.parent} is of a run with --{option} {before}: give that, or another folder")
+
+
 def train_tokenizer(path: pathlib.Path, texts: tuple[str, ...], vocab_size: int) -> tokenizers.Tokenizer:
     """A byte-level BPE with GPT-2's way of splitting words; token 0 is END."""
     if not path.exists():
@@ -106,6 +118,8 @@ class Text:
     def batch(self, seed: int, rows: int, length: int) -> np.ndarray:
         """(rows, length + 1) int32: END, then text from the beginning of a paragraph."""
         starts = self.starts[self.starts <= len(self.tokens) - length]
+        if not len(starts):
+            raise SystemExit(f"the text to train on has no window of {length} tokens; it must be several paragraphs")
         drawn = np.random.default_rng(seed).integers(0, starts[-1], rows, endpoint=True)
         at = starts[np.searchsorted(starts, drawn)]  # each paragraph as often as the one before it is long
         return self._rows([self.tokens[i : i + length] for i in at])
@@ -244,15 +258,26 @@ def plot(log: pathlib.Path) -> None:
     plt.close(figure)
 
 
+def _at_least(minimum: int) -> Callable[[str], int]:
+    def integer(text: str) -> int:
+        if int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"{text} must be at least {minimum}")
+        return int(text)
+
+    return integer
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=pathlib.Path, help="folder for data, checkpoints and results")
     parser.add_argument("--text", type=pathlib.Path, nargs="+", help="train on these text files instead")
-    parser.add_argument("--steps", type=int, default=2250)
-    parser.add_argument("--batch", type=int, default=8, help="windows per step")
-    parser.add_argument("--context", type=int, default=512, help="tokens per window, and the model's context length")
-    parser.add_argument("--vocab-size", type=int, default=4096)
-    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--steps", type=_at_least(0), default=2250)
+    parser.add_argument("--batch", type=_at_least(1), default=8, help="windows per step")
+    parser.add_argument(
+        "--context", type=_at_least(16), default=512, help="tokens per window, and the model's context length"
+    )
+    parser.add_argument("--vocab-size", type=_at_least(257), default=4096, help="all bytes and one more at least")
+    parser.add_argument("--layers", type=_at_least(1), default=6)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--warmup", type=int, default=100, help="steps")
     parser.add_argument("--seed", type=int, default=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -83,3 +84,26 @@ def test_a_held_out_text_shorter_than_a_window_is_refused(train_tiny, tmp_path):
     short.write_text("A line.\n\n" * 40)
     with pytest.raises(SystemExit, match="less than a window of 32"):
         train_tiny.main([str(tmp_path / "work"), "--text", str(short), "--steps", "1", *SETTINGS])
+
+
+def test_a_text_of_one_paragraph_is_refused(train_tiny, tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("The ship left the harbour at noon. " * 300)
+    with pytest.raises(SystemExit, match="no window of 32 tokens; it must be several paragraphs"):
+        train_tiny.main([str(tmp_path / "work"), "--text", str(path), "--steps", "1", *SETTINGS])
+
+
+def test_other_settings_in_the_same_folder_are_refused(train_tiny, text, tmp_path):
+    arguments = [str(tmp_path / "work"), "--text", str(text), "--steps", "1", *SETTINGS]
+    train_tiny.main(arguments)
+    for option, before in (("--vocab-size", 280), ("--layers", 1)):
+        with pytest.raises(SystemExit, match=f"work is of a run with {option} {before}: give that"):
+            train_tiny.main([*arguments, option, "300"])
+
+
+@pytest.mark.parametrize("option", ["--steps", "--batch", "--context", "--vocab-size", "--layers"])
+def test_sizes_out_of_range(train_tiny, tmp_path, capsys, option):
+    with pytest.raises(SystemExit):
+        train_tiny.main([str(tmp_path / "work"), option, "-1"])
+    assert re.search(rf"argument {option}: -1 must be at least \d", capsys.readouterr().err)
+    assert not (tmp_path / "work").exists()
