@@ -44,8 +44,23 @@ def test_without_bos_a_windows_first_token_is_context_only(model, monkeypatch):
     found = score(model, TEXT, context=16)
     assert found.tokens == len(ids) - len(windows)
     assert found.nats == pytest.approx(sum(nats(model, window) for window in windows if len(window) > 1), rel=1e-5)
-    with pytest.raises(ValueError, match="too few tokens"):
-        score(model, "", context=16)
+    for text in ("", "the"):
+        with pytest.raises(ValueError, match="too few tokens"):
+            score(model, text, context=16)
+
+
+def test_texts_of_special_tokens_are_texts(model):
+    assert score(model, "a</s>b", context=16).tokens == len(model.tokenizer.encode("a</s>b", add_special=False)) > 3
+
+
+@pytest.mark.parametrize(("longest", "windows"), [(1024, 2), (511, 3)])
+def test_the_models_context_is_taken_up_to_512(longest, windows, monkeypatch):
+    demo, seen = models.from_gguf(models.demo_path()), []
+    monkeypatch.setattr(demo, "config", dataclasses.replace(demo.config, context_length=longest))
+    ids = demo.tokenizer.encode("it was so " * 600, add_special=False)[: 2 * 511]
+    monkeypatch.setattr(demo.tokenizer, "encode", lambda *_, **__: ids)
+    found = score(demo, "", progress=lambda *call: seen.append(call))
+    assert seen[-1] == (windows, windows) and found.tokens == len(ids)
 
 
 def test_units():
