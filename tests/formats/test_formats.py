@@ -57,6 +57,12 @@ def test_plane_order_and_alignment():
     }
 
 
+def test_half_fields_are_all_scales_and_minimums():
+    """Those that are checked for NaN: two bytes of a Q5_1, Q4_K or Q5_K block are a minimum."""
+    two = {"Q5_1": ("d", "m"), "Q4_K": ("d", "dmin"), "Q5_K": ("d", "dmin")}
+    assert {name: formats.get(name).half_fields for name in ALL} == {name: two.get(name, ("d",)) for name in ALL}
+
+
 @pytest.mark.parametrize("size, alignment", [(1, 1), (12, 4), (24, 8), (48, 16)])
 def test_alignment_is_what_every_multiple_of_the_size_has(size, alignment):
     assert formats.Plane("x", size, ((0, size),)).alignment == alignment

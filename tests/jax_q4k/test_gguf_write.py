@@ -91,6 +91,8 @@ BAD = [
     ({"k": "\ud800"}, {}, TypeError, "metadata 'k' is .*, expected"),
     ({"": 1}, {}, ValueError, "metadata key '' must be text of 1 to 65535 bytes"),
     ({"k": ["a", 1]}, {}, TypeError, "metadata 'k' must hold only texts, only booleans or only numbers"),
+    ({"k": [1 << 60, 0.5]}, {}, TypeError, "metadata 'k' must hold only texts"),  # from 2^53 on floats leave integers out
+    ({"ö" * 40000: 1}, {}, ValueError, "must be text of 1 to 65535 bytes"),
     ({"k": [[1], [2]]}, {}, TypeError, "metadata 'k' must hold only texts"),
     ({"k": np.zeros((2, 2))}, {}, ValueError, r"metadata 'k' has shape \(2, 2\); GGUF's arrays have one axis"),
     ({"k": np.zeros(2, complex)}, {}, TypeError, "metadata 'k' has dtype complex128"),

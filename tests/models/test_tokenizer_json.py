@@ -17,6 +17,8 @@ from tokenizers import models as bpe
 
 import jax_q4k as jq
 from jax_q4k.models import tokenizer
+from jax_q4k.models.tokenizer.encoders import LONGEST_MERGED
+from jax_q4k.models.tokenizer.from_json import tokens
 
 from .test_tokenizer import NAMES, VOCABULARIES, golden, load
 
@@ -124,6 +126,73 @@ def test_ways_of_splitting_have_ggufs_names(steps: list, use_regex: bool, ignore
         assert got.encode(text) == library.encode(text).ids
 
 
+def test_byte_level_splits_words_unless_told_otherwise() -> None:
+    content = tiny("qwen2")
+    content["pre_tokenizer"] = {"type": "ByteLevel", "add_prefix_space": False}
+    assert tokenizer.metadata_from_json(content)["tokenizer.ggml.pre"] == "gpt-2"
+
+
+def with_tokens(*texts: str) -> dict[str, Any]:
+    """The SentencePiece-like vocabulary with more tokens, that no merges form."""
+    content = tiny("llama")
+    for text in texts:
+        content["model"]["vocab"][text] = len(content["model"]["vocab"])
+    return content
+
+
+def test_runs_of_one_character_share_a_score() -> None:
+    """Their merges may interleave in any way; what follows them has a lower score again."""
+    runs = ["\u01c1" * n for n in (1, 2, 3, 4)]
+    one, two, three, four = runs
+    content = with_tokens(*runs, one + "e")
+    content["model"]["merges"] += [
+        [one, three], [one, one], [one, two], [two, one], [two, two], [three, one], [one, "e"],
+    ]  # fmt: skip
+    metadata = tokenizer.metadata_from_json(content)
+    content["model"]["merges"].insert(-3, content["model"]["merges"].pop())
+    with pytest.raises(jq.CheckpointError, match="model.merges: interleaves those of"):
+        tokenizer.metadata_from_json(content)
+    scores = dict(zip(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"], strict=True))
+    assert (
+        scores[two]
+        == scores[three]
+        == scores[four]
+        == scores[one + "e"] + 1
+        < min(score for text, score in scores.items() if "\u01c1" not in text)
+    )
+
+
+def test_tokens_that_need_no_merges() -> None:
+    """Added ones, and those that are longer than what an encoder here joins."""
+    content = with_tokens("e" * (LONGEST_MERGED + 1), "e" * (LONGEST_MERGED + 2))
+    tokenizer.metadata_from_json(content)
+    for text in ("x\u01c1", "\u01c1 \u2581\u01c1"):
+        content = with_tokens("\u01c1", "x") if "x" not in tiny("llama")["model"]["vocab"] else with_tokens("\u01c1")
+        content["normalizer"], content["pre_tokenizer"] = None, {"type": "Metaspace", "replacement": "\u2581"}
+        content["added_tokens"].append({"id": len(content["model"]["vocab"]), "content": text, "special": True})
+        assert tokenizer.metadata_from_json(content)["tokenizer.ggml.tokens"][-1] == text
+        content["model"]["vocab"][text] = content["added_tokens"].pop()["id"]
+        with pytest.raises(jq.CheckpointError):
+            tokenizer.metadata_from_json(content)
+
+
+def test_a_token_that_is_called_like_padding() -> None:
+    content = tiny("qwen2")
+    content["added_tokens"].append({"id": 290, "content": "[PAD291]", "special": False})
+    with pytest.raises(jq.CheckpointError, match=r"model.vocab: holds '\[PAD291\]', the name of padding"):
+        tokenizer.metadata_from_json(content, vocab_size=294)
+
+
+def test_merges_of_tokens_with_spaces_and_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = with_tokens("a b", "a be")
+    content["model"]["merges"] = [["a b", "e"]]
+    with pytest.raises(jq.CheckpointError, match=r"merges\[0\]: is .*, expected two tokens without spaces"):
+        tokenizer.metadata_from_json(content)
+    monkeypatch.setattr(tokens, "MAX_MERGES", 5)
+    with pytest.raises(jq.CheckpointError, match=r"model.merges: has \d+ entries, expected at most 5"):
+        tokenizer.metadata_from_json(tiny("llama"))
+
+
 def test_types_of_tokens() -> None:
     content = tiny("qwen2")
     content["added_tokens"] += [
@@ -155,6 +224,7 @@ def test_special_tokens_and_what_is_added() -> None:
         True,
         False,
     )
+    assert found("qwen2", {"pad_token": "<|endoftext|>"})["padding_token_id"] == 281
     assert "padding_token_id" not in got and "bos_token_id" not in found("qwen2", {})
     got = found("llama", None)  # the post-processor puts BOS first; SentencePiece's names serve for the rest
     assert (got["bos_token_id"], got["eos_token_id"], got["unknown_token_id"], got["add_bos_token"]) == (1, 2, 0, True)
@@ -240,6 +310,7 @@ def template_of(*entries: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
     return with_part(post_processor={"type": "TemplateProcessing", "single": list(entries)})
 
 
+BYTE_LEVEL = {"type": "ByteLevel"}
 TEXT, BOS = {"Sequence": {"id": "A"}}, {"SpecialToken": {"id": "<|im_end|>"}}
 BAD = [
     (with_part(model=None), "model: is missing"),
@@ -294,8 +365,17 @@ BAD = [
         with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [DIGITS, {"type": "ByteLevel"}, DIGITS]}),
         r"pretokenizers\[1\].type: 'ByteLevel' is not supported here",
     ),
+    (
+        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [split("x", "Isolated", True), BYTE_LEVEL]}),
+        r"pretokenizers\[0\].behavior: is not supported, expected 'Isolated', not inverted",
+    ),
+    (
+        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Digits"}, BYTE_LEVEL]}),
+        r"pretokenizers\[0\].type: 'Digits' is not supported here",
+    ),
     (with_part(post_processor={"type": "BertProcessing"}), "post_processor.type: 'BertProcessing' is not supported"),
     (template_of(BOS, BOS, TEXT), "post_processor.single: adds more than one token at an end"),
+    (template_of(TEXT, BOS, BOS), "post_processor.single: adds more than one token at an end"),
     (template_of(TEXT, TEXT), "post_processor.single: expected special tokens around one sequence"),
     (template_of({}), "post_processor.single: expected special tokens around one sequence"),
     (template_of({"SpecialToken": {"id": "<gone>"}}), r"SpecialToken.id: is '<gone>', which is not in the vocabulary"),
@@ -323,6 +403,12 @@ def test_what_is_refused(damage: Callable[[dict[str, Any]], None], message: str)
             with_part(normalizer={"type": "Replace", "pattern": {"String": "a"}}),
             "normalizer.type: 'Replace' of this kind",
         ),
+        (
+            with_part(normalizer={"type": "Replace", "pattern": {"String": " "}, "content": "_"}),
+            "normalizer.type: 'Replace' of this kind",
+        ),
+        (with_part(normalizer={"type": "Prepend", "prepend": "_"}), "normalizer.type: 'Prepend' of this kind"),
+        (with_part(pre_tokenizer={"type": "Metaspace", "replacement": "_"}), "pre_tokenizer.type: 'Metaspace' is not"),
     ],
 )
 def test_sentencepiece_that_is_refused(damage: Callable[[dict[str, Any]], None], message: str) -> None:
