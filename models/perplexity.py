@@ -25,8 +25,11 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean nats per token; it compares models of one tokenizer only."""
-        return math.exp(self.nats / self.tokens)
+        """exp of the mean nats per token, infinite beyond float64; it compares models of one tokenizer only."""
+        try:
+            return math.exp(self.nats / self.tokens)
+        except OverflowError:
+            return math.inf
 
     @property
     def bits_per_byte(self) -> float:

@@ -84,3 +84,7 @@ def test_errors(model):
         score(model, "")
     with pytest.raises(ValueError, match="no tokenizer"):
         score(models.Model(model.decoder()), TEXT)
+
+
+def test_perplexity_beyond_float64_is_infinite():
+    assert Score(nats=7100.0, tokens=10, bytes=40).perplexity == math.inf
