@@ -23,6 +23,7 @@ from safetensors.flax import load_file, save_file
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models import mixtures
 
 TEXT = Path(__file__).with_name("lora_text.txt")
 HELD_OUT = 0.15  # of the text, its end
@@ -52,6 +53,8 @@ def load_adapters(decoder: models.Decoder, path: Path) -> None:
     saved, own = load_file(path), adapters(decoder)
     if {name: a.shape for name, a in saved.items()} != {name: a.get_value().shape for name, a in own.items()}:
         raise ValueError(f"{path} holds adapters of another model or of another --rank")
+    if not all(a.dtype == np.float32 and np.isfinite(a).all() for a in saved.values()):
+        raise ValueError(f"{path} must hold finite float32 numbers, as --save writes them")
     for name, adapter in own.items():
         adapter.set_value(saved[name])
 
@@ -106,6 +109,9 @@ def report(when: str, model: models.Model, text: str, held_out: str, options: ar
 
 def main(arguments: list[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
+    for name in ("rank", "batch", "row_length"):
+        if getattr(options, name) < 1:
+            sys.exit(f"--{name.replace('_', '-')} must be at least 1")
     path = options.model or models.demo_path()
     model = models.from_gguf(path)
     if model.tokenizer is None:
@@ -153,7 +159,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--load", type=Path, help="adapters to start from")
     parser.add_argument("--save", type=Path, default=Path("lora.safetensors"), help="default: %(default)s")
     parser.add_argument("--merge", type=Path, metavar="OUT.gguf", help="write the model with the adapters in it")
-    parser.add_argument("--type", default="Q4_K_M", help="of OUT.gguf (default: %(default)s)")
+    parser.add_argument(
+        "--type", choices=mixtures.MIXTURES, default="Q4_K_M", help="of OUT.gguf (default: %(default)s)"
+    )
     return parser
 
 

@@ -84,6 +84,23 @@ def test_saved_adapters_are_loaded(tmp_path):
         lora.load_adapters(adapted_decoder(rank=3), path)
 
 
+@pytest.mark.parametrize("value", [np.float32(np.nan), np.int32(1)])
+def test_adapters_that_are_no_finite_floats(tmp_path, value):
+    decoder, path = adapted_decoder(), tmp_path / "lora.safetensors"
+    for adapter in lora.adapters(decoder).values():
+        adapter.set_value(jnp.full(adapter.get_value().shape, value))
+    lora.save_adapters(decoder, path)
+    with pytest.raises(ValueError, match=r"lora.safetensors must hold finite float32 numbers"):
+        lora.load_adapters(adapted_decoder(), path)
+
+
+@pytest.mark.parametrize("option", ["--rank", "--batch", "--row-length", "--type"])
+def test_bad_options_end_before_any_work(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        lora.main(["no/such.gguf", option, "0"])
+    assert option in f"{ended.value}{capsys.readouterr().err}"
+
+
 def test_merged_adapters_compute_the_same():
     decoder = adapted_decoder()
     for seed, adapter in enumerate(lora.adapters(decoder).values()):
