@@ -71,6 +71,15 @@ def test_simulated_kernels_give_the_same_derivative(format, rows):
     assert nmse(got[0], want[0]) <= 1e-12
 
 
+@pytest.mark.parametrize("rows", [2, 9])
+def test_simulated_kernels_keep_the_activations_dtype(rows):
+    w, x, dy = random_weights("Q4_K", N, K), normal(rows, K, dtype=jnp.bfloat16), normal(rows, N, dtype=jnp.bfloat16)
+    y, pull = jax.vjp(lambda x: jq.matmul(x, w, implementation="sim"), x)
+    (got,) = pull(dy)
+    assert y.dtype == got.dtype == jnp.bfloat16
+    assert nmse(got, np.asarray(dy).astype(np.float64) @ decoded(w)) <= TOLERANCE[jnp.bfloat16]
+
+
 @pytest.mark.parametrize("format", DOT_FORMATS)
 @pytest.mark.parametrize("implementation", ["xla", "sim"])
 def test_rounding_of_the_activations_is_passed_straight_through(format, implementation):

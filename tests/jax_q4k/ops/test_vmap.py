@@ -49,6 +49,14 @@ def test_matmul_of_mapped_weights():
         assert nmse(shared[i], jq.matmul(x[0], w)) <= 1e-12
 
 
+def test_mapped_axes_other_than_the_first():
+    stacked, each = experts()
+    x, last = normal(2, 3, K), jax.tree.map(lambda plane: jnp.moveaxis(plane, 0, -1), stacked)
+    got = jax.vmap(jq.matmul, in_axes=(1, -1))(x, last)
+    for i, w in enumerate(each):
+        assert nmse(got[i], jq.matmul(x[:, i], w)) <= 1e-12
+
+
 def test_gradient_of_a_sum_over_mapped_weights():
     stacked, each = experts()
     x = normal(2, K)
