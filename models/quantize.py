@@ -43,9 +43,11 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
 
     Raises:
       ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite or too large
-        weights, naming the tensor.
+        weights, naming the tensor. TypeError: no Model.
     """
     mixture = mixtures.get(type)
+    if not isinstance(model, Model):
+        raise TypeError(f"model is a {model.__class__.__name__}; it must be a Model (quantize_file takes paths)")
     named = named_tensors(model)
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     importance = _checked(importance, shapes)

@@ -9,10 +9,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from gguf.constants import LlamaFileType
 
-from jax_q4k import gguf
+from jax_q4k import QuantizedArray, gguf
 from jax_q4k.gguf.load import QUANTIZATION_VERSION
 from jax_q4k.gguf.tensors import PLAIN
 
@@ -37,13 +38,18 @@ def save_gguf(
       progress: called with (bytes of tensor data written, bytes in all).
 
     Raises:
-      ValueError: `model.metadata` describes another decoder, or lacks the tokenizer's keys. jax_q4k.GGUFError, a
-        ValueError: the decoder's tensors are not those of its configuration. TypeError: weights of another type.
-        OSError: the file cannot be written.
+      ValueError: `model.metadata` describes another decoder, or lacks the tokenizer's keys; a float weight is NaN or
+        infinite. jax_q4k.GGUFError, a ValueError: the decoder's tensors are not those of its configuration.
+        TypeError: no Model, or weights of another type. OSError: the file cannot be written.
     """
+    if not isinstance(model, Model):
+        raise TypeError(f"model is a {type(model).__name__}; it must be a Model")
     _check_metadata(model)
     tensors = named_tensors(model)
     check_tensors(model.config, tensors, os.fsdecode(path))
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, QuantizedArray) and not jnp.isfinite(tensor).all():
+            raise ValueError(f"tensor {name!r} holds NaN or infinite weights")
     pieces = {name: gguf.TensorPieces.of(name, _vectors_in_float32(tensor)) for name, tensor in tensors.items()}
     gguf.write(path, completed(model.metadata, _file_type(model.metadata, pieces.values())), pieces, progress=progress)
 

@@ -73,7 +73,8 @@ def write(
 ) -> None:
     """Writes a GGUF file of version 3, which then takes the place of whatever file `path` was.
 
-    A failure or an interruption leaves the target as it was, and nothing beside it.
+    A failure or an interruption leaves the target as it was, and nothing beside it; a process that is killed leaves
+    the part it wrote there, `.HEX.gguf.partial`.
 
     Args:
       metadata: must hold `general.architecture`. Values are bool, int, float, str, NumPy's scalars, arrays with one

@@ -129,6 +129,26 @@ def test_metadata_of_another_decoder_is_refused(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["blk.0.attn_q.weight", "output_norm.weight"])
+def test_weights_that_no_loader_takes_are_named(name, tmp_path):
+    diverged = floats("llama-gqa", jnp.float32)
+    tensors = models.named_tensors(diverged)
+    tensors[name] = tensors[name].at[..., 3].set(jnp.nan)
+    broken = models.Model(build(diverged.config, tensors), metadata=diverged.metadata)
+    with pytest.raises(ValueError, match=f"tensor '{name}' holds NaN or infinite weights"):
+        models.save_gguf(broken, tmp_path / "x.gguf")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", ["model.gguf", "decoder"])
+def test_what_is_no_model_is_refused(given, tmp_path):
+    given = model("llama-gqa").decoder() if given == "decoder" else given
+    with pytest.raises(TypeError, match=f"model is a {type(given).__name__}; it must be a Model"):
+        models.save_gguf(given, tmp_path / "x.gguf")
+    with pytest.raises(TypeError, match=f"model is a {type(given).__name__}; it must be a Model"):
+        models.quantize(given, "Q4_K_M")
+
+
 def test_targets_that_cannot_be_written(tmp_path):
     with pytest.raises(FileNotFoundError, match="none/saved.gguf"):
         models.save_gguf(model("llama-gqa"), tmp_path / "none" / "saved.gguf")
