@@ -90,6 +90,7 @@ def test_q8_0_multiplies_by_the_reciprocal_as_ggml_does():
     assert (want[:, 2:].view(np.int8) != halves_up).any()  # the quotient would give others
 
 
+@pytest.mark.filterwarnings("error")
 def test_q8_0_of_values_whose_step_is_subnormal():
     assert not quantizers.quantize(np.full((1, 32), 1e-38, np.float32), "Q8_0").any()
 
