@@ -61,14 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rms_norm_eps=1e-5,
     )
     decoder = train(config, Text(tokenizer, training), Text(tokenizer, held_out), options)
-    metadata = {
-        **config.to_metadata(),
-        "general.name": "tiny-austen",
-        **models.tokenizer.metadata_from_json(json.loads(tokenizer.to_str())),
-        "tokenizer.ggml.bos_token_id": 0,
-        "tokenizer.ggml.eos_token_id": 0,
-        "tokenizer.ggml.add_bos_token": True,
-    }
+    special = {"bos_token": END, "eos_token": END, "add_bos_token": True}
+    words = models.tokenizer.metadata_from_json(json.loads(tokenizer.to_str()), special)
+    metadata = config.to_metadata() | {"general.name": "tiny-austen"} | words
     model = models.Model(decoder, models.tokenizer.from_metadata(metadata), metadata)
     models.save_gguf(model, work / "float.gguf")
     sample = models.generate(model, "She was", max_new_tokens=min(64, options.context // 2), temperature=0.7)

@@ -20,11 +20,15 @@ from .fit import SMALLEST_HALF, Best, best_of, half, reciprocal, rounded, where_
 
 
 def _trials(top: int, least: int, fractions: int) -> np.ndarray:
-    """Numbers of levels: whole ones from `top` down to `least`, parts of one around `top`; of both signs."""
+    """Numbers of levels: whole ones from `top` down to `least`, parts of one around `top`.
+
+    A negative number lets the largest value reach -top. Its opposite is another trial only where that would round to
+    `top` and is clipped: below, it gives the same quants with the other sign.
+    """
     parts = top + np.arange(-2 * fractions + 1, fractions) / fractions
     parts = parts[parts % 1 != 0]
     whole = np.arange(top, least - 1, -1)
-    return np.concatenate([-whole, whole[1:], -parts, parts[parts < top]])
+    return np.concatenate([-whole, -parts, parts[(parts >= top - 0.5) & (parts < top)]])
 
 
 def _steps(

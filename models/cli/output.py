@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import unicodedata
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from ..load import from_gguf
 from ..model import Model
@@ -20,20 +30,21 @@ def printable(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def bytes_progress(title: str, notes: Console) -> Progress:
-    """A bar that counts bytes, on a terminal only."""
-    columns = (
-        TextColumn(title),
-        BarColumn(),
-        DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    return Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal)
+@contextlib.contextmanager
+def progress(title: str, notes: Console, *count: ProgressColumn) -> Iterator[Callable[[int, int], object]]:
+    """A bar, on a terminal only, and what is called with (done, in all); `count`: columns that show these."""
+    columns = (TextColumn(title), BarColumn(), *count, TimeRemainingColumn())
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def bytes_progress(title: str, notes: Console) -> contextlib.AbstractContextManager[Callable[[int, int], object]]:
+    """`progress` of bytes."""
+    return progress(title, notes, DownloadColumn(binary_units=True), TransferSpeedColumn())
 
 
 def load_model(path: str, notes: Console) -> Model:
     """A GGUF file's model, with a bar while it is read."""
-    with bytes_progress("Loading", notes) as progress:
-        task = progress.add_task("", total=None)
-        return from_gguf(path, progress=lambda done, total: progress.update(task, completed=done, total=total))
+    with bytes_progress("Loading", notes) as report:
+        return from_gguf(path, progress=report)

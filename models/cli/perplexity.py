@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
 from jax_q4k.implementation import IMPLEMENTATIONS
 
 from ..perplexity import score
-from .output import UsageError, load_model
+from .output import UsageError, load_model, progress
 
 
 def add_parser(commands: Any) -> None:
@@ -32,17 +32,9 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
     except UnicodeDecodeError as error:
         raise UsageError(f"{options.text} is not UTF-8: byte {error.start}") from error
     model = load_model(options.model, notes)
-    columns = (TextColumn("Windows"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
-        task = progress.add_task("", total=None)
+    with progress("Windows", notes, MofNCompleteColumn()) as report, jq.implementation(options.implementation):
         try:
-            with jq.implementation(options.implementation):
-                found = score(
-                    model,
-                    text,
-                    context=options.context,
-                    progress=lambda done, total: progress.update(task, completed=done, total=total),
-                )
+            found = score(model, text, context=options.context, progress=report)
         except ValueError as error:
             raise UsageError(error) from error
     print(f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token")

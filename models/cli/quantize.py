@@ -37,15 +37,8 @@ def _quantize(options: argparse.Namespace, notes: Console) -> None:
     started = time.perf_counter()
     try:
         importance = read_imatrix(options.imatrix) if options.imatrix else None
-        with bytes_progress("Quantizing", notes) as progress:
-            task = progress.add_task("", total=None)
-            quantize_file(
-                source,
-                target,
-                options.type,
-                importance,
-                progress=lambda done, total: progress.update(task, completed=done, total=total),
-            )
+        with bytes_progress("Quantizing", notes) as report:
+            quantize_file(source, target, options.type, importance, progress=report)
     except ValueError as error:
         raise UsageError(error) from error
     before, after = _size(source), target.stat().st_size

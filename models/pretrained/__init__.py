@@ -12,7 +12,6 @@ from collections.abc import Callable
 import jax
 
 from .. import tokenizer
-from ..config import Config
 from ..load import build
 from ..model import Model
 from .source import CheckpointSource
@@ -36,7 +35,6 @@ def from_pretrained(path: str | os.PathLike[str], *, progress: Callable[[int, in
       jax_q4k.CheckpointError: a file is malformed, or asks for what is not supported. OSError: it cannot be read.
     """
     with CheckpointSource(path) as source:
-        config = Config.from_metadata(source.metadata, source.name)
         total, done, tensors = sum(source.nbytes.values()), 0, {}
         for name in source.tensors:
             if progress is not None:
@@ -46,4 +44,4 @@ def from_pretrained(path: str | os.PathLike[str], *, progress: Callable[[int, in
         if progress is not None:
             progress(done, total)
         words = tokenizer.from_metadata(source.metadata, source.name) if source.has_tokenizer else None
-        return Model(build(config, tensors), words, source.metadata)
+        return Model(build(source.config, tensors), words, source.metadata)

@@ -48,6 +48,7 @@ class CheckpointSource:
 
     Attributes:
       name: the folder or file, for errors.
+      config: the decoder's dimensions.
       metadata: GGUF's keys, `tokenizer.*` included if the folder holds a tokenizer.
       tensors: GGUF's names -> shapes, row-major.
       nbytes: GGUF's names -> bytes in the checkpoint.
