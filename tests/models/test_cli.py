@@ -10,6 +10,8 @@ import sys
 import pytest
 from gguf_bytes import rewritten, text_entry
 from helpers import GOLDEN
+from rich.console import Console
+from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
 from jax_q4k import models
@@ -168,6 +170,15 @@ def test_perplexity(run, tmp_path):
     assert code == 0
     assert out == f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token\n"
     assert err == f"{found.tokens} tokens, {found.bytes} bytes\n"
+
+
+def test_progress_on_a_terminal_and_elsewhere():
+    for terminal in (True, False):
+        notes = Console(file=io.StringIO(), force_terminal=terminal, width=100)
+        with cli.output.progress("Windows", notes, MofNCompleteColumn()) as report:
+            report(3, 8)
+        shown = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", notes.file.getvalue())
+        assert bool(re.search(r"Windows .* 3/8 ", shown)) == terminal == bool(shown)
 
 
 def test_inspect(run):
