@@ -14,7 +14,8 @@ import jax
 
 from jax_q4k import models
 from ptx_kernels.assemble import TARGETS, tool_version
-from ptx_kernels.kernels import CASES, KERNELS
+from ptx_kernels.cases import CASES
+from ptx_kernels.kernels import KERNELS
 from ptx_kernels.report import as_dicts, report, table
 
 from . import aot

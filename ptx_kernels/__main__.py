@@ -15,7 +15,8 @@ from typing import Any
 
 from . import __version__
 from .assemble import TARGETS, AssemblyError, ToolNotFoundError, tool_version
-from .kernels import CASES, KERNELS
+from .cases import CASES
+from .kernels import KERNELS
 from .ptx import Kernel
 from .report import as_dicts, report, table
 

@@ -99,7 +99,7 @@ def _quant_bytes(arguments: dict[str, object]) -> float | None:
 
 
 def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
-    """Figures of `cases` (`ptx_kernels.kernels.CASES`), whose families `kernels` builds, in their order."""
+    """Figures of `cases` (`ptx_kernels.cases.CASES`), whose families `kernels` builds, in their order."""
     built = [(case, kernels[case.family](**case.arguments)) for case in cases]
     assemble_all((kernel.text for _, kernel in built), (arch,))
 

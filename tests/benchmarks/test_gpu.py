@@ -129,7 +129,8 @@ def test_inputs_rotate_past_the_cache(small):
 
 
 def test_an_updated_buffer_keeps_its_one_address():
-    from ptx_kernels.kernels import CASES, KERNELS
+    from ptx_kernels.cases import CASES
+    from ptx_kernels.kernels import KERNELS
 
     case = next(case for case in CASES if case.family == "append_kv")
     kernel = KERNELS["append_kv"](**(case.arguments | {"num_pages": 4}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks import static
-from ptx_kernels.kernels import CASES
+from ptx_kernels.cases import CASES
 
 
 def test_writes_figures_of_every_target(monkeypatch, tmp_path, capsys):

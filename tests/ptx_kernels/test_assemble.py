@@ -18,7 +18,8 @@ from ptx_kernels.assemble import (
     occupancy,
     tool_version,
 )
-from ptx_kernels.kernels import CASES, KERNELS
+from ptx_kernels.cases import CASES
+from ptx_kernels.kernels import KERNELS
 
 HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
 ADD_ONE = (

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from ptx_kernels import __main__ as cli
-from ptx_kernels.kernels import CASES, KERNELS
+from ptx_kernels.cases import CASES
+from ptx_kernels.kernels import KERNELS
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ptx_kernels.kernels import CASES, KERNELS
+from ptx_kernels.cases import CASES
+from ptx_kernels.kernels import KERNELS
 
 GOLDEN = Path(__file__).parent.parent / "data" / "ptx"
 FIRST = {case.family: case for case in reversed(CASES)}  # each family's first case
@@ -33,7 +34,7 @@ def test_no_golden_file_is_left_over():
 def test_text_does_not_depend_on_the_process():
     """XLA's compilation cache is keyed by the text, so hash seeds must not show in it."""
     script = (
-        "import hashlib; from ptx_kernels.kernels import CASES, KERNELS\n"
+        "import hashlib; from ptx_kernels.cases import CASES; from ptx_kernels.kernels import KERNELS\n"
         "print(hashlib.sha256(''.join(KERNELS[c.family](**c.arguments).text for c in CASES).encode())"
         ".hexdigest())"
     )

@@ -1,0 +1,122 @@
+"""The shapes that stand for each kernel family in reports, golden texts and assembly tests.
+
+A section per family, in the order in which a decode step meets them; CASES, last, joins the sections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import formats
+from .kernels.decode import FORMATS as DECODE_FORMATS
+from .kernels.matvec import MatvecConfig
+from .kernels.paged_attention import PagedAttentionConfig
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel at a shape that matters; `label` is unique."""
+
+    label: str
+    family: str
+    arguments: dict[str, Any]
+
+
+# --- quantize_q8_1 ----------------------------------------------------------------------------------------------
+
+QUANTIZE_CASES = tuple(
+    Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
+    for dtype in ("f32", "bf16", "f16")
+)
+
+# --- matvec -----------------------------------------------------------------------------------------------------
+
+
+def _matvec(format: str, m: int, n: int = 4096, blocks: int = 16, **config: int) -> Case:
+    name = f"matvec-{format}-{n}x{256 * blocks}-m{m}"
+    return Case(name, "matvec", dict(format=format, n=n, blocks=blocks, m=m, config=MatvecConfig(**config)))
+
+
+MATVEC_CASES = (
+    _matvec("Q4_K", 1, rows_per_warp=2, lanes_per_block=8, unroll=2, resident_blocks=6),
+    _matvec("Q4_K", 1, n=1025, blocks=3, lanes_per_block=8, unroll=1, resident_blocks=6),
+    _matvec("Q4_K", 2, rows_per_warp=2, unroll=1, resident_blocks=5),
+    _matvec("Q4_K", 4, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q4_K", 8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q5_K", 1, rows_per_warp=2, lanes_per_block=8, unroll=2, resident_blocks=6),
+    _matvec("Q5_K", 1, n=1025, blocks=3, lanes_per_block=8, unroll=1, resident_blocks=6),
+    _matvec("Q5_K", 2, rows_per_warp=2, unroll=1, resident_blocks=4),
+    _matvec("Q5_K", 4, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q5_K", 8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q6_K", 1, blocks=56, rows_per_warp=2, unroll=2, resident_blocks=5),
+    _matvec("Q6_K", 1, n=1025, blocks=3, unroll=1, resident_blocks=5),
+    _matvec("Q6_K", 2, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=5),
+    _matvec("Q6_K", 4, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q6_K", 8, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=3),
+)
+
+# --- decode -----------------------------------------------------------------------------------------------------
+
+
+def _decode(format: str, dtype: str, lookups: int) -> Case:
+    blocks = 4096 // formats.get(format).block_size
+    label = f"{'embedding' if lookups else 'decode'}-{format}-{dtype}"
+    return Case(label, "decode", dict(format=format, n=4096, blocks=blocks, dtype=dtype, lookups=lookups))
+
+
+DECODE_CASES = tuple(
+    _decode(format, dtype, lookups)
+    for format in DECODE_FORMATS
+    for dtype in ("f32", "bf16", "f16")
+    for lookups in (0, 8)
+)
+
+# --- append_kv --------------------------------------------------------------------------------------------------
+
+APPEND_CASES = tuple(
+    Case(
+        f"append_kv-{dtype}",
+        "append_kv",
+        dict(tokens=4, num_pages=1024, num_kv_heads=8, page_size=16, head_dim=128, dtype=dtype),
+    )
+    for dtype in ("f32", "bf16", "f16")
+)
+
+# --- paged_attention --------------------------------------------------------------------------------------------
+
+
+def _attention(dtype: str, head_dim: int, group: int, kv_heads: int = 8, **config: int) -> Case:
+    return Case(
+        f"paged_attention-{dtype}-d{head_dim}-g{group}",
+        "paged_attention",
+        dict(
+            batch=4,
+            num_heads=group * kv_heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            num_pages=1024,
+            page_size=16,
+            pages_per_sequence=256,
+            scale=head_dim**-0.5,
+            dtype=dtype,
+            config=PagedAttentionConfig(**config),
+        ),
+    )
+
+
+ATTENTION_CASES = (
+    *(_attention(dtype, head_dim, 4) for dtype in ("f32", "bf16", "f16") for head_dim in range(32, 257, 32)),
+    *(_attention(dtype, 128, group, unroll=1) for dtype in ("f32", "bf16") for group in (1, 7, 8)),
+    _attention("f32", 256, 8, unroll=1),
+)
+
+# --- all --------------------------------------------------------------------------------------------------------
+
+CASES: tuple[Case, ...] = (
+    *QUANTIZE_CASES,
+    *MATVEC_CASES,
+    *DECODE_CASES,
+    *APPEND_CASES,
+    *ATTENTION_CASES,
+)
