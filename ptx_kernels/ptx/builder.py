@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .errors import KernelError
+from .errors import KernelError, Line, caller
 from .instructions import BASELINE, INSTRUCTIONS, Version
 from .module import Buffer, Kernel, Role
 from .types import Type, f32, pred, u32, u64
@@ -37,22 +37,22 @@ class Builder:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._lines: list[str] = []
+        self._lines: list[tuple[str, Line]] = []  # text, and the Python line that wrote it
         self._registers: dict[str, int] = dict.fromkeys(_PREFIXES, 0)
         self._buffers: list[Buffer] = []
-        self._pointers: list[tuple[str, Value]] = []
+        self._pointers: list[tuple[str, Value, Line]] = []
         self._shared: list[str] = []
         self._labels = 0
         self._needs = BASELINE
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
-        self._prologue: list[str] = []  # runs before everything: what every branch may use
+        self._prologue: list[tuple[str, Line]] = []  # runs before everything: what every branch may use
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
 
     # --- text ---
 
     def write(self, line: str) -> None:
-        self._lines.append(f"  {line}")
+        self._lines.append((f"  {line}", caller()))
 
     def require(self, version: Version) -> None:
         """Raises the PTX version and target that the text declares; they stay the lowest that serve."""
@@ -125,7 +125,7 @@ class Builder:
     def _buffer(self, name: str, type: Type, shape: tuple[int, ...], role: Role, constant: bool = False) -> Pointer:
         self._buffers.append(Buffer(name, type, shape, role))
         address = self.register(u64)
-        self._pointers.append((name + ("_out" if role == "inout" else ""), address))
+        self._pointers.append((name + ("_out" if role == "inout" else ""), address, caller()))
         return Pointer(self, type, address, constant=constant, shape=shape)
 
     def shared(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
@@ -166,7 +166,7 @@ class Builder:
 
     def _derive(self, line: str) -> Value:
         value = self.register(u32)
-        self._prologue.append(f"  {line.format(value.name)}")
+        self._prologue.append((f"  {line.format(value.name)}", caller()))
         return value
 
     def block_id(self, axis: str = "x") -> Value:
@@ -228,6 +228,9 @@ class Builder:
         self._labels += 1
         return f"$L{self._labels}"
 
+    def _mark(self, label: str) -> None:
+        self._lines.append((f"{label}:", caller()))
+
     @contextlib.contextmanager
     def when(self, condition: Value) -> Iterator[Branch]:
         """Threads for which the condition holds run the body: `with k.when(c) as branch: ...`,
@@ -236,7 +239,7 @@ class Builder:
         end = self._label()
         self.write(f"@!{condition.name} bra {end};")
         yield Branch(self, condition)
-        self._lines.append(f"{end}:")
+        self._mark(end)
 
     @contextlib.contextmanager
     def loop(self, start: Operand, stop: Operand, step: int = 1) -> Iterator[Value]:
@@ -249,11 +252,11 @@ class Builder:
         top, end = self._label(), self._label()
         if not (isinstance(start, int) and isinstance(stop, int) and start < stop):
             self.write(f"@{self.emit('setp.ge.u32', index.name, limit).name} bra {end};")
-        self._lines.append(f"{top}:")
+        self._mark(top)
         yield Value(self, u32, index.name)
         index += step
         self.write(f"@{self.emit('setp.lt.u32', index.name, limit).name} bra {top};")
-        self._lines.append(f"{end}:")
+        self._mark(end)
 
     # --- warps and blocks ---
 
@@ -312,10 +315,12 @@ class Builder:
             for register, count in self._registers.items()
             if count
         ]
-        text += self._prologue
-        text += [f"  ld.param.u64 {address.name}, [{name}];" for name, address in self._pointers]
-        text += [*self._lines, "  ret;", "}", ""]
-        return Kernel(self.name, "\n".join(text), tuple(self._buffers), grid, block)
+        head = "\n".join(text)
+        loads = [(f"  ld.param.u64 {address.name}, [{name}];", line) for name, address, line in self._pointers]
+        body = [*self._prologue, *loads, *self._lines]
+        lines = {number: line for number, (_, line) in enumerate(body, head.count("\n") + 2)}
+        whole = "\n".join([head, *(line for line, _ in body), "  ret;", "}", ""])
+        return Kernel(self.name, whole, tuple(self._buffers), grid, block, lines=lines)
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:

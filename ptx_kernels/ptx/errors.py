@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from pathlib import Path
 
-_LANGUAGE = (str(Path(__file__).parent), contextlib.__file__)  # `with k.when(...)` passes through contextlib
+_PACKAGE = Path(__file__).parents[1]
+# `with k.when(...)` passes through contextlib, `k.lane_id` through functools
+_LANGUAGE = (str(Path(__file__).parent), contextlib.__file__, functools.__file__)
+
+Line = tuple[str, int]  # file, relative to the package, and line number
 
 
-def caller() -> str:
-    """`file.py:line` of the innermost frame outside the kernel language itself."""
+@functools.cache
+def _is_language(file: str) -> bool:
+    return file.startswith(_LANGUAGE)
+
+
+@functools.cache
+def _shown(file: str) -> str:
+    """The file relative to the package; of code elsewhere its name alone."""
+    path = Path(file)
+    return path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
+
+
+def caller() -> Line:
+    """The innermost line outside the kernel language itself."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_LANGUAGE):
+    while frame.f_back is not None and _is_language(frame.f_code.co_filename):
         frame = frame.f_back
-    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    return _shown(frame.f_code.co_filename), frame.f_lineno
 
 
 class KernelError(TypeError):
     """A kernel was written wrongly: types that differ, a value where a variable is needed, ..."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"{caller()}: {message}")
+        file, line = caller()
+        super().__init__(f"{Path(file).name}:{line}: {message}")

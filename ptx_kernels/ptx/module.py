@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from .types import Type
@@ -36,6 +37,10 @@ class Kernel:
     The entry's parameters are pointers: the operands (`in` and `inout` buffers, in order), then the results
     (`inout` and `out` buffers, in order). An `inout` buffer's two pointers are the same address; the text uses
     the second.
+
+    Attributes:
+      lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it. No part of what a kernel
+        is: equal kernels may differ in it. Where the text is changed, give `lines={}`.
     """
 
     name: str
@@ -44,6 +49,7 @@ class Kernel:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     dynamic_shared_bytes: int = 0
+    lines: Mapping[int, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def operands(self) -> tuple[Buffer, ...]:

@@ -98,7 +98,8 @@ class Batch:
         block, thread = self.first + lane // self.padded, lane % self.padded
         return error(
             f"kernel {self.program.name}: {what}\n  line {instruction.line}: {instruction.text}\n  "
-            f"block {_split(block, self.grid)}, thread {_split(thread, self.block)}"
+            f"block {_split(block, self.grid)}, thread {_split(thread, self.block)}",
+            instruction.line,
         )
 
 

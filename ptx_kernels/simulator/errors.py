@@ -2,9 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class SimulationError(RuntimeError):
-    """A kernel did something that a GPU would crash on, leave undefined or silently get wrong."""
+    """A kernel did something that a GPU would crash on, leave undefined or silently get wrong.
+
+    Attributes:
+      line: number of the PTX line, from 1; None where no single line is at fault.
+      source: `file:line` of the Python that wrote that line, where the kernel knows it.
+    """
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+        self.source: str | None = None
+
+    def locate(self, lines: Mapping[int, tuple[str, int]]) -> None:
+        """Looks the PTX line up in a kernel's table of lines."""
+        if self.line is not None and self.line in lines:
+            file, number = lines[self.line]
+            self.source = f"{file}:{number}"
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return message if self.source is None else f"{message}\n  written by {self.source}"
 
 
 class ParseError(SimulationError):

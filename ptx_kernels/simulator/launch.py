@@ -10,7 +10,7 @@ import numpy as np
 from ..ptx.module import Buffer, Kernel
 from .batch import Batch, Extent
 from .compile import Compiled, compile_text
-from .errors import LaunchError, UnwrittenOutput
+from .errors import LaunchError, SimulationError, UnwrittenOutput
 from .machine import Machine
 from .memory import DeviceBuffer, GlobalMemory
 from .parser import SHARED_BASE
@@ -137,15 +137,19 @@ def run(
             array = _aligned(np.empty(buffer.shape, buffer.type.dtype))
             array.reshape(-1).view(np.uint8)[:] = 0xFF
             results.append(DeviceBuffer(buffer.name, array, "out", initialized=not check))
-    launch(
-        kernel.text,
-        [*given, *results],
-        kernel.grid,
-        kernel.block,
-        kernel.dynamic_shared_bytes,
-        batch_lanes=batch_lanes,
-        strict=strict,
-    )
+    try:
+        launch(
+            kernel.text,
+            [*given, *results],
+            kernel.grid,
+            kernel.block,
+            kernel.dynamic_shared_bytes,
+            batch_lanes=batch_lanes,
+            strict=strict,
+        )
+    except SimulationError as error:
+        error.locate(kernel.lines)
+        raise
     for result in results:
         if result.written is not None and not result.written.all():
             missing = result.written == 0

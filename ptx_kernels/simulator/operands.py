@@ -49,7 +49,8 @@ class Operands:
         self._known: dict[tuple[str, bytes], int] = {}
 
     def error(self, error: type[SimulationError], instruction: Instruction, message: str) -> SimulationError:
-        return error(f"kernel {self.program.name}: {message}\n  line {instruction.line}: {instruction.text}")
+        shown = f"line {instruction.line}: {instruction.text}"
+        return error(f"kernel {self.program.name}: {message}\n  {shown}", instruction.line)
 
     def count(self, instruction: Instruction, *allowed: int) -> None:
         if len(instruction.operands) not in allowed:

@@ -118,7 +118,7 @@ class _Parser:
     def fail(self, position: int, message: str) -> ParseError:
         line = self.line(position)
         shown = self.lines[line - 1].strip() if line <= len(self.lines) else ""
-        return ParseError(f"kernel {self.kernel}: {message}\n  line {line}: {shown}")
+        return ParseError(f"kernel {self.kernel}: {message}\n  line {line}: {shown}", line)
 
     def line(self, position: int) -> int:
         return bisect_left(self.newlines, position) + 1
