@@ -13,6 +13,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from .assemble import find_tool
 
@@ -165,21 +166,36 @@ class Loop:
         """Instructions that take an issue slot."""
         return sum(self.mix().values())
 
-    def loads_in_flight(self) -> int:
-        """Most 16-byte global loads outstanding at once per lane, in steady state.
+    def outstanding(self) -> Outstanding:
+        """Most global loads outstanding at once per lane, in steady state.
 
         Walks the body twice in address order: a load is outstanding until an instruction names one of the
         registers it fills. Loads that a loop issues for its next turn count too.
         """
-        outstanding: dict[int, SassInstruction] = {}
-        most = 0
+        filled: dict[int, int] = {}  # first register of a load -> its bits
+        most = Outstanding(0, 0, 0)
         for instruction in self.instructions * 2:
             named = _registers(instruction.operands)
-            outstanding = {base: load for base, load in outstanding.items() if not named & set(range(base, base + 4))}
-            if instruction.category == "load global 128":
-                outstanding[int(instruction.operands[1:].split(",", 1)[0])] = instruction
-                most = max(most, len(outstanding))
+            filled = {r: bits for r, bits in filled.items() if not named & set(range(r, r + -(-bits // 32)))}
+            target = re.match(r"R(\d+),", instruction.operands)
+            if instruction.category.startswith("load global") and target:
+                filled[int(target.group(1))] = load_bits(instruction.opcode)
+                bits = list(filled.values())
+                now = (bits.count(128), len(bits), sum(bits) // 8)
+                most = Outstanding(*map(max, most, now))
         return most
+
+    def loads_in_flight(self) -> int:
+        """Most 16-byte global loads outstanding at once per lane."""
+        return self.outstanding().wide
+
+
+class Outstanding(NamedTuple):
+    """Global loads outstanding at once per lane: those of 16 bytes, all of them, and their bytes; the most of each."""
+
+    wide: int
+    loads: int
+    nbytes: int
 
 
 def _registers(operands: str) -> set[int]:

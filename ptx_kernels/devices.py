@@ -1,0 +1,67 @@
+"""Facts of devices that the cost model and the tuning tables need, from datasheets unless said otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU model.
+
+    Attributes:
+      name: as the driver reports it, without `NVIDIA` and the form factor: the key of tuning tables.
+      arch: the ptxas target whose machine code runs on it.
+      clock_hz: boost clock of the multiprocessors.
+      datasheet_bandwidth: of the memory, bytes/s.
+      bandwidth: bytes/s that a kernel can hope for: a device-to-device copy, read plus written, where one was
+        measured, else 0.9 of the datasheet.
+      fp32_lanes, integer_lanes: results per clock and multiprocessor of 32-bit float multiply-adds, and of 32-bit
+        integer adds, logic and shifts (CUDA programming guide, throughput of native arithmetic instructions).
+      mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through `mma.sync`; twice
+        that of bf16.
+    """
+
+    name: str
+    arch: str
+    multiprocessors: int
+    clock_hz: float
+    datasheet_bandwidth: float
+    bandwidth: float
+    l2_bytes: int
+    fp32_lanes: int = 128
+    integer_lanes: int = 64
+    mma_int8_ops: int = 4096
+
+    @property
+    def slug(self) -> str:
+        """The name in a file's name."""
+        return self.name.lower().replace(" ", "-")
+
+
+_MB = 1 << 20
+
+#: Multiprocessors, boost clocks, L2 and bandwidth: NVIDIA's datasheets and architecture papers of each model. The
+#: H200's 4.3 TB/s was measured; Hopper's `mma.sync` reaches about 0.62 of what `wgmma` does (Luo et al., 2024).
+DEVICES: dict[str, Device] = {
+    device.name: device
+    for device in (
+        Device("H200", "sm_90", 132, 1.98e9, 4.8e12, 4.3e12, 50 * _MB, mma_int8_ops=5080),
+        Device("H100", "sm_90", 132, 1.98e9, 3.35e12, 3.0e12, 50 * _MB, mma_int8_ops=5080),
+        Device("A100", "sm_80", 108, 1.41e9, 2.039e12, 1.83e12, 40 * _MB, fp32_lanes=64),
+        Device("B200", "sm_100", 148, 1.965e9, 8.0e12, 7.2e12, 126 * _MB),
+        Device("RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128, mma_int8_ops=2048),
+    )
+}
+
+#: What is assumed where no device is at hand: compiling ahead of time, simulating, reporting.
+REFERENCE = DEVICES["H200"]
+
+
+def find_device(reported: str) -> Device | None:
+    """The device that a driver or JAX calls `reported` (`NVIDIA H200`, `NVIDIA A100-SXM4-80GB`), None if unknown."""
+    words = reported.replace("-", " ").split()
+    if words[:2] == ["NVIDIA", "GeForce"]:
+        words = words[2:]
+    words = words[1:] if words[:1] == ["NVIDIA"] else words
+    return next((d for name, d in DEVICES.items() if words[: len(name.split())] == name.split()), None)
