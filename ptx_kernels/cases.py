@@ -12,6 +12,7 @@ from . import formats
 from .kernels.decode import FORMATS as DECODE_FORMATS
 from .kernels.matvec import MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
+from .kernels.rms_norm import RmsNormConfig
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,16 @@ QUANTIZE_CASES = tuple(
     Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
     for dtype in ("f32", "bf16", "f16")
 )
+
+# --- rms_norm ---------------------------------------------------------------------------------------------------
+
+
+def _norm(output: str, columns: int, warps: int) -> Case:
+    arguments = dict(rows=1, columns=columns, eps=1e-5, output=output, config=RmsNormConfig(warps))
+    return Case(f"rms_norm-{output}-{columns}", "rms_norm", arguments)
+
+
+NORM_CASES = (_norm("f32", 4096, 8), _norm("q8_1", 4096, 8), _norm("q8_1", 896, 2), _norm("q8_1", 16384, 32))
 
 # --- matvec -----------------------------------------------------------------------------------------------------
 
@@ -111,12 +122,28 @@ ATTENTION_CASES = (
     _attention("f32", 256, 8, unroll=1),
 )
 
+# --- sampling ---------------------------------------------------------------------------------------------------
+
+
+def _search(family: str, columns: int, splits: int, **arguments: int) -> tuple[Case, Case]:
+    """Both launches of a search over a vocabulary."""
+    found = splits * arguments.get("count", 1)
+    return (
+        Case(f"{family}-{columns}", family, dict(rows=1, columns=columns, splits=splits, **arguments)),
+        Case(f"{family}-{columns}-merge", family, dict(rows=1, columns=found, from_candidates=True, **arguments)),
+    )
+
+
+SAMPLING_CASES = (*_search("argmax", 128256, 128), *_search("top_k", 262144, 64, count=64))
+
 # --- all --------------------------------------------------------------------------------------------------------
 
 CASES: tuple[Case, ...] = (
     *QUANTIZE_CASES,
+    *NORM_CASES,
     *MATVEC_CASES,
     *DECODE_CASES,
     *APPEND_CASES,
     *ATTENTION_CASES,
+    *SAMPLING_CASES,
 )

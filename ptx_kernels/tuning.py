@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from .kernels.matvec import MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
+from .kernels.rms_norm import RmsNormConfig
+from .kernels.top_k import MAX_PART
 
 #: Four warps on each of an H200's multiprocessors: a dozen 16-byte loads per lane are then 24 KB in flight on each.
 _WARPS_TO_FILL = 132 * 4
@@ -33,3 +35,32 @@ def paged_attention(num_heads: int, num_kv_heads: int) -> PagedAttentionConfig:
     """Config for a group of num_heads / num_kv_heads query heads: the whole group in one block, up to eight."""
     group = num_heads // num_kv_heads
     return PagedAttentionConfig(queries=min(group, 8), unroll=2 if group <= 4 else 1)
+
+
+def rms_norm(columns: int) -> RmsNormConfig:
+    """Config for rows of so many columns: four 16-byte loads a thread, in as many warps as that takes, at most 32."""
+    return RmsNormConfig(warps=min(1 << max(columns // 512 - 1, 0).bit_length(), 32))
+
+
+def argmax_splits(columns: int) -> int:
+    """Blocks that search a row of so many values: one wave, of a thousand values each or more; 1: no second launch."""
+    return _splits(columns, max(1024, -(-columns // 132)))
+
+
+def top_k_splits(columns: int, count: int) -> int:
+    """Blocks that sort a row's parts: as small ones as leave no more candidates than one block then sorts.
+
+    1: no second launch. Raises ValueError for a `count` that two launches cannot serve.
+    """
+    if columns <= MAX_PART:
+        return 1
+    part = max(1024, count, -(-columns // (MAX_PART // count)))
+    if part > MAX_PART:
+        raise ValueError(f"count={count} of {columns} values: parts of {part} are larger than {MAX_PART}")
+    return _splits(columns, part)
+
+
+def _splits(columns: int, part: int) -> int:
+    """Into how many equal parts, about so large, none of them empty."""
+    even = -(-columns // -(-columns // part))
+    return -(-columns // even)

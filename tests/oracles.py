@@ -46,6 +46,12 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.reshape(x.shape), np.stack([scale, scale * total], -1)
 
 
+def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    """x / sqrt(mean(x^2) + eps) * weight along the last axis, float64."""
+    x = x.astype(np.float64)
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * weight
+
+
 def attention(
     q: np.ndarray,
     k_pages: np.ndarray,

@@ -6,11 +6,14 @@ from collections.abc import Callable
 
 from ..ptx import Kernel
 from .append_kv import append_kv
+from .argmax import argmax
 from .decode import decode
 from .matvec import matvec
 from .paged_attention import paged_attention
 from .quantize_q8_1 import quantize_q8_1
+from .rms_norm import rms_norm
+from .top_k import top_k
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
-    f.__name__: f for f in (quantize_q8_1, matvec, decode, append_kv, paged_attention)
+    f.__name__: f for f in (quantize_q8_1, rms_norm, matvec, decode, append_kv, paged_attention, argmax, top_k)
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ptx import Builder, f32, kernel, s8, s32, u32, u64
+from ..ptx import Builder, Pointer, Value, f32, kernel, s8, s32, u32, u64
 from .vectors import float_type, load_floats
 
 GROUP = 32  # values that share a scale
@@ -16,15 +17,48 @@ class QuantizeConfig:
     warps: int = 4  # per block
 
 
+def store_group(
+    k: Builder, share: Sequence[Value], values: Pointer, scale_sum: Pointer, *, where: Value | None = None
+) -> None:
+    """Quantizes the group of 32 whose neighbouring shares of 1 or 4 f32 a run of lanes holds, and stores it.
+
+    values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values). The sum is exact before it
+    is scaled, and kept in f32: in f16, as ggml's q8_1 has it, it overflows for activations above about 2,000. A NaN or
+    an infinity makes the group's scale NaN or infinite. Whole warps must come here, in groups that begin at a multiple
+    of their lanes.
+
+    `values` (s8) and `scale_sum` (f32) point at this lane's first value and at its group's pair, in global or shared
+    memory; nothing is stored where `where` is false (the same for all lanes of a group).
+    """
+    lanes = GROUP // len(share)
+    amax = k.const(f32, 0.0)
+    for value in share:
+        amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))
+    amax = k.warp_reduce(amax, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=lanes)
+    inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
+    # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
+    quants = [k.maximum(k.minimum((value * inverse).to(s32), 127), -127) for value in share]
+    total = quants[0]
+    for quant in quants[1:]:
+        total = total + quant
+    total = k.warp_sum(total, lanes=lanes)
+    if len(quants) == 1:
+        values.store(0, quants[0], where=where)
+    else:
+        low = [q.bits(u32) & 0xFF for q in quants]
+        values.cast(u32).store(0, low[0] | (low[1] << 8) | (low[2] << 16) | (low[3] << 24), where=where)
+    first = k.lane_id % lanes == 0
+    scale = amax * (1 / 127)
+    scale_sum.store(0, (scale, scale * total.to(f32)), where=first if where is None else first & where)
+
+
 @kernel
 def quantize_q8_1(
     k: Builder, *, rows: int, columns: int, dtype: str = "f32", config: QuantizeConfig = QuantizeConfig()
 ) -> None:
-    """values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values), per group of 32.
+    """(values, scale_sum) = x in groups of 32 of each row (see `store_group`); eight lanes share a group.
 
-    Eight lanes share a group, four values each. The sum is exact before it is scaled, and kept in f32: in f16,
-    as ggml's q8_1 has it, it overflows for activations above about 2,000. A NaN or an infinity in a group makes
-    its scale NaN or infinite and so every output of that row NaN; other rows are untouched.
+    A NaN or an infinity in a group makes every product with that row NaN; other rows are untouched.
     """
     groups = rows * columns // GROUP
     x = k.input("x", float_type(dtype), (rows, columns))
@@ -34,21 +68,7 @@ def quantize_q8_1(
     k.launch((-(-groups * _LANES // threads),), threads)
 
     thread = k.block_id() * threads + k.thread_id
-    group, part = thread // _LANES, thread % _LANES
+    group, first = thread // _LANES, thread.to(u64) * 4
     inside = group < groups
-    mine = load_floats(x.at(0, thread.to(u64) * 4), 4, where=inside)  # lanes past the end shuffle zeros
-    amax = k.const(f32, 0.0)
-    for value in mine:
-        amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))
-    amax = k.warp_reduce(amax, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=_LANES)
-    inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
-    # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
-    quants = [k.maximum(k.minimum((value * inverse).to(s32), 127), -127) for value in mine]
-    total = k.warp_reduce(quants[0] + quants[1] + quants[2] + quants[3], lambda a, b: a + b, lanes=_LANES)
-    with k.when(inside):
-        low = [q.bits(u32) & 0xFF for q in quants]
-        word = low[0] | (low[1] << 8) | (low[2] << 16) | (low[3] << 24)
-        values.cast(u32).store(thread, word)
-        with k.when(part == 0):
-            scale = amax * (1 / 127)
-            scale_sum.store(group * 2, (scale, scale * total.to(f32)))
+    mine = load_floats(x.at(0, first), 4, where=inside)  # lanes past the end shuffle zeros
+    store_group(k, mine, values.at(0, first), scale_sum.at(0, group), where=inside)

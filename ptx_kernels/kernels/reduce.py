@@ -1,0 +1,25 @@
+"""Reductions over the warps of a block."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from ..ptx import Builder, Pointer, Value
+
+
+def across_warps(k: Builder, parts: Pointer, value: Value, combine: Callable[[Value, Value], Value]) -> Value:
+    """Combines one value per thread over the block; every thread gets the result.
+
+    `parts`: shared memory of one element per warp, which nothing may read or write between this and the next barrier.
+    One barrier, so all threads must come here; warps are combined in order.
+    """
+    value = k.warp_reduce(value, combine)
+    (warps,) = parts.shape
+    if warps == 1:
+        return value
+    parts.at(k.warp_id).store(0, value, where=k.lane_id == 0)
+    k.barrier()
+    vector = 4 if warps % 4 == 0 else 2 if warps % 2 == 0 else 1
+    loaded = [parts.load(first, vector=vector) for first in range(0, warps, vector)]
+    return functools.reduce(combine, [v for part in loaded for v in (part if isinstance(part, tuple) else (part,))])

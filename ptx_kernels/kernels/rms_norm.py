@@ -1,0 +1,100 @@
+"""RMSNorm of rows by whole blocks, as a kernel of its own and as a mat-vec's prologue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
+from .quantize_q8_1 import GROUP, store_group
+from .reduce import across_warps
+from .vectors import load_floats, store_floats
+
+_RUN = 4  # values of a thread's load: 16 bytes
+_MAX_RUNS = 16  # of a row that a thread holds in registers
+
+
+@dataclass(frozen=True)
+class RmsNormConfig:
+    warps: int = 8  # per block, which has one row
+
+
+@dataclass(frozen=True)
+class Run:
+    """Four neighbouring values of a row: `values` (f32) from column `first` (u32) on.
+
+    `inside`: whether the row has that column; None: it does.
+    """
+
+    first: Value
+    values: list[Value]
+    inside: Value | None
+
+
+def runs(k: Builder, columns: int, warps: int) -> Iterator[tuple[Value, Value | None]]:
+    """How a block cuts a row into runs of four: (first column, whether the row has it) of each of a thread's."""
+    step = _RUN * WARP * warps
+    for base in range(0, columns, step):
+        first = k.thread_id * _RUN + base
+        yield first, None if base + step <= columns else first < columns
+
+
+def normalize(k: Builder, x: Pointer, weight: Pointer, columns: int, eps: float, parts: Pointer) -> list[Run]:
+    """This thread's share of x / sqrt(mean(x^2) + eps) * weight, for one row of `columns` f32 at `x`.
+
+    The row is read once and stays in registers. `parts` is as in `across_warps`, whose barrier this passes.
+    """
+    warps = parts.shape[0]
+    if columns % _RUN or columns > _MAX_RUNS * _RUN * WARP * warps:
+        raise KernelError(
+            f"columns={columns} must be a multiple of {_RUN}, and of {warps} warps "
+            f"at most {_MAX_RUNS * _RUN * WARP * warps}, to be normalized in registers"
+        )
+    row = [
+        Run(first, load_floats(x.at(first), _RUN, where=inside), inside) for first, inside in runs(k, columns, warps)
+    ]
+    squares = k.const(f32, 0.0)
+    for run in row:
+        for value in run.values:
+            squares = k.fma(value, value, squares)
+    mean = across_warps(k, parts, squares, lambda a, b: a + b) * (1 / columns)
+    inverse = k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
+    scaled = []
+    for run in row:
+        factors = load_floats(weight.at(run.first), _RUN, where=run.inside)
+        values = [value * inverse * factor for value, factor in zip(run.values, factors, strict=True)]
+        scaled.append(Run(run.first, values, run.inside))
+    return scaled
+
+
+@kernel
+def rms_norm(
+    k: Builder,
+    *,
+    rows: int,
+    columns: int,
+    eps: float,
+    output: Literal["f32", "q8_1"] = "f32",
+    config: RmsNormConfig = RmsNormConfig(),
+) -> None:
+    """y = x / sqrt(mean(x^2) + eps) * weight for each row; as "q8_1" what `quantize_q8_1` makes of y. A block a row."""
+    if output not in ("f32", "q8_1"):
+        raise KernelError(f"output={output!r} must be f32 or q8_1")
+    x = k.input("x", f32, (rows, columns))
+    weight = k.input("weight", f32, (columns,), constant=True)
+    k.launch((rows,), WARP * config.warps)
+    row = k.block_id()
+    parts = k.shared("parts", f32, (config.warps,))
+    if output == "f32":
+        y = k.output("y", f32, (rows, columns))
+        for run in normalize(k, x.at(row), weight, columns, eps, parts):
+            store_floats(y.at(row, run.first), run.values, where=run.inside)
+        return
+    if columns % GROUP:
+        raise KernelError(f"columns={columns} must be a multiple of {GROUP} for output={output!r}")
+    values = k.output("values", s8, (rows, columns))
+    scale_sum = k.output("scale_sum", f32, (rows, columns // GROUP, 2))
+    for run in normalize(k, x.at(row), weight, columns, eps, parts):
+        group = run.first // GROUP
+        store_group(k, run.values, values.at(row, run.first), scale_sum.at(row, group), where=run.inside)

@@ -1,0 +1,82 @@
+"""The largest values of each row in order: what a sampling step draws from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ptx import WARP, Builder, KernelError, Pointer, f32, kernel, s32, u32, u64
+from .argmax import candidates, order_key
+
+MAX_PART = 4096  # values that a block sorts: 8 bytes each of its shared memory
+
+
+@dataclass(frozen=True)
+class TopKConfig:
+    warps: int = 16  # per block
+
+
+@kernel
+def top_k(
+    k: Builder,
+    *,
+    rows: int,
+    columns: int,
+    count: int,
+    splits: int = 1,
+    from_candidates: bool = False,
+    config: TopKConfig = TopKConfig(),
+) -> None:
+    """The `count` largest of each of `splits` parts of x[r], descending; ties in order of index, NaN is the largest.
+
+    A block sorts its part in shared memory by a bitonic network (Batcher 1968) over u64 keys: the value's order above
+    the complement of its place. Results (rows, splits * count): f32 values and s32 indices; the last part may have
+    fewer values than `count` and then ends in -inf at index `columns`, behind all others in a second launch. A
+    vocabulary takes two launches, the second `from_candidates` over the first one's results, whose `indices`
+    (rows, columns) say where each value was.
+    """
+    part = -(-columns // splits)
+    if part > MAX_PART or not 1 <= splits <= columns or part * (splits - 1) >= columns:
+        raise KernelError(f"splits={splits} must leave each part some of columns={columns}, at most {MAX_PART}")
+    if not 1 <= count <= part:
+        raise KernelError(f"count={count} must be 1 to {part}, the values of a part")
+    size = 1 << max(part - 1, 1).bit_length()
+    x, indices, values, best = candidates(k, rows, columns, splits, count, from_candidates)
+    threads = WARP * config.warps
+    k.launch((splits, rows), threads)
+    split, row = k.block_id(), k.block_id("y")
+
+    first = split * part
+    stop = k.minimum(first + part, columns)
+    keys = k.shared("keys", u64, (size,))
+    with k.loop(k.thread_id, size, threads) as i:
+        place = first + i
+        inside = place < stop
+        key = order_key(k, x.at(row, place).load(where=inside)).to(u64) << 32 | (~place).to(u64)
+        keys.at(i).store(0, k.select(inside, key, 0))  # below every value's key
+    k.barrier()
+    _sort(k, keys, threads)
+    with k.loop(k.thread_id, count, threads) as i:
+        key = keys.at(i).load()
+        place = ~key.to(u32)
+        found = key > 0
+        low = k.const(f32, float("-inf"))
+        values.at(row, split * count + i).store(0, k.select(found, x.at(row, place).load(where=found), low))
+        index = place if indices is None else indices.at(row, place).load(where=found).bits(u32)
+        best.at(row, split * count + i).store(0, k.select(found, index, columns).bits(s32))
+
+
+def _sort(k: Builder, keys: Pointer, threads: int) -> None:
+    """Sorts the u64 `keys` (a power of two of them) in descending order; all threads of the block come here."""
+    (size,) = keys.shape
+    levels = (size - 1).bit_length()
+    with k.loop(0, levels) as level, k.loop(0, level + 1) as step:
+        shift = level - step  # partners lie 1 << shift apart, within runs of 2 << level
+        with k.loop(k.thread_id, size // 2, threads) as pair:
+            low = ((pair >> shift) << (shift + 1)) | (pair & ((k.const(u32, 1) << shift) - 1))
+            high = low + (k.const(u32, 1) << shift)
+            a, b = keys.at(low).load(), keys.at(high).load()
+            larger, smaller = k.maximum(a, b), k.minimum(a, b)
+            ascending = ((low >> (level + 1)) & 1) == 1
+            keys.at(low).store(0, k.select(ascending, smaller, larger))
+            keys.at(high).store(0, k.select(ascending, larger, smaller))
+        k.barrier()

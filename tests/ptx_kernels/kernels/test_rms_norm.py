@@ -1,0 +1,59 @@
+"""RMSNorm, simulated, against float64; with q8_1 output against its own f32 output quantized."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import nmse
+from oracles import quantized, rms_norm_oracle
+
+from ptx_kernels import simulator, tuning
+from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
+from ptx_kernels.ptx import KernelError
+
+
+@pytest.mark.parametrize("rows, columns, warps", [(1, 32, 1), (3, 896, 8), (2, 1056, 4), (2, 4096, 2), (1, 100, 3)])
+def test_equals_float64(rows: int, columns: int, warps: int) -> None:
+    rng = np.random.default_rng(columns)
+    x = rng.standard_normal((rows, columns), np.float32) * np.float32(30) + 1
+    weight = rng.standard_normal(columns, np.float32)
+    kernel = rms_norm(rows=rows, columns=columns, eps=1e-5, config=RmsNormConfig(warps))
+    (y,) = simulator.run(kernel, x, weight)
+    assert nmse(y, rms_norm_oracle(x, weight, 1e-5)) <= 1e-13
+    if columns % 32 == 0:
+        kernel = rms_norm(rows=rows, columns=columns, eps=1e-5, output="q8_1", config=RmsNormConfig(warps))
+        for got, want in zip(simulator.run(kernel, x, weight), quantized(y), strict=True):
+            np.testing.assert_array_equal(got, want)
+
+
+def test_rows_at_the_limits() -> None:
+    """Zeros stay zeros by eps; tiny rows are scaled by it; a NaN spoils its own row alone."""
+    x = np.zeros((4, 64), np.float32)
+    x[1] = 1e-6
+    x[2] = 3.0
+    x[2, 5] = np.nan
+    x[3] = 2.0
+    (y,) = simulator.run(rms_norm(rows=4, columns=64, eps=1e-6, config=RmsNormConfig(1)), x, np.ones(64, np.float32))
+    assert not y[0].any() and np.isnan(y[2]).all()
+    assert nmse(y[[1, 3]], rms_norm_oracle(x[[1, 3]], np.ones(64, np.float32), 1e-6)) <= 1e-13
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(columns=66), "columns=66 must be a multiple of 4"),
+        (dict(columns=4096, config=RmsNormConfig(1)), "of 1 warps at most 2048"),
+        (dict(columns=100, output="q8_1"), "columns=100 must be a multiple of 32"),
+        (dict(columns=128, output="f16"), "output='f16' must be f32 or q8_1"),
+    ],
+)
+def test_what_it_refuses(arguments: dict, message: str) -> None:
+    with pytest.raises(KernelError, match=message):
+        rms_norm(rows=1, eps=0.0, **arguments)
+
+
+def test_tuned_block_sizes() -> None:
+    configs = {columns: tuning.rms_norm(columns) for columns in (32, 896, 2048, 4096, 5120, 16384, 65536)}
+    assert [config.warps for config in configs.values()] == [1, 1, 4, 8, 16, 32, 32]
+    for columns, config in configs.items():
+        rms_norm(rows=1, columns=columns, eps=0.0, output="q8_1", config=config)
