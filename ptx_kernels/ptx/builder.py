@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +15,9 @@ from .types import Type, f32, pred, u32, u64
 from .values import Operand, Pointer, Value, Var, immediate
 
 WARP = 32
+STATIC_SHARED_BYTES = 48 << 10
 _FULL_MASK = "-1"
+_DYNAMIC_SHARED = "dynamic_shared"
 _PREFIXES = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%rd", "f32": "%f"}
 
 
@@ -42,6 +45,8 @@ class Builder:
         self._buffers: list[Buffer] = []
         self._pointers: list[tuple[str, Value, Line]] = []
         self._shared: list[str] = []
+        self._static_bytes = 0
+        self._dynamic_bytes = 0  # of the one extern array that all dynamic shared memory lies in
         self._labels = 0
         self._needs = BASELINE
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
@@ -128,13 +133,21 @@ class Builder:
         self._pointers.append((name + ("_out" if role == "inout" else ""), address, caller()))
         return Pointer(self, type, address, constant=constant, shape=shape)
 
-    def shared(self, name: str, type: Type, shape: tuple[int, ...]) -> Pointer:
-        """Static shared memory of the block, 16-byte aligned."""
-        count = 1
-        for extent in shape:
-            count *= extent
-        self._shared.append(f".shared .align 16 .b8 {name}[{count * type.size}];")
+    def shared(self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False) -> Pointer:
+        """Shared memory of the block, 16-byte aligned: static, or, for more than 48 KB in all, `dynamic`."""
+        nbytes = math.prod(shape) * type.size
         address = self.register(u32)
+        if dynamic:
+            offset = self._dynamic_bytes
+            self._dynamic_bytes += -(-nbytes // 16) * 16
+            self.write(f"mov.u32 {address.name}, {_DYNAMIC_SHARED};")
+            return Pointer(self, type, address, space="shared", offset=offset, shape=shape)
+        self._static_bytes += -(-nbytes // 16) * 16
+        if self._static_bytes > STATIC_SHARED_BYTES:
+            raise KernelError(
+                f"shared {name} of {nbytes} bytes: {self._static_bytes} in all, and {STATIC_SHARED_BYTES} may be static"
+            )
+        self._shared.append(f".shared .align 16 .b8 {name}[{nbytes}];")
         self.write(f"mov.u32 {address.name}, {name};")
         return Pointer(self, type, address, space="shared", shape=shape)
 
@@ -303,6 +316,7 @@ class Builder:
             f".target sm_{sm}",
             ".address_size 64",
             "",
+            *([f".extern .shared .align 16 .b8 {_DYNAMIC_SHARED}[];"] if self._dynamic_bytes else []),
             f".visible .entry {self.name}(",
             parameters,
             ")",
@@ -320,7 +334,7 @@ class Builder:
         body = [*self._prologue, *loads, *self._lines]
         lines = {number: line for number, (_, line) in enumerate(body, head.count("\n") + 2)}
         whole = "\n".join([head, *(line for line, _ in body), "  ret;", "}", ""])
-        return Kernel(self.name, whole, tuple(self._buffers), grid, block, lines=lines)
+        return Kernel(self.name, whole, tuple(self._buffers), grid, block, self._dynamic_bytes, lines)
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:

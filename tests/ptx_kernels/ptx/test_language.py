@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ptx_kernels import simulator
+from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.decode import decode
 from ptx_kernels.ptx import Builder, KernelError, f16, f32, kernel, pred, s32, u8, u32, u64
 
@@ -105,6 +106,19 @@ def test_shared_memory_takes_16_byte_accesses() -> None:
     np.testing.assert_array_equal(lanes(body), LANE + 3)
 
 
+def test_dynamic_shared_memory_may_be_larger_than_static() -> None:
+    def body(k: Builder):
+        small = k.shared("small", u32, (33,), dynamic=True)
+        large = k.shared("large", u32, (32, 400), dynamic=True)
+        small.at(k.lane_id).store(0, k.lane_id)
+        large.at(k.lane_id).store(399, k.lane_id * 2)
+        return small.at(k.lane_id).load() + large.at(k.lane_id, 399).load()
+
+    np.testing.assert_array_equal(lanes(body), LANE * 3)
+    assert build(body).dynamic_shared_bytes == 144 + 51200
+    assemble(build(body).text, "sm_80")
+
+
 def test_reductions_reach_every_lane() -> None:
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id)), np.full(32, 496))
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id, lanes=8)), LANE.reshape(4, 8).sum(1).repeat(8))
@@ -157,6 +171,10 @@ def test_a_value_cannot_be_updated() -> None:
         (lambda k: k.lane_id.bits(s32) + (-(2**31) - 1), "-2147483649 is outside the range of s32"),
         (lambda k: k.emit("add.u32", k.lane_id.name), "add.u32 takes 2 operands, got 1"),
         (lambda k: k.shared("s", u32, (2, 2)).at(0, 0, 0).load(), r"3 indices for a buffer of shape \(2, 2\)"),
+        (
+            lambda k: [k.shared(name, u32, (8000,)) for name in "st"],
+            r"shared t of 32000 bytes: 64000 in all, and 49152 may be static",
+        ),
         (lambda k: k.shared("s", u32, (2,)).advance(1), r"only a moving\(\) pointer can advance"),
         (lambda k: k.lane_id / 2, "/ divides f32"),
         (lambda k: k.const(f32, 1.0) % 2, "% takes u32, not f32"),
