@@ -1,0 +1,138 @@
+"""Tuning tables: what a file may hold, which row serves a shape, and who decides."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ptx_kernels import choices, tables
+from ptx_kernels.choices import Choice, Tabled, on_device
+from ptx_kernels.kernels.matvec import MatvecConfig
+from ptx_kernels.tables import Table, TuningTableError
+
+
+def row(n: int = 4096, columns: int = 4096, m: int = 1, warps: int = 2, **changes) -> dict:
+    values = dict(kernel="matvec", format="Q4_K", n=n, columns=columns, m=m, config={"warps": warps}, seconds=1e-5)
+    return values | changes
+
+
+def file(*rows: dict, **changes) -> str:
+    return json.dumps({"device": "NVIDIA H200", "source": "measured", "rows": rows} | changes)
+
+
+def table(*rows: dict, **changes) -> Table:
+    return tables.parse(file(*rows, **changes), "t.json")
+
+
+def test_a_row_holds_some_fields_of_a_config():
+    (found,) = table(row(why="latency"), driver="13.0", commit="abc").rows
+    assert found.config == MatvecConfig(warps=2)
+    assert (found.seconds, found.why) == (1e-5, "latency")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("{", "t.json: not JSON"),
+        ("[" * 100_000, "t.json: not JSON"),
+        ("[]", r"t.json: \[\] must be of type dict"),
+        ("{}", "t.json: source is missing"),
+        (file(source="guessed"), "source: 'guessed' must be one of measured, model"),
+        (file(device=3), "device: 3 must be of type str"),
+        (file(rows={}), "rows: {} must be of type list"),
+        (file(row(), 7), "row 1: 7 must be of type dict"),
+        (file(row(kernel="matmul")), "row 0: kernel: 'matmul' must be one of matvec"),
+        (file(row(n="1")), "row 0: n: '1' must be of type int"),
+        (file(row(m=True)), "row 0: m: True must be of type int"),
+        (file(row(columns=0)), "row 0: columns=0 must be positive"),
+        (file(row(seconds=float("nan"))), "row 0: seconds=nan must be positive and finite"),
+        (file(row(config={"warp": 2})), "row 0: config: 'warp' must be one of "),
+        (file(row(config={"warps": 2.5})), "row 0: config: warps: 2.5 must be of type int"),
+        (file(row(why=1)), "row 0: why: 1 must be of type str"),
+        (file({"kernel": "matvec"}), "row 0: format is missing"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_bad_tables(text, message):
+    with pytest.raises(TuningTableError, match=message):
+        tables.parse(text, "t.json")
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(TuningTableError, match=r"none\.json: No such file"):
+        tables.load(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize(
+    "n, columns, m, warps",
+    [
+        (4096, 4096, 1, 1),
+        (5000, 4096, 1, 1),
+        (14336, 4096, 1, 2),
+        (8192, 4096, 1, 2),  # 0.8 octaves below 14336, 1 above 4096
+        (2047, 4096, 1, None),  # farther than an octave
+        (4096, 256, 1, None),
+        (4096, 4096, 2, 4),  # rows for four serve two and three
+        (4096, 4096, 4, 4),
+        (4096, 4096, 5, None),
+    ],
+)
+def test_the_nearest_row_serves(n, columns, m, warps):
+    t = table(row(warps=1), row(n=14336, warps=2), row(m=4, warps=4), row(format="Q6_K", warps=8))
+    found = t.nearest("matvec", "Q4_K", n, columns, m)
+    assert (found and found.config.warps) == warps
+
+
+def test_tables_know_their_device():
+    h200 = table(device="NVIDIA H200")
+    assert h200.is_for("NVIDIA H200") and h200.is_for("H200") and not h200.is_for("NVIDIA H100 80GB HBM3")
+    unknown = table(device="NVIDIA L40S")
+    assert unknown.is_for("NVIDIA L40S") and not unknown.is_for("NVIDIA L4")
+
+
+@Tabled
+def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
+    """A rule."""
+    return MatvecConfig(warps=16)
+
+
+def test_measured_before_model_before_rule(monkeypatch):
+    model = table(row(warps=1), row(n=512, warps=2, why="latency"), source="model", device="H200")
+    measured = table(row(warps=3))
+    monkeypatch.setattr(tables, "packaged", lambda: (measured, model))
+    choose = matvec.choose
+    assert choose("Q4_K", 4096, 4096, 1) == Choice(
+        MatvecConfig(warps=3), "measured for NVIDIA H200 (t.json), this shape: 10.00 us"
+    )
+    assert choose("Q4_K", 600, 4096, 1) == Choice(
+        MatvecConfig(warps=2), "model for H200 (t.json), the nearest shape, 512x4096 m=1: 10.00 us, latency"
+    )
+    assert choose("Q4_K", 64, 4096, 1) == Choice(MatvecConfig(warps=16), "rule tuning.matvec, no table for H200 has it")
+    assert matvec("Q4_K", 64, 4096, 1) == MatvecConfig(warps=16)
+    with on_device("NVIDIA L40S"):
+        assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=16)
+    assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=3)
+
+
+def test_the_users_table_comes_first(monkeypatch, tmp_path):
+    monkeypatch.setattr(tables, "packaged", lambda: (table(row(warps=3)),))
+    path = tmp_path / "mine.json"
+    path.write_text(file(row(warps=5)))
+    monkeypatch.setenv(choices.VARIABLE, str(path))
+    assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=5)
+    with on_device("NVIDIA A100-SXM4-80GB"):
+        assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=16)
+    bad = tmp_path / "bad.json"
+    bad.write_text("{}")
+    monkeypatch.setenv(choices.VARIABLE, str(bad))
+    with pytest.raises(TuningTableError, match=r"bad\.json: source is missing"):
+        matvec("Q4_K", 4096, 4096, 1)
+
+
+def test_packaged_tables_are_sound():
+    found = tables.packaged()
+    assert [t.source for t in found] == sorted((t.source for t in found), key=tables.SOURCES.index)
+    for t in found:
+        shapes = [(r.kernel, r.format, r.n, r.columns, r.m) for r in t.rows]
+        assert len(set(shapes)) == len(shapes)
