@@ -9,7 +9,7 @@ import numpy as np
 from .errors import SimulationError
 from .frame import WARP
 from .memory import GlobalMemory
-from .parser import SHARED_BASE, Instruction
+from .program import SHARED_BASE, Instruction
 from .shared import SharedMemory, stamp
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from .frame import Frame
 from .loads_stores import compile_load, compile_store
 from .moves import compile_move
 from .operands import Operands, Step
-from .parser import Immediate, Instruction, Name, Program, Register, parse
+from .parser import parse
+from .program import Immediate, Instruction, Name, Program, Register
 from .table import compile_row
 from .warp import compile_active_mask, compile_shuffle, compile_vote, compile_warp_barrier
 

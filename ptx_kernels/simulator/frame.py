@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import SimulationError, UninitializedRead
-from .parser import Instruction
+from .program import Instruction
 
 if TYPE_CHECKING:
     from .batch import Batch

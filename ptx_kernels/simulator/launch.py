@@ -13,7 +13,7 @@ from .compile import Compiled, compile_text
 from .errors import LaunchError, SimulationError, UnwrittenOutput
 from .machine import Machine
 from .memory import DeviceBuffer, GlobalMemory
-from .parser import SHARED_BASE
+from .program import SHARED_BASE
 
 BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache
 MAX_SHARED_BYTES = 227 * 1024  # sm_90

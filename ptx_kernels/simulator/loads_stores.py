@@ -8,7 +8,7 @@ from ..ptx.types import REGISTER_DTYPES, Type
 from .errors import ParseError, TypeMismatch, UnknownInstruction
 from .frame import Frame
 from .operands import Operands, Step, from_type, named_type
-from .parser import Address, Instruction, Name, Operand, Register, Vector
+from .program import Address, Instruction, Name, Operand, Register, Vector
 
 _IGNORED = {
     "relaxed",

@@ -13,7 +13,7 @@ from .batch import Batch
 from .compile import Block, Compiled
 from .errors import BarrierDivergence, Deadlock, EarlyExit, StepLimit
 from .frame import WARP, Frame
-from .parser import Instruction
+from .program import Instruction
 
 _NOT_WAITING = -1
 

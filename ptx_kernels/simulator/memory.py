@@ -9,7 +9,7 @@ import numpy as np
 
 from .errors import Misaligned, NonCoherentRead, OutOfBounds, ReadOnlyWrite, UninitializedRead
 from .frame import Frame
-from .parser import Instruction
+from .program import Instruction
 
 Role = Literal["in", "out", "inout"]
 

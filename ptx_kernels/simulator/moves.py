@@ -8,7 +8,7 @@ from ..ptx.types import REGISTER_DTYPES
 from .errors import ParseError, TypeMismatch, UnknownInstruction
 from .frame import Frame
 from .operands import REGISTER_SIZES, Operands, Step, named_type
-from .parser import Immediate, Instruction, Name, Register, Vector
+from .program import Immediate, Instruction, Name, Register, Vector
 
 _INDEXED = {f"%{r}.{axis}" for r in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
 SPECIAL = _INDEXED | {"%laneid", "%warpid", "%nwarpid"}

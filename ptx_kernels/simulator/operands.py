@@ -10,7 +10,7 @@ import numpy as np
 from ..ptx.types import REGISTER_DTYPES, TYPES, Type
 from .errors import ParseError, SimulationError, TypeMismatch
 from .frame import Frame
-from .parser import Immediate, Instruction, Operand, Program, Register
+from .program import Immediate, Instruction, Operand, Program, Register
 
 REGISTER_SIZES = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
 

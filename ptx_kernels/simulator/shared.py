@@ -12,7 +12,7 @@ import numpy as np
 from .errors import Misaligned, OutOfBounds, SharedRace, UninitializedRead
 from .frame import Frame
 from .memory import item_view
-from .parser import SHARED_BASE, Instruction
+from .program import SHARED_BASE, Instruction
 
 _EPOCH = 64
 _SEVERAL = 63  # in a reader's stamp: more than one warp (a block has at most 32)

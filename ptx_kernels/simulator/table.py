@@ -6,7 +6,7 @@ from ..ptx.instructions import INSTRUCTIONS
 from .errors import ParseError, UnknownInstruction
 from .frame import Frame
 from .operands import Operands, Step, is_untyped
-from .parser import Instruction
+from .program import Instruction
 
 
 def compile_row(operands: Operands, instruction: Instruction) -> Step:

@@ -15,7 +15,7 @@ from ..ptx.types import REGISTER_DTYPES, TYPES
 from .errors import ShuffleError, TypeMismatch, UnknownInstruction
 from .frame import WARP, Frame
 from .operands import Operands, Step
-from .parser import Instruction, Negated, Pair
+from .program import Instruction, Negated, Pair
 
 _ALL = 0xFFFFFFFF
 _LANE = np.arange(WARP, dtype=np.int64)

@@ -1,0 +1,140 @@
+"""What the parser makes of PTX text: functions as written, and the one Program that runs, its calls inlined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+#: Where shared and local addresses start; not 0, so that a null address is an error.
+SHARED_BASE = 0x400
+LOCAL_BASE = 0x400
+#: Generic addresses: the buffers' own, or the shared (local) window's start plus the shared (local) address.
+SHARED_WINDOW = 1 << 60
+LOCAL_WINDOW = 2 << 60
+
+
+@dataclass(frozen=True)
+class Register:
+    name: str
+    index: int
+    cls: str
+
+
+@dataclass(frozen=True)
+class Immediate:
+    """An integer, a float (decimal), or the bits of an f32 written as 0fXXXXXXXX."""
+
+    value: int | float
+    text: str
+    float_bits: bool = False
+
+
+@dataclass(frozen=True)
+class Name:
+    """A label, a variable of some memory, a parameter of the entry, a function or a special register."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A variable of `.param` space inside a function: what a call takes or gives. Numbered within the function."""
+
+    name: str
+    number: int
+
+
+@dataclass(frozen=True)
+class Address:
+    base: Register | Name | Parameter | None
+    offset: int
+
+
+@dataclass(frozen=True)
+class Vector:
+    items: tuple[Register | Immediate, ...]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """`d|p` of shfl and setp."""
+
+    first: Register
+    second: Register
+
+
+@dataclass(frozen=True)
+class Negated:
+    register: Register
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The parenthesized parameters of a call."""
+
+    items: tuple[Parameter, ...]
+
+
+Operand = Register | Immediate | Name | Parameter | Address | Vector | Pair | Negated | Arguments
+
+
+@dataclass(frozen=True)
+class Instruction:
+    opcode: str
+    operands: tuple[Operand, ...]
+    guard: tuple[Register, bool] | None  # predicate, and whether it is negated
+    line: int
+    text: str
+
+
+@dataclass(frozen=True)
+class EntryParameter:
+    """A parameter of the entry: a scalar of `type` (u64: most often a pointer), or `nbytes` of an aggregate (b8)."""
+
+    name: str
+    type: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """A `.const` or `.global` variable: the bytes it holds when a launch starts."""
+
+    name: str
+    space: str
+    initial: np.ndarray
+
+
+@dataclass
+class Function:
+    """An entry or a `.func` as written. `parameters` and `results` are those of a `.func`."""
+
+    name: str
+    registers: list[Register] = field(default_factory=list)
+    parameters: tuple[Parameter, ...] = ()
+    results: tuple[Parameter, ...] = ()
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # label -> index of the instruction after it
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # label of .branchtargets -> its labels
+
+
+@dataclass
+class Program:
+    """The entry with everything it calls inlined."""
+
+    name: str
+    version: tuple[int, int]
+    target: int
+    params: tuple[EntryParameter, ...] = ()
+    registers: list[Register] = field(default_factory=list)
+    symbols: dict[str, int] = field(default_factory=dict)  # shared symbol -> address
+    static_shared_bytes: int = 0
+    dynamic_start: int = SHARED_BASE  # address of dynamic shared memory
+    local_symbols: dict[str, int] = field(default_factory=dict)  # local symbol -> address
+    local_bytes: int = 0  # per thread
+    data: dict[str, Data] = field(default_factory=dict)  # .const and .global variables
+    required_block: tuple[int, int, int] | None = None
+    max_threads: int | None = None
+    instructions: list[Instruction] = field(default_factory=list)
+    labels: dict[str, int] = field(default_factory=dict)  # label -> index of the instruction after it
