@@ -8,6 +8,7 @@ import numpy as np
 
 from .errors import SimulationError
 from .frame import WARP
+from .local import LocalMemory
 from .memory import GlobalMemory
 from .program import SHARED_BASE, Instruction
 from .shared import SharedMemory, stamp
@@ -52,6 +53,7 @@ class Batch:
         self.exited = np.zeros(self.lanes, np.bool_)
         self.epochs = np.ones(blocks, np.int64)
         self.shared = SharedMemory(blocks, shared_bytes, program.shared_granule)
+        self.local = LocalMemory(self.lanes, program.program.local_bytes)
         self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
         self._stamps: np.ndarray | None = None
         self._special: dict[str, np.ndarray] = {}
@@ -69,6 +71,11 @@ class Batch:
             return self.thread_of_lane // WARP
         if name == "%nwarpid":
             return self.padded // WARP
+        if name.startswith("%lanemask_"):
+            lane = (self.thread_of_lane % WARP).astype(np.uint64)
+            below, own = (np.uint64(1) << lane) - np.uint64(1), np.uint64(1) << lane
+            masks = {"lt": below, "le": below | own, "eq": own, "ge": ~below, "gt": ~(below | own)}
+            return masks[name[-2:]] & np.uint64(0xFFFFFFFF)
         register, _, axis_name = name.partition(".")
         axis = "xyz".index(axis_name)
         if register in ("%ntid", "%nctaid"):

@@ -9,9 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from .batch import shared_name
-from .errors import ParseError
+from .errors import ParseError, Trap
 from .frame import Frame
-from .loads_stores import compile_load, compile_store
+from .loads_stores import compile_address_conversion, compile_load, compile_store
 from .moves import compile_move
 from .operands import Operands, Step
 from .parser import parse
@@ -21,10 +21,20 @@ from .warp import compile_active_mask, compile_shuffle, compile_vote, compile_wa
 
 Handler = Callable[[Operands, Instruction], Step]
 
+
+def compile_trap(operands: Operands, instruction: Instruction) -> Step:
+    def run(frame: Frame) -> None:
+        raise frame.fault(Trap, instruction, 0, "a trap: `trap` itself, or an indexed branch beyond its table")
+
+    return Step(run, (), ())
+
+
 #: first word of the opcode -> what compiles it; everything else is a row of the instruction table
 HANDLERS: dict[str, Handler] = {
     "ld": compile_load,
     "st": compile_store,
+    "cvta": compile_address_conversion,
+    "trap": compile_trap,
     "mov": compile_move,
     "shfl": compile_shuffle,
     "vote": compile_vote,

@@ -91,3 +91,7 @@ class ShuffleError(SimulationError):
 
 class StepLimit(SimulationError):
     """The launch ran more basic blocks than allowed: most likely a loop that never ends."""
+
+
+class Trap(SimulationError):
+    """`trap` was reached, or an indexed branch (`brx.idx`) beyond its table of targets."""

@@ -59,7 +59,8 @@ class _Inliner:
         self.parameters = self.copies = 0
 
     def fail(self, instruction: Instruction, message: str) -> ParseError:
-        return ParseError(f"kernel {self.program.name}: {message}\n  line {instruction.line}: {instruction.text}")
+        shown = f"line {instruction.line}: {instruction.text}"
+        return ParseError(f"kernel {self.program.name}: {message}\n  {shown}", instruction.line)
 
     def new_register(self, name: str, cls: str) -> Register:
         register = Register(name, len(self.program.registers), cls)

@@ -13,7 +13,7 @@ from .compile import Compiled, compile_text
 from .errors import LaunchError, SimulationError, UnwrittenOutput
 from .machine import Machine
 from .memory import DeviceBuffer, GlobalMemory
-from .program import SHARED_BASE
+from .program import SHARED_BASE, EntryParameter
 
 BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache
 MAX_SHARED_BYTES = 227 * 1024  # sm_90
@@ -30,7 +30,7 @@ class Statistics:
 
 def launch(
     text: str,
-    buffers: Sequence[np.ndarray | DeviceBuffer],
+    arguments: Sequence[np.ndarray | DeviceBuffer | np.generic],
     grid: tuple[int, ...],
     block: tuple[int, ...],
     dynamic_shared_bytes: int = 0,
@@ -42,9 +42,10 @@ def launch(
     """Runs PTX in place: stores go into the given arrays.
 
     Args:
-      text: a PTX module with one entry whose parameters are pointers.
-      buffers: one per parameter. A bare array is readable and writable; DeviceBuffer narrows that. The same object
-        may be given twice: both parameters then point to it.
+      text: a PTX module with one entry. Its `.const` and `.global` variables hold their initial values at the start
+        of every launch.
+      arguments: one per parameter: a buffer for a pointer, a NumPy scalar for anything else. A bare array is readable
+        and writable; DeviceBuffer narrows that. The same object may be given twice: both parameters then point to it.
       grid, block: up to three extents each, x first.
       dynamic_shared_bytes: size of the `.extern .shared` memory.
       batch_lanes: threads simulated at once, at least one block. Results do not depend on it.
@@ -57,7 +58,7 @@ def launch(
     program = compile_text(text)
     grid3, block3 = _extents(grid, "grid"), _extents(block, "block")
     shared_bytes = _check_geometry(program, grid3, block3, dynamic_shared_bytes)
-    memory, parameters = _place(program, buffers)
+    memory, parameters = _place(program, arguments)
     threads = block3[0] * block3[1] * block3[2]
     total = grid3[0] * grid3[1] * grid3[2]
     at_once = max(1, min(total, batch_lanes // (-(-threads // 32) * 32)))
@@ -98,16 +99,49 @@ def _check_geometry(program: Compiled, grid: Extent, block: Extent, dynamic_shar
     return shared
 
 
-def _place(program: Compiled, buffers: Sequence[np.ndarray | DeviceBuffer]) -> tuple[GlobalMemory, list[np.ndarray]]:
-    names = program.program.params
-    if len(buffers) != len(names):
-        raise LaunchError(f"kernel {program.name} has {len(names)} parameters {names}, got {len(buffers)} buffers")
+def _place(
+    program: Compiled, arguments: Sequence[np.ndarray | DeviceBuffer | np.generic]
+) -> tuple[GlobalMemory, list[np.ndarray]]:
+    """The module's variables and the buffers in memory, and each parameter's bytes."""
+    parameters = program.program.params
+    if len(arguments) != len(parameters):
+        names = tuple(p.name for p in parameters)
+        raise LaunchError(f"kernel {program.name} has {len(names)} parameters {names}, got {len(arguments)} arguments")
+    buffers = [
+        DeviceBuffer(d.name, _aligned(d.initial.copy()), "in" if d.space == "const" else "inout")
+        for d in program.program.data.values()
+    ]
     known: dict[int, DeviceBuffer] = {}
-    for name, buffer in zip(names, buffers, strict=True):
-        if id(buffer) not in known:
-            known[id(buffer)] = buffer if isinstance(buffer, DeviceBuffer) else DeviceBuffer(name, buffer)
-    placed = [known[id(buffer)] for buffer in buffers]
-    return GlobalMemory(placed), [np.array([buffer.base], np.uint64) for buffer in placed]
+    for parameter, argument in zip(parameters, arguments, strict=True):
+        if isinstance(argument, np.generic):
+            continue
+        if parameter.nbytes != 8 or parameter.type[0] == "f":
+            raise LaunchError(
+                f"kernel {program.name}: parameter {parameter.name} is a .{parameter.type}, so it takes a NumPy scalar"
+            )
+        if id(argument) not in known:
+            known[id(argument)] = (
+                argument if isinstance(argument, DeviceBuffer) else DeviceBuffer(parameter.name, argument)
+            )
+            buffers.append(known[id(argument)])
+    memory = GlobalMemory(buffers)
+    values = [
+        _scalar(program, parameter, argument)
+        if isinstance(argument, np.generic)
+        else np.array([known[id(argument)].base], np.uint64).view(np.uint8)
+        for parameter, argument in zip(parameters, arguments, strict=True)
+    ]
+    return memory, values
+
+
+def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> np.ndarray:
+    is_float = value.dtype.kind == "f"
+    if value.nbytes != parameter.nbytes or (parameter.type[0] != "b" and is_float != (parameter.type[0] == "f")):
+        raise LaunchError(
+            f"kernel {program.name}: parameter {parameter.name} is a .{parameter.type} of {parameter.nbytes} bytes, "
+            f"got a {value.dtype}"
+        )
+    return np.frombuffer(value.tobytes(), np.uint8)
 
 
 def run(

@@ -1,14 +1,15 @@
-"""ld and st of global, shared and parameter space."""
+"""ld and st of every memory, and cvta between their addresses and generic ones."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from ..ptx.types import REGISTER_DTYPES, Type
+from . import spaces
 from .errors import ParseError, TypeMismatch, UnknownInstruction
 from .frame import Frame
 from .operands import Operands, Step, from_type, named_type
-from .program import Address, Instruction, Name, Operand, Register, Vector
+from .program import LOCAL_WINDOW, SHARED_WINDOW, Address, Immediate, Instruction, Name, Operand, Register, Vector
 
 _IGNORED = {
     "relaxed",
@@ -27,7 +28,17 @@ _IGNORED = {
     "cv",
     "wb",
     "wt",
+    "mmio",
 }  # ordering between blocks and cache hints
+
+#: State space of an opcode -> register classes that may hold its addresses.
+_ADDRESSES = {
+    "global": ("b64",),
+    "const": ("b64",),
+    "generic": ("b64",),
+    "shared": ("b32", "b64"),
+    "local": ("b32", "b64"),
+}
 
 
 def compile_load(operands: Operands, instruction: Instruction) -> Step:
@@ -35,7 +46,7 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
     if instruction.opcode.startswith("ld.param."):
         return _load_parameter(operands, instruction)
     space, type_, vector, modifiers = _access(operands, instruction)
-    non_coherent = "nc" in modifiers
+    load = spaces.load_non_coherent if "nc" in modifiers else spaces.LOADS[space]
     destination, address = instruction.operands
     base, offset = _address(operands, instruction, address, space)
     registers = _elements(operands, instruction, destination, vector)
@@ -55,10 +66,7 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
         addresses = frame.regs[base]
         if addresses is None:
             addresses = frame.fetch(base, instruction)
-        if space == "global":
-            items = frame.batch.memory.load(frame, instruction, addresses, offset, width, non_coherent)
-        else:
-            items = frame.batch.shared.load(frame, instruction, addresses, offset, width)
+        items = load(frame, instruction, addresses, offset, width)
         columns = items[None]
         if vector > 1:
             columns = np.ascontiguousarray(items.view(element).reshape(items.size, vector).T)
@@ -72,12 +80,13 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
 def compile_store(operands: Operands, instruction: Instruction) -> Step:
     operands.count(instruction, 2)
     space, type_, vector, modifiers = _access(operands, instruction)
-    if "nc" in modifiers:
-        raise operands.error(UnknownInstruction, instruction, "only loads can be non-coherent")
+    if "nc" in modifiers or space == "const":
+        raise operands.error(UnknownInstruction, instruction, "only loads can be non-coherent or constant")
+    store = spaces.STORES[space]
     address, source = instruction.operands
     base, offset = _address(operands, instruction, address, space)
     untyped = instruction.opcode.rsplit(".", 1)[1].startswith("b")
-    values: tuple[Operand, ...] = (source,) if vector == 1 else tuple(_elements(operands, instruction, source, vector))
+    values: tuple[Operand, ...] = (source,) if vector == 1 else _items(operands, instruction, source, vector)
     sources = [operands.source(v, type_, instruction, untyped=untyped, wider=True) for v in values]
     width = type_.size * vector
     element = np.dtype(f"u{type_.size}")
@@ -101,12 +110,7 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
             for i, column in enumerate(columns):
                 rows[:, i] = column
             items = rows.view(item).reshape(-1)
-        if space == "global":
-            if addresses.size < items.size:
-                items = items[-1:]  # all lanes at one address: the highest wins
-            frame.batch.memory.store(frame, instruction, addresses, offset, width, items)
-        else:
-            frame.batch.shared.store(frame, instruction, addresses, offset, width, items)
+        store(frame, instruction, addresses, offset, width, items)
 
     reads = tuple(r for slot in (base, *(s for s, _ in sources)) for r in operands.register_read(slot))
     return Step(run, reads, ())
@@ -115,11 +119,13 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
 def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, int, set[str]]:
     """(space, element type, vector length, modifiers) of an opcode such as ld.global.nc.v4.u32."""
     _, *modifiers, name = instruction.opcode.split(".")
-    space = modifiers.pop(0) if modifiers else ""
-    # the .shared::cta spelling names the same window
-    space = "shared" if space == "shared::cta" else space
-    if space == "volatile" and modifiers:
-        space = modifiers.pop(0)
+    if modifiers and modifiers[0] == "volatile":
+        modifiers.pop(0)
+    space = "generic"
+    named = modifiers[0].removesuffix("::cta") if modifiers else ""  # .shared::cta names the same window
+    if named in _ADDRESSES and named != "generic":
+        space = named
+        modifiers.pop(0)
     type_ = named_type(name)
     vector = 1
     unknown = []
@@ -129,15 +135,14 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
         elif modifier not in _IGNORED and modifier != "nc" and not modifier.startswith(("L1::", "L2::")):
             unknown.append(modifier)
     if (
-        space not in ("global", "shared")
-        or unknown
+        unknown
         or type_ is None
         or name in ("pred", "f16", "bf16")
         or type_.size * vector > 16
         or ("nc" in modifiers and space != "global")
     ):
         raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
-    if space == "shared":
+    if space in ("shared", "generic"):
         operands.shared_granule = min(operands.shared_granule, type_.size)
     return space, type_, vector, set(modifiers)
 
@@ -148,7 +153,7 @@ def _address(operands: Operands, instruction: Instruction, address: Operand, spa
         raise operands.error(TypeMismatch, instruction, "an address in brackets is missing")
     base = address.base
     if isinstance(base, Register):
-        allowed = ("b64",) if space == "global" else ("b32", "b64")
+        allowed = _ADDRESSES[space]
         if base.cls not in allowed:
             raise operands.error(
                 TypeMismatch,
@@ -156,43 +161,85 @@ def _address(operands: Operands, instruction: Instruction, address: Operand, spa
                 f"a {space} address needs a .{' or .'.join(allowed)} register, but {base.name} is .{base.cls}",
             )
         return base.index, address.offset
-    if space == "shared":
-        if isinstance(base, Name) and base.name not in operands.program.symbols:
-            raise operands.error(ParseError, instruction, f"{base.name} is no shared variable")
-        start = operands.program.symbols[base.name] if isinstance(base, Name) else 0
-        return operands.constant(np.array([start], np.uint32)), address.offset
-    raise operands.error(ParseError, instruction, "a global address needs a register")
+    if base is None and space in ("shared", "local"):
+        return operands.constant(np.zeros(1, np.uint32)), address.offset
+    found = operands.symbol(base.name) if isinstance(base, Name) else None
+    if found is None and space in ("global", "generic"):
+        raise operands.error(ParseError, instruction, f"a {space} address needs a register or a variable")
+    if found is None or found[0] != space:
+        raise operands.error(ParseError, instruction, f"{getattr(base, 'name', base)} is no {space} variable")
+    return operands.constant(np.array([found[1]], np.uint64)), address.offset
+
+
+def _items(
+    operands: Operands, instruction: Instruction, operand: Operand, vector: int
+) -> tuple[Register | Immediate, ...]:
+    items = operand.items if isinstance(operand, Vector) else (operand,)
+    if (
+        len(items) != vector
+        or isinstance(operand, Vector) != (vector > 1)
+        or not all(isinstance(r, Register | Immediate) for r in items)
+    ):
+        raise operands.error(TypeMismatch, instruction, f"{instruction.opcode} moves {vector} register(s)")
+    return items  # type: ignore[return-value]
 
 
 def _elements(operands: Operands, instruction: Instruction, operand: Operand, vector: int) -> tuple[Register, ...]:
-    registers = operand.items if isinstance(operand, Vector) else (operand,)
-    if (
-        len(registers) != vector
-        or isinstance(operand, Vector) != (vector > 1)
-        or not all(isinstance(r, Register) for r in registers)
-    ):
+    items = _items(operands, instruction, operand, vector)
+    registers = tuple(item for item in items if isinstance(item, Register))
+    if len(registers) != vector:
         raise operands.error(TypeMismatch, instruction, f"{instruction.opcode} moves {vector} register(s)")
-    return registers  # type: ignore[return-value]
+    return registers
 
 
 def _load_parameter(operands: Operands, instruction: Instruction) -> Step:
+    """A parameter of the entry: its bytes as the launch gave them."""
     destination, address = instruction.operands
-    if (
-        instruction.opcode not in ("ld.param.u64", "ld.param.b64")
-        or not isinstance(destination, Register)
-        or destination.cls != "b64"
-    ):
-        raise operands.error(TypeMismatch, instruction, "a parameter is a .u64 pointer, loaded into a .b64 register")
+    type_ = named_type(instruction.opcode.rsplit(".", 1)[1])
+    if instruction.opcode.count(".") != 2 or type_ is None or type_.name in ("pred", "f16", "bf16"):
+        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    names = [p.name for p in operands.program.params]
     if (
         not isinstance(address, Address)
         or not isinstance(address.base, Name)
-        or address.offset
-        or address.base.name not in operands.program.params
+        or address.base.name not in names
+        or not 0 <= address.offset <= operands.program.params[names.index(address.base.name)].nbytes - type_.size
     ):
         raise operands.error(ParseError, instruction, "names no parameter of the kernel")
-    number, slot = operands.program.params.index(address.base.name), destination.index
+    number, offset = names.index(address.base.name), address.offset
+    untyped = instruction.opcode.rsplit(".", 1)[1][0] == "b"
+    slot, convert = operands.destination(destination, type_, instruction, untyped=untyped, wider=True)
+    dtype, end = type_.dtype, offset + type_.size
 
     def run(frame: Frame) -> None:
-        frame.regs[slot] = frame.batch.parameters[number]
+        value = frame.batch.parameters[number][offset:end].view(dtype)
+        frame.regs[slot] = value if convert is None else convert(value)
 
     return Step(run, (), (slot,))
+
+
+def compile_address_conversion(operands: Operands, instruction: Instruction) -> Step:
+    """cvta: between generic addresses and those of a memory."""
+    parts = instruction.opcode.split(".")
+    to, space = "to" in parts, parts[-2]
+    if parts not in (["cvta", space, "u64"], ["cvta", "to", space, "u64"]) or space not in _ADDRESSES:
+        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    operands.count(instruction, 2)
+    destination, source = instruction.operands
+    type_ = named_type("u64")
+    assert type_ is not None
+    slot, _ = operands.destination(destination, type_, instruction)
+    if isinstance(source, Name):
+        found = operands.symbol(source.name)
+        if found is None or found[0] != space:
+            raise operands.error(ParseError, instruction, f"{source.name} is no {space} variable")
+        origin = operands.constant(np.array([found[1]], np.uint64))
+    else:
+        origin, _ = operands.source(source, type_, instruction)
+    window = np.uint64({"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0))
+
+    def run(frame: Frame) -> None:
+        value = frame.fetch(origin, instruction)
+        frame.regs[slot] = value - window if to else value + window
+
+    return Step(run, operands.register_read(origin), (slot,))

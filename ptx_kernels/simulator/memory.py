@@ -17,12 +17,17 @@ Role = Literal["in", "out", "inout"]
 # alignment beyond the 256 bytes that allocators promise holds by luck.
 _SPACING = 40
 _LOW = -256 % (1 << 40)
-_ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # moved as bits, never computed
+ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # moved as bits, never computed
+
+
+def buffer_base(number: int) -> int:
+    """Address of the buffer with this number."""
+    return (number << _SPACING) + _LOW
 
 
 def item_view(data: np.ndarray, width: int) -> np.ndarray:
     """Bytes as items of `width`; a tail that holds no whole item is left out."""
-    return data[: data.size // width * width].view(_ITEMS[width])
+    return data[: data.size // width * width].view(ITEMS[width])
 
 
 @dataclass
@@ -52,10 +57,10 @@ class DeviceBuffer:
             raise ValueError(f"buffer {self.name} has role {self.role} but its array is read-only")
         self.bytes = self.array.reshape(-1).view(np.uint8)
         self.nbytes = self.bytes.size
-        self.views = {width: item_view(self.bytes, width) for width in _ITEMS}
+        self.views = {width: item_view(self.bytes, width) for width in ITEMS}
         if not self.initialized:
             self.written = np.zeros(self.nbytes, np.uint8)
-            self.written_views = {width: item_view(self.written, width) for width in _ITEMS}
+            self.written_views = {width: item_view(self.written, width) for width in ITEMS}
 
 
 class GlobalMemory:
@@ -64,7 +69,7 @@ class GlobalMemory:
         self.buffers: list[DeviceBuffer] = []
         for buffer in buffers:
             if not any(buffer is known for known in self.buffers):
-                buffer.base = (len(self.buffers) << _SPACING) + _LOW
+                buffer.base = buffer_base(len(self.buffers))
                 self.buffers.append(buffer)
 
     def load(
@@ -73,7 +78,7 @@ class GlobalMemory:
         """One item of `width` bytes per address, shape (addresses,)."""
         located = self._locate(frame, instruction, addresses, offset, width)
         if located is None:
-            result: np.ndarray = np.empty(addresses.size, _ITEMS[width])
+            result: np.ndarray = np.empty(addresses.size, ITEMS[width])
             for positions in self._split(frame, instruction, addresses, offset, width):
                 result[positions] = self.load(
                     frame.subset(positions), instruction, addresses[positions], offset, width, non_coherent
@@ -176,4 +181,4 @@ class GlobalMemory:
         return f"offset {offset} of {nearest.name}, which has {nearest.nbytes} bytes"
 
 
-_ALL_ONES = {width: np.full(width, 0xFF, np.uint8).view(_ITEMS[width])[0] for width in _ITEMS}
+_ALL_ONES = {width: np.full(width, 0xFF, np.uint8).view(ITEMS[width])[0] for width in ITEMS}

@@ -11,7 +11,8 @@ from .operands import REGISTER_SIZES, Operands, Step, named_type
 from .program import Immediate, Instruction, Name, Register, Vector
 
 _INDEXED = {f"%{r}.{axis}" for r in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
-SPECIAL = _INDEXED | {"%laneid", "%warpid", "%nwarpid"}
+_MASKS = {f"%lanemask_{relation}" for relation in ("eq", "lt", "le", "gt", "ge")}
+SPECIAL = _INDEXED | _MASKS | {"%laneid", "%warpid", "%nwarpid"}
 
 
 def compile_move(operands: Operands, instruction: Instruction) -> Step:
@@ -58,19 +59,19 @@ def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
 
         def run(frame: Frame) -> None:
             frame.regs[slot] = frame.of_lanes(frame.batch.special(name))
-    elif name in operands.program.symbols:
-        value = np.array([operands.program.symbols[name]], dtype)
+    elif (symbol := operands.symbol(name)) is not None:
+        value = np.array([symbol[1]], dtype)
 
         def run(frame: Frame) -> None:
             frame.regs[slot] = value
     else:
-        raise operands.error(ParseError, instruction, f"{name} is neither a shared variable nor a special register")
+        raise operands.error(ParseError, instruction, f"{name} is neither a variable nor a special register")
     return Step(run, (), (slot,))
 
 
 def _check_vector(operands: Operands, instruction: Instruction, vector: Vector, size: int) -> np.dtype:
     """The dtype of the vector's elements as bits."""
-    sizes = {REGISTER_SIZES[r.cls] for r in vector.items}
+    sizes = {REGISTER_SIZES[r.cls] for r in vector.items if isinstance(r, Register)}
     if len(vector.items) not in (2, 4) or len(sizes) != 1 or 0 in sizes or sizes.pop() * len(vector.items) != size:
         raise operands.error(TypeMismatch, instruction, f"the vector's registers do not make up {size} bytes")
     return np.dtype(f"u{size // len(vector.items)}")
@@ -83,7 +84,9 @@ def _unpack(operands: Operands, instruction: Instruction, vector: Vector, source
     type_ = named_type(f"u{8 * size}")
     assert type_ is not None
     origin, _ = operands.source(source, type_, instruction, untyped=True)
-    slots = [(r.index, REGISTER_DTYPES[r.cls]) for r in vector.items]
+    slots = [(r.index, REGISTER_DTYPES[r.cls]) for r in vector.items if isinstance(r, Register)]
+    if len(slots) != len(vector.items):
+        raise operands.error(TypeMismatch, instruction, "a vector is unpacked into registers")
 
     def run(frame: Frame) -> None:
         value = frame.regs[origin]
@@ -101,7 +104,9 @@ def _pack(operands: Operands, instruction: Instruction, destination: object, vec
     if not isinstance(destination, Register) or REGISTER_SIZES[destination.cls] != size:
         raise operands.error(TypeMismatch, instruction, f"a vector of {size} bytes needs a register of that size")
     slot, held = destination.index, REGISTER_DTYPES[destination.cls]
-    sources = [r.index for r in vector.items]
+    part = named_type(f"u{8 * element.itemsize}")
+    assert part is not None
+    sources = [operands.source(item, part, instruction, untyped=True)[0] for item in vector.items]
 
     def run(frame: Frame) -> None:
         values = [frame.fetch(s, instruction) for s in sources]
@@ -110,4 +115,4 @@ def _pack(operands: Operands, instruction: Instruction, destination: object, vec
             packed[:, column] = value.view(element)
         frame.regs[slot] = packed.view(held).reshape(-1)
 
-    return Step(run, tuple(sources), (slot,))
+    return Step(run, tuple(r for s in sources for r in operands.register_read(s)), (slot,))

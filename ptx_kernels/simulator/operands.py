@@ -10,6 +10,7 @@ import numpy as np
 from ..ptx.types import REGISTER_DTYPES, TYPES, Type
 from .errors import ParseError, SimulationError, TypeMismatch
 from .frame import Frame
+from .memory import buffer_base
 from .program import Immediate, Instruction, Operand, Program, Register
 
 REGISTER_SIZES = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
@@ -68,6 +69,17 @@ class Operands:
             self._known[key] = len(self.program.registers) + len(self.constants)
             self.constants.append(value)
         return self._known[key]
+
+    def symbol(self, name: str) -> tuple[str, int] | None:
+        """(state space, address in it) of a variable, or None if there is none of this name."""
+        program = self.program
+        if name in program.symbols:
+            return "shared", program.symbols[name]
+        if name in program.local_symbols:
+            return "local", program.local_symbols[name]
+        if name in program.data:  # a launch places these before its buffers
+            return program.data[name].space, buffer_base(list(program.data).index(name))
+        return None
 
     def register_read(self, slot: int) -> tuple[int, ...]:
         """(slot,) if it is a register, else (): constants are always there."""

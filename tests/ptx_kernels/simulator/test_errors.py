@@ -323,12 +323,17 @@ def test_shuffles_with_absent_lanes() -> None:
         ("ld.global.f32 %r3, %rd0;", simulator.TypeMismatch, ["an address in brackets is missing"]),
         ("mov.b32 {%h0, %r1}, %r2;", simulator.TypeMismatch, ["do not make up 4 bytes"]),
         ("add.u32 %r99, %r2, 1;", simulator.ParseError, ["register %r99 is not declared"]),
-        ("mov.u32 %r3, nowhere;", simulator.ParseError, ["nowhere is neither a shared variable"]),
+        ("mov.u32 %r3, nowhere;", simulator.ParseError, ["nowhere is neither a variable nor a special register"]),
         ("bra NOWHERE;", simulator.ParseError, ["branches to no label"]),
         ("L: add.u32 %r3, %r2, 1; L: ret;", simulator.ParseError, ["label L is defined twice"]),
         (".reg .b32 %r3;", simulator.ParseError, ["register %r3 is declared twice"]),
         (".reg .f64 %d<3>;", simulator.ParseError, ["declares no register class"]),
-        (".local .b8 x[4];", simulator.ParseError, ["unknown directive .local"]),
+        (".local .b8 x[4]; .local .b8 x[4];", simulator.ParseError, ["x is declared twice"]),
+        (".tex .b8 x[4];", simulator.ParseError, ["unknown directive .tex"]),
+        ("call nobody, ();", simulator.ParseError, ["calls nobody, which has no body"]),
+        ("call %rd3, ();", simulator.ParseError, ["calls of functions by name"]),
+        ("brx.idx %r3, T;", simulator.ParseError, ["the label of .branchtargets"]),
+        ("ld.const.u32 %r3, [y];", simulator.ParseError, ["y is no const variable"]),
         ("@%r3 bra L; L: ret;", simulator.ParseError, ["%r3 guards an instruction but is no predicate"]),
         ("bar.sync 16;", simulator.ParseError, ["a barrier 0 to 15"]),
         ("bar.sync 0, 0;", simulator.ParseError, ["a multiple of 32"]),
@@ -355,14 +360,16 @@ def test_text_that_is_refused(body: str, error: type[simulator.SimulationError],
         (".address_size 64\n", "\n", ".address_size 64 is missing"),
         (".param .u64 y", ".param .u64 y, .param .u64 y", "two parameters have the same name"),
         (".entry k", ".entri k", "expected one .entry, found 0"),
-        (".param .u64 y", ".param .u32 y", "is no .param .u64 pointer"),
+        (".param .u64 y", ".param .u32 y", "names no parameter of the kernel"),
+        (".param .u64 y", ".reg .u32 y", "is no .param declaration"),
         ("ret;\n}", "ret\n}", "lacks its ;"),
         ("ret;\n}", "ret;\n", "lacks its }"),
         ("ret;\n}", "}", "a ret is missing"),
         ("ret;\n}", "bra END;\nEND:\n}", "branches past the last instruction"),
         (") {", ") .maxclusterrank 4 {", "unknown directive .maxclusterrank"),
-        ("ret;\n}", "ret;\n} more", "text after the kernel's body"),
-        (".visible", ".func f; .visible", ".func is not supported"),
+        ("ret;\n}", "ret;\n} more", "no declaration that the simulator knows"),
+        (".visible", ".extern .global .b8 g[4]; .visible", "g is defined elsewhere"),
+        (".visible", ".const .b64 g[1] = {k}; .visible", "an initializer of anything but numbers"),
     ],
 )
 def test_modules_that_are_refused(old: str, new: str, message: str) -> None:
@@ -383,7 +390,7 @@ def test_instruction_that_the_target_lacks() -> None:
 def test_launches_that_do_not_fit() -> None:
     y = np.zeros(64, np.uint32)
     text = module("ret;", "y")
-    with refuses(simulator.LaunchError, "has 1 parameters ('y',), got 2 buffers"):
+    with refuses(simulator.LaunchError, "has 1 parameters ('y',), got 2 arguments"):
         simulator.launch(text, [y, y], (1,), (32,))
     with refuses(simulator.LaunchError, "block=(1025, 1, 1) exceeds 1024 threads"):
         simulator.launch(text, [y], (1,), (1025,))
