@@ -73,8 +73,9 @@ class Batch:
             return self.padded // WARP
         if name.startswith("%lanemask_"):
             lane = (self.thread_of_lane % WARP).astype(np.uint64)
-            below, own = (np.uint64(1) << lane) - np.uint64(1), np.uint64(1) << lane
-            masks = {"lt": below, "le": below | own, "eq": own, "ge": ~below, "gt": ~(below | own)}
+            own = np.uint64(1) << lane
+            lower = own - np.uint64(1)
+            masks = {"lt": lower, "le": lower | own, "eq": own, "ge": ~lower, "gt": ~(lower | own)}
             return masks[name[-2:]] & np.uint64(0xFFFFFFFF)
         register, _, axis_name = name.partition(".")
         axis = "xyz".index(axis_name)
