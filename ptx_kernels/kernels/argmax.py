@@ -73,9 +73,10 @@ def argmax(
             where.set(k.select(key > highest, place, where))  # strictly: the first of equals
             highest.set(k.maximum(highest, key))
 
-    top = across_warps(k, k.shared("keys", u32, (config.warps,)), highest, k.maximum)
+    keys, firsts = (k.shared(name, u32, (config.warps,)) for name in ("keys", "firsts"))
+    top = across_warps(k, keys, highest, k.maximum, warps=config.warps)
     candidate = k.select(highest == top, where, 0xFFFFFFFF)
-    lowest = across_warps(k, k.shared("places", u32, (config.warps,)), candidate, k.minimum)
+    lowest = across_warps(k, firsts, candidate, k.minimum, warps=config.warps)
     with k.when(k.thread_id == 0):
         values.at(row, split).store(0, x.at(row, lowest).load())
         index = lowest.bits(s32) if indices is None else indices.at(row, lowest).load()

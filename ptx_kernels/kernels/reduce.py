@@ -8,14 +8,15 @@ from collections.abc import Callable
 from ..ptx import Builder, Pointer, Value
 
 
-def across_warps(k: Builder, parts: Pointer, value: Value, combine: Callable[[Value, Value], Value]) -> Value:
+def across_warps(
+    k: Builder, parts: Pointer, value: Value, combine: Callable[[Value, Value], Value], *, warps: int
+) -> Value:
     """Combines one value per thread over the block; every thread gets the result.
 
-    `parts`: shared memory of one element per warp, which nothing may read or write between this and the next barrier.
-    One barrier, so all threads must come here; warps are combined in order.
+    `parts`: shared memory of `warps` elements, which nothing else may touch before the next barrier. One barrier, so
+    all threads must come here; warps are combined in order.
     """
     value = k.warp_reduce(value, combine)
-    (warps,) = parts.shape
     if warps == 1:
         return value
     parts.at(k.warp_id).store(0, value, where=k.lane_id == 0)

@@ -40,12 +40,13 @@ def runs(k: Builder, columns: int, warps: int) -> Iterator[tuple[Value, Value | 
         yield first, None if base + step <= columns else first < columns
 
 
-def normalize(k: Builder, x: Pointer, weight: Pointer, columns: int, eps: float, parts: Pointer) -> list[Run]:
+def normalize(
+    k: Builder, x: Pointer, weight: Pointer, parts: Pointer, *, columns: int, eps: float, warps: int
+) -> list[Run]:
     """This thread's share of x / sqrt(mean(x^2) + eps) * weight, for one row of `columns` f32 at `x`.
 
     The row is read once and stays in registers. `parts` is as in `across_warps`, whose barrier this passes.
     """
-    warps = parts.shape[0]
     if columns % _RUN or columns > _MAX_RUNS * _RUN * WARP * warps:
         raise KernelError(
             f"columns={columns} must be a multiple of {_RUN}, and of {warps} warps "
@@ -58,7 +59,7 @@ def normalize(k: Builder, x: Pointer, weight: Pointer, columns: int, eps: float,
     for run in row:
         for value in run.values:
             squares = k.fma(value, value, squares)
-    mean = across_warps(k, parts, squares, lambda a, b: a + b) * (1 / columns)
+    mean = across_warps(k, parts, squares, lambda a, b: a + b, warps=warps) * (1 / columns)
     inverse = k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
     scaled = []
     for run in row:
@@ -88,13 +89,13 @@ def rms_norm(
     parts = k.shared("parts", f32, (config.warps,))
     if output == "f32":
         y = k.output("y", f32, (rows, columns))
-        for run in normalize(k, x.at(row), weight, columns, eps, parts):
+        for run in normalize(k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps):
             store_floats(y.at(row, run.first), run.values, where=run.inside)
         return
     if columns % GROUP:
         raise KernelError(f"columns={columns} must be a multiple of {GROUP} for output={output!r}")
     values = k.output("values", s8, (rows, columns))
     scale_sum = k.output("scale_sum", f32, (rows, columns // GROUP, 2))
-    for run in normalize(k, x.at(row), weight, columns, eps, parts):
+    for run in normalize(k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps):
         group = run.first // GROUP
         store_group(k, run.values, values.at(row, run.first), scale_sum.at(row, group), where=run.inside)
