@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from . import tables
 from .devices import REFERENCE
+
+P = ParamSpec("P")
+C = TypeVar("C")
 
 #: Names the file of the user's own table; read once.
 VARIABLE = "JAX_Q4K_TUNING"
@@ -26,10 +30,29 @@ _device: ContextVar[str] = ContextVar("device", default=REFERENCE.name)
 
 @dataclass(frozen=True)
 class Choice:
-    """A Config and the reason for it."""
+    """What a rule of `ptx_kernels.tuning` was asked, what it chose, and why."""
 
+    rule: str
+    arguments: tuple[Any, ...]
     config: Any
     why: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}({', '.join(map(str, self.arguments))}) -> {self.config}: {self.why}"
+
+
+_record: ContextVar[list[Choice] | None] = ContextVar("record", default=None)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Choice]]:
+    """The choices that are made inside the block, in order."""
+    made: list[Choice] = []
+    token = _record.set(made)
+    try:
+        yield made
+    finally:
+        _record.reset(token)
 
 
 @contextlib.contextmanager
@@ -62,29 +85,48 @@ def tables_in_force() -> list[tables.Table]:
     return [table for table in known if table.is_for(current_device())]
 
 
-class Tabled:
-    """A rule of `ptx_kernels.tuning`, (format, n, columns, m) -> Config, that tables overrule."""
+class Rule(Generic[P, C]):
+    """A function of `ptx_kernels.tuning` that chooses a Config (or a number) by itself; says so when asked."""
 
-    def __init__(self, rule: Callable[[str, int, int, int], Any]) -> None:
-        self.rule = rule
+    def __init__(self, rule: Callable[P, C]) -> None:
+        self.rule: Callable[..., C] = rule
         functools.update_wrapper(self, rule)
 
-    def __call__(self, format: str, n: int, columns: int, m: int) -> Any:
-        return self.choose(format, n, columns, m).config
+    @property
+    def name(self) -> str:
+        return self.rule.__name__
 
-    def choose(self, format: str, n: int, columns: int, m: int) -> Choice:
-        """The Config for weights (n, columns) and m rows of activations, and why.
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+        choice = self.choose(*args, **kwargs)
+        if (made := _record.get()) is not None:
+            made.append(choice)
+        return choice.config
+
+    def choose(self, *args: P.args, **kwargs: P.kwargs) -> Choice:
+        """What it chooses, and why.
 
         Raises:
           TuningTableError: the user's table is malformed.
         """
-        kernel = self.rule.__name__
+        bound = inspect.signature(self.rule).bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = tuple(bound.arguments.values())
+        config, why = self._decide(arguments)
+        return Choice(self.name, arguments, config, why)
+
+    def _decide(self, arguments: tuple[Any, ...]) -> tuple[C, str]:
+        return self.rule(*arguments), f"rule tuning.{self.name}"
+
+
+class Tabled(Rule[P, C]):
+    """A rule that tables overrule: its first arguments are (format, n, columns, m)."""
+
+    def _decide(self, arguments: tuple[Any, ...]) -> tuple[C, str]:
         for table in tables_in_force():
-            if row := table.nearest(kernel, format, n, columns, m):
-                exact = (row.n, row.columns, row.m) == (n, columns, m)
+            if row := table.nearest(self.name, *arguments[:4]):
+                exact = (row.format, row.n, row.columns, row.m) == arguments[:4]
                 found = "this shape" if exact else f"the nearest shape, {row.n}x{row.columns} m={row.m}"
                 figures = ", ".join(filter(None, (f"{row.seconds * 1e6:.2f} us", row.why)))
-                return Choice(
-                    row.config, f"{table.source} for {table.device} ({Path(table.path).name}), {found}: {figures}"
-                )
-        return Choice(self.rule(format, n, columns, m), f"rule tuning.{kernel}, no table for {current_device()} has it")
+                name = Path(table.path).name
+                return row.config, f"{table.source} for {table.device} ({name}), {found}: {figures}"
+        return self.rule(*arguments), f"rule tuning.{self.name}, no table for {current_device()} has the shape"

@@ -1,7 +1,8 @@
-"""Which Config a shape gets. Heuristics live here, not in the kernels."""
+"""Which Config a shape gets. Heuristics live here, not in the kernels; `choices` says how tables overrule them."""
 
 from __future__ import annotations
 
+from .choices import Rule
 from .kernels.matvec import MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
 from .kernels.rms_norm import RmsNormConfig
@@ -11,6 +12,7 @@ from .kernels.top_k import MAX_PART
 _WARPS_TO_FILL = 132 * 4
 
 
+@Rule
 def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
     """Config for n rows of `blocks` super-blocks and m rows of activations.
 
@@ -31,22 +33,26 @@ def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
     )
 
 
+@Rule
 def paged_attention(num_heads: int, num_kv_heads: int) -> PagedAttentionConfig:
     """Config for a group of num_heads / num_kv_heads query heads: the whole group in one block, up to eight."""
     group = num_heads // num_kv_heads
     return PagedAttentionConfig(queries=min(group, 8), unroll=2 if group <= 4 else 1)
 
 
+@Rule
 def rms_norm(columns: int) -> RmsNormConfig:
     """Config for rows of so many columns: four 16-byte loads a thread, in as many warps as that takes, at most 32."""
     return RmsNormConfig(warps=min(1 << max(columns // 512 - 1, 0).bit_length(), 32))
 
 
+@Rule
 def argmax_splits(columns: int) -> int:
     """Blocks that search a row of so many values: one wave, of a thousand values each or more; 1: no second launch."""
     return _splits(columns, max(1024, -(-columns // 132)))
 
 
+@Rule
 def top_k_splits(columns: int, count: int) -> int:
     """Blocks that sort a row's parts: as small ones as leave no more candidates than one block then sorts.
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ptx_kernels import choices, tables
-from ptx_kernels.choices import Choice, Tabled, on_device
+from ptx_kernels.choices import Choice, Rule, Tabled, on_device
 from ptx_kernels.kernels.matvec import MatvecConfig
 from ptx_kernels.tables import Table, TuningTableError
 
@@ -101,14 +101,13 @@ def test_measured_before_model_before_rule(monkeypatch):
     model = table(row(warps=1), row(n=512, warps=2, why="latency"), source="model", device="H200")
     measured = table(row(warps=3))
     monkeypatch.setattr(tables, "packaged", lambda: (measured, model))
-    choose = matvec.choose
-    assert choose("Q4_K", 4096, 4096, 1) == Choice(
-        MatvecConfig(warps=3), "measured for NVIDIA H200 (t.json), this shape: 10.00 us"
-    )
-    assert choose("Q4_K", 600, 4096, 1) == Choice(
-        MatvecConfig(warps=2), "model for H200 (t.json), the nearest shape, 512x4096 m=1: 10.00 us, latency"
-    )
-    assert choose("Q4_K", 64, 4096, 1) == Choice(MatvecConfig(warps=16), "rule tuning.matvec, no table for H200 has it")
+    for n, warps, why in [
+        (4096, 3, "measured for NVIDIA H200 (t.json), this shape: 10.00 us"),
+        (600, 2, "model for H200 (t.json), the nearest shape, 512x4096 m=1: 10.00 us, latency"),
+        (64, 16, "rule tuning.matvec, no table for H200 has the shape"),
+    ]:
+        expected = Choice("matvec", ("Q4_K", n, 4096, 1), MatvecConfig(warps=warps), why)
+        assert matvec.choose("Q4_K", n, 4096, m=1) == expected
     assert matvec("Q4_K", 64, 4096, 1) == MatvecConfig(warps=16)
     with on_device("NVIDIA L40S"):
         assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=16)
@@ -136,3 +135,16 @@ def test_packaged_tables_are_sound():
     for t in found:
         shapes = [(r.kernel, r.format, r.n, r.columns, r.m) for r in t.rows]
         assert len(set(shapes)) == len(shapes)
+
+
+def test_choices_are_recorded():
+    @Rule
+    def splits(columns: int, most: int = 8) -> int:
+        return min(columns // 2, most)
+
+    with choices.recorded() as made:
+        assert splits(6) == 3
+        assert splits.choose(100).config == 8  # only asked
+    assert made == [Choice("splits", (6, 8), 3, "rule tuning.splits")]
+    assert str(made[0]) == "splits(6, 8) -> 3: rule tuning.splits"
+    assert splits(6) == 3 and len(made) == 1
