@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from . import tensor
 from .errors import KernelError, Line, caller
 from .instructions import BASELINE, INSTRUCTIONS, Version
 from .module import Buffer, Kernel, Role
@@ -300,6 +301,14 @@ class Builder:
 
     def warp_max(self, value: Value, *, lanes: int = WARP, stride: int = 1) -> Value:
         return self.warp_reduce(value, self.maximum, lanes=lanes, stride=stride)
+
+    # --- tensor cores and asynchronous copies ---
+
+    mma = tensor.mma
+    ldmatrix = tensor.ldmatrix
+    cp_async = tensor.cp_async
+    cp_async_commit = tensor.cp_async_commit
+    cp_async_wait = tensor.cp_async_wait
 
     # --- the end ---
 

@@ -366,7 +366,7 @@ class Pointer:
                 k.zero(value)
         opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{f'.v{vector}' if vector > 1 else ''}.{suffix}"
         names = values[0].name if vector == 1 else "{" + ", ".join(v.name for v in values) + "}"
-        k.write(f"{k.guard(where)}{opcode} {names}, {place._operand()};")
+        k.write(f"{k.guard(where)}{opcode} {names}, {place.operand()};")
         return values[0] if vector == 1 else tuple(values)
 
     def store(self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None) -> None:
@@ -378,7 +378,8 @@ class Pointer:
         names = [k.operand(v, type, f"st of {self.type}") for v in values]
         vector = f".v{len(names)}" if len(names) > 1 else ""
         text = names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
-        k.write(f"{k.guard(where)}st.{self.space}{vector}.{suffix} {place._operand()}, {text};")
+        k.write(f"{k.guard(where)}st.{self.space}{vector}.{suffix} {place.operand()}, {text};")
 
-    def _operand(self) -> str:
+    def operand(self) -> str:
+        """The address as instructions spell it."""
         return f"[{self.address.name}{f'+{self.offset}' if self.offset else ''}]"

@@ -1,6 +1,7 @@
 """Runs PTX text on NumPy: lanes in lockstep, every memory access checked."""
 
 from .errors import (
+    AsyncPending,
     BarrierDivergence,
     Deadlock,
     EarlyExit,
@@ -18,11 +19,13 @@ from .errors import (
     UninitializedRead,
     UnknownInstruction,
     UnwrittenOutput,
+    WarpDivergence,
 )
 from .launch import Statistics, launch, run
 from .memory import DeviceBuffer
 
 __all__ = [
+    "AsyncPending",
     "BarrierDivergence",
     "Deadlock",
     "DeviceBuffer",
@@ -42,6 +45,7 @@ __all__ = [
     "UninitializedRead",
     "UnknownInstruction",
     "UnwrittenOutput",
+    "WarpDivergence",
     "launch",
     "run",
 ]

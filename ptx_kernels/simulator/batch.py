@@ -55,6 +55,7 @@ class Batch:
         self.shared = SharedMemory(blocks, shared_bytes, program.shared_granule)
         self.local = LocalMemory(self.lanes, program.program.local_bytes)
         self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
+        self.perturbation: np.random.Generator | None = None  # draws what hardware leaves open
         self._stamps: np.ndarray | None = None
         self._special: dict[str, np.ndarray] = {}
 

@@ -8,10 +8,12 @@ from functools import lru_cache
 
 import numpy as np
 
+from .async_copy import compile_async_copy
 from .batch import shared_name
 from .errors import ParseError, Trap
 from .frame import Frame
 from .loads_stores import compile_address_conversion, compile_load, compile_store
+from .mma import compile_ldmatrix, compile_mma
 from .moves import compile_move
 from .operands import Operands, Step
 from .parser import parse
@@ -39,6 +41,9 @@ HANDLERS: dict[str, Handler] = {
     "shfl": compile_shuffle,
     "vote": compile_vote,
     "activemask": compile_active_mask,
+    "mma": compile_mma,
+    "ldmatrix": compile_ldmatrix,
+    "cp": compile_async_copy,
 }
 _BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
 _CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)

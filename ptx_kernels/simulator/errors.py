@@ -89,6 +89,14 @@ class ShuffleError(SimulationError):
     """A warp instruction whose membermask or source lane does not match the lanes that execute it."""
 
 
+class WarpDivergence(SimulationError):
+    """`mma` or `ldmatrix` executed by a part of a warp."""
+
+
+class AsyncPending(SimulationError):
+    """Shared memory read or written while an asynchronous copy into it may still be under way."""
+
+
 class StepLimit(SimulationError):
     """The launch ran more basic blocks than allowed: most likely a loop that never ends."""
 

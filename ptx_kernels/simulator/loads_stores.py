@@ -48,7 +48,7 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
     space, type_, vector, modifiers = _access(operands, instruction)
     load = spaces.load_non_coherent if "nc" in modifiers else spaces.LOADS[space]
     destination, address = instruction.operands
-    base, offset = _address(operands, instruction, address, space)
+    base, offset = address_of(operands, instruction, address, space)
     registers = _elements(operands, instruction, destination, vector)
     untyped = instruction.opcode.rsplit(".", 1)[1].startswith("b")
     targets = []
@@ -84,7 +84,7 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
         raise operands.error(UnknownInstruction, instruction, "only loads can be non-coherent or constant")
     store = spaces.STORES[space]
     address, source = instruction.operands
-    base, offset = _address(operands, instruction, address, space)
+    base, offset = address_of(operands, instruction, address, space)
     untyped = instruction.opcode.rsplit(".", 1)[1].startswith("b")
     values: tuple[Operand, ...] = (source,) if vector == 1 else _items(operands, instruction, source, vector)
     sources = [operands.source(v, type_, instruction, untyped=untyped, wider=True) for v in values]
@@ -147,7 +147,7 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
     return space, type_, vector, set(modifiers)
 
 
-def _address(operands: Operands, instruction: Instruction, address: Operand, space: str) -> tuple[int, int]:
+def address_of(operands: Operands, instruction: Instruction, address: Operand, space: str) -> tuple[int, int]:
     """(slot of the base, byte offset)."""
     if not isinstance(address, Address):
         raise operands.error(TypeMismatch, instruction, "an address in brackets is missing")

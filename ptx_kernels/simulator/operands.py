@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..ptx.instructions import Version
 from ..ptx.types import REGISTER_DTYPES, TYPES, Type
 from .errors import ParseError, SimulationError, TypeMismatch
 from .frame import Frame
@@ -60,6 +61,18 @@ class Operands:
                 instruction,
                 f"{instruction.opcode} takes {' or '.join(map(str, allowed))} "
                 f"operands, got {len(instruction.operands)}",
+            )
+
+    def needs(self, instruction: Instruction, needs: Version) -> None:
+        """An error if the text declares a lower PTX version or target than the instruction needs."""
+        program = self.program
+        if needs[0] > program.version or needs[1] > program.target:
+            (major, minor), sm = needs
+            raise self.error(
+                ParseError,
+                instruction,
+                f"{instruction.opcode} needs PTX {major}.{minor} and sm_{sm}; the text "
+                f"declares {program.version[0]}.{program.version[1]} and sm_{program.target}",
             )
 
     def constant(self, value: np.ndarray) -> int:

@@ -7,12 +7,17 @@ two warps without a barrier between them. Order within a warp is not checked: la
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .errors import Misaligned, OutOfBounds, SharedRace, UninitializedRead
 from .frame import Frame
 from .memory import item_view
 from .program import SHARED_BASE, Instruction
+
+if TYPE_CHECKING:
+    from .async_copy import AsyncCopies
 
 _EPOCH = 64
 _SEVERAL = 63  # in a reader's stamp: more than one warp (a block has at most 32)
@@ -28,12 +33,15 @@ class SharedMemory:
         self.granule = granule
         self.writers = np.zeros(data.size // granule, np.uint32)
         self.readers = np.zeros(data.size // granule, np.uint32)
+        self.copies: AsyncCopies | None = None  # there once the kernel issues one
 
     def load(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
     ) -> np.ndarray:
         """One item of `width` bytes per lane, shape (lanes of the frame,)."""
         index = self._locate(frame, instruction, addresses, offset, width)
+        if self.copies is not None:
+            self.copies.check(frame, instruction, index, width, "reads")
         stamps = frame.of_lanes(frame.batch.stamps())[:, None]
         writers = self.writers.reshape(-1, width // self.granule)
         last = writers.take(index, axis=0)
@@ -61,6 +69,8 @@ class SharedMemory:
     ) -> None:
         """Stores items, shape (lanes of the frame,) or (1,); within a warp the highest lane wins."""
         index = self._locate(frame, instruction, addresses, offset, width)
+        if self.copies is not None:
+            self.copies.check(frame, instruction, index, width, "writes")
         stamps = frame.of_lanes(frame.batch.stamps())[:, None]
         for records, what in ((self.writers, "writes what {} wrote"), (self.readers, "writes what {} read")):
             before = records.reshape(-1, width // self.granule).take(index, axis=0)

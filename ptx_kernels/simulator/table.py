@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ptx.instructions import INSTRUCTIONS
-from .errors import ParseError, UnknownInstruction
+from .errors import UnknownInstruction
 from .frame import Frame
 from .operands import Operands, Step, is_untyped
 from .program import Instruction
@@ -13,15 +13,7 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
     row = INSTRUCTIONS.get(instruction.opcode)
     if row is None:
         raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
-    program = operands.program
-    if row.needs[0] > program.version or row.needs[1] > program.target:
-        (major, minor), sm = row.needs
-        raise operands.error(
-            ParseError,
-            instruction,
-            f"{row.opcode} needs PTX {major}.{minor} and sm_{sm}; the text "
-            f"declares {program.version[0]}.{program.version[1]} and sm_{program.target}",
-        )
+    operands.needs(instruction, row.needs)
     operands.count(instruction, 1 + len(row.operands))
     untyped, wider = is_untyped(row.opcode), row.opcode.startswith("cvt.")
     destination, *given = instruction.operands
