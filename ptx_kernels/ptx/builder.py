@@ -6,6 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from . import tensor
@@ -353,7 +354,8 @@ def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
     def build(arguments: tuple[tuple[str, Any], ...]) -> Kernel:
         builder = Builder(function.__name__)
         function(builder, **dict(arguments))
-        return builder.finish()
+        given = (function.__kwdefaults__ or {}) | dict(arguments)
+        return replace(builder.finish(), family=function.__name__, arguments=given)
 
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> Kernel:

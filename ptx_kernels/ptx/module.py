@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from .types import Type
 
@@ -41,6 +41,7 @@ class Kernel:
     Attributes:
       lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it. No part of what a kernel
         is: equal kernels may differ in it. Where the text is changed, give `lines={}`.
+      family, arguments: the function that built it and what it was given, defaults included; no part of it either.
     """
 
     name: str
@@ -50,6 +51,8 @@ class Kernel:
     block: tuple[int, int, int]
     dynamic_shared_bytes: int = 0
     lines: Mapping[int, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
+    family: str = field(default="", compare=False, repr=False)
+    arguments: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def operands(self) -> tuple[Buffer, ...]:

@@ -260,3 +260,15 @@ def test_a_cast_counts_rows_in_its_own_elements() -> None:
 
     with pytest.raises(KernelError, match="rows of 7 u8 are no whole number of u32"):
         odd_rows()
+
+
+def test_a_kernel_knows_what_it_was_built_from():
+    @kernel
+    def fill(k, *, n: int, value: float = 2.0) -> None:
+        y = k.output("y", f32, (n,))
+        k.launch((1,), n)
+        y.store(k.thread_id, k.const(f32, value))
+
+    built = fill(n=32)
+    assert (built.family, built.arguments) == ("fill", {"n": 32, "value": 2.0})
+    assert built == fill(n=32, value=2.0)  # the same text, whatever was left out
