@@ -11,7 +11,8 @@ from .frame import WARP
 from .local import LocalMemory
 from .memory import GlobalMemory
 from .program import SHARED_BASE, Instruction
-from .shared import SharedMemory, stamp
+from .shadow import time_stamp
+from .shared import SharedMemory
 
 if TYPE_CHECKING:
     from .compile import Compiled
@@ -20,13 +21,15 @@ Extent = tuple[int, int, int]
 
 
 class Batch:
-    """Blocks [first, first + blocks) of the grid, x fastest; lanes are padded to whole warps per block.
+    """Some blocks of the grid; lanes are padded to whole warps per block.
 
     Attributes:
+      numbers: of the blocks in the grid, x fastest, shape (blocks,).
       lanes: number of lanes, blocks * padded threads; lane i is thread i % padded of block i // padded.
       exists: whether a lane is a thread (padding is not), shape (lanes,).
       exited: threads that have returned, shape (lanes,).
-      epochs: barriers that each block has passed, counted from 1, shape (blocks,).
+      barred, synced: when a lane last passed a barrier of its block, or of its warp (or block), shape (lanes,).
+      start: when the batch started; as all times, a stamp of the shadow memory.
     """
 
     def __init__(
@@ -36,23 +39,25 @@ class Batch:
         parameters: list[np.ndarray],
         grid: Extent,
         block: Extent,
-        first: int,
-        blocks: int,
+        numbers: np.ndarray,
         shared_bytes: int,
     ) -> None:
         self.program = program
         self.memory, self.parameters = memory, parameters
-        self.grid, self.block, self.first, self.blocks = grid, block, first, blocks
+        self.grid, self.block = grid, block
+        self.numbers, self.blocks = numbers, numbers.size
         self.threads = block[0] * block[1] * block[2]
         self.padded = -(-self.threads // WARP) * WARP
-        self.lanes = blocks * self.padded
+        self.lanes = self.blocks * self.padded
         self.lane_numbers = np.arange(self.lanes)
         self.block_of_lane = self.lane_numbers // self.padded
         self.thread_of_lane = self.lane_numbers % self.padded
         self.exists = self.thread_of_lane < self.threads
         self.exited = np.zeros(self.lanes, np.bool_)
-        self.epochs = np.ones(blocks, np.int64)
-        self.shared = SharedMemory(blocks, shared_bytes, program.shared_granule)
+        self.start = time_stamp(memory.begin(numbers, self.padded))
+        self.barred = np.full(self.lanes, self.start)
+        self.synced = self.barred.copy()
+        self.shared = SharedMemory(self.blocks, shared_bytes)
         self.local = LocalMemory(self.lanes, program.program.local_bytes)
         self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
         self.perturbation: np.random.Generator | None = None  # draws what hardware leaves open
@@ -85,7 +90,7 @@ class Batch:
         extents = self.block if register == "%tid" else self.grid
         if extents[axis] == 1:
             return 0
-        linear = self.thread_of_lane if register == "%tid" else self.first + self.block_of_lane
+        linear = self.thread_of_lane if register == "%tid" else self.numbers[self.block_of_lane]
         if register == "%ctaid" and self.blocks == 1:
             linear = linear[:1]
         below = 1
@@ -94,25 +99,44 @@ class Batch:
         return linear // below % extents[axis]
 
     def stamps(self) -> np.ndarray:
-        """Epoch and warp of each lane, for the race check, shape (lanes,)."""
+        """Time and lane of each lane's accesses now, for the race checks, shape (lanes,)."""
         if self._stamps is None:
-            self._stamps = stamp(self.epochs[self.block_of_lane], self.thread_of_lane // WARP)
+            self._stamps = time_stamp(self.memory.time) | self.lane_numbers.astype(np.uint64)
         return self._stamps
 
     def pass_barrier(self, blocks: np.ndarray | slice) -> None:
-        self.epochs[blocks] += 1
+        """All lanes of these blocks have passed a barrier."""
+        now = self._tick()
+        self.barred.reshape(-1, self.padded)[blocks] = now
+        self.synced.reshape(-1, self.padded)[blocks] = now
+
+    def pass_warp_barrier(self, lanes: np.ndarray) -> None:
+        """The warps of these lanes have passed one; lanes outside its membermask count as members."""
+        self.synced.reshape(-1, WARP)[lanes // WARP] = self._tick()
+
+    def _tick(self) -> np.uint64:
+        self.memory.time += 1
         self._stamps = None
+        return time_stamp(self.memory.time)
+
+    def scatter(self, target: np.ndarray, index: np.ndarray, items: np.ndarray) -> None:
+        """target[index] = items; where lanes collide the highest lane wins."""
+        target[index] = items
+
+    def block_name(self, number: int) -> str:
+        return f"block {_split(number, self.grid)}"
 
     def fault(self, error: type[SimulationError], instruction: Instruction, lane: int, what: str) -> SimulationError:
-        block, thread = self.first + lane // self.padded, lane % self.padded
+        block, thread = self.block_name(int(self.numbers[lane // self.padded])), lane % self.padded
         return error(
             f"kernel {self.program.name}: {what}\n  line {instruction.line}: {instruction.text}\n  "
-            f"block {_split(block, self.grid)}, thread {_split(thread, self.block)}",
+            f"{block}, thread {_split(thread, self.block)}",
             instruction.line,
         )
 
 
 def _split(linear: int, extents: Extent) -> Extent:
+    """Coordinates of a linear number, x fastest."""
     x, y, _ = extents
     return linear % x, linear // x % y, linear // (x * y)
 

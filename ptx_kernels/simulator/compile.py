@@ -78,7 +78,6 @@ class Compiled:
     constants: list[np.ndarray]
     blocks: list[Block]
     program: Program
-    shared_granule: int
 
     def shared_name(self, offset: int) -> str:
         return shared_name(self.program.symbols, offset)
@@ -106,7 +105,6 @@ class _Compiler:
             self.operands.constants,
             [block for block, _ in compiled],
             self.program,
-            self.operands.shared_granule,
         )
 
     def _leaders(self) -> set[int]:

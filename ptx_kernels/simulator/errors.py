@@ -70,7 +70,11 @@ class NonCoherentRead(SimulationError):
 
 
 class SharedRace(SimulationError):
-    """Two warps touch the same shared bytes without a barrier between, and one of them writes."""
+    """Two lanes touch the same shared bytes without a barrier between, and one of them writes."""
+
+
+class GlobalRace(SimulationError):
+    """Two lanes, of one block or of two, touch the same global bytes without order, and one of them writes."""
 
 
 class BarrierDivergence(SimulationError):

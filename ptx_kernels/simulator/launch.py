@@ -65,7 +65,8 @@ def launch(
     lane_instructions = 0
     with np.errstate(all="ignore"):
         for first in range(0, total, at_once):
-            batch = Batch(program, memory, parameters, grid3, block3, first, min(at_once, total - first), shared_bytes)
+            numbers = np.arange(first, min(first + at_once, total))
+            batch = Batch(program, memory, parameters, grid3, block3, numbers, shared_bytes)
             machine = Machine(program, batch, strict, step_limit)
             machine.run()
             lane_instructions += machine.lane_instructions

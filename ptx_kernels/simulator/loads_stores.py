@@ -142,8 +142,6 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
         or ("nc" in modifiers and space != "global")
     ):
         raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
-    if space in ("shared", "generic"):
-        operands.shared_granule = min(operands.shared_granule, type_.size)
     return space, type_, vector, set(modifiers)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
-from .errors import Misaligned, NonCoherentRead, OutOfBounds, ReadOnlyWrite, UninitializedRead
+from .errors import GlobalRace, Misaligned, NonCoherentRead, OutOfBounds, ReadOnlyWrite, UninitializedRead
 from .frame import Frame
 from .program import Instruction
+from .shadow import Describe, Shadow
 
 Role = Literal["in", "out", "inout"]
 
@@ -50,6 +53,8 @@ class DeviceBuffer:
     views: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     written_views: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
+    shadow: Shadow | None = field(default=None, init=False, repr=False)  # of buffers that may be written
+
     def __post_init__(self) -> None:
         if not self.array.flags.c_contiguous or self.array.ctypes.data % 16:
             raise ValueError(f"buffer {self.name}: the array must be C-contiguous and 16-byte aligned")
@@ -62,13 +67,21 @@ class DeviceBuffer:
             self.written = np.zeros(self.nbytes, np.uint8)
             self.written_views = {width: item_view(self.written, width) for width in ITEMS}
 
+    def watch(self) -> None:
+        """A launch begins: races are between its accesses only."""
+        if self.role != "in":
+            self.shadow = Shadow(self.nbytes, GlobalRace, between_blocks=True, must_be_written=False)
+
 
 class GlobalMemory:
     def __init__(self, buffers: list[DeviceBuffer]) -> None:
         """The same DeviceBuffer may come twice, under two parameters: both then hold one address."""
         self.buffers: list[DeviceBuffer] = []
+        self.time = 0  # counts barriers and batches
+        self._batches: list[tuple[int, np.ndarray, int]] = []  # time of the start, blocks, lanes per block
         for buffer in buffers:
             if not any(buffer is known for known in self.buffers):
+                buffer.watch()
                 buffer.base = buffer_base(len(self.buffers))
                 self.buffers.append(buffer)
 
@@ -89,6 +102,8 @@ class GlobalMemory:
             raise frame.fault(
                 NonCoherentRead, instruction, 0, f"non-coherent load from {buffer.name}, which the kernel may write"
             )
+        if buffer.shadow is not None:
+            self._watch(buffer.shadow.read, frame, instruction, buffer, index, width)
         if buffer.written is not None:
             written = buffer.written_views[width].take(index).view(np.uint8).reshape(index.size, width)
             missing = (written != 0xFF).any(axis=1)
@@ -116,9 +131,35 @@ class GlobalMemory:
         buffer, index = located
         if buffer.role == "in":
             raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
-        buffer.views[width][index] = items
+        assert buffer.shadow is not None
+        self._watch(buffer.shadow.write, frame, instruction, buffer, index, width)
+        frame.batch.scatter(buffer.views[width], index, items)
         if buffer.written is not None:
             buffer.written_views[width][index] = _ALL_ONES[width]
+
+    def begin(self, blocks: np.ndarray, padded: int) -> int:
+        """The time at which a batch of these blocks starts, each of `padded` lanes."""
+        self.time += 1
+        self._batches.append((self.time, blocks, padded))
+        return self.time
+
+    def block_of(self, time: int, lane: int) -> int:
+        """Number of the block that lane `lane` of the batch that ran at `time` belongs to."""
+        _, blocks, padded = self._batches[bisect_right(self._batches, time, key=lambda b: b[0]) - 1]
+        return int(blocks[lane // padded])
+
+    def _watch(
+        self,
+        record: Callable[[Frame, Instruction, np.ndarray, int, Describe], None],
+        frame: Frame,
+        instruction: Instruction,
+        buffer: DeviceBuffer,
+        index: np.ndarray,
+        width: int,
+    ) -> None:
+        """Has the shadow record accesses at one index per lane, or at one for all."""
+        index = np.broadcast_to(index, frame.count)
+        record(frame, instruction, index, width, lambda at: f"offset {int(index[at]) * width} of {buffer.name}")
 
     def _locate(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int

@@ -47,7 +47,6 @@ class Operands:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.constants: list[np.ndarray] = []
-        self.shared_granule = 4
         self._known: dict[tuple[str, bytes], int] = {}
 
     def error(self, error: type[SimulationError], instruction: Instruction, message: str) -> SimulationError:
