@@ -8,6 +8,7 @@ from . import gguf, quantizers
 from .arrays import QuantizedArray
 from .custom_call import EXPORT_CHECKS
 from .errors import CheckpointError, GGUFError, UnavailableError
+from .explain import Explanation, explain
 from .implementation import implementation
 from .ops.append_kv import append_kv
 from .ops.dequantize import dequantize
@@ -20,6 +21,7 @@ from .quantize import quantize
 __all__ = [
     "CheckpointError",
     "EXPORT_CHECKS",
+    "Explanation",
     "GGUFError",
     "QuantizedArray",
     "UnavailableError",
@@ -27,6 +29,7 @@ __all__ = [
     "append_kv",
     "dequantize",
     "embedding",
+    "explain",
     "gguf",
     "implementation",
     "matmul",

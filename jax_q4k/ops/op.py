@@ -11,12 +11,18 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
+from ptx_kernels import choices
+from ptx_kernels.devices import REFERENCE
+
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
 from ..errors import UnavailableError
 from ..implementation import check_choice, current_choice
 
 Arrays = Sequence[jax.Array]
 Params = dict[str, Any]
+
+#: Every operation, by its primitive.
+OPS: dict[jax.extend.core.Primitive, Op] = {}
 
 
 class Op:
@@ -41,7 +47,7 @@ class Op:
         self.name = name
         self.primitive = jax.extend.core.Primitive(name)
         self.primitive.multiple_results = True
-        self._reference = reference
+        self.reference = reference
         self._kernels = kernels
 
         @self.primitive.def_abstract_eval
@@ -52,6 +58,7 @@ class Op:
         def _(*arrays: jax.Array, **params: Any) -> Arrays:
             return _compiled(self.primitive, tuple(sorted(params.items())))(*arrays)
 
+        OPS[self.primitive] = self
         batching.primitive_batchers[self.primitive] = self._map
         mlir.register_lowering(self.primitive, self._lowering(gpu=False))
         mlir.register_lowering(self.primitive, self._lowering(gpu=True), platform="cuda")
@@ -113,14 +120,19 @@ class Op:
 
     def _lowering(self, *, gpu: bool) -> Callable[..., Any]:
         def rule(ctx: mlir.LoweringRuleContext, *operands: Any, implementation: str | None, **params: Any) -> Any:
-            function = self._function(implementation or ("ptx" if gpu else "xla"), gpu, params)
-            return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+            function = self._function(implementation or default_implementation(gpu), gpu, params)
+            with choices.on_device(device_name()):
+                return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
         return rule
 
+    def composition(self, *arrays: Any, **params: Any) -> Arrays:
+        """The operation by its kernels, each launched in the simulator: what `ptx` and `sim` run, to look at."""
+        return self._kernels(launch_simulated, *arrays, **params)
+
     def _function(self, implementation: str, gpu: bool, params: dict[str, Any]) -> Callable[..., Arrays]:
         if implementation == "xla":
-            return functools.partial(self._reference, **params)
+            return functools.partial(self.reference, **params)
         if implementation == "ptx" and not gpu:
             raise UnavailableError(
                 f"{self.name}: implementation 'ptx' needs a CUDA device; "
@@ -132,6 +144,16 @@ class Op:
             )
         launch: KernelCall = launch_ptx if implementation == "ptx" else launch_simulated
         return functools.partial(self._kernels, launch, **params)
+
+
+def default_implementation(gpu: bool) -> str:
+    """What runs where nobody asked for an implementation."""
+    return "ptx" if gpu else "xla"
+
+
+def device_name() -> str:
+    """What the driver calls the GPU that programs run on; without one, the device that kernels are tuned for."""
+    return jax.devices()[0].device_kind if jax.default_backend() == "gpu" else REFERENCE.name
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,0 +1,181 @@
+"""What a program would run: kernels, Configs and the reasons for them, without running or compiling it."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.extend
+
+from ptx_kernels import choices
+from ptx_kernels.choices import Choice
+from ptx_kernels.ptx import Kernel
+
+from .custom_call import simulate_p
+from .implementation import IMPLEMENTATIONS
+from .ops.op import OPS, Op, default_implementation, device_name
+
+_LAYOUT_ONLY = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "jit", "optimization_barrier")
+_PLATFORMS = {"ptx": ("cuda",), "sim": ("cpu",), "xla": ("cpu", "cuda")}
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operation at one set of shapes.
+
+    Attributes:
+      name: of the primitive.
+      count: how often the program has it, a scan's turns multiplied; in a `while` loop, per turn.
+      operands, results: as `f32[1,4096]`.
+      params: the primitive's parameters.
+      implementation: what runs; `why` says who chose it.
+      runnable: whether the platform has it; if not, lowering raises UnavailableError.
+      kernels: the launches of `ptx` and `sim`, in order; empty for `xla`.
+      chosen: the Configs of these kernels, and why.
+      xla: the other operations around them (or, for `xla`, all), with their counts.
+      otherwise: the other implementations, and what they need.
+    """
+
+    name: str
+    count: int
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    params: dict[str, Any]
+    implementation: str
+    why: str
+    runnable: bool
+    kernels: tuple[Kernel, ...]
+    chosen: tuple[Choice, ...]
+    xla: dict[str, int]
+    otherwise: tuple[str, ...]
+
+    def __str__(self) -> str:
+        params = ", ".join(f"{name}={value}" for name, value in self.params.items())
+        lines = [
+            f"{self.name} x{self.count}: {', '.join(self.operands)} -> {', '.join(self.results)}",
+            f"  {params}" if params else "",
+            f"  {self.implementation}: {self.why}",
+            *(f"  launch {_launch(kernel)}" for kernel in self.kernels),
+            *(f"  chosen {choice}" for choice in self.chosen),
+            "  XLA: " + (", ".join(f"{n} x{c}" for n, c in self.xla.items())) if self.xla else "",
+            *(f"  otherwise {text}" for text in self.otherwise),
+        ]
+        return "\n".join(textwrap.fill(line, 118, subsequent_indent=" " * 6) for line in lines if line)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Every distinct call of a program's packed operations, in order; `str` is a report."""
+
+    platform: str
+    device: str
+    calls: tuple[Call, ...]
+
+    @property
+    def launches(self) -> int:
+        """Kernels of ours that the program launches, a `while` loop's turn counted once."""
+        return sum(call.count * len(call.kernels) for call in self.calls)
+
+    def __str__(self) -> str:
+        where = f"{self.platform} ({self.device})" if self.platform == "cuda" else self.platform
+        total = sum(call.count for call in self.calls)
+        head = f"on {where}: {len(self.calls)} kinds of calls, {total} calls, {self.launches} launches of PTX kernels"
+        return "\n\n".join([head, *map(str, self.calls)])
+
+
+def explain(
+    function: Callable[..., Any], *args: Any, platform: str | None = None, device: str | None = None, **kwargs: Any
+) -> Explanation:
+    """What `function(*args, **kwargs)` would run on a platform, and why; nothing runs, and no GPU is needed.
+
+    Traces the function and finds jax_q4k's operations in it, also inside `jit`, `scan`, `while` and `cond`.
+
+        print(jq.explain(jq.matmul, x, w, platform="cuda"))
+
+    Args:
+      args, kwargs: what the function takes; `jax.ShapeDtypeStruct` stands for an array.
+      platform: `cuda` or `cpu`; None: the one that programs run on here.
+      device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or else an H200.
+
+    Raises:
+      ValueError: an unknown platform. TuningTableError: the user's tuning table is malformed.
+    """
+    if platform not in (None, "cuda", "cpu"):
+        raise ValueError(f"platform={platform!r} must be cuda, cpu or None")
+    gpu = jax.default_backend() == "gpu" if platform is None else platform == "cuda"
+    device = device or device_name()
+    traced = jax.make_jaxpr(function)(*args, **kwargs)
+    counts: Counter[str] = Counter()
+    first: dict[str, Any] = {}
+    for equation, times in _equations(traced.jaxpr):
+        if equation.primitive in OPS:
+            key = f"{equation.primitive} {equation.params} {[v.aval for v in equation.invars]}"
+            counts[key] += times
+            first.setdefault(key, equation)
+    with choices.on_device(device):
+        calls = tuple(_call(equation, counts[key], gpu) for key, equation in first.items())
+    return Explanation("cuda" if gpu else "cpu", device, calls)
+
+
+def _call(equation: Any, count: int, gpu: bool) -> Call:
+    op: Op = OPS[equation.primitive]
+    params = dict(equation.params)
+    asked = params.pop("implementation")
+    implementation = asked or default_implementation(gpu)
+    platform = "cuda" if gpu else "cpu"
+    runnable = platform in _PLATFORMS[implementation]
+    why = "asked for by name" if asked else f"the default on {platform}"
+    if not runnable:
+        why += f", but it runs on {_PLATFORMS[implementation][0]} only: lowering raises UnavailableError"
+    function = op.reference if implementation == "xla" else op.composition
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+    with choices.recorded() as made:
+        inner = jax.make_jaxpr(lambda *arrays: function(*arrays, **params))(*shapes)
+    kernels, xla = [], Counter[str]()
+    for part, times in _equations(inner.jaxpr):
+        if part.primitive is simulate_p:
+            kernels += [part.params["kernel"]] * times
+        elif part.primitive.name not in _LAYOUT_ONLY:
+            xla[part.primitive.name] += times
+    return Call(
+        name=op.name,
+        count=count,
+        operands=tuple(v.aval.str_short(short_dtypes=True) for v in equation.invars),
+        results=tuple(v.aval.str_short(short_dtypes=True) for v in equation.outvars),
+        params=params,
+        implementation=implementation,
+        why=why,
+        runnable=runnable,
+        kernels=tuple(kernels),
+        chosen=tuple(dict.fromkeys(made)) if kernels else (),
+        xla=dict(xla),
+        otherwise=tuple(_otherwise(name, platform) for name in IMPLEMENTATIONS if name != implementation),
+    )
+
+
+def _otherwise(implementation: str, platform: str) -> str:
+    needed = "" if platform in _PLATFORMS[implementation] else f" and a {_PLATFORMS[implementation][0]} device"
+    return f"{implementation}: needs jax_q4k.implementation({implementation!r}){needed}"
+
+
+def _launch(kernel: Kernel) -> str:
+    blocks, threads = (re.sub("(x1)+$", "", "x".join(map(str, sizes))) for sizes in (kernel.grid, kernel.block))
+    shared = f", {kernel.dynamic_shared_bytes} bytes of dynamic shared memory" if kernel.dynamic_shared_bytes else ""
+    return f"{kernel.name}: {blocks} blocks of {threads} threads{shared}"
+
+
+def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
+    """Every equation and how often it runs, those inside others' parameters included."""
+    for equation in jaxpr.eqns:
+        yield equation, times
+        turns = equation.params["length"] if equation.primitive.name == "scan" else 1
+        for value in equation.params.values():
+            for inner in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(inner, "jaxpr", inner)  # a closed one holds it
+                if hasattr(inner, "eqns"):
+                    yield from _equations(inner, times * turns)

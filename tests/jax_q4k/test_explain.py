@@ -1,0 +1,93 @@
+"""What a program would run, told without running it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_q4k as jq
+from ptx_kernels import formats
+
+
+def floats(*shape: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def packed(format: str, n: int, k: int) -> jq.QuantizedArray:
+    block = formats.get(format)
+    planes = (floats(n, k // block.block_size, p.bytes_per_block, dtype=jnp.uint8) for p in block.planes)
+    return jq.QuantizedArray(format, (n, k), tuple(planes))
+
+
+def test_a_matmul_on_a_gpu_that_is_not_there():
+    found = jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda")
+    (call,) = found.calls
+    assert (call.name, call.count, call.implementation, call.runnable) == ("q4k_matmul", 1, "ptx", True)
+    assert [kernel.family for kernel in call.kernels] == ["quantize_q8_1", "matvec"]
+    (chosen,) = (choice for choice in call.chosen if choice.rule == "matvec")
+    assert chosen.config == call.kernels[1].arguments["config"]
+    text = str(found)
+    assert text.startswith("on cuda (H200): 1 kinds of calls, 1 calls, 2 launches of PTX kernels\n")
+    for part in (
+        "q4k_matmul x1: f32[1,512], u8[64,2,144] -> f32[1,64]",
+        "ptx: the default on cuda",
+        "launch quantize_q8_1: 1 blocks of 128 threads",
+        "chosen matvec(Q4_K, 64, ",
+        "otherwise xla: needs jax_q4k.implementation('xla')\n",
+        "otherwise sim: needs jax_q4k.implementation('sim') and a cpu device",
+    ):
+        assert part in text
+
+
+def test_calls_are_counted_through_control_flow():
+    w, square = packed("Q4_K", 64, 256), packed("Q6_K", 256, 256)
+
+    @jax.jit
+    def program(x, w, square):
+        def twice(x, _):
+            return jq.matmul(jq.matmul(x, square), square), None
+
+        x, _ = jax.lax.scan(twice, x, None, length=5)
+        x = jax.lax.while_loop(lambda x: x.sum() < 0, lambda x: jq.matmul(x, square), x)
+        x = jax.lax.cond(x.sum() > 1, lambda x: x, lambda x: jq.matmul(x, square, implementation="xla"), x)
+        return jq.matmul(x, w)
+
+    found = jq.explain(program, floats(1, 256), w, square, platform="cuda")
+    assert [(call.params["format"], call.implementation, call.count) for call in found.calls] == [
+        ("Q6_K", "ptx", 11),
+        ("Q6_K", "xla", 1),
+        ("Q4_K", "ptx", 1),
+    ]
+    assert found.launches == 24
+    assert found.calls[1].why == "asked for by name" and found.calls[1].kernels == ()
+    assert found.calls[1].xla["dot_general"] == 1
+
+
+def test_weights_without_a_kernel_of_their_own_are_decoded():
+    (call,) = jq.explain(jq.matmul, floats(3, 256), packed("Q5_1", 8, 256), platform="cuda").calls
+    assert [kernel.family for kernel in call.kernels] == ["decode"]
+    assert call.xla["dot_general"] == 1
+
+
+def test_what_cannot_run_is_said():
+    with jq.implementation("ptx"):
+        found = jq.explain(jq.matmul, floats(1, 256), packed("Q4_K", 8, 256))
+    (call,) = found.calls
+    assert (found.platform, call.runnable) == ("cpu", False)
+    assert call.why == "asked for by name, but it runs on cuda only: lowering raises UnavailableError"
+    assert str(found).startswith("on cpu: 1 kinds of calls, 1 calls, 2 launches")
+
+
+def test_other_operations():
+    pages, table = floats(8, 2, 16, 64, dtype=jnp.bfloat16), floats(3, 4, dtype=jnp.int32)
+    found = jq.explain(
+        jq.paged_attention, floats(3, 8, 64), pages, pages, table, floats(3, dtype=jnp.int32), platform="cuda"
+    )
+    assert [choice.rule for choice in found.calls[0].chosen] == ["paged_attention"]
+    assert jq.explain(lambda x: x + 1, floats(3)).calls == ()
+
+
+def test_an_unknown_platform():
+    with pytest.raises(ValueError, match="platform='tpu' must be cuda, cpu or None"):
+        jq.explain(jq.matmul, floats(1, 256), packed("Q4_K", 8, 256), platform="tpu")
