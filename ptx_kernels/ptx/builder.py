@@ -279,6 +279,10 @@ class Builder:
         """All threads of the block; every one must come here."""
         self.write("bar.sync 0;")
 
+    def warp_barrier(self) -> None:
+        """All lanes of the warp; what they did in memory before it is in order with what they do after it."""
+        self.write(f"bar.warp.sync {_FULL_MASK};")
+
     def shuffle_xor(self, value: Value, mask: int) -> Value:
         """The value of lane (lane ^ mask); all 32 lanes must take part."""
         if value.type.register not in ("b32", "f32"):

@@ -369,6 +369,55 @@ class Pointer:
         k.write(f"{k.guard(where)}{opcode} {names}, {place.operand()};")
         return values[0] if vector == 1 else tuple(values)
 
+    def atomic_add(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+        """Adds to one element (u32, s32, u64, f32) in one step; returns what was there, 0 where `where` is false."""
+        return self._atomic("add", self._typed("add", u32, s32, u64, f32).name, index, (value,), where)
+
+    def atomic_min(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+        """As `atomic_add`, the smaller of two integers."""
+        return self._atomic("min", self._typed("min", u32, s32, u64, s64).name, index, (value,), where)
+
+    def atomic_max(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+        """As `atomic_add`, the larger of two integers."""
+        return self._atomic("max", self._typed("max", u32, s32, u64, s64).name, index, (value,), where)
+
+    def atomic_and(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+        """As `atomic_add`, bitwise and of 4 or 8 bytes."""
+        return self._atomic("and", self._bits("and"), index, (value,), where)
+
+    def atomic_or(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+        """As `atomic_add`, bitwise or of 4 or 8 bytes."""
+        return self._atomic("or", self._bits("or"), index, (value,), where)
+
+    def atomic_exchange(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+        """As `atomic_add`, replaces 4 or 8 bytes."""
+        return self._atomic("exch", self._bits("exch"), index, (value,), where)
+
+    def atomic_cas(self, index: Value | int, expected: Operand, value: Operand, *, where: Value | None = None) -> Value:
+        """As `atomic_add`, replaces 4 or 8 bytes if they equal `expected`."""
+        return self._atomic("cas", self._bits("cas"), index, (expected, value), where)
+
+    def _typed(self, name: str, *types: Type) -> Type:
+        if self.type not in types:
+            raise KernelError(f"atomic {name} takes {', '.join(map(str, types))}, not {self.type}")
+        return self.type
+
+    def _bits(self, name: str) -> str:
+        return f"b{8 * self._typed(name, u32, s32, u64, s64, f32).size}"
+
+    def _atomic(
+        self, name: str, suffix: str, index: Value | int, values: tuple[Operand, ...], where: Value | None
+    ) -> Value:
+        k = self.builder
+        place = self._advanced(index, self.type.size)
+        result = k.register(self.type)
+        if where is not None:
+            k.zero(result)
+        opcode = f"atom.{self.space}.{name}.{suffix}"
+        text = ", ".join(k.operand(v, self.type, opcode) for v in values)
+        k.write(f"{k.guard(where)}{opcode} {result.name}, {place.operand()}, {text};")
+        return result
+
     def store(self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None) -> None:
         """Stores one element, or a tuple of 2 or 4 neighbours; narrow integers keep the value's low bits."""
         k = self.builder

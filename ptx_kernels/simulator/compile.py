@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from .async_copy import compile_async_copy
+from .atomics import compile_atomic, compile_fence
 from .batch import shared_name
 from .errors import ParseError, Trap
 from .frame import Frame
@@ -44,6 +45,10 @@ HANDLERS: dict[str, Handler] = {
     "mma": compile_mma,
     "ldmatrix": compile_ldmatrix,
     "cp": compile_async_copy,
+    "atom": compile_atomic,
+    "red": compile_atomic,
+    "membar": compile_fence,
+    "fence": compile_fence,
 }
 _BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
 _CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)

@@ -33,6 +33,10 @@ def item_view(data: np.ndarray, width: int) -> np.ndarray:
     return data[: data.size // width * width].view(ITEMS[width])
 
 
+#: (items of a memory, item of each lane, its position in the frame) -> what each lane found there before its update
+Change = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
 @dataclass
 class DeviceBuffer:
     """An array that a kernel gets a pointer to. Stores go straight into `array`, nothing is copied.
@@ -104,18 +108,7 @@ class GlobalMemory:
             )
         if buffer.shadow is not None:
             self._watch(buffer.shadow.read, frame, instruction, buffer, index, width)
-        if buffer.written is not None:
-            written = buffer.written_views[width].take(index).view(np.uint8).reshape(index.size, width)
-            missing = (written != 0xFF).any(axis=1)
-            if missing.any():
-                first = int(np.argmax(missing))
-                raise frame.fault(
-                    UninitializedRead,
-                    instruction,
-                    first,
-                    f"offset {int(index[first]) * width} of {buffer.name}: "
-                    f"read of {width} bytes that were never all written",
-                )
+        self._check_written(frame, instruction, buffer, index, width)
         return buffer.views[width].take(index)
 
     def store(
@@ -137,6 +130,31 @@ class GlobalMemory:
         if buffer.written is not None:
             buffer.written_views[width][index] = _ALL_ONES[width]
 
+    def update(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+    ) -> np.ndarray:
+        """Atomic updates at one address per lane; what each lane found, as items."""
+        located = self._locate(frame, instruction, addresses, offset, width)
+        if located is None:
+            found: np.ndarray = np.empty(addresses.size, ITEMS[width])
+            for positions in self._split(frame, instruction, addresses, offset, width):
+
+                def part(
+                    view: np.ndarray, index: np.ndarray, lanes: np.ndarray, of: np.ndarray = positions
+                ) -> np.ndarray:
+                    return change(view, index, of[lanes])
+
+                some = frame.subset(positions)
+                found[positions] = self.update(some, instruction, addresses[positions], offset, width, part)
+            return found
+        buffer, index = located
+        if buffer.role == "in":
+            raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
+        assert buffer.shadow is not None
+        self._watch(buffer.shadow.update, frame, instruction, buffer, index, width)
+        self._check_written(frame, instruction, buffer, index, width)
+        return change(buffer.views[width], index, np.arange(frame.count))
+
     def begin(self, blocks: np.ndarray, padded: int) -> int:
         """The time at which a batch of these blocks starts, each of `padded` lanes."""
         self.time += 1
@@ -147,6 +165,23 @@ class GlobalMemory:
         """Number of the block that lane `lane` of the batch that ran at `time` belongs to."""
         _, blocks, padded = self._batches[bisect_right(self._batches, time, key=lambda b: b[0]) - 1]
         return int(blocks[lane // padded])
+
+    def _check_written(
+        self, frame: Frame, instruction: Instruction, buffer: DeviceBuffer, index: np.ndarray, width: int
+    ) -> None:
+        if buffer.written is None:
+            return
+        written = buffer.written_views[width].take(index).view(np.uint8).reshape(index.size, width)
+        missing = (written != 0xFF).any(axis=1)
+        if missing.any():
+            first = int(np.argmax(missing))
+            raise frame.fault(
+                UninitializedRead,
+                instruction,
+                first,
+                f"offset {int(index[first]) * width} of {buffer.name}: "
+                f"read of {width} bytes that were never all written",
+            )
 
     def _watch(
         self,

@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import Misaligned, OutOfBounds, SharedRace
 from .frame import Frame
-from .memory import item_view
+from .memory import Change, item_view
 from .program import SHARED_BASE, Instruction
 from .shadow import Describe, Shadow
 
@@ -45,6 +45,16 @@ class SharedMemory:
             self.copies.check(frame, instruction, index, width, "writes")
         self.shadow.write(frame, instruction, index, width, self._describe(frame, index, width))
         frame.batch.scatter(self.views[width], index, items)
+
+    def update(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+    ) -> np.ndarray:
+        """Atomic updates at one address per lane; what each lane found, as items."""
+        index = self._locate(frame, instruction, addresses, offset, width)
+        if self.copies is not None:
+            self.copies.check(frame, instruction, index, width, "updates")
+        self.shadow.update(frame, instruction, index, width, self._describe(frame, index, width))
+        return change(self.views[width], index, np.arange(frame.count))
 
     def _locate(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int

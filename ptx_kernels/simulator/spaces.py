@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .frame import Frame
-from .memory import ITEMS
+from .memory import ITEMS, Change
 from .program import LOCAL_WINDOW, SHARED_WINDOW, Instruction
 
 _WINDOW = 60  # bit at which the number of a generic address's window starts
@@ -16,6 +16,7 @@ _INSIDE = np.uint64((1 << _WINDOW) - 1)
 #: (frame, instruction, addresses, offset, width) -> items, and the same with items to store
 Load = Callable[[Frame, Instruction, np.ndarray, int, int], np.ndarray]
 Store = Callable[[Frame, Instruction, np.ndarray, int, int, np.ndarray], None]
+Update = Callable[[Frame, Instruction, np.ndarray, int, int, Change], np.ndarray]
 
 
 def load_global(frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int) -> np.ndarray:
@@ -54,6 +55,27 @@ def store_local(
     frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, items: np.ndarray
 ) -> None:
     frame.batch.local.store(frame, instruction, addresses, offset, width, items)
+
+
+def update_global(
+    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+) -> np.ndarray:
+    return frame.batch.memory.update(frame, instruction, addresses, offset, width, change)
+
+
+def update_shared(
+    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+) -> np.ndarray:
+    return frame.batch.shared.update(frame, instruction, addresses, offset, width, change)
+
+
+def update_generic(
+    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+) -> np.ndarray:
+    """All lanes in one memory, as compiled code has it."""
+    if (addresses >> np.uint64(_WINDOW) == np.uint64(SHARED_WINDOW >> _WINDOW)).all():
+        return update_shared(frame, instruction, addresses & _INSIDE, offset, width, change)
+    return update_global(frame, instruction, addresses, offset, width, change)
 
 
 _LOAD_WINDOWS: dict[int, Load] = {SHARED_WINDOW >> _WINDOW: load_shared, LOCAL_WINDOW >> _WINDOW: load_local}
@@ -95,6 +117,7 @@ LOADS: dict[str, Load] = {
     "local": load_local,
     "generic": load_generic,
 }
+UPDATES: dict[str, Update] = {"global": update_global, "shared": update_shared, "generic": update_generic}
 STORES: dict[str, Store] = {
     "global": store_global,
     "shared": store_shared,
