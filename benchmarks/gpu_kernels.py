@@ -85,8 +85,8 @@ def matvecs() -> Iterator[tuple[str, Kernel, int, object]]:
     for format in FORMATS:
         for n, k in SHAPES:
             for m in ROWS:
-                config = tuning.matvec(format, n, k // 256, m)
-                kernel = KERNELS["matvec"](format=format, n=n, blocks=k // 256, m=m, config=config)
+                config = tuning.matvec(format, n, k, m)
+                kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 packed = sum(b.nbytes for b in kernel.operands if b.type.name == "u8")
                 yield f"matvec {format} {n}x{k} m={m}", kernel, packed, config
 

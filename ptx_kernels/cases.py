@@ -44,27 +44,27 @@ NORM_CASES = (_norm("f32", 4096, 8), _norm("q8_1", 4096, 8), _norm("q8_1", 896, 
 # --- matvec -----------------------------------------------------------------------------------------------------
 
 
-def _matvec(format: str, m: int, n: int = 4096, blocks: int = 16, **config: int) -> Case:
-    name = f"matvec-{format}-{n}x{256 * blocks}-m{m}"
-    return Case(name, "matvec", dict(format=format, n=n, blocks=blocks, m=m, config=MatvecConfig(**config)))
+def _matvec(format: str, m: int, n: int = 4096, columns: int = 4096, **config: Any) -> Case:
+    name = f"matvec-{format}-{n}x{columns}-m{m}"
+    return Case(name, "matvec", dict(format=format, n=n, columns=columns, m=m, config=MatvecConfig(**config)))
 
 
 MATVEC_CASES = (
-    _matvec("Q4_K", 1, rows_per_warp=2, lanes_per_block=8, unroll=2, resident_blocks=6),
-    _matvec("Q4_K", 1, n=1025, blocks=3, lanes_per_block=8, unroll=1, resident_blocks=6),
+    _matvec("Q4_K", 1, rows_per_warp=2, lanes=8, unroll=2, resident_blocks=6),
+    _matvec("Q4_K", 1, n=1025, columns=768, lanes=8, unroll=1, resident_blocks=6),
     _matvec("Q4_K", 2, rows_per_warp=2, unroll=1, resident_blocks=5),
     _matvec("Q4_K", 4, rows_per_warp=2, unroll=1, resident_blocks=3),
     _matvec("Q4_K", 8, rows_per_warp=2, unroll=1, resident_blocks=3),
-    _matvec("Q5_K", 1, rows_per_warp=2, lanes_per_block=8, unroll=2, resident_blocks=6),
-    _matvec("Q5_K", 1, n=1025, blocks=3, lanes_per_block=8, unroll=1, resident_blocks=6),
+    _matvec("Q5_K", 1, rows_per_warp=2, lanes=8, unroll=2, resident_blocks=6),
+    _matvec("Q5_K", 1, n=1025, columns=768, lanes=8, unroll=1, resident_blocks=6),
     _matvec("Q5_K", 2, rows_per_warp=2, unroll=1, resident_blocks=4),
     _matvec("Q5_K", 4, rows_per_warp=2, unroll=1, resident_blocks=3),
     _matvec("Q5_K", 8, rows_per_warp=2, unroll=1, resident_blocks=3),
-    _matvec("Q6_K", 1, blocks=56, rows_per_warp=2, unroll=2, resident_blocks=5),
-    _matvec("Q6_K", 1, n=1025, blocks=3, unroll=1, resident_blocks=5),
-    _matvec("Q6_K", 2, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=5),
-    _matvec("Q6_K", 4, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=3),
-    _matvec("Q6_K", 8, blocks=56, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q6_K", 1, columns=14336, rows_per_warp=2, unroll=2, resident_blocks=5),
+    _matvec("Q6_K", 1, n=1025, columns=768, unroll=1, resident_blocks=5),
+    _matvec("Q6_K", 2, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=5),
+    _matvec("Q6_K", 4, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q6_K", 8, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
 )
 
 # --- decode -----------------------------------------------------------------------------------------------------

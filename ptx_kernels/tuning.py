@@ -13,8 +13,8 @@ _WARPS_TO_FILL = 132 * 4
 
 
 @Rule
-def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
-    """Config for n rows of `blocks` super-blocks and m rows of activations.
+def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
+    """Config for n rows of `columns` weights and m rows of activations.
 
     Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever enough
     rows are there to fill the device all the same. Q4_K and Q5_K with one row of activations are limited by loads, so
@@ -27,8 +27,8 @@ def matvec(format: str, n: int, blocks: int, m: int) -> MatvecConfig:
     resident = 3 if m > 2 else 6 if lanes == 8 else 4 if format == "Q5_K" else 5
     return MatvecConfig(
         rows_per_warp=rows,
-        lanes_per_block=lanes,
-        unroll=max(1, min(loads, blocks * lanes // 32)),
+        lanes=lanes,
+        unroll=max(1, min(loads, columns * lanes // (256 * 32))),
         resident_blocks=resident,
     )
 

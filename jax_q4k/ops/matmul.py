@@ -109,9 +109,9 @@ def kernels(
     if activations == "f32" or not takes_q8_1(format, m):
         (weights,) = dequantize.kernels(launch, *planes, format=format, dtype=jnp.dtype(jnp.float32))
         return [_dot(x, weights, transposed=transposed).astype(x.dtype)]
-    n, blocks, _ = planes[0].shape
+    n, columns = planes[0].shape[0], x.shape[1]
     values, scale_sum = quantize_q8_1.kernels(launch, x)
-    kernel = matvec(format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
+    kernel = matvec(format=format, n=n, columns=columns, m=m, config=tuning.matvec(format, n, columns, m))
     (y,) = launch(kernel, *planes, values, scale_sum)
     return [y.astype(x.dtype)]
 

@@ -1,4 +1,4 @@
-"""What the dot product of a packed row with q8_1 activations consists of, whatever the block format."""
+"""The dot product of packed rows with activations, whatever the block format and however it is shared among lanes."""
 
 from __future__ import annotations
 
@@ -8,56 +8,134 @@ from typing import Any, Protocol
 
 from ..ptx import Builder, Pointer, Value, Var
 
-Words = Sequence[Value]  # 16 bytes as four u32
+LANE_WEIGHTS = 256  # a Config's `lanes` share this many weights, whatever the size of a block
 
 
 @dataclass(frozen=True)
-class ActivationTile:
-    """The activations of one lane's share of a super-block, for one row of them.
+class Run:
+    """Neighbouring quants of one lane that have a scale in common: weight = d * scale * (quant - offset) - minimum.
 
-    `words[i]`: the 16 int8 at the i-th of the format's `value_offsets`. `scales[g]`, `sums[g]`: scale and
-    scale * sum of values of the g-th group of 32 that they touch, f32.
+    `quants`: u32 of four bytes each for `dot_q8_1` (no offset), f32 for `dot_f32`. `scale`: s32 for the former, f32
+    for the latter, None where it is 1.
     """
 
-    words: Sequence[Words]
-    scales: Sequence[Value]
-    sums: Sequence[Value]
+    quants: Sequence[Value]
+    scale: Value | None = None
+    offset: float = 0.0
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A lane's share of a block, ready for dot products with any number of activations.
+
+    `minimums` (f32) line up with the activations' `sums`: one a run for `dot_f32`, one a sum of the format's
+    `minimum_sums` for `dot_q8_1`; a lane whose term another lane of the same group adds has a zero. `signed`: the
+    bytes of quants are int8.
+    """
+
+    runs: Sequence[Run]
+    d: Value
+    minimums: Sequence[Value] = ()
+    signed: bool = False
+
+
+class ActivationTile(Protocol):
+    """The activations that meet a lane's runs, for one row of them.
+
+    `runs`: the values of each run, as u32 of four int8 or as f32. `scales`: of each run's group of 32 (only q8_1).
+    `sums`: what the tile's minimums are multiplied with.
+    """
+
+    @property
+    def runs(self) -> Sequence[Sequence[Value]]: ...
+    @property
+    def scales(self) -> Sequence[Value]: ...
+    @property
+    def sums(self) -> Sequence[Value]: ...
 
 
 class PackedRow(Protocol):
-    """One lane's view of packed rows, a fixed share of every super-block.
+    """One lane's view of packed rows: a fixed share of every block.
 
-    `value_base` (u32): where in a super-block's 256 activations the lane's first value lies, and `value_offsets`
-    its runs of 16 from there; `group_base` and `groups`: the groups of 32 whose scales it needs. `lanes`: into how
-    many shares a super-block can be cut.
+    Attributes:
+      lanes: into how many shares LANE_WEIGHTS weights can be cut.
+      runs: (offset, length) of the lane's values in a block, counted from `value_base` (u32).
     """
 
     lanes: tuple[int, ...]
+    runs: Sequence[tuple[int, int]]
     value_base: Value
-    value_offsets: tuple[int, ...]
-    group_base: Value
-    groups: int
 
     def __init__(
-        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int
-    ) -> None: ...
+        self,
+        k: Builder,
+        planes: Sequence[Pointer],
+        row: Value,
+        block: Value,
+        part: Value,
+        lanes: int,
+        *,
+        floats: bool,
+        broadcast: bool,
+    ) -> None:
+        """Lane `part` of those that share block `block`. `floats`: its tiles go to `dot_f32`. `broadcast`: a header is
+        loaded once a warp and spread by shuffles, where the format has one and a warp one block."""
 
     def load(self, row: int, block: int) -> Any:
-        """Starts the loads of super-block `block`, `row` rows down, both counted from where the view stands."""
+        """Starts the loads of block `block`, `row` rows down, both counted from where the view stands."""
 
-    def unpack(self, loaded: Any) -> Any:
-        """What all activation rows share: quants as dp4a operands, scales as numbers."""
+    def unpack(self, loaded: Any) -> Tile:
+        """What all rows of activations share."""
 
-    def dot(self, tile: Any, x: ActivationTile, total: Var) -> None:
-        """total += this lane's share of weights . x."""
+    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
+        """Of the scaled sums of the groups that the runs lie in, those that go with a tile's minimums (q8_1)."""
 
     def advance(self, blocks: int) -> None:
-        """Moves on by so many super-blocks."""
+        """Moves on by so many blocks."""
 
 
-def dp4a_chain(k: Builder, quants: Words, activations: Words, *, unsigned: bool) -> Value:
-    """The s32 dot product of 4 * len(quants) bytes."""
-    total: Any = 0
-    for a, b in zip(quants, activations, strict=True):
-        total = k.dp4a(a, b, total, unsigned_a=unsigned)
-    return total
+def dot_q8_1(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
+    """total += this lane's share of weights . x: integer dot products of runs, then their scales.
+
+    The min terms need no dot product: the activations' sums are known.
+    """
+    part: Any = None
+    for run, values, x_scale in zip(tile.runs, x.runs, x.scales, strict=True):
+        dot: Any = 0
+        for a, b in zip(run.quants, values, strict=True):
+            dot = k.dp4a(a, b, dot, unsigned_a=not tile.signed)
+        product = (dot if run.scale is None else dot * run.scale).to(x_scale.type)
+        part = product * x_scale if part is None else k.fma(product, x_scale, part)
+    k.accumulate(total, part, tile.d)
+    _subtract_minimums(k, tile, x, total)
+
+
+def dot_f32(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
+    """total += this lane's share of weights . x, in f32; offset and min terms take one product a run."""
+    part: Any = None
+    for i, (run, values) in enumerate(zip(tile.runs, x.runs, strict=True)):
+        dot: Any = run.quants[0] * values[0]
+        for a, b in zip(run.quants[1:], values[1:], strict=True):
+            dot = k.fma(a, b, dot)
+        if run.offset:
+            dot = k.fma(x.sums[i], -run.offset, dot)
+        if part is None:
+            part = dot if run.scale is None else dot * run.scale
+        else:
+            part = part + dot if run.scale is None else k.fma(dot, run.scale, part)
+    k.accumulate(total, part, tile.d)
+    _subtract_minimums(k, tile, x, total)
+
+
+def _subtract_minimums(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
+    if tile.minimums:
+        for minimum, value in zip(tile.minimums, x.sums, strict=True):
+            k.accumulate(total, minimum, -value)
+
+
+def load_words(pointer: Pointer, index: int, count: int) -> list[Value]:
+    """`count` u32 from element `index` on, 16 bytes at a time where there are as many."""
+    if count == 1:
+        return [pointer.load(index)]
+    vector = min(count, 4)
+    return [word for i in range(0, count, vector) for word in pointer.load(index + i, vector=vector)]  # type: ignore[union-attr]

@@ -37,10 +37,11 @@ class PairReader:
     """Reads scale and min of a lane's two sub-blocks, 2 * group and 2 * group + 1, from the header's words.
 
     Which bits they are depends on the lane alone: shifts and masks are found once, and reading is then two
-    shifts and two masks with no select. With `half` given, only the min of sub-block 2 * group + half is read.
+    shifts and two masks with no select. With `share` given, the lanes of a group number `shares` and this is one of
+    them: lanes 0 and 1 read the min of sub-block 2 * group + share, and the others zero.
     """
 
-    def __init__(self, k: Builder, group: Value, half: Value | None = None) -> None:
+    def __init__(self, k: Builder, group: Value, share: Value | None = None, shares: int = 2) -> None:
         upper = group >= 2  # sub-blocks 4 to 7, whose bits are scattered
         none, two = k.const(u32, 0), k.const(u32, 2)
         shift = (group & 1) << 4
@@ -48,13 +49,15 @@ class PairReader:
         self._joined_shift = shift + k.select(upper, two, 0)  # of the first word, for scales
         self._third_mask = k.select(upper, k.const(u32, 0x0F0F), 0)
         self._joined_mask = k.select(upper, k.const(u32, 0x3030), 0x3F3F)
-        step = none if half is None else half << 3
+        step = none if share is None else (share & 1) << 3
         self._min_shift = shift + step + 4
         self._min_joined_shift = self._joined_shift + step
-        width = 0xFFFF if half is None else 0xFF
+        width: Value | int = 0xFFFF if share is None else 0xFF
+        if share is not None and shares > 2:
+            width = k.select(share < 2, k.const(u32, 0xFF), 0)
         self._min_third_mask = self._third_mask & width
         self._min_joined_mask = self._joined_mask & width
-        self._whole = half is None
+        self._whole = share is None
 
     def read(self, words: Sequence[Value]) -> tuple[Value, list[Value]]:
         """The three u32 of the 12 bytes -> (scales of both sub-blocks in bytes 0 and 1, [mins])."""

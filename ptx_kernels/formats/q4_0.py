@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, u32
 from .base import BlockFormat, half, nibbles
-from .unpack import Run, byte_floats
+from .unpack import DecodedRun, byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -34,13 +34,13 @@ FORMAT = BlockFormat(
 PARTS = 1  # threads that decode a block
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
     """All 32 weights of a block (see `unpack.Unpack`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).load(vector=4)
     return [
-        Run(
+        DecodedRun(
             16 * high,
             [scale * (v - 8.0) for v in byte_floats(k, [(w >> 4 * high) & 0x0F0F0F0F for w in words])],
         )

@@ -7,13 +7,13 @@ and weight 64c + 32 + j in its high one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from ..ptx import Builder, Pointer, Value, Var, f32, s32, u32
+from ..ptx import Builder, Pointer, Value, f32, s32, u32
 from . import k_scales
 from .base import BlockFormat, nibbles
-from .dot import ActivationTile, Words, dp4a_chain
-from .unpack import Run, affine, byte_floats, half
+from .dot import Run, Tile, load_words
+from .unpack import ANCHOR, DecodedRun, Words, affine, anchored_floats, byte_floats, half
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -37,77 +37,81 @@ FORMAT = BlockFormat(
 )
 
 
-class Tile(NamedTuple):
-    """A lane's share, ready for dot products: a sub-block's quants * scale * d, less its min, are its weights."""
-
-    low: Sequence[Words]  # quants of sub-block 2 * group, four a word
-    high: Sequence[Words]  # quants of sub-block 2 * group + 1, or a multiple of them
-    scales: tuple[Value, Value]  # of the low and the high sub-block, as u32
-    d: Value
-    minimums: list[Value]  # dmin * min of the sub-blocks whose min term is this lane's, f32
-
-
 class PackedRow:
     """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group (see `dot.PackedRow`).
 
-    Of 4 lanes each has a whole group and so both of its sub-blocks; of 8 lanes two share a group, and each
-    adds the min term of one sub-block. The min term needs no dot product: the activations' sums are known.
+    Of 4 lanes each has a whole group and so both of its sub-blocks; of more, lanes / 4 share a group, and with q8_1
+    activations two of those add the min term of one sub-block each.
     """
 
-    lanes: tuple[int, ...] = (4, 8)
-    groups = 2
+    lanes: tuple[int, ...] = (4, 8, 16, 32)
     block_words = 36  # u32 of a block
     quants_at = 4  # the first of its nibbles
 
     def __init__(
-        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int
+        self,
+        k: Builder,
+        planes: Sequence[Pointer],
+        row: Value,
+        block: Value,
+        part: Value,
+        lanes: int,
+        *,
+        floats: bool,
+        broadcast: bool,
     ) -> None:
-        self._k = k
-        self._runs = 8 // lanes  # 16-byte runs of nibbles
-        group = part if lanes == 4 else part >> 1
-        self._half: Value | None = None if lanes == 4 else part & 1
+        self._k, self._floats, self._broadcast = k, floats, broadcast
+        shares, length = lanes // 4, 128 // lanes
+        self._group, self._share = part // shares, part % shares
+        self._count = length // 4  # words of nibbles
         words = planes[0].cast(u32)
+        first = words.at(row, block)
         self._row_words = words.shape[1] * self.block_words
-        self._header = words.at(row, block).moving()
-        self._quants = words.at(row, block).at(part * (4 * self._runs)).moving()
-        self.value_base = group * 64 if self._half is None else group * 64 + self._half * 16
-        self.value_offsets: tuple[int, ...] = (0, 16, 32, 48) if lanes == 4 else (0, 32)
-        self.group_base = group * 2
-        self._scales = k_scales.PairReader(k, group, self._half)
+        self._header = (first.at(part % 4) if broadcast else first).moving()
+        self._quants = first.at(part * self._count).moving()
+        self.value_base = self._group * 64 + self._share * length
+        self.runs: Sequence[tuple[int, int]] = ((0, length), (32, length))
+        self._one_each = shares > 1 and not floats  # of two mins; another lane has the other one
+        self._scales = k_scales.PairReader(k, self._group, self._share if self._one_each else None, shares)
 
-    def load(self, row: int, block: int) -> tuple[Words, list[Words]]:
+    def load(self, row: int, block: int) -> tuple[Words, Words]:
         at = row * self._row_words + block * self.block_words
-        header = self._header.load(at, vector=4)
-        return header, [self._quants.load(at + self.quants_at + 4 * i, vector=4) for i in range(self._runs)]
+        header = load_words(self._header, at, 1 if self._broadcast else 4)
+        return header, load_words(self._quants, at + self.quants_at, self._count)
 
-    def unpack(self, loaded: tuple[Words, list[Words]]) -> Tile:
-        header, quants = loaded
+    def unpack(self, loaded: tuple[Words, ...]) -> Tile:
+        k = self._k
+        header, *packed = loaded
+        if self._broadcast:
+            header = [k.shuffle(header[0], i) for i in range(4)]
         d, dmin = half(header[0], 0), half(header[0], 1)
         scales, minimums = self._scales.read(header[1:])
-        return Tile(
-            [[q & 0x0F0F0F0F for q in run] for run in quants],
-            [[q & 0xF0F0F0F0 for q in run] for run in quants],  # 16 times the quants: nibbles where they lie
-            ((scales & 0xFF) << 4, scales >> 8),
-            d * (1 / 16),
-            [dmin * m.to(f32) for m in minimums],
-        )
+        if self._floats:
+            words, multiple = self.seven_bits(*packed)
+            numbers = (scales & 0xFF, scales >> 8)
+            runs = [
+                Run(anchored_floats(k, quants), s.to(f32), ANCHOR) for quants, s in zip(words, numbers, strict=True)
+            ]
+        else:
+            words, multiples = self.quant_bytes(*packed)
+            multiple = max(multiples)
+            numbers = (scales & 0xFF, scales >> 8)
+            runs = [
+                Run(quants, (s if own == multiple else s * (multiple // own)).bits(s32))
+                for quants, s, own in zip(words, numbers, multiples, strict=True)
+            ]
+        return Tile(runs, d * (1 / multiple) if multiple > 1 else d, [dmin * m.to(f32) for m in minimums])
 
-    def dot(self, tile: Tile, x: ActivationTile, total: Var) -> None:
-        k = self._k
-        flat = [word for run in x.words for word in run]
-        middle = len(flat) // 2
-        products = []
-        for quants, words, scale, x_scale in (
-            (tile.low, flat[:middle], tile.scales[0], x.scales[0]),
-            (tile.high, flat[middle:], tile.scales[1], x.scales[1]),
-        ):
-            dot = dp4a_chain(k, [q for run in quants for q in run], words, unsigned=True)
-            products.append(((dot * scale.bits(s32)).to(f32), x_scale))
-        (low, low_scale), (high, high_scale) = products
-        k.accumulate(total, k.fma(high, high_scale, low * low_scale), tile.d)
-        sums = x.sums if self._half is None else [k.select(self._half == 0, x.sums[0], x.sums[1])]
-        for minimum, value in zip(tile.minimums, sums, strict=True):
-            k.accumulate(total, minimum, -value)
+    def quant_bytes(self, quants: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:
+        """Bytes of the low and of the high sub-block, and the multiples of the quants that they are."""
+        return ([q & 0x0F0F0F0F for q in quants], [q & 0xF0F0F0F0 for q in quants]), (1, 16)
+
+    def seven_bits(self, quants: Words) -> tuple[tuple[Words, Words], int]:
+        """The same below 128, as large as they can be, so that their f32 lose least to the anchor."""
+        return ([(q << 3) & 0x78787878 for q in quants], [(q >> 1) & 0x78787878 for q in quants]), 8
+
+    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
+        return [self._k.select((self._share & 1) == 0, *sums)] if self._one_each else sums
 
     def advance(self, blocks: int) -> None:
         self._header.advance(self.block_words * blocks)
@@ -119,7 +123,7 @@ PARTS = 8  # threads that decode a block: 16 bytes of nibbles each
 
 def unpack(
     k: Builder, planes: Sequence[Pointer], part: Value, high_bits: Sequence[Value] | None = None, quants_at: int = 16
-) -> list[Run]:
+) -> list[DecodedRun]:
     """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `unpack.Unpack`).
 
     Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and, as
@@ -138,5 +142,5 @@ def unpack(
             fifth = [((bits >> (group * 2 + s)) & 0x01010101) << 4 for bits in high_bits]
             quants = [q | h for q, h in zip(quants, fifth, strict=True)]
         step, low = d * scale.to(f32), dmin * minimum.to(f32)
-        runs.append(Run(group * 64 + run * 16 + 32 * s, affine(byte_floats(k, quants), step, low)))
+        runs.append(DecodedRun(group * 64 + run * 16 + 32 * s, affine(byte_floats(k, quants), step, low)))
     return runs

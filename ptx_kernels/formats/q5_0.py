@@ -13,7 +13,7 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, u32
 from .base import BlockFormat, bits, half, nibbles
-from .unpack import Run, byte_floats
+from .unpack import DecodedRun, byte_floats
 
 
 def quants(field: Mapping[str, Any], xp: Any) -> Any:
@@ -56,8 +56,10 @@ def unpack_quants(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
     return halves
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
     """All 32 weights of a block (see `unpack.Unpack`)."""
     qs, qh, d = planes
     scale = d.cast(f16).load().to(f32)
-    return [Run(16 * i, [scale * (v - 16.0) for v in values]) for i, values in enumerate(unpack_quants(k, qs, qh))]
+    return [
+        DecodedRun(16 * i, [scale * (v - 16.0) for v in values]) for i, values in enumerate(unpack_quants(k, qs, qh))
+    ]

@@ -12,7 +12,7 @@ from ..ptx import Builder, Pointer, Value, u32
 from . import q5_0
 from .base import BlockFormat
 from .base import half as half_values
-from .unpack import Run, half
+from .unpack import DecodedRun, half
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -33,9 +33,12 @@ FORMAT = BlockFormat(
 PARTS = q5_0.PARTS
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
     """All 32 weights of a block (see `unpack.Unpack`)."""
     qs, qh, dm = planes
     pair = dm.cast(u32).load()
     scale, offset = half(pair), half(pair, 1)
-    return [Run(16 * i, [scale * v + offset for v in values]) for i, values in enumerate(q5_0.unpack_quants(k, qs, qh))]
+    return [
+        DecodedRun(16 * i, [scale * v + offset for v in values])
+        for i, values in enumerate(q5_0.unpack_quants(k, qs, qh))
+    ]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ptx import Builder, Pointer, Value, f32, u32
+from ..ptx import Builder, Pointer, Value, u32
 from . import k_scales, q4_k
 from .base import BlockFormat, bits
-from .dot import Words
-from .unpack import Run, half
+from .dot import load_words
+from .unpack import DecodedRun, Words
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -38,27 +38,25 @@ class PackedRow(q4_k.PackedRow):
     quants_at = 12
 
     def __init__(
-        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int
+        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int, **mode: bool
     ) -> None:
-        super().__init__(k, planes, row, block, part, lanes)
-        first = planes[0].cast(u32).at(row, block)
-        self._fifth = (first if self._half is None else first.at(self._half * 4)).moving()
-        self._shift = self.group_base  # bit of the low sub-block; the high one's is the next
+        super().__init__(k, planes, row, block, part, lanes, **mode)
+        self._fifth = planes[0].cast(u32).at(row, block).at(self._share * self._count).moving()
+        self._shift = self._group * 2  # bit of the low sub-block; the high one's is the next
 
-    def load(self, row: int, block: int) -> tuple[Words, list[Words], list[Words]]:  # type: ignore[override]
+    def load(self, row: int, block: int) -> tuple[Words, Words, Words]:  # type: ignore[override]
         at = row * self._row_words + block * self.block_words
-        return *super().load(row, block), [self._fifth.load(at + 4 + 4 * i, vector=4) for i in range(self._runs)]
+        return *super().load(row, block), load_words(self._fifth, at + 4, self._count)
 
-    def unpack(self, loaded: tuple[Words, list[Words], list[Words]]) -> q4_k.Tile:  # type: ignore[override]
-        header, quants, fifth = loaded
-        d, dmin = half(header[0], 0), half(header[0], 1)
-        scales, minimums = self._scales.read(header[1:])
-        low, high = [], []
-        for run, words in zip(quants, fifth, strict=True):
-            both = [h >> self._shift for h in words]
-            low.append([(q & 0x0F0F0F0F) + ((b & 0x01010101) << 4) for q, b in zip(run, both, strict=True)])
-            high.append([((q >> 4) & 0x0F0F0F0F) + ((b & 0x02020202) << 3) for q, b in zip(run, both, strict=True)])
-        return q4_k.Tile(low, high, (scales & 0xFF, scales >> 8), d, [dmin * m.to(f32) for m in minimums])
+    def quant_bytes(self, quants: Words, fifth: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:  # type: ignore[override]
+        both = [h >> self._shift for h in fifth]
+        low = [(q & 0x0F0F0F0F) + ((b & 0x01010101) << 4) for q, b in zip(quants, both, strict=True)]
+        high = [((q >> 4) & 0x0F0F0F0F) + ((b & 0x02020202) << 3) for q, b in zip(quants, both, strict=True)]
+        return (low, high), (1, 1)
+
+    def seven_bits(self, quants: Words, fifth: Words) -> tuple[tuple[Words, Words], int]:  # type: ignore[override]
+        (low, high), _ = self.quant_bytes(quants, fifth)
+        return ([q << 2 for q in low], [q << 2 for q in high]), 4
 
     def advance(self, blocks: int) -> None:
         super().advance(blocks)
@@ -68,7 +66,7 @@ class PackedRow(q4_k.PackedRow):
 PARTS = q4_k.PARTS
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
     """32 weights of a block, the same ones as Q4_K's (see `unpack.Unpack`)."""
     fifth_bits = planes[0].cast(u32).at((part & 1) * 4).load(4, vector=4)
     return q4_k.unpack(k, planes, part, high_bits=fifth_bits, quants_at=48)

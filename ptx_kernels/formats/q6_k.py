@@ -8,14 +8,14 @@ g < 2, high for g >= 2) and its high two from bits 2g of byte 32h + j of `qh`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from ..ptx import Builder, Pointer, Value, Var, f16, f32, s8, s32, u32
+from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u32
 from .base import BlockFormat, bits, half
-from .dot import ActivationTile, Words, dp4a_chain
-from .unpack import Run, byte_floats
+from .dot import Run, Tile, load_words
+from .unpack import ANCHOR, DecodedRun, Words, anchored_floats, byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -39,74 +39,85 @@ FORMAT = BlockFormat(
 )
 
 
-class _Tile(NamedTuple):
-    quants: Sequence[Words]  # 4 * (q - 32) as int8, of the four groups of 32
-    scales: list[Value]  # s32, of the same
-    d: Value  # d / 4
-
-
 class PackedRow:
-    """A lane's share of Q6_K rows: 16 weights of each of the four groups of one half (see `dot.PackedRow`).
+    """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of one half (see `dot.PackedRow`).
 
-    Lane `part` of 4 has half h = part // 2 and values 16 * (part % 2) to + 15 of its groups. A quant is put into
-    the upper six bits of its byte, and its top bit flipped: that byte is 4 * (q - 32) as int8, so the offset of 32
-    costs neither a subtraction nor a dot product with ones.
+    Lane `part` of 4 has half h = part // 2 and values 16 * (part % 2) to + 15 of its groups; of 32, four values of
+    group g = part // 8 % 2 and of group g + 2. A quant is put into the upper six bits of its byte, and its top bit
+    flipped: that byte is 4 * (q - 32) as int8, so the offset of 32 costs neither a subtraction nor a dot product with
+    ones.
     """
 
-    lanes: tuple[int, ...] = (4,)
-    groups = 4
-    value_offsets: tuple[int, ...] = (0, 32, 64, 96)
+    lanes: tuple[int, ...] = (4, 8, 16, 32)
 
     def __init__(
-        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int
+        self,
+        k: Builder,
+        planes: Sequence[Pointer],
+        row: Value,
+        block: Value,
+        part: Value,
+        lanes: int,
+        *,
+        floats: bool,
+        broadcast: bool,
     ) -> None:
-        self._k = k
-        half, run = part >> 1, part & 1
+        self._k, self._floats = k, floats
+        length = max(64 // lanes, 4)
+        columns = 32 // length  # lanes side by side
+        half, column = part // (lanes // 2), part % columns * length
+        self._low = half * 64 + column  # first byte of ql
+        self.value_base = half * 128 + column
+        self._groups: tuple[int, ...] = (0, 1, 2, 3)
+        scale_bit, self._shift = column // 16 * 8, None
+        if lanes == 32:
+            group = part // columns % 2
+            self._low, self.value_base = self._low + group * 32, self.value_base + group * 32
+            self._groups, self._shift, scale_bit = (0, 2), group * 2, scale_bit + group * 16
+        self.runs: Sequence[tuple[int, int]] = tuple((32 * g, length) for g in self._groups)
+        self._count = length // 4
         ql, qh, scales, d = planes
         self._blocks = ql.shape[1]
-        self._ql = ql.at(row, block, half * 64 + run * 16).cast(u32).moving()
-        self._qh = qh.at(row, block, half * 32 + run * 16).cast(u32).moving()
+        self._ql = ql.at(row, block, self._low).cast(u32).moving()
+        self._qh = qh.at(row, block, half * 32 + column).cast(u32).moving()
         self._scales = scales.at(row, block, half * 8).cast(u32).moving()
         self._d = d.at(row, block).cast(f16).moving()
-        self._scale_bit = run * 8
-        self.value_base = half * 128 + run * 16
-        self.group_base = half * 4
+        self._scale_bit = scale_bit
 
-    def load(self, row: int, block: int) -> tuple[Words, Words, Words, Words, Value]:
+    def load(self, row: int, block: int) -> tuple[list[Words], Words, Words, Value]:
         at = row * self._blocks + block
         return (
-            self._ql.load(at * 32, vector=4),
-            self._ql.load(at * 32 + 8, vector=4),
-            self._qh.load(at * 16, vector=4),
-            self._scales.load(at * 4, vector=2),
+            [load_words(self._ql, at * 32 + 8 * g, self._count) for g in self._groups if g < 2],
+            load_words(self._qh, at * 16, self._count),
+            load_words(self._scales, at * 4, 2),
             self._d.load(at),
         )
 
-    def unpack(self, loaded: tuple[Words, Words, Words, Words, Value]) -> _Tile:
+    def unpack(self, loaded: tuple[list[Words], Words, Words, Value]) -> Tile:
         k = self._k
-        first, second, high, scales, d = loaded
-        flipped = [word ^ 0xAAAAAAAA for word in high]  # the upper bit of every pair
-        quants = []
-        for group, low in enumerate((first, second, first, second)):
+        low, high, scales, d = loaded
+        if self._shift is not None:
+            high = [word >> self._shift for word in high]
+        if not self._floats:
+            high = [word ^ 0xAAAAAAAA for word in high]  # the upper bit of every pair
+        runs = []
+        for group in self._groups:
             words = []
-            for nibbles_, pairs in zip(low, flipped, strict=True):
+            for nibbles_, pairs in zip(low[group % len(low)], high, strict=True):
                 upper = pairs << (6 - 2 * group) if group < 3 else pairs
                 lower = nibbles_ << 2 if group < 2 else nibbles_ >> 2
                 words.append((lower & 0x3C3C3C3C) | (upper & 0xC0C0C0C0))
-            quants.append(words)
-        # groups g = 0..3 have sub-blocks 2g + run of this half: bytes 2g + run of its eight scales
-        numbers = [
-            k.instruction("bfe.s32", scales[g // 2].bits(s32), self._scale_bit + 16 * (g % 2), 8) for g in range(4)
-        ]
-        return _Tile(quants, numbers, d.to(f32) * 0.25)
+            # groups g = 0..3 have sub-blocks 2g and 2g + 1 of this half: bytes 2g and 2g + 1 of its eight scales
+            scale = k.instruction("bfe.s32", scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8)
+            if self._floats:
+                values = anchored_floats(k, [(word >> 1) & 0x7F7F7F7F for word in words])
+                runs.append(Run(values, scale.to(f32), ANCHOR + 64))
+            else:
+                runs.append(Run(words, scale))
+        return Tile(runs, d.to(f32) * (0.5 if self._floats else 0.25), signed=True)
 
-    def dot(self, tile: _Tile, x: ActivationTile, total: Var) -> None:
-        k = self._k
-        part: Any = None
-        for quants, scale, words, x_scale in zip(tile.quants, tile.scales, x.words, x.scales, strict=True):
-            product = (dp4a_chain(k, quants, words, unsigned=False) * scale).to(f32)
-            part = product * x_scale if part is None else k.fma(product, x_scale, part)
-        k.accumulate(total, part, tile.d)
+    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
+        return ()
 
     def advance(self, blocks: int) -> None:
         self._ql.advance(32 * blocks)
@@ -118,7 +129,7 @@ class PackedRow:
 PARTS = 8  # threads that decode a block: 16 bytes of ql each
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
     """32 weights of a block: 16 of group g = part / 2 % 2 of half part / 4, 16 of group g + 2 (see `unpack.Unpack`)."""
     ql, qh, scales, d = planes
     half_, group, run = part >> 2, (part >> 1) & 1, part & 1
@@ -131,5 +142,5 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
         quants = [((w >> 4 * s) & 0x0F0F0F0F) | t for w, t in zip(words, top, strict=True)]
         scale = scales.cast(s8).at(half_ * 8 + group * 2 + run).load(4 * s).to(f32)
         values = [step * scale * (v - 32.0) for v in byte_floats(k, quants)]
-        runs.append(Run(half_ * 128 + group * 32 + run * 16 + 64 * s, values))
+        runs.append(DecodedRun(half_ * 128 + group * 32 + run * 16 + 64 * s, values))
     return runs

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, u32
 from .base import BlockFormat, half
-from .unpack import Run, signed_byte_floats
+from .unpack import DecodedRun, signed_byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -30,9 +30,9 @@ FORMAT = BlockFormat(
 PARTS = 2  # threads that decode a block: 16 quants each
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Run]:
+def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
     """16 weights of a block (see `unpack.Unpack`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).at(part * 4).load(vector=4)
-    return [Run(part * 16, [scale * v for v in signed_byte_floats(k, words)])]
+    return [DecodedRun(part * 16, [scale * v for v in signed_byte_floats(k, words)])]

@@ -285,10 +285,17 @@ class Builder:
 
     def shuffle_xor(self, value: Value, mask: int) -> Value:
         """The value of lane (lane ^ mask); all 32 lanes must take part."""
+        return self._shuffle("bfly", value, mask)
+
+    def shuffle(self, value: Value, lane: int) -> Value:
+        """The value of lane `lane`; all 32 lanes must take part."""
+        return self._shuffle("idx", value, lane)
+
+    def _shuffle(self, mode: str, value: Value, lane: int) -> Value:
         if value.type.register not in ("b32", "f32"):
             raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
         result = self.register(value.type)
-        self.write(f"shfl.sync.bfly.b32 {result.name}, {value.name}, {mask}, 31, {_FULL_MASK};")
+        self.write(f"shfl.sync.{mode}.b32 {result.name}, {value.name}, {lane}, 31, {_FULL_MASK};")
         return result
 
     def warp_reduce(

@@ -25,8 +25,8 @@ def gpu():
         yield device
 
 
-def matvec(format: str, n: int, blocks: int, m: int) -> tuple[str, dict[str, Any]]:
-    return "matvec", dict(format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
+def matvec(format: str, n: int, columns: int, m: int) -> tuple[str, dict[str, Any]]:
+    return "matvec", dict(format=format, n=n, columns=columns, m=m, config=tuning.matvec(format, n, columns, m))
 
 
 def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
@@ -55,10 +55,10 @@ SHAPES = [
         for rows, dtype in ((1, "f32"), (5, "bf16"), (3, "f16"))
     ),
     *(
-        matvec(format, n, blocks, m)
+        matvec(format, n, columns, m)
         for format in DOT_FORMATS
         for m in range(1, 9)
-        for n, blocks in ((33, 3), (1030, 21))
+        for n, columns in ((33, 768), (1030, 5376))
     ),
     *(
         decode(format, dtype, lookups)

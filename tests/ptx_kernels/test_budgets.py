@@ -19,8 +19,7 @@ SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
 
 
 def measure(format: str, n: int, k: int, m: int) -> Figures:
-    blocks = k // 256
-    kernel = KERNELS["matvec"](format=format, n=n, blocks=blocks, m=m, config=tuning.matvec(format, n, blocks, m))
+    kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=tuning.matvec(format, n, k, m))
     return figures(kernel, "sm_90", quant_bytes=quant_bytes_per_dp4a(format, m))
 
 
@@ -84,8 +83,8 @@ def test_what_tuning_picks_never_spills():
     for format in FORMATS:
         for n, k in ((4096, 4096), (4096, 14336), (512, 256), (512, 1024), (1024, 768)):
             for m in range(1, MAX_ROWS + 1):
-                config = tuning.matvec(format, n, k // 256, m)
-                kernel = KERNELS["matvec"](format=format, n=n, blocks=k // 256, m=m, config=config)
+                config = tuning.matvec(format, n, k, m)
+                kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 kernels[kernel.text] = f"{format} {n}x{k} m={m}"
     spilled = {
         (kernels[text], arch): assembly.spill_store_bytes

@@ -1,0 +1,89 @@
+"""How a mat-vec spreads over the GPU, and the strategies that have a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ... import formats
+from ...formats import q4_k, q5_k, q6_k
+from ...formats.dot import LANE_WEIGHTS, PackedRow
+from ...ptx import WARP, KernelError
+
+MAX_ROWS = 8  # of activations; above, tensor cores are the better way
+ACTIVATIONS = ("q8_1", "f32")
+
+PACKED_ROWS: dict[str, type[PackedRow]] = {"Q4_K": q4_k.PackedRow, "Q5_K": q5_k.PackedRow, "Q6_K": q6_k.PackedRow}
+FORMATS = tuple(PACKED_ROWS)
+
+
+@dataclass(frozen=True)
+class MatvecConfig:
+    """How a mat-vec spreads over the GPU.
+
+    Attributes:
+      activations: `q8_1`: int8 in groups of 32, integer dot products. `f32`: as they are, f32 products.
+      warps: per block.
+      warps_per_row: warps that share each row and add their parts in shared memory.
+      rows_per_warp: weight rows that a warp computes together; they share the activations' loads.
+      lanes: lanes that share 256 weights: a super-block, or eight blocks of 32. Fewer lanes load wider and unpack
+        scales less often; more make a warp's loads contiguous and need fewer registers.
+      unroll: blocks of each lane in flight: all their loads come before the first use.
+      broadcast_header: a super-block's header is loaded once a warp and spread by shuffles (Q4_K and Q5_K, 32 lanes).
+      resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more registers for loads in
+        flight.
+      persistent: blocks of a fixed grid, each of which walks the rows; 0: as many blocks as the rows need.
+    """
+
+    activations: str = "q8_1"
+    warps: int = 4
+    warps_per_row: int = 1
+    rows_per_warp: int = 1
+    lanes: int = 4
+    unroll: int = 2
+    broadcast_header: bool = False
+    resident_blocks: int = 4
+    persistent: int = 0
+
+    def check(self, format: str, n: int, columns: int, m: int) -> None:
+        """KernelError where a matrix (n, columns) of the format cannot be computed so, for m rows of activations."""
+        if format not in PACKED_ROWS:
+            raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
+        block = formats.get(format).block_size
+        if columns < 1 or columns % block:
+            raise KernelError(f"columns={columns} must be a positive multiple of {block} for {format}")
+        if self.activations not in ACTIVATIONS:
+            raise KernelError(f"activations={self.activations!r} must be one of {', '.join(ACTIVATIONS)}")
+        if self.lanes not in PACKED_ROWS[format].lanes:
+            raise KernelError(f"lanes={self.lanes} must be one of {PACKED_ROWS[format].lanes} for {format}")
+        if not (1 <= m <= MAX_ROWS and 1 <= self.rows_per_warp <= n):
+            raise KernelError(f"m={m} must be 1 to {MAX_ROWS}, rows_per_warp={self.rows_per_warp} 1 to n={n}")
+        if self.warps_per_row < 1 or self.warps % self.warps_per_row:
+            raise KernelError(f"warps={self.warps} must be a multiple of warps_per_row={self.warps_per_row}")
+        if self.broadcast_header and (self.lanes != WARP or format not in ("Q4_K", "Q5_K")):
+            raise KernelError(f"broadcast_header needs lanes={WARP} and Q4_K or Q5_K, not lanes={self.lanes}, {format}")
+
+    def lanes_per_block(self, format: str) -> int:
+        """Lanes that share one block of the format."""
+        return self.lanes * formats.get(format).block_size // LANE_WEIGHTS
+
+    def streams(self, format: str) -> int:
+        """Blocks of a row that its warps work on at once."""
+        return self.warps_per_row * WARP // self.lanes_per_block(format)
+
+
+_DP4A = MatvecConfig(lanes=32)
+_F32 = MatvecConfig(activations="f32", lanes=32)
+
+#: Strategies by name. `persistent` goes with each of them.
+PRESETS: dict[str, MatvecConfig] = {
+    "coalesced": replace(_F32, broadcast_header=True),
+    "wide": replace(_F32, warps=8, warps_per_row=8),
+    "vectorized": _F32,
+    "multi_warp": replace(_F32, warps_per_row=4),
+    "dp4a": _DP4A,
+    "multi_warp_dp4a": replace(_DP4A, warps_per_row=4),
+    "half_warp_dp4a": replace(_DP4A, lanes=16),
+    "quarter_warp_dp4a": MatvecConfig(lanes=8, rows_per_warp=2, resident_blocks=6),
+    "batched": MatvecConfig(lanes=8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    "fused_f32": MatvecConfig(activations="f32", lanes=8, rows_per_warp=2, unroll=1, resident_blocks=3),
+}

@@ -1,0 +1,161 @@
+"""What every mat-vec is made of: teams of warps that walk the rows, a lane's dot products, their sums."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ... import formats
+from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u8
+from .activations import Activations
+from .config import PACKED_ROWS, MatvecConfig
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Packed weights (n, columns): a kernel's operands."""
+
+    format: str
+    columns: int
+    planes: Sequence[Pointer]
+
+    @property
+    def block_size(self) -> int:
+        return formats.get(self.format).block_size
+
+    @property
+    def blocks(self) -> int:
+        """Of a row."""
+        return self.columns // self.block_size
+
+
+def matrix(k: Builder, format: str, n: int, columns: int, *, prefix: str = "") -> Matrix:
+    """The planes of packed weights as operands, their names after `prefix`."""
+    layout = formats.get(format)
+    shape = (n, columns // layout.block_size)
+    planes = [k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True) for p in layout.planes]
+    return Matrix(format, columns, planes)
+
+
+@dataclass(frozen=True)
+class Team:
+    """`rows_per_warp` neighbouring rows and the warps that compute them, `warps_per_row` of a block.
+
+    Attributes:
+      row: the first row (u32). Where the rows don't come out even, the last team's reach back over its neighbour's.
+      number: of the team in its block; `member`: of the warp in its team (u32); None: its only one.
+      first: the first row that is the team's own; a team past the end has none. None: every team owns all its rows.
+      inside: whether it has rows of its own; None: always.
+    """
+
+    row: Value
+    number: Value
+    member: Value | None
+    first: Value | None
+    inside: Value | None
+
+    def owns(self, k: Builder, r: int) -> Value:
+        """Whether this lane is the one that writes results of row `row` + r."""
+        mine = k.lane_id == 0 if self.member is None else (k.lane_id == 0) & (self.member == 0)
+        return mine if self.first is None else mine & (self.row + r >= self.first)
+
+    def active(self, k: Builder) -> contextlib.AbstractContextManager:
+        """What teams without rows skip; no barrier may lie in it."""
+        return contextlib.nullcontext() if self.inside is None else k.when(self.inside)
+
+
+@contextlib.contextmanager
+def teams(k: Builder, n: int, config: MatvecConfig) -> Iterator[Team]:
+    """Launches the grid and deals rows to teams; all warps of a block run the body equally often."""
+    rows, count = config.rows_per_warp, config.warps // config.warps_per_row
+    groups = -(-n // (rows * count))
+    grid = min(groups, config.persistent or groups)
+    k.launch((grid,), WARP * config.warps, resident_blocks=config.resident_blocks)
+    with k.loop(k.block_id(), groups, grid) if grid < groups else contextlib.nullcontext(k.block_id()) as group:
+        number, member = k.warp_id, None
+        if config.warps_per_row > 1:
+            number, member = k.warp_id // config.warps_per_row, k.warp_id % config.warps_per_row
+        first = (group * count + number) * rows
+        if n % (rows * count) == 0:
+            yield Team(first, number, member, None, None)
+        else:
+            yield Team(k.minimum(first, n - rows), number, member, first, first < n)
+
+
+class Dots:
+    """A lane's part of the dot products of a team's rows with m rows of activations.
+
+    A warp's lanes split into streams of `lanes_per_block`; stream s walks blocks s, s + streams, ... of its rows.
+    `totals[r][j]` grow with every call of `add`. Weights are read once for all m.
+    """
+
+    def __init__(self, k: Builder, matrix: Matrix, team: Team, m: int, config: MatvecConfig, *, floats: bool) -> None:
+        self._k, self._config, self._matrix = k, config, matrix
+        self._streams = config.streams(matrix.format)
+        lanes = config.lanes_per_block(matrix.format)
+        self._stream = k.lane_id // lanes
+        if team.member is not None:
+            self._stream = team.member * (WARP // lanes) + self._stream
+        self._row = PACKED_ROWS[matrix.format](
+            k,
+            matrix.planes,
+            team.row,
+            self._stream,
+            k.lane_id % lanes,
+            config.lanes,
+            floats=floats,
+            broadcast=config.broadcast_header,
+        )
+        self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
+
+    def add(self, x: Activations, blocks: int) -> None:
+        """The next `blocks` blocks of the rows, times the first ones of `x`."""
+        k, row, unroll = self._k, self._row, self._config.unroll
+        cursor = x.cursor(row, self._stream, self._matrix.block_size)
+
+        def step(ahead: range) -> None:
+            loaded = [[row.load(r, a * self._streams) for r in range(len(self.totals))] for a in ahead]
+            for a, tiles in zip(ahead, loaded, strict=True):
+                unpacked = [row.unpack(tile) for tile in tiles]
+                for j in range(len(self.totals[0])):
+                    activations = cursor.load(j, a * self._streams)
+                    for tile, totals in zip(unpacked, self.totals, strict=True):
+                        x.dot(k, tile, activations, totals[j])
+
+        whole, rest = divmod(blocks, self._streams * unroll)
+        if whole:
+            with k.loop(0, whole):
+                step(range(unroll))
+                row.advance(self._streams * unroll)
+                cursor.advance(self._streams * unroll)
+        step(range(rest // self._streams))
+        if rest % self._streams:
+            with k.when(self._stream < rest % self._streams):
+                step(range(rest // self._streams, rest // self._streams + 1))
+
+
+def row_totals(k: Builder, team: Team, totals: Sequence[Sequence[Var]], config: MatvecConfig) -> list[list[Value]]:
+    """Sums of the lanes' and the warps' parts: totals[r][j], known to every lane of a team's first warp.
+
+    With several warps a row there is a barrier in it, so every warp of the block must come here.
+    """
+    sums = [[k.warp_sum(total) for total in row] for row in totals]
+    warps = config.warps_per_row
+    if team.member is None:
+        return sums
+    parts = k.shared("parts", f32, (config.warps // warps, len(sums) * len(sums[0]), warps))
+    if config.persistent:
+        k.barrier()  # the previous round's parts have been read
+    for i, value in enumerate(value for row in sums for value in row):
+        parts.at(team.number, i, team.member).store(0, value, where=k.lane_id == 0)
+    k.barrier()
+    vector = min(warps, 4)
+
+    def joined(i: int) -> Value:
+        mine = parts.at(team.number, i)
+        loaded = [part for w in range(0, warps, vector) for part in mine.load(w, vector=vector)]  # type: ignore[union-attr]
+        return functools.reduce(lambda a, b: a + b, loaded)
+
+    return [[joined(r * len(row) + j) for j in range(len(row))] for r, row in enumerate(sums)]
