@@ -9,19 +9,24 @@ from .arrays import QuantizedArray
 from .custom_call import EXPORT_CHECKS
 from .errors import CheckpointError, GGUFError, UnavailableError
 from .explain import Explanation, explain
-from .implementation import implementation
+from .implementation import FUSIONS, implementation
 from .ops.append_kv import append_kv
 from .ops.dequantize import dequantize
 from .ops.embedding import embedding
+from .ops.fused_matmul import qkv_matmul, rms_norm_matmul
+from .ops.gated_matmul import gated_matmul, mlp
 from .ops.matmul import matmul
 from .ops.paged_attention import paged_attention
 from .ops.quantize_q8_1 import quantize_q8_1
+from .ops.rms_norm import rms_norm
+from .ops.rope_append import rope_append
 from .quantize import quantize
 
 __all__ = [
     "CheckpointError",
     "EXPORT_CHECKS",
     "Explanation",
+    "FUSIONS",
     "GGUFError",
     "QuantizedArray",
     "UnavailableError",
@@ -30,11 +35,17 @@ __all__ = [
     "dequantize",
     "embedding",
     "explain",
+    "gated_matmul",
     "gguf",
     "implementation",
     "matmul",
+    "mlp",
     "paged_attention",
+    "qkv_matmul",
     "quantize",
     "quantize_q8_1",
     "quantizers",
+    "rms_norm",
+    "rms_norm_matmul",
+    "rope_append",
 ]

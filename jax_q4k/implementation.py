@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Literal, NamedTuple, cast, get_args
 
 import jax
@@ -14,29 +14,52 @@ Activations = Literal["f32", "q8_1"]
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 ACTIVATIONS: tuple[str, ...] = get_args(Activations)
 
+#: What can be one kernel instead of a chain of them; `matmul`: its bias and residual.
+FUSIONS: tuple[str, ...] = ("matmul", "rms_norm_matmul", "qkv_matmul", "gated_matmul", "mlp", "rope_append")
+
 
 class Choice(NamedTuple):
     """What `implementation(...)` asked for; None leaves it to the platform's default."""
 
     implementation: Implementation | None = None
     activations: Activations | None = None
+    fused: frozenset[str] | None = None
+
+    def fuses(self, name: str) -> bool:
+        """Whether the operation `name` of FUSIONS may be one kernel."""
+        return self.fused is None or name in self.fused
 
 
 # A user context is part of jit's cache key: a function traced under one choice is traced again under another.
 _choice = jax.make_user_context(Choice())
 
 
-def check_choice(implementation: str | None, activations: str | None = None) -> Choice:
+def check_choice(
+    implementation: str | None, activations: str | None = None, fused: Collection[str] | Literal[False] | None = None
+) -> Choice:
     """Validates names; raises ValueError naming the argument and what it may be."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, or None")
     if activations is not None and activations not in ACTIVATIONS:
         raise ValueError(f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None")
-    return Choice(cast("Implementation | None", implementation), cast("Activations | None", activations))
+    names = None if fused is None else (fused,) if isinstance(fused, str) else tuple(fused or ())
+    for name in names or ():
+        if name not in FUSIONS:
+            raise ValueError(f"fused={name!r} must be a collection of {', '.join(FUSIONS)}, or False, or None")
+    return Choice(
+        cast("Implementation | None", implementation),
+        cast("Activations | None", activations),
+        None if names is None else frozenset(names),
+    )
 
 
 @contextlib.contextmanager
-def implementation(name: Implementation | None = None, *, activations: Activations | None = None) -> Iterator[None]:
+def implementation(
+    name: Implementation | None = None,
+    *,
+    activations: Activations | None = None,
+    fused: Collection[str] | Literal[False] | None = None,
+) -> Iterator[None]:
     """Selects the implementation of every jax_q4k operation traced inside the block.
 
     Args:
@@ -44,11 +67,13 @@ def implementation(name: Implementation | None = None, *, activations: Activatio
         simulator; CPU only), or None: `ptx` on CUDA, `xla` elsewhere.
       activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the CUDA path has
         a kernel that takes them so; `f32`: never quantized; None: `q8_1` for ptx and sim, `f32` for xla.
+      fused: names out of `jax_q4k.FUSIONS`: the operations that may be one kernel; the others are chains of simpler
+        ones. False: none. None: all, each wherever it pays.
 
     Raises:
       ValueError: an unknown name. A choice that cannot run on the platform raises when it is lowered.
     """
-    with _choice(check_choice(name, activations)):
+    with _choice(check_choice(name, activations, fused)):
         yield
 
 

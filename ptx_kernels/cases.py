@@ -94,6 +94,21 @@ APPEND_CASES = tuple(
     for dtype in ("f32", "bf16", "f16")
 )
 
+# --- rope_append ------------------------------------------------------------------------------------------------
+
+
+def _rope_append(label: str, dtype: str, head_dim: int, rope_dim: int, **variant: Any) -> Case:
+    sizes = dict(tokens=4, num_heads=32, num_kv_heads=8, num_pages=1024, page_size=16, eps=1e-6)
+    shape = dict(head_dim=head_dim, rope_dim=rope_dim, dtype=dtype)
+    return Case(f"rope_append-{label}", "rope_append", sizes | shape | variant)
+
+
+ROPE_CASES = (
+    _rope_append("llama-f32", "f32", 128, 128, interleaved=True),
+    _rope_append("qwen3-bf16", "bf16", 128, 128, interleaved=False, qk_norm=True),
+    _rope_append("partial-f16", "f16", 96, 40, interleaved=False),
+)
+
 # --- paged_attention --------------------------------------------------------------------------------------------
 
 
@@ -144,6 +159,7 @@ CASES: tuple[Case, ...] = (
     *MATVEC_CASES,
     *DECODE_CASES,
     *APPEND_CASES,
+    *ROPE_CASES,
     *ATTENTION_CASES,
     *SAMPLING_CASES,
 )

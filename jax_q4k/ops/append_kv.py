@@ -38,7 +38,7 @@ def append_kv(
         the last page.
     """
     k_pages, v_pages = checks.pages(k_pages, v_pages)
-    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
+    _, num_kv_heads, _, head_dim = k_pages.shape
     k, v = checks.float_array("k", k), checks.float_array("v", v)
     slot_mapping = checks.int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim != 1:
@@ -50,13 +50,18 @@ def append_kv(
             raise TypeError(f"{name} has dtype {new.dtype}; it must be float32")
     if slot_mapping.shape[0] == 0:
         return k_pages, v_pages
-    if checks.is_concrete(slot_mapping) and int(slot_mapping.max()) >= num_pages * page_size:
-        raise ValueError(
-            f"slot_mapping holds {int(slot_mapping.max())}; slots must be below num_pages * page_size = "
-            f"{num_pages * page_size}"
-        )
+    check_slots(slot_mapping, k_pages)
     k_pages, v_pages = _op.bind(k_pages, v_pages, k, v, slot_mapping, implementation=implementation)
     return k_pages, v_pages
+
+
+def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
+    """Raises ValueError for a slot beyond the last page, where the slots can be looked at."""
+    slots = pages.shape[0] * pages.shape[2]
+    if checks.is_concrete(slot_mapping) and int(slot_mapping.max()) >= slots:
+        raise ValueError(
+            f"slot_mapping holds {int(slot_mapping.max())}; slots must be below num_pages * page_size = {slots}"
+        )
 
 
 def reference(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -58,10 +59,35 @@ def matrix(name: str, w: Any) -> QuantizedArray:
     return w
 
 
+def weight(name: str, w: Any) -> QuantizedArray | jax.Array:
+    """`w` as a packed or float matrix (n, k)."""
+    checked = w if isinstance(w, QuantizedArray) else float_array(name, w)
+    if checked.ndim != 2:
+        raise ValueError(f"{name} has shape {checked.shape}; it must have two axes (n, k)")
+    return checked
+
+
+def float32(name: str, x: Any, expected: tuple[int, ...]) -> jax.Array:
+    """`x` as a float32 array of that shape."""
+    array = float_array(name, x)
+    same_shape(name, array, expected, "a shape that fits the others',")
+    return array.astype(jnp.float32)
+
+
 def same_shape(name: str, array: Any, expected: tuple[int, ...], rule: str) -> None:
     """Raises ValueError unless `array.shape == expected`; `rule` says in names what is expected."""
     if tuple(array.shape) != expected:
         raise ValueError(f"{name} has shape {tuple(array.shape)}; it must be {rule} = {expected}")
+
+
+def epsilon(name: str, eps: Any) -> float:
+    """What is added to a mean square: finite and at least 0; ValueError otherwise."""
+    if eps is None:
+        raise ValueError(f"{name}=None must be a number where there is a norm's weight")
+    number = float(eps)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{name}={number} must be finite and at least 0")
+    return number
 
 
 def pages(k_pages: Any, v_pages: Any) -> tuple[jax.Array, jax.Array]:

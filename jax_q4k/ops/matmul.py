@@ -13,7 +13,7 @@ from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, matvec
 
 from ..arrays import QuantizedArray
 from ..implementation import check_choice, current_choice
-from . import checks, dequantize, quantize_q8_1
+from . import checks, dequantize, fused_matmul, quantize_q8_1  # fused_matmul: modules that use each other
 from .op import KernelCall, Op
 
 #: Formats with a kernel that takes int8 activations, and the most rows of activations it takes.
@@ -21,8 +21,16 @@ DOT_FORMATS: tuple[str, ...] = FORMATS
 MAX_DOT_ROWS = MAX_ROWS
 
 
-def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: str | None = None) -> jax.Array:
-    """y = x @ dequantize(w).T, accumulated in float32.
+def matmul(
+    x: Any,
+    w: Any,
+    *,
+    bias: Any = None,
+    residual: Any = None,
+    activations: str | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """y = residual + x @ dequantize(w).T + bias, accumulated in float32.
 
     A NaN or Inf in a row of `x` reaches that row of y only.
 
@@ -34,6 +42,7 @@ def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: st
     Args:
       x: (..., k) float32, bfloat16 or float16.
       w: QuantizedArray (n, k), or a float array (n, k).
+      bias: (n,) float array, or None. residual: (..., n) float array, or None.
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
         kernel that takes it so (formats DOT_FORMATS, 1 to MAX_DOT_ROWS rows, under `vmap` of all examples
         together), on every implementation. None takes what `jax_q4k.implementation` selected, else `q8_1` for
@@ -46,6 +55,10 @@ def matmul(x: Any, w: Any, *, activations: str | None = None, implementation: st
     Raises:
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name.
     """
+    if bias is not None or residual is not None:
+        biases = None if bias is None else (bias,)
+        (y,) = fused_matmul.products("matmul", x, (w,), None, biases, residual, activations, implementation)
+        return y
     x = checks.float_array("x", x)
     chosen = check_choice(implementation, activations).activations or current_choice().activations
     quantized = isinstance(w, QuantizedArray)

@@ -92,16 +92,45 @@ class Op:
         ad.primitive_jvps[self.primitive] = jvp
         ad.primitive_transposes[self.primitive] = transposed
 
-    def define_vmap_of_rows(self) -> None:
-        """Makes `vmap` over the first operand alone a single call on the rows of all examples, (batch * rows, k)."""
+    def define_derivative_of(self, composition: Callable[..., Arrays]) -> None:
+        """Makes the operation's derivative that of `composition(*arrays, implementation=..., **params)`.
+
+        A composition of differentiable operations with the same meaning; its value is not used, so that what is
+        computed does not depend on whether somebody asks for a derivative.
+        """
+
+        def jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
+            moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+
+            def function(*arrays: Any) -> Arrays:
+                varied = dict(zip(moving, arrays, strict=True))
+                return composition(*(varied.get(i, primal) for i, primal in enumerate(primals)), **params)
+
+            along = [primals[i] for i in moving], [tangents[i] for i in moving]
+            return self.primitive.bind(*primals, **params), jax.jvp(function, *along)[1]
+
+        ad.primitive_jvps[self.primitive] = jvp
+
+    def define_vmap_of_rows(self, row_operands: Callable[[Params], int] = lambda _: 1) -> None:
+        """Makes `vmap` over rows alone a single call on the rows of all examples, (batch * rows, k).
+
+        row_operands: parameters -> how many operands, the first ones, have rows.
+        """
 
         def rows(arrays: Sequence[Any], axes: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
-            axis = axes[0]
-            if axis is None or any(other is not None for other in axes[1:]):
+            count = row_operands(params)
+            if any(axis is not None for axis in axes[count:]):
                 return self._map(arrays, axes, **params)
-            first = jnp.moveaxis(arrays[0], axis, 0)
-            out = self.primitive.bind(first.reshape(-1, first.shape[-1]), *arrays[1:], **params)
-            return [y.reshape(*first.shape[:2], *y.shape[1:]) for y in out], [0] * len(out)
+            (batch,) = {a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None}
+            with_rows = [
+                jnp.broadcast_to(a, (batch, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
+                for a, axis in zip(arrays[:count], axes[:count], strict=True)
+            ]
+            m = with_rows[0].shape[1]
+            out = self.primitive.bind(
+                *(a.reshape(batch * m, a.shape[-1]) for a in with_rows), *arrays[count:], **params
+            )
+            return [y.reshape(batch, m, *y.shape[1:]) for y in out], [0] * len(out)
 
         batching.primitive_batchers[self.primitive] = rows
 

@@ -12,8 +12,10 @@ from .matvec import matvec
 from .paged_attention import paged_attention
 from .quantize_q8_1 import quantize_q8_1
 from .rms_norm import rms_norm
+from .rope_append import rope_append
 from .top_k import top_k
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
-    f.__name__: f for f in (quantize_q8_1, rms_norm, matvec, decode, append_kv, paged_attention, argmax, top_k)
+    f.__name__: f
+    for f in (quantize_q8_1, rms_norm, matvec, decode, append_kv, rope_append, paged_attention, argmax, top_k)
 }

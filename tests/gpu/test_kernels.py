@@ -69,6 +69,25 @@ SHAPES = [
         ("append_kv", dict(tokens=11, num_pages=9, num_kv_heads=3, page_size=16, head_dim=96, dtype=dtype))
         for dtype in ("f32", "bf16", "f16")
     ),
+    *(
+        (
+            "rope_append",
+            dict(
+                tokens=5,
+                num_heads=6,
+                num_kv_heads=2,
+                head_dim=96,
+                rope_dim=rope_dim,
+                num_pages=9,
+                page_size=16,
+                dtype=dtype,
+                interleaved=interleaved,
+                qk_norm=not interleaved,
+                eps=1e-6,
+            ),
+        )
+        for dtype, rope_dim, interleaved in (("f32", 96, True), ("bf16", 40, False), ("f16", 96, False))
+    ),
     *(attention(dtype, head_dim, 4) for dtype in ("f32", "bf16", "f16") for head_dim in (32, 96, 128, 256)),
     *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
 ]

@@ -1,0 +1,68 @@
+"""Root-mean-square normalization of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ptx_kernels import tuning
+from ptx_kernels.kernels.rms_norm import rms_norm as norm_kernel
+
+from . import checks
+from .op import KernelCall, Op
+
+#: The longest row that a block of 32 warps normalizes, 64 values a thread.
+MAX_COLUMNS = 64 * 32 * 32
+
+
+def rms_norm(x: Any, weight: Any, *, eps: float, implementation: str | None = None) -> jax.Array:
+    """x / sqrt(mean(x^2) + eps) * weight along the last axis, in float32 (https://arxiv.org/abs/1910.07467).
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16.
+      weight: (k,) of these dtypes.
+      eps: added to the mean square, at least 0.
+      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+
+    Returns:
+      (..., k) of x's dtype.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, a negative eps.
+    """
+    x, weight = checks.float_array("x", x), checks.float_array("weight", weight)
+    if x.ndim < 1:
+        raise ValueError(f"x has shape {x.shape}; it must be (..., k)")
+    checks.same_shape("weight", weight, x.shape[-1:], "(k,)")
+    eps = checks.epsilon("eps", eps)
+    if x.size == 0:
+        return x
+    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
+    (y,) = _op.bind(rows, weight.astype(jnp.float32), eps=eps, implementation=implementation)
+    return y.reshape(x.shape).astype(x.dtype)
+
+
+def reference(x: jax.Array, weight: jax.Array, *, eps: float) -> list[jax.Array]:
+    """`rms_norm` of float32 (m, k) in plain JAX."""
+    mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    return [x * jax.lax.rsqrt(mean_square + eps) * weight]
+
+
+def kernels(launch: KernelCall, x: jax.Array, weight: jax.Array, *, eps: float) -> list[jax.Array]:
+    """`rms_norm` of float32 (m, k) by PTX kernels; rows that they cannot hold in registers are left to XLA."""
+    rows, columns = x.shape
+    if columns % 4 or columns > MAX_COLUMNS:
+        return reference(x, weight, eps=eps)
+    kernel = norm_kernel(rows=rows, columns=columns, eps=eps, config=tuning.rms_norm(columns))
+    return launch(kernel, x, weight)
+
+
+def _abstract_eval(x: Any, weight: Any, *, eps: float) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray(x.shape, x.dtype)]
+
+
+_op = Op("rms_norm", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op.define_derivative_of(lambda x, weight, *, eps, implementation: reference(x, weight, eps=eps))
+_op.define_vmap_of_rows()

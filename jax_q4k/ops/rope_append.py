@@ -1,0 +1,171 @@
+"""Rotary positions for queries and keys, and keys and values into a cache's pages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
+
+from ..custom_call import ptx_name
+from ..implementation import current_choice
+from . import append_kv, checks, rms_norm
+from .op import KernelCall, Op
+
+
+def rope_append(
+    q: Any,
+    k: Any,
+    v: Any,
+    k_pages: Any,
+    v_pages: Any,
+    slot_mapping: Any,
+    cos: Any,
+    sin: Any,
+    *,
+    interleaved: bool,
+    q_norm: Any = None,
+    k_norm: Any = None,
+    eps: float | None = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rotates q and k by their tokens' angles, and writes k and v into the pages as `append_kv` does.
+
+    The first rope_dim dimensions of every head turn in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama
+    files), else (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864). The
+    angles come as cosines and sines, which all layers of a step share.
+
+    Args:
+      q: (tokens, num_heads, head_dim) float32. k, v: (tokens, num_kv_heads, head_dim) float32.
+      k_pages, v_pages, slot_mapping: as `append_kv` takes them.
+      cos, sin: (tokens, rope_dim / 2) float32, rope_dim at most head_dim.
+      q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it with `eps`
+        (Qwen 3); None: as it is. Both or neither.
+      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+
+    Returns:
+      The rotated q, and the updated (k_pages, v_pages).
+
+    Raises:
+      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot beyond the last
+        page.
+    """
+    k_pages, v_pages = checks.pages(k_pages, v_pages)
+    num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
+    slot_mapping = checks.int32_array("slot_mapping", slot_mapping)
+    if slot_mapping.ndim != 1:
+        raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be (tokens,)")
+    tokens = slot_mapping.shape[0]
+    q, k, v, cos, sin = (
+        checks.float_array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("cos", cos), ("sin", sin))
+    )
+    for name, new in (("k", k), ("v", v)):
+        checks.same_shape(name, new, (tokens, num_kv_heads, head_dim), "(tokens, num_kv_heads, head_dim)")
+    if q.ndim != 3 or q.shape[::2] != (tokens, head_dim) or q.shape[1] < 1:
+        raise ValueError(f"q has shape {q.shape}; it must be (tokens={tokens}, num_heads, head_dim={head_dim})")
+    if cos.ndim != 2 or cos.shape[0] != tokens or not 0 < 2 * cos.shape[1] <= head_dim:
+        raise ValueError(f"cos has shape {cos.shape}; it must be (tokens={tokens}, rope_dim / 2 <= {head_dim // 2})")
+    checks.same_shape("sin", sin, cos.shape, "cos's shape")
+    for name, x in (("q", q), ("k", k), ("v", v), ("cos", cos), ("sin", sin)):
+        if x.dtype != jnp.float32:
+            raise TypeError(f"{name} has dtype {x.dtype}; it must be float32")
+    if (q_norm is None) != (k_norm is None):
+        raise ValueError("q_norm and k_norm must both be given, or neither")
+    norms: list[jax.Array] = []
+    if q_norm is not None:
+        norms = [checks.float32(name, x, (head_dim,)) for name, x in (("q_norm", q_norm), ("k_norm", k_norm))]
+    eps = checks.epsilon("eps", eps) if norms else 0.0
+    if tokens == 0:
+        return q, k_pages, v_pages
+    if current_choice().fuses("rope_append"):
+        append_kv.check_slots(slot_mapping, k_pages)
+        arrays = (k_pages, v_pages, q, k, v, slot_mapping, cos, sin, *norms)
+        k_pages, v_pages, q = _op.bind(*arrays, interleaved=interleaved, eps=eps, implementation=implementation)
+    else:
+        if norms:
+            q, k = (
+                rms_norm.rms_norm(x, weight, eps=eps, implementation=implementation)
+                for x, weight in zip((q, k), norms, strict=True)
+            )
+        q, k = (rotate(x, cos, sin, interleaved=interleaved) for x in (q, k))
+        k_pages, v_pages = append_kv.append_kv(k_pages, v_pages, k, v, slot_mapping, implementation=implementation)
+    return q, k_pages, v_pages
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
+    """Rotates the first rope_dim dimensions of every head, in plain JAX.
+
+    Args:
+      x: (..., heads, head_dim) float32.
+      cos, sin: (..., rope_dim / 2).
+      interleaved: pairs are dimensions (2i, 2i + 1) if true, (i, i + rope_dim / 2) if not (NEOX).
+    """
+    half = cos.shape[-1]
+    cos, sin = cos[..., None, :], sin[..., None, :]
+    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
+    if interleaved:
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+    else:
+        a, b = rotated[..., :half], rotated[..., half:]
+    pair = a * cos - b * sin, a * sin + b * cos
+    joined = jnp.stack(pair, axis=-1).reshape(rotated.shape) if interleaved else jnp.concatenate(pair, axis=-1)
+    return jnp.concatenate([joined, rest], axis=-1) if rest.shape[-1] else joined
+
+
+def reference(
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    slot_mapping: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    *norms: jax.Array,
+    interleaved: bool,
+    eps: float,
+) -> list[jax.Array]:
+    """`rope_append` in plain JAX: the updated pages and the rotated q."""
+    for_both = norms or (None, None)
+    q, k = (
+        rotate(x if weight is None else rms_norm.reference(x, weight, eps=eps)[0], cos, sin, interleaved=interleaved)
+        for x, weight in zip((q, k), for_both, strict=True)
+    )
+    return [*append_kv.reference(k_pages, v_pages, k, v, slot_mapping), q]
+
+
+def kernels(
+    launch: KernelCall,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+    q: jax.Array,
+    *others: jax.Array,
+    interleaved: bool,
+    eps: float,
+) -> list[jax.Array]:
+    """`rope_append` by a PTX kernel."""
+    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
+    cos = others[3]
+    kernel = rope_kernel(
+        tokens=q.shape[0],
+        num_heads=q.shape[1],
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rope_dim=2 * cos.shape[1],
+        num_pages=num_pages,
+        page_size=page_size,
+        dtype=ptx_name(k_pages.dtype),
+        interleaved=interleaved,
+        qk_norm=len(others) > 5,
+        eps=eps,
+    )
+    return launch(kernel, k_pages, v_pages, q, *others)
+
+
+def _abstract_eval(k_pages: Any, v_pages: Any, q: Any, *_: Any, interleaved: bool, eps: float) -> list[Any]:
+    return [jax.core.ShapedArray(x.shape, x.dtype) for x in (k_pages, v_pages, q)]
+
+
+_op = Op("rope_append", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)

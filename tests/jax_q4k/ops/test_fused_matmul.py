@@ -1,0 +1,257 @@
+"""Products fused with what stands around them: against float64, against the chain of operations that they stand for,
+and their kernels in the simulator."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import nmse
+
+import jax_q4k as jq
+
+from .random_weights import random_weights
+
+K, EPS = 256, 1e-5
+rng = np.random.default_rng(0)
+
+
+def normal(*shape, dtype=jnp.float32):
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def weights(*formats, n=(32, 8, 11), k=K):
+    """Packed matrices (n_i, k), scaled so that products of normal activations are about 1."""
+    return tuple(random_weights(f, size, k, i) for i, (f, size) in enumerate(zip(formats, n, strict=False)))
+
+
+GATE, UP, DOWN = random_weights("Q4_K", K, K, 1), random_weights("Q4_K", K, K, 2), random_weights("Q6_K", 24, K, 3)
+NORM = jnp.asarray(np.random.default_rng(9).uniform(0.5, 2, K), jnp.float32) / 64  # keeps the gate from saturating
+
+#: Name -> f(x, residual, norm_weight, **options), a tuple of results; `residual` is (rows, 24).
+CALLS = {
+    "matmul": lambda x, r, g, **o: (jq.matmul(x, DOWN, bias=jnp.arange(24.0), residual=r, **o),),
+    "rms_norm_matmul": lambda x, r, g, **o: (jq.rms_norm_matmul(x, g, DOWN, eps=EPS, residual=r, **o),),
+    "qkv_matmul": lambda x, r, g, **o: jq.qkv_matmul(
+        x, QKV, norm_weight=g, eps=EPS, biases=(jnp.arange(32.0), None, jnp.ones(11)), **o
+    ),
+    "gated_matmul": lambda x, r, g, **o: (
+        jq.gated_matmul(x, GATE, UP, norm_weight=g, eps=EPS, activation="gelu", **o),
+    ),
+    "mlp": lambda x, r, g, **o: (jq.mlp(x, GATE, UP, DOWN, norm_weight=g, eps=EPS, residual=r, **o),),
+}
+QKV = weights("Q4_K", "Q4_K", "Q6_K")
+PRIMITIVES = {"gated_matmul": "q4k_gated_matmul", "mlp": "q4k_gated_matmul"}
+
+
+def exact(name, x, residual, norm_weight):
+    """The same in float64."""
+    x, residual, norm_weight = (np.asarray(a, np.float64) for a in (x, residual, norm_weight))
+    h = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPS) * norm_weight
+
+    def product(a, w):
+        return a @ np.asarray(w.dequantize(), np.float64).T
+
+    if name == "matmul":
+        return (residual + product(x, DOWN) + np.arange(24),)
+    if name == "rms_norm_matmul":
+        return (residual + product(h, DOWN),)
+    if name == "qkv_matmul":
+        return tuple(product(h, w) + b for w, b in zip(QKV, (np.arange(32), 0, 1), strict=True))
+    gate, up = product(h, GATE), product(h, UP)
+    if name == "gated_matmul":
+        return (gate * 0.5 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3))) * up,)
+    return (residual + product(gate / (1 + np.exp(-gate)) * up, DOWN),)
+
+
+def operands(rows):
+    return normal(rows, K), normal(rows, 24), NORM
+
+
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
+@pytest.mark.parametrize("name", CALLS)
+def test_equals_the_definition(name, fused):
+    a = operands(3)
+    with jq.implementation(fused=fused):
+        got = CALLS[name](*a)
+    for y, want in zip(got, exact(name, *a), strict=True):
+        assert y.dtype == jnp.float32
+        assert nmse(y, want) <= 1e-11
+
+
+@pytest.mark.parametrize("rows", [1, 5, 9])  # nine: no mat-vec takes them
+@pytest.mark.parametrize("name", CALLS)
+def test_simulated_kernels_equal_the_reference(name, rows):
+    a = operands(rows)
+    simulated = CALLS[name](*a, implementation="sim")
+    for activations, tolerance in (("q8_1", 1e-9), ("f32", 1e-3)):
+        for got, want in zip(simulated, CALLS[name](*a, activations=activations), strict=True):
+            assert nmse(got, want) <= tolerance
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_simulated_kernels_of_f32_activations(name):
+    a = operands(2)
+    for got, want in zip(CALLS[name](*a, implementation="sim", activations="f32"), exact(name, *a), strict=True):
+        assert nmse(got, want) <= 1e-10
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_one_operation_unless_switched_off(name):
+    def names(fused):
+        with jq.implementation(fused=fused):
+            jaxpr = jax.make_jaxpr(CALLS[name])(*operands(2))
+        return [e.primitive.name for e in jaxpr.eqns if e.primitive.name.startswith(("q4k", "rms"))]
+
+    assert names(None) == names((name,)) == [PRIMITIVES.get(name, "q4k_fused_matmul")]
+    chain = names(False)
+    assert "q4k_matmul" in chain and "q4k_fused_matmul" not in chain and "q4k_gated_matmul" not in chain
+    if name == "mlp":  # its parts are operations of their own
+        assert names(("gated_matmul", "matmul")) == ["q4k_gated_matmul", "q4k_fused_matmul"]
+
+
+def test_jit_traces_again_where_the_fusions_change():
+    traced = []
+
+    @jax.jit
+    def f(x):
+        traced.append(x)
+        return jq.mlp(x, GATE, UP, DOWN)
+
+    for fused in (None, ("mlp",), False, ["mlp"], ()):
+        with jq.implementation(fused=fused):
+            f(jnp.ones((1, K)))
+    assert len(traced) == 3
+
+
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("name", CALLS)
+def test_derivatives_are_those_of_the_chain(name, implementation):
+    a, along = operands(2), operands(2)
+    call = functools.partial(CALLS[name], implementation=implementation)
+    with jq.implementation(fused=False):
+        want_tangents = jax.jvp(functools.partial(CALLS[name], activations="f32"), a, along)[1]
+        ys, pull = jax.vjp(functools.partial(CALLS[name], activations="f32"), *a)
+        cotangents = tuple(normal(*y.shape) for y in ys)
+        want = pull(cotangents)
+    values, tangents = jax.jvp(call, a, along)
+    for value, plain in zip(values, call(*a), strict=True):
+        np.testing.assert_array_equal(value, plain)
+    # the rounding of q8_1 moves the point at which the derivative is taken, where there is more than a product
+    tolerance = 1e-9 if implementation == "xla" else 1e-3
+    for got, expected in zip(tangents, want_tangents, strict=True):
+        assert nmse(got, expected) <= tolerance
+    for got, expected in zip(jax.vjp(call, *a)[1](cotangents), want, strict=True):
+        assert nmse(got, expected) <= tolerance
+
+
+@pytest.mark.parametrize("name", ["qkv_matmul", "mlp"])
+def test_second_derivative_is_that_of_the_chain(name):
+    x, residual, norm_weight = operands(2)
+    v = normal(2, K)
+
+    def hessian_product(fused):
+        def loss(x):
+            return sum(jnp.sum(jnp.sin(y)) for y in CALLS[name](x, residual, norm_weight))
+
+        with jq.implementation(fused=fused):
+            return jax.jvp(jax.grad(loss), (x,), (v,))[1]
+
+    assert nmse(hessian_product(None), hessian_product(False)) <= 1e-9
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_vmap_of_rows_is_one_call(name):
+    x, residual, norm_weight = normal(3, 2, K), normal(3, 2, 24), NORM
+    mapped = jax.vmap(CALLS[name], in_axes=(0, 0, None))
+    got = mapped(x, residual, norm_weight)
+    flat = CALLS[name](x.reshape(6, K), residual.reshape(6, 24), norm_weight)
+    for y, want in zip(got, flat, strict=True):
+        np.testing.assert_array_equal(y, want.reshape(y.shape))
+    assert "scan" not in str(jax.make_jaxpr(mapped)(x, residual, norm_weight))
+    shared = jax.vmap(CALLS[name], in_axes=(0, None, None))(x, residual[0], norm_weight)
+    for i in range(3):
+        for y, want in zip(shared, CALLS[name](x[i], residual[0], norm_weight), strict=True):
+            assert nmse(y[i], want) <= 1e-11
+
+
+def test_vmap_of_norm_weights():
+    x, norms = normal(3, 2, K), jnp.stack([NORM, NORM * 2, NORM[::-1]])
+    got = jax.vmap(lambda x, g: jq.rms_norm_matmul(x, g, DOWN, eps=EPS))(x, norms)
+    for i in range(3):
+        assert nmse(got[i], jq.rms_norm_matmul(x[i], norms[i], DOWN, eps=EPS)) <= 1e-12
+
+
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+def test_float_weights_among_packed_ones(implementation):
+    x, bias = normal(2, K), normal(32)
+    dense = tuple(
+        jnp.asarray(w.dequantize(), dtype) for w, dtype in zip(QKV, (jnp.float32, jnp.bfloat16), strict=False)
+    )
+    got = jq.qkv_matmul(
+        x, (*dense, QKV[2]), biases=(bias, None, None), activations="f32", implementation=implementation
+    )
+    for y, w, b in zip(got, (*dense, QKV[2].dequantize()), (bias, 0, 0), strict=True):
+        assert nmse(y, np.asarray(x, np.float64) @ np.asarray(w, np.float64).T + np.asarray(b, np.float64)) <= 1e-11
+    gate, up, down = (w.dequantize() for w in (GATE, UP, DOWN))
+    got = jq.mlp(x, gate, up, down, norm_weight=NORM, eps=EPS, implementation=implementation)
+    assert nmse(got, exact("mlp", x, jnp.zeros((2, 24)), NORM)[0]) <= 1e-11
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_results_have_the_dtype_of_x(dtype):
+    x, residual = normal(2, 3, K, dtype=dtype), normal(2, 3, 24, dtype=dtype)
+    for name, call in CALLS.items():
+        want = exact(name, x.astype(jnp.float32), residual.astype(jnp.float32), NORM)
+        for y, expected in zip(call(x, residual, NORM), want, strict=True):
+            assert y.dtype == dtype and y.shape == expected.shape
+            assert nmse(y, expected) <= 1e-5
+
+
+def test_no_rows_and_no_leading_axes():
+    for shape in ((0,), (2, 0), ()):
+        for call in CALLS.values():
+            for y in call(jnp.ones((*shape, K)), jnp.ones((*shape, 24)), NORM):
+                assert y.shape[:-1] == shape
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda x: jq.matmul(x, DOWN, bias=jnp.ones(23)), ValueError, r"bias has shape \(23,\).*\(24,\)"),
+        (
+            lambda x: jq.matmul(x, DOWN, residual=jnp.ones((3, 24))),
+            ValueError,
+            r"residual has shape \(3, 24\).*\(2, 24\)",
+        ),
+        (lambda x: jq.matmul(x, DOWN, bias=jnp.ones(24, int)), TypeError, "bias has dtype int"),
+        (lambda x: jq.rms_norm_matmul(x, jnp.ones(8), DOWN, eps=EPS), ValueError, r"norm_weight has shape \(8,\)"),
+        (lambda x: jq.rms_norm_matmul(x, NORM, DOWN, eps=-1.0), ValueError, "eps=-1.0"),
+        (lambda x: jq.qkv_matmul(x, QKV, norm_weight=NORM), ValueError, "eps=None must be a number"),
+        (lambda x: jq.qkv_matmul(x, QKV, biases=(jnp.ones(32),)), ValueError, "biases has 1 elements.*3 matrices"),
+        (lambda x: jq.qkv_matmul(x, ()), ValueError, r"weights=\(\)"),
+        (lambda x: jq.qkv_matmul(x[:, :32], QKV), ValueError, r"x has shape \(2, 32\)"),
+        (lambda x: jq.qkv_matmul(x, (GATE, jnp.ones((2, 3, K)))), ValueError, r"weights\[1\] has shape \(2, 3, 256\)"),
+        (lambda x: jq.qkv_matmul(x, QKV, activations="int8"), ValueError, "activations='int8'"),
+        (lambda x: jq.gated_matmul(x, GATE, DOWN), ValueError, r"up has shape \(24, 256\).*gate's shape"),
+        (
+            lambda x: jq.gated_matmul(x, GATE, UP, activation="relu"),
+            ValueError,
+            "activation='relu' must be one of silu",
+        ),
+        (lambda x: jq.mlp(x, DOWN, DOWN, DOWN), ValueError, r"down has shape \(24, 256\); it must be \(n, 24\)"),
+        (lambda x: jq.mlp(x, GATE, UP, DOWN, residual=x), ValueError, "residual has shape"),
+        (lambda x: jq.mlp(x, GATE, UP, 3), TypeError, "down has dtype int32"),
+    ],
+)
+def test_arguments_that_do_not_fit(call, error, message):
+    with pytest.raises(error, match=message):
+        call(jnp.ones((2, K)))
+
+
+@pytest.mark.parametrize("fused", [("mlp", "attention"), {"attention"}, "attention"])
+def test_unknown_fusions(fused):
+    rule = "fused='attention' must be a collection of matmul, rms_norm_matmul"
+    with pytest.raises(ValueError, match=rule), jq.implementation(fused=fused):
+        pass

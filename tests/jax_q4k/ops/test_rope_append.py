@@ -1,0 +1,140 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import nmse
+
+import jax_q4k as jq
+
+rng = np.random.default_rng(3)
+PAGES, HEADS, KV_HEADS, SIZE, DIM, EPS = 5, 4, 2, 16, 32, 1e-5
+SLOTS = np.array([17, -1, 79])
+
+
+def operands(dtype=jnp.float32, rope_dim=DIM, qk_norm=False):
+    tokens = len(SLOTS)
+    pages = [jnp.asarray(rng.standard_normal((PAGES, KV_HEADS, SIZE, DIM)), dtype) for _ in range(2)]
+    q, k, v = (jnp.asarray(rng.standard_normal((tokens, h, DIM)), jnp.float32) for h in (HEADS, KV_HEADS, KV_HEADS))
+    radians = rng.uniform(0, 1e5, (tokens, rope_dim // 2))
+    arrays = dict(q=q, k=k, v=v, k_pages=pages[0], v_pages=pages[1], slot_mapping=jnp.array(SLOTS))
+    arrays |= dict(cos=jnp.float32(np.cos(radians)), sin=jnp.float32(np.sin(radians)))
+    if qk_norm:
+        arrays |= {name: jnp.float32(rng.uniform(0.5, 2, DIM)) for name in ("q_norm", "k_norm")} | {"eps": EPS}
+    return arrays
+
+
+def exact(a, interleaved):
+    """Rotated q and k, float64, as complex numbers turn."""
+
+    def turned(x, weight):
+        x = np.array(x, np.float64)
+        if weight is not None:
+            x = x / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPS) * np.asarray(weight, np.float64)
+        half = a["cos"].shape[1]
+        first = np.arange(half) * 2 if interleaved else np.arange(half)
+        second = first + 1 if interleaved else first + half
+        angle = np.asarray(a["cos"], np.float64) + 1j * np.asarray(a["sin"])
+        z = (x[..., first] + 1j * x[..., second]) * angle[:, None]
+        x[..., first], x[..., second] = z.real, z.imag
+        return x
+
+    return turned(a["q"], a.get("q_norm")), turned(a["k"], a.get("k_norm"))
+
+
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize(
+    ("dtype", "rope_dim", "qk_norm", "interleaved", "tolerance"),
+    [
+        (jnp.float32, DIM, False, True, 1e-12),
+        (jnp.bfloat16, DIM, True, False, 1e-5),
+        (jnp.float16, 20, True, True, 1e-6),
+    ],
+)
+def test_rotates_and_writes_its_slots(dtype, rope_dim, qk_norm, interleaved, tolerance, implementation, fused):
+    a = operands(dtype, rope_dim, qk_norm)
+    with jq.implementation(implementation, fused=fused):
+        q, *pages = jq.rope_append(**a, interleaved=interleaved)
+    want_q, want_k = exact(a, interleaved)
+    assert nmse(q, want_q) <= 1e-12
+    for got, before, new in zip(pages, (a["k_pages"], a["v_pages"]), (want_k, a["v"]), strict=True):
+        want = np.array(before).astype(np.float64)
+        written = np.zeros((PAGES, SIZE), bool)
+        for t, slot in enumerate(SLOTS):
+            if slot >= 0:
+                want[slot // SIZE, :, slot % SIZE] = new[t]
+                written[slot // SIZE, slot % SIZE] = True
+        assert got.dtype == dtype
+        assert nmse(got, want) <= tolerance
+        rest = ~written[:, None, :].repeat(KV_HEADS, 1)
+        np.testing.assert_array_equal(np.asarray(got)[rest], np.asarray(before)[rest])
+
+
+def test_a_fusion_is_one_operation_and_a_chain_is_not():
+    a = operands()
+    names = {}
+    for fused in (None, False, ("mlp",)):
+        with jq.implementation(fused=fused):
+            jaxpr = jax.make_jaxpr(functools.partial(jq.rope_append, interleaved=True))(**a)
+        names[fused] = [equation.primitive.name for equation in jaxpr.eqns]
+    assert names[None] == ["rope_append"]
+    assert "append_kv" in names[False] and names[("mlp",)] == names[False]
+
+
+def test_donated_pages_are_updated_in_place():
+    a = operands()
+    program = jax.jit(functools.partial(jq.rope_append, interleaved=True), donate_argnames=("k_pages", "v_pages"))
+    pointers = [a[name].unsafe_buffer_pointer() for name in ("k_pages", "v_pages")]
+    _, *pages = program(**a)
+    assert [page.unsafe_buffer_pointer() for page in pages] == pointers
+
+
+def test_lowered_for_cuda_is_one_kernel_that_updates_in_place():
+    jitted = jax.jit(functools.partial(jq.rope_append, interleaved=False))
+    text = jitted.trace(**operands()).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("__gpu$xla.gpu.ptx") == 1
+    assert text.count("#stablehlo.output_operand_alias<") == 2
+
+
+def test_mapped_over_sequences_of_their_own_pages():
+    each = [operands(), operands()]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+    got = jax.vmap(lambda a: jq.rope_append(**a, interleaved=True))(stacked)
+    for i, a in enumerate(each):
+        for result, want in zip(got, jq.rope_append(**a, interleaved=True), strict=True):
+            np.testing.assert_array_equal(result[i], want)
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_no_tokens(fused):
+    a = operands()
+    empty = {name: a[name][:0] for name in ("q", "k", "v", "slot_mapping", "cos", "sin")}
+    with jq.implementation(fused=fused):
+        q, k_pages, _ = jq.rope_append(**(a | empty), interleaved=True)
+    assert q.shape == (0, HEADS, DIM)
+    np.testing.assert_array_equal(k_pages, a["k_pages"])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (dict(q=jnp.zeros((2, HEADS, DIM))), ValueError, r"q has shape \(2, 4, 32\).*tokens=3"),
+        (dict(q=jnp.zeros((3, HEADS, 64))), ValueError, "q has shape"),
+        (dict(k=jnp.zeros((3, HEADS, DIM))), ValueError, r"k has shape \(3, 4, 32\)"),
+        (dict(v=jnp.zeros((3, KV_HEADS, DIM), jnp.bfloat16)), TypeError, "v has dtype bfloat16"),
+        (dict(cos=jnp.zeros((3, 17))), ValueError, r"cos has shape \(3, 17\).*16"),
+        (dict(cos=jnp.zeros((3, 0))), ValueError, r"cos has shape \(3, 0\)"),
+        (dict(sin=jnp.zeros((3, 8))), ValueError, r"sin has shape \(3, 8\)"),
+        (dict(slot_mapping=np.array([0, 1, 80])), ValueError, "slot_mapping holds 80"),
+        (dict(slot_mapping=jnp.zeros((3, 1), int)), ValueError, "slot_mapping has shape"),
+        (dict(q_norm=jnp.ones(DIM), eps=EPS), ValueError, "q_norm and k_norm must both be given"),
+        (dict(q_norm=jnp.ones(DIM), k_norm=jnp.ones(DIM)), ValueError, "eps=None"),
+        (dict(q_norm=jnp.ones(DIM), k_norm=jnp.ones(64), eps=EPS), ValueError, r"k_norm has shape \(64,\)"),
+        (dict(k_pages=jnp.zeros((PAGES, KV_HEADS, 8, DIM))), ValueError, "v_pages has shape|page_size=8"),
+    ],
+)
+def test_arguments_that_do_not_fit(call, error, message):
+    with pytest.raises(error, match=message):
+        jq.rope_append(**(operands() | call), interleaved=True)
