@@ -17,7 +17,7 @@ class Type:
       name: PTX spelling without the dot (`f32`, `u64`, ...).
       size: bytes in memory (0 for predicates, which have none).
       register: PTX register class that holds a value of this type.
-      dtype: NumPy dtype with the value's meaning (bf16, which NumPy lacks, is held as its bits).
+      dtype: NumPy dtype with the value's meaning (bf16, which NumPy lacks, and pairs are held as bits).
     """
 
     name: str
@@ -48,8 +48,11 @@ u64 = Type("u64", 8, "b64", np.dtype(np.uint64))
 s64 = Type("s64", 8, "b64", np.dtype(np.int64))
 f16 = Type("f16", 2, "b16", np.dtype(np.float16))
 bf16 = Type("bf16", 2, "b16", np.dtype(np.uint16))
+f16x2 = Type("f16x2", 4, "b32", np.dtype(np.uint32))
+bf16x2 = Type("bf16x2", 4, "b32", np.dtype(np.uint32))
 f32 = Type("f32", 4, "f32", np.dtype(np.float32))
 
+#: What a register or memory may be declared as; pairs (f16x2) exist only in opcodes.
 TYPES: dict[str, Type] = {t.name: t for t in (pred, u8, s8, u16, s16, u32, s32, u64, s64, f16, bf16, f32)}
 
 #: NumPy dtype of each register class; f32 registers hold floats, the rest hold bits.

@@ -1,0 +1,103 @@
+"""Rounding of exact results to f32, f16 and bf16 in every direction, built on rounding to odd.
+
+A float64 rounded to odd (inexact results get an odd last bit) keeps on which side of every narrower float, and of
+every midpoint between two, the exact value lies; so rounding it again is right in any mode (Boldo and Melquiond,
+"Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+#: PTX suffix -> toward where: nearest (even), zero, minus infinity, plus infinity
+MODES = ("rn", "rz", "rm", "rp")
+
+
+def bf16_to_f32(bits: np.ndarray) -> np.ndarray:
+    """bf16 bits (uint16) -> float32, exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def f32_to_bf16(x: np.ndarray) -> np.ndarray:
+    """float32 -> bf16 bits (uint16), round to nearest even; NaN becomes the canonical 0x7fff."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.where(np.isnan(x), np.uint16(0x7FFF), rounded.astype(np.uint16))
+
+
+def f32_to_bf16_toward_zero(x: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return np.where(np.isnan(x), np.uint16(0x7FFF), (bits >> np.uint32(16)).astype(np.uint16))
+
+
+def sum_to_odd(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """a + b of float64, rounded to odd."""
+    total = a + b
+    part = total - a
+    error = (a - (total - part)) + (b - part)  # Knuth's two-sum: total + error is exact
+    return _to_odd(total, error)
+
+
+def _to_odd(total: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """The float64 next to `total + error` whose last bit is odd, where the error is not 0."""
+    bits = total.view(np.int64)
+    inexact = np.isfinite(total) & (error != 0) & ((bits & 1) == 0)
+    toward = np.where((error > 0) == (total > 0), 1, -1)
+    return np.where(inexact, bits + toward, bits).view(np.float64)
+
+
+def fma_to_odd(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a * b + c of floats whose product is exact in float64, as float64 rounded to odd."""
+    return sum_to_odd(a.astype(np.float64) * b.astype(np.float64), c.astype(np.float64))
+
+
+def integer_to_odd(x: np.ndarray) -> np.ndarray:
+    """A 64-bit integer as float64 rounded to odd."""
+    low = (x & x.dtype.type(0xFFFFFFFF)).astype(np.float64)
+    return sum_to_odd((x >> x.dtype.type(32)).astype(np.float64) * 2.0**32, low)
+
+
+def round_to(x: np.ndarray, dtype: type[np.floating], mode: str) -> np.ndarray:
+    """float64 (exact, or rounded to odd) -> float32 or float16 in one of MODES."""
+    rounded = x.astype(dtype)
+    if mode == "rn":
+        return rounded
+    back = rounded.astype(np.float64)
+    too_high, too_low = back > x, back < x
+    if mode == "rz":
+        too_high, too_low = too_high & (x > 0), too_low & (x < 0)
+        target = np.zeros(1, dtype)
+    else:
+        target = np.array([-np.inf if mode == "rm" else np.inf], dtype)
+        too_high, too_low = (too_high, too_low & False) if mode == "rm" else (too_high & False, too_low)
+    return np.where(too_high | too_low, np.nextafter(rounded, target), rounded)
+
+
+def to_bf16(x: np.ndarray) -> np.ndarray:
+    """float64 (exact, or rounded to odd) -> bf16 bits, round to nearest even."""
+    narrow = x.astype(np.float32)
+    error = x - narrow.astype(np.float64)
+    bits = narrow.view(np.int32)
+    overflow = np.isinf(narrow) & np.isfinite(x)
+    inexact = ((error != 0) & np.isfinite(narrow) & ((bits & 1) == 0)) | overflow
+    away = (error > 0) == (x > 0)
+    odd = np.where(inexact, np.where(away & ~overflow, bits + 1, bits - 1), bits)
+    return f32_to_bf16(odd.astype(np.int32).view(np.float32))
+
+
+def signed_zero(result: np.ndarray, minus: np.ndarray) -> np.ndarray:
+    """The result with its zeros negative where `minus` holds: x + (-x) is -0 when rounding toward minus infinity."""
+    return np.where((result == 0) & minus, -np.abs(result), result)
+
+
+def flush(x: np.ndarray) -> np.ndarray:
+    """.ftz: subnormal f32 become zeros of the same sign; anything but f32 stays."""
+    if x.dtype != np.float32:
+        return x
+    return np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(np.float32(0), x), x)
+
+
+def saturate(x: np.ndarray) -> np.ndarray:
+    """.sat: clamps to [0, 1]; NaN becomes +0."""
+    clamped = np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0))
+    return clamped.astype(x.dtype)

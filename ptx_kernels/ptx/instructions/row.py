@@ -1,0 +1,76 @@
+"""What a row of the instruction table is, and the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..types import Type
+
+Version = tuple[tuple[int, int], int]
+BASELINE: Version = ((7, 0), 61)  # (PTX ISA, sm): dp4a needs sm_61; 7.0 is what CUDA 11 drivers read
+SM80: Version = ((7, 0), 80)
+
+Meaning = Callable[..., np.ndarray]
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far hardware's result of an `.approx` instruction may lie from the exact one (PTX ISA 9.1, section 9.7.3).
+
+    The largest of the three bounds counts.
+
+    Attributes:
+      ulps: units in the last place of the result.
+      relative, absolute: of the result.
+      domain: magnitudes of the last operand for which the bound is documented.
+    """
+
+    ulps: float = 0.0
+    relative: float = 0.0
+    absolute: float = 0.0
+    domain: tuple[float, float] = (0.0, float("inf"))
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One row: `template` is the PTX text, `meaning` the same operation on NumPy arrays.
+
+    `meaning` gets one array per operand, its register's bits viewed as the operand's type (bf16 as uint16, pairs as
+    uint32), and returns an array of the result's type. Arrays broadcast: an immediate is an array of one element.
+
+    Attributes:
+      needs: the lowest PTX version and sm that have it.
+      error: how hardware may differ from the meaning; None for instructions that are exact.
+      immediates: how many of the last operands must be numbers in the text.
+    """
+
+    opcode: str
+    result: Type
+    operands: tuple[Type, ...]
+    meaning: Meaning
+    needs: Version = BASELINE
+    error: Error | None = None
+    immediates: int = 0
+
+    def template(self, result: str, operands: tuple[str, ...]) -> str:
+        return f"{self.opcode} {', '.join((result, *operands))};"
+
+
+INSTRUCTIONS: dict[str, Instruction] = {}
+
+
+def define(
+    opcode: str,
+    result: Type,
+    operands: tuple[Type, ...],
+    meaning: Meaning,
+    needs: Version = BASELINE,
+    error: Error | None = None,
+    immediates: int = 0,
+) -> None:
+    if opcode in INSTRUCTIONS:
+        raise ValueError(f"{opcode} is defined twice")
+    INSTRUCTIONS[opcode] = Instruction(opcode, result, operands, meaning, needs, error, immediates)
