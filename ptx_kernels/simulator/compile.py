@@ -11,6 +11,7 @@ import numpy as np
 from .async_copy import compile_async_copy
 from .atomics import compile_atomic, compile_fence
 from .batch import shared_name
+from .compare import compile_setp
 from .errors import ParseError, Trap
 from .frame import Frame
 from .loads_stores import compile_address_conversion, compile_load, compile_store
@@ -20,7 +21,14 @@ from .operands import Operands, Step
 from .parser import parse
 from .program import Immediate, Instruction, Name, Program, Register
 from .table import compile_row
-from .warp import compile_active_mask, compile_shuffle, compile_vote, compile_warp_barrier
+from .warp import (
+    compile_active_mask,
+    compile_match,
+    compile_redux,
+    compile_shuffle,
+    compile_vote,
+    compile_warp_barrier,
+)
 
 Handler = Callable[[Operands, Instruction], Step]
 
@@ -37,6 +45,9 @@ HANDLERS: dict[str, Handler] = {
     "ld": compile_load,
     "st": compile_store,
     "cvta": compile_address_conversion,
+    "setp": compile_setp,
+    "match": compile_match,
+    "redux": compile_redux,
     "trap": compile_trap,
     "mov": compile_move,
     "shfl": compile_shuffle,

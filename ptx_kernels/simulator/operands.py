@@ -148,6 +148,8 @@ class Operands:
 
     def immediate(self, operand: Immediate, type: Type, instruction: Instruction, untyped: bool) -> np.ndarray:
         value, dtype = operand.value, type.dtype
+        if type.name == "pred" and value in (0, 1, -1):
+            return np.array([value != 0])
         if type.name == "f32" and isinstance(value, float):
             return np.array([value], np.float32)
         if untyped and operand.float_bits and type.size == 4:

@@ -1,4 +1,4 @@
-"""Instructions in which the lanes of a warp take part together: shuffles, votes, the warp barrier.
+"""Instructions in which the lanes of a warp take part together: shuffles, votes, matches, sums, the warp barrier.
 
 Each has a membermask. The lanes it names must all execute the instruction together, and whoever executes it must
 be named (threads that have exited do not count); a shuffle must read from a lane that takes part.
@@ -14,7 +14,7 @@ import numpy as np
 from ..ptx.types import REGISTER_DTYPES, TYPES
 from .errors import ShuffleError, TypeMismatch, UnknownInstruction
 from .frame import WARP, Frame
-from .operands import Operands, Step
+from .operands import Operands, Step, named_type
 from .program import Instruction, Negated, Pair
 
 _ALL = 0xFFFFFFFF
@@ -187,6 +187,87 @@ def compile_vote(operands: Operands, instruction: Instruction) -> Step:
 
     reads = tuple(r for s in (condition, mask_slot) for r in operands.register_read(s))
     return Step(run, reads, (slot,))
+
+
+_REDUX: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "add": (np.add, ("u32", "s32")),
+    "min": (np.minimum, ("u32", "s32")),
+    "max": (np.maximum, ("u32", "s32")),
+    "and": (np.bitwise_and, ("b32",)),
+    "or": (np.bitwise_or, ("b32",)),
+    "xor": (np.bitwise_xor, ("b32",)),
+}
+
+
+def _groups(frame: Frame, members: np.ndarray) -> list[np.ndarray]:
+    """Positions in the frame of the lanes of each warp and membermask."""
+    keys = (frame.all_lanes // WARP).astype(np.uint64) << np.uint64(32) | members.astype(np.uint64)
+    return [np.flatnonzero(keys == key) for key in np.unique(keys)]
+
+
+def compile_redux(operands: Operands, instruction: Instruction) -> Step:
+    """redux.sync: one result of all member lanes, to each of them. sm_80."""
+    parts = instruction.opcode.split(".")
+    operation, types = _REDUX.get(parts[2] if len(parts) == 4 else "", (None, ()))
+    if operation is None or parts[1] != "sync" or parts[3] not in types:
+        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    operands.needs(instruction, ((7, 0), 80))
+    operands.count(instruction, 3)
+    type_ = named_type(parts[3])
+    assert type_ is not None
+    target, given, mask = instruction.operands
+    slot, convert = operands.destination(target, type_, instruction)
+    source, view = operands.source(given, type_, instruction)
+    mask_slot, _ = operands.source(mask, _U32, instruction)
+
+    def run(frame: Frame) -> None:
+        value = frame.fetch(source, instruction)
+        value = np.broadcast_to(value if view is None else view(value), frame.count)
+        members, _ = _check_members(frame, instruction, frame.fetch(mask_slot, instruction))
+        result = np.empty(frame.count, type_.dtype)
+        for positions in _groups(frame, members):
+            result[positions] = operation.reduce(value[positions])
+        frame.regs[slot] = result if convert is None else convert(result)
+
+    reads = tuple(r for s in (source, mask_slot) for r in operands.register_read(s))
+    return Step(run, reads, (slot,))
+
+
+def compile_match(operands: Operands, instruction: Instruction) -> Step:
+    """match.any: the member lanes with the same value; match.all: all member lanes if they agree, else none. sm_70."""
+    parts = instruction.opcode.split(".")
+    if parts not in (["match", mode, "sync", bits] for mode in ("any", "all") for bits in ("b32", "b64")):
+        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    operands.needs(instruction, ((7, 0), 70))
+    operands.count(instruction, 3)
+    everyone, type_ = parts[1] == "all", named_type(parts[3])
+    assert type_ is not None
+    target, given, mask = instruction.operands
+    agree = target.second if isinstance(target, Pair) else None
+    if agree is not None and not everyone:
+        raise operands.error(TypeMismatch, instruction, "only match.all has a predicate as its second result")
+    slot, _ = operands.destination(target.first if isinstance(target, Pair) else target, _U32, instruction)
+    agree_slot = () if agree is None else (operands.destination(agree, TYPES["pred"], instruction)[0],)
+    source, view = operands.source(given, type_, instruction, untyped=True)
+    mask_slot, _ = operands.source(mask, _U32, instruction)
+
+    def run(frame: Frame) -> None:
+        value = frame.fetch(source, instruction)
+        value = np.broadcast_to(value if view is None else view(value), frame.count)
+        members, _ = _check_members(frame, instruction, frame.fetch(mask_slot, instruction))
+        own = np.uint32(1) << (frame.all_lanes % WARP).astype(np.uint32)
+        result = np.zeros(frame.count, np.uint32)
+        for positions in _groups(frame, members):
+            distinct = np.unique(value[positions])
+            for key in distinct if not everyone else distinct[: distinct.size == 1]:
+                same = positions[value[positions] == key]
+                result[same] = np.bitwise_or.reduce(own[same])
+        frame.regs[slot] = result
+        for register in agree_slot:
+            frame.regs[register] = result != 0
+
+    reads = tuple(r for s in (source, mask_slot) for r in operands.register_read(s))
+    return Step(run, reads, (slot, *agree_slot))
 
 
 def compile_active_mask(operands: Operands, instruction: Instruction) -> Step:

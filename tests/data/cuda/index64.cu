@@ -15,5 +15,5 @@ extern "C" __global__ void index64(const long long *x, unsigned long long *y, fl
                  (unsigned long long)__ffsll(x[i]) << 16;
   y[8 * i + 7] = __brevll(u);
   f[2 * i] = (float)x[i];
-  f[2 * i + 1] = f[2 * (n - 1 - i) + 2 * n + 1];
+  f[2 * i + 1] = (float)u;
 }

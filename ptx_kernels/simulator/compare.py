@@ -1,0 +1,49 @@
+"""setp in its longer forms: combined with a predicate, or with the complement as a second result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..ptx.types import TYPES
+from .frame import Frame
+from .operands import Operands, Step
+from .program import Instruction, Negated, Pair
+from .table import compile_row
+
+_COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
+
+
+def compile_setp(operands: Operands, instruction: Instruction) -> Step:
+    """setp.CMP[.BOOL].type p[|q], a, b[, [!]c]: p = (a CMP b) BOOL c, q = !(a CMP b) BOOL c."""
+    parts = instruction.opcode.split(".")
+    words = [p for p in parts if p in _COMBINE]
+    target, *given = instruction.operands
+    if not words and not isinstance(target, Pair):
+        return compile_row(operands, instruction)
+    combine = _COMBINE[words[0]] if words else None
+    operands.count(instruction, 4 if combine else 3)
+    second = target.second if isinstance(target, Pair) else None
+    first = target.first if isinstance(target, Pair) else target
+    slot, _ = operands.destination(first, TYPES["pred"], instruction)
+    writes = (slot,) if second is None else (slot, operands.destination(second, TYPES["pred"], instruction)[0])
+    plain = replace(instruction, opcode=".".join(p for p in parts if p not in _COMBINE), operands=(first, *given[:2]))
+    comparison = compile_row(operands, plain)
+    reads, other, negated = comparison.reads, -1, False
+    if combine:
+        negated = isinstance(given[2], Negated)
+        condition = given[2].register if isinstance(given[2], Negated) else given[2]
+        other, _ = operands.source(condition, TYPES["pred"], instruction)
+        reads = (*reads, *operands.register_read(other))
+
+    def run(frame: Frame) -> None:
+        with_ = frame.fetch(other, instruction) if combine else None  # before it is overwritten
+        comparison.run(frame)
+        holds = frame.fetch(slot, instruction)
+        for register, value in zip(writes, (holds, ~holds), strict=False):
+            if combine:
+                value = combine(value, ~with_ if negated else with_)
+            frame.regs[register] = value
+
+    return Step(run, reads, writes)
