@@ -15,6 +15,9 @@ from .table import compile_row
 _COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
+_TRUE = np.ones(1, np.bool_)
+
+
 def compile_setp(operands: Operands, instruction: Instruction) -> Step:
     """setp.CMP[.BOOL].type p[|q], a, b[, [!]c]: p = (a CMP b) BOOL c, q = !(a CMP b) BOOL c."""
     parts = instruction.opcode.split(".")
@@ -38,12 +41,10 @@ def compile_setp(operands: Operands, instruction: Instruction) -> Step:
         reads = (*reads, *operands.register_read(other))
 
     def run(frame: Frame) -> None:
-        with_ = frame.fetch(other, instruction) if combine else None  # before it is overwritten
+        condition = frame.fetch(other, instruction) if combine else _TRUE  # before it is overwritten
         comparison.run(frame)
         holds = frame.fetch(slot, instruction)
         for register, value in zip(writes, (holds, ~holds), strict=False):
-            if combine:
-                value = combine(value, ~with_ if negated else with_)
-            frame.regs[register] = value
+            frame.regs[register] = combine(value, ~condition if negated else condition) if combine else value
 
     return Step(run, reads, writes)

@@ -17,7 +17,7 @@ _INTEGERS: dict[str, Meaning] = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-_UNSIGNED = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+_UNSIGNED: dict[str, Meaning] = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
 #: Ordered comparisons are false where an operand is NaN, unordered ones (with a u) true.
 _FLOATS: dict[str, Meaning] = _INTEGERS | {
     "ne": lambda a, b: (a < b) | (a > b),
@@ -34,6 +34,11 @@ _FLOATS: dict[str, Meaning] = _INTEGERS | {
 
 def _select(a: np.ndarray, b: np.ndarray, condition: np.ndarray) -> np.ndarray:
     return np.where(condition, a, b)
+
+
+def _by_sign(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """slct: b also where c is NaN."""
+    return np.where(c >= 0, a, b)
 
 
 def _define_comparisons(type_: Type, table: dict[str, Meaning], needs: Version = BASELINE) -> None:
@@ -58,9 +63,11 @@ for _bits, _t in _BITS:
 for _t in (u16, s16, u32, s32, u64, s64, f32):
     define(f"selp.{_t}", _t, (_t, _t, pred), _select)
 for _bits, _t in _BITS:
-    define(f"slct.{_bits}.s32", _t, (_t, _t, s32), lambda a, b, c: np.where(c >= 0, a, b))
+    define(f"slct.{_bits}.s32", _t, (_t, _t, s32), _by_sign)
 for _t in (u32, s32, u64, s64, f32):
-    define(f"slct.{_t}.s32", _t, (_t, _t, s32), lambda a, b, c: np.where(c >= 0, a, b))
+    define(f"slct.{_t}.s32", _t, (_t, _t, s32), _by_sign)
+define("slct.b32.f32", u32, (u32, u32, f32), _by_sign)
+define("slct.f32.f32", f32, (f32, f32, f32), _by_sign)
 define("and.pred", pred, (pred, pred), np.logical_and)
 define("or.pred", pred, (pred, pred), np.logical_or)
 define("xor.pred", pred, (pred, pred), np.logical_xor)

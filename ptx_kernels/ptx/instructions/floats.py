@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..types import f32, pred, u32
+from ..types import f32, pred
 from .rounding import MODES, flush, fma_to_odd, round_to, saturate, signed_zero, sum_to_odd
 from .row import BASELINE, SM80, Error, Meaning, Version, define
 
@@ -123,20 +123,13 @@ def _subnormal(a: np.ndarray) -> np.ndarray:
     return (np.abs(a) < np.finfo(np.float32).smallest_normal) & (a != 0)
 
 
-for _name, _test in {
+_TESTS: dict[str, Meaning] = {
     "finite": np.isfinite,
     "infinite": np.isinf,
     "number": lambda a: ~np.isnan(a),
     "notanumber": np.isnan,
     "normal": lambda a: np.isfinite(a) & ~_subnormal(a) & (a != 0),
     "subnormal": _subnormal,
-}.items():
+}
+for _name, _test in _TESTS.items():
     define(f"testp.{_name}.f32", pred, (f32,), _test)
-
-
-def _slct(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    return np.where(c >= 0, a, b)
-
-
-define("slct.b32.f32", u32, (u32, u32, f32), _slct)
-define("slct.f32.f32", f32, (f32, f32, f32), _slct)

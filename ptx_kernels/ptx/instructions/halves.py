@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ..types import Type, bf16, bf16x2, f16, f16x2
@@ -15,7 +17,7 @@ def _pairs(meaning: Meaning, dtype: type) -> Meaning:
     """The same on both halves of 32-bit registers."""
 
     def both(*x: np.ndarray) -> np.ndarray:
-        halves = (np.ascontiguousarray(v).view(dtype).reshape(v.size, 2) for v in x)
+        halves: Iterator[np.ndarray] = (np.ascontiguousarray(v).view(dtype).reshape(v.size, 2) for v in x)
         return np.ascontiguousarray(meaning(*halves), dtype).view(np.uint32).reshape(-1)
 
     return both
