@@ -18,6 +18,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 from . import tables
 from .devices import REFERENCE
+from .ptx import KernelError
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -118,12 +119,22 @@ class Rule(Generic[P, C]):
         return self.rule(*arguments), f"rule tuning.{self.name}"
 
 
+def _accepts(config: Any, shape: tuple[Any, ...]) -> bool:
+    """Whether a Config from a neighbour's row goes with the shape too."""
+    try:
+        config.check(*shape)
+    except KernelError:
+        return False
+    return True
+
+
 class Tabled(Rule[P, C]):
     """A rule that tables overrule: its first arguments are (format, n, columns, m)."""
 
     def _decide(self, arguments: tuple[Any, ...]) -> tuple[C, str]:
         for table in tables_in_force():
-            if row := table.nearest(self.name, *arguments[:4]):
+            row = table.nearest(self.name, *arguments[:4])
+            if row and _accepts(row.config, arguments[:4]):
                 exact = (row.format, row.n, row.columns, row.m) == arguments[:4]
                 found = "this shape" if exact else f"the nearest shape, {row.n}x{row.columns} m={row.m}"
                 figures = ", ".join(filter(None, (f"{row.seconds * 1e6:.2f} us", row.why)))

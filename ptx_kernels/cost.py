@@ -70,12 +70,12 @@ def _lanes(unit: str, device: Device) -> float:
     }[unit]
 
 
-def _mma_ops(opcode: str) -> int:
-    """Operations (a multiply-add is two) of one warp's `HMMA.16816.F32.BF16` or `IMMA.16832.S8.S8`."""
+def mma_products(opcode: str) -> int:
+    """Multiply-adds of one warp's `HMMA.16816.F32.BF16` or `IMMA.16832.S8.S8`."""
     shape = re.search(r"\.(16|8)(8)(4|8|16|32|64)\b", opcode)
     if shape is None:
         raise ValueError(f"opcode={opcode!r} must name a shape such as 16816")
-    return 2 * math.prod(int(size) for size in shape.groups())
+    return math.prod(int(size) for size in shape.groups())
 
 
 def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, float]:
@@ -85,7 +85,7 @@ def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, fl
         busy = [i for i in code if unit.opcodes.fullmatch(i.name)]
         if unit.name == "tensor":
             rates = ((i, device.mma_int8_ops / (1 if i.name == "IMMA" else 2)) for i in busy)
-            clocks[unit.name] = sum(_mma_ops(i.opcode) / rate for i, rate in rates)
+            clocks[unit.name] = sum(2 * mma_products(i.opcode) / rate for i, rate in rates)
         elif unit.name == "load/store":
             clocks[unit.name] = sum(
                 1 if i.name == "SHFL" else max(32 / _LOAD_STORE_LANES, 4 * load_bits(i.opcode) / _LOAD_STORE_BYTES)

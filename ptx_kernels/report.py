@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
 from .assemble import assemble, assemble_all, kernel_occupancy
-from .ptx import Kernel
-from .sass import Loop, disassemble, hot_loop, load_bits
+from .cost import Launch, predict
+from .devices import DEVICES, Device
+from .ptx import WARP, Kernel
+from .sass import CATEGORIES, Loop, disassemble, hot_loop, load_bits
+from .work import work
 
-#: Bits per weight of the planes that a dot product reads through dp4a; scales and headers don't count.
-QUANT_BITS = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
+#: Classes of the hot loop's instructions and the categories of `sass` that they sum up.
+CLASSES: dict[str, tuple[str, ...]] = {
+    "load": (*(c for c in CATEGORIES if c.startswith("load")), "shared", "local", "async copy"),
+    "integer": ("integer",),
+    "dot": ("dp4a", "mma"),
+    "float": ("float", "conversion"),
+    "control": ("control", "shuffle", "store global", "other"),
+}
 
 
 @dataclass(frozen=True)
@@ -26,7 +36,12 @@ class Figures:
       loads_in_flight: most 16-byte global loads outstanding at once per lane in the hot loop.
       narrowest_load, widest_load: bits per lane of the hot loop's global loads; None without such loads.
       instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales) and lane;
-        None where the loop has no dp4a on packed weights.
+        None where the loop multiplies no packed weights.
+      classes: the same by class (`CLASSES`); empty where that is None.
+      device: the one that `seconds` and `bound` are predicted for (`ptx_kernels.cost`); both None where the model
+        does not know how often the hot loop runs.
+      nbytes: that the launch must move through memory.
+      bytes_in_flight: per multiprocessor, by the hot loop's global loads.
     """
 
     label: str
@@ -46,37 +61,54 @@ class Figures:
     widest_load: int | None
     instructions_per_quant_byte: float | None
     mix: dict[str, int] = field(default_factory=dict)
+    classes: dict[str, float] = field(default_factory=dict)
+    device: str = ""
+    nbytes: int = 0
+    bytes_in_flight: int = 0
+    seconds: float | None = None
+    bound: str | None = None
 
 
-def quant_bytes_per_dp4a(format: str, rows: int) -> float:
-    """Bytes of quants behind one dp4a: four weights, which serve one of `rows` activation rows each time.
-
-    Counted per dp4a, and not per load, because ptxas unrolls loops as it likes.
-    """
-    return 4 * QUANT_BITS[format] / 8 / rows
+def device_of(arch: str) -> Device:
+    """The device whose figures are given for an architecture: the first that is known."""
+    return next(device for device in DEVICES.values() if device.arch == arch)
 
 
-def figures(
-    kernel: Kernel, arch: str, *, label: str = "", family: str = "", quant_bytes: float | None = None
-) -> Figures:
-    """Figures of `kernel` on `arch`.
-
-    Args:
-      quant_bytes: `quant_bytes_per_dp4a` of a kernel that multiplies packed weights, None for others.
-    """
+def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", device: Device | None = None) -> Figures:
+    """Figures of `kernel` on `arch`; `device` None: the one that stands for the architecture."""
+    device = device or device_of(arch)
     assembly = assemble(kernel.text, arch)
     code = disassemble(assembly.cubin)
     loop = hot_loop(code)
     body = loop or Loop(code)
     loads = [load_bits(i.opcode) for i in body.instructions if i.category.startswith("load global")]
-    dp4a = body.count("dp4a")
     fit = kernel_occupancy(kernel, arch)
-    x, y, z = kernel.block
+    done = work(kernel, loop)
+    mix, outstanding = body.mix(), body.outstanding()
+    threads = math.prod(kernel.block)
+    predicted = None
+    if done.trips is not None:
+        launch = Launch(
+            blocks=math.prod(kernel.grid),
+            warps=math.ceil(threads / WARP),
+            resident_blocks=fit.blocks,
+            nbytes=done.nbytes,
+            loop=body.instructions,
+            trips=done.trips,
+            in_flight=outstanding,
+            once=len(code) - len(body),
+        )
+        predicted = predict(launch, device)
+    classes = {
+        name: sum(mix.get(category, 0) for category in categories) / done.quant_bytes
+        for name, categories in CLASSES.items()
+        if done.quant_bytes
+    }
     return Figures(
         label=label or kernel.name,
-        family=family,
+        family=family or kernel.family,
         arch=arch,
-        threads=x * y * z,
+        threads=threads,
         registers=assembly.registers,
         spill_bytes=assembly.spill_store_bytes + assembly.spill_load_bytes,
         stack_bytes=assembly.stack_bytes,
@@ -85,17 +117,18 @@ def figures(
         occupancy=fit.fraction,
         occupancy_limit=fit.limit,
         loop_instructions=loop.issued() if loop else 0,
-        loads_in_flight=body.loads_in_flight(),
+        loads_in_flight=outstanding.wide,
         narrowest_load=min(loads, default=None),
         widest_load=max(loads, default=None),
-        instructions_per_quant_byte=body.issued() / (dp4a * quant_bytes) if dp4a and quant_bytes else None,
-        mix=body.mix(),
+        instructions_per_quant_byte=body.issued() / done.quant_bytes if done.quant_bytes else None,
+        mix=mix,
+        classes=classes,
+        device=device.name,
+        nbytes=done.nbytes,
+        bytes_in_flight=predicted.bytes_in_flight if predicted else fit.warps * WARP * outstanding.nbytes,
+        seconds=predicted.seconds if predicted else None,
+        bound=predicted.bound if predicted else None,
     )
-
-
-def _quant_bytes(arguments: dict[str, object]) -> float | None:
-    format, rows = arguments.get("format"), arguments.get("m")
-    return quant_bytes_per_dp4a(format, rows) if format in QUANT_BITS and isinstance(rows, int) else None
 
 
 def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
@@ -105,16 +138,20 @@ def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
 
     def one(pair: tuple) -> Figures:
         case, kernel = pair
-        return figures(kernel, arch, label=case.label, family=case.family, quant_bytes=_quant_bytes(case.arguments))
+        return figures(kernel, arch, label=case.label, family=case.family)
 
     with ThreadPoolExecutor() as pool:
         return list(pool.map(one, built))
 
 
-_HEADER = ("kernel", "threads", "regs", "spill", "shared", "occupancy", "loop", "instr/qB", "loads", "in flight")
+_HEADER = (
+    *("kernel", "threads", "regs", "spill", "shared", "occupancy", "loop", "instr/qB", "l/i/d/f/c"),
+    *("loads", "in flight", "KB/SM", "bound", "us"),
+)
 
 
-def _row(f: Figures) -> tuple[str, ...]:
+def row(f: Figures) -> tuple[str, ...]:
+    """The cells of a kernel's row under the table's header."""
     per_byte = f.instructions_per_quant_byte
     loads = (
         "-"
@@ -132,8 +169,12 @@ def _row(f: Figures) -> tuple[str, ...]:
         f"{f.occupancy:.0%} ({f.occupancy_limit})",
         str(f.loop_instructions or "-"),
         f"{per_byte:.2f}" if per_byte else "-",
+        " ".join(f"{value:.1f}" for value in f.classes.values()) or "-",
         loads,
         str(f.loads_in_flight or "-"),
+        f"{f.bytes_in_flight / 1024:.0f}",
+        f.bound or "-",
+        f"{f.seconds * 1e6:.1f}" if f.seconds else "-",
     )
 
 
@@ -151,14 +192,15 @@ def plain_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def table(rows: Sequence[Figures]) -> str:
     """A plain text table with a legend; one architecture per table."""
-    arch = rows[0].arch if rows else ""
+    arch = f"{rows[0].arch} ({rows[0].device})" if rows else ""
     legend = (
         "regs: per thread. spill, shared: bytes. occupancy: resident warps (what limits them).",
         "loop: instructions of the hot loop (-: none, and what follows is of the whole kernel).",
-        "instr/qB: instructions per byte of packed quants and lane. loads: bits of the global loads.",
-        "in flight: most 16-byte loads outstanding per lane.",
+        "instr/qB: instructions per byte of packed quants and lane; l/i/d/f/c: loads, integer, dot, float, control.",
+        "loads: bits of the global loads. in flight: most 16-byte loads outstanding per lane.",
+        "KB/SM: bytes in flight per multiprocessor. bound, us: predicted by ptx_kernels.cost for the device.",
     )
-    return "\n".join([f"{arch}: {len(rows)} kernels", plain_table(_HEADER, map(_row, rows)), "", *legend])
+    return "\n".join([f"{arch}: {len(rows)} kernels", plain_table(_HEADER, map(row, rows)), "", *legend])
 
 
 def as_dicts(rows: Sequence[Figures]) -> list[dict]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .choices import Rule
+from .choices import Rule, Tabled
 from .kernels.matvec import MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
 from .kernels.rms_norm import RmsNormConfig
@@ -12,7 +12,7 @@ from .kernels.top_k import MAX_PART
 _WARPS_TO_FILL = 132 * 4
 
 
-@Rule
+@Tabled
 def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 

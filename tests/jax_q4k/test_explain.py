@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
-from ptx_kernels import formats
+from ptx_kernels import formats, tables
+from ptx_kernels.kernels.matvec import MatvecConfig
 
 
 def floats(*shape: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
@@ -38,6 +39,18 @@ def test_a_matmul_on_a_gpu_that_is_not_there():
         "otherwise sim: needs jax_q4k.implementation('sim') and a cpu device",
     ):
         assert part in text
+
+
+def test_a_table_decides_for_its_device_alone(monkeypatch):
+    row = tables.Row("matvec", "Q4_K", 64, 512, 1, MatvecConfig(warps=2), 3e-6)
+    monkeypatch.setattr(tables, "packaged", lambda: (tables.Table("a/l4.json", "NVIDIA L4", "measured", (row,)),))
+
+    def reason(device: str) -> str:
+        found = jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda", device=device)
+        return next(choice.why for choice in found.calls[0].chosen if choice.rule == "matvec")
+
+    assert reason("NVIDIA L4") == "measured for NVIDIA L4 (l4.json), this shape: 3.00 us"
+    assert reason("NVIDIA H200") == "rule tuning.matvec, no table for NVIDIA H200 has the shape"
 
 
 def test_calls_are_counted_through_control_flow():

@@ -12,7 +12,8 @@ from ptx_kernels import tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS
-from ptx_kernels.report import Figures, figures, quant_bytes_per_dp4a
+from ptx_kernels.report import Figures, figures
+from ptx_kernels.work import QUANT_BITS
 
 #: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
@@ -20,12 +21,12 @@ SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
 
 def measure(format: str, n: int, k: int, m: int) -> Figures:
     kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=tuning.matvec(format, n, k, m))
-    return figures(kernel, "sm_90", quant_bytes=quant_bytes_per_dp4a(format, m))
+    return figures(kernel, "sm_90")
 
 
 def quant_loads(found: Figures, format: str, m: int) -> float:
     """16-byte loads that the hot loop's quants take if each is loaded once."""
-    return found.mix["dp4a"] * quant_bytes_per_dp4a(format, m) / 16
+    return found.mix["dp4a"] * 4 / m * QUANT_BITS[format] / 8 / 16
 
 
 @pytest.mark.parametrize("n, k", SHAPES)

@@ -114,6 +114,13 @@ def test_measured_before_model_before_rule(monkeypatch):
     assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=3)
 
 
+def test_a_config_that_does_not_go_with_the_shape_is_left_out(monkeypatch):
+    broadcast = row(config={"warps": 2, "lanes": 32, "rows_per_warp": 4096})
+    monkeypatch.setattr(tables, "packaged", lambda: (table(broadcast),))
+    assert matvec("Q4_K", 4096, 4096, 1).rows_per_warp == 4096
+    assert matvec("Q4_K", 4095, 4096, 1) == MatvecConfig(warps=16)
+
+
 def test_the_users_table_comes_first(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "packaged", lambda: (table(row(warps=3)),))
     path = tmp_path / "mine.json"

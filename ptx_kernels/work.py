@@ -1,0 +1,111 @@
+"""How much work a launch is: bytes through memory, weights behind each trip through the hot loop, trips.
+
+Trips are counted from what the loop's machine code does, and not from the kernel's own loop: ptxas unrolls as it likes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from .cost import mma_products
+from .ptx import WARP, Kernel
+from .sass import Loop, load_bits
+
+#: Bits per weight of the planes that hold quants; scales and headers don't count.
+QUANT_BITS = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
+
+_DOT = 4  # products of a dp4a
+_LANE_WEIGHTS = 256  # weights that a mat-vec's `lanes` lanes share in one step
+#: Families whose hot loop reads their inputs, each byte once: bytes of the inputs tell how many trips it takes.
+_STREAMING = ("quantize_q8_1", "rms_norm", "decode", "append_kv", "rope_append", "paged_attention", "merge_attention")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one launch does.
+
+    Attributes:
+      nbytes: that must pass through memory, each byte once.
+      trips: through the hot loop (or the whole kernel, where it has none), of all warps together; None: unknown.
+      quant_bytes: bytes of packed quants, without scales, behind one trip of one lane; None where a kernel's
+        products are not with packed weights.
+    """
+
+    nbytes: int
+    trips: float | None
+    quant_bytes: float | None
+
+
+def formats(kernel: Kernel) -> tuple[str, ...]:
+    """Formats of the packed matrices that a product multiplies by; empty for what is no product."""
+    arguments = kernel.arguments
+    if not {"columns", "m"} <= arguments.keys():
+        return ()
+    return (arguments["format"],) if "format" in arguments else tuple(arguments.get("formats", ()))
+
+
+def packed_weights(kernel: Kernel) -> int:
+    """Weights of all matrices of a product."""
+    arguments = kernel.arguments
+    rows = arguments["n"] * len(formats(kernel)) if "n" in arguments else sum(arguments["rows"])
+    return rows * arguments["columns"]
+
+
+def traffic(kernel: Kernel) -> int:
+    """Bytes that a launch must move: its buffers, of pages and looked-up rows only what it touches.
+
+    Attention over pages reads every page that its tables have room for.
+    """
+    arguments = kernel.arguments
+
+    def share(name: str, type_name: str, rows: int) -> float:
+        if name in ("k_pages", "v_pages", "k_scales", "v_scales"):
+            if "tokens" in arguments:
+                return arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"])
+            return 1 if arguments.get("contiguous") else arguments["batch"] * arguments["pages_per_sequence"] / rows
+        return arguments["lookups"] / rows if type_name == "u8" and arguments.get("lookups") else 1
+
+    return round(sum(min(1, share(b.name, b.type.name, b.shape[0])) * b.nbytes for b in kernel.buffers))
+
+
+def _weights_per_load(kernel: Kernel) -> float:
+    """Weights of one lane behind each load of packed weights (headers are loads too) in a mat-vec's text.
+
+    The text holds the loads of `unroll` steps in its loop, and of those that are left over behind it.
+    """
+    config, columns = kernel.arguments["config"], kernel.arguments["columns"]
+    loads = len(re.findall(r"\bld\.global\S*\.nc\S*\.[bus](?:8|16|32|64)\b", kernel.text))
+    step = _LANE_WEIGHTS * config.warps_per_row * WARP // config.lanes  # weights of a row that its warps take at once
+    whole, rest = divmod(columns, step * config.unroll)
+    steps = (config.unroll if whole else 0) + math.ceil(rest / step)
+    lane = _LANE_WEIGHTS / config.lanes * config.rows_per_warp * len(formats(kernel))
+    return steps * lane / loads
+
+
+def _weights_per_trip(kernel: Kernel, loop: Loop) -> float:
+    """Weights of one lane that a trip through the hot loop of a product multiplies."""
+    if products := sum(mma_products(i.opcode) for i in loop.instructions if i.category == "mma"):
+        return products / kernel.arguments["config"].m_tile / WARP
+    if dots := loop.count("dp4a"):
+        return dots * _DOT / kernel.arguments["m"]
+    return sum(".CONSTANT" in i.opcode for i in loop.instructions) * _weights_per_load(kernel)
+
+
+def work(kernel: Kernel, loop: Loop | None) -> Work:
+    """Work of `kernel`, whose machine code's hot loop is `loop`."""
+    nbytes, arguments = traffic(kernel), kernel.arguments
+    if loop is None:
+        return Work(nbytes, math.prod(kernel.grid) * math.ceil(math.prod(kernel.block) / WARP), None)
+    if packed := formats(kernel):
+        weights = _weights_per_trip(kernel, loop)
+        bits = sum(QUANT_BITS[format] for format in packed) / len(packed)
+        again = math.ceil(arguments["m"] / arguments["config"].m_tile) if loop.count("mma") else 1
+        trips = packed_weights(kernel) * again / (weights * WARP) if weights else None
+        return Work(nbytes, trips, weights * bits / 8 or None)
+    loads = [load_bits(i.opcode) // 8 for i in loop.instructions if i.category.startswith("load global")]
+    if kernel.family not in _STREAMING or not loads:
+        return Work(nbytes, None, None)
+    wide = sum(size for size in loads if size == max(loads))  # narrower ones are ids and scales
+    return Work(nbytes, nbytes / (wide * WARP), None)
