@@ -15,8 +15,9 @@ from typing import Any
 
 from . import __version__
 from .assemble import TARGETS, AssemblyError, ToolNotFoundError, tool_version
-from .cases import CASES
+from .cases import CASES, preset_cases
 from .kernels import KERNELS
+from .kernels.matvec import PRESETS
 from .ptx import Kernel
 from .report import as_dicts, report, table
 
@@ -89,6 +90,9 @@ def _arguments() -> argparse.ArgumentParser:
     of_report = commands.add_parser("report", help="registers, spills, occupancy, hot loop of every kernel")
     of_report.add_argument("--arch", choices=TARGETS, default="sm_90")
     of_report.add_argument("--family", choices=sorted(KERNELS), help="only this family's kernels")
+    of_report.add_argument(
+        "--preset", choices=[*PRESETS, "all"], help="a strategy of the mat-vec at Llama-3.1-8B's shapes, or all of them"
+    )
     of_report.add_argument("--json", action="store_true", help="every figure, with the instruction mix")
 
     of_emit = commands.add_parser("emit", help="write a kernel's PTX text")
@@ -127,7 +131,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             options._output.write_text(kernel.text)
         return 0
-    cases = [case for case in CASES if options.family in (None, case.family)]
+    wanted = PRESETS if options.preset == "all" else [options.preset] if options.preset else []
+    of_presets = [case for preset in wanted for case in preset_cases(preset)]
+    cases = [case for case in of_presets or CASES if options.family in (None, case.family)]
     try:
         rows = report(cases, KERNELS, options.arch)
     except (ToolNotFoundError, AssemblyError) as error:

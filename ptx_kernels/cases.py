@@ -10,7 +10,7 @@ from typing import Any
 
 from . import formats
 from .kernels.decode import FORMATS as DECODE_FORMATS
-from .kernels.matvec import MatvecConfig
+from .kernels.matvec import PRESETS, MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
 from .kernels.rms_norm import RmsNormConfig
 
@@ -66,6 +66,23 @@ MATVEC_CASES = (
     _matvec("Q6_K", 4, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
     _matvec("Q6_K", 8, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
 )
+
+#: (n, columns) of Llama-3.1-8B's matrices: attention query and output, gate and up, down, output head.
+SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
+
+
+def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
+    """A strategy of the mat-vec at `SHAPES`: one row of activations, four for `batched`. Not among CASES."""
+    m = 4 if preset == "batched" else 1
+    return tuple(
+        Case(
+            f"{preset}-{format}-{n}x{columns}-m{m}",
+            "matvec",
+            dict(format=format, n=n, columns=columns, m=m, config=PRESETS[preset]),
+        )
+        for n, columns in SHAPES
+    )
+
 
 # --- decode -----------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ptx_kernels import __main__ as cli
-from ptx_kernels.cases import CASES
+from ptx_kernels.cases import CASES, preset_cases
 from ptx_kernels.kernels import KERNELS
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +91,16 @@ def test_report_as_json(capsys):
     assert found["ptxas"]
     assert [kernel["label"] for kernel in found["kernels"]] == [c.label for c in CASES if c.family == "matvec"]
     assert all(kernel["registers"] > 0 and kernel["mix"]["dp4a"] > 0 for kernel in found["kernels"])
+
+
+def test_report_of_a_preset(capsys):
+    assert cli.main(["report", "--preset", "quarter_warp_dp4a", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["kernels"]
+    assert [kernel["label"] for kernel in found] == [case.label for case in preset_cases("quarter_warp_dp4a")]
+    for kernel in found:
+        assert kernel["device"] == "H200" and kernel["bound"] in ("bandwidth", "issue", "latency")
+        assert 0 < kernel["nbytes"] / 4.8e12 < kernel["seconds"] < 1e-3
+        assert sum(kernel["classes"].values()) == pytest.approx(kernel["instructions_per_quant_byte"])
 
 
 def test_needs_numpy_only():

@@ -1,0 +1,75 @@
+"""How much work a launch is, from its arguments and its machine code."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptx_kernels import work
+from ptx_kernels.assemble import assemble
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.matvec import FORMATS, PRESETS
+from ptx_kernels.ptx import Kernel
+from ptx_kernels.sass import Loop, disassemble, hot_loop
+
+
+def loop_of(kernel: Kernel) -> Loop | None:
+    return hot_loop(disassemble(assemble(kernel.text, "sm_90").cubin))
+
+
+def attention(**changes) -> Kernel:
+    sizes = dict(batch=2, num_heads=8, num_kv_heads=2, head_dim=64, num_pages=64, page_size=16, pages_per_sequence=8)
+    return KERNELS["paged_attention"](**(sizes | dict(scale=0.125, dtype="bf16") | changes))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_loads_tell_the_same_as_dot_products(format):
+    """Weights behind a trip, counted by dp4a and, as it is done for f32, by the loads of packed weights."""
+    for preset in ("quarter_warp_dp4a", "batched"):
+        for columns in (256 * 23, 256 * 24):  # with and without steps left over
+            m = 3 if preset == "batched" else 1
+            kernel = KERNELS["matvec"](format=format, n=64, columns=columns, m=m, config=PRESETS[preset])
+            loop = loop_of(kernel)
+            by_dots = loop.count("dp4a") * 4 / m
+            by_loads = sum(".CONSTANT" in i.opcode for i in loop.instructions) * work._weights_per_load(kernel)
+            assert by_loads == by_dots == work._weights_per_trip(kernel, loop) > 0
+
+
+def test_work_of_a_matvec():
+    """f32 activations: 2 rows, one step of 32 lanes x 8 weights each: 64 quant bytes... of a warp's 4 super-blocks."""
+    config = PRESETS["fused_f32"]
+    kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=4096, m=2, config=config)
+    loop = loop_of(kernel)
+    found = work.work(kernel, loop)
+    steps = sum(".CONSTANT" in i.opcode for i in loop.instructions) / (2 * config.rows_per_warp)  # header and quants
+    weights = 256 // config.lanes * config.rows_per_warp * steps
+    assert found.quant_bytes == weights / 2
+    assert found.trips == 64 * 4096 / (weights * 32)
+    assert found.nbytes == 64 * 16 * 144 + 2 * 4096 * 4 + 2 * 64 * 4
+
+
+def test_work_without_a_loop():
+    kernel = KERNELS["quantize_q8_1"](rows=3, columns=4096)
+    found = work.work(kernel, None)
+    assert found.trips == kernel.grid[0] * kernel.grid[1] * kernel.block[0] / 32
+    assert found.nbytes == 3 * 4096 * (4 + 1) + 3 * 128 * 8
+    assert found.quant_bytes is None
+
+
+def test_only_what_is_touched_counts():
+    tables_and_lengths = 2 * 8 * 4 + 2 * 4
+    heads = 2 * 8 * 64 * 4
+    assert work.traffic(attention()) == 2 * (16 * 2 * 16 * 64 * 2) + 2 * heads + tables_and_lengths
+    few = attention(num_pages=4)
+    assert work.traffic(few) == 2 * (4 * 2 * 16 * 64 * 2) + 2 * heads + tables_and_lengths
+    append = KERNELS["append_kv"](tokens=3, num_pages=64, num_kv_heads=2, page_size=16, head_dim=64, dtype="f32")
+    assert work.traffic(append) == 2 * (3 * 2 * 64 * 4) * 2 + 3 * 4
+    lookup = KERNELS["decode"](format="Q4_K", n=1000, blocks=2, dtype="f32", lookups=5)
+    assert work.traffic(lookup) == 5 * 2 * 144 + 5 * 512 * 4 + 5 * 4
+
+
+def test_attention_reads_its_pages_by_16_byte_loads():
+    kernel = attention()
+    loop = loop_of(kernel)
+    wide = loop.count("load global 128")
+    found = work.work(kernel, loop)
+    assert found.trips == work.traffic(kernel) / (wide * 16 * 32)
