@@ -83,7 +83,7 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", dev
     body = loop or Loop(code)
     loads = [load_bits(i.opcode) for i in body.instructions if i.category.startswith("load global")]
     fit = kernel_occupancy(kernel, arch)
-    done = work(kernel, loop)
+    done = work(kernel, body, whole=loop is None)
     mix, outstanding = body.mix(), body.outstanding()
     threads = math.prod(kernel.block)
     predicted = None

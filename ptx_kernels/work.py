@@ -29,8 +29,8 @@ class Work:
     Attributes:
       nbytes: that must pass through memory, each byte once.
       trips: through the hot loop (or the whole kernel, where it has none), of all warps together; None: unknown.
-      quant_bytes: bytes of packed quants, without scales, behind one trip of one lane; None where a kernel's
-        products are not with packed weights.
+      quant_bytes: bytes of packed quants, without scales, behind one trip of one lane; None where a kernel
+        multiplies no packed weights there.
     """
 
     nbytes: int
@@ -93,14 +93,16 @@ def _weights_per_trip(kernel: Kernel, loop: Loop) -> float:
     return sum(".CONSTANT" in i.opcode for i in loop.instructions) * _weights_per_load(kernel)
 
 
-def work(kernel: Kernel, loop: Loop | None) -> Work:
-    """Work of `kernel`, whose machine code's hot loop is `loop`."""
+def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
+    """Work of `kernel`, whose machine code's hot loop is `loop`; `whole`: it has none, `loop` is all of it."""
     nbytes, arguments = traffic(kernel), kernel.arguments
-    if loop is None:
-        return Work(nbytes, math.prod(kernel.grid) * math.ceil(math.prod(kernel.block) / WARP), None)
-    if packed := formats(kernel):
-        weights = _weights_per_trip(kernel, loop)
-        bits = sum(QUANT_BITS[format] for format in packed) / len(packed)
+    packed = formats(kernel)
+    weights = _weights_per_trip(kernel, loop) if packed else 0
+    bits = sum(QUANT_BITS[format] for format in packed) / max(len(packed), 1)
+    if whole:
+        warps = math.prod(kernel.grid) * math.ceil(math.prod(kernel.block) / WARP)
+        return Work(nbytes, warps, weights * bits / 8 or None)
+    if packed:
         again = math.ceil(arguments["m"] / arguments["config"].m_tile) if loop.count("mma") else 1
         trips = packed_weights(kernel) * again / (weights * WARP) if weights else None
         return Work(nbytes, trips, weights * bits / 8 or None)

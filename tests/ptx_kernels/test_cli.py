@@ -80,7 +80,7 @@ def test_report_prints_a_table(capsys):
     assert cli.main(["report", "--family", family, "--arch", "sm_80"]) == 0
     lines = capsys.readouterr().out.splitlines()
     labels = [case.label for case in CASES if case.family == family]
-    assert lines[0].startswith("ptxas ") and f"sm_80: {len(labels)} kernels" in lines[0]
+    assert lines[0].startswith("ptxas ") and f"sm_80 (A100): {len(labels)} kernels" in lines[0]
     assert lines[1].split()[:4] == ["kernel", "threads", "regs", "spill"]
     assert [line[: len(label)] for line, label in zip(lines[3:], labels, strict=False)] == labels
 

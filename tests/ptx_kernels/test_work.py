@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ptx_kernels import work
+from ptx_kernels import tuning, work
 from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS
@@ -12,8 +12,10 @@ from ptx_kernels.ptx import Kernel
 from ptx_kernels.sass import Loop, disassemble, hot_loop
 
 
-def loop_of(kernel: Kernel) -> Loop | None:
-    return hot_loop(disassemble(assemble(kernel.text, "sm_90").cubin))
+def loop_of(kernel: Kernel) -> Loop:
+    loop = hot_loop(disassemble(assemble(kernel.text, "sm_90").cubin))
+    assert loop is not None
+    return loop
 
 
 def attention(**changes) -> Kernel:
@@ -35,7 +37,7 @@ def test_loads_tell_the_same_as_dot_products(format):
 
 
 def test_work_of_a_matvec():
-    """f32 activations: 2 rows, one step of 32 lanes x 8 weights each: 64 quant bytes... of a warp's 4 super-blocks."""
+    """f32 activations, where no dot product tells: two loads, header and quants, for each row and step."""
     config = PRESETS["fused_f32"]
     kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=4096, m=2, config=config)
     loop = loop_of(kernel)
@@ -49,10 +51,20 @@ def test_work_of_a_matvec():
 
 def test_work_without_a_loop():
     kernel = KERNELS["quantize_q8_1"](rows=3, columns=4096)
-    found = work.work(kernel, None)
+    found = work.work(kernel, Loop(()), whole=True)
     assert found.trips == kernel.grid[0] * kernel.grid[1] * kernel.block[0] / 32
     assert found.nbytes == 3 * 4096 * (4 + 1) + 3 * 128 * 8
     assert found.quant_bytes is None
+
+
+def test_a_loop_that_ptxas_unrolled_away():
+    """Two trips of the text's loop are the whole kernel: each warp goes through it once."""
+    kernel = KERNELS["matvec"](format="Q6_K", n=4096, columns=4096, m=1, config=tuning.matvec("Q6_K", 4096, 4096, 1))
+    code = disassemble(assemble(kernel.text, "sm_90").cubin)
+    assert hot_loop(code) is None
+    found = work.work(kernel, Loop(code), whole=True)
+    assert found.trips == kernel.grid[0] * 4
+    assert found.trips * found.quant_bytes * 32 == 4096 * 4096 * 6 / 8
 
 
 def test_only_what_is_touched_counts():
