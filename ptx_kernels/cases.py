@@ -10,6 +10,7 @@ from typing import Any
 
 from . import formats
 from .kernels.decode import FORMATS as DECODE_FORMATS
+from .kernels.gemm import GemmConfig
 from .kernels.matvec import PRESETS, MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
 from .kernels.rms_norm import RmsNormConfig
@@ -83,6 +84,25 @@ def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
         for n, columns in SHAPES
     )
 
+
+# --- gemm -------------------------------------------------------------------------------------------------------
+
+
+def _gemm(format: str, m: int, n: int, columns: int, *shape: int) -> Case:
+    """`shape`: row warps, column warps, tiles, rows of activations a block, stages."""
+    arguments = dict(format=format, n=n, columns=columns, m=m, config=GemmConfig(*shape))
+    return Case(f"gemm-{format}-{n}x{columns}-m{m}", "gemm", arguments)
+
+
+GEMM_CASES = (
+    _gemm("Q4_K", 16, 4096, 4096, 1, 4, 1, 16, 4),
+    _gemm("Q4_K", 64, 4096, 4096, 2, 2, 1, 64, 2),
+    _gemm("Q4_K", 512, 14336, 4096, 4, 1, 2, 64, 2),
+    _gemm("Q5_K", 128, 14336, 4096, 4, 1, 2, 64, 2),
+    _gemm("Q6_K", 16, 4096, 14336, 1, 4, 1, 16, 4),
+    _gemm("Q6_K", 128, 4096, 14336, 4, 1, 1, 64, 2),
+    _gemm("Q6_K", 37, 5, 3 * 256, 2, 2, 1, 48, 2),  # rows cut short, an odd number of f16 in all
+)
 
 # --- decode -----------------------------------------------------------------------------------------------------
 
@@ -174,6 +194,7 @@ CASES: tuple[Case, ...] = (
     *QUANTIZE_CASES,
     *NORM_CASES,
     *MATVEC_CASES,
+    *GEMM_CASES,
     *DECODE_CASES,
     *APPEND_CASES,
     *ROPE_CASES,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .choices import Rule, Tabled
+from .kernels.gemm import GemmConfig
 from .kernels.matvec import MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
 from .kernels.rms_norm import RmsNormConfig
@@ -31,6 +32,25 @@ def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
         unroll=max(1, min(loads, columns * lanes // (256 * 32))),
         resident_blocks=resident,
     )
+
+
+@Rule
+def gemm(format: str, n: int, columns: int, m: int) -> GemmConfig:
+    """Config for n rows of `columns` weights and m rows of activations.
+
+    Large tiles spend fewest instructions on unpacking and loads, but leave a device idle that has more multiprocessors
+    than there are blocks: rows of weights are cut until there are one and a half for each, down to 16, whose columns
+    four warps then share. Two tiles a warp spill for Q6_K. Few activations make short stages, so that more of them
+    are needed to keep loads in flight; no choice needs more shared memory than the 99 KB a block of sm_120 has.
+    """
+    m_tile = min(64, -(-m // 16) * 16)
+    shapes = [(4, 1, 2), (4, 1, 1), (2, 2, 1), (1, 4, 1)]  # row warps, column warps, tiles
+    if format == "Q6_K":
+        del shapes[0]
+    fit = (s for s in shapes if -(-m // m_tile) * -(-n // (16 * s[0] * s[2])) >= _WARPS_TO_FILL * 3 // 8)
+    row_warps, column_warps, tiles = next(fit, shapes[-1])
+    stages = 2 if tiles > 1 else {16: 4, 32: 3}.get(m_tile, 2)
+    return GemmConfig(row_warps, column_warps, tiles, m_tile, stages)
 
 
 @Rule

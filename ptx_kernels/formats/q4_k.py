@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ptx import Builder, Pointer, Value, f32, s32, u32
-from . import k_scales
+from ..ptx import Builder, Pointer, Value, f32, s32, u8, u32
+from . import fragments, k_scales
 from .base import BlockFormat, nibbles
 from .dot import Run, Tile, load_words
 from .unpack import ANCHOR, DecodedRun, Words, affine, anchored_floats, byte_floats, half
@@ -144,3 +144,29 @@ def unpack(
         step, low = d * scale.to(f32), dmin * minimum.to(f32)
         runs.append(DecodedRun(group * 64 + run * 16 + 32 * s, affine(byte_floats(k, quants), step, low)))
     return runs
+
+
+def headers(k: Builder, plane: Pointer, unit: Value) -> tuple[list[fragments.Pair], list[fragments.Pair]]:
+    """(d * scale, -dmin * min) of both sub-blocks of a unit, of the lane's rows; Q5_K's header is the same."""
+    reader = k_scales.PairReader(k, unit)
+    scales, offsets = [], []
+    for row in fragments.row_pair(k, plane):
+        header = row.cast(u32).load(vector=4)
+        d, dmin = half(header[0]), -half(header[0], 1)
+        both, minimums = reader.read(header[1:])
+        scales.append([d * (both & 0xFF).to(f32), d * (both >> 8).to(f32)])
+        offsets.append([dmin * m.to(f32) for m in minimums])
+    return list(zip(*scales, strict=True)), list(zip(*offsets, strict=True))
+
+
+def fragments_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
+) -> tuple[fragments.Group, fragments.Group]:
+    """The sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones (see `fragments.Fragments`)."""
+    words = fragments.matrix(k, planes[0], unit * 32 + 16)
+    (low, high), offsets = headers(k, planes[0], unit)
+    sixteenth = (high[0] * (1 / 16), high[1] * (1 / 16))  # the high nibbles stay where they lie
+    return (
+        fragments.Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low], offsets[0]),
+        fragments.Group(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth], offsets[1]),
+    )

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ptx import Builder, Pointer, Value, u32
-from . import k_scales, q4_k
+from ..ptx import Builder, Pointer, Value, u8, u32
+from . import fragments, k_scales, q4_k
 from .base import BlockFormat, bits
 from .dot import load_words
 from .unpack import DecodedRun, Words
@@ -70,3 +70,18 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     """32 weights of a block, the same ones as Q4_K's (see `unpack.Unpack`)."""
     fifth_bits = planes[0].cast(u32).at((part & 1) * 4).load(4, vector=4)
     return q4_k.unpack(k, planes, part, high_bits=fifth_bits, quants_at=48)
+
+
+def fragments_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
+) -> tuple[fragments.Group, fragments.Group]:
+    """Sub-blocks 2 * unit and 2 * unit + 1 (see `fragments.Fragments`)."""
+    fifth = [word >> (unit * 2) for word in fragments.matrix(k, planes[0], 16)]
+    words = fragments.matrix(k, planes[0], unit * 32 + 48)
+    (low_scales, high_scales), offsets = q4_k.headers(k, planes[0], unit)
+    low = [(q & 0x0F0F0F0F) | ((b << 4) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
+    high = [((q >> 4) & 0x0F0F0F0F) | ((b << 3) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
+    return (
+        fragments.Group(unit * 2, low, u8, [low_scales], offsets[0]),
+        fragments.Group(unit * 2 + 1, high, u8, [high_scales], offsets[1]),
+    )

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u32
+from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u16, u32
+from . import fragments
 from .base import BlockFormat, bits, half
 from .dot import Run, Tile, load_words
 from .unpack import ANCHOR, DecodedRun, Words, anchored_floats, byte_floats
@@ -144,3 +145,30 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
         values = [step * scale * (v - 32.0) for v in byte_floats(k, quants)]
         runs.append(DecodedRun(half_ * 128 + group * 32 + run * 16 + 64 * s, values))
     return runs
+
+
+def fragments_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
+) -> tuple[fragments.Group, fragments.Group]:
+    """Groups g = unit % 2 and g + 2 of half unit / 2 (see `fragments.Fragments`), as 4 * (q - 32) in int8."""
+    ql, qh, scales, d = planes
+    half_, group = unit >> 1, unit & 1
+    low = fragments.matrix(k, ql, unit * 32)
+    pairs = [word ^ 0xAAAAAAAA for word in fragments.matrix(k, qh, half_ * 32)]  # the upper bit of every pair flipped
+    shift = 6 - group * 2
+    quants = (
+        [((q << 2) & 0x3C3C3C3C) | ((p << shift) & 0xC0C0C0C0) for q, p in zip(low, pairs, strict=True)],
+        [((q >> 2) & 0x3C3C3C3C) | ((p << (shift - 4)) & 0xC0C0C0C0) for q, p in zip(low, pairs, strict=True)],
+    )
+    numbers: list[list[Value]] = []  # of each row, of the sub-blocks of both groups
+    first = start + k.lane_id // 4 * blocks
+    for i, (bytes_, word) in enumerate(zip(fragments.row_pair(k, scales), fragments.row_pair(k, d), strict=True)):
+        upper = ((first + 8 * i * blocks) & 1) << 4
+        step = (word.cast(u32).load() >> upper).to(u16).bits(f16).to(f32) * 0.25
+        eight = [s >> (group << 4) for s in bytes_.at(half_ * 8).cast(u32).load(vector=2)]
+        numbers.append([step * k.instruction("bfe.s32", s.bits(s32), b, 8).to(f32) for s in eight for b in (0, 8)])
+    pairs_of = list(zip(*numbers, strict=True))
+    return (
+        fragments.Group(half_ * 4 + group, quants[0], s8, pairs_of[:2]),
+        fragments.Group(half_ * 4 + group + 2, quants[1], s8, pairs_of[2:]),
+    )

@@ -8,6 +8,7 @@ from ..ptx import Kernel
 from .append_kv import append_kv
 from .argmax import argmax
 from .decode import decode
+from .gemm import gemm
 from .matvec import matvec
 from .paged_attention import paged_attention
 from .quantize_q8_1 import quantize_q8_1
@@ -17,5 +18,5 @@ from .top_k import top_k
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
     f.__name__: f
-    for f in (quantize_q8_1, rms_norm, matvec, decode, append_kv, rope_append, paged_attention, argmax, top_k)
+    for f in (quantize_q8_1, rms_norm, matvec, gemm, decode, append_kv, rope_append, paged_attention, argmax, top_k)
 }

@@ -63,8 +63,16 @@ def ldmatrix(k: Builder, rows: Pointer, count: int = 4, *, transpose: bool = Fal
     return words
 
 
-def cp_async(k: Builder, target: Pointer, source: Pointer, nbytes: int, *, size: Value | None = None) -> None:
-    """Starts a copy of 4, 8 or 16 bytes from global to shared memory, both aligned to as many.
+def cp_async(
+    k: Builder,
+    target: Pointer,
+    source: Pointer,
+    nbytes: int,
+    *,
+    size: Value | None = None,
+    where: Value | None = None,
+) -> None:
+    """Starts a copy of 4, 8 or 16 bytes from global to shared memory, both aligned to as many (`where` it holds).
 
     The thread has its bytes after `cp_async_wait`, others after a barrier behind that. `size` (u32): how many bytes
     are read, the rest becomes zeros; with 0 the source may point anywhere. Copies of 16 bytes bypass the L1 cache.
@@ -74,7 +82,7 @@ def cp_async(k: Builder, target: Pointer, source: Pointer, nbytes: int, *, size:
     k.require(_AMPERE)
     cache = "cg" if nbytes == 16 else "ca"
     rest = "" if size is None else f", {k.operand(size, u32, 'cp.async')}"
-    k.write(f"cp.async.{cache}.shared.global {target.operand()}, {source.operand()}, {nbytes}{rest};")
+    k.write(f"{k.guard(where)}cp.async.{cache}.shared.global {target.operand()}, {source.operand()}, {nbytes}{rest};")
 
 
 def cp_async_commit(k: Builder) -> None:

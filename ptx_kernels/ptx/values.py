@@ -306,6 +306,10 @@ class Pointer:
             raise KernelError(f"rows of {last} {self.type} are no whole number of {type}")
         return self._with(type=type, shape=(*leading, last * self.type.size // type.size))
 
+    def reshape(self, *shape: int) -> Pointer:
+        """The same address as that of a buffer of another shape."""
+        return self._with(shape=shape)
+
     def at(self, *indices: Value | int) -> Pointer:
         """Address of element [i, j, ...] of the buffer; missing trailing indices are 0.
 

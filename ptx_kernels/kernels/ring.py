@@ -1,0 +1,132 @@
+"""Tiles of matrices on their way into a ring of stages in shared memory, by `cp.async`, all threads together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..ptx import Builder, Pointer, Value, u8, u32
+
+
+def odd_pitch(nbytes: int) -> int:
+    """The least odd number of 16-byte chunks that holds `nbytes`: the same chunk of 8 rows then lies in all banks."""
+    return (-(-nbytes // 16) | 1) * 16
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` rows from row `first` on of a matrix, u8 (rows, row bytes) in global memory.
+
+    Rows past the matrix's end become zeros; none is if the matrix has `count` rows at all, which is up to the caller.
+    """
+
+    matrix: Pointer
+    first: Value
+    count: int
+
+    @property
+    def total(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def clip(self) -> bool:
+        return self.total < self.count
+
+
+class TileCopy:
+    """Copies `nbytes` of every row per step: the first ones, the next ones, ...
+
+    Chunk c of row r arrives at r * row_pitch + c * chunk_pitch. A power of two of threads shares a row, so that they
+    read neighbouring chunks and the rows of a thread lie at constant distances.
+    """
+
+    def __init__(
+        self,
+        k: Builder,
+        rows: Rows,
+        nbytes: int,
+        threads: int,
+        *,
+        chunk: int = 16,
+        row_pitch: int = 0,
+        chunk_pitch: int = 0,
+    ) -> None:
+        self.pitch = row_pitch or odd_pitch(nbytes)
+        chunk_pitch = chunk_pitch or chunk
+        self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
+        self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk
+        self._parts = []  # (rows at once, the thread's first row, where it goes, where it comes from)
+        column = 0
+        while column < nbytes // chunk:
+            width = min(1 << (nbytes // chunk - column).bit_length() - 1, threads)
+            row, part = k.thread_id // width, k.thread_id % width + column
+            source = rows.matrix.at(rows.first + row, part * chunk).moving()
+            self._parts.append((threads // width, row, row * self.pitch + part * chunk_pitch, source))
+            column += width
+
+    def start(self, place: Pointer) -> None:
+        """Starts the copies of the next step to `place`."""
+        k, rows = self._k, self._rows
+        for height, row, offset, source in self._parts:
+            target = place.at(offset)
+            for r in range(0, rows.count, height):
+                size = None
+                if rows.clip:
+                    size = k.select(rows.first + row + r < rows.total, k.const(u32, self._chunk), 0)
+                where = row < rows.count - r if height > rows.count - r else None
+                origin = source.at(r * rows.matrix.shape[1])
+                k.cp_async(target.at(r * self.pitch), origin, self._chunk, size=size, where=where)
+            source.advance(self._nbytes)
+
+
+class HalfCopy:
+    """As TileCopy, for two bytes of a row and step: the aligned 4 bytes that they lie in, at row * 4."""
+
+    pitch = 4
+
+    def __init__(self, k: Builder, rows: Rows, threads: int) -> None:
+        self.size = rows.count * self.pitch
+        self._k, self._rows, self._threads = k, rows, threads
+        self._halves = rows.matrix.shape[1] // 2  # of a row
+        self._index = k.var(u32, (rows.first + k.thread_id) * self._halves)
+
+    def start(self, place: Pointer) -> None:
+        k, rows = self._k, self._rows
+        total = rows.total * self._halves
+        words = rows.matrix.reshape(total // 2 + 1, 4)
+        for r in range(0, rows.count, self._threads):
+            index = self._index + r * self._halves
+            size = None
+            if rows.clip or total % 2:  # the matrix ends in the middle of a word
+                inside = k.select(index < total, k.const(u32, 2), 0)
+                size = k.select((index | 1) < total, k.const(u32, 4), inside)
+            where = k.thread_id < rows.count - r if self._threads > rows.count - r else None
+            k.cp_async(place.at(k.thread_id * 4).at(4 * r), words.at(index >> 1), 4, size=size, where=where)
+        self._index += 1
+
+
+class Ring:
+    """Stages of shared memory, each with a place for every copy."""
+
+    def __init__(self, k: Builder, stages: int, copies: Sequence[TileCopy | HalfCopy]) -> None:
+        self._k, self._copies = k, copies
+        self._places = [0]
+        for copy in copies:
+            self._places.append(self._places[-1] + -(-copy.size // 16) * 16)
+        self._nbytes = self._places.pop()
+        self._last = (stages - 1) * self._nbytes
+        self._memory = k.shared("ring", u8, (stages * self._nbytes,), dynamic=True)
+        self._filled, self._taken = k.var(u32, 0), k.var(u32, 0)
+
+    def fill(self) -> None:
+        """Starts all copies of the next step, into the next stage."""
+        stage = self._memory.at(self._filled)
+        for copy, place in zip(self._copies, self._places, strict=True):
+            copy.start(stage.at(place))
+        self._filled.set(self._k.select(self._filled < self._last, self._filled + self._nbytes, 0))
+
+    def take(self) -> list[Pointer]:
+        """The places of the next stage in turn; its copies have to have arrived."""
+        stage = self._memory.at(self._taken)
+        self._taken.set(self._k.select(self._taken < self._last, self._taken + self._nbytes, 0))
+        return [stage.at(place) for place in self._places]
