@@ -25,6 +25,7 @@ from .errors import (
 )
 from .launch import Statistics, launch, run
 from .memory import DeviceBuffer
+from .perturbation import perturbation
 
 __all__ = [
     "AsyncPending",
@@ -51,5 +52,6 @@ __all__ = [
     "UnwrittenOutput",
     "WarpDivergence",
     "launch",
+    "perturbation",
     "run",
 ]

@@ -16,6 +16,7 @@ from .shared import SharedMemory
 
 if TYPE_CHECKING:
     from .compile import Compiled
+    from .perturbation import Perturbation
 
 Extent = tuple[int, int, int]
 
@@ -29,6 +30,7 @@ class Batch:
       exists: whether a lane is a thread (padding is not), shape (lanes,).
       exited: threads that have returned, shape (lanes,).
       barred, synced: when a lane last passed a barrier of its block, or of its warp (or block), shape (lanes,).
+      perturbation: draws what hardware leaves open, or None; salt: of approximate results.
       start: when the batch started; as all times, a stamp of the shadow memory.
     """
 
@@ -41,6 +43,7 @@ class Batch:
         block: Extent,
         numbers: np.ndarray,
         shared_bytes: int,
+        perturbation: Perturbation | None = None,
     ) -> None:
         self.program = program
         self.memory, self.parameters = memory, parameters
@@ -60,7 +63,8 @@ class Batch:
         self.shared = SharedMemory(self.blocks, shared_bytes)
         self.local = LocalMemory(self.lanes, program.program.local_bytes)
         self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
-        self.perturbation: np.random.Generator | None = None  # draws what hardware leaves open
+        self.perturbation = None if perturbation is None else perturbation.generator
+        self.salt = None if perturbation is None else perturbation.salt
         self._stamps: np.ndarray | None = None
         self._special: dict[str, np.ndarray] = {}
 
@@ -120,8 +124,11 @@ class Batch:
         return time_stamp(self.memory.time)
 
     def scatter(self, target: np.ndarray, index: np.ndarray, items: np.ndarray) -> None:
-        """target[index] = items; where lanes collide the highest lane wins."""
-        target[index] = items
+        """target[index] = items; where lanes collide the highest lane wins, or any if perturbed."""
+        if self.perturbation is not None:
+            order = self.perturbation.permutation(max(index.size, items.size))
+            index, items = (x if x.size == 1 else x[order] for x in (index, items))
+        target[index] = items if items.size <= index.size else items[-1:]  # all lanes at one place
 
     def block_name(self, number: int) -> str:
         return f"block {_split(number, self.grid)}"

@@ -19,6 +19,7 @@ from .mma import compile_ldmatrix, compile_mma
 from .moves import compile_move
 from .operands import Operands, Step
 from .parser import parse
+from .perturbation import contracted
 from .program import Immediate, Instruction, Name, Program, Register
 from .table import compile_row
 from .warp import (
@@ -245,3 +246,10 @@ def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instru
 def compile_text(text: str) -> Compiled:
     """Parses and compiles a module of one entry; raises ParseError, UnknownInstruction or TypeMismatch."""
     return _Compiler(parse(text)).compile()
+
+
+def compile_perturbed(text: str, generator: np.random.Generator) -> Compiled:
+    """As `compile_text`, with multiplications and additions that state no rounding contracted at random."""
+    program = parse(text)
+    changed = contracted(program, generator)
+    return compile_text(text) if changed is program else _Compiler(changed).compile()

@@ -9,10 +9,11 @@ import numpy as np
 
 from ..ptx.module import Buffer, Kernel
 from .batch import Batch, Extent
-from .compile import Compiled, compile_text
+from .compile import Compiled, compile_perturbed, compile_text
 from .errors import LaunchError, SimulationError, UnwrittenOutput
 from .machine import Machine
 from .memory import DeviceBuffer, GlobalMemory
+from .perturbation import current
 from .program import SHARED_BASE, EntryParameter
 
 BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache
@@ -55,18 +56,23 @@ def launch(
     Raises:
       SimulationError: a subclass says what was wrong; the message says where.
     """
-    program = compile_text(text)
+    perturbation = current(text)
+    program = compile_text(text) if perturbation is None else compile_perturbed(text, perturbation.generator)
     grid3, block3 = _extents(grid, "grid"), _extents(block, "block")
     shared_bytes = _check_geometry(program, grid3, block3, dynamic_shared_bytes)
     memory, parameters = _place(program, arguments)
     threads = block3[0] * block3[1] * block3[2]
     total = grid3[0] * grid3[1] * grid3[2]
     at_once = max(1, min(total, batch_lanes // (-(-threads // 32) * 32)))
+    blocks = np.arange(total)
+    if perturbation is not None:
+        blocks = perturbation.generator.permutation(blocks)
+        at_once = max(1, at_once // int(perturbation.generator.integers(1, 4)))
     lane_instructions = 0
     with np.errstate(all="ignore"):
         for first in range(0, total, at_once):
-            numbers = np.arange(first, min(first + at_once, total))
-            batch = Batch(program, memory, parameters, grid3, block3, numbers, shared_bytes)
+            numbers = blocks[first : first + at_once]
+            batch = Batch(program, memory, parameters, grid3, block3, numbers, shared_bytes, perturbation)
             machine = Machine(program, batch, strict, step_limit)
             machine.run()
             lane_instructions += machine.lane_instructions

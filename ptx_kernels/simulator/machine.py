@@ -32,8 +32,25 @@ class Machine:
     def run(self) -> None:
         self.ready[0] = [np.flatnonzero(self.batch.exists)]
         while self.ready or self._release():
-            number = min(self.ready)
-            self._run_group(number, self._gather(self.ready.pop(number)))
+            for turn in self._turns():
+                self.ready = turn
+                while self.ready:
+                    number = min(self.ready)
+                    self._run_group(number, self._gather(self.ready.pop(number)))
+
+    def _turns(self) -> list[dict[int, list[np.ndarray]]]:
+        """Who runs before whom up to the next barrier: all together, or random groups of warps if perturbed."""
+        generator = self.batch.perturbation
+        if generator is None:
+            return [self.ready]
+        turn = generator.integers(0, generator.integers(1, 5), self.batch.lanes // WARP)
+        turns: list[dict[int, list[np.ndarray]]] = [{} for _ in range(int(turn.max()) + 1)]
+        for number, parts in self.ready.items():
+            for lanes in parts:
+                mine = turn[lanes // WARP]
+                for t in np.unique(mine):
+                    turns[t].setdefault(number, []).append(lanes[mine == t])
+        return turns
 
     def _gather(self, parts: list[np.ndarray]) -> Frame:
         lanes = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))

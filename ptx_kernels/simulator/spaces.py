@@ -40,8 +40,6 @@ def load_local(frame: Frame, instruction: Instruction, addresses: np.ndarray, of
 def store_global(
     frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, items: np.ndarray
 ) -> None:
-    if addresses.size < items.size:
-        items = items[-1:]  # all lanes at one address: the highest wins
     frame.batch.memory.store(frame, instruction, addresses, offset, width, items)
 
 

@@ -6,6 +6,7 @@ from ..ptx.instructions import INSTRUCTIONS
 from .errors import UnknownInstruction
 from .frame import Frame
 from .operands import Operands, Step, is_untyped
+from .perturbation import moved
 from .program import Instruction
 
 
@@ -22,7 +23,7 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
         operands.source(o, t, instruction, untyped=untyped, wider=wider)
         for o, t in zip(given, row.operands, strict=True)
     ]
-    meaning, dtype = row.meaning, row.result.dtype
+    meaning, dtype, error = row.meaning, row.result.dtype, row.error
 
     def run(frame: Frame) -> None:
         regs = frame.regs
@@ -35,6 +36,8 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
         result = meaning(*values)
         if result.dtype != dtype:
             raise TypeError(f"the meaning of {row.opcode} gave {result.dtype}, not {dtype}")
+        if error is not None and frame.batch.salt is not None:
+            result = moved(result, values, error, frame.batch.salt)
         regs[slot] = result if convert is None else convert(result)
 
     def run_two(frame: Frame) -> None:
@@ -50,7 +53,7 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
             raise TypeError(f"the meaning of {row.opcode} gave {result.dtype}, not {dtype}")
         regs[slot] = result
 
-    plain = convert is None and len(sources) == 2 and all(view is None for _, view in sources)
+    plain = convert is None and error is None and len(sources) == 2 and all(view is None for _, view in sources)
     if plain:
         first, second = (source for source, _ in sources)
     reads = tuple(r for source, _ in sources for r in operands.register_read(source))

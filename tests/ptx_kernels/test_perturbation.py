@@ -1,0 +1,39 @@
+"""Kernels under what hardware leaves open: every subject, twenty seeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from subjects import SUBJECTS, subject
+
+from ptx_kernels import simulator
+
+SEEDS = range(20)
+
+
+@pytest.mark.parametrize("label", SUBJECTS)
+def test_results_hold(label: str) -> None:
+    built = subject(label)
+    plain = built.run()
+    assert built.holds(plain)
+    for seed in SEEDS:
+        with simulator.perturbation(seed):
+            results = built.run()
+        assert built.holds(results), f"seed {seed}"
+        if built.exact:
+            for got, want in zip(results, plain, strict=True):
+                assert got.tobytes() == want.tobytes(), f"seed {seed}: hardware has no freedom here, yet bits differ"
+
+
+def test_approximate_results_do_move() -> None:
+    """What the test above would not see if nothing were perturbed."""
+    built = subject("attention-f32")
+    plain = built.run()[0]
+    moved = []
+    for seed in SEEDS:
+        with simulator.perturbation(seed):
+            moved.append(built.run()[0])
+            again = built.run()[0]
+        np.testing.assert_array_equal(moved[-1], again)
+    assert not built.exact
+    assert len({m.tobytes() for m in [plain, *moved]}) == len(SEEDS) + 1

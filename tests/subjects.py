@@ -1,0 +1,198 @@
+"""Small kernels of every family with operands and what they must give: perturbed and mutated by tests and tools.
+
+To add one, write a function that returns a Subject and give it a label in SUBJECTS. Shapes should be small (a run
+takes milliseconds) but reach every branch of the text: tails, masks, several warps and blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from helpers import nmse
+from oracles import attention, loaded, quantized, random_planes, rms_norm_oracle, stored, weights
+
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.append_kv import append_kv
+from ptx_kernels.kernels.argmax import ArgmaxConfig, argmax
+from ptx_kernels.kernels.decode import decode
+from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, matvec
+from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
+from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
+from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
+from ptx_kernels.kernels.top_k import TopKConfig, top_k
+from ptx_kernels.ptx import Kernel
+
+_OPEN = re.compile(r"\.approx\.|\bmma\.[^;]*\.f32|\b(?:atom|red)\.[^;]*add\.f32")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel with operands, its exact results and how far it may miss them.
+
+    Attributes:
+      wants: one per result; a bf16 result as floats. None: no one answer (not compared).
+      tolerance: largest NMSE of a result of floats; 0 asks for the very bits. Integers are compared exactly.
+    """
+
+    kernel: Kernel
+    operands: tuple[np.ndarray, ...]
+    wants: tuple[np.ndarray | None, ...]
+    tolerance: float
+
+    @property
+    def exact(self) -> bool:
+        """Whether hardware has no freedom in the results: perturbed runs then give the same bits."""
+        return _OPEN.search(self.kernel.text) is None
+
+    def run(self, text: str | None = None) -> tuple[np.ndarray, ...]:
+        """The results of the kernel, or of another text in its place; SimulationError as the simulator raises it."""
+        kernel = self.kernel if text is None else replace(self.kernel, text=text, lines={})
+        return simulator.run(kernel, *self.operands)
+
+    def holds(self, results: tuple[np.ndarray, ...]) -> bool:
+        """Whether results are right."""
+        found = zip(results, self.wants, self.kernel.results, strict=True)
+        return all(self._close(got, want, buffer.type.name) for got, want, buffer in found if want is not None)
+
+    def _close(self, got: np.ndarray, want: np.ndarray, type: str) -> bool:
+        if type in ("f32", "f16", "bf16") and self.tolerance:
+            return nmse(loaded(got, type), want) <= self.tolerance
+        return np.array_equal(got, want, equal_nan=got.dtype.kind == "f")
+
+    def passes(self, text: str | None = None) -> bool:
+        return self.holds(self.run(text))
+
+
+def _rng(*seed: int) -> np.random.Generator:
+    return np.random.default_rng([len(seed), *seed])
+
+
+def quantize_subject(dtype: str) -> Subject:
+    x = stored(_rng(2).standard_normal((3, 96), np.float32), dtype)
+    return Subject(quantize_q8_1(rows=3, columns=96, dtype=dtype), (x,), quantized(loaded(x, dtype)), 0)
+
+
+def rms_norm_subject(output: str) -> Subject:
+    rng = _rng(3)
+    x, weight = rng.standard_normal((3, 416), np.float32) + 1, rng.standard_normal(416, np.float32)
+    build = functools.partial(rms_norm, rows=3, columns=416, eps=1e-2, config=RmsNormConfig(2))
+    want = rms_norm_oracle(x, weight, 1e-2)
+    if output == "f32":
+        return Subject(build(), (x, weight), (want,), 1e-13)
+    (y,) = simulator.run(build(), x, weight)
+    return Subject(build(output=output), (x, weight), quantized(y), 0)
+
+
+def matvec_subject(
+    format: str, config: MatvecConfig, *, n: int = 6, columns: int = 2304, m: int = 2, tolerance: float = 1e-11
+) -> Subject:
+    rng = _rng(n, columns, m)
+    planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
+    x = rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
+    operands: tuple[np.ndarray, ...] = (x,)
+    if config.activations == "q8_1":
+        operands = values, scale_sum = quantized(x)
+        x = (values.reshape(m, -1, 32) * scale_sum[..., :1].astype(np.float64)).reshape(m, -1)
+    kernel = matvec(format=format, n=n, columns=columns, m=m, config=config)
+    return Subject(kernel, (*planes, *operands), (x.astype(np.float64) @ weights(format, planes).T,), tolerance)
+
+
+def decode_subject(format: str, dtype: str = "f32") -> Subject:
+    planes = random_planes(_rng(4), format, 3, 2)
+    want = formats.get(format).decode(planes)
+    exact = stored(want, dtype)
+    return Subject(decode(format=format, n=3, blocks=2, dtype=dtype), planes, (exact,), 0)
+
+
+def embedding_subject() -> Subject:
+    planes, ids = random_planes(_rng(5), "Q4_K", 5, 1), np.array([4, 0, -1, 5], np.int32)
+    want = np.concatenate([formats.get("Q4_K").decode(planes)[ids[:2]], np.full((2, 256), np.nan, np.float32)])
+    return Subject(decode(format="Q4_K", n=5, blocks=1, lookups=4), (*planes, ids), (want,), 0)
+
+
+def append_subject(dtype: str) -> Subject:
+    rng = _rng(6)
+    pages = [stored(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in range(2)]
+    new = [rng.standard_normal((4, 2, 32), np.float32) for _ in range(2)]
+    slots = np.array([7, -1, 12, 2], np.int32)
+    wants = [page.copy() for page in pages]
+    for want, values in zip(wants, new, strict=True):
+        for token in (0, 3):
+            want[slots[token] // 4, :, slots[token] % 4] = stored(values[token], dtype)
+    kernel = append_kv(tokens=4, num_pages=3, num_kv_heads=2, page_size=4, head_dim=32, dtype=dtype)
+    return Subject(kernel, (*pages, *new, slots), tuple(wants), 0)
+
+
+def attention_subject(head_dim: int = 64, dtype: str = "f32", config: PagedAttentionConfig | None = None) -> Subject:
+    """Two KV heads of three query heads each; contexts of 37, 0 and 16 tokens; NaN where no context is."""
+    rng = _rng(1, head_dim)
+    q = rng.standard_normal((3, 6, head_dim), np.float32)
+    pages = [rng.standard_normal((9, 2, 16, head_dim), np.float32) for _ in range(2)]
+    tables = rng.permutation(9).reshape(3, 3).astype(np.int32)
+    lengths = np.array([37, 0, 16], np.int32)
+    for page in pages:
+        for table, length in zip(tables, lengths, strict=True):
+            for i, number in enumerate(table):
+                page[number, :, max(0, length - 16 * i) :] = np.nan
+    pages = [stored(page, dtype) for page in pages]
+    scale = head_dim**-0.5
+    kernel = paged_attention(
+        batch=3,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        num_pages=9,
+        page_size=16,
+        pages_per_sequence=3,
+        scale=scale,
+        dtype=dtype,
+        config=config or PagedAttentionConfig(warps=2, queries=2),
+    )
+    want = attention(q, *(loaded(page, dtype) for page in pages), tables, lengths, scale)
+    return Subject(kernel, (q, *pages, tables, lengths), (want,), 1e-11)
+
+
+def argmax_subject() -> Subject:
+    x = _rng(7).choice(np.float32([-1.5, -0.0, 0.0, 2.0]), (2, 300))
+    want = np.argmax(x, axis=1).astype(np.int32)[:, None]
+    kernel = argmax(rows=2, columns=300, splits=1, config=ArgmaxConfig(warps=2, unroll=2))
+    return Subject(kernel, (x,), (np.take_along_axis(x, want, 1), want), 0)
+
+
+def top_k_subject() -> Subject:
+    x = _rng(8).integers(-20, 20, (2, 150)).astype(np.float32)
+    want = np.argsort(-x, axis=1, kind="stable")[:, :9].astype(np.int32)
+    kernel = top_k(rows=2, columns=150, count=9, splits=1, config=TopKConfig(warps=2))
+    return Subject(kernel, (x,), (np.take_along_axis(x, want, 1), want), 0)
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    **{f"quantize-{t}": functools.partial(quantize_subject, t) for t in ("f32", "f16", "bf16")},
+    **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
+    **{f"matvec-{name}": functools.partial(matvec_subject, "Q4_K", config) for name, config in PRESETS.items()},
+    **{
+        f"matvec-{f}-{lanes}": functools.partial(matvec_subject, f, MatvecConfig(lanes=lanes, rows_per_warp=2))
+        for f, lanes in (("Q4_K", 4), ("Q5_K", 8), ("Q6_K", 4), ("Q6_K", 32))
+    },
+    "matvec-persistent": functools.partial(
+        matvec_subject, "Q4_K", replace(PRESETS["dp4a"], persistent=2, warps=2), n=11, columns=256
+    ),
+    **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
+    "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
+    "embedding": embedding_subject,
+    **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16")},
+    "attention-f32": attention_subject,
+    "attention-f16": functools.partial(attention_subject, 128, "f16", PagedAttentionConfig(warps=3, unroll=1)),
+    "attention-bf16": functools.partial(attention_subject, 96, "bf16"),
+    "argmax": argmax_subject,
+    "top_k": top_k_subject,
+}
+
+
+@functools.cache
+def subject(label: str) -> Subject:
+    return SUBJECTS[label]()
