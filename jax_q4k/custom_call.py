@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -82,11 +84,24 @@ def _simulate_abstract_eval(*operands: Any, kernel: Kernel) -> list[jax.core.Sha
     return [jax.core.ShapedArray(a.shape, a.dtype) for a in _result_avals(kernel)]
 
 
+@functools.cache
+def _simulator_thread() -> ThreadPoolExecutor:
+    """A thread for simulated launches, with the floating-point environment of the thread that first lowers one.
+
+    XLA's own threads flush subnormals to zero, and NumPy in a callback on them would too.
+    """
+    pool = ThreadPoolExecutor(1, "simulator")
+    pool.submit(lambda: None).result()  # the thread starts here, not in the callback
+    return pool
+
+
 def _simulate_lowering(ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel) -> Sequence[Any]:
     from ptx_kernels import simulator  # only where it is used
 
+    thread = _simulator_thread()
+
     def callback(*arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        results = simulator.run(kernel, *(np.asarray(a) for a in arrays))
+        results = thread.submit(simulator.run, kernel, *(np.asarray(a) for a in arrays)).result()
         return tuple(r.view(_jax_dtype(b)) for r, b in zip(results, kernel.results, strict=True))
 
     avals_in: Any = ctx.avals_in
