@@ -66,6 +66,11 @@ MATVEC_CASES = (
     _matvec("Q6_K", 2, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=5),
     _matvec("Q6_K", 4, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
     _matvec("Q6_K", 8, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
+    *(
+        _matvec(format, m, n=4864, columns=896, rows_per_warp=2, lanes=lanes, unroll=unroll, resident_blocks=resident)
+        for format, wide in (("Q8_0", 16), ("Q5_0", 8), ("Q4_0", 8), ("Q5_1", 8))
+        for m, lanes, unroll, resident in ((1, wide, 2, 5), (4, 8, 1, 3))
+    ),
 )
 
 #: (n, columns) of Llama-3.1-8B's matrices: attention query and output, gate and up, down, output head.

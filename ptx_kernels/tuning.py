@@ -18,14 +18,16 @@ def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
     Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever enough
-    rows are there to fill the device all the same. Q4_K and Q5_K with one row of activations are limited by loads, so
-    eight lanes share a super-block and read whole lines; with more they are limited by instructions: four lanes. The
+    rows are there to fill the device all the same. With one row of activations loads are the limit, so as many lanes
+    share 256 weights as read whole lines by 16 bytes each; with more, instructions are: as few lanes as can be. The
     more activations, the more registers hold them, and the fewer blocks are resident: as many as spill on no target.
     """
-    lanes = 8 if format in ("Q4_K", "Q5_K") and m == 1 else 4
+    super_blocks = format in ("Q4_K", "Q5_K", "Q6_K")
+    few = 4 if super_blocks else 8
+    lanes = (8 if format in ("Q4_K", "Q5_K") else 16 if format == "Q8_0" else few) if m == 1 else few
     rows = 2 if n >= 2 * _WARPS_TO_FILL else 1
-    loads = 4 // rows if m == 1 else 1  # super-blocks in flight; many activations fill the registers instead
-    resident = 3 if m > 2 else 6 if lanes == 8 else 4 if format == "Q5_K" else 5
+    loads = 4 // rows if m == 1 else 1  # blocks of a lane in flight; many activations fill the registers instead
+    resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else 4 if format == "Q5_K" else 5
     return MatvecConfig(
         rows_per_warp=rows,
         lanes=lanes,

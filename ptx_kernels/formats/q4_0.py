@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, u32
+from ..ptx.types import Type
 from .base import BlockFormat, half, nibbles
-from .unpack import DecodedRun, byte_floats
+from .dot import Run, Tile, load_words
+from .unpack import ANCHOR, DecodedRun, anchored_floats, byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -29,6 +31,59 @@ FORMAT = BlockFormat(
     half_fields=("d",),
     weights=_weights,
 )
+
+
+class PackedRow:
+    """A lane's share of Q4_0 rows: 128 / lanes bytes of nibbles, and so as many weights of both halves of a block.
+
+    Flipping a nibble's top bit in the upper half of a byte makes it 16 * (q - 8) as int8, so the offset costs nothing.
+    Of one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see `dot.PackedRow`).
+    """
+
+    lanes: tuple[int, ...] = (8, 16, 32)
+    scale_type: Type = f16  # an element of the last plane: the block's scale, with or without its minimum
+
+    def __init__(
+        self,
+        k: Builder,
+        planes: Sequence[Pointer],
+        row: Value,
+        block: Value,
+        part: Value,
+        lanes: int,
+        *,
+        floats: bool,
+        broadcast: bool,
+    ) -> None:
+        self._k, self._floats, self._part = k, floats, part
+        qs, scale = planes[0], planes[-1]
+        length = 128 // lanes
+        self._count = length // 4
+        self._blocks = qs.shape[1]
+        self._qs = qs.at(row, block, part * length).cast(u32).moving()
+        self._scale = scale.at(row, block).cast(self.scale_type).moving()
+        self.value_base = part * length
+        self.runs: Sequence[tuple[int, int]] = ((0, length), (16, length))
+
+    def load(self, row: int, block: int) -> tuple[Any, ...]:
+        at = row * self._blocks + block
+        return self._scale.load(at), load_words(self._qs, at * 4, self._count)
+
+    def unpack(self, loaded: tuple[Any, ...]) -> Tile:
+        d, words = loaded
+        low, high = [w << 4 for w in words], words
+        if self._floats:  # 8 * q, below 128
+            eights = [[(w >> 1) & 0x78787878 for w in half] for half in (low, high)]
+            return Tile([Run(anchored_floats(self._k, half), None, ANCHOR + 64) for half in eights], d.to(f32) * 0.125)
+        runs = [Run([(w & 0xF0F0F0F0) ^ 0x80808080 for w in half]) for half in (low, high)]
+        return Tile(runs, d.to(f32) * (1 / 16), signed=True)
+
+    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
+        return ()
+
+    def advance(self, blocks: int) -> None:
+        self._qs.advance(4 * blocks)
+        self._scale.advance(blocks)
 
 
 PARTS = 1  # threads that decode a block

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, u32
+from . import q4_0
 from .base import BlockFormat, bits, half, nibbles
-from .unpack import DecodedRun, byte_floats
+from .dot import Run, Tile
+from .unpack import ANCHOR, DecodedRun, Words, anchored_floats, byte_floats, shifted
 
 
 def quants(field: Mapping[str, Any], xp: Any) -> Any:
@@ -37,6 +39,49 @@ FORMAT = BlockFormat(
 )
 
 
+class PackedRow(q4_0.PackedRow):
+    """A lane's share of Q5_0 rows: that of Q4_0, and its fifth bits.
+
+    With the fifth bit flipped, at the top of a byte, that byte is 8 * (q - 16) as int8.
+    """
+
+    def __init__(
+        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int, **mode: bool
+    ) -> None:
+        super().__init__(k, planes, row, block, part, lanes, **mode)
+        self._qh = planes[1].at(row, block).cast(u32).moving()
+
+    def load(self, row: int, block: int) -> tuple[Any, ...]:
+        return *super().load(row, block), self._qh.load(row * self._blocks + block)
+
+    def unpack(self, loaded: tuple[Any, ...]) -> Tile:
+        d, words, fifth = loaded
+        if self._floats:  # 4 * q, below 128
+            fours = self.quant_bytes(words, fifth, 2)
+            return Tile([Run(anchored_floats(self._k, half), None, ANCHOR + 64) for half in fours], d.to(f32) * 0.25)
+        return Tile([Run(half) for half in self.quant_bytes(words, ~fifth, 3)], d.to(f32) * 0.125, signed=True)
+
+    def quant_bytes(self, words: Words, fifth: Value, shift: int) -> list[list[Value]]:
+        """The quants, shifted left by so much in their bytes, of the lane's runs."""
+        mine = fifth >> self.value_base
+        return [
+            [
+                (shifted(w, shift - 4 * high) & (0x0F0F0F0F << shift)) | _spread(mine >> (16 * high + 4 * i), shift + 4)
+                for i, w in enumerate(words)
+            ]
+            for high in range(2)
+        ]
+
+    def advance(self, blocks: int) -> None:
+        super().advance(blocks)
+        self._qh.advance(blocks)
+
+
+def _spread(bits: Value, to: int) -> Value:
+    """The lowest four bits, each to bit `to` of a byte of its own: copies 7 bits apart do not meet."""
+    return ((bits & 0xF) * ((0x00204081 << to) & 0xFFFFFFFF)) & (0x01010101 << to)
+
+
 PARTS = 1  # threads that decode a block
 
 
@@ -48,10 +93,7 @@ def unpack_quants(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
     for high in range(2):
         joined = []
         for i, word in enumerate(words):
-            # bits 4i to 4i + 3 of this half of qh, each to bit 4 of a byte of its own
-            four = (fifth >> (16 * high + 4 * i)) & 0xF
-            spread = (four * 0x00204081) & 0x01010101  # bit j to bit 8j: copies 7 bits apart do not meet
-            joined.append(((word >> 4 * high) & 0x0F0F0F0F) | (spread << 4))
+            joined.append(((word >> 4 * high) & 0x0F0F0F0F) | _spread(fifth >> (16 * high + 4 * i), 4))
         halves.append(byte_floats(k, joined))
     return halves
 

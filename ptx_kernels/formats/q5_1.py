@@ -12,7 +12,8 @@ from ..ptx import Builder, Pointer, Value, u32
 from . import q5_0
 from .base import BlockFormat
 from .base import half as half_values
-from .unpack import DecodedRun, half
+from .dot import Run, Tile
+from .unpack import ANCHOR, DecodedRun, anchored_floats, half
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -28,6 +29,26 @@ FORMAT = BlockFormat(
     half_fields=("d", "m"),
     weights=_weights,
 )
+
+
+class PackedRow(q5_0.PackedRow):
+    """A lane's share of Q5_1 rows: that of Q5_0, with unsigned quants and a minimum, which one lane of a block adds."""
+
+    scale_type = u32  # d and m
+
+    def unpack(self, loaded: tuple[Any, ...]) -> Tile:
+        k = self._k
+        pair, words, fifth = loaded
+        d, minimum = half(pair), -half(pair, 1)
+        if self._floats:
+            runs = [Run(anchored_floats(k, fours), None, ANCHOR) for fours in self.quant_bytes(words, fifth, 2)]
+            return Tile(runs, d * 0.25, (minimum, minimum))
+        if self._count < 4:
+            minimum = k.select(self._part == 0, minimum, 0.0)
+        return Tile([Run(quants) for quants in self.quant_bytes(words, fifth, 0)], d, (minimum,))
+
+    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
+        return sums
 
 
 PARTS = q5_0.PARTS

@@ -16,7 +16,7 @@ from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u16, u32
 from . import fragments
 from .base import BlockFormat, bits, half
 from .dot import Run, Tile, load_words
-from .unpack import ANCHOR, DecodedRun, Words, anchored_floats, byte_floats
+from .unpack import ANCHOR, DecodedRun, Words, anchored_floats, byte_floats, shifted
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -105,8 +105,7 @@ class PackedRow:
         for group in self._groups:
             words = []
             for nibbles_, pairs in zip(low[group % len(low)], high, strict=True):
-                upper = pairs << (6 - 2 * group) if group < 3 else pairs
-                lower = nibbles_ << 2 if group < 2 else nibbles_ >> 2
+                lower, upper = shifted(nibbles_, 2 if group < 2 else -2), shifted(pairs, 6 - 2 * group)
                 words.append((lower & 0x3C3C3C3C) | (upper & 0xC0C0C0C0))
             # groups g = 0..3 have sub-blocks 2g and 2g + 1 of this half: bytes 2g and 2g + 1 of its eight scales
             scale = k.instruction("bfe.s32", scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8)

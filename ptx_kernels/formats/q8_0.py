@@ -9,7 +9,8 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, u32
 from .base import BlockFormat, half
-from .unpack import DecodedRun, signed_byte_floats
+from .dot import Run, Tile, load_words
+from .unpack import DecodedRun, signed_byte_floats, signed_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -25,6 +26,49 @@ FORMAT = BlockFormat(
     half_fields=("d",),
     weights=_weights,
 )
+
+
+class PackedRow:
+    """A lane's share of Q8_0 rows: 256 / lanes weights of a block (see `dot.PackedRow`)."""
+
+    lanes: tuple[int, ...] = (8, 16, 32)
+
+    def __init__(
+        self,
+        k: Builder,
+        planes: Sequence[Pointer],
+        row: Value,
+        block: Value,
+        part: Value,
+        lanes: int,
+        *,
+        floats: bool,
+        broadcast: bool,
+    ) -> None:
+        self._k, self._floats = k, floats
+        qs, d = planes
+        length = 256 // lanes
+        self._count = length // 4
+        self._blocks = qs.shape[1]
+        self.value_base = part * length
+        self.runs: Sequence[tuple[int, int]] = ((0, length),)
+        self._qs = qs.at(row, block, self.value_base).cast(u32).moving()
+        self._d = d.at(row, block).cast(f16).moving()
+
+    def load(self, row: int, block: int) -> tuple[list[Value], Value]:
+        at = row * self._blocks + block
+        return load_words(self._qs, at * 8, self._count), self._d.load(at)
+
+    def unpack(self, loaded: tuple[list[Value], Value]) -> Tile:
+        words, d = loaded
+        return Tile([Run(signed_floats(self._k, words) if self._floats else words)], d.to(f32), signed=True)
+
+    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
+        return ()
+
+    def advance(self, blocks: int) -> None:
+        self._qs.advance(8 * blocks)
+        self._d.advance(blocks)
 
 
 PARTS = 2  # threads that decode a block: 16 quants each

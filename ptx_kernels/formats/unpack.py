@@ -45,6 +45,11 @@ def signed_byte_floats(k: Builder, words: Words) -> list[Value]:
     return [k.instruction("bfe.s32", word.bits(s32), 8 * i, 8).to(f32) for word in words for i in range(4)]
 
 
+def shifted(word: Value, left: int) -> Value:
+    """The word shifted left, or right where `left` is negative."""
+    return word << left if left > 0 else word >> -left if left < 0 else word
+
+
 #: What `anchored_floats` adds to each quant.
 ANCHOR = 128.0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from ptx_kernels import tuning
+from ptx_kernels import formats, tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS
@@ -17,6 +17,9 @@ from ptx_kernels.work import QUANT_BITS
 
 #: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
+
+#: Of Qwen2.5-0.5B (key and value, down), and one that fills a device.
+SMALL_SHAPES = [(128, 896), (896, 4864), (4096, 14336)]
 
 
 def measure(format: str, n: int, k: int, m: int) -> Figures:
@@ -45,6 +48,16 @@ def test_q6_k_one_row(n, k):
     assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 4.0
     assert found.spill_bytes == 0
     assert found.mix["load global 128"] >= quant_loads(found, "Q6_K", 1)
+
+
+@pytest.mark.parametrize(
+    "format, instructions", [("Q8_0", 1.0), ("Q5_0", 4.0), ("Q4_0", 3.0), ("Q5_1", 4.0)]
+)  # Q8_0 has half as many weights in a byte
+def test_one_row_of_small_blocks(format, instructions):
+    found = measure(format, 4864, 4096, 1)
+    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= instructions
+    assert found.spill_bytes == 0 and found.widest_load == 128
+    assert found.mix["load global 128"] >= quant_loads(found, format, 1)
 
 
 @pytest.mark.parametrize("n, k", SHAPES)
@@ -82,7 +95,8 @@ def test_what_tuning_picks_never_spills():
     """Every number of activation rows, on every architecture."""
     kernels = {}
     for format in FORMATS:
-        for n, k in ((4096, 4096), (4096, 14336), (512, 256), (512, 1024), (1024, 768)):
+        small = formats.get(format).block_size == 32  # where rows are no multiples of 256
+        for n, k in SMALL_SHAPES if small else ((4096, 4096), (4096, 14336), (512, 256), (512, 1024), (1024, 768)):
             for m in range(1, MAX_ROWS + 1):
                 config = tuning.matvec(format, n, k, m)
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)

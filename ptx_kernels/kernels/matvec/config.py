@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ... import formats
-from ...formats import q4_k, q5_k, q6_k
+from ...formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from ...formats.dot import LANE_WEIGHTS, PackedRow
 from ...ptx import WARP, KernelError
 
 MAX_ROWS = 8  # of activations; above, tensor cores are the better way
 ACTIVATIONS = ("q8_1", "f32")
 
-PACKED_ROWS: dict[str, type[PackedRow]] = {"Q4_K": q4_k.PackedRow, "Q5_K": q5_k.PackedRow, "Q6_K": q6_k.PackedRow}
+PACKED_ROWS: dict[str, type[PackedRow]] = {
+    module.FORMAT.name: module.PackedRow for module in (q4_k, q5_k, q6_k, q8_0, q5_0, q4_0, q5_1)
+}
 FORMATS = tuple(PACKED_ROWS)
 
 
