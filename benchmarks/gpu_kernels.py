@@ -10,10 +10,9 @@ from ptx_kernels import tuning
 from ptx_kernels.driver import Device, Launch, rotations
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS
+from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.report import plain_table
-
-from .operands import random_operands
 
 #: (n, k) of Llama-3.1-8B's matrices: attention query and output, gate and up, down, output head.
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))

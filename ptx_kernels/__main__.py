@@ -1,4 +1,4 @@
-"""`python -m ptx_kernels report | emit`: figures and text of the kernels, without a GPU."""
+"""`python -m ptx_kernels report | emit | simulate`: figures, text and runs of the kernels, without a GPU."""
 
 from __future__ import annotations
 
@@ -20,12 +20,20 @@ from .kernels import KERNELS
 from .kernels.matvec import PRESETS
 from .ptx import Kernel
 from .report import as_dicts, report, table
+from .simulate import simulate
+from .simulator import SimulationError
 
 
 def _parse_bool(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise argparse.ArgumentTypeError(f"{text!r} must be true or false")
     return text.lower() == "true"
+
+
+def _parse_count(text: str) -> int:
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number, 0 or more")
+    return int(text)
 
 
 def _parser_of(annotation: Any) -> Callable[[str], Any]:
@@ -96,11 +104,28 @@ def _arguments() -> argparse.ArgumentParser:
     of_report.add_argument("--json", action="store_true", help="every figure, with the instruction mix")
 
     of_emit = commands.add_parser("emit", help="write a kernel's PTX text")
-    families = of_emit.add_subparsers(dest="family", required=True, metavar="NAME")
+    for of_family in _add_families(of_emit):
+        of_family.add_argument("-o", dest="_output", metavar="FILE", type=Path, help="default: print it")
+    of_simulate = commands.add_parser("simulate", help="run a kernel on random operands, every access checked")
+    for of_family in _add_families(of_simulate):
+        of_family.add_argument(
+            "--seeds",
+            dest="_seeds",
+            type=_parse_count,
+            default=0,
+            help="further runs that draw what hardware leaves open",
+        )
+    return parser
+
+
+def _add_families(command: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """A sub-command per kernel family with the kernel's own options."""
+    added = []
+    families = command.add_subparsers(dest="family", required=True, metavar="NAME")
     for family, builder in sorted(KERNELS.items()):
         summary = _summary(builder)
         of_family = families.add_parser(family, help=summary, description=summary)
-        of_family.add_argument("-o", dest="_output", metavar="FILE", type=Path, help="default: print it")
+        added.append(of_family)
         for name, (annotation, default, _) in _options(builder).items():
             required = default is inspect.Parameter.empty
             parse = _parser_of(annotation)
@@ -115,17 +140,23 @@ def _arguments() -> argparse.ArgumentParser:
                 choices=typing.get_args(annotation) if literal else None,
                 help=None if required else f"default: {default}",
             )
-    return parser
+    return added
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = _arguments()
     options = parser.parse_args(argv)
-    if options.command == "emit":
+    if options.command in ("emit", "simulate"):
         try:
             kernel = build(options.family, vars(options))
         except (ValueError, TypeError) as error:
             parser.exit(2, f"{options.family}: {error}\n")
+        if options.command == "simulate":
+            try:
+                print(simulate(kernel, options._seeds))
+            except SimulationError as error:
+                parser.exit(1, f"{type(error).__name__}: {error}\n")
+            return 0
         if options._output is None:
             sys.stdout.write(kernel.text)
         else:

@@ -23,7 +23,7 @@ from .errors import (
     UnwrittenOutput,
     WarpDivergence,
 )
-from .launch import Statistics, launch, run
+from .launch import Statistics, launch, run, run_counted
 from .memory import DeviceBuffer
 from .perturbation import perturbation
 
@@ -54,4 +54,5 @@ __all__ = [
     "launch",
     "perturbation",
     "run",
+    "run_counted",
 ]

@@ -154,7 +154,14 @@ def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> 
 def run(
     kernel: Kernel, *operands: np.ndarray, check: bool = True, batch_lanes: int = BATCH_LANES, strict: bool = True
 ) -> tuple[np.ndarray, ...]:
-    """Runs a built kernel; returns its results in order.
+    """Runs a built kernel; returns its results in order: `run_counted` without the statistics."""
+    return run_counted(kernel, *operands, check=check, batch_lanes=batch_lanes, strict=strict)[0]
+
+
+def run_counted(
+    kernel: Kernel, *operands: np.ndarray, check: bool = True, batch_lanes: int = BATCH_LANES, strict: bool = True
+) -> tuple[tuple[np.ndarray, ...], Statistics]:
+    """Runs a built kernel; returns its results in order, and what it took.
 
     Args:
       operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype; bf16 as any 2-byte dtype
@@ -179,7 +186,7 @@ def run(
             array.reshape(-1).view(np.uint8)[:] = 0xFF
             results.append(DeviceBuffer(buffer.name, array, "out", initialized=not check))
     try:
-        launch(
+        statistics = launch(
             kernel.text,
             [*given, *results],
             kernel.grid,
@@ -198,7 +205,7 @@ def run(
                 f"kernel {kernel.name}: {int(missing.sum())} of the {result.nbytes} bytes of "
                 f"{result.name} were never written, the first at offset {int(np.argmax(missing))}"
             )
-    return tuple(result.array for result in results)
+    return tuple(result.array for result in results), statistics
 
 
 def _operand(kernel: Kernel, buffer: Buffer, array: np.ndarray) -> DeviceBuffer:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import gpu, gpu_kernels
-from benchmarks.operands import random_operands
 from ptx_kernels.driver import DeviceFacts, DriverError, Timing
+from ptx_kernels.operands import random_operands
 
 ROOT = Path(__file__).parents[2]
 FACTS = DeviceFacts("Stand-in", "sm_90", 132, 1 << 20, 8 << 30, 1.98e9, 3.2e9, 6144, 228 << 10, "13.0")

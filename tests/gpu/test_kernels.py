@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from helpers import nmse
 
-from benchmarks.operands import random_operands
 from ptx_kernels import driver, simulator, tuning
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.decode import FORMATS as DECODE_FORMATS
 from ptx_kernels.kernels.matvec import FORMATS as DOT_FORMATS
+from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.ptx.instructions import bf16_to_f32
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -113,3 +114,49 @@ def test_needs_numpy_only():
         "{'jax', 'jaxlib', 'cuda', 'nvidia', 'flax', 'rich', 'ml_dtypes', 'gguf'}))",
     )
     assert done.stdout == "[]\n", done.stderr
+
+
+ATTENTION = (
+    "simulate paged_attention --batch 2 --num-heads 2 --num-kv-heads 1 --head-dim 32 --num-pages 4 --page-size 16 "
+    "--pages-per-sequence 2 --scale 0.2"
+).split()
+
+
+def test_simulate_prints_what_ran(capsys):
+    assert cli.main([*ATTENTION, "--seeds", "2"]) == 0
+    first, second, third = capsys.readouterr().out.splitlines()
+    assert first == "paged_attention: grid (1, 2, 1), 128 threads a block"
+    assert "lane-instructions in" in second
+    assert third.startswith("out f32 2x2x32: 100.00% finite; NMSE ") and third.endswith(" at most under 2 seeds")
+    assert cli.main("simulate quantize_q8_1 --rows 2 --columns 64 --seeds 1".split()) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "values s8 2x64: 100.00% finite; the same bits under 1 seeds",
+        "scale_sum f32 2x2x2: 100.00% finite; the same bits under 1 seeds",
+    ]
+
+
+def test_simulate_prints_the_located_error(capsys, monkeypatch):
+    build = cli.build
+
+    def without_barrier(family, values):
+        kernel = build(family, values)
+        return dataclasses.replace(kernel, text=kernel.text.replace("bar.sync 0;", ""))
+
+    monkeypatch.setattr(cli, "build", without_barrier)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(ATTENTION)
+    assert stopped.value.code == 1
+    error = capsys.readouterr().err
+    assert error.startswith("SharedRace: kernel paged_attention: shared ")
+    assert "barrier between" in error and "written by kernels/" in error
+
+
+def test_simulate_options_are_checked(capsys):
+    for arguments, message in [
+        ([*ATTENTION, "--seeds", "-1"], "'-1' must be a number, 0 or more"),
+        ([*ATTENTION, "--head-dim", "7"], "paged_attention: "),
+    ]:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err

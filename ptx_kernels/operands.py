@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from ptx_kernels import formats
-from ptx_kernels.ptx import Buffer, Kernel
-from ptx_kernels.ptx.instructions import f32_to_bf16
+from . import formats
+from .ptx import Buffer, Kernel
+from .ptx.instructions import f32_to_bf16
 
 
 def random_blocks(format: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -28,12 +28,21 @@ def random_planes(format: str, n: int, blocks: int, rng: np.random.Generator) ->
     return tuple(map(np.ascontiguousarray, formats.get(format).split(random_blocks(format, (n, blocks), rng))))
 
 
-def _format_of(planes: list[Buffer]) -> str:
-    wanted = [(b.name, b.shape[-1]) for b in planes]
-    for name in formats.names():
-        if [(p.name, p.bytes_per_block) for p in formats.get(name).planes] == wanted:
-            return name
-    raise ValueError(f"no format has the planes {wanted}")
+def _matrices(planes: list[Buffer]) -> list[tuple[str, list[Buffer]]]:
+    """The packed matrices that the planes make up, in order: format and planes each, whose names may have a prefix."""
+    found = []
+    known = sorted((formats.get(name) for name in formats.names()), key=lambda f: -len(f.planes))
+    while planes:
+        for block in known:
+            own = planes[: len(block.planes)]
+            given = [(b.name.endswith(p.name), b.shape[-1]) for b, p in zip(own, block.planes, strict=False)]
+            if given == [(True, p.bytes_per_block) for p in block.planes]:
+                break
+        else:
+            raise ValueError(f"no format has the planes {[(b.name, b.shape[-1]) for b in planes]}")
+        found.append((block.name, own))
+        planes = planes[len(own) :]
+    return found
 
 
 def _integers(buffer: Buffer, buffers: dict[str, Buffer], rng: np.random.Generator) -> np.ndarray:
@@ -42,6 +51,8 @@ def _integers(buffer: Buffer, buffers: dict[str, Buffer], rng: np.random.Generat
         vocab = next(b.shape[0] for b in buffers.values() if b.type.name == "u8")
         ids = rng.integers(0, vocab, buffer.shape)
         return np.concatenate([[vocab, -1], ids[2:]]) if ids.size > 2 else ids
+    if buffer.name == "indices":  # candidates of a vocabulary
+        return rng.permutation(math.prod(buffer.shape)).reshape(buffer.shape)
     num_pages, _, page_size, _ = buffers["k_pages"].shape
     if buffer.name == "slot_mapping":
         slots = num_pages * page_size
@@ -52,7 +63,8 @@ def _integers(buffer: Buffer, buffers: dict[str, Buffer], rng: np.random.Generat
         pages = rng.permutation(max(num_pages, entries)) % num_pages
         return pages[:entries].reshape(buffer.shape)
     if buffer.name == "context_lens":
-        capacity = buffers["block_tables"].shape[1] * page_size
+        tables = buffers.get("block_tables")  # without them the pages are contiguous, one per sequence
+        capacity = page_size * (tables.shape[1] if tables is not None else num_pages // buffer.shape[0])
         lengths = rng.integers(1, capacity + 1, buffer.shape)
         lengths[0] = capacity
         lengths[1:2] = 0
@@ -69,21 +81,25 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     """
     rng = np.random.default_rng(seed)
     buffers = {b.name: b for b in kernel.buffers}
-    packed = [b for b in kernel.operands if b.type.name == "u8"]
+    packed = [b for b in kernel.operands if b.type.name == "u8" and not b.name.endswith("_pages")]
     planes: dict[str, np.ndarray] = {}
-    if packed:
-        n, blocks, _ = packed[0].shape
-        arrays = random_planes(_format_of(packed), n, blocks, rng)
-        planes = {b.name: array for b, array in zip(packed, arrays, strict=True)}
+    for format, own in _matrices(packed):
+        n, blocks, _ = own[0].shape
+        arrays = random_planes(format, n, blocks, rng)
+        planes |= {b.name: array for b, array in zip(own, arrays, strict=True)}
 
     def make(buffer: Buffer) -> np.ndarray:
         if buffer.name in planes:
             return planes[buffer.name]
+        if buffer.type.name == "u8":  # e4m3fn; 0x7f and 0xff are NaN
+            return rng.integers(0, 0x7F, buffer.shape, np.uint8) | rng.integers(0, 2, buffer.shape, np.uint8) << 7
         if buffer.type.name == "s32":
             return _integers(buffer, buffers, rng).astype(np.int32)
         if buffer.type.name == "s8":
             return rng.integers(-127, 128, buffer.shape, np.int8)
         values = rng.standard_normal(buffer.shape, np.float32)
+        if buffer.name.endswith("_scales"):
+            values = np.abs(values)
         return f32_to_bf16(values) if buffer.type.name == "bf16" else values.astype(buffer.type.dtype)
 
     return [make(buffer) for buffer in kernel.operands]

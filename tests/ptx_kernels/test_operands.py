@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.operands import random_operands, random_planes
 from ptx_kernels import formats
+from ptx_kernels.operands import random_operands, random_planes
 from ptx_kernels.ptx import Buffer, Kernel, bf16, f16, f32, s8, s32, u8
 
 
@@ -54,3 +54,25 @@ def test_unknown_integers_are_refused():
     pages = Buffer("k_pages", f32, (4, 2, 16, 32), "in")
     with pytest.raises(KeyError, match="surprise"):
         random_operands(kernel(pages, Buffer("surprise", s32, (4,), "in")))
+
+
+def test_matrices_with_prefixed_planes_of_several_formats():
+    wanted = {"q": "Q4_K", "k": "Q8_0", "v": "Q6_K"}
+    planes = [
+        Buffer(f"{name}_{p.name}", u8, (2, 3, p.bytes_per_block), "in")
+        for name, format in wanted.items()
+        for p in formats.get(format).planes
+    ]
+    arrays = random_operands(kernel(*planes))
+    for format in wanted.values():
+        own, arrays = arrays[: len(formats.get(format).planes)], arrays[len(formats.get(format).planes) :]
+        assert np.isfinite(formats.get(format).decode(own)).all()
+
+
+def test_pages_of_bytes_are_finite_and_scales_positive():
+    shape = (12, 2, 16, 32)
+    fp8, scales = random_operands(kernel(Buffer("k_pages", u8, shape, "in"), Buffer("k_scales", f32, shape[:3], "in")))
+    assert fp8.dtype == np.uint8 and not np.isin(fp8, [0x7F, 0xFF]).any() and np.isin([0, 0x80, 0xFE], fp8).all()
+    assert (scales >= 0).all()
+    contiguous = kernel(Buffer("k_pages", f32, (2, 2, 64, 32), "in"), Buffer("context_lens", s32, (2,), "in"))
+    assert random_operands(contiguous)[1].tolist() == [64, 0]

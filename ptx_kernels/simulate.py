@@ -1,0 +1,86 @@
+"""`python -m ptx_kernels simulate`: a kernel on random operands, every access checked, hardware's freedom drawn."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import simulator
+from .operands import random_operands
+from .ptx import Buffer, Kernel
+from .ptx.instructions import bf16_to_f32
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of the kernel.
+
+    Attributes:
+      finite: share of its values that are; 1 for integers.
+      deviation: largest NMSE of a perturbed run against the plain one, 0 for the same bits; NaN if one has NaN where
+        the other has none.
+    """
+
+    buffer: Buffer
+    finite: float
+    deviation: float
+
+
+@dataclass(frozen=True)
+class Simulation:
+    kernel: Kernel
+    statistics: simulator.Statistics
+    seconds: float
+    seeds: int
+    results: tuple[Result, ...]
+
+    def __str__(self) -> str:
+        k, s = self.kernel, self.statistics
+        rate = s.lane_instructions / self.seconds / 1e6
+        lines = [
+            f"{k.name}: grid {k.grid}, {k.block[0]} threads a block",
+            f"{s.lane_instructions:,} lane-instructions in {self.seconds * 1e3:.1f} ms ({rate:.0f} million a second)",
+        ]
+        for result in self.results:
+            shape = "x".join(map(str, result.buffer.shape))
+            line = f"{result.buffer.name} {result.buffer.type} {shape}: {result.finite:.2%} finite"
+            if self.seeds:
+                how = "the same bits" if result.deviation == 0 else f"NMSE {result.deviation:.1e} at most"
+                line += f"; {how} under {self.seeds} seeds"
+            lines.append(line)
+        return "\n".join(lines)
+
+
+def _values(buffer: Buffer, array: np.ndarray) -> np.ndarray:
+    return (bf16_to_f32(array) if buffer.type.name == "bf16" else array).astype(np.float64)
+
+
+def _deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
+    if plain.tobytes() == other.tobytes():
+        return 0.0
+    want, got = _values(buffer, plain), _values(buffer, other)
+    finite = np.isfinite(want)
+    if not np.array_equal(finite, np.isfinite(got)):
+        return float("nan")
+    return float(np.sum((got - want)[finite] ** 2) / np.sum(want[finite] ** 2))
+
+
+def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulation:
+    """Runs the kernel on random operands, then under `seeds` perturbations; SimulationError as the simulator raises."""
+    operands = random_operands(kernel, operands_seed)
+    start = time.perf_counter()
+    plain, statistics = simulator.run_counted(kernel, *operands)
+    seconds = time.perf_counter() - start
+    deviations = [0.0] * len(plain)
+    for seed in range(seeds):
+        with simulator.perturbation(seed):
+            perturbed = simulator.run(kernel, *operands)
+        found = zip(kernel.results, plain, perturbed, strict=True)
+        deviations = [float(np.maximum(d, _deviation(*f))) for d, f in zip(deviations, found, strict=True)]
+    results = tuple(
+        Result(buffer, float(np.isfinite(_values(buffer, array)).mean()), deviation)
+        for buffer, array, deviation in zip(kernel.results, plain, deviations, strict=True)
+    )
+    return Simulation(kernel, statistics, seconds, seeds, results)
