@@ -19,6 +19,7 @@ from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.append_kv import append_kv
 from ptx_kernels.kernels.argmax import ArgmaxConfig, argmax
 from ptx_kernels.kernels.decode import decode
+from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, matvec
 from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
@@ -101,6 +102,15 @@ def matvec_subject(
     return Subject(kernel, (*planes, *operands), (x.astype(np.float64) @ weights(format, planes).T,), tolerance)
 
 
+def gemm_subject(format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 19) -> Subject:
+    rng = _rng(n, columns, m, 1)
+    planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
+    values, scale_sum = quantized(rng.standard_normal((m, columns), np.float32) + np.float32(0.5))
+    x = (values.reshape(m, -1, 32) * scale_sum[..., :1].astype(np.float64)).reshape(m, -1)
+    kernel = gemm(format=format, n=n, columns=columns, m=m, config=config)
+    return Subject(kernel, (*planes, values, scale_sum), (x @ weights(format, planes).T,), 1e-12)
+
+
 def decode_subject(format: str, dtype: str = "f32") -> Subject:
     planes = random_planes(_rng(4), format, 3, 2)
     want = formats.get(format).decode(planes)
@@ -181,6 +191,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "matvec-persistent": functools.partial(
         matvec_subject, "Q4_K", replace(PRESETS["dp4a"], persistent=2, warps=2), n=11, columns=256
     ),
+    "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
+    "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
+    "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 32, 2), n=17),
     **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,

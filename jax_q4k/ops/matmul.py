@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats, tuning
+from ptx_kernels.kernels.gemm import FORMATS as GEMM_FORMATS
+from ptx_kernels.kernels.gemm import gemm
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, matvec
 
 from ..arrays import QuantizedArray
@@ -16,9 +18,10 @@ from ..implementation import check_choice, current_choice
 from . import checks, dequantize, fused_matmul, quantize_q8_1  # fused_matmul: modules that use each other
 from .op import KernelCall, Op
 
-#: Formats with a kernel that takes int8 activations, and the most rows of activations it takes.
+#: Formats with a kernel that takes up to MAX_DOT_ROWS rows of int8 activations, and those with one that takes more.
 DOT_FORMATS: tuple[str, ...] = FORMATS
 MAX_DOT_ROWS = MAX_ROWS
+TENSOR_CORE_FORMATS: tuple[str, ...] = GEMM_FORMATS
 
 
 def matmul(
@@ -44,9 +47,9 @@ def matmul(
       w: QuantizedArray (n, k), or a float array (n, k).
       bias: (n,) float array, or None. residual: (..., n) float array, or None.
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
-        kernel that takes it so (formats DOT_FORMATS, 1 to MAX_DOT_ROWS rows, under `vmap` of all examples
-        together), on every implementation. None takes what `jax_q4k.implementation` selected, else `q8_1` for
-        ptx and sim and `f32` for xla.
+        kernel that takes it so (formats DOT_FORMATS up to MAX_DOT_ROWS rows, under `vmap` of all examples together,
+        and TENSOR_CORE_FORMATS beyond), on every implementation. None takes what `jax_q4k.implementation` selected,
+        else `q8_1` for ptx and sim and `f32` for xla.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
@@ -88,7 +91,7 @@ def matmul(
 
 def takes_q8_1(format: str, rows: int) -> bool:
     """Whether the CUDA path has a kernel that multiplies `rows` rows of int8 activations by `format`."""
-    return format in DOT_FORMATS and 1 <= rows <= MAX_DOT_ROWS
+    return format in (DOT_FORMATS if rows <= MAX_DOT_ROWS else TENSOR_CORE_FORMATS)
 
 
 def reference(
@@ -124,7 +127,10 @@ def kernels(
         return [_dot(x, weights, transposed=transposed).astype(x.dtype)]
     n, columns = planes[0].shape[0], x.shape[1]
     values, scale_sum = quantize_q8_1.kernels(launch, x)
-    kernel = matvec(format=format, n=n, columns=columns, m=m, config=tuning.matvec(format, n, columns, m))
+    # Tensor cores for any number of rows beyond: a product of decoded weights in float32, which has none, is slower
+    # at all sizes, even before the decoding.
+    family, tuned = (matvec, tuning.matvec) if m <= MAX_DOT_ROWS else (gemm, tuning.gemm)
+    kernel = family(format=format, n=n, columns=columns, m=m, config=tuned(format, n, columns, m))
     (y,) = launch(kernel, *planes, values, scale_sum)
     return [y.astype(x.dtype)]
 

@@ -49,7 +49,7 @@ LLAMA = Case()
 CASES = (
     [(LLAMA, name) for name in PROGRAMS]
     + [
-        (Case(batch=3, prompt_length=32, cache_dtype="bfloat16"), "prefill"),  # 96 rows: weights are decoded
+        (Case(batch=3, prompt_length=32, cache_dtype="bfloat16"), "prefill"),  # 96 rows: on tensor cores
         (Case(batch=3, cache_dtype="bfloat16"), "generate"),
         *((Case(name), "generate") for name in MODELS[1:]),
     ]
@@ -82,6 +82,13 @@ def test_no_page_array_is_copied(case, name):
     assert len(appends) == _model(case.model).config.num_layers
     assert all(t.instruction.results == (pages, pages) for t in appends)
     assert program.rewrites(pages) == []
+
+
+def test_a_long_prompt_runs_on_tensor_cores():
+    case, name = next(case for case in CASES if case[0].prompt_length == 32)
+    gemms = [t for t in compiled(case, name).ptx_launches if t.name.startswith("gemm_")]
+    assert len(gemms) == 7 * _model(case.model).config.num_layers
+    assert all(t.shared_bytes > 0 and t.block == (128, 1, 1) for t in gemms)
 
 
 def test_a_cache_that_is_not_donated_is_copied_and_seen():

@@ -11,6 +11,7 @@ from helpers import nmse
 from ptx_kernels import driver, simulator, tuning
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.decode import FORMATS as DECODE_FORMATS
+from ptx_kernels.kernels.gemm import FORMATS as GEMM_FORMATS
 from ptx_kernels.kernels.matvec import FORMATS as DOT_FORMATS
 from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
@@ -27,6 +28,10 @@ def gpu():
 
 def matvec(format: str, n: int, columns: int, m: int) -> tuple[str, dict[str, Any]]:
     return "matvec", dict(format=format, n=n, columns=columns, m=m, config=tuning.matvec(format, n, columns, m))
+
+
+def gemm(format: str, n: int, columns: int, m: int) -> tuple[str, dict[str, Any]]:
+    return "gemm", dict(format=format, n=n, columns=columns, m=m, config=tuning.gemm(format, n, columns, m))
 
 
 def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
@@ -59,6 +64,11 @@ SHAPES = [
         for format in DOT_FORMATS
         for m in range(1, 9)
         for n, columns in ((33, 768), (1030, 5376))
+    ),
+    *(
+        gemm(format, n, columns, m)
+        for format in GEMM_FORMATS
+        for m, n, columns in ((9, 33, 768), (16, 1030, 1280), (64, 100, 512), (130, 2112, 512))
     ),
     *(
         decode(format, dtype, lookups)

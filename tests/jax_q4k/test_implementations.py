@@ -171,7 +171,7 @@ def test_products_on_a_gpu_are_no_tf32() -> None:
     x, w = jnp.zeros((9, 256)), packed("Q4_K", 4, 256)
     q, pages, tables = jnp.zeros((1, 2, 32)), jnp.zeros((2, 2, 16, 32)), jnp.zeros((1, 2), jnp.int32)
     programs = [
-        (lambda x: jq.matmul(x, w), x),
+        (lambda x: jq.matmul(x, w, activations="f32"), x),
         (lambda x: jq.matmul(x, w, implementation="xla"), x),
         (lambda q: jq.paged_attention(q, pages, pages, tables, tables[:, 0], implementation="xla"), q),
         (lambda q: causal_attention(q[None], q[None], q[None], jnp.array([1])), q),

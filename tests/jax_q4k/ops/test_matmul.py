@@ -5,7 +5,7 @@ import pytest
 from helpers import nmse
 
 import jax_q4k as jq
-from jax_q4k.ops.matmul import DOT_FORMATS, takes_q8_1
+from jax_q4k.ops.matmul import DOT_FORMATS, TENSOR_CORE_FORMATS, takes_q8_1
 from ptx_kernels import formats
 
 from .random_weights import random_weights
@@ -53,24 +53,27 @@ def test_one_row_without_leading_axes():
     assert nmse(jq.matmul(x, w), f64_product(x, w)) <= 1e-12
 
 
-@pytest.mark.parametrize("format", DOT_FORMATS)
-def test_q8_1_is_the_product_of_the_quantized_rows(format):
+@pytest.mark.parametrize(
+    ("format", "rows"), [*((f, 8) for f in DOT_FORMATS), *((f, 9) for f in TENSOR_CORE_FORMATS)], ids=str
+)
+def test_q8_1_is_the_product_of_the_quantized_rows(format, rows):
     w = random_weights(format, 12, 512)
-    x = rng.standard_normal((8, 512)).astype(np.float32)
+    x = rng.standard_normal((rows, 512)).astype(np.float32)
     values, scale_sum = jq.quantize_q8_1(x)
-    groups = np.asarray(values, np.float64).reshape(8, 16, 32) * np.asarray(scale_sum[..., :1], np.float64)
+    groups = np.asarray(values, np.float64).reshape(rows, 16, 32) * np.asarray(scale_sum[..., :1], np.float64)
     got = jq.matmul(x, w, activations="q8_1")
-    assert nmse(got, f64_product(groups.reshape(8, 512), w)) <= 1e-12
+    assert nmse(got, f64_product(groups.reshape(rows, 512), w)) <= 1e-12
     error = nmse(got, f64_product(x, w))
     assert 1e-6 <= error <= 1e-3  # it did quantize
 
 
 def test_q8_1_applies_only_where_a_kernel_takes_it():
+    assert takes_q8_1("Q4_K", 8) and takes_q8_1("Q4_K", 9) and takes_q8_1("Q6_K", 4096)
+    untaken = next(f for f in formats.names() if f not in TENSOR_CORE_FORMATS)
+    assert not takes_q8_1(untaken, 9)
     x = rng.standard_normal((9, 256)).astype(np.float32)
-    for format in DOT_FORMATS:
-        assert takes_q8_1(format, 8) and not takes_q8_1(format, 9)
-        w = random_weights(format, 6, 256)
-        np.testing.assert_array_equal(jq.matmul(x, w, activations="q8_1"), jq.matmul(x, w))
+    w = random_weights(untaken, 6, 256)
+    np.testing.assert_array_equal(jq.matmul(x, w, activations="q8_1"), jq.matmul(x, w))
 
 
 @pytest.mark.parametrize("format", DOT_FORMATS)
