@@ -42,6 +42,9 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
         annotation = type(typing.get_args(annotation)[0])
+    if typing.get_origin(annotation) is tuple:
+        item = typing.get_args(annotation)[0]
+        return lambda text: tuple(map(item, text.split(",")))
     return _parse_bool if annotation is bool else annotation
 
 
@@ -136,7 +139,7 @@ def _add_families(command: argparse.ArgumentParser) -> list[argparse.ArgumentPar
                 type=parse,
                 required=required,
                 default=None if required else default,
-                metavar=None if literal else parse.__name__.strip("_"),
+                metavar=None if literal else getattr(annotation, "__name__", "").strip("_"),
                 choices=typing.get_args(annotation) if literal else None,
                 help=None if required else f"default: {default}",
             )

@@ -5,7 +5,7 @@ A section per family, in the order in which a decode step meets them; CASES, las
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import formats
@@ -109,6 +109,39 @@ GEMM_CASES = (
     _gemm("Q6_K", 37, 5, 3 * 256, 2, 2, 1, 48, 2),  # rows cut short, an odd number of f16 in all
 )
 
+# --- matvec with prologues and epilogues, gated_matvec, qkv_matvec ----------------------------------------------
+
+
+def _fused(label: str, family: str, preset: str, changes: dict[str, Any] | None = None, **arguments: Any) -> Case:
+    config = replace(PRESETS[preset], **(changes or {}))
+    arguments = {"columns": 4096, "m": 1, **arguments}
+    return Case(f"{family}-{label}-m{arguments['m']}", family, dict(**arguments, config=config))
+
+
+_Q4: dict[str, Any] = dict(format="Q4_K", n=4096)
+_DOWN: dict[str, Any] = dict(bias=True, residual=True, **_Q4)
+_PAIR: dict[str, Any] = dict(formats=("Q4_K", "Q4_K"), n=14336)
+_QKV: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024))
+_GROUPS: dict[str, Any] = dict(warps=16, resident_blocks=2, unroll=1)  # 32 rows a block
+FUSED_CASES = (
+    _fused("tiled-norm", "matvec", "tiled", norm=True, eps=1e-5, **_Q4),
+    _fused("tiled", "matvec", "tiled", m=4, **_Q4),
+    _fused("chunked", "matvec", "chunked", columns=18944, **_Q4),
+    _fused("chunked", "matvec", "chunked", m=8, columns=27648, **_Q4),
+    _fused("inline_q8-norm", "matvec", "inline_q8", dict(persistent=264), norm=True, eps=1e-5, **_Q4),
+    _fused("inline_q8", "matvec", "inline_q8", dict(resident_blocks=2), m=8, **_DOWN),
+    _fused("residual", "matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_DOWN),
+    _fused("q8_1-output", "matvec", "batched", {**_GROUPS, "resident_blocks": 1}, m=4, output="q8_1", **_Q4),
+    _fused("dp4a", "gated_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_PAIR),
+    _fused("dp4a", "gated_matvec", "batched", dict(resident_blocks=2), m=8, **_PAIR),
+    _fused("q8_1-output", "gated_matvec", "quarter_warp_dp4a", _GROUPS, output="q8_1", **_PAIR),
+    _fused("norm-q8_1-output", "gated_matvec", "inline_q8", _GROUPS, norm=True, eps=1e-5, output="q8_1", **_PAIR),
+    _fused("Q4_K-Q6_K", "gated_matvec", "batched", m=4, activation="gelu", formats=("Q4_K", "Q6_K"), n=14336),
+    _fused("dp4a", "qkv_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_QKV),
+    _fused("dp4a", "qkv_matvec", "batched", m=8, **_QKV),
+    _fused("norm", "qkv_matvec", "inline_q8", norm=True, eps=1e-5, biases=True, **_QKV),
+)
+
 # --- decode -----------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +233,7 @@ CASES: tuple[Case, ...] = (
     *NORM_CASES,
     *MATVEC_CASES,
     *GEMM_CASES,
+    *FUSED_CASES,
     *DECODE_CASES,
     *APPEND_CASES,
     *ROPE_CASES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ptx_kernels import formats
+from ptx_kernels.kernels.matvec import MatvecConfig
 from ptx_kernels.ptx.instructions import bf16_to_f32, f32_to_bf16
 
 
@@ -44,6 +45,19 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     scale = amax * np.float32(1 / 127)
     total = values.sum(-1, dtype=np.int32).astype(np.float32)
     return values.reshape(x.shape), np.stack([scale, scale * total], -1)
+
+
+def dequantized(values: np.ndarray, scale_sum: np.ndarray) -> np.ndarray:
+    """What q8_1 groups stand for, float64 (m, k)."""
+    return (values.astype(np.float64).reshape(*scale_sum.shape[:2], 32) * scale_sum[..., :1]).reshape(values.shape)
+
+
+def activation_operands(config: MatvecConfig, x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """A mat-vec's operands for float32 x (m, k), and the float64 numbers that its products see."""
+    if config.activations == "f32":
+        return (x,), x.astype(np.float64)
+    q8_1 = quantized(x)
+    return (x,) if config.activations == "inline_q8" else q8_1, dequantized(*q8_1)
 
 
 def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:

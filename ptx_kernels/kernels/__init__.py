@@ -9,7 +9,7 @@ from .append_kv import append_kv
 from .argmax import argmax
 from .decode import decode
 from .gemm import gemm
-from .matvec import matvec
+from .matvec import gated_matvec, matvec, qkv_matvec
 from .paged_attention import paged_attention
 from .quantize_q8_1 import quantize_q8_1
 from .rms_norm import rms_norm
@@ -18,5 +18,18 @@ from .top_k import top_k
 
 KERNELS: dict[str, Callable[..., Kernel]] = {
     f.__name__: f
-    for f in (quantize_q8_1, rms_norm, matvec, gemm, decode, append_kv, rope_append, paged_attention, argmax, top_k)
+    for f in (
+        quantize_q8_1,
+        rms_norm,
+        matvec,
+        gated_matvec,
+        qkv_matvec,
+        gemm,
+        decode,
+        append_kv,
+        rope_append,
+        paged_attention,
+        argmax,
+        top_k,
+    )
 }

@@ -30,7 +30,8 @@ def options(case) -> list[str]:
         else:
             value = getattr(case.arguments[owner], name) if owner in case.arguments else default
         if value is not None:
-            found += [f"--{name.replace('_', '-')}", str(value)]
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            found += [f"--{name.replace('_', '-')}", text]
     return found
 
 
@@ -90,8 +91,11 @@ def test_report_as_json(capsys):
     assert cli.main(["report", "--family", "matvec", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["ptxas"]
-    assert [kernel["label"] for kernel in found["kernels"]] == [c.label for c in CASES if c.family == "matvec"]
-    assert all(kernel["registers"] > 0 and kernel["mix"]["dp4a"] > 0 for kernel in found["kernels"])
+    cases = [case for case in CASES if case.family == "matvec"]
+    assert [kernel["label"] for kernel in found["kernels"]] == [case.label for case in cases]
+    for kernel, case in zip(found["kernels"], cases, strict=True):
+        assert kernel["registers"] > 0
+        assert ("dp4a" in kernel["mix"]) == (case.arguments["config"].activations != "f32"), case.label
 
 
 def test_report_of_a_preset(capsys):

@@ -23,7 +23,6 @@ from ptx_kernels.ptx import Kernel
 from ptx_kernels.simulator import (
     BarrierDivergence,
     EarlyExit,
-    GlobalRace,
     Misaligned,
     OutOfBounds,
     SharedRace,
@@ -182,7 +181,7 @@ BUGS = [
         "q4_k-4",
         r"min\.u32 (.*), 4;",
         r"min.u32 \1, 5;",
-        error=GlobalRace,
+        error=OutOfBounds,
     ),
     Bug("unaligned-vector-load", "q4_k-8", r"(ld\.global\.nc\.v4\.u32 .*)\+16\];", r"\1+8];", 0, error=Misaligned),
     Bug(

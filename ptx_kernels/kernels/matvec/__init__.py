@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from .config import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
+from .gated import gated_matvec
 from .matvec import matvec
+from .qkv import qkv_matvec
 
-__all__ = ["FORMATS", "MAX_ROWS", "PRESETS", "MatvecConfig", "matvec"]
+__all__ = ["FORMATS", "MAX_ROWS", "PRESETS", "MatvecConfig", "gated_matvec", "matvec", "qkv_matvec"]

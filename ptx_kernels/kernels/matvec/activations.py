@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ...formats.dot import ActivationTile, PackedRow, Tile, dot_f32, dot_q8_1, load_words
-from ...ptx import Builder, Pointer, Value, Var, f32, s8, u32
+from ...ptx import Builder, Pointer, Value, Var, u32
 from ..quantize_q8_1 import GROUP
 from ..vectors import load_floats
 
@@ -126,11 +126,3 @@ class _FloatCursor:
 
     def advance(self, blocks: int) -> None:
         self._x.advance(blocks * self._block_size)
-
-
-def inputs(k: Builder, activations: str, m: int, columns: int) -> Activations:
-    """The kernel's operands that hold the activations, read from global memory as they are."""
-    if activations == "f32":
-        return Floats(k.input("x", f32, (m, columns)))
-    values = k.input("values", s8, (m, columns))
-    return Quantized(values, k.input("scale_sum", f32, (m, columns // GROUP, 2)))

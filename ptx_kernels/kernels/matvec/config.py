@@ -10,7 +10,8 @@ from ...formats.dot import LANE_WEIGHTS, PackedRow
 from ...ptx import WARP, KernelError
 
 MAX_ROWS = 8  # of activations; above, tensor cores are the better way
-ACTIVATIONS = ("q8_1", "f32")
+ACTIVATIONS = ("q8_1", "inline_q8", "f32")
+STAGES = ("none", "whole", "chunks")
 
 PACKED_ROWS: dict[str, type[PackedRow]] = {
     module.FORMAT.name: module.PackedRow for module in (q4_k, q5_k, q6_k, q8_0, q5_0, q4_0, q5_1)
@@ -23,7 +24,10 @@ class MatvecConfig:
     """How a mat-vec spreads over the GPU.
 
     Attributes:
-      activations: `q8_1`: int8 in groups of 32, integer dot products. `f32`: as they are, f32 products.
+      activations: `q8_1`: int8 in groups of 32, integer dot products. `inline_q8`: the same, made of f32 by each block,
+        in shared memory, before its rows. `f32`: as they are, f32 products.
+      stage: where f32 activations are read: from global memory (`none`), or from shared memory, where each block brings
+        them as a whole before its rows (`whole`) or in chunks of 32 KB as it walks along them (`chunks`).
       warps: per block.
       warps_per_row: warps that share each row and add their parts in shared memory.
       rows_per_warp: weight rows that a warp computes together; they share the activations' loads.
@@ -37,6 +41,7 @@ class MatvecConfig:
     """
 
     activations: str = "q8_1"
+    stage: str = "none"
     warps: int = 4
     warps_per_row: int = 1
     rows_per_warp: int = 1
@@ -55,6 +60,10 @@ class MatvecConfig:
             raise KernelError(f"columns={columns} must be a positive multiple of {block} for {format}")
         if self.activations not in ACTIVATIONS:
             raise KernelError(f"activations={self.activations!r} must be one of {', '.join(ACTIVATIONS)}")
+        if self.stage not in STAGES or (self.stage != "none" and self.activations != "f32"):
+            raise KernelError(
+                f"stage={self.stage!r} must be one of {', '.join(STAGES)}, the latter two for f32 activations"
+            )
         if self.lanes not in PACKED_ROWS[format].lanes:
             raise KernelError(f"lanes={self.lanes} must be one of {PACKED_ROWS[format].lanes} for {format}")
         if not (1 <= m <= MAX_ROWS and 1 <= self.rows_per_warp <= n):
@@ -63,6 +72,11 @@ class MatvecConfig:
             raise KernelError(f"warps={self.warps} must be a multiple of warps_per_row={self.warps_per_row}")
         if self.broadcast_header and (self.lanes != WARP or format not in ("Q4_K", "Q5_K")):
             raise KernelError(f"broadcast_header needs lanes={WARP} and Q4_K or Q5_K, not lanes={self.lanes}, {format}")
+
+    @property
+    def block_rows(self) -> int:
+        """Rows that a block computes at once."""
+        return self.warps // self.warps_per_row * self.rows_per_warp
 
     def lanes_per_block(self, format: str) -> int:
         """Lanes that share one block of the format."""
@@ -78,6 +92,8 @@ _F32 = MatvecConfig(activations="f32", lanes=32)
 
 #: Strategies by name. `persistent` goes with each of them.
 PRESETS: dict[str, MatvecConfig] = {
+    "tiled": replace(_F32, stage="whole", warps=8, rows_per_warp=2, resident_blocks=2),
+    "chunked": replace(_F32, stage="chunks", warps=8, rows_per_warp=2, resident_blocks=2),
     "coalesced": replace(_F32, broadcast_header=True),
     "wide": replace(_F32, warps=8, warps_per_row=8),
     "vectorized": _F32,
@@ -87,5 +103,6 @@ PRESETS: dict[str, MatvecConfig] = {
     "half_warp_dp4a": replace(_DP4A, lanes=16),
     "quarter_warp_dp4a": MatvecConfig(lanes=8, rows_per_warp=2, resident_blocks=6),
     "batched": MatvecConfig(lanes=8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    "inline_q8": MatvecConfig(activations="inline_q8", warps=8, lanes=8, rows_per_warp=2, resident_blocks=3),
     "fused_f32": MatvecConfig(activations="f32", lanes=8, rows_per_warp=2, unroll=1, resident_blocks=3),
 }

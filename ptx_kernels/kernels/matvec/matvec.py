@@ -2,29 +2,68 @@
 
 from __future__ import annotations
 
-from ...ptx import Builder, f32, kernel
-from .activations import inputs
+from typing import Literal
+
+from ...ptx import Builder, Value, kernel
 from .config import MatvecConfig
-from .rows import Dots, matrix, row_totals, teams
+from .epilogue import Epilogue
+from .prologue import Prologue
+from .rows import Dots, Matrix, RowTotals, launch, matrix, teams
+
+
+def product(
+    k: Builder,
+    weights: Matrix,
+    m: int,
+    config: MatvecConfig,
+    prologue: Prologue,
+    epilogue: Epilogue,
+    sums: RowTotals,
+    blocks: int,
+    *,
+    block: Value | None = None,
+) -> None:
+    """All rows of one matrix, by `blocks` blocks of which this is `block` (see `teams`)."""
+    with teams(k, weights.rows, config, blocks, block=block) as team:
+        addends = epilogue.load(team)
+        dots = Dots(k, weights, team, m, config, floats=prologue.floats)
+        for x, width in prologue.pieces():
+            with team.active(k):
+                dots.add(x, width // weights.block_size)
+        epilogue.store(team, sums(team, dots.totals), addends)
 
 
 @kernel
-def matvec(k: Builder, *, format: str, n: int, columns: int, m: int, config: MatvecConfig) -> None:
+def matvec(
+    k: Builder,
+    *,
+    format: str,
+    n: int,
+    columns: int,
+    m: int,
+    norm: bool = False,
+    eps: float = 0.0,
+    bias: bool = False,
+    residual: bool = False,
+    output: Literal["f32", "q8_1"] = "f32",
+    config: MatvecConfig,
+) -> None:
     """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
     A team of `warps_per_row` warps takes `rows_per_warp` rows. With q8_1 activations the integer dot products of a
     sub-block come from dp4a, and its scale and the activations' scale are applied once per sub-block; with f32
     activations the quants become floats. A butterfly adds the lanes' totals, shared memory those of the warps.
+
+    Operands: the planes; values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x f32 (m, columns) where
+    `config.activations` are not q8_1; with `norm`, which makes x / sqrt(mean(x^2) + eps) * norm_weight of x,
+    norm_weight f32 (columns,); bias f32 (n,); residual f32 (m, n). Result: y f32 (m, n), or as q8_1.
     """
     config.check(format, n, columns, m)
     k.name = f"matvec_{format.lower()}_m{m}"
     weights = matrix(k, format, n, columns)
-    x = inputs(k, config.activations, m, columns)
-    y = k.output("y", f32, (m, n))
-    with teams(k, n, config) as team:
-        dots = Dots(k, weights, team, m, config, floats=x.floats)
-        with team.active(k):
-            dots.add(x, weights.blocks)
-        for r, totals in enumerate(row_totals(k, team, dots.totals, config)):
-            for j, total in enumerate(totals):
-                y.at(j, team.row + r).store(0, total, where=team.owns(k, r))
+    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
+    epilogue = Epilogue(k, n, m, config, bias=bias, residual=residual, output=output)
+    (blocks,) = launch(k, config, n)
+    sums = RowTotals(k, config, config.rows_per_warp * m)
+    prologue.stage()
+    product(k, weights, m, config, prologue, epilogue, sums, blocks)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ... import formats
 from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u8
+from ..vectors import load_floats
 from .activations import Activations
 from .config import PACKED_ROWS, MatvecConfig
 
@@ -26,9 +27,8 @@ class Matrix:
         return formats.get(self.format).block_size
 
     @property
-    def blocks(self) -> int:
-        """Of a row."""
-        return self.columns // self.block_size
+    def rows(self) -> int:
+        return self.planes[0].shape[0]
 
 
 def matrix(k: Builder, format: str, n: int, columns: int, *, prefix: str = "") -> Matrix:
@@ -56,24 +56,31 @@ class Team:
     first: Value | None
     inside: Value | None
 
-    def owns(self, k: Builder, r: int) -> Value:
-        """Whether this lane is the one that writes results of row `row` + r."""
-        mine = k.lane_id == 0 if self.member is None else (k.lane_id == 0) & (self.member == 0)
-        return mine if self.first is None else mine & (self.row + r >= self.first)
-
     def active(self, k: Builder) -> contextlib.AbstractContextManager:
         """What teams without rows skip; no barrier may lie in it."""
         return contextlib.nullcontext() if self.inside is None else k.when(self.inside)
 
 
+def launch(k: Builder, config: MatvecConfig, *rows: int) -> list[int]:
+    """Sets the launch geometry for matrices of so many rows; returns how many blocks each of them gets."""
+    groups = [-(-n // config.block_rows) for n in rows]
+    counts = groups
+    if 0 < config.persistent < sum(groups):
+        counts = [max(1, config.persistent * each // sum(groups)) for each in groups]
+    k.launch((sum(counts),), WARP * config.warps, resident_blocks=config.resident_blocks)
+    return counts
+
+
 @contextlib.contextmanager
-def teams(k: Builder, n: int, config: MatvecConfig) -> Iterator[Team]:
-    """Launches the grid and deals rows to teams; all warps of a block run the body equally often."""
+def teams(k: Builder, n: int, config: MatvecConfig, blocks: int, *, block: Value | None = None) -> Iterator[Team]:
+    """Deals n rows to the teams of `blocks` blocks, of which this is `block`; None: the grid is theirs alone.
+
+    All warps of a block run the body equally often.
+    """
     rows, count = config.rows_per_warp, config.warps // config.warps_per_row
-    groups = -(-n // (rows * count))
-    grid = min(groups, config.persistent or groups)
-    k.launch((grid,), WARP * config.warps, resident_blocks=config.resident_blocks)
-    with k.loop(k.block_id(), groups, grid) if grid < groups else contextlib.nullcontext(k.block_id()) as group:
+    groups = -(-n // config.block_rows)
+    block = k.block_id() if block is None else block
+    with k.loop(block, groups, blocks) if blocks < groups else contextlib.nullcontext(block) as group:
         number, member = k.warp_id, None
         if config.warps_per_row > 1:
             number, member = k.warp_id // config.warps_per_row, k.warp_id % config.warps_per_row
@@ -111,7 +118,7 @@ class Dots:
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
     def add(self, x: Activations, blocks: int) -> None:
-        """The next `blocks` blocks of the rows, times the first ones of `x`."""
+        """The next `blocks` blocks of the rows, times the first ones of `x`; the rows move on behind them."""
         k, row, unroll = self._k, self._row, self._config.unroll
         cursor = x.cursor(row, self._stream, self._matrix.block_size)
 
@@ -134,28 +141,35 @@ class Dots:
         if rest % self._streams:
             with k.when(self._stream < rest % self._streams):
                 step(range(rest // self._streams, rest // self._streams + 1))
+        if rest:
+            row.advance(rest)
 
 
-def row_totals(k: Builder, team: Team, totals: Sequence[Sequence[Var]], config: MatvecConfig) -> list[list[Value]]:
-    """Sums of the lanes' and the warps' parts: totals[r][j], known to every lane of a team's first warp.
+class RowTotals:
+    """Adds the lanes' and the warps' parts of the `count` totals of each team."""
 
-    With several warps a row there is a barrier in it, so every warp of the block must come here.
-    """
-    sums = [[k.warp_sum(total) for total in row] for row in totals]
-    warps = config.warps_per_row
-    if team.member is None:
-        return sums
-    parts = k.shared("parts", f32, (config.warps // warps, len(sums) * len(sums[0]), warps))
-    if config.persistent:
-        k.barrier()  # the previous round's parts have been read
-    for i, value in enumerate(value for row in sums for value in row):
-        parts.at(team.number, i, team.member).store(0, value, where=k.lane_id == 0)
-    k.barrier()
-    vector = min(warps, 4)
+    def __init__(self, k: Builder, config: MatvecConfig, count: int) -> None:
+        self._k, self._config = k, config
+        warps = config.warps_per_row
+        self._parts = k.shared("parts", f32, (config.warps // warps, count, warps)) if warps > 1 else None
 
-    def joined(i: int) -> Value:
-        mine = parts.at(team.number, i)
-        loaded = [part for w in range(0, warps, vector) for part in mine.load(w, vector=vector)]  # type: ignore[union-attr]
-        return functools.reduce(lambda a, b: a + b, loaded)
+    def __call__(self, team: Team, totals: Sequence[Sequence[Var]]) -> list[list[Value]]:
+        """The sums of totals[r][j], known to every lane of a team's first warp.
 
-    return [[joined(r * len(row) + j) for j in range(len(row))] for r, row in enumerate(sums)]
+        With several warps a row there are barriers in it, so every warp of the block must come here.
+        """
+        k, parts = self._k, self._parts
+        sums = [[k.warp_sum(total) for total in row] for row in totals]
+        if parts is None or team.member is None:
+            return sums
+        if self._config.persistent:
+            k.barrier()  # the previous round's parts have been read
+        for i, value in enumerate(value for row in sums for value in row):
+            parts.at(team.number, i, team.member).store(0, value, where=k.lane_id == 0)
+        k.barrier()
+        mine, warps, m = parts.at(team.number), self._config.warps_per_row, len(sums[0])
+
+        def joined(i: int) -> Value:
+            return functools.reduce(lambda a, b: a + b, load_floats(mine.at(i * warps), warps))
+
+        return [[joined(r * m + j) for j in range(m)] for r in range(len(sums))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import nmse
-from oracles import quantized, random_planes, weights
+from oracles import activation_operands, quantized, random_planes, weights
 
 from ptx_kernels import formats, simulator, tuning
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS, MatvecConfig, matvec
@@ -21,12 +21,9 @@ def run(format: str, n: int, columns: int, m: int, config: MatvecConfig, kind: s
     rng = np.random.default_rng([n, columns, m])
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size, kind=kind)
     x = rng.standard_normal((m, columns), np.float32) * 3
-    operands = (x,)
-    if config.activations == "q8_1":
-        operands = values, scale_sum = quantized(x)
-        x = (values.astype(np.float64).reshape(m, -1, 32) * scale_sum[..., :1]).reshape(m, -1)
+    operands, x = activation_operands(config, x)
     (y,) = simulator.run(matvec(format=format, n=n, columns=columns, m=m, config=config), *planes, *operands)
-    return nmse(y, x.astype(np.float64) @ weights(format, planes).T)
+    return nmse(y, x @ weights(format, planes).T)
 
 
 @pytest.mark.parametrize("n", [1, 3, 8, 37])
@@ -97,7 +94,12 @@ def test_nan_stays_in_its_row() -> None:
         (dict(columns=300), {}, "columns=300 must be a positive multiple of 256 for Q4_K"),
         ({}, dict(rows_per_warp=17), "rows_per_warp=17 1 to n=16"),
         ({}, dict(rows_per_warp=0), "rows_per_warp=0 1 to n=16"),
-        ({}, dict(activations="f16"), "activations='f16' must be one of q8_1, f32"),
+        ({}, dict(activations="f16"), "activations='f16' must be one of q8_1, inline_q8, f32"),
+        (
+            {},
+            dict(stage="whole"),
+            "stage='whole' must be one of none, whole, chunks, the latter two for f32 activations",
+        ),
         ({}, dict(warps=4, warps_per_row=3), "warps=4 must be a multiple of warps_per_row=3"),
         ({}, dict(lanes=8, broadcast_header=True), "broadcast_header needs lanes=32"),
     ],

@@ -1,0 +1,142 @@
+"""Activations on their way to the dot products: from global memory, or brought into shared memory by the block."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
+from ..quantize_q8_1 import GROUP, store_group
+from ..rms_norm import normalize
+from ..vectors import load_floats, store_floats
+from .activations import Activations, Floats, Quantized
+from .config import MatvecConfig
+
+_RUN = 4  # values of a thread's load: 16 bytes
+_AHEAD = 4  # such loads of a thread in flight
+_CHUNK_BYTES = 32 << 10  # of f32 activations, all rows together
+_CHUNK_STEP = 256  # columns: a chunk is whole super-blocks
+_STATIC_BYTES = 40 << 10  # what is larger is dynamic; the rest is for what else a kernel shares
+_MOST_BYTES = 96 << 10  # every target gives a block 99 KB
+
+
+class Prologue:
+    """The activations of a mat-vec: declares their operands and brings them to where the dot products read them.
+
+    Operands: (values, scale_sum) for q8_1 activations, else x f32 (m, columns), and the norm's weight f32 (columns,).
+    `stage` is called once per block, before its rows, and `pieces` once per team of rows; all threads come to both.
+    """
+
+    def __init__(self, k: Builder, *, m: int, columns: int, norm: bool, eps: float, config: MatvecConfig) -> None:
+        self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
+        self._threads = WARP * config.warps
+        self._staged: tuple[Pointer, ...] = ()  # whole rows: f32, or int8 and their scales
+        self._chunk: Pointer | None = None
+        inline = config.activations == "inline_q8"
+        if norm and not (inline or config.stage == "whole"):
+            raise KernelError(
+                "norm=True needs activations='inline_q8' or stage='whole', for whole rows in shared memory, "
+                f"not {config.activations!r} and {config.stage!r}"
+            )
+        if config.activations == "q8_1":
+            values = k.input("values", s8, (m, columns))
+            self._whole: Activations = Quantized(values, k.input("scale_sum", f32, (m, columns // GROUP, 2)))
+            return
+        self._x = k.input("x", f32, (m, columns))
+        self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
+        self._whole = Floats(self._x)
+        if inline:
+            dynamic = self._is_dynamic(m * columns * 5 // 4)  # a byte a value, 8 a group
+            values = k.shared("staged", s8, (m, columns), dynamic=dynamic)
+            scale_sum = k.shared("staged_scale_sum", f32, (m, columns // GROUP, 2), dynamic=dynamic)
+            self._staged, self._whole = (values, scale_sum), Quantized(values, scale_sum)
+        elif config.stage == "whole":
+            staged = k.shared("staged", f32, (m, columns), dynamic=self._is_dynamic(4 * m * columns))
+            self._staged, self._whole = (staged,), Floats(staged)
+        elif config.stage == "chunks":
+            step = _CHUNK_BYTES // 4 // m // _CHUNK_STEP * _CHUNK_STEP
+            self._chunk = k.shared("chunk", f32, (m, min(step, columns)))
+
+    @property
+    def floats(self) -> bool:
+        return self._config.activations == "f32"
+
+    def _is_dynamic(self, nbytes: int) -> bool:
+        if nbytes > _MOST_BYTES:
+            raise KernelError(
+                f"m={self._m} rows of columns={self._columns} take {nbytes} bytes of shared memory, of at most "
+                f"{_MOST_BYTES}: bring them in chunks, or quantize them in a kernel of its own"
+            )
+        return nbytes > _STATIC_BYTES
+
+    def stage(self) -> None:
+        """Brings whole rows into shared memory, normalized and quantized as asked."""
+        if not self._staged:
+            return
+        if self._weight is not None:
+            self._normalize(self._weight)
+        elif self.floats:
+            self._copy(self._staged[0], 0, self._columns)
+        else:
+            for run, share, inside in self._loaded(self._x.at(0), self._m * self._columns):
+                self._put(0, run * _RUN, share, inside)
+        self._k.barrier()
+
+    def pieces(self) -> Iterator[tuple[Activations, int]]:
+        """(activations, columns) of each part of the rows in turn; the body runs while that part is there."""
+        k, chunk = self._k, self._chunk
+        if chunk is None:
+            yield self._whole, self._columns
+            return
+        step = chunk.shape[1]
+        whole, rest = divmod(self._columns, step)
+        with k.loop(0, whole) if whole > 1 else contextlib.nullcontext(0) as number:
+            yield self._next(chunk, number * step, step), step
+        if rest:
+            yield self._next(chunk, whole * step, rest), rest
+
+    def _next(self, chunk: Pointer, first: Value | int, columns: int) -> Activations:
+        self._k.barrier()  # the previous chunk has been read
+        self._copy(chunk, first, columns)
+        self._k.barrier()
+        return Floats(chunk)
+
+    def _normalize(self, weight: Pointer) -> None:
+        """Row by row, each of which passes through the block's registers once."""
+        k, warps = self._k, self._config.warps
+        parts = k.shared("norm_parts", f32, (self._m, warps))
+        with k.loop(0, self._m) if self._m > 1 else contextlib.nullcontext(0) as row:
+            x = self._x.at(row)
+            for run in normalize(k, x, weight, parts.at(row), columns=self._columns, eps=self._eps, warps=warps):
+                self._put(row, run.first, run.values, run.inside)
+
+    def _put(self, row: Value | int, first: Value, values: list[Value], inside: Value | None) -> None:
+        """Four values, from column `first` of a row on, into shared memory."""
+        if self.floats:
+            store_floats(self._staged[0].at(row, first), values, where=inside)
+        else:
+            quants, scale_sum = self._staged
+            store_group(self._k, values, quants.at(row, first), scale_sum.at(row, first // GROUP), where=inside)
+
+    def _copy(self, target: Pointer, first: Value | int, columns: int) -> None:
+        """target[:, :columns] = x[:, first : first + columns]."""
+        for j in range(self._m):
+            for run, values, inside in self._loaded(self._x.at(j, first), columns):
+                store_floats(target.at(j).at(run * _RUN), values, where=inside)
+
+    def _loaded(self, x: Pointer, columns: int) -> Iterator[tuple[Value, list[Value], Value | None]]:
+        """A thread's share of `columns` f32 at x, in runs of four: (number, values, whether it is there).
+
+        Several loads are in flight before the first is used.
+        """
+        k, threads, count = self._k, self._threads, columns // _RUN
+        whole = count - count % (threads * _AHEAD)
+
+        def loaded(runs: list[tuple[Value, Value | None]]) -> list[tuple[Value, list[Value], Value | None]]:
+            return [(run, load_floats(x.at(run * _RUN), _RUN, where=inside), inside) for run, inside in runs]
+
+        if whole:
+            with k.loop(0, whole, threads * _AHEAD) as start:
+                yield from loaded([(k.thread_id + start + a * threads, None) for a in range(_AHEAD)])
+        rest = [(k.thread_id + base, base + threads <= count) for base in range(whole, count, threads)]
+        yield from loaded([(run, None if all_there else run < count) for run, all_there in rest])

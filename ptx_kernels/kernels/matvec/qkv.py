@@ -1,0 +1,48 @@
+"""Several matrices times the same activations in one launch: the projections of an attention layer."""
+
+from __future__ import annotations
+
+from ...ptx import Builder, KernelError, kernel
+from .config import MatvecConfig
+from .epilogue import Epilogue
+from .matvec import product
+from .prologue import Prologue
+from .rows import RowTotals, launch, matrix
+
+_SUFFIXES = ("_q", "_k", "_v", "_g")
+
+
+@kernel
+def qkv_matvec(
+    k: Builder,
+    *,
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+    norm: bool = False,
+    eps: float = 0.0,
+    biases: bool = False,
+    config: MatvecConfig,
+) -> None:
+    """y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices (rows[i], columns).
+
+    Blocks are dealt to matrices, in order; formats may differ. Operands: the planes of each matrix, the activations as
+    those of `matvec`, each bias. Results: each y.
+    """
+    if not (len(formats) == len(rows) and 2 <= len(rows) <= len(_SUFFIXES)):
+        raise KernelError(f"formats={formats} and rows={rows} must be 2 to {len(_SUFFIXES)} matrices")
+    for format, n in zip(formats, rows, strict=True):
+        config.check(format, n, columns, m)
+    k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
+    parts = [matrix(k, f, n, columns, prefix=s[1:] + "_") for f, n, s in zip(formats, rows, _SUFFIXES, strict=False)]
+    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
+    epilogues = [Epilogue(k, n, m, config, bias=biases, suffix=s) for n, s in zip(rows, _SUFFIXES, strict=False)]
+    counts = launch(k, config, *rows)
+    sums = RowTotals(k, config, config.rows_per_warp * m)
+    prologue.stage()
+    start = 0
+    for weights, epilogue, count in zip(parts, epilogues, counts, strict=True):
+        with k.when((k.block_id() >= start) & (k.block_id() < start + count)):
+            product(k, weights, m, config, prologue, epilogue, sums, count, block=k.block_id() - start)
+        start += count
