@@ -66,6 +66,16 @@ def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * weight
 
 
+def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Rope on (tokens, heads, head_dim) with (tokens, rope_dim / 2) cosines and sines, as complex numbers."""
+    out, half = x.astype(np.float64), cos.shape[1]
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        turned = (out[..., a] + 1j * out[..., b]) * (cos[:, i].astype(float) + 1j * sin[:, i])[:, None]
+        out[..., a], out[..., b] = turned.real, turned.imag
+    return out
+
+
 def attention(
     q: np.ndarray,
     k_pages: np.ndarray,

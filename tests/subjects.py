@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from helpers import nmse
-from oracles import attention, loaded, quantized, random_planes, rms_norm_oracle, stored, weights
+from oracles import attention, loaded, quantized, random_planes, rms_norm_oracle, rotated, stored, weights
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.append_kv import append_kv
@@ -24,6 +24,7 @@ from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, matvec
 from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
+from ptx_kernels.kernels.rope_append import rope_append
 from ptx_kernels.kernels.top_k import TopKConfig, top_k
 from ptx_kernels.ptx import Kernel
 
@@ -102,7 +103,7 @@ def matvec_subject(
     return Subject(kernel, (*planes, *operands), (x.astype(np.float64) @ weights(format, planes).T,), tolerance)
 
 
-def gemm_subject(format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 19) -> Subject:
+def gemm_subject(format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 9) -> Subject:
     rng = _rng(n, columns, m, 1)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
     values, scale_sum = quantized(rng.standard_normal((m, columns), np.float32) + np.float32(0.5))
@@ -135,6 +136,36 @@ def append_subject(dtype: str) -> Subject:
             want[slots[token] // 4, :, slots[token] % 4] = stored(values[token], dtype)
     kernel = append_kv(tokens=4, num_pages=3, num_kv_heads=2, page_size=4, head_dim=32, dtype=dtype)
     return Subject(kernel, (*pages, *new, slots), tuple(wants), 0)
+
+
+def rope_subject(interleaved: bool, qk_norm: bool) -> Subject:
+    """Three tokens of 96 dimensions, 40 of them rotated; the second has no slot."""
+    rng = _rng(9)
+    pages = [rng.standard_normal((3, 2, 4, 96), np.float32) for _ in range(2)]
+    q, k, v = (rng.standard_normal((3, heads, 96), np.float32) for heads in (4, 2, 2))
+    slots = np.array([5, -1, 11], np.int32)
+    radians = rng.uniform(0, 1000, (3, 20))
+    angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
+    norms = list(rng.uniform(0.5, 2, (2, 96)).astype(np.float32)) if qk_norm else []
+    turned = [rms_norm_oracle(x, w, 1e-2) for x, w in zip((q, k), norms, strict=True)] if qk_norm else [q, k]
+    q_want, k_want = (rotated(x, *angles, interleaved) for x in turned)
+    wants = [page.astype(np.float64) for page in pages]
+    for want, values in zip(wants, (k_want, v), strict=True):
+        for token in (0, 2):
+            want[slots[token] // 4, :, slots[token] % 4] = values[token]
+    kernel = rope_append(
+        tokens=3,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=96,
+        rope_dim=40,
+        num_pages=3,
+        page_size=4,
+        interleaved=interleaved,
+        qk_norm=qk_norm,
+        eps=1e-2,
+    )
+    return Subject(kernel, (*pages, q, k, v, slots, *angles, *norms), (*wants, q_want), 1e-12)
 
 
 def attention_subject(head_dim: int = 64, dtype: str = "f32", config: PagedAttentionConfig | None = None) -> Subject:
@@ -198,6 +229,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,
     **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16")},
+    "rope_append-interleaved": functools.partial(rope_subject, True, False),
+    "rope_append-norm": functools.partial(rope_subject, False, True),
     "attention-f32": attention_subject,
     "attention-f16": functools.partial(attention_subject, 128, "f16", PagedAttentionConfig(warps=3, unroll=1)),
     "attention-bf16": functools.partial(attention_subject, 96, "bf16"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import nmse
-from oracles import loaded, stored
+from oracles import loaded, rms_norm_oracle, rotated, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.rope_append import rope_append
@@ -24,21 +24,6 @@ def operands(tokens: int, heads: int, kv_heads: int, head_dim: int, rope_dim: in
     angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
     norms = list(rng.uniform(0.5, 2, (2, head_dim)).astype(np.float32)) if qk_norm else []
     return pages, [q, k, v], slots, angles, norms
-
-
-def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """(tokens, heads, head_dim), turned pair by pair as complex numbers."""
-    out, half = x.astype(np.float64), cos.shape[1]
-    for i in range(half):
-        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
-        turned = (out[..., a] + 1j * out[..., b]) * (cos[:, i].astype(float) + 1j * sin[:, i])[:, None]
-        out[..., a], out[..., b] = turned.real, turned.imag
-    return out
-
-
-def normalized(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
-    x = x.astype(np.float64)
-    return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + EPS) * weight
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
@@ -69,7 +54,7 @@ def test_equals_numpy(tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_nor
     )
     *got, q_out = simulator.run(kernel, *pages, q, k, v, slots, *angles, *norms)
     if qk_norm:
-        q, k = (normalized(x, weight) for x, weight in zip((q, k), norms, strict=True))
+        q, k = (rms_norm_oracle(x, weight, EPS) for x, weight in zip((q, k), norms, strict=True))
     assert nmse(q_out, rotated(q, *angles, interleaved)) <= 1e-12
     new = rotated(k, *angles, interleaved), v
     for result, before, values in zip(got, pages, new, strict=True):
