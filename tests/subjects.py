@@ -96,8 +96,9 @@ def matvec_subject(
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
     x = rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
     operands: tuple[np.ndarray, ...] = (x,)
-    if config.activations == "q8_1":
-        operands = values, scale_sum = quantized(x)
+    if config.activations != "f32":  # quantized before the kernel or, inline, in it
+        values, scale_sum = quantized(x)
+        operands = (values, scale_sum) if config.activations == "q8_1" else (x,)
         x = (values.reshape(m, -1, 32) * scale_sum[..., :1].astype(np.float64)).reshape(m, -1)
     kernel = matvec(format=format, n=n, columns=columns, m=m, config=config)
     return Subject(kernel, (*planes, *operands), (x.astype(np.float64) @ weights(format, planes).T,), tolerance)
