@@ -24,14 +24,18 @@ EXPORT_CHECKS: Sequence[Any] = (jax.export.DisabledSafetyCheck.custom_call(TARGE
 
 KernelCall = Callable[..., list[jax.Array]]
 
+_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "int8", "float8_e4m3fn": "fp8"}
+#: What NumPy lacks and a buffer's type therefore holds as bits.
+_HELD_AS_BITS = {"bf16": np.dtype(jnp.bfloat16), "e4m3": np.dtype(jnp.float8_e4m3fn)}
+
 
 def ptx_name(dtype: Any) -> str:
-    """The kernel language's name of float32, float16 or bfloat16."""
-    return {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}[np.dtype(dtype).name]
+    """The kernels' name of float32, float16, bfloat16, int8 or float8_e4m3fn."""
+    return _NAMES[np.dtype(dtype).name]
 
 
 def _jax_dtype(buffer: Buffer) -> np.dtype:
-    return np.dtype(jnp.bfloat16) if buffer.type.name == "bf16" else buffer.type.dtype
+    return _HELD_AS_BITS.get(buffer.type.name, buffer.type.dtype)
 
 
 def _result_avals(kernel: Kernel) -> list[jax.ShapeDtypeStruct]:

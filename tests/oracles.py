@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from ptx_kernels import formats
@@ -36,13 +37,7 @@ def weights(format: str, planes: tuple[np.ndarray, ...]) -> np.ndarray:
 
 def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """float32 (m, k) -> int8 values (m, k) and (scale, scale * sum) float32 (m, k / 32, 2): q8_1 groups of 32."""
-    groups = x.reshape(x.shape[0], -1, 32)
-    amax = np.abs(groups).max(-1)
-    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        inverse = np.where(amax == 0, np.float32(0), np.float32(127) / amax)
-        scaled = np.nan_to_num(np.rint(groups * inverse[..., None]), posinf=127, neginf=-127)
-    values = np.clip(scaled, -127, 127).astype(np.int8)
-    scale = amax * np.float32(1 / 127)
+    values, scale = int8_vectors(x.reshape(x.shape[0], -1, 32))
     total = values.sum(-1, dtype=np.int32).astype(np.float32)
     return values.reshape(x.shape), np.stack([scale, scale * total], -1)
 
@@ -105,10 +100,25 @@ def attention(
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 -> what a buffer of the kernel type `f32`, `f16` or `bf16` (as bits) holds."""
-    return {"f32": lambda: x, "f16": lambda: x.astype(np.float16), "bf16": lambda: f32_to_bf16(x)}[dtype]()
+    """float32 -> what a buffer of the kernel type `f32`, `f16`, `bf16` or `fp8` (the last two as bits) holds."""
+    if dtype == "bf16":
+        return f32_to_bf16(x)
+    if dtype == "fp8":
+        return np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    return x.astype({"f32": np.float32, "f16": np.float16}[dtype])
 
 
 def loaded(x: np.ndarray, dtype: str) -> np.ndarray:
     """The inverse of `stored`, float32."""
+    if dtype == "fp8":
+        x = x.view(ml_dtypes.float8_e4m3fn)
     return bf16_to_f32(x) if dtype == "bf16" else x.astype(np.float32)
+
+
+def int8_vectors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 (..., head_dim) -> int8 of the same shape and the scales (...): the largest magnitude / 127."""
+    amax = np.abs(x).max(-1)
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        inverse = np.where(amax == 0, np.float32(0), np.float32(127) / amax)
+        scaled = np.nan_to_num(np.rint(x * inverse[..., None]), posinf=127, neginf=-127)
+    return np.clip(scaled, -127, 127).astype(np.int8), amax * np.float32(1 / 127)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ptx import Builder, f32, kernel, s32, u32
-from .vectors import float_type, load_floats, store_floats
+from ..ptx import WARP, Builder, f32, kernel, s32, u32
+from .pages import Spread, declare_pages
 
-_RUN = 4  # values a thread moves of k and of v: 16 bytes of f32
+_RUN = 4  # values a lane moves of k and of v: 16 bytes of f32
 
 
 @dataclass(frozen=True)
@@ -27,25 +27,23 @@ def append_kv(
     dtype: str = "f32",
     config: AppendConfig = AppendConfig(),
 ) -> None:
-    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; a slot outside the pages is skipped."""
-    storage = float_type(dtype)
-    pages = (num_pages, num_kv_heads, page_size, head_dim)
-    new = (tokens, num_kv_heads, head_dim)
-    k_pages = k.inout("k_pages", storage, pages)
-    v_pages = k.inout("v_pages", storage, pages)
-    k_new = k.input("k", f32, new)
-    v_new = k.input("v", f32, new)
-    slot_mapping = k.input("slot_mapping", s32, (tokens,))
-    threads = 32 * config.warps
-    runs = num_kv_heads * head_dim // _RUN  # of a token
-    k.launch((-(-tokens * runs // threads),), threads)
+    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; a slot outside the pages is skipped.
 
-    unit = k.block_id() * threads + k.thread_id
-    with k.when(unit < tokens * runs):
-        token, run = unit // runs, unit % runs
-        head, dim = run // (head_dim // _RUN), (run % (head_dim // _RUN)) * _RUN
-        slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
-        with k.when(slot < min(num_pages * page_size, 1 << 31)):
-            for source, target in ((k_new, k_pages), (v_new, v_pages)):
-                values = load_floats(source.at(token, head, dim), _RUN)
-                store_floats(target.at(slot // page_size, head, slot % page_size, dim), values)
+    Lanes share a head's vector, 16 bytes of f32 each; how it is stored is `Pages.store`.
+    """
+    k_pages, v_pages = declare_pages(k.inout, dtype, (num_pages, num_kv_heads, page_size, head_dim))
+    k_new = k.input("k", f32, (tokens, num_kv_heads, head_dim))
+    v_new = k.input("v", f32, (tokens, num_kv_heads, head_dim))
+    slot_mapping = k.input("slot_mapping", s32, (tokens,))
+    spread = Spread(k, head_dim, _RUN)
+    vectors, at_once = tokens * num_kv_heads, config.warps * WARP // spread.lanes
+    k.launch((-(-vectors // at_once),), WARP * config.warps)
+
+    vector = k.block_id() * at_once + k.thread_id // spread.lanes
+    token, head = vector // num_kv_heads, vector % num_kv_heads
+    known = vector < vectors
+    slot = slot_mapping.at(token).load(where=known).bits(u32)  # a negative slot is a huge u32
+    known = known & (slot < min(num_pages * page_size, 1 << 31))
+    for source, target in ((k_new, k_pages), (v_new, v_pages)):
+        values = spread.load(source.at(token, head), known)
+        target.store((slot // page_size, head, slot % page_size), spread.runs(values), known, lanes=spread.lanes)

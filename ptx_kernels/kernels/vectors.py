@@ -32,6 +32,12 @@ def pack_halves(low: Value, high: Value, type: Type) -> Value:
     return a | (b << 16)
 
 
+def pack_bytes(codes: Sequence[Value]) -> Value:
+    """Four u32 below 256 in one, the first lowest."""
+    a, b, c, d = codes
+    return a | (b << 8) | (c << 16) | (d << 24)
+
+
 def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> list[Value]:
     """`count` neighbouring floats as f32 (zeros where `where` is false); the address is aligned to the loads."""
     if pointer.type is f32:
@@ -49,6 +55,9 @@ def _load_words(pointer: Pointer, count: int, where: Value | None) -> list[Value
 
 def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | None = None) -> None:
     """Stores f32 values as neighbours of the pointer's type; the address is aligned to the stores."""
+    if pointer.type is not f32 and len(values) == 1:
+        pointer.store(0, values[0].to(pointer.type), where=where)
+        return
     if pointer.type is not f32:
         values = [pack_halves(a, b, pointer.type) for a, b in zip(values[::2], values[1::2], strict=True)]
         pointer = pointer.cast(u32)

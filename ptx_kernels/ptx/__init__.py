@@ -4,7 +4,7 @@ from .builder import WARP, Builder, kernel
 from .errors import KernelError
 from .instructions import INSTRUCTIONS, Instruction
 from .module import Buffer, Kernel
-from .types import bf16, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
+from .types import bf16, e4m3, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
 from .values import Pointer, Value, Var
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Value",
     "Var",
     "bf16",
+    "e4m3",
     "f16",
     "f32",
     "kernel",

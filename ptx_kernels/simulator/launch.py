@@ -164,8 +164,8 @@ def run_counted(
     """Runs a built kernel; returns its results in order, and what it took.
 
     Args:
-      operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype; bf16 as any 2-byte dtype
-        (bits). They are not modified: the results of `inout` buffers are copies.
+      operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype; bf16 as any 2-byte
+        dtype and e4m3 as any 1-byte one (bits). They are not modified: the results of `inout` buffers are copies.
       check: read of result bytes before they are written and results not wholly written are errors. Without it
         such bytes are 0xff (NaN in every float type).
       batch_lanes, strict: see `launch`.
@@ -211,7 +211,8 @@ def run_counted(
 def _operand(kernel: Kernel, buffer: Buffer, array: np.ndarray) -> DeviceBuffer:
     array = np.asarray(array)
     want = buffer.type.dtype
-    if buffer.type.name == "bf16" and array.dtype.itemsize == 2 and array.dtype != np.float16:
+    held_as_bits = buffer.type.name == "e4m3" or buffer.type.name == "bf16" and array.dtype != np.float16
+    if held_as_bits and array.dtype.itemsize == want.itemsize:
         array = array.view(want)
     if array.dtype != want:
         raise TypeError(f"kernel {kernel.name}: operand {buffer.name} must be {buffer.type}, got {array.dtype}")

@@ -1,0 +1,165 @@
+"""The pages of a KV cache: what they hold, how a head's vector lies over lanes, loads and quantizing stores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..formats.unpack import signed_byte_floats
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, e4m3, f32, s8, s32, u8, u32
+from ..ptx.types import Type
+from . import e4m3 as fp8
+from .vectors import FLOATS, load_floats, pack_bytes, store_floats
+
+#: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside them.
+PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
+HEAD_DIMS = tuple(range(32, 257, 16))
+
+Place = tuple[Value, Value, Value]  # page, head, slot in the page
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring values (f32) of a head's vector in a lane, from dimension `first` on.
+
+    `held`: whether this lane has them; None: always. Values that are not held are zeros.
+    """
+
+    first: Value
+    values: Sequence[Value]
+    held: Value | None = None
+
+
+class Spread:
+    """How one head's vector of head_dim values lies over lanes: runs of `run` values, `lanes` lanes a vector.
+
+    A lane holds `pieces` runs. Where head_dim does not fill a power of two of lanes, the last ones hold nothing.
+    """
+
+    def __init__(self, k: Builder, head_dim: int, run: int) -> None:
+        runs = head_dim // run
+        self.run = run
+        self.lanes = min(WARP, 1 << (runs - 1).bit_length())
+        self.pieces = -(-runs // self.lanes)
+        lane = k.lane_id % self.lanes
+        self.dims = [(lane + piece * self.lanes) * run for piece in range(self.pieces)]  # first value of each run
+        self._holds = [
+            dim < head_dim if (piece + 1) * self.lanes > runs else None for piece, dim in enumerate(self.dims)
+        ]
+
+    @property
+    def width(self) -> int:
+        """Values of a vector that a lane holds."""
+        return self.pieces * self.run
+
+    def where(self, piece: int, condition: Value | None = None) -> Value | None:
+        """Whether this lane holds values of that piece, and the condition holds; None: always."""
+        held = self._holds[piece]
+        if held is None or condition is None:
+            return held if condition is None else condition
+        return held & condition
+
+    def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
+        """This lane's values of the vector at `row`, as f32; zeros where the condition fails."""
+        return [
+            value
+            for piece, dim in enumerate(self.dims)
+            for value in _load_run(row.at(dim), self.run, self.where(piece, condition))
+        ]
+
+    def runs(self, values: Sequence[Value]) -> list[Run]:
+        """This lane's values of a vector, as runs to be stored."""
+        return [
+            Run(dim, values[piece * self.run : (piece + 1) * self.run], self._holds[piece])
+            for piece, dim in enumerate(self.dims)
+        ]
+
+
+@dataclass(frozen=True)
+class Pages:
+    """The keys or values of a cache: `rows` (num_pages, num_kv_heads, page_size, head_dim).
+
+    `scales`: of int8 pages, f32 (num_pages, num_kv_heads, page_size); a value is its int8 times the scale of its
+    page, head and slot.
+    """
+
+    rows: Pointer
+    scales: Pointer | None
+
+    def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
+        """A lane's values of one vector as f32, still without the scale."""
+        return spread.load(self.rows.at(*place), where)
+
+    def scale(self, place: Place, where: Value) -> Value | None:
+        """The vector's scale; None where the pages have none."""
+        return None if self.scales is None else self.scales.at(*place).load(where=where)
+
+    def store(self, place: Place, runs: Sequence[Run], where: Value, *, lanes: int) -> None:
+        """Writes one vector that `lanes` neighbouring lanes hold; all 32 lanes of the warp take part.
+
+        Rounds to nearest even; fp8 saturates at +-448. int8: the scale is the largest magnitude / 127, and a NaN or
+        an infinity makes it NaN or infinite, and so the whole vector NaN. A run's values are one, two or whole fours.
+        """
+        k = where.builder
+        if self.scales is not None:
+            quants, scale = quantize_vector(k, [v for run in runs for v in run.values], lanes)
+            self.scales.at(*place).store(0, scale, where=where & (k.lane_id % lanes == 0))
+            rest = iter(quants)
+            runs = [Run(run.first, list(itertools.islice(rest, len(run.values))), run.held) for run in runs]
+        row = self.rows.at(*place)
+        for run in runs:
+            _store_run(row.at(run.first), run.values, where if run.held is None else where & run.held)
+
+
+def declare_pages(
+    buffer: Callable[[str, Type, tuple[int, ...]], Pointer], dtype: str, shape: tuple[int, int, int, int]
+) -> tuple[Pages, Pages]:
+    """Buffers `k_pages`, `v_pages` and, of int8, `k_scales`, `v_scales`, by `k.input` or `k.inout`.
+
+    Raises KernelError for a dtype that is none of PAGE_TYPES, or a head_dim (the last axis) that is none of HEAD_DIMS.
+    """
+    if dtype not in PAGE_TYPES:
+        raise KernelError(f"dtype={dtype!r} must be one of {', '.join(PAGE_TYPES)}")
+    if shape[-1] not in HEAD_DIMS:
+        raise KernelError(f"head_dim={shape[-1]} must be one of {HEAD_DIMS}")
+    rows = [buffer(name, PAGE_TYPES[dtype], shape) for name in ("k_pages", "v_pages")]
+    if dtype != "int8":
+        return Pages(rows[0], None), Pages(rows[1], None)
+    scales = [buffer(name, f32, shape[:3]) for name in ("k_scales", "v_scales")]
+    return Pages(rows[0], scales[0]), Pages(rows[1], scales[1])
+
+
+def quantize_vector(k: Builder, values: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
+    """(int8 quants as s32, scale f32) of a vector that `lanes` neighbouring lanes hold; the scale is in all of them."""
+    largest = k.const(f32, 0.0)
+    for value in values:
+        largest = k.instruction("max.NaN.f32", largest, k.instruction("abs.f32", value))
+    largest = k.warp_reduce(largest, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=lanes)
+    inverse = k.select(largest == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / largest)
+    # the bounds matter for a vector below 2^-120, whose inverse rounds up or overflows
+    quants = [k.maximum(k.minimum((value * inverse).to(s32), 127), -127) for value in values]
+    return quants, largest * (1 / 127)
+
+
+def _load_run(pointer: Pointer, count: int, where: Value | None) -> list[Value]:
+    if pointer.type.size > 1:
+        return load_floats(pointer, count, where=where)
+    words = pointer.cast(u32).load(vector=count // 4, where=where)
+    words = words if isinstance(words, tuple) else (words,)
+    decode = signed_byte_floats if pointer.type is s8 else fp8.decode
+    return decode(pointer.builder, words)
+
+
+def _store_run(pointer: Pointer, values: Sequence[Value], where: Value) -> None:
+    if pointer.type.size > 1:
+        store_floats(pointer, values, where=where)
+        return
+    k = pointer.builder
+    codes = [v.bits(u32) & 0xFF if pointer.type is s8 else fp8.encode(k, v) for v in values]
+    if len(codes) % 4:
+        for i, code in enumerate(codes):
+            pointer.cast(u8).store(i, code, where=where)
+    else:
+        words = tuple(pack_bytes(codes[i : i + 4]) for i in range(0, len(codes), 4))
+        pointer.cast(u32).store(0, words if len(words) > 1 else words[0], where=where)
