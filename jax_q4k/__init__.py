@@ -11,6 +11,7 @@ from .errors import CheckpointError, GGUFError, UnavailableError
 from .explain import Explanation, explain
 from .implementation import FUSIONS, implementation
 from .ops.append_kv import append_kv
+from .ops.attention import attention
 from .ops.dequantize import dequantize
 from .ops.embedding import embedding
 from .ops.fused_matmul import qkv_matmul, rms_norm_matmul
@@ -32,6 +33,7 @@ __all__ = [
     "UnavailableError",
     "__version__",
     "append_kv",
+    "attention",
     "dequantize",
     "embedding",
     "explain",

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import formats
+from . import formats, tuning
 from .kernels.decode import FORMATS as DECODE_FORMATS
 from .kernels.gemm import GemmConfig
 from .kernels.matvec import PRESETS, MatvecConfig
-from .kernels.paged_attention import PagedAttentionConfig
+from .kernels.pages import HEAD_DIMS
 from .kernels.rms_norm import RmsNormConfig
 
 
@@ -166,7 +166,7 @@ APPEND_CASES = tuple(
         "append_kv",
         dict(tokens=4, num_pages=1024, num_kv_heads=8, page_size=16, head_dim=128, dtype=dtype),
     )
-    for dtype in ("f32", "bf16", "f16")
+    for dtype in ("f32", "bf16", "f16", "int8", "fp8")
 )
 
 # --- rope_append ------------------------------------------------------------------------------------------------
@@ -184,32 +184,46 @@ ROPE_CASES = (
     _rope_append("partial-f16", "f16", 96, 40, interleaved=False),
 )
 
-# --- paged_attention --------------------------------------------------------------------------------------------
+# --- paged_attention, merge_attention ---------------------------------------------------------------------------
 
 
-def _attention(dtype: str, head_dim: int, group: int, kv_heads: int = 8, **config: int) -> Case:
+def _attention(dtype: str, head_dim: int, group: int, *, label: str = "", splits: int = 1, **options: Any) -> Case:
+    """As `tuning` has it for a device that `splits` blocks per sequence and head fill."""
+    contiguous = options.get("contiguous", False)
+    config = replace(tuning.paged_attention.rule(4, 8 * group, 8, 4096, dtype), splits=splits)
     return Case(
-        f"paged_attention-{dtype}-d{head_dim}-g{group}",
+        f"paged_attention-{dtype}-d{head_dim}-g{group}{label}",
         "paged_attention",
         dict(
             batch=4,
-            num_heads=group * kv_heads,
-            num_kv_heads=kv_heads,
+            num_heads=group * 8,
+            num_kv_heads=8,
             head_dim=head_dim,
-            num_pages=1024,
-            page_size=16,
-            pages_per_sequence=256,
+            num_pages=4 if contiguous else 1024,
+            page_size=4096 if contiguous else 16,
+            pages_per_sequence=1 if contiguous else 256,
             scale=head_dim**-0.5,
             dtype=dtype,
-            config=PagedAttentionConfig(**config),
+            config=config,
+            **options,
         ),
     )
 
 
 ATTENTION_CASES = (
-    *(_attention(dtype, head_dim, 4) for dtype in ("f32", "bf16", "f16") for head_dim in range(32, 257, 32)),
-    *(_attention(dtype, 128, group, unroll=1) for dtype in ("f32", "bf16") for group in (1, 7, 8)),
-    _attention("f32", 256, 8, unroll=1),
+    *(_attention(dtype, head_dim, 4) for dtype in ("f32", "bf16") for head_dim in HEAD_DIMS),
+    *(_attention(dtype, head_dim, 4) for dtype in ("f16", "int8", "fp8") for head_dim in (64, 80, 128, 256)),
+    *(_attention(dtype, 128, group) for dtype in ("f32", "bf16", "int8") for group in (1, 2, 7, 8)),
+    _attention("f32", 256, 8),
+    _attention("bf16", 128, 4, label="-split", splits=16),
+    _attention("bf16", 128, 4, label="-contiguous", contiguous=True),
+    _attention("bf16", 256, 2, label="-window-soft_cap", window=4096, soft_cap=50.0),
+    _attention("bf16", 64, 8, label="-window-sinks", window=128, sinks=True),
+    _attention("bf16", 128, 4, label="-q8_1", output="q8_1"),
+    *(
+        Case(f"merge_attention-{name}", "merge_attention", dict(batch=1, num_heads=32, head_dim=128, splits=32) | more)
+        for name, more in (("f32", {}), ("q8_1", dict(output="q8_1")), ("d80", dict(head_dim=80)))
+    ),
 )
 
 # --- sampling ---------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ from .kernels.paged_attention import PagedAttentionConfig
 from .kernels.rms_norm import RmsNormConfig
 from .kernels.top_k import MAX_PART
 
-#: Four warps on each of an H200's multiprocessors: a dozen 16-byte loads per lane are then 24 KB in flight on each.
-_WARPS_TO_FILL = 132 * 4
+_MULTIPROCESSORS = 132  # of an H200
+#: Four warps on each of them: a dozen 16-byte loads per lane are then 24 KB in flight on each.
+_WARPS_TO_FILL = _MULTIPROCESSORS * 4
 
 
 @Tabled
@@ -56,10 +57,20 @@ def gemm(format: str, n: int, columns: int, m: int) -> GemmConfig:
 
 
 @Rule
-def paged_attention(num_heads: int, num_kv_heads: int) -> PagedAttentionConfig:
-    """Config for a group of num_heads / num_kv_heads query heads: the whole group in one block, up to eight."""
+def paged_attention(batch: int, num_heads: int, num_kv_heads: int, capacity: int, dtype: str) -> PagedAttentionConfig:
+    """Config for a group of num_heads / num_kv_heads query heads over contexts (or windows) of up to `capacity` tokens.
+
+    A whole group shares a block, up to eight query heads; of int8 and fp8, where a lane holds 16 values of each, four.
+    A context is split as long as two blocks on each multiprocessor are not reached, into parts of 256 tokens or more.
+    """
     group = num_heads // num_kv_heads
-    return PagedAttentionConfig(queries=min(group, 8), unroll=2 if group <= 4 else 1)
+    queries = min(group, 4 if dtype in ("int8", "fp8") else 8)
+    blocks = batch * num_kv_heads * -(-group // queries)
+    return PagedAttentionConfig(
+        queries=queries,
+        unroll=2 if group <= 4 else 1,
+        splits=max(1, min(-(-2 * _MULTIPROCESSORS // blocks), capacity // 256)),
+    )
 
 
 @Rule

@@ -78,6 +78,10 @@ def attention(
     block_tables: np.ndarray,
     context_lens: np.ndarray,
     scale: float,
+    *,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Token by token in float64: (batch, heads, head_dim)."""
     batch, heads, _ = q.shape
@@ -85,7 +89,8 @@ def attention(
     out = np.zeros(q.shape)
     for b in range(batch):
         length = min(max(int(context_lens[b]), 0), block_tables.shape[1] * page_size)
-        places = [(block_tables[b, t // page_size], t % page_size) for t in range(length)]
+        first = 0 if window is None else max(0, length - window)
+        places = [(block_tables[b, t // page_size], t % page_size) for t in range(first, length)]
         places = [(page, slot) for page, slot in places if 0 <= page < num_pages]
         if not places:
             continue
@@ -94,8 +99,12 @@ def attention(
             keys = np.stack([k_pages[page, g, slot] for page, slot in places]).astype(np.float64)
             values = np.stack([v_pages[page, g, slot] for page, slot in places]).astype(np.float64)
             scores = keys @ q[b, h].astype(np.float64) * scale
-            p = np.exp(scores - scores.max())
-            out[b, h] = p @ values / p.sum()
+            if soft_cap is not None:
+                scores = soft_cap * np.tanh(scores / soft_cap)
+            highest = scores.max() if sinks is None else max(scores.max(), sinks[h])
+            p = np.exp(scores - highest)
+            total = p.sum() if sinks is None else p.sum() + np.exp(np.float64(sinks[h]) - highest)
+            out[b, h] = p @ values / total
     return out
 
 

@@ -12,11 +12,20 @@ from ptx_kernels.kernels.append_kv import append_kv as append_kernel
 from ..custom_call import ptx_name
 from . import checks
 from .op import KernelCall, Op
+from .quantize_q8_1 import to_int8
 
 
 def append_kv(
-    k_pages: Any, v_pages: Any, k: Any, v: Any, slot_mapping: Any, *, implementation: str | None = None
-) -> tuple[jax.Array, jax.Array]:
+    k_pages: Any,
+    v_pages: Any,
+    k: Any,
+    v: Any,
+    slot_mapping: Any,
+    *,
+    k_scales: Any = None,
+    v_scales: Any = None,
+    implementation: str | None = None,
+) -> tuple[jax.Array, ...]:
     """Writes k[t] and v[t] at slot slot_mapping[t] of the pages, rounded to the pages' dtype.
 
     A slot is page * page_size + offset. A slot below 0 is skipped (padding), and so is one beyond the last
@@ -24,21 +33,25 @@ def append_kv(
     the old ones where those are donated.
 
     Args:
-      k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16 or float16; page_size
-        a multiple of 16, head_dim one of 32, 64, ..., 256.
+      k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16, int8 or
+        float8_e4m3fn (what is beyond its largest value, 448, becomes that); page_size a multiple of 16, head_dim
+        one of 32, 48, ..., 256.
       k, v: (tokens, num_kv_heads, head_dim) float32.
       slot_mapping: (tokens,) integers.
+      k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's scale is its largest
+        magnitude / 127, its int8 the values over that, rounded.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
-      The updated (k_pages, v_pages).
+      The updated (k_pages, v_pages), of int8 pages (k_pages, v_pages, k_scales, v_scales).
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot beyond
         the last page.
     """
-    k_pages, v_pages = checks.pages(k_pages, v_pages)
-    _, num_kv_heads, _, head_dim = k_pages.shape
+    given = checks.pages(k_pages, v_pages, k_scales, v_scales)
+    pages = tuple(array for array in given if array is not None)
+    _, num_kv_heads, _, head_dim = pages[0].shape
     k, v = checks.float_array("k", k), checks.float_array("v", v)
     slot_mapping = checks.int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim != 1:
@@ -49,10 +62,9 @@ def append_kv(
         if new.dtype != jnp.float32:
             raise TypeError(f"{name} has dtype {new.dtype}; it must be float32")
     if slot_mapping.shape[0] == 0:
-        return k_pages, v_pages
-    check_slots(slot_mapping, k_pages)
-    k_pages, v_pages = _op.bind(k_pages, v_pages, k, v, slot_mapping, implementation=implementation)
-    return k_pages, v_pages
+        return pages
+    check_slots(slot_mapping, pages[0])
+    return tuple(_op.bind(*pages, k, v, slot_mapping, implementation=implementation))
 
 
 def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
@@ -64,29 +76,33 @@ def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
         )
 
 
-def reference(
-    k_pages: jax.Array, v_pages: jax.Array, k: jax.Array, v: jax.Array, slot_mapping: jax.Array
-) -> list[jax.Array]:
+def reference(*arrays: jax.Array) -> list[jax.Array]:
     """`append_kv` in plain JAX."""
-    num_pages, _, page_size, _ = k_pages.shape
+    *pages, k, v, slot_mapping = arrays
+    num_pages, _, page_size, _ = pages[0].shape
     valid = (slot_mapping >= 0) & (slot_mapping < num_pages * page_size)
     page = jnp.where(valid, slot_mapping // page_size, num_pages)  # a page beyond the last: dropped
     offset = slot_mapping % page_size
     return [
-        pages.at[page, :, offset].set(new.astype(pages.dtype), mode="drop")
-        for pages, new in ((k_pages, k), (v_pages, v))
+        old.at[page, :, offset].set(new, mode="drop")
+        for old, new in zip(pages, as_stored(k, v, pages[0].dtype), strict=True)
     ]
 
 
-def kernels(
-    launch: KernelCall,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    slot_mapping: jax.Array,
-) -> list[jax.Array]:
+def as_stored(k: jax.Array, v: jax.Array, dtype: Any) -> list[jax.Array]:
+    """What pages of that dtype hold of float32 k and v: both rounded and, for int8, the scales (without head_dim)."""
+    if dtype == jnp.float8_e4m3fn:
+        largest = float(jnp.finfo(dtype).max)  # beyond it, the conversion would give NaN
+        return [jnp.clip(x, -largest, largest).astype(dtype) for x in (k, v)]
+    if dtype != jnp.int8:
+        return [x.astype(dtype) for x in (k, v)]
+    rows, scales = zip(*(to_int8(x) for x in (k, v)), strict=True)
+    return [*rows, *scales]
+
+
+def kernels(launch: KernelCall, *arrays: jax.Array) -> list[jax.Array]:
     """`append_kv` by PTX kernels."""
+    k_pages, k = arrays[0], arrays[-3]
     num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
     kernel = append_kernel(
         tokens=k.shape[0],
@@ -96,11 +112,11 @@ def kernels(
         head_dim=head_dim,
         dtype=ptx_name(k_pages.dtype),
     )
-    return launch(kernel, k_pages, v_pages, k, v, slot_mapping)
+    return launch(kernel, *arrays)
 
 
-def _abstract_eval(k_pages: Any, v_pages: Any, *_: Any) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(p.shape, p.dtype) for p in (k_pages, v_pages)]
+def _abstract_eval(*arrays: Any) -> list[jax.core.ShapedArray]:
+    return [jax.core.ShapedArray(p.shape, p.dtype) for p in arrays[:-3]]
 
 
 _op = Op("append_kv", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)

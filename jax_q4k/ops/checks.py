@@ -9,25 +9,26 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ptx_kernels.kernels.paged_attention import HEAD_DIMS
+from ptx_kernels.kernels.pages import HEAD_DIMS
 
 from ..arrays import QuantizedArray
 
-#: What activations and pages may be.
+#: What activations may be, and what pages.
 FLOAT_DTYPES: tuple[np.dtype, ...] = tuple(jnp.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16))
+PAGE_DTYPES: tuple[np.dtype, ...] = (*FLOAT_DTYPES, *(jnp.dtype(d) for d in (jnp.int8, jnp.float8_e4m3fn)))
 MIN_PAGE_SIZE = 16
 
 
-def float_array(name: str, x: Any) -> jax.Array:
-    """`x` as an array of float32, bfloat16 or float16; TypeError otherwise."""
+def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> jax.Array:
+    """`x` as an array of one of `dtypes`; TypeError otherwise."""
     if isinstance(x, QuantizedArray):
         raise TypeError(f"{name} is a {x!r}; it must be a float array")
     try:
         array = jnp.asarray(x)
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} is of type {type(x).__name__}; it must be a float array") from error
-    if array.dtype not in FLOAT_DTYPES:
-        raise TypeError(f"{name} has dtype {array.dtype}; it must be one of {_names(FLOAT_DTYPES)}")
+    if array.dtype not in dtypes:
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be one of {_names(dtypes)}")
     return array
 
 
@@ -90,24 +91,55 @@ def epsilon(name: str, eps: Any) -> float:
     return number
 
 
-def pages(k_pages: Any, v_pages: Any) -> tuple[jax.Array, jax.Array]:
-    """A cache's page arrays, both (num_pages, num_kv_heads, page_size, head_dim) of one float dtype."""
-    k_pages, v_pages = float_array("k_pages", k_pages), float_array("v_pages", v_pages)
-    if k_pages.ndim != 4:
-        raise ValueError(
-            f"k_pages has shape {k_pages.shape}; it must be (num_pages, num_kv_heads, page_size, head_dim)"
-        )
-    same_shape("v_pages", v_pages, k_pages.shape, "k_pages' shape")
-    if v_pages.dtype != k_pages.dtype:
-        raise TypeError(f"v_pages has dtype {v_pages.dtype}; it must be k_pages' dtype {k_pages.dtype}")
-    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
+def pages(
+    k_pages: Any, v_pages: Any, k_scales: Any = None, v_scales: Any = None
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
+    """A cache's pages, (num_pages, num_kv_heads, page_size, head_dim) of one of PAGE_DTYPES, and int8's scales."""
+    axes = "(num_pages, num_kv_heads, page_size, head_dim)"
+    k_pages, v_pages = _keys_and_values("k_pages", k_pages, "v_pages", v_pages, axes)
+    num_pages, num_kv_heads, page_size, _ = k_pages.shape
     if num_pages < 1 or num_kv_heads < 1:
         raise ValueError(f"k_pages has shape {k_pages.shape}; no axis may be empty")
     if page_size < MIN_PAGE_SIZE or page_size % MIN_PAGE_SIZE:
         raise ValueError(f"page_size={page_size} must be a multiple of {MIN_PAGE_SIZE}")
-    if head_dim not in HEAD_DIMS:
-        raise ValueError(f"head_dim={head_dim} must be one of {', '.join(map(str, HEAD_DIMS))}")
-    return k_pages, v_pages
+    return k_pages, v_pages, *_scales("k_pages", k_pages, k_scales, v_scales)
+
+
+def contiguous(
+    k: Any, v: Any, k_scales: Any = None, v_scales: Any = None
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
+    """Keys and values, (batch, num_kv_heads, capacity, head_dim) of one of PAGE_DTYPES, and int8's scales."""
+    k, v = _keys_and_values("k", k, "v", v, "(batch, num_kv_heads, capacity, head_dim)")
+    if k.shape[1] < 1 or k.shape[2] < 1:
+        raise ValueError(f"k has shape {k.shape}; only the batch may be empty")
+    return k, v, *_scales("k", k, k_scales, v_scales)
+
+
+def _keys_and_values(k_name: str, k: Any, v_name: str, v: Any, axes: str) -> tuple[jax.Array, jax.Array]:
+    k, v = float_array(k_name, k, PAGE_DTYPES), float_array(v_name, v, PAGE_DTYPES)
+    if k.ndim != 4:
+        raise ValueError(f"{k_name} has shape {k.shape}; it must be {axes}")
+    same_shape(v_name, v, k.shape, f"the shape of {k_name}")
+    if v.dtype != k.dtype:
+        raise TypeError(f"{v_name} has dtype {v.dtype}; it must be that of {k_name}, {k.dtype}")
+    if k.shape[-1] not in HEAD_DIMS:
+        raise ValueError(f"head_dim={k.shape[-1]} must be one of {', '.join(map(str, HEAD_DIMS))}")
+    return k, v
+
+
+def _scales(name: str, rows: jax.Array, k_scales: Any, v_scales: Any) -> tuple[jax.Array | None, jax.Array | None]:
+    given = {"k_scales": k_scales, "v_scales": v_scales}
+    if rows.dtype != jnp.int8:
+        for scales_name, scales in given.items():
+            if scales is not None:
+                raise TypeError(f"{scales_name} belongs to int8 {name}, which is {rows.dtype}")
+        return None, None
+    for scales_name, scales in given.items():
+        if scales is None:
+            raise TypeError(f"int8 {name} needs {scales_name}, float32 of shape {rows.shape[:3]}")
+        given[scales_name] = checked = float_array(scales_name, scales, FLOAT_DTYPES[:1])
+        same_shape(scales_name, checked, rows.shape[:3], f"the shape of {name} without head_dim")
+    return given["k_scales"], given["v_scales"]
 
 
 def is_concrete(*arrays: Any) -> bool:

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ptx_kernels import tuning
-from ptx_kernels.kernels.paged_attention import paged_attention as attention_kernel
-
-from ..custom_call import ptx_name
 from . import checks
-from .op import KernelCall, Op
+from .attend import attend, query
 
 
 def paged_attention(
@@ -25,6 +19,11 @@ def paged_attention(
     context_lens: Any,
     *,
     scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first context_lens[b] tokens of every sequence, in float32.
@@ -36,11 +35,16 @@ def paged_attention(
 
     Args:
       q: (batch, num_heads, head_dim) float32.
-      k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16 or float16; page_size
-        a multiple of 16, head_dim one of 32, 64, ..., 256.
+      k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16, int8 or
+        float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 256.
       block_tables: (batch, pages_per_sequence) integers.
       context_lens: (batch,) integers.
       scale: None means head_dim ** -0.5.
+      window: sliding window: only the last `window` tokens of a context are seen, or None: all.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap), or None: they stay.
+      sinks: (num_heads,) floats, a logit per query head that takes part in the softmax and has no value; or None.
+      k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32, as `append_kv` writes them: a
+        value is its int8 times the scale of its page, head and slot.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
@@ -50,111 +54,46 @@ def paged_attention(
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths and page
         ids out of range.
     """
-    k_pages, v_pages = checks.pages(k_pages, v_pages)
-    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
-    q = checks.float_array("q", q)
-    if q.dtype != jnp.float32:
-        raise TypeError(f"q has dtype {q.dtype}; it must be float32")
-    if q.ndim != 3 or q.shape[-1] != head_dim:
-        raise ValueError(f"q has shape {q.shape}; it must be (batch, num_heads, head_dim={head_dim})")
-    batch, num_heads, _ = q.shape
-    if num_heads < 1 or num_heads % num_kv_heads:
-        raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
+    k_pages, v_pages, k_scales, v_scales = checks.pages(k_pages, v_pages, k_scales, v_scales)
+    num_pages, _, page_size, head_dim = k_pages.shape
+    q = query(q, head_dim)
+    batch = q.shape[0]
     block_tables = checks.int32_array("block_tables", block_tables)
     context_lens = checks.int32_array("context_lens", context_lens)
     if block_tables.ndim != 2 or block_tables.shape[0] != batch or block_tables.shape[1] < 1:
         raise ValueError(f"block_tables has shape {block_tables.shape}; it must be (batch={batch}, pages_per_sequence)")
     checks.same_shape("context_lens", context_lens, (batch,), "(batch,)")
-    scale = head_dim**-0.5 if scale is None else float(scale)
-    if not (math.isfinite(scale) and scale > 0):
-        raise ValueError(f"scale={scale} must be positive and finite")
-    if batch == 0:
-        return jnp.zeros(q.shape, jnp.float32)
-    if checks.is_concrete(block_tables, context_lens):
-        _check_values(np.asarray(block_tables), np.asarray(context_lens), num_pages, page_size)
-    (out,) = _op.bind(q, k_pages, v_pages, block_tables, context_lens, scale=scale, implementation=implementation)
-    return out
-
-
-def reference(
-    q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    block_tables: jax.Array,
-    context_lens: jax.Array,
-    *,
-    scale: float,
-) -> list[jax.Array]:
-    """`paged_attention` in plain JAX."""
-    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
-    batch, num_heads, _ = q.shape
-    capacity = block_tables.shape[1] * page_size
-    known = (block_tables >= 0) & (block_tables < num_pages)
-    pages = jnp.where(known, block_tables, 0)
-
-    def tokens(all_pages: jax.Array) -> jax.Array:  # (batch, num_kv_heads, capacity, head_dim)
-        gathered = jnp.moveaxis(all_pages[pages], 2, 1).astype(jnp.float32)
-        return gathered.reshape(batch, num_kv_heads, capacity, head_dim)
-
-    visible = (jnp.arange(capacity) < context_lens[:, None]) & jnp.repeat(known, page_size, axis=1)
-    mask = visible[:, None, None, :]
-    groups = q.reshape(batch, num_kv_heads, num_heads // num_kv_heads, head_dim)
-    highest = jax.lax.Precision.HIGHEST
-    scores = jnp.einsum("bhgd,bhtd->bhgt", groups, tokens(k_pages), precision=highest) * scale
-    scores = jnp.where(mask, scores, -jnp.inf)
-    top = jnp.max(scores, axis=-1, keepdims=True)
-    # Scores masked to -inf stay out of `exp`: -inf minus the -inf top of an empty sequence would be NaN.
-    weights = jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0)
-    values = jnp.where(visible[:, None, :, None], tokens(v_pages), 0.0)  # 0 * NaN would be NaN
-    total = jnp.sum(weights, axis=-1, keepdims=True)
-    out = jnp.einsum("bhgt,bhtd->bhgd", weights, values, precision=highest)
-    out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out / total, 0.0)
-    return [out.reshape(q.shape)]
-
-
-def kernels(
-    launch: KernelCall,
-    q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    block_tables: jax.Array,
-    context_lens: jax.Array,
-    *,
-    scale: float,
-) -> list[jax.Array]:
-    """`paged_attention` by PTX kernels."""
-    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
-    batch, num_heads, _ = q.shape
-    kernel = attention_kernel(
-        batch=batch,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        num_pages=num_pages,
-        page_size=page_size,
-        pages_per_sequence=block_tables.shape[1],
+    if batch and checks.is_concrete(block_tables, context_lens):
+        _check_values(np.asarray(block_tables), np.asarray(context_lens), num_pages, page_size, window)
+    return attend(
+        q,
+        k_pages,
+        v_pages,
+        k_scales,
+        v_scales,
+        block_tables,
+        context_lens,
+        sinks,
         scale=scale,
-        dtype=ptx_name(k_pages.dtype),
-        config=tuning.paged_attention(num_heads, num_kv_heads),
+        window=window,
+        soft_cap=soft_cap,
+        implementation=implementation,
     )
-    return launch(kernel, q, k_pages, v_pages, block_tables, context_lens)
 
 
-def _check_values(block_tables: np.ndarray, context_lens: np.ndarray, num_pages: int, page_size: int) -> None:
+def _check_values(
+    block_tables: np.ndarray, context_lens: np.ndarray, num_pages: int, page_size: int, window: int | None
+) -> None:
     capacity = block_tables.shape[1] * page_size
     if context_lens.min() < 0 or context_lens.max() > capacity:
         raise ValueError(
             f"context_lens={context_lens.tolist()} must be 0 to {capacity}, "
             f"pages_per_sequence={block_tables.shape[1]} times page_size={page_size}"
         )
-    used = np.arange(block_tables.shape[1]) * page_size < context_lens[:, None]
+    first = np.arange(block_tables.shape[1]) * page_size  # token of each page
+    used = first < context_lens[:, None]
+    if window is not None:
+        used &= first + page_size > context_lens[:, None] - window
     wrong = block_tables[used & ((block_tables < 0) | (block_tables >= num_pages))]
     if wrong.size:
         raise ValueError(f"block_tables holds page {wrong[0]}; pages in use must be 0 to {num_pages - 1}")
-
-
-def _abstract_eval(q: Any, *_: Any, scale: float) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(q.shape, jnp.float32)]
-
-
-_op = Op("paged_attention", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)

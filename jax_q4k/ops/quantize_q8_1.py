@@ -44,17 +44,22 @@ def quantize_q8_1(x: Any, *, implementation: str | None = None) -> tuple[jax.Arr
     return values.reshape(x.shape), scale_sum.reshape(*leading, k // GROUP, 2)
 
 
+def to_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """float32 (..., n) -> int8 (..., n) and scales (...), as above for groups of n."""
+    amax = jnp.max(jnp.abs(x), axis=-1)
+    usable = (amax > 0) & jnp.isfinite(amax)
+    inverse = jnp.where(usable, 127.0 / jnp.where(usable, amax, 1.0), 0.0)
+    scaled = jnp.where(usable[..., None], x * inverse[..., None], 0.0)
+    # The bound matters for an amax below 2^-120, where the reciprocal's rounding or overflow could pass 127.
+    values = jnp.clip(jnp.round(scaled), -127, 127).astype(jnp.int8)
+    return values, amax * jnp.float32(1 / 127)
+
+
 def reference(x: jax.Array) -> list[jax.Array]:
     """`quantize_q8_1` of x (m, k) in plain JAX."""
     m, k = x.shape
     groups = x.astype(jnp.float32).reshape(m, k // GROUP, GROUP)
-    amax = jnp.max(jnp.abs(groups), axis=-1)
-    usable = (amax > 0) & jnp.isfinite(amax)
-    inverse = jnp.where(usable, 127.0 / jnp.where(usable, amax, 1.0), 0.0)
-    scaled = jnp.where(usable[..., None], groups * inverse[..., None], 0.0)
-    # The bound matters for an amax below 2^-120, where the reciprocal's rounding or overflow could pass 127.
-    values = jnp.clip(jnp.round(scaled), -127, 127).astype(jnp.int8)
-    scale = amax * jnp.float32(1 / 127)
+    values, scale = to_int8(groups)
     total = jnp.sum(values.astype(jnp.int32), axis=-1).astype(jnp.float32)
     return [values.reshape(m, k), jnp.stack([scale, scale * total], axis=-1)]
 

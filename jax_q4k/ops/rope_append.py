@@ -52,7 +52,7 @@ def rope_append(
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot beyond the last
         page.
     """
-    k_pages, v_pages = checks.pages(k_pages, v_pages)
+    k_pages, v_pages, *_ = checks.pages(k_pages, v_pages)
     num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
     slot_mapping = checks.int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim != 1:

@@ -10,6 +10,7 @@ from .argmax import argmax
 from .decode import decode
 from .gemm import gemm
 from .matvec import gated_matvec, matvec, qkv_matvec
+from .merge_attention import merge_attention
 from .paged_attention import paged_attention
 from .quantize_q8_1 import quantize_q8_1
 from .rms_norm import rms_norm
@@ -29,6 +30,7 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
         append_kv,
         rope_append,
         paged_attention,
+        merge_attention,
         argmax,
         top_k,
     )

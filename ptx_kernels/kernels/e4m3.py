@@ -7,26 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..ptx import Builder, Value, f32, s32, u32
+from ..ptx import Builder, Value, f16, u32
+from .vectors import unpack_halves
 
 LARGEST = 448.0
+UNIT = 2.0**8  # what a decoded code counts for: f16's exponent bias of 15 against 7
 _NAN = 0x7F
-_REBIAS = 2.0**120  # f32's bias of 127 against 7
 _SMALLEST_NORMAL = 2.0**-6
 _ALIGN = 2.0**14  # an f32 of this size has units of 2^-9, those of e4m3's subnormal numbers
 
 
-def decode(k: Builder, words: Sequence[Value]) -> list[Value]:
-    """The bytes of u32 words, lowest first, as f32: exact; the codes 0x7f and 0xff give NaN."""
+def decode(words: Sequence[Value]) -> list[Value]:
+    """The bytes of u32 words, lowest first, as f32 in units of UNIT: exact; the codes 0x7f and 0xff give NaN."""
     values = []
     for word in words:
-        for shift in (24, 16, 8, 0):
-            # the arithmetic shift keeps the sign in bit 31 and puts exponent and mantissa where f32 has them
-            bits = (word << shift if shift else word).bits(s32) >> 4
-            value = (bits.bits(u32) & 0x87F00000).bits(f32) * _REBIAS
-            beyond = k.instruction("abs.f32", value) > LARGEST
-            values.append(k.select(beyond, k.const(f32, float("nan")), value))
+        even, odd = ((word << 8, word << 7), (word, word >> 1))
+        pairs = [unpack_halves(_as_f16(*shifted), f16) for shifted in (even, odd)]  # bytes 0 and 2, 1 and 3
+        values += [value for both in zip(*pairs, strict=True) for value in both]
     return values
+
+
+def _as_f16(sign: Value, rest: Value) -> Value:
+    """Two codes as f16: `sign` has each sign in bit 15 of a half, `rest` the other bits behind bit 14, as f16 has."""
+    magnitude = rest & 0x3F803F80
+    is_nan = (magnitude + 0x00800080) & 0x40004000  # all ones carry into the one exponent bit that is clear
+    return magnitude | is_nan | (sign & 0x80008000)
 
 
 def encode(k: Builder, x: Value) -> Value:

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..formats.unpack import signed_byte_floats
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, e4m3, f32, s8, s32, u8, u32
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
 from . import e4m3 as fp8
+from .quantize_q8_1 import to_int8
 from .vectors import FLOATS, load_floats, pack_bytes, store_floats
 
 #: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside them.
@@ -87,13 +88,12 @@ class Pages:
     rows: Pointer
     scales: Pointer | None
 
-    def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
-        """A lane's values of one vector as f32, still without the scale."""
-        return spread.load(self.rows.at(*place), where)
-
-    def scale(self, place: Place, where: Value) -> Value | None:
-        """The vector's scale; None where the pages have none."""
-        return None if self.scales is None else self.scales.at(*place).load(where=where)
+    def load(self, spread: Spread, place: Place, where: Value) -> tuple[list[Value], Value | float | None]:
+        """A lane's values of one vector as f32, and what they are still to be multiplied by (None: 1)."""
+        values = spread.load(self.rows.at(*place), where)
+        if self.scales is not None:
+            return values, self.scales.at(*place).load(where=where)
+        return values, fp8.UNIT if self.rows.type is e4m3 else None
 
     def store(self, place: Place, runs: Sequence[Run], where: Value, *, lanes: int) -> None:
         """Writes one vector that `lanes` neighbouring lanes hold; all 32 lanes of the warp take part.
@@ -103,8 +103,8 @@ class Pages:
         """
         k = where.builder
         if self.scales is not None:
-            quants, scale = quantize_vector(k, [v for run in runs for v in run.values], lanes)
-            self.scales.at(*place).store(0, scale, where=where & (k.lane_id % lanes == 0))
+            quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
+            self.scales.at(*place).store(0, amax * (1 / 127), where=where & (k.lane_id % lanes == 0))
             rest = iter(quants)
             runs = [Run(run.first, list(itertools.islice(rest, len(run.values))), run.held) for run in runs]
         row = self.rows.at(*place)
@@ -130,25 +130,12 @@ def declare_pages(
     return Pages(rows[0], scales[0]), Pages(rows[1], scales[1])
 
 
-def quantize_vector(k: Builder, values: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
-    """(int8 quants as s32, scale f32) of a vector that `lanes` neighbouring lanes hold; the scale is in all of them."""
-    largest = k.const(f32, 0.0)
-    for value in values:
-        largest = k.instruction("max.NaN.f32", largest, k.instruction("abs.f32", value))
-    largest = k.warp_reduce(largest, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=lanes)
-    inverse = k.select(largest == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / largest)
-    # the bounds matter for a vector below 2^-120, whose inverse rounds up or overflows
-    quants = [k.maximum(k.minimum((value * inverse).to(s32), 127), -127) for value in values]
-    return quants, largest * (1 / 127)
-
-
 def _load_run(pointer: Pointer, count: int, where: Value | None) -> list[Value]:
     if pointer.type.size > 1:
         return load_floats(pointer, count, where=where)
     words = pointer.cast(u32).load(vector=count // 4, where=where)
     words = words if isinstance(words, tuple) else (words,)
-    decode = signed_byte_floats if pointer.type is s8 else fp8.decode
-    return decode(pointer.builder, words)
+    return signed_byte_floats(pointer.builder, words) if pointer.type is s8 else fp8.decode(words)
 
 
 def _store_run(pointer: Pointer, values: Sequence[Value], where: Value) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ptx import Builder, Pointer, Value, f32, kernel, s8, s32, u32, u64
-from .vectors import float_type, load_floats
+from .vectors import float_type, load_floats, pack_bytes
 
 GROUP = 32  # values that share a scale
 _LANES = 8  # per group; each holds 4 values
@@ -15,6 +15,21 @@ _LANES = 8  # per group; each holds 4 values
 @dataclass(frozen=True)
 class QuantizeConfig:
     warps: int = 4  # per block
+
+
+def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
+    """(quants, amax) of f32 that `lanes` neighbouring lanes share: a quant is round(x * (127 / amax)) as s32.
+
+    amax, in every lane, is the largest magnitude, NaN where any value is.
+    """
+    amax = k.const(f32, 0.0)
+    for value in share:
+        amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))
+    amax = k.warp_reduce(amax, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=lanes)
+    inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
+    # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
+    quants = [k.maximum(k.minimum((value * inverse).to(s32), 127), -127) for value in share]
+    return quants, amax
 
 
 def store_group(
@@ -31,13 +46,7 @@ def store_group(
     memory; nothing is stored where `where` is false (the same for all lanes of a group).
     """
     lanes = GROUP // len(share)
-    amax = k.const(f32, 0.0)
-    for value in share:
-        amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))
-    amax = k.warp_reduce(amax, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=lanes)
-    inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
-    # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
-    quants = [k.maximum(k.minimum((value * inverse).to(s32), 127), -127) for value in share]
+    quants, amax = to_int8(k, share, lanes)
     total = quants[0]
     for quant in quants[1:]:
         total = total + quant
@@ -45,8 +54,7 @@ def store_group(
     if len(quants) == 1:
         values.store(0, quants[0], where=where)
     else:
-        low = [q.bits(u32) & 0xFF for q in quants]
-        values.cast(u32).store(0, low[0] | (low[1] << 8) | (low[2] << 16) | (low[3] << 24), where=where)
+        values.cast(u32).store(0, pack_bytes([q.bits(u32) & 0xFF for q in quants]), where=where)
     first = k.lane_id % lanes == 0
     scale = amax * (1 / 127)
     scale_sum.store(0, (scale, scale * total.to(f32)), where=first if where is None else first & where)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.decode import FORMATS as DECODE_FORMATS
 from ptx_kernels.kernels.gemm import FORMATS as GEMM_FORMATS
 from ptx_kernels.kernels.matvec import FORMATS as DOT_FORMATS
+from ptx_kernels.kernels.pages import PAGE_TYPES
 from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.ptx.instructions import bf16_to_f32
@@ -38,18 +40,24 @@ def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
     return "decode", dict(format=format, n=37, blocks=6, dtype=dtype, lookups=lookups)
 
 
-def attention(dtype: str, head_dim: int, group: int) -> tuple[str, dict[str, Any]]:
+def attention(
+    dtype: str, head_dim: int, group: int, splits: int = 1, contiguous: bool = False, **options: Any
+) -> tuple[str, dict[str, Any]]:
+    config = replace(tuning.paged_attention(3, 2 * group, 2, 192, dtype), splits=splits)
+    pages = (3, 192, 1) if contiguous else (40, 16, 12)
     return "paged_attention", dict(
         batch=3,
         num_heads=2 * group,
         num_kv_heads=2,
         head_dim=head_dim,
-        num_pages=40,
-        page_size=16,
-        pages_per_sequence=12,
+        num_pages=pages[0],
+        page_size=pages[1],
+        pages_per_sequence=pages[2],
         scale=head_dim**-0.5,
         dtype=dtype,
-        config=tuning.paged_attention(2 * group, 2),
+        contiguous=contiguous,
+        config=config,
+        **options,
     )
 
 
@@ -77,7 +85,7 @@ SHAPES = [
     ),
     *(
         ("append_kv", dict(tokens=11, num_pages=9, num_kv_heads=3, page_size=16, head_dim=96, dtype=dtype))
-        for dtype in ("f32", "bf16", "f16")
+        for dtype in ("f32", "bf16", "f16", "int8", "fp8")
     ),
     *(
         (
@@ -98,8 +106,11 @@ SHAPES = [
         )
         for dtype, rope_dim, interleaved in (("f32", 96, True), ("bf16", 40, False), ("f16", 96, False))
     ),
-    *(attention(dtype, head_dim, 4) for dtype in ("f32", "bf16", "f16") for head_dim in (32, 96, 128, 256)),
+    *(attention(dtype, head_dim, 4) for dtype in PAGE_TYPES for head_dim in (32, 80, 128, 256)),
     *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
+    attention("f16", 96, 4, splits=5, contiguous=True, window=70, soft_cap=20.0, sinks=True),
+    attention("int8", 112, 3, splits=3, window=100),
+    *(("merge_attention", dict(batch=2, num_heads=5, head_dim=80, splits=splits)) for splits in (2, 37)),
 ]
 
 
@@ -123,7 +134,7 @@ def test_gpu_agrees_with_the_simulator(shape, gpu):
         got = values_of(kernel, gpu.run(kernel, *operands))
         want = values_of(kernel, simulator.run(kernel, *operands))
         for result, expected in zip(got, want, strict=True):
-            if family == "paged_attention":
+            if family in ("paged_attention", "merge_attention"):
                 assert nmse(result, expected) <= 1e-10
             else:
                 np.testing.assert_array_equal(result, expected)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import nmse
 
 import jax_q4k as jq
 
@@ -17,7 +18,7 @@ def arrays(tokens, dtype=jnp.float32):
     return (*pages, *new)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
 def test_writes_its_slots_and_nothing_else(dtype):
     k_pages, v_pages, k, v = arrays(5, dtype)
     slots = [17, -1, 79, 3, -2]  # -2 is no other's slot if counted from the end
@@ -30,6 +31,25 @@ def test_writes_its_slots_and_nothing_else(dtype):
     for array, expected in zip(got, want, strict=True):
         assert array.dtype == dtype
         np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.float8_e4m3fn])
+def test_quantized_by_the_kernels_as_by_plain_jax(dtype):
+    k_pages, v_pages, k, v = arrays(4)
+    k, v = k.at[1].mul(1e4).at[2, 0].set(0), v.at[0, 1, 3].set(jnp.nan).at[3].set(-jnp.inf)
+    scales = dict(k_scales=jnp.ones((PAGES, HEADS, SIZE)), v_scales=jnp.ones((PAGES, HEADS, SIZE)))
+    call = (k_pages.astype(dtype), v_pages.astype(dtype), k, v, jnp.array([17, 3, 79, 20]))
+    options = scales if dtype == jnp.int8 else {}
+    want = jq.append_kv(*call, **options)
+    got = jq.append_kv(*call, **options, implementation="sim")
+    for array, expected in zip(got, want, strict=True):
+        assert array.dtype == expected.dtype
+        np.testing.assert_array_equal(array.astype(jnp.float32), expected.astype(jnp.float32))
+    if dtype == jnp.int8:
+        rows = got[0][1, :, 1].astype(jnp.float32) * got[2][1, :, 1, None]
+        assert nmse(rows, k[0]) <= 1e-4
+        assert got[2][0, 0, 3] == jnp.max(jnp.abs(k[1, 0])) * jnp.float32(1 / 127) and got[2][4, 0, 15] == 0
+        assert jnp.isnan(got[3][1, 1, 1]) and jnp.isinf(got[3][1, 0, 4])
 
 
 def test_slots_outside_the_pages_are_skipped_inside_a_program():
@@ -74,6 +94,9 @@ def pages(*shape, dtype=jnp.float32):
     return jnp.zeros(shape, dtype)
 
 
+INT8 = {name: jnp.zeros((5, 2, 16, 32), jnp.int8) for name in ("k_pages", "v_pages")}
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
@@ -83,13 +106,18 @@ def pages(*shape, dtype=jnp.float32):
         (dict(k_pages=pages(5, 16, 32), v_pages=pages(5, 16, 32)), ValueError, r"k_pages has shape \(5, 16, 32\)"),
         (dict(k_pages=pages(5, 2, 24, 32), v_pages=pages(5, 2, 24, 32)), ValueError, "page_size=24"),
         (
-            dict(k_pages=pages(5, 2, 16, 48), v_pages=pages(5, 2, 16, 48)),
+            dict(k_pages=pages(5, 2, 16, 40), v_pages=pages(5, 2, 16, 40)),
             ValueError,
-            "head_dim=48.*32, 64, 96",
+            "head_dim=40.*32, 48, 64",
         ),
         (dict(v_pages=pages(5, 2, 32, 32)), ValueError, "v_pages has shape"),
         (dict(v_pages=pages(5, 2, 16, 32, dtype=jnp.float16)), TypeError, "v_pages has dtype float16"),
-        (dict(k_pages=pages(5, 2, 16, 32, dtype=jnp.int8)), TypeError, "k_pages has dtype int8"),
+        (dict(k_pages=pages(5, 2, 16, 32, dtype=jnp.int16)), TypeError, "k_pages has dtype int16.*float8_e4m3fn"),
+        (dict(k_scales=pages(5, 2, 16)), TypeError, "k_scales belongs to int8 k_pages, which is float32"),
+        (INT8, TypeError, r"int8 k_pages needs k_scales, float32 of shape \(5, 2, 16\)"),
+        (INT8 | dict(k_scales=pages(5, 2, 16)), TypeError, "int8 k_pages needs v_scales"),
+        (INT8 | dict(k_scales=pages(5, 2, 16, dtype=jnp.float16)), TypeError, "k_scales has dtype float16"),
+        (INT8 | dict(k_scales=pages(5, 2), v_scales=pages(5, 2, 16)), ValueError, r"k_scales has shape \(5, 2\)"),
         (dict(k=pages(3, 4, 32)), ValueError, r"k has shape \(3, 4, 32\).*\(3, 2, 32\)"),
         (dict(v=pages(2, 2, 32)), ValueError, "v has shape"),
         (dict(k=pages(3, 2, 32, dtype=jnp.bfloat16)), TypeError, "k has dtype bfloat16"),

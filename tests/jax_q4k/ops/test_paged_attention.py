@@ -1,6 +1,9 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 from helpers import nmse
 
@@ -9,24 +12,10 @@ import jax_q4k as jq
 rng = np.random.default_rng(3)
 
 
-def attention(q, k_pages, v_pages, block_tables, context_lens, scale=None):
+def attention(q, k_pages, v_pages, block_tables, context_lens, scale=None, **options):
     """The definition, token by token, in float64."""
-    q, k_pages, v_pages = (np.asarray(a).astype(np.float64) for a in (q, k_pages, v_pages))
-    batch, num_heads, head_dim = q.shape
-    num_pages, num_kv_heads, page_size, _ = k_pages.shape
-    out = np.zeros_like(q)
-    for b in range(batch):
-        length = min(context_lens[b], block_tables.shape[1] * page_size)
-        slots = [(block_tables[b, t // page_size], t % page_size) for t in range(length)]
-        slots = [(page, offset) for page, offset in slots if 0 <= page < num_pages]
-        for h in range(num_heads if slots else 0):
-            group = h // (num_heads // num_kv_heads)
-            k = np.stack([k_pages[page, group, offset] for page, offset in slots])
-            v = np.stack([v_pages[page, group, offset] for page, offset in slots])
-            scores = k @ q[b, h] * (head_dim**-0.5 if scale is None else scale)
-            weights = np.exp(scores - scores.max())
-            out[b, h] = weights @ v / weights.sum()
-    return out
+    arrays = (np.asarray(a) for a in (q, k_pages, v_pages, block_tables, context_lens))
+    return oracles.attention(*arrays, q.shape[-1] ** -0.5 if scale is None else scale, **options)
 
 
 def arrays(batch=4, num_heads=4, num_kv_heads=2, head_dim=64, page_size=16, per_sequence=3, dtype=jnp.float32):
@@ -54,6 +43,54 @@ def test_narrow_pages_and_a_scale(dtype):
     lens = np.array([5, 17, 33, 48])
     got = jq.paged_attention(q, k_pages, v_pages, tables, lens, scale=0.3)
     assert nmse(got, attention(q, k_pages, v_pages, tables, lens, 0.3)) <= 1e-12
+
+
+def quantized(pages, dtype):
+    """Pages as `append_kv` stores them: (rows, scales or None, what they stand for)."""
+    if dtype != jnp.int8:
+        rows = pages.astype(dtype)
+        return rows, None, np.asarray(rows.astype(jnp.float32))
+    rows, scales = oracles.int8_vectors(np.asarray(pages))
+    return jnp.asarray(rows), jnp.asarray(scales), rows * scales[..., None].astype(np.float64)
+
+
+OPTIONS = [
+    dict(window=1),
+    dict(window=20, soft_cap=1.5),
+    dict(sinks=np.array([0.5, -1.0, 3.0, -np.inf], np.float32)),
+    dict(window=33, soft_cap=30.0, sinks=np.zeros(4, np.float32)),
+]
+
+
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("options", OPTIONS, ids="-".join)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.float8_e4m3fn])
+def test_options_and_quantized_pages(dtype, options, implementation):
+    q, k_pages, v_pages, tables = arrays()
+    (k, k_scales, keys), (v, v_scales, values) = (quantized(p, dtype) for p in (k_pages, v_pages))
+    lens = np.array([0, 20, 33, 48])
+    want = attention(q, keys, values, tables, lens, **options)
+    options = options | dict(k_scales=k_scales, v_scales=v_scales, implementation=implementation)
+    assert nmse(jq.paged_attention(q, k, v, tables, lens, **options), want) <= 1e-12
+    # the same tokens in one run per sequence
+    k, v, *scales = (None if a is None else contiguous(a, tables) for a in (k, v, k_scales, v_scales))
+    options |= dict(zip(("k_scales", "v_scales"), scales, strict=True))
+    assert nmse(jq.attention(q, k, v, lens, **options), want) <= 1e-12
+
+
+def contiguous(pages, tables):
+    """(num_pages, heads, page_size, ...) -> (batch, heads, capacity, ...)."""
+    gathered = jnp.moveaxis(pages[tables], 2, 1)
+    return gathered.reshape(*gathered.shape[:2], -1, *gathered.shape[4:])
+
+
+def test_long_contexts_are_split_by_the_kernels():
+    q, k_pages, v_pages, tables = arrays(batch=2, num_kv_heads=1, head_dim=32, page_size=64, per_sequence=16)
+    lens = np.array([0, 900])
+    call = jax.jit(functools.partial(jq.paged_attention, implementation="sim"))
+    assert call.lower(q, k_pages, v_pages, tables, lens).as_text().count("custom_call @") == 2  # the second merges
+    got = call(q, k_pages, v_pages, tables, lens)
+    assert not np.any(got[0]) and nmse(got, attention(q, k_pages, v_pages, tables, lens)) <= 1e-12
 
 
 def test_empty_sequences_give_zeros():
@@ -122,6 +159,11 @@ def test_no_sequences():
         (dict(block_tables=np.full((4, 3), 2**32)), ValueError, "block_tables holds page 2147483647"),
         (dict(scale=float("nan")), ValueError, "scale=nan"),
         (dict(scale=0.0), ValueError, "scale=0.0 must be positive"),
+        (dict(soft_cap=-1.0), ValueError, "soft_cap=-1.0 must be positive and finite"),
+        (dict(window=0), ValueError, "window=0 must be a positive int32"),
+        (dict(sinks=np.zeros(2, np.float32)), ValueError, r"sinks has shape \(2,\).*\(4,\)"),
+        (dict(sinks=np.zeros(4, np.int32)), TypeError, "sinks has dtype int32"),
+        (dict(v_scales=jnp.zeros((14, 2, 16))), TypeError, "v_scales belongs to int8 k_pages"),
         (dict(q=jnp.zeros((4, 0, 64))), ValueError, "num_heads=0 must be"),
         (dict(block_tables=jnp.zeros((4, 0), jnp.int32)), ValueError, "block_tables has shape"),
     ],
@@ -131,3 +173,51 @@ def test_arguments_that_do_not_fit(change, error, message):
     good = dict(zip(names, arrays(), strict=True), context_lens=np.array([1, 2, 3, 4]))
     with pytest.raises(error, match=message):
         jq.paged_attention(**(good | change))
+
+
+def test_page_ids_before_the_window_do_not_matter():
+    q, k_pages, v_pages, tables = arrays()
+    lens = np.array([48, 40, 17, 1])
+    want = attention(q, k_pages, v_pages, tables, lens, window=16)
+    tables[0, :2], tables[1, 0] = -1, 1000
+    assert nmse(jq.paged_attention(q, k_pages, v_pages, tables, lens, window=16), want) <= 1e-12
+    with pytest.raises(ValueError, match="block_tables holds page -1"):
+        jq.paged_attention(q, k_pages, v_pages, tables, lens, window=25)
+
+
+def test_vmap_of_both():
+    q, k_pages, v_pages, tables = arrays()
+    k, v, lens = contiguous(k_pages, tables), contiguous(v_pages, tables), np.array([5, 48, 0, 33])
+    want = attention(q, k_pages, v_pages, tables, lens)
+    one = jax.vmap(lambda q, k, v, n: jq.attention(q[None], k[None], v[None], n[None])[0])(q, k, v, lens)
+    assert nmse(one, want) <= 1e-12
+    paged = jax.vmap(jq.paged_attention, in_axes=(0, None, None, None, None))
+    got = paged(jnp.stack([q, 2 * q]), k_pages, v_pages, tables, lens)
+    assert nmse(got, [want, attention(2 * q, k_pages, v_pages, tables, lens)]) <= 1e-12
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(q=jnp.zeros((3, 4, 64))), ValueError, r"q has shape \(3, 4, 64\); its batch must be k's, 4"),
+        (dict(v=jnp.zeros((4, 2, 47, 64))), ValueError, "v has shape .* the shape of k"),
+        (dict(k=jnp.zeros((4, 2, 64))), ValueError, r"k has shape .*\(batch, num_kv_heads, capacity, head_dim\)"),
+        (dict(k=jnp.zeros((4, 2, 0, 64)), v=jnp.zeros((4, 2, 0, 64))), ValueError, "only the batch may be empty"),
+        (dict(lengths=np.array([1, 2, 49, 0])), ValueError, "lengths=.* must be 0 to capacity=48"),
+        (dict(lengths=np.zeros((4, 1), np.int32)), ValueError, "lengths has shape"),
+        (dict(k_scales=jnp.zeros((4, 2, 48))), TypeError, "k_scales belongs to int8 k"),
+    ],
+)
+def test_contiguous_arguments_that_do_not_fit(change, error, message):
+    q, k_pages, v_pages, tables = arrays()
+    good = dict(q=q, k=contiguous(k_pages, tables), v=contiguous(v_pages, tables), lengths=np.array([1, 2, 3, 4]))
+    with pytest.raises(error, match=message):
+        jq.attention(**(good | change))
+
+
+def test_contiguous_lengths_are_clamped_inside_a_program():
+    q, k_pages, v_pages, tables = arrays()
+    k, v = contiguous(k_pages, tables), contiguous(v_pages, tables)
+    got = jax.jit(jq.attention)(q, k, v, np.array([2**31 - 1, 40, -3, 0]))
+    assert nmse(got, attention(q, k_pages, v_pages, tables, np.array([48, 40, 0, 0]))) <= 1e-12
+    assert jq.attention(q[:0], k[:0], v[:0], np.zeros(0, np.int32)).shape == (0, 4, 64)

@@ -14,7 +14,7 @@ from ptx_kernels.ptx import Builder, f32, kernel, u8, u32
 def decode_all(k: Builder) -> None:
     codes, out = k.input("codes", u8, (256,)), k.output("out", f32, (256,))
     k.launch((1,), 64)
-    values = e4m3.decode(k, [codes.cast(u32).at(k.thread_id).load()])
+    values = [x * e4m3.UNIT for x in e4m3.decode([codes.cast(u32).at(k.thread_id).load()])]
     out.at(k.thread_id * 4).store(0, tuple(values))
 
 

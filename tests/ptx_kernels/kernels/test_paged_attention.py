@@ -1,18 +1,54 @@
-"""Paged decode attention, simulated, against float64."""
+"""Decode attention, in one pass or split and merged, simulated, against float64."""
 
 from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import nmse
-from oracles import attention, loaded, stored
+from oracles import attention, int8_vectors, loaded, stored
 
 from ptx_kernels import simulator
-from ptx_kernels.kernels.paged_attention import HEAD_DIMS, PagedAttentionConfig, paged_attention
+from ptx_kernels.kernels.merge_attention import MergeConfig, merge_attention
+from ptx_kernels.kernels.pages import HEAD_DIMS
+from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
+from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.ptx import KernelError
 
-TOLERANCE = {"f32": 1e-11, "f16": 1e-11, "bf16": 1e-11}  # the oracle gets the same rounded pages
+DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
+TOLERANCE = 1e-11  # of every dtype: the oracle gets the same rounded pages
+#: Against float32 keys and values instead; bf16 has 8 bits of mantissa, fp8 4, int8 about 7 of the largest magnitude.
+ROUNDING = {"f32": 1e-11, "f16": 1e-6, "bf16": 1e-5, "int8": 1e-4, "fp8": 2e-3}
 DEFAULT = PagedAttentionConfig()
+
+
+def simulate(arguments: dict[str, Any], *operands: np.ndarray, output: str = "f32") -> tuple[np.ndarray, ...]:
+    """Runs paged_attention, and merge_attention after it where there are splits."""
+    splits = arguments["config"].splits
+    if splits == 1:
+        return simulator.run(paged_attention(**arguments, output=output), *operands)
+    parts, marks = simulator.run(paged_attention(**arguments), *operands)
+    shape = {name: arguments[name] for name in ("batch", "num_heads", "head_dim")}
+    return simulator.run(merge_attention(**shape, splits=splits, output=output), parts, marks)
+
+
+def cached(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: str, used: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
+    """Random pages (operand, scales or None, what the operand stands for, before rounding); unused slots are poison:
+    NaN, or an int8 scale of NaN."""
+    exact = rng.standard_normal(shape, np.float32)
+    unused = np.zeros(shape[:3], bool) if used is None else np.broadcast_to(~used[:, None, :], shape[:3])
+    if dtype == "int8":
+        rows, scales = int8_vectors(exact)
+        scales[unused] = np.nan
+        return rows, scales, rows * scales.astype(np.float64)[..., None], exact
+    exact[unused] = np.nan
+    rows = stored(exact, dtype)
+    return rows, None, loaded(rows, dtype), exact
 
 
 def run(
@@ -23,78 +59,159 @@ def run(
     head_dim: int = 64,
     page_size: int = 16,
     dtype: str = "f32",
-    config: PagedAttentionConfig = DEFAULT,
+    contiguous: bool = False,
     poison: bool = True,
+    sinks: list[float] | None = None,
     tables: np.ndarray | None = None,
     num_pages: int | None = None,
+    rounded: bool = True,
+    q_size: float = 2.0,
+    config: PagedAttentionConfig = DEFAULT,
+    **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(simulated, wanted); what no sequence's context covers is NaN unless `poison` is off."""
+    """(simulated, wanted); what no sequence sees is poison unless `poison` is off; `rounded`: so are the oracle's
+    keys and values."""
     rng = np.random.default_rng(len(lengths) + head_dim)
     batch, heads = len(lengths), kv_heads * group
     width = max(1, *(-(-length // page_size) for length in lengths))
+    if contiguous:
+        page_size, width, num_pages, tables = page_size * width, 1, batch, np.arange(batch)[:, None]
     num_pages = num_pages or batch * width + 1
     if tables is None:
         tables = rng.permutation(num_pages)[: batch * width].reshape(batch, width)
-    tables = tables.astype(np.int32)
-    pages = [rng.standard_normal((num_pages, kv_heads, page_size, head_dim), np.float32) for _ in range(2)]
-    if poison:
-        used = np.zeros((num_pages, page_size), bool)
-        for table, length in zip(tables, lengths, strict=True):
-            for t in range(min(max(length, 0), width * page_size)):
-                if 0 <= table[t // page_size] < num_pages:
-                    used[table[t // page_size], t % page_size] = True
-        for p in pages:
-            p[np.broadcast_to(~used[:, None, :, None], p.shape)] = np.nan
-    pages = [stored(p, dtype) for p in pages]
-    q = rng.standard_normal((batch, heads, head_dim), np.float32) * 2
-    lens = np.array(lengths, np.int32)
-    scale = head_dim**-0.5
-    kernel = paged_attention(
+    tables, width = tables.astype(np.int32), tables.shape[1]
+    used = np.zeros((num_pages, page_size), bool)
+    for table, length in zip(tables, lengths, strict=True):
+        seen = range(min(max(length, 0), width * page_size))
+        for t in seen[-options.get("window", 1 << 30) :]:
+            if 0 <= table[t // page_size] < num_pages:
+                used[table[t // page_size], t % page_size] = True
+    shape = (num_pages, kv_heads, page_size, head_dim)
+    k, v = (cached(rng, shape, dtype, used if poison else None) for _ in range(2))
+    q = rng.standard_normal((batch, heads, head_dim), np.float32) * np.float32(q_size)
+    lens, logits = np.array(lengths, np.int32), None if sinks is None else np.resize(np.float32(sinks), heads)
+    arguments = dict(
         batch=batch,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
         num_pages=num_pages,
         page_size=page_size,
-        pages_per_sequence=tables.shape[1],
-        scale=scale,
+        pages_per_sequence=width,
+        scale=head_dim**-0.5,
         dtype=dtype,
+        contiguous=contiguous,
+        sinks=sinks is not None,
         config=config,
+        **options,
     )
-    (got,) = simulator.run(kernel, q, *pages, tables, lens)
-    return got, attention(q, *(loaded(p, dtype) for p in pages), tables, lens, scale)
+    operands = [q, k[0], v[0], k[1], v[1], None if contiguous else tables, lens, logits]
+    (got,) = simulate(arguments, *(a for a in operands if a is not None))
+    which = 2 if rounded else 3
+    return got, attention(q, k[which], v[which], tables, lens, head_dim**-0.5, sinks=logits, **options)
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_head_dims(head_dim: int, dtype: str) -> None:
-    got, want = run([21, 3], head_dim=head_dim, dtype=dtype)
-    assert nmse(got, want) <= TOLERANCE[dtype]
+    got, want = run([21, 3], head_dim=head_dim, dtype=dtype, kv_heads=1)
+    assert nmse(got, want) <= TOLERANCE
 
 
-@pytest.mark.parametrize("group, queries", [(1, 8), (3, 8), (4, 4), (7, 8), (8, 8), (9, 8), (5, 2)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_the_pages_dtype_costs(dtype: str) -> None:
+    got, want = run([300, 77], dtype=dtype, rounded=False, q_size=1.0, config=replace(DEFAULT, splits=2))
+    assert nmse(got, want) <= ROUNDING[dtype]
+    if dtype != "f32":
+        assert nmse(got, want) > ROUNDING[dtype] / 100  # the figure is no idle bound
+
+
+@pytest.mark.parametrize("group, queries", [(1, 8), (2, 8), (4, 4), (7, 8), (8, 8), (9, 8), (5, 2)])
 def test_query_heads_per_kv_head(group: int, queries: int) -> None:
     got, want = run([18], group=group, config=PagedAttentionConfig(queries=queries, warps=2))
-    assert nmse(got, want) <= 1e-11
+    assert nmse(got, want) <= TOLERANCE
 
 
-@pytest.mark.parametrize("warps, unroll", [(1, 1), (2, 3), (4, 2), (8, 1)])
-def test_lengths(warps: int, unroll: int) -> None:
-    lengths = [0, 1, 15, 16, 17, 63, 113, 129]
-    got, want = run(lengths, kv_heads=1, head_dim=32, config=PagedAttentionConfig(warps=warps, unroll=unroll))
+LENGTHS = [0, 1, 15, 16, 17, 63, 113, 129]
+
+
+@pytest.mark.parametrize("warps, unroll, splits", [(1, 1, 1), (2, 3, 1), (4, 2, 1), (8, 1, 1), (2, 1, 3), (1, 2, 7)])
+@pytest.mark.parametrize("contiguous", [False, True])
+def test_lengths(warps: int, unroll: int, splits: int, contiguous: bool) -> None:
+    config = PagedAttentionConfig(warps=warps, unroll=unroll, splits=splits)
+    got, want = run(LENGTHS, kv_heads=1, head_dim=32, contiguous=contiguous, config=config)
     assert (got[0] == 0).all()
-    assert nmse(got, want) <= 1e-11
+    assert nmse(got, want) <= TOLERANCE
 
 
-def test_long_context() -> None:
-    got, want = run([1023, 700], kv_heads=1, head_dim=64, page_size=64)
-    assert nmse(got, want) <= 1e-11
+@pytest.mark.parametrize("dtype", ["f32", "int8"])
+@pytest.mark.parametrize("splits", [1, 9])
+def test_long_contexts(splits: int, dtype: str) -> None:
+    config = PagedAttentionConfig(splits=splits, warps=2)
+    got, want = run([1023, 700, 2048], kv_heads=1, head_dim=32, page_size=64, dtype=dtype, config=config)
+    assert nmse(got, want) <= TOLERANCE
+
+
+SPLIT = PagedAttentionConfig(splits=3, warps=1, unroll=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(window=1),
+        dict(window=16),
+        dict(window=50, config=SPLIT),
+        dict(window=1000, contiguous=True, config=SPLIT),
+        dict(soft_cap=0.5),
+        dict(soft_cap=30.0, config=SPLIT),
+        dict(sinks=[0.3, -2.0, 5.0, -np.inf]),
+        dict(sinks=[1e4, -1e4, 2.0], config=SPLIT),
+        dict(window=20, soft_cap=2.0, sinks=[1.0], dtype="bf16", contiguous=True, config=SPLIT),
+        dict(window=20, soft_cap=2.0, sinks=[1.0], dtype="int8", group=3, config=replace(SPLIT, queries=2)),
+    ],
+    ids=lambda options: "-".join(name for name in options if name != "config"),
+)
+def test_what_is_seen_and_how_it_is_scored(options: dict[str, Any]) -> None:
+    got, want = run(LENGTHS[:-2] + [90], head_dim=48, **options)
+    assert (got[0] == 0).all()
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("splits, warps, unroll", [(2, 1, 1), (13, 4, 2), (64, 2, 2)])
+def test_merge(splits: int, warps: int, unroll: int) -> None:
+    """Empty splits, in front, between and everywhere, leave no trace."""
+    rng = np.random.default_rng(splits)
+    parts = rng.standard_normal((2, 3, splits, 80), np.float32)
+    marks = np.stack([rng.uniform(-200, 200, (2, 3, splits)), rng.uniform(1, 9, (2, 3, splits))], -1).astype(np.float32)
+    empty = rng.random((2, 3, splits)) < 0.4
+    empty[1, 2] = True
+    parts[empty], marks[empty] = 0, (-3.0e38, 0)
+    arguments = dict(batch=2, num_heads=3, head_dim=80, splits=splits, config=MergeConfig(warps=warps, unroll=unroll))
+    (got,) = simulator.run(merge_attention(**arguments), parts, marks)
+    weights = np.where(empty, 0, 2.0 ** (marks[..., 0].astype(np.float64) - marks[..., 0].max(-1, keepdims=True)))
+    total = (weights * marks[..., 1]).sum(-1, keepdims=True)
+    want = (weights[..., None] * parts).sum(-2) / np.where(total == 0, 1, total)
+    assert nmse(got, want) <= TOLERANCE and not got[1, 2].any()
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_output_for_a_mat_vec(splits: int) -> None:
+    """Bit for bit what quantize_q8_1 makes of the f32 output."""
+    arguments = dict(batch=2, num_heads=4, num_kv_heads=2, head_dim=96, num_pages=2, page_size=32, contiguous=True)
+    arguments |= dict(pages_per_sequence=1, scale=0.1, config=PagedAttentionConfig(splits=splits, warps=3, queries=1))
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal(s, np.float32) for s in ((2, 4, 96), (2, 2, 32, 96), (2, 2, 32, 96)))
+    operands = (q, k, v, np.array([29, 0], np.int32))
+    (out,) = simulate(arguments, *operands)
+    want = simulator.run(quantize_q8_1(rows=2, columns=384), out.reshape(2, 384))
+    for got, expected in zip(simulate(arguments, *operands, output="q8_1"), want, strict=True):
+        np.testing.assert_array_equal(got, expected)
 
 
 def test_sequences_may_share_pages() -> None:
     tables = np.array([[3, 1, 0], [3, 1, 2]])
     got, want = run([40, 48], tables=tables, num_pages=4)
-    assert nmse(got, want) <= 1e-11
+    assert nmse(got, want) <= TOLERANCE
 
 
 def test_lengths_and_pages_out_of_range() -> None:
@@ -102,41 +219,84 @@ def test_lengths_and_pages_out_of_range() -> None:
     tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -(2**31)], [1, 4]])
     got, want = run([-5, 1000, 20, 20, 20, 20], tables=tables, num_pages=4, poison=False)
     assert (got[[0, 3]] == 0).all()
-    assert nmse(got, want) <= 1e-11
+    assert nmse(got, want) <= TOLERANCE
 
 
-def test_large_scores_do_not_overflow() -> None:
-    q = np.full((1, 1, 32), 300.0, np.float32)
-    pages = np.full((1, 1, 16, 32), 300.0, np.float32)
+def test_pages_beyond_2_gib() -> None:
+    """The last of 4.3 GB of pages each, of which only what is written takes memory."""
+    num_pages, shape = (1 << 32) // (16 * 256) + 2, (16, 256)
+    rng, last = np.random.default_rng(0), num_pages - 1
+    pages = [np.zeros((num_pages, 1, *shape), np.int8) for _ in range(2)]
+    scales = [np.zeros((num_pages, 1, 16), np.float32) for _ in range(2)]
+    for page in (last, num_pages // 2):
+        for p, s in zip(pages, scales, strict=True):
+            p[page, 0], s[page, 0] = int8_vectors(rng.standard_normal(shape, np.float32))
+    q = rng.standard_normal((1, 1, 256), np.float32)
+    tables, lens = np.array([[last, num_pages // 2]], np.int32), np.array([25], np.int32)
     kernel = paged_attention(
-        batch=1, num_heads=1, num_kv_heads=1, head_dim=32, num_pages=1, page_size=16, pages_per_sequence=1, scale=1.0
+        batch=1,
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=256,
+        num_pages=num_pages,
+        page_size=16,
+        pages_per_sequence=2,
+        scale=0.1,
+        dtype="int8",
     )
-    for sign in (1, -1):
-        (got,) = simulator.run(kernel, q * sign, pages, pages, np.zeros((1, 1), np.int32), np.array([16], np.int32))
-        np.testing.assert_allclose(got, 300.0, rtol=1e-5)
+    (got,) = simulator.run(kernel, q, *pages, *scales, tables, lens)
+    k, v = (p[tables[0]] * s[tables[0]].astype(np.float64)[..., None] for p, s in zip(pages, scales, strict=True))
+    assert nmse(got, attention(q, k, v, np.array([[0, 1]]), lens, 0.1)) <= TOLERANCE
 
 
-def test_nan_query_stays_in_its_head() -> None:
-    kernel = paged_attention(
-        batch=1, num_heads=2, num_kv_heads=1, head_dim=32, num_pages=1, page_size=16, pages_per_sequence=1, scale=1.0
-    )
-    q = np.ones((1, 2, 32), np.float32)
+SMALL = dict(batch=1, num_heads=2, num_kv_heads=1, head_dim=32, num_pages=1, page_size=16, pages_per_sequence=1)
+
+
+def small(q: np.ndarray, pages: np.ndarray, length: int, **options: Any) -> np.ndarray:
+    arguments = SMALL | dict(scale=1.0, config=DEFAULT) | options
+    (got,) = simulate(arguments, q, pages, pages, np.zeros((1, 1), np.int32), np.array([length], np.int32))
+    return got
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_large_scores_do_not_overflow(sign: int, splits: int) -> None:
+    q, pages = np.full((1, 2, 32), 300.0 * sign, np.float32), np.full((1, 1, 16, 32), 300.0, np.float32)
+    np.testing.assert_allclose(small(q, pages, 16, config=replace(DEFAULT, splits=splits)), 300.0, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, dict(soft_cap=2.0), dict(config=replace(DEFAULT, splits=2))])
+def test_nan_query_stays_in_its_head(options: dict[str, Any]) -> None:
+    q, pages = np.ones((1, 2, 32), np.float32), np.ones((1, 1, 16, 32), np.float32)
     q[0, 1, 5] = np.nan
-    pages = np.ones((1, 1, 16, 32), np.float32)
-    (got,) = simulator.run(kernel, q, pages, pages, np.zeros((1, 1), np.int32), np.array([3], np.int32))
+    got = small(q, pages, 3, **options)
     assert np.isnan(got[0, 1]).all() and (got[0, 0] == 1).all()
 
 
-@pytest.mark.parametrize("head_dim, heads", [(48, 2), (0, 2), (288, 2), (64, 3)])
-def test_what_it_refuses(head_dim: int, heads: int) -> None:
-    with pytest.raises(KernelError, match=f"head_dim={head_dim} must be one of .*multiple of num_kv_heads"):
-        paged_attention(
-            batch=1,
-            num_heads=heads,
-            num_kv_heads=2,
-            head_dim=head_dim,
-            num_pages=1,
-            page_size=16,
-            pages_per_sequence=1,
-            scale=1.0,
-        )
+def test_nan_in_fp8_pages_stays_nan() -> None:
+    pages = stored(np.ones((1, 1, 16, 32), np.float32), "fp8")
+    pages[0, 0, 1, 3] = 0xFF
+    assert np.isnan(small(np.zeros((1, 2, 32), np.float32), pages, 2, dtype="fp8")).all()
+    pages[0, 0, 1] = stored(np.ones(32, np.float32), "fp8")
+    pages[0, 0, 2, 3] = 0x7F  # behind the context
+    assert (small(np.zeros((1, 2, 32), np.float32), pages, 2, dtype="fp8") == 1).all()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(head_dim=40), "head_dim=40 must be one of"),
+        (dict(head_dim=272), "head_dim=272 must be one of"),
+        (dict(num_heads=3, num_kv_heads=2), "num_heads=3 must be a multiple of num_kv_heads=2"),
+        (dict(dtype="f64"), "dtype='f64' must be one of f32, f16, bf16, int8, fp8"),
+        (dict(contiguous=True, batch=2), "num_pages=1 must be batch=2"),
+        (dict(window=0), "window=0 and soft_cap=None must be positive"),
+        (dict(soft_cap=0.0), "soft_cap=0.0 must be positive"),
+        (dict(output="bf16"), "output='bf16' must be f32"),
+        (dict(output="q8_1", head_dim=48), "head_dim=48 is a multiple of 32"),
+        (dict(output="q8_1", config=PagedAttentionConfig(splits=2)), "output='q8_1' of splits=2"),
+    ],
+)
+def test_what_it_refuses(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(KernelError, match=message):
+        paged_attention(**SMALL | dict(scale=1.0) | change)

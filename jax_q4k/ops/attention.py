@@ -1,0 +1,70 @@
+"""Attention of one new token per sequence over a contiguous cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from . import checks
+from .attend import attend, query
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    lengths: Any,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Any = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """softmax(scale * q . K) V over the first lengths[b] tokens of every sequence, in float32.
+
+    As `paged_attention`, with every sequence's keys and values in one run: what lies behind a sequence's length, NaN
+    included, does not matter.
+
+    Args:
+      q: (batch, num_heads, head_dim) float32.
+      k, v: (batch, num_kv_heads, capacity, head_dim); dtypes and head_dim as `paged_attention` has them.
+      lengths: (batch,) integers; a length beyond the capacity counts as the capacity.
+      scale, window, soft_cap, sinks, implementation: see `paged_attention`.
+      k_scales, v_scales: of int8 k and v, (batch, num_kv_heads, capacity) float32.
+
+    Returns:
+      (batch, num_heads, head_dim) float32.
+
+    Raises:
+      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths out of range.
+    """
+    k, v, k_scales, v_scales = checks.contiguous(k, v, k_scales, v_scales)
+    batch, _, capacity, head_dim = k.shape
+    q = query(q, head_dim)
+    if q.shape[0] != batch:
+        raise ValueError(f"q has shape {q.shape}; its batch must be k's, {batch}")
+    lengths = checks.int32_array("lengths", lengths)
+    checks.same_shape("lengths", lengths, (batch,), "(batch,)")
+    if checks.is_concrete(lengths) and batch:
+        concrete = np.asarray(lengths)
+        if concrete.min() < 0 or concrete.max() > capacity:
+            raise ValueError(f"lengths={concrete.tolist()} must be 0 to capacity={capacity}")
+    return attend(
+        q,
+        k,
+        v,
+        k_scales,
+        v_scales,
+        None,
+        lengths,
+        sinks,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        implementation=implementation,
+    )

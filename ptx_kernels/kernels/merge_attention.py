@@ -1,0 +1,60 @@
+"""Flash decoding's second step: the splits of each query head become one vector."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..ptx import WARP, Builder, f32, kernel
+from .head_output import declare_output
+from .pages import Spread
+from .softmax import Merged, State, merge_block
+
+_RUN = 4  # values of a lane's load: 16 bytes
+
+
+@dataclass(frozen=True)
+class MergeConfig:
+    """How the merge spreads over the GPU: `warps` of a block share one query head's splits; `unroll` of each lane's
+    are in flight."""
+
+    warps: int = 4
+    unroll: int = 2
+
+
+@kernel
+def merge_attention(
+    k: Builder,
+    *,
+    batch: int,
+    num_heads: int,
+    head_dim: int,
+    splits: int,
+    output: str = "f32",
+    config: MergeConfig = MergeConfig(),
+) -> None:
+    """Merges the parts and marks that `paged_attention` left of `splits` splits (see `declare_parts`).
+
+    A split is to this kernel what a token is to attention: its highest score, its sum of weights, its weighted
+    values. An empty one has a score below all others and sums of 0. Results: see `declare_output`.
+    """
+    parts = k.input("parts", f32, (batch, num_heads, splits, head_dim))
+    marks = k.input("marks", f32, (batch, num_heads, splits, 2))
+    write = declare_output(k, batch, num_heads, head_dim, output)
+    k.launch((num_heads, batch), WARP * config.warps)
+    spread = Spread(k, head_dim, _RUN)
+    streams = WARP // spread.lanes * config.warps
+    sequence, head, stream = k.block_id("y"), k.block_id(), k.thread_id // spread.lanes
+    state = State(k, spread.width)
+    with k.loop(0, splits, streams * config.unroll) as first:
+        mine = [first + stream + u * streams for u in range(config.unroll)]
+        seen = [split < splits for split in mine]
+        each = list(zip(mine, seen, strict=True))
+        both = [marks.at(sequence, head, split).load(vector=2, where=ok) for split, ok in each]
+        values = [(spread.load(parts.at(sequence, head, split), ok), None) for split, ok in each]
+        scores, totals = zip(*both, strict=True)
+        state.add(k, scores, seen, values, totals)
+
+    def finish(_: int, merged: Merged) -> None:
+        write((sequence, head), merged)
+
+    merge_block(k, [state], spread, head_dim, config.warps, finish)
