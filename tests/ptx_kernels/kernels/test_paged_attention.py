@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +12,8 @@ from oracles import attention, int8_vectors, loaded, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.merge_attention import MergeConfig, merge_attention
-from ptx_kernels.kernels.pages import HEAD_DIMS
 from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
+from ptx_kernels.kernels.pages import HEAD_DIMS
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.ptx import KernelError
 
