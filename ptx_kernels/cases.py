@@ -12,7 +12,6 @@ from . import formats, tuning
 from .kernels.decode import FORMATS as DECODE_FORMATS
 from .kernels.gemm import GemmConfig
 from .kernels.matvec import PRESETS, MatvecConfig
-from .kernels.pages import HEAD_DIMS
 from .kernels.rms_norm import RmsNormConfig
 
 
@@ -211,10 +210,13 @@ def _attention(dtype: str, head_dim: int, group: int, *, label: str = "", splits
 
 
 ATTENTION_CASES = (
-    *(_attention(dtype, head_dim, 4) for dtype in ("f32", "bf16") for head_dim in HEAD_DIMS),
-    *(_attention(dtype, head_dim, 4) for dtype in ("f16", "int8", "fp8") for head_dim in (64, 80, 128, 256)),
-    *(_attention(dtype, 128, group) for dtype in ("f32", "bf16", "int8") for group in (1, 2, 7, 8)),
+    *(_attention("bf16", head_dim, 4) for head_dim in (32, 64, 80, 96, 112, 128, 256)),
+    *(_attention(dtype, head_dim, 4) for dtype in ("f32", "int8", "fp8") for head_dim in (64, 128, 256)),
+    *(_attention("bf16", 128, group) for group in (1, 2, 7, 8)),
+    _attention("f16", 128, 4),
+    _attention("f32", 80, 1),
     _attention("f32", 256, 8),
+    _attention("int8", 112, 7),
     _attention("bf16", 128, 4, label="-split", splits=16),
     _attention("bf16", 128, 4, label="-contiguous", contiguous=True),
     _attention("bf16", 256, 2, label="-window-soft_cap", window=4096, soft_cap=50.0),

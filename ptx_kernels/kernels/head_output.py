@@ -14,16 +14,24 @@ OUTPUTS = ("f32", "q8_1")
 Write = Callable[[tuple[Value, ...], Merged], None]
 
 
-def declare_output(k: Builder, batch: int, num_heads: int, head_dim: int, output: str) -> Write:
+def declare_result(k: Builder, batch: int, num_heads: int, head_dim: int, output: str, splits: int = 1) -> Write:
     """Results of the kernel, and what writes them.
 
     `f32`: out (batch, num_heads, head_dim). `q8_1`, where head_dim is a multiple of 32: values s8 (batch, num_heads *
     head_dim) and scale_sum f32 (batch, num_heads * head_dim / 32, 2), as `quantize_q8_1` makes them of out.
 
-    Raises KernelError for another name, and for q8_1 of another head_dim.
+    Several splits leave to `merge_attention`: parts f32 (batch, num_heads, splits, head_dim), weighted sums of values,
+    and marks f32 (batch, num_heads, splits, 2), the highest score in base 2 and the sum of weights.
+
+    Raises KernelError for another output, for q8_1 of another head_dim, and for q8_1 of splits.
     """
-    if output not in OUTPUTS or output == "q8_1" and head_dim % GROUP:
-        raise KernelError(f"output={output!r} must be f32, or q8_1 where head_dim={head_dim} is a multiple of {GROUP}")
+    if output not in OUTPUTS or output == "q8_1" and (head_dim % GROUP or splits > 1):
+        raise KernelError(
+            f"output={output!r} must be f32, or q8_1 where head_dim={head_dim} is a multiple of {GROUP} and splits="
+            f"{splits} is 1"
+        )
+    if splits > 1:
+        return _parts(k, batch, num_heads, splits, head_dim)
     if output == "f32":
         out = k.output("out", f32, (batch, num_heads, head_dim))
         return lambda place, merged: _store_shares(k, out.at(*place), merged.normalized(k), head_dim)
@@ -39,9 +47,7 @@ def declare_output(k: Builder, batch: int, num_heads: int, head_dim: int, output
     return write
 
 
-def declare_parts(k: Builder, batch: int, num_heads: int, splits: int, head_dim: int) -> Write:
-    """Results for `merge_attention`: parts f32 (batch, num_heads, splits, head_dim), weighted sums of values, and
-    marks f32 (batch, num_heads, splits, 2), the highest score in base 2 and the sum of weights."""
+def _parts(k: Builder, batch: int, num_heads: int, splits: int, head_dim: int) -> Write:
     parts = k.output("parts", f32, (batch, num_heads, splits, head_dim))
     marks = k.output("marks", f32, (batch, num_heads, splits, 2))
 

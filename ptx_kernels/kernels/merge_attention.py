@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, f32, kernel
-from .head_output import declare_output
+from .head_output import declare_result
 from .pages import Spread
 from .softmax import Merged, State, merge_block
 
@@ -32,14 +32,14 @@ def merge_attention(
     output: str = "f32",
     config: MergeConfig = MergeConfig(),
 ) -> None:
-    """Merges the parts and marks that `paged_attention` left of `splits` splits (see `declare_parts`).
+    """Merges the parts and marks that `paged_attention` left of `splits` splits (see `declare_result`).
 
     A split is to this kernel what a token is to attention: its highest score, its sum of weights, its weighted
-    values. An empty one has a score below all others and sums of 0. Results: see `declare_output`.
+    values. An empty one has a score below all others and sums of 0. Results: see `declare_result`.
     """
     parts = k.input("parts", f32, (batch, num_heads, splits, head_dim))
     marks = k.input("marks", f32, (batch, num_heads, splits, 2))
-    write = declare_output(k, batch, num_heads, head_dim, output)
+    write = declare_result(k, batch, num_heads, head_dim, output)
     k.launch((num_heads, batch), WARP * config.warps)
     spread = Spread(k, head_dim, _RUN)
     streams = WARP // spread.lanes * config.warps

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, KernelError, Value, f32, kernel, s32, u32
 from .functions import tanh
-from .head_output import declare_output, declare_parts
+from .head_output import declare_result
 from .pages import Place, Spread, declare_pages
 from .softmax import LOG2_E, Merged, State, dot, merge_block
 
@@ -66,7 +66,7 @@ def paged_attention(
       window: only the last `window` tokens of a context are seen.
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       sinks: an extra logit per query head in the softmax's denominator, with no value.
-      output: see `declare_output`; with config.splits > 1 the results are those of `declare_parts`.
+      output: `f32`, or with one split `q8_1`; see `declare_result`.
     """
     if num_heads % num_kv_heads:
         raise KernelError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
@@ -74,8 +74,6 @@ def paged_attention(
         raise KernelError(f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1")
     if window is not None and window < 1 or soft_cap is not None and not soft_cap > 0:
         raise KernelError(f"window={window} and soft_cap={soft_cap} must be positive")
-    if config.splits > 1 and output != "f32":
-        raise KernelError(f"output={output!r} of splits={config.splits} is merge_attention's: it must be 'f32' here")
     group = num_heads // num_kv_heads
     queries, splits = min(config.queries, group), config.splits
     q = k.input("q", f32, (batch, num_heads, head_dim))
@@ -83,11 +81,7 @@ def paged_attention(
     block_tables = None if contiguous else k.input("block_tables", s32, (batch, pages_per_sequence))
     context_lens = k.input("context_lens", s32, (batch,))
     sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
-    write = (
-        declare_output(k, batch, num_heads, head_dim, output)
-        if splits == 1
-        else declare_parts(k, batch, num_heads, splits, head_dim)
-    )
+    write = declare_result(k, batch, num_heads, head_dim, output, splits)
     head_blocks = -(-group // queries)
     k.launch((num_kv_heads * head_blocks, batch, splits), WARP * config.warps, resident_blocks=config.resident_blocks)
     spread = Spread(k, head_dim, 16 // k_pages.rows.type.size)
@@ -108,16 +102,8 @@ def paged_attention(
         for state, head in zip(states, heads, strict=True):
             state.add_sink(k, sink_logits.at(head).load() * LOG2_E, once)
 
-    raw_length = context_lens.at(sequence).load()
-    length = k.minimum(k.maximum(raw_length, 0), page_size * pages_per_sequence)
-    start: Value | int = 0 if window is None else k.maximum(length - window, 0).bits(u32)
-    stop = length.bits(u32)
-    if splits > 1:
-        share = k.maximum(
-            (stop - start + (splits - 1)) // splits, step
-        )  # tokens of a split; the last ones may be empty
-        start = split * share + start
-        stop = k.minimum(start + share, stop)
+    length = k.minimum(k.maximum(context_lens.at(sequence).load(), 0), page_size * pages_per_sequence)
+    start, stop = _share_of(k, length, window, split, splits, step)
 
     def locate(token: Value) -> tuple[Value, Place]:
         """(whether the token is there to be read, where)."""
@@ -153,3 +139,19 @@ def paged_attention(
                 write(place, merged)
 
     merge_block(k, states, spread, head_dim, config.warps, finish)
+
+
+def _share_of(
+    k: Builder, length: Value, window: int | None, split: Value, splits: int, step: int
+) -> tuple[Value | int, Value]:
+    """The tokens, from the first on and up to the second, that a split has of those that a sequence sees.
+
+    No split but the last ones gets fewer than `step`, a block's round; the last ones may get none.
+    """
+    start: Value | int = 0 if window is None else k.maximum(length - window, 0).bits(u32)
+    stop = length.bits(u32)
+    if splits == 1:
+        return start, stop
+    share = k.maximum((stop - start + (splits - 1)) // splits, step)
+    first = split * share + start
+    return first, k.minimum(first + share, stop)

@@ -98,8 +98,8 @@ def merge_block(
     """
     for state in states:
         _merge_lanes(k, state, spread.lanes)
-    marks = k.shared("marks", f32, (len(states), warps, 2))
-    parts = k.shared("parts", f32, (len(states), warps, head_dim))
+    marks = k.shared("warp_marks", f32, (len(states), warps, 2))
+    parts = k.shared("warp_parts", f32, (len(states), warps, head_dim))
     first_vector = k.lane_id < spread.lanes  # the other lanes hold the same
     for i, state in enumerate(states):
         marks.at(i, k.warp_id).store(0, (state.highest, state.total), where=k.lane_id == 0)

@@ -293,7 +293,7 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
         (dict(soft_cap=0.0), "soft_cap=0.0 must be positive"),
         (dict(output="bf16"), "output='bf16' must be f32"),
         (dict(output="q8_1", head_dim=48), "head_dim=48 is a multiple of 32"),
-        (dict(output="q8_1", config=PagedAttentionConfig(splits=2)), "output='q8_1' of splits=2"),
+        (dict(output="q8_1", config=PagedAttentionConfig(splits=2)), "output='q8_1' must be .*splits=2 is 1"),
     ],
 )
 def test_what_it_refuses(change: dict[str, Any], message: str) -> None:
