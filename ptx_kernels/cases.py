@@ -210,7 +210,7 @@ def _attention(dtype: str, head_dim: int, group: int, *, label: str = "", splits
 
 
 ATTENTION_CASES = (
-    *(_attention("bf16", head_dim, 4) for head_dim in (32, 64, 80, 96, 112, 128, 256)),
+    *(_attention("bf16", head_dim, 4) for head_dim in (128, 32, 64, 80, 96, 112, 256)),
     *(_attention(dtype, head_dim, 4) for dtype in ("f32", "int8", "fp8") for head_dim in (64, 128, 256)),
     *(_attention("bf16", 128, group) for group in (1, 2, 7, 8)),
     _attention("f16", 128, 4),
