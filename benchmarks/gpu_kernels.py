@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ptx_kernels import tuning
-from ptx_kernels.driver import Device, Launch, rotations
+from ptx_kernels.driver import Device, Launch, Timing, rotations
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS
 from ptx_kernels.operands import random_operands
@@ -62,12 +62,21 @@ def rotated(gpu: Device, kernel: Kernel, l2_bytes: int) -> list[Launch]:
     return sets * -(-_MIN_LAUNCHES // len(sets))
 
 
+def _timed(gpu: Device, kernel: Kernel) -> Timing:
+    with gpu.scope():
+        return gpu.time(rotated(gpu, kernel, gpu.facts.l2_bytes))
+
+
+def seconds_per_launch(gpu: Device, kernel: Kernel) -> float:
+    """Median over replays, on random data."""
+    return _timed(gpu, kernel).median
+
+
 def measure(
     gpu: Device, name: str, kernel: Kernel, nbytes: int, copy_bandwidth: float, config: object = ""
 ) -> Measurement:
     """Times one kernel on random data."""
-    with gpu.scope():
-        timing = gpu.time(rotated(gpu, kernel, gpu.facts.l2_bytes))
+    timing = _timed(gpu, kernel)
     return Measurement(
         name=name,
         config=str(config),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
-from .assemble import assemble, assemble_all, kernel_occupancy
+from .assemble import Assembly, assemble, assemble_all, occupancy
 from .cost import Launch, predict
 from .devices import DEVICES, Device
 from .ptx import WARP, Kernel
@@ -74,31 +74,63 @@ def device_of(arch: str) -> Device:
     return next(device for device in DEVICES.values() if device.arch == arch)
 
 
+@dataclass(frozen=True)
+class Code:
+    """A kernel's machine code on one architecture.
+
+    Attributes:
+      body: the hot loop, or all instructions where there is none (`looped` False).
+      once: instructions around the loop.
+    """
+
+    assembly: Assembly
+    body: Loop
+    looped: bool
+    once: int
+
+
+def code(kernel: Kernel, arch: str) -> Code:
+    """Assembles `kernel` for `arch` and finds its hot loop."""
+    assembly = assemble(kernel.text, arch)
+    instructions = disassemble(assembly.cubin)
+    loop = hot_loop(instructions)
+    body = loop or Loop(instructions)
+    return Code(assembly, body, loop is not None, len(instructions) - len(body))
+
+
+def launch(kernel: Kernel, machine: Code) -> Launch | None:
+    """What one launch of `kernel` asks of a device; None where the trips through its hot loop are not known.
+
+    `machine` may be that of a kernel that differs in its number of rows alone.
+    """
+    done = work(kernel, machine.body, whole=not machine.looped)
+    if done.trips is None:
+        return None
+    threads = math.prod(kernel.block)
+    return Launch(
+        blocks=math.prod(kernel.grid),
+        warps=math.ceil(threads / WARP),
+        resident_blocks=occupancy(machine.assembly, threads, kernel.dynamic_shared_bytes).blocks,
+        nbytes=done.nbytes,
+        loop=machine.body.instructions,
+        trips=done.trips,
+        in_flight=machine.body.outstanding(),
+        once=machine.once,
+    )
+
+
 def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", device: Device | None = None) -> Figures:
     """Figures of `kernel` on `arch`; `device` None: the one that stands for the architecture."""
     device = device or device_of(arch)
-    assembly = assemble(kernel.text, arch)
-    code = disassemble(assembly.cubin)
-    loop = hot_loop(code)
-    body = loop or Loop(code)
+    machine = code(kernel, arch)
+    assembly, body = machine.assembly, machine.body
     loads = [load_bits(i.opcode) for i in body.instructions if i.category.startswith("load global")]
-    fit = kernel_occupancy(kernel, arch)
-    done = work(kernel, body, whole=loop is None)
-    mix, outstanding = body.mix(), body.outstanding()
     threads = math.prod(kernel.block)
-    predicted = None
-    if done.trips is not None:
-        launch = Launch(
-            blocks=math.prod(kernel.grid),
-            warps=math.ceil(threads / WARP),
-            resident_blocks=fit.blocks,
-            nbytes=done.nbytes,
-            loop=body.instructions,
-            trips=done.trips,
-            in_flight=outstanding,
-            once=len(code) - len(body),
-        )
-        predicted = predict(launch, device)
+    fit = occupancy(assembly, threads, kernel.dynamic_shared_bytes)
+    done = work(kernel, body, whole=not machine.looped)
+    mix, outstanding = body.mix(), body.outstanding()
+    asked = launch(kernel, machine)
+    predicted = predict(asked, device) if asked else None
     classes = {
         name: sum(mix.get(category, 0) for category in categories) / done.quant_bytes
         for name, categories in CLASSES.items()
@@ -116,7 +148,7 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", dev
         blocks_per_multiprocessor=fit.blocks,
         occupancy=fit.fraction,
         occupancy_limit=fit.limit,
-        loop_instructions=loop.issued() if loop else 0,
+        loop_instructions=body.issued() if machine.looped else 0,
         loads_in_flight=outstanding.wide,
         narrowest_load=min(loads, default=None),
         widest_load=max(loads, default=None),
