@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ptx_kernels import tables
+from ptx_kernels import tables, tuning
 from ptx_kernels.assemble import TARGETS, assemble, tool_version
 from ptx_kernels.cost import Prediction, predict
 from ptx_kernels.devices import DEVICES, Device
@@ -42,7 +42,7 @@ Shape = tuple[str, int, int, int]
 
 
 def candidates(m: int) -> tuple[MatvecConfig, ...]:
-    """Configs worth trying for q8_1 activations: the presets', and what varies around them. Simple ones come first."""
+    """Configs worth trying for q8_1 activations: the presets', and what varies around them."""
     named = [config for config in PRESETS.values() if config.activations == "q8_1"]
     varied = [
         MatvecConfig(
@@ -95,10 +95,16 @@ class Model:
     def _code(self, format: str, columns: int, m: int) -> dict[MatvecConfig, Code]:
         key = (format, columns, m)
         if key not in self._codes:
-            built = {config: build((format, _CODE_ROWS, columns, m), config) for config in candidates(m)}
+            built = {config: build((format, _CODE_ROWS, columns, m), config) for config in self.candidates(*key)}
             made = {config: code(kernel, self._device.arch) for config, kernel in built.items() if kernel}
             self._codes[key] = {config: c for config, c in made.items() if not c.assembly.spill_store_bytes}
         return self._codes[key]
+
+    @staticmethod
+    def candidates(format: str, columns: int, m: int) -> tuple[MatvecConfig, ...]:
+        """Those of every format, and what the rule would choose."""
+        rules = [tuning.matvec.rule(format, n, columns, m) for n in (_CODE_ROWS, 512)]
+        return tuple(dict.fromkeys([*rules, *candidates(m)]))
 
     def predictions(self, shape: Shape) -> dict[MatvecConfig, Prediction]:
         """Of every candidate that does not spill."""

@@ -77,8 +77,9 @@ def test_calls_are_counted_through_control_flow():
     assert found.calls[1].xla["dot_general"] == 1
 
 
-def test_weights_without_a_kernel_of_their_own_are_decoded():
-    (call,) = jq.explain(jq.matmul, floats(3, 256), packed("Q5_1", 8, 256), platform="cuda").calls
+def test_what_xla_does_around_kernels_shows():
+    x, w = floats(3, 256), packed("Q5_1", 8, 256)
+    (call,) = jq.explain(jq.matmul, x, w, activations="f32", platform="cuda").calls
     assert [kernel.family for kernel in call.kernels] == ["decode"]
     assert call.xla["dot_general"] == 1
 
