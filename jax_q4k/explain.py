@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
 from collections import Counter
@@ -98,7 +99,8 @@ def explain(
         print(jq.explain(jq.matmul, x, w, platform="cuda"))
 
     Args:
-      args, kwargs: what the function takes; `jax.ShapeDtypeStruct` stands for an array.
+      args, kwargs: what the function takes; `jax.ShapeDtypeStruct` stands for an array. Keywords that are no arrays
+        are passed on as they are.
       platform: `cuda` or `cpu`; None: the one that programs run on here.
       device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or else an H200.
 
@@ -109,7 +111,9 @@ def explain(
         raise ValueError(f"platform={platform!r} must be cuda, cpu or None")
     gpu = jax.default_backend() == "gpu" if platform is None else platform == "cuda"
     device = device or device_name()
-    traced = jax.make_jaxpr(function)(*args, **kwargs)
+    arrays = {name: value for name, value in kwargs.items() if _is_arrays(value)}
+    options = {name: value for name, value in kwargs.items() if name not in arrays}
+    traced = jax.make_jaxpr(functools.partial(function, **options))(*args, **arrays)
     counts: Counter[str] = Counter()
     first: dict[str, Any] = {}
     for equation, times in _equations(traced.jaxpr):
@@ -120,6 +124,11 @@ def explain(
     with choices.on_device(device):
         calls = tuple(_call(equation, counts[key], gpu) for key, equation in first.items())
     return Explanation("cuda" if gpu else "cpu", device, calls)
+
+
+def _is_arrays(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
 
 
 def _call(equation: Any, count: int, gpu: bool) -> Call:
