@@ -55,6 +55,12 @@ def activation_operands(config: MatvecConfig, x: np.ndarray) -> tuple[tuple[np.n
     return (x,) if config.activations == "inline_q8" else q8_1, dequantized(*q8_1)
 
 
+def gated(activation: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """silu(gate) * up or gelu(gate) * up (tanh approximation), in the precision of its operands."""
+    z = gate if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
+    return gate / 2 * (1 + np.tanh(z / 2)) * up
+
+
 def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     """x / sqrt(mean(x^2) + eps) * weight along the last axis, float64."""
     x = x.astype(np.float64)

@@ -13,14 +13,25 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from helpers import nmse
-from oracles import attention, loaded, quantized, random_planes, rms_norm_oracle, rotated, stored, weights
+from oracles import (
+    activation_operands,
+    attention,
+    gated,
+    loaded,
+    quantized,
+    random_planes,
+    rms_norm_oracle,
+    rotated,
+    stored,
+    weights,
+)
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.append_kv import append_kv
 from ptx_kernels.kernels.argmax import ArgmaxConfig, argmax
 from ptx_kernels.kernels.decode import decode
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
-from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, matvec
+from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, gated_matvec, matvec, qkv_matvec
 from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
@@ -94,14 +105,51 @@ def matvec_subject(
 ) -> Subject:
     rng = _rng(n, columns, m)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
-    x = rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
-    operands: tuple[np.ndarray, ...] = (x,)
-    if config.activations != "f32":  # quantized before the kernel or, inline, in it
-        values, scale_sum = quantized(x)
-        operands = (values, scale_sum) if config.activations == "q8_1" else (x,)
-        x = (values.reshape(m, -1, 32) * scale_sum[..., :1].astype(np.float64)).reshape(m, -1)
+    operands, x = activation_operands(config, rng.standard_normal((m, columns), np.float32) + np.float32(0.5))
     kernel = matvec(format=format, n=n, columns=columns, m=m, config=config)
-    return Subject(kernel, (*planes, *operands), (x.astype(np.float64) @ weights(format, planes).T,), tolerance)
+    return Subject(kernel, (*planes, *operands), (x @ weights(format, planes).T,), tolerance)
+
+
+def normed_operands(config: MatvecConfig, m: int, columns: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5, and the numbers that its products see."""
+    rng = _rng(m, columns, 2)
+    x, weight = rng.standard_normal((m, columns), np.float32) + 1, rng.standard_normal(columns, np.float32)
+    norm = rms_norm(rows=m, columns=columns, eps=0.5, config=RmsNormConfig(config.warps))
+    return (x, weight), activation_operands(config, simulator.run(norm, x, weight)[0])[1]
+
+
+def fused_matvec_subject(config: MatvecConfig, output: str = "f32") -> Subject:
+    """Normalized rows in, bias and residual added, int8 out where asked for."""
+    rng, n, columns, m = _rng(9), 64 if output == "q8_1" else 13, 512, 2
+    planes = random_planes(rng, "Q4_K", n, 2)
+    operands, x = normed_operands(config, m, columns)
+    bias, residual = rng.standard_normal(n, np.float32), rng.standard_normal((m, n), np.float32)
+    build = functools.partial(
+        matvec, format="Q4_K", n=n, columns=columns, m=m, norm=True, eps=0.5, bias=True, residual=True, config=config
+    )
+    operands = (*planes, *operands, bias, residual)
+    if output == "f32":
+        return Subject(build(), operands, (x @ weights("Q4_K", planes).T + bias + residual,), 1e-11)
+    return Subject(build(output=output), operands, quantized(simulator.run(build(), *operands)[0]), 0)
+
+
+def gated_subject(config: MatvecConfig, activation: str, pair: tuple[str, str] = ("Q4_K", "Q4_K")) -> Subject:
+    n, columns, m = 7, 512, 2
+    planes = [random_planes(_rng(10, i), format, n, 2) for i, format in enumerate(pair)]
+    operands, x = activation_operands(config, _rng(10).standard_normal((m, columns), np.float32) * np.float32(0.1))
+    gate, up = (x @ weights(format, mine).T for format, mine in zip(pair, planes, strict=True))
+    kernel = gated_matvec(formats=pair, n=n, columns=columns, m=m, activation=activation, config=config)
+    return Subject(kernel, (*planes[0], *planes[1], *operands), (gated(activation, gate, up),), 1e-11)
+
+
+def qkv_subject(config: MatvecConfig) -> Subject:
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (13, 5), 512, 2
+    matrices = [random_planes(_rng(11, n), format, n, 2) for format, n in zip(types, rows, strict=True)]
+    operands, x = normed_operands(config, m, columns)
+    biases = [_rng(12, n).standard_normal(n, np.float32) for n in rows]
+    kernel = qkv_matvec(formats=types, rows=rows, columns=columns, m=m, norm=True, eps=0.5, biases=True, config=config)
+    wants = (x @ weights(f, planes).T + b for f, planes, b in zip(types, matrices, biases, strict=True))
+    return Subject(kernel, (*(p for planes in matrices for p in planes), *operands, *biases), tuple(wants), 1e-11)
 
 
 def gemm_subject(format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 9) -> Subject:
@@ -223,6 +271,12 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "matvec-persistent": functools.partial(
         matvec_subject, "Q4_K", replace(PRESETS["dp4a"], persistent=2, warps=2), n=11, columns=256
     ),
+    "fused-f32": functools.partial(fused_matvec_subject, replace(PRESETS["tiled"], warps=2, persistent=2)),
+    "fused-q8_1": functools.partial(fused_matvec_subject, replace(PRESETS["inline_q8"], warps=16), "q8_1"),
+    "chunked-rest": functools.partial(matvec_subject, "Q4_K", replace(PRESETS["chunked"], warps=2), n=3, m=8),
+    "gated-silu": functools.partial(gated_subject, replace(PRESETS["multi_warp_dp4a"], persistent=2), "silu"),
+    "gated-gelu": functools.partial(gated_subject, PRESETS["batched"], "gelu", ("Q5_K", "Q6_K")),
+    "qkv": functools.partial(qkv_subject, PRESETS["inline_q8"]),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
     "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 32, 2), n=17),

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import nmse
-from oracles import activation_operands, quantized, random_planes, rms_norm_oracle, weights
+from oracles import activation_operands, gated, quantized, random_planes, rms_norm_oracle, weights
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, gated_matvec, matvec, qkv_matvec
@@ -106,11 +106,6 @@ def test_quantized_output_equals_a_kernel_of_its_own(config: MatvecConfig, m: in
         np.testing.assert_array_equal(got, want)
 
 
-def gate_oracle(activation: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    z = gate / 2 if activation == "silu" else np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
-    return gate / 2 * (1 + np.tanh(z)) * up
-
-
 @pytest.mark.parametrize(
     "pair, activation, m, n, config",
     [
@@ -128,7 +123,7 @@ def test_gated(pair: tuple[str, str], activation: str, m: int, n: int, config: M
     operands, x = activation_operands(config, rng.standard_normal((m, columns), np.float32) * 0.2)
     kernel = gated_matvec(formats=pair, n=n, columns=columns, m=m, activation=activation, config=config)
     (y,) = simulator.run(kernel, *gate, *up, *operands)
-    want = gate_oracle(activation, x @ weights(pair[0], gate).T, x @ weights(pair[1], up).T)
+    want = gated(activation, x @ weights(pair[0], gate).T, x @ weights(pair[1], up).T)
     assert nmse(y, want) <= bound(config)
 
 
@@ -142,7 +137,7 @@ def test_gated_from_a_norm_to_int8() -> None:
     (y,) = simulator.run(gated_matvec(**arguments), *gate, *up, x, weight)
     norm = rms_norm(rows=m, columns=columns, eps=EPS, config=RmsNormConfig(GROUPS.warps))
     _, seen = activation_operands(GROUPS, simulator.run(norm, x, weight)[0])
-    assert nmse(y, gate_oracle("silu", seen @ weights("Q4_K", gate).T, seen @ weights("Q4_K", up).T)) <= TIGHT
+    assert nmse(y, gated("silu", seen @ weights("Q4_K", gate).T, seen @ weights("Q4_K", up).T)) <= TIGHT
     for got, want in zip(
         simulator.run(gated_matvec(**arguments, output="q8_1"), *gate, *up, x, weight), quantized(y), strict=True
     ):
