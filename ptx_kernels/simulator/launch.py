@@ -52,6 +52,7 @@ def launch(
       batch_lanes: threads simulated at once, at least one block. Results do not depend on it.
       strict: threads that exit before a barrier which others of their block wait at are an error, though PTX does
         not count them.
+      step_limit: basic blocks that a batch may run.
 
     Raises:
       SimulationError: a subclass says what was wrong; the message says where.
@@ -152,7 +153,12 @@ def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> 
 
 
 def run(
-    kernel: Kernel, *operands: np.ndarray, check: bool = True, batch_lanes: int = BATCH_LANES, strict: bool = True
+    kernel: Kernel,
+    *operands: np.ndarray,
+    check: bool = True,
+    batch_lanes: int = BATCH_LANES,
+    strict: bool = True,
+    step_limit: int = STEP_LIMIT,
 ) -> tuple[np.ndarray, ...]:
     """Runs a built kernel; returns its results in order: `run_counted` without the statistics."""
     return run_counted(kernel, *operands, check=check, batch_lanes=batch_lanes, strict=strict)[0]
@@ -168,7 +174,7 @@ def run_counted(
         dtype and e4m3 as any 1-byte one (bits). They are not modified: the results of `inout` buffers are copies.
       check: read of result bytes before they are written and results not wholly written are errors. Without it
         such bytes are 0xff (NaN in every float type).
-      batch_lanes, strict: see `launch`.
+      batch_lanes, strict, step_limit: see `launch`.
 
     Raises:
       TypeError, ValueError: an operand's dtype or shape is wrong.
@@ -194,6 +200,7 @@ def run_counted(
             kernel.dynamic_shared_bytes,
             batch_lanes=batch_lanes,
             strict=strict,
+            step_limit=step_limit,
         )
     except SimulationError as error:
         error.locate(kernel.lines)

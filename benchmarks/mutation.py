@@ -1,0 +1,264 @@
+"""`python -m benchmarks.mutation [--subjects PATTERN ...] [--mutants 300] [--json FILE]`: do our checks find bugs?
+
+Plants small bugs (benchmarks/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a time, and runs what
+the tests run: the simulator with all its checks against the exact results, then again under perturbations of what
+hardware leaves open; and the rule that every float instruction states its rounding. A mutant that nothing notices
+survives. Those that compute the same as the kernel are listed with a reason in tests/data/mutation/equivalent.toml
+and do not count; survivors that are real bugs are explained there too.
+
+Deterministic for a seed: a subject's mutants depend on its label, its text and the seed alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import fnmatch
+import random
+import re
+import sys
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from ptx_kernels import simulator
+from ptx_kernels.simulator import SimulationError
+
+from .common import write_results
+from .mutants import Mutant, mutants
+
+ROOT = Path(__file__).resolve().parents[1]
+KNOWN = ROOT / "tests" / "data" / "mutation" / "equivalent.toml"
+SEEDS = (1, 2, 3)  # of the perturbations
+STEP_LIMIT = 4000  # basic blocks of a run, 10 times what the longest subject needs: mutants may loop forever
+BAR = 0.95
+
+#: float instructions that leave their rounding to ptxas: tests/ptx_kernels/ptx/test_rows.py allows none in a kernel
+_UNROUNDED = re.compile(r"\b(?:add|sub|mul|fma|div|sqrt|rcp)(?:\.ftz|\.sat)*\.f(?:16|32)\b")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """`killed_by`: the error's name, `result`, `perturbed ...` or `rounding`; empty for a survivor."""
+
+    subject: str
+    mutant: Mutant
+    killed_by: str
+    explanation: str = ""
+
+
+@dataclass(frozen=True)
+class Known:
+    """Mutants that need no finding, or are known not to be found. `subject` is a pattern as of file names; `before`
+    and `after` are lines with their registers' numbers left out."""
+
+    subject: str
+    operator: str
+    before: str
+    after: str
+    reason: str
+    equivalent: bool
+
+    def matches(self, subject: str, mutant: Mutant) -> bool:
+        return (
+            fnmatch.fnmatchcase(subject, self.subject)
+            and mutant.operator == self.operator
+            and fnmatch.fnmatchcase(plain(mutant.before), self.before)
+            and fnmatch.fnmatchcase(plain(mutant.after), self.after)
+        )
+
+
+def plain(line: str) -> str:
+    """A line with %r12 as %r, so that it stays the same when a kernel's registers are counted differently."""
+    return re.sub(r"(%[a-z]+)\d+", r"\1", " ".join(line.split())).replace("[", "(").replace("]", ")")
+
+
+def read_known(path: Path = KNOWN) -> list[Known]:
+    tables = tomllib.loads(path.read_text())
+    return [
+        Known(**table, equivalent=kind == "equivalent")
+        for kind in ("equivalent", "survivor")
+        for table in tables.get(kind, [])
+    ]
+
+
+def _known(known: Sequence[Known], subject: str, mutant: Mutant, equivalent: bool) -> str:
+    return next((k.reason for k in known if k.equivalent == equivalent and k.matches(subject, mutant)), "")
+
+
+# --- one subject ----------------------------------------------------------------------------------------------------
+
+
+def load_subject(label: str):  # type: ignore[no-untyped-def]
+    """tests/subjects.py's subject of this label; the tests' folder is no package that could be imported from here."""
+    if str(ROOT / "tests") not in sys.path:
+        sys.path.insert(0, str(ROOT / "tests"))
+    from subjects import subject
+
+    return subject(label)
+
+
+def labels() -> list[str]:
+    if str(ROOT / "tests") not in sys.path:
+        sys.path.insert(0, str(ROOT / "tests"))
+    from subjects import SUBJECTS
+
+    return list(SUBJECTS)
+
+
+def draw(label: str, text: str, count: int, seed: int, known: Sequence[Known]) -> list[Mutant]:
+    """Up to `count` mutants of a text that are not known to be equivalent, the operators in turn."""
+    rng = random.Random(f"{label} {seed}")
+    by_operator = {name: found for name, found in mutants(text).items() if found}
+    for found in by_operator.values():
+        rng.shuffle(found)
+    names = list(by_operator)
+    rng.shuffle(names)
+    drawn: list[Mutant] = []
+    while len(drawn) < count and any(by_operator.values()):
+        for name in names:
+            while by_operator[name]:
+                mutant = by_operator[name].pop()
+                if not _known(known, label, mutant, equivalent=True):
+                    drawn.append(mutant)
+                    break
+    return drawn[:count]
+
+
+def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
+    """What finds the mutant; empty if nothing does."""
+    text = mutant.apply(subject.kernel.text)
+    if _UNROUNDED.search(text):
+        return "rounding"
+    kernel = replace(subject.kernel, text=text, lines={})
+
+    def fails(prefix: str) -> str:
+        try:
+            results = simulator.run(kernel, *subject.operands, step_limit=STEP_LIMIT)
+        except SimulationError as error:
+            return prefix + type(error).__name__
+        return "" if subject.holds(results) else prefix + "result"
+
+    if found := fails(""):
+        return found
+    for seed in SEEDS:
+        with simulator.perturbation(seed):
+            if found := fails("perturbed "):
+                return found
+    return ""
+
+
+def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
+    subject, known = load_subject(label), read_known()
+    outcomes = []
+    for mutant in draw(label, subject.kernel.text, count, seed, known):
+        killed_by = verdict(subject, mutant)
+        why = "" if killed_by else _known(known, label, mutant, equivalent=False)
+        outcomes.append(Outcome(label, mutant, killed_by, why))
+    return outcomes
+
+
+# --- all of them ----------------------------------------------------------------------------------------------------
+
+
+def shares(chosen: Sequence[str], total: int) -> dict[str, int]:
+    """How many mutants of each subject: the families alike, and the subjects of a family alike."""
+    families: dict[str, list[str]] = {}
+    for label in chosen:
+        families.setdefault(family(label), []).append(label)
+    counts = dict.fromkeys(chosen, 0)
+    left, turn = total, 0
+    while left > 0:
+        for members in families.values():
+            if left > 0:
+                counts[members[turn % len(members)]] += 1
+                left -= 1
+        turn += 1
+    return counts
+
+
+def family(label: str) -> str:
+    return label.split("-")[0]
+
+
+def run(chosen: Sequence[str], total: int, seed: int, jobs: int) -> Iterator[list[Outcome]]:
+    """The outcomes of one subject after the other, as they come."""
+    counts = {label: count for label, count in shares(chosen, total).items() if count}
+    if jobs == 1:
+        for label, count in counts.items():
+            yield run_subject(label, count, seed)
+        return
+    with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
+        futures = [pool.submit(run_subject, label, count, seed) for label, count in counts.items()]
+        for future in concurrent.futures.as_completed(futures):
+            yield future.result()
+
+
+def score(outcomes: Sequence[Outcome]) -> float:
+    return sum(bool(o.killed_by) for o in outcomes) / max(1, len(outcomes))
+
+
+def table(title: str, groups: dict[str, list[Outcome]]) -> str:
+    lines = [f"{title:28}{'mutants':>8}{'killed':>8}   by"]
+    for name, outcomes in sorted(groups.items()):
+        reasons = Counter(o.killed_by for o in outcomes if o.killed_by).most_common(4)
+        by = ", ".join(f"{reason} {count}" for reason, count in reasons)
+        lines.append(f"{name:28}{len(outcomes):8}{sum(bool(o.killed_by) for o in outcomes):8}   {by}")
+    return "\n".join(lines)
+
+
+def _grouped(outcomes: Sequence[Outcome], key) -> dict[str, list[Outcome]]:  # type: ignore[no-untyped-def]
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(key(outcome), []).append(outcome)
+    return groups
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subjects", nargs="*", default=["*"], help="patterns of labels in tests/subjects.py")
+    parser.add_argument("--mutants", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="also write the outcomes here")
+    arguments = parser.parse_args(argv)
+    chosen = [label for label in labels() if any(fnmatch.fnmatchcase(label, p) for p in arguments.subjects)]
+    outcomes: list[Outcome] = []
+    for done in run(chosen, arguments.mutants, arguments.seed, arguments.jobs):
+        outcomes += done
+        print(f"{len(outcomes):5} of {arguments.mutants}  {done[0].subject if done else ''}", file=sys.stderr)
+    outcomes.sort(key=lambda o: (o.subject, o.mutant.line, o.mutant.operator, o.mutant.after))
+    print(table("operator", _grouped(outcomes, lambda o: o.mutant.operator)))
+    print()
+    print(table("family", _grouped(outcomes, lambda o: family(o.subject))))
+    survivors = [o for o in outcomes if not o.killed_by]
+    for o in survivors:
+        print(f"\nsurvives: {o.subject}, {o.mutant.operator}, line {o.mutant.line + 1}")
+        print(f"  - {o.mutant.before.strip()}\n  + {o.mutant.after.strip()}\n  {o.explanation or 'UNEXPLAINED'}")
+    print(f"\n{len(outcomes) - len(survivors)} of {len(outcomes)} killed: {score(outcomes):.1%}")
+    if arguments.json:
+        write_results(
+            arguments.json,
+            {
+                "seed": arguments.seed,
+                "mutants": len(outcomes),
+                "killed": len(outcomes) - len(survivors),
+                "operators": {
+                    name: {"mutants": len(g), "killed": sum(bool(o.killed_by) for o in g)}
+                    for name, g in sorted(_grouped(outcomes, lambda o: o.mutant.operator).items())
+                },
+                "families": {
+                    name: {"mutants": len(g), "killed": sum(bool(o.killed_by) for o in g)}
+                    for name, g in sorted(_grouped(outcomes, lambda o: family(o.subject)).items())
+                },
+                "killed_by": dict(Counter(o.killed_by for o in outcomes if o.killed_by).most_common()),
+                "survivors": [asdict(o) for o in survivors],
+            },
+        )
+    return 0 if score(outcomes) >= BAR and all(o.explanation for o in survivors) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""A small sample of benchmarks.mutation, and the operators and the file of known mutants that it rests on."""
+
+from __future__ import annotations
+
+import re
+
+from subjects import SUBJECTS, subject
+
+from benchmarks import mutation
+from benchmarks.mutants import OPERATORS, Mutant, instructions, mutants
+
+TEXT = """
+  mov.u32 %r1, 4;
+  mad.wide.u32 %rd1, %r1, 144, %rd0;
+$L1:
+  @!%p0 ld.global.nc.v4.u32 {%r2, %r3, %r4, %r5}, [%rd1+16];
+  and.b32 %r6, %r2, 252645135;
+  shr.u32 %r7, %r6, 4;
+  add.u32 %r1, %r1, 8;
+  mul.rn.f32 %f1, %f1, %f2;
+  shfl.sync.bfly.b32 %f3, %f1, 16, 31, -1;
+  setp.lt.u32 %p1, %r1, 40;
+  @%p1 bra $L1;
+  sub.u32 %r8, %r1, %r7;
+  bar.sync 0;
+  st.shared.f32 [%r8], %f3;
+"""
+
+MADE = {
+    "drop-barrier": [""],
+    "flip-comparison": ["setp.le.u32 %p1, %r1, 40;"],
+    "negate-guard": ["@%p0 ld.global.nc.v4.u32 {%r2, %r3, %r4, %r5}, [%rd1+16];", "@!%p1 bra $L1;"],
+    "drop-guard": ["ld.global.nc.v4.u32 {%r2, %r3, %r4, %r5}, [%rd1+16];"],
+    "change-shift": ["shr.u32 %r7, %r6, 5;", "shr.u32 %r7, %r6, 3;"],
+    "change-mask": ["and.b32 %r6, %r2, 126322567;", "and.b32 %r6, %r2, 252645134;"],
+    "swap-operands": ["sub.u32 %r8, %r7, %r1;"],
+    "shorten-loop": ["setp.lt.u32 %p1, %r1, 32;"],
+    "change-offset": [
+        "@!%p0 ld.global.nc.v4.u32 {%r2, %r3, %r4, %r5}, [%rd1+32];",
+        "@!%p0 ld.global.nc.v4.u32 {%r2, %r3, %r4, %r5}, [%rd1];",
+        "st.shared.f32 [%r8+4], %f3;",
+    ],
+    "change-stride": ["mad.wide.u32 %rd1, %r1, 288, %rd0;", "mad.wide.u32 %rd1, %r1, 148, %rd0;"],
+    "drop-rounding": ["mul.f32 %f1, %f1, %f2;"],
+    "change-constant": [
+        "mov.u32 %r1, 5;",
+        "add.u32 %r1, %r1, 9;",
+        "shfl.sync.bfly.b32 %f3, %f1, 8, 31, -1;",
+        "setp.lt.u32 %p1, %r1, 41;",
+    ],
+    "replace-opcode": [
+        "or.b32 %r6, %r2, 252645135;",
+        "sub.u32 %r1, %r1, 8;",
+        "add.rn.f32 %f1, %f1, %f2;",
+        "shfl.sync.down.b32 %f3, %f1, 16, 31, -1;",
+        "add.u32 %r8, %r1, %r7;",
+    ],
+    "delete-update": ["", ""],
+    "delete-store": [""],
+    "narrow-address": ["mad.wide.u32 %rd1, %r1, 144, %rd0;\n  and.b64 %rd1, %rd1, 4294967295;"],
+}
+
+
+def test_what_the_operators_make() -> None:
+    assert {name: [m.after.strip() for m in found] for name, found in mutants(TEXT).items()} == MADE
+    assert set(MADE) == set(OPERATORS)
+    dropped = mutants(TEXT)["drop-barrier"][0].apply(TEXT)
+    assert dropped == TEXT.replace("  bar.sync 0;\n", "")
+
+
+def test_every_instruction_of_a_kernel_is_seen() -> None:
+    text = subject("attention-f32").kernel.text
+    written = [line for line in text.split("\n") if re.match(r"  (?!\.)\S.*;$", line) and line != "  ret;"]
+    assert [line.text for line in instructions(text)] == written
+
+
+def test_shares_and_draws_are_fair_and_deterministic() -> None:
+    shares = mutation.shares(["a-1", "a-2", "b"], 7)
+    assert shares == {"a-1": 2, "a-2": 2, "b": 3}
+    text = subject("quantize-f32").kernel.text
+    drawn = mutation.draw("quantize-f32", text, 40, 0, [])
+    assert drawn == mutation.draw("quantize-f32", text, 40, 0, [])
+    assert len(set(drawn)) == 40
+    first = drawn[0]
+    known = [
+        mutation.Known(
+            "quantize-*", first.operator, mutation.plain(first.before), mutation.plain(first.after), "", True
+        )
+    ]
+    assert first not in mutation.draw("quantize-f32", text, 40, 0, known)
+
+
+def test_known_mutants_have_reasons_and_subjects() -> None:
+    known = mutation.read_known()
+    assert known
+    for entry in known:
+        assert len(entry.reason.split()) >= 4, entry
+        assert entry.operator in OPERATORS, entry
+        assert any(mutation.fnmatch.fnmatchcase(label, entry.subject) for label in SUBJECTS), entry
+        assert entry.before == mutation.plain(entry.before), entry
+
+
+def test_endless_loops_and_errors_are_found() -> None:
+    built = subject("quantize-f32")
+    text = built.kernel.text.split("\n")
+    at = next(i for i, line in enumerate(text) if line.startswith("  ld.param"))
+    endless = Mutant("flip-comparison", at, text[at], f"{text[at]}\n$LOOP:\n  bra $LOOP;")
+    assert mutation.verdict(built, endless) == "StepLimit"
+    assert mutation.verdict(built, Mutant("delete-store", at, text[at], "")) == "UninitializedRead"
+    assert mutation.verdict(built, Mutant("change-mask", at, text[at], text[at])) == ""
+
+
+def test_a_sample_is_killed(record_property) -> None:
+    outcomes = [o for done in mutation.run(list(SUBJECTS), 30, seed=1, jobs=1) for o in done]
+    survivors = [o for o in outcomes if not o.killed_by and not o.explanation]
+    record_property("figure", f"mutants killed: {mutation.score(outcomes):.0%} of {len(outcomes)}, seed 1")
+    assert len(outcomes) == 30
+    assert len(survivors) <= 3, survivors
