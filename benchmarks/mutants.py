@@ -290,3 +290,57 @@ def mutants(text: str) -> dict[str, list[Mutant]]:
         ]
         for name, operator in OPERATORS.items()
     }
+
+
+# --- mutants that change nothing --------------------------------------------------------------------------------------
+
+_INDEX_ARITHMETIC = ("mov.", "add.", "sub.", "mul.", "mad.", "and.", "or.", "xor.", "not.", "shl.", "shr.", "selp.")
+_INDEX_ARITHMETIC += ("setp.", "min.", "max.", "div.", "rem.", "cvt.", "bfe.", "bfi.")
+_CLASSES = {"%p": "pred", "%r": "b32", "%rd": "b64"}
+
+
+def _registers(operands: tuple[str, ...]) -> list[str]:
+    return [name for operand in operands for name in re.findall(r"%\w+(?:\.\w+)?", operand)]
+
+
+def probe(text: str, mutant: Mutant) -> str | None:
+    """A kernel without parameters that traps if any of its threads gets another number from the mutated instruction.
+
+    None where that instruction depends on more than the thread's place in the grid: then one run proves nothing.
+    """
+    lines = {line.number: line for line in instructions(text)}
+    writers: dict[str, list[_Line]] = {}
+    for line in lines.values():
+        if not line.opcode.startswith(_WITHOUT_RESULT):
+            for register in _registers(line.operands[:1]):
+                writers.setdefault(register, []).append(line)
+    needed: dict[int, _Line] = {}
+
+    def fixed(register: str) -> bool:
+        """Whether the register follows from the thread's place alone; collects what computes it."""
+        if "." in register:
+            return True
+        found = writers.get(register, [])
+        if len(found) != 1 or found[0].guard or not found[0].opcode.startswith(_INDEX_ARITHMETIC):
+            return False
+        needed[found[0].number] = found[0]
+        return all(fixed(r) for r in _registers(found[0].operands[1:]))
+
+    after = instructions(mutant.after)
+    line = lines[mutant.line]
+    if len(after) != 1 or line.guard or after[0].guard or after[0].operands[0] != line.operands[0]:
+        return None
+    kind = re.match(r"%[a-z]+", line.operands[0])
+    if kind is None or kind[0] not in _CLASSES or not fixed(line.operands[0]):
+        return None
+    if not all(fixed(r) for r in _registers(after[0].operands[1:])):
+        return None
+    cls = _CLASSES[kind[0]]
+    differ = "xor.pred" if cls == "pred" else f"setp.ne.{cls}"
+    all_lines = text.split("\n")
+    header = "\n".join(all_lines[: min(lines)])
+    header = re.sub(r"(\.entry \w+)\([^)]*\)", r"\1()", header)
+    body = [f"  .reg .{cls} %probe;", "  .reg .pred %differs;", *(needed[n].text for n in sorted(needed))]
+    body.append(after[0].changed(operands=["%probe", *after[0].operands[1:]]))
+    body.append(f"  {differ} %differs, %probe, {line.operands[0]};")
+    return "\n".join([header, *body, "  @%differs trap;", "  ret;", "}", ""])

@@ -3,8 +3,9 @@
 Plants small bugs (benchmarks/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a time, and runs what
 the tests run: the simulator with all its checks against the exact results, then again under perturbations of what
 hardware leaves open; and the rule that every float instruction states its rounding. A mutant that nothing notices
-survives. Those that compute the same as the kernel are listed with a reason in tests/data/mutation/equivalent.toml
-and do not count; survivors that are real bugs are explained there too.
+survives. Those that compute the same as the kernel do not count: index arithmetic that gives every thread of the
+launch the same numbers (found by running it), and what tests/data/mutation/equivalent.toml lists with a reason.
+Survivors that are real bugs are explained there too.
 
 Deterministic for a seed: a subject's mutants depend on its label, its text and the seed alone.
 """
@@ -24,10 +25,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ptx_kernels import simulator
-from ptx_kernels.simulator import SimulationError
+from ptx_kernels.ptx import Kernel
+from ptx_kernels.simulator import SimulationError, Trap
 
 from .common import write_results
-from .mutants import Mutant, mutants
+from .mutants import Mutant, mutants, probe
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = ROOT / "tests" / "data" / "mutation" / "equivalent.toml"
@@ -108,8 +110,22 @@ def labels() -> list[str]:
     return list(SUBJECTS)
 
 
-def draw(label: str, text: str, count: int, seed: int, known: Sequence[Known]) -> list[Mutant]:
-    """Up to `count` mutants of a text that are not known to be equivalent, the operators in turn."""
+def changes_no_index(kernel: Kernel, mutant: Mutant) -> bool:
+    """Whether the mutated instruction computes, from the thread's place alone, what it computed before, in every thread
+    of the kernel's launch: such a mutant is equivalent, as the launch is a part of the kernel."""
+    text = probe(kernel.text, mutant)
+    if text is None:
+        return False
+    try:
+        simulator.launch(text, [], kernel.grid, kernel.block, kernel.dynamic_shared_bytes)
+    except Trap:
+        return False
+    return True
+
+
+def draw(label: str, kernel: Kernel, count: int, seed: int, known: Sequence[Known]) -> list[Mutant]:
+    """Up to `count` mutants of a kernel that are not known to be equivalent, the operators in turn."""
+    text = kernel.text
     rng = random.Random(f"{label} {seed}")
     by_operator = {name: found for name, found in mutants(text).items() if found}
     for found in by_operator.values():
@@ -121,7 +137,7 @@ def draw(label: str, text: str, count: int, seed: int, known: Sequence[Known]) -
         for name in names:
             while by_operator[name]:
                 mutant = by_operator[name].pop()
-                if not _known(known, label, mutant, equivalent=True):
+                if not _known(known, label, mutant, equivalent=True) and not changes_no_index(kernel, mutant):
                     drawn.append(mutant)
                     break
     return drawn[:count]
@@ -153,7 +169,7 @@ def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
 def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
     subject, known = load_subject(label), read_known()
     outcomes = []
-    for mutant in draw(label, subject.kernel.text, count, seed, known):
+    for mutant in draw(label, subject.kernel, count, seed, known):
         killed_by = verdict(subject, mutant)
         why = "" if killed_by else _known(known, label, mutant, equivalent=False)
         outcomes.append(Outcome(label, mutant, killed_by, why))

@@ -169,9 +169,9 @@ def decode_subject(format: str, dtype: str = "f32") -> Subject:
 
 
 def embedding_subject() -> Subject:
-    planes, ids = random_planes(_rng(5), "Q4_K", 5, 1), np.array([4, 0, -1, 5], np.int32)
-    want = np.concatenate([formats.get("Q4_K").decode(planes)[ids[:2]], np.full((2, 256), np.nan, np.float32)])
-    return Subject(decode(format="Q4_K", n=5, blocks=1, lookups=4), (*planes, ids), (want,), 0)
+    planes, ids = random_planes(_rng(5), "Q4_K", 5, 2), np.array([4, 0, -1, 5], np.int32)
+    want = np.concatenate([formats.get("Q4_K").decode(planes)[ids[:2]], np.full((2, 512), np.nan, np.float32)])
+    return Subject(decode(format="Q4_K", n=5, blocks=2, lookups=4), (*planes, ids), (want,), 0)
 
 
 def append_subject(dtype: str) -> Subject:
@@ -246,18 +246,64 @@ def attention_subject(head_dim: int = 64, dtype: str = "f32", config: PagedAtten
     return Subject(kernel, (q, *pages, tables, lengths), (want,), 1e-11)
 
 
+def _searched(columns: int, places: tuple[int, ...] = ()) -> np.ndarray:
+    """Rows to search, (5 + len(places), columns).
+
+    Neighbouring floats as the two largest, the smaller first; few values, so many ties; the same below 0; NaN; zeros of
+    both signs. Then rows whose largest value stands in each of `places`.
+    """
+    rng = _rng(7)
+    shape = (1 + len(places), columns)
+    ordinary = rng.standard_normal(shape) * 2.0 ** rng.integers(-30, 30, shape)
+    few = rng.choice([-1.5, -0.0, 0.0, 2.0, -np.inf, np.inf], columns)
+    zeros = np.where(rng.random(columns) < 0.3, 0.0, -0.0)
+    first = ordinary[0]
+    x = np.stack([first, few, -np.abs(first) - 2.0**-20, first, zeros, *ordinary[1:]]).astype(np.float32)
+    x[0, -2:] = np.array([0x53800000, 0x53800001], np.uint32).view(np.float32)
+    x[2, 5:9] = np.array([0xB0000001, 0xB0000000, 0xB0000001, 0xB0000000], np.uint32).view(np.float32)
+    x[3, [columns // 2, columns - 2]] = np.nan
+    x[np.arange(5, len(x)), list(places)] = 2.0**41
+    return x
+
+
+def _ordered(x: np.ndarray, count: int) -> np.ndarray:
+    """Places of the `count` largest of each row, (rows, count): NaN first, then by value, then by place."""
+    key = np.where(np.isnan(x), -np.inf, -np.clip(x.astype(np.float64), -1e99, 1e99))
+    return np.argsort(key, axis=1, kind="stable")[:, :count].astype(np.int32)
+
+
 def argmax_subject() -> Subject:
-    x = _rng(7).choice(np.float32([-1.5, -0.0, 0.0, 2.0]), (2, 300))
-    want = np.argmax(x, axis=1).astype(np.int32)[:, None]
-    kernel = argmax(rows=2, columns=300, splits=1, config=ArgmaxConfig(warps=2, unroll=2))
+    x = _searched(300, (0, 63, 64, 93, 128, 149, 150, 213, 214, 278, 299))
+    want = np.concatenate([_ordered(x[:, :150], 1), 150 + _ordered(x[:, 150:], 1)], axis=1).astype(np.int32)
+    kernel = argmax(rows=16, columns=300, splits=2, config=ArgmaxConfig(warps=2, unroll=1))
     return Subject(kernel, (x,), (np.take_along_axis(x, want, 1), want), 0)
+
+
+def argmax_of_candidates_subject() -> Subject:
+    x = _searched(80, (0, 5, 18, 31, 32, 41, 59, 63, 64, 73, 79))
+    indices = _rng(9).permutation(x.size).reshape(x.shape).astype(np.int32)
+    place = np.concatenate([_ordered(x[:, :40], 1), 40 + _ordered(x[:, 40:], 1)], axis=1).astype(np.int32)
+    kernel = argmax(rows=16, columns=80, splits=2, from_candidates=True, config=ArgmaxConfig(warps=1, unroll=1))
+    wants = np.take_along_axis(x, place, 1), np.take_along_axis(indices, place, 1)
+    return Subject(kernel, (x, indices), wants, 0)
 
 
 def top_k_subject() -> Subject:
-    x = _rng(8).integers(-20, 20, (2, 150)).astype(np.float32)
-    want = np.argsort(-x, axis=1, kind="stable")[:, :9].astype(np.int32)
-    kernel = top_k(rows=2, columns=150, count=9, splits=1, config=TopKConfig(warps=2))
-    return Subject(kernel, (x,), (np.take_along_axis(x, want, 1), want), 0)
+    """Two parts of 71 and 70 values, of each of which the 71 largest are wanted: all, in order, and one more."""
+    x = _searched(141)
+    places = [_ordered(x[:, :71], 71), 71 + _ordered(x[:, 71:], 70), np.full((5, 1), 141, np.int32)]
+    want = np.concatenate(places, axis=1).astype(np.int32)
+    padded = np.concatenate([x, np.full((5, 1), -np.inf, np.float32)], axis=1)
+    kernel = top_k(rows=5, columns=141, count=71, splits=2, config=TopKConfig(warps=1))
+    return Subject(kernel, (x,), (np.take_along_axis(padded, want, 1), want), 0)
+
+
+def top_k_of_candidates_subject() -> Subject:
+    x, indices = _searched(40), _rng(10).permutation(200).reshape(5, 40).astype(np.int32)
+    places = _ordered(x, 9)
+    kernel = top_k(rows=5, columns=40, count=9, from_candidates=True, config=TopKConfig(warps=2))
+    wants = np.take_along_axis(x, places, 1), np.take_along_axis(indices, places, 1)
+    return Subject(kernel, (x, indices), wants, 0)
 
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
@@ -290,7 +336,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "attention-f16": functools.partial(attention_subject, 128, "f16", PagedAttentionConfig(warps=3, unroll=1)),
     "attention-bf16": functools.partial(attention_subject, 96, "bf16"),
     "argmax": argmax_subject,
+    "argmax-candidates": argmax_of_candidates_subject,
     "top_k": top_k_subject,
+    "top_k-candidates": top_k_of_candidates_subject,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -152,20 +153,18 @@ def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> 
     return np.frombuffer(value.tobytes(), np.uint8)
 
 
-def run(
+def run(kernel: Kernel, *operands: np.ndarray, **options: Any) -> tuple[np.ndarray, ...]:
+    """Runs a built kernel; returns its results in order: `run_counted`, with its options, without the statistics."""
+    return run_counted(kernel, *operands, **options)[0]
+
+
+def run_counted(
     kernel: Kernel,
     *operands: np.ndarray,
     check: bool = True,
     batch_lanes: int = BATCH_LANES,
     strict: bool = True,
     step_limit: int = STEP_LIMIT,
-) -> tuple[np.ndarray, ...]:
-    """Runs a built kernel; returns its results in order: `run_counted` without the statistics."""
-    return run_counted(kernel, *operands, check=check, batch_lanes=batch_lanes, strict=strict)[0]
-
-
-def run_counted(
-    kernel: Kernel, *operands: np.ndarray, check: bool = True, batch_lanes: int = BATCH_LANES, strict: bool = True
 ) -> tuple[tuple[np.ndarray, ...], Statistics]:
     """Runs a built kernel; returns its results in order, and what it took.
 

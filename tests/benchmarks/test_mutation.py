@@ -8,6 +8,7 @@ from subjects import SUBJECTS, subject
 
 from benchmarks import mutation
 from benchmarks.mutants import OPERATORS, Mutant, instructions, mutants
+from ptx_kernels.ptx import Kernel
 
 TEXT = """
   mov.u32 %r1, 4;
@@ -77,9 +78,9 @@ def test_every_instruction_of_a_kernel_is_seen() -> None:
 def test_shares_and_draws_are_fair_and_deterministic() -> None:
     shares = mutation.shares(["a-1", "a-2", "b"], 7)
     assert shares == {"a-1": 2, "a-2": 2, "b": 3}
-    text = subject("quantize-f32").kernel.text
-    drawn = mutation.draw("quantize-f32", text, 40, 0, [])
-    assert drawn == mutation.draw("quantize-f32", text, 40, 0, [])
+    kernel = subject("quantize-f32").kernel
+    drawn = mutation.draw("quantize-f32", kernel, 40, 0, [])
+    assert drawn == mutation.draw("quantize-f32", kernel, 40, 0, [])
     assert len(set(drawn)) == 40
     first = drawn[0]
     known = [
@@ -87,7 +88,7 @@ def test_shares_and_draws_are_fair_and_deterministic() -> None:
             "quantize-*", first.operator, mutation.plain(first.before), mutation.plain(first.after), "", True
         )
     ]
-    assert first not in mutation.draw("quantize-f32", text, 40, 0, known)
+    assert first not in mutation.draw("quantize-f32", kernel, 40, 0, known)
 
 
 def test_known_mutants_have_reasons_and_subjects() -> None:
@@ -108,6 +109,43 @@ def test_endless_loops_and_errors_are_found() -> None:
     assert mutation.verdict(built, endless) == "StepLimit"
     assert mutation.verdict(built, Mutant("delete-store", at, text[at], "")) == "UninitializedRead"
     assert mutation.verdict(built, Mutant("change-mask", at, text[at], text[at])) == ""
+
+
+def test_index_arithmetic_that_stays_the_same_is_set_aside() -> None:
+    text = """.version 7.0
+.target sm_61
+.address_size 64
+
+.visible .entry k(
+  .param .u64 y
+)
+{
+  .reg .b32 %r<9>;
+  .reg .b64 %rd<3>;
+  .reg .pred %p<2>;
+  mov.u32 %r0, %tid.x;
+  ld.param.u64 %rd0, [y];
+  shr.u32 %r1, %r0, 5;
+  shr.u32 %r2, %r1, 1;
+  setp.lt.u32 %p0, %r0, 64;
+  mad.wide.u32 %rd1, %r2, 4, %rd0;
+  ld.global.u32 %r3, [%rd1];
+  shr.u32 %r4, %r3, 1;
+  ret;
+}
+"""
+    kernel = Kernel("k", text, (), (3, 1, 1), (64, 1, 1))
+    lines = text.split("\n")
+
+    def same(before: str, after: str) -> bool:
+        at = lines.index(f"  {before}")
+        return mutation.changes_no_index(kernel, Mutant("change-shift", at, lines[at], f"  {after}"))
+
+    assert same("shr.u32 %r2, %r1, 1;", "shr.u32 %r2, %r1, 2;")  # two warps: 0 either way
+    assert not same("shr.u32 %r1, %r0, 5;", "shr.u32 %r1, %r0, 4;")
+    assert same("setp.lt.u32 %p0, %r0, 64;", "setp.le.u32 %p0, %r0, 64;")
+    assert not same("setp.lt.u32 %p0, %r0, 64;", "setp.lt.u32 %p0, %r0, 63;")
+    assert not same("shr.u32 %r4, %r3, 1;", "shr.u32 %r4, %r3, 1;")  # depends on what is loaded: nothing is proved
 
 
 def test_a_sample_is_killed(record_property) -> None:
