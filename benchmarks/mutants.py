@@ -294,8 +294,9 @@ def mutants(text: str) -> dict[str, list[Mutant]]:
 
 # --- mutants that change nothing --------------------------------------------------------------------------------------
 
-_INDEX_ARITHMETIC = ("mov.", "add.", "sub.", "mul.", "mad.", "and.", "or.", "xor.", "not.", "shl.", "shr.", "selp.")
-_INDEX_ARITHMETIC += ("setp.", "min.", "max.", "div.", "rem.", "cvt.", "bfe.", "bfi.")
+_INDEX_ARITHMETIC = tuple(
+    f"{name}." for name in "mov add sub mul mad and or xor not shl shr selp setp min max div rem cvt bfe bfi".split()
+)
 _CLASSES = {"%p": "pred", "%r": "b32", "%rd": "b64"}
 
 

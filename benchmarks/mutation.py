@@ -123,24 +123,21 @@ def changes_no_index(kernel: Kernel, mutant: Mutant) -> bool:
     return True
 
 
-def draw(label: str, kernel: Kernel, count: int, seed: int, known: Sequence[Known]) -> list[Mutant]:
-    """Up to `count` mutants of a kernel that are not known to be equivalent, the operators in turn."""
-    text = kernel.text
+def draw(label: str, kernel: Kernel, seed: int) -> Iterator[Mutant]:
+    """The mutants of a kernel that change more than nothing, in random order, the operators in turn."""
     rng = random.Random(f"{label} {seed}")
-    by_operator = {name: found for name, found in mutants(text).items() if found}
+    by_operator = {name: found for name, found in mutants(kernel.text).items() if found}
     for found in by_operator.values():
         rng.shuffle(found)
     names = list(by_operator)
     rng.shuffle(names)
-    drawn: list[Mutant] = []
-    while len(drawn) < count and any(by_operator.values()):
+    while any(by_operator.values()):
         for name in names:
             while by_operator[name]:
                 mutant = by_operator[name].pop()
-                if not _known(known, label, mutant, equivalent=True) and not changes_no_index(kernel, mutant):
-                    drawn.append(mutant)
+                if not changes_no_index(kernel, mutant):
+                    yield mutant
                     break
-    return drawn[:count]
 
 
 def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
@@ -167,12 +164,17 @@ def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
 
 
 def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
+    """The outcomes of `count` mutants, fewer if there are no more; those known to be equivalent are passed over."""
     subject, known = load_subject(label), read_known()
-    outcomes = []
-    for mutant in draw(label, subject.kernel, count, seed, known):
+    outcomes: list[Outcome] = []
+    for mutant in draw(label, subject.kernel, seed):
+        if len(outcomes) == count:
+            break
         killed_by = verdict(subject, mutant)
-        why = "" if killed_by else _known(known, label, mutant, equivalent=False)
-        outcomes.append(Outcome(label, mutant, killed_by, why))
+        if killed_by:
+            outcomes.append(Outcome(label, mutant, killed_by))
+        elif not _known(known, label, mutant, equivalent=True):
+            outcomes.append(Outcome(label, mutant, "", _known(known, label, mutant, equivalent=False)))
     return outcomes
 
 

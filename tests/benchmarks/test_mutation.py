@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from subjects import SUBJECTS, subject
@@ -79,16 +80,25 @@ def test_shares_and_draws_are_fair_and_deterministic() -> None:
     shares = mutation.shares(["a-1", "a-2", "b"], 7)
     assert shares == {"a-1": 2, "a-2": 2, "b": 3}
     kernel = subject("quantize-f32").kernel
-    drawn = mutation.draw("quantize-f32", kernel, 40, 0, [])
-    assert drawn == mutation.draw("quantize-f32", kernel, 40, 0, [])
+    drawn = list(itertools.islice(mutation.draw("quantize-f32", kernel, 0), 40))
+    assert drawn == list(itertools.islice(mutation.draw("quantize-f32", kernel, 0), 40))
     assert len(set(drawn)) == 40
-    first = drawn[0]
-    known = [
-        mutation.Known(
-            "quantize-*", first.operator, mutation.plain(first.before), mutation.plain(first.after), "", True
-        )
-    ]
-    assert first not in mutation.draw("quantize-f32", kernel, 40, 0, known)
+    assert len({m.operator for m in drawn[: len(MADE) - 3]}) >= 12  # a barrier and a loop it has not
+
+
+def test_known_mutants_are_passed_over(monkeypatch) -> None:
+    (survivor, *_) = (
+        m
+        for m in mutation.draw("rms_norm-f32", subject("rms_norm-f32").kernel, 0)
+        if m.operator == "flip-comparison" and "setp.eq" in m.before
+    )
+    line = mutation.plain(survivor.before), mutation.plain(survivor.after)
+    for equivalent in (True, False):
+        known = mutation.Known("rms_norm-*", survivor.operator, *line, "known", equivalent)
+        monkeypatch.setattr(mutation, "read_known", lambda known=known: [known])
+        monkeypatch.setattr(mutation, "draw", lambda *_: iter([survivor]))
+        outcomes = mutation.run_subject("rms_norm-f32", 1, 0)
+        assert [o.explanation for o in outcomes] == ([] if equivalent else ["known"])
 
 
 def test_known_mutants_have_reasons_and_subjects() -> None:
