@@ -17,6 +17,7 @@ from oracles import (
     activation_operands,
     attention,
     gated,
+    int8_vectors,
     loaded,
     quantized,
     random_planes,
@@ -32,6 +33,7 @@ from ptx_kernels.kernels.argmax import ArgmaxConfig, argmax
 from ptx_kernels.kernels.decode import decode
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, gated_matvec, matvec, qkv_matvec
+from ptx_kernels.kernels.merge_attention import MergeConfig, merge_attention
 from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
@@ -48,6 +50,7 @@ class Subject:
 
     Attributes:
       wants: one per result; a bf16 result as floats. None: no one answer (not compared).
+      finish: makes of the results what `wants` holds, where they are partial ones.
       tolerance: largest NMSE of a result of floats; 0 asks for the very bits. Integers are compared exactly.
     """
 
@@ -55,6 +58,7 @@ class Subject:
     operands: tuple[np.ndarray, ...]
     wants: tuple[np.ndarray | None, ...]
     tolerance: float
+    finish: Callable[..., tuple[np.ndarray, ...]] | None = None
 
     @property
     def exact(self) -> bool:
@@ -68,6 +72,9 @@ class Subject:
 
     def holds(self, results: tuple[np.ndarray, ...]) -> bool:
         """Whether results are right."""
+        if self.finish is not None:
+            finished = zip(self.finish(*results), self.wants, strict=True)
+            return all(nmse(got, want) <= self.tolerance for got, want in finished)
         found = zip(results, self.wants, self.kernel.results, strict=True)
         return all(self._close(got, want, buffer.type.name) for got, want, buffer in found if want is not None)
 
@@ -217,33 +224,90 @@ def rope_subject(interleaved: bool, qk_norm: bool) -> Subject:
     return Subject(kernel, (*pages, q, k, v, slots, *angles, *norms), (*wants, q_want), 1e-12)
 
 
-def attention_subject(head_dim: int = 64, dtype: str = "f32", config: PagedAttentionConfig | None = None) -> Subject:
-    """Two KV heads of three query heads each; contexts of 37, 0 and 16 tokens; NaN where no context is."""
+_TWO_WARPS = PagedAttentionConfig(warps=2, queries=2)
+
+
+def attention_subject(
+    head_dim: int = 64,
+    dtype: str = "f32",
+    config: PagedAttentionConfig = _TWO_WARPS,
+    *,
+    contiguous: bool = False,
+    sinks: bool = False,
+    window: int | None = None,
+    soft_cap: float | None = None,
+) -> Subject:
+    """Two KV heads of three query heads each; contexts of 37, 0 and 16 tokens; NaN in every slot that none sees."""
     rng = _rng(1, head_dim)
-    q = rng.standard_normal((3, 6, head_dim), np.float32)
-    pages = [rng.standard_normal((9, 2, 16, head_dim), np.float32) for _ in range(2)]
-    tables = rng.permutation(9).reshape(3, 3).astype(np.int32)
+    batch, num_pages, page_size, per_sequence = (3, 3, 48, 1) if contiguous else (3, 9, 16, 3)
+    q = rng.standard_normal((batch, 6, head_dim), np.float32)
+    tables = rng.permutation(num_pages).reshape(batch, per_sequence).astype(np.int32)
+    tables = np.arange(batch, dtype=np.int32)[:, None] if contiguous else tables
     lengths = np.array([37, 0, 16], np.int32)
-    for page in pages:
-        for table, length in zip(tables, lengths, strict=True):
-            for i, number in enumerate(table):
-                page[number, :, max(0, length - 16 * i) :] = np.nan
-    pages = [stored(page, dtype) for page in pages]
-    scale = head_dim**-0.5
+    unseen = np.ones((num_pages, 2, page_size), bool)
+    for table, length in zip(tables, lengths, strict=True):
+        for t in range(max(0, length - (window or length)), length):
+            unseen[table[t // page_size], :, t % page_size] = False
+    pages, scales, exact = [], [], []
+    for _ in range(2):
+        page = rng.standard_normal((num_pages, 2, page_size, head_dim), np.float32)
+        if dtype == "int8":
+            quants, steps = int8_vectors(page)
+            steps[unseen] = np.nan
+            pages.append(quants)
+            scales.append(steps)
+            exact.append(quants * steps.astype(np.float64)[..., None])
+        else:
+            page[unseen] = np.nan
+            pages.append(stored(page, dtype))
+            exact.append(loaded(pages[-1], dtype))
+    logits = rng.standard_normal(6, np.float32)
     kernel = paged_attention(
-        batch=3,
+        batch=batch,
         num_heads=6,
         num_kv_heads=2,
         head_dim=head_dim,
-        num_pages=9,
-        page_size=16,
-        pages_per_sequence=3,
-        scale=scale,
+        num_pages=num_pages,
+        page_size=page_size,
+        pages_per_sequence=per_sequence,
+        scale=head_dim**-0.5,
         dtype=dtype,
-        config=config or PagedAttentionConfig(warps=2, queries=2),
+        contiguous=contiguous,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=sinks,
+        config=config,
     )
-    want = attention(q, *(loaded(page, dtype) for page in pages), tables, lengths, scale)
-    return Subject(kernel, (q, *pages, tables, lengths), (want,), 1e-11)
+    want = attention(
+        q,
+        *exact,
+        tables,
+        lengths,
+        head_dim**-0.5,
+        window=window,
+        soft_cap=soft_cap,
+        sinks=logits if sinks else None,
+    )
+    operands = (q, *pages, *scales, *(() if contiguous else (tables,)), lengths, *((logits,) if sinks else ()))
+    return Subject(kernel, operands, (want,), 1e-11, merged if config.splits > 1 else None)
+
+
+def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
+    """What splits of attention make together, float64: (batch, heads, head_dim)."""
+    highest, total = marks[..., 0].astype(np.float64), marks[..., 1]
+    factors = np.exp2(highest - highest.max(-1, keepdims=True))
+    together, weight = (factors[..., None] * parts).sum(2), (factors * total).sum(-1)[..., None]
+    return (np.divide(together, weight, out=np.zeros_like(together), where=weight > 0),)
+
+
+def merge_subject(config: MergeConfig) -> Subject:
+    """Seven splits, of which the third and the last are empty; of one head all are."""
+    rng = _rng(10)
+    parts, marks = rng.standard_normal((2, 3, 7, 48), np.float32), rng.uniform(1, 9, (2, 3, 7, 2)).astype(np.float32)
+    for empty in (np.s_[:, :, [2, 6]], np.s_[1, 1]):
+        parts[empty], marks[empty] = 0, [-3e38, 0]
+    kernel = merge_attention(batch=2, num_heads=3, head_dim=48, splits=7, config=config)
+    return Subject(kernel, (parts, marks), merged(parts, marks), 1e-12)
 
 
 def _searched(columns: int, places: tuple[int, ...] = ()) -> np.ndarray:
@@ -306,6 +370,8 @@ def top_k_of_candidates_subject() -> Subject:
     return Subject(kernel, (x, indices), wants, 0)
 
 
+_HEAD_DIMS = {"f32": 64, "f16": 128, "bf16": 96, "int8": 48, "fp8": 32}
+
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{f"quantize-{t}": functools.partial(quantize_subject, t) for t in ("f32", "f16", "bf16")},
     **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
@@ -332,9 +398,14 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16")},
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
-    "attention-f32": attention_subject,
-    "attention-f16": functools.partial(attention_subject, 128, "f16", PagedAttentionConfig(warps=3, unroll=1)),
-    "attention-bf16": functools.partial(attention_subject, 96, "bf16"),
+    **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},
+    "attention-one_warp": functools.partial(attention_subject, 128, "f16", PagedAttentionConfig(warps=1, unroll=1)),
+    "attention-contiguous": functools.partial(attention_subject, contiguous=True, window=20, sinks=True),
+    "attention-soft_cap": functools.partial(attention_subject, 32, soft_cap=1.5, window=9),
+    "attention-splits": functools.partial(
+        attention_subject, config=PagedAttentionConfig(warps=1, splits=3, unroll=1), sinks=True
+    ),
+    "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
     "argmax": argmax_subject,
     "argmax-candidates": argmax_of_candidates_subject,
     "top_k": top_k_subject,
