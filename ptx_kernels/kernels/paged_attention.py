@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, KernelError, Value, f32, kernel, s32, u32
-from .functions import tanh
+from .activation import tanh
 from .head_output import declare_result
 from .pages import Place, Spread, declare_pages
 from .softmax import LOG2_E, Merged, State, dot, merge_block

@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..formats import e4m3 as fp8
 from ..formats.unpack import signed_byte_floats
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
-from . import e4m3 as fp8
 from .quantize_q8_1 import to_int8
 from .vectors import FLOATS, load_floats, pack_bytes, store_floats
 

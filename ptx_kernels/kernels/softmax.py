@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, Pointer, Value, Var, f32
-from .functions import exp2
+from .activation import exp2
 from .pages import Spread
 from .vectors import store_floats
 

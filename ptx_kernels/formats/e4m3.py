@@ -5,10 +5,8 @@ The conversions of the PTX ISA need sm_89. Layout: Micikevicius et al. 2022, "FP
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..ptx import Builder, Value, f16, u32
-from .vectors import unpack_halves
+from ..ptx import Builder, Value, u32
+from .unpack import Words, half
 
 LARGEST = 448.0
 UNIT = 2.0**8  # what a decoded code counts for: f16's exponent bias of 15 against 7
@@ -17,13 +15,12 @@ _SMALLEST_NORMAL = 2.0**-6
 _ALIGN = 2.0**14  # an f32 of this size has units of 2^-9, those of e4m3's subnormal numbers
 
 
-def decode(words: Sequence[Value]) -> list[Value]:
+def decode(words: Words) -> list[Value]:
     """The bytes of u32 words, lowest first, as f32 in units of UNIT: exact; the codes 0x7f and 0xff give NaN."""
     values = []
     for word in words:
-        even, odd = ((word << 8, word << 7), (word, word >> 1))
-        pairs = [unpack_halves(_as_f16(*shifted), f16) for shifted in (even, odd)]  # bytes 0 and 2, 1 and 3
-        values += [value for both in zip(*pairs, strict=True) for value in both]
+        even, odd = _as_f16(word << 8, word << 7), _as_f16(word, word >> 1)  # bytes 0 and 2, 1 and 3
+        values += [half(even), half(odd), half(even, 1), half(odd, 1)]
     return values
 
 
