@@ -11,25 +11,13 @@ from ..formats.unpack import signed_byte_floats
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
 from .quantize_q8_1 import to_int8
-from .vectors import FLOATS, load_floats, pack_bytes, store_floats
+from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats
 
 #: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside them.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
 HEAD_DIMS = tuple(range(32, 257, 16))
 
 Place = tuple[Value, Value, Value]  # page, head, slot in the page
-
-
-@dataclass(frozen=True)
-class Run:
-    """Neighbouring values (f32) of a head's vector in a lane, from dimension `first` on.
-
-    `held`: whether this lane has them; None: always. Values that are not held are zeros.
-    """
-
-    first: Value
-    values: Sequence[Value]
-    held: Value | None = None
 
 
 class Spread:
@@ -106,10 +94,10 @@ class Pages:
             quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
             self.scales.at(*place).store(0, amax * (1 / 127), where=where & (k.lane_id % lanes == 0))
             rest = iter(quants)
-            runs = [Run(run.first, list(itertools.islice(rest, len(run.values))), run.held) for run in runs]
+            runs = [Run(run.first, list(itertools.islice(rest, len(run.values))), run.inside) for run in runs]
         row = self.rows.at(*place)
         for run in runs:
-            _store_run(row.at(run.first), run.values, where if run.held is None else where & run.held)
+            _store_run(row.at(run.first), run.values, where if run.inside is None else where & run.inside)
 
 
 def declare_pages(

@@ -9,7 +9,7 @@ from typing import Literal
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
 from .quantize_q8_1 import GROUP, store_group
 from .reduce import across_warps
-from .vectors import load_floats, store_floats
+from .vectors import Run, load_floats, store_floats
 
 _RUN = 4  # values of a thread's load: 16 bytes
 _MAX_RUNS = 16  # of a row that a thread holds in registers
@@ -18,18 +18,6 @@ _MAX_RUNS = 16  # of a row that a thread holds in registers
 @dataclass(frozen=True)
 class RmsNormConfig:
     warps: int = 8  # per block, which has one row
-
-
-@dataclass(frozen=True)
-class Run:
-    """Four neighbouring values of a row: `values` (f32) from column `first` (u32) on.
-
-    `inside`: whether the row has that column; None: it does.
-    """
-
-    first: Value
-    values: list[Value]
-    inside: Value | None
 
 
 def runs(k: Builder, columns: int, warps: int) -> Iterator[tuple[Value, Value | None]]:

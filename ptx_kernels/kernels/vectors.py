@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..ptx import KernelError, Pointer, Value, bf16, f16, f32, u16, u32
 from ..ptx.types import Type
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring values (f32) of a vector that a thread holds, from element `first` (u32) on.
+
+    `inside`: whether the vector has them; None: it does. Where not, the values are zeros.
+    """
+
+    first: Value
+    values: Sequence[Value]
+    inside: Value | None = None
+
 
 FLOATS: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": bf16}
 
