@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..ptx import Builder, Value, f32, u32
 
-_LOG2_E = math.log2(math.e)
+LOG2_E = math.log2(math.e)
 #: tanh(x) = x + x^3 P(x^2) for |x| < 0.625 within 2^-26 relative: fitted to the relative error, lowest power first.
 _TANH = (-0.333332819, 0.133314422, -0.0537397122, 0.0206390787, -0.00570497837)
 
@@ -21,7 +21,7 @@ def exp2(k: Builder, x: Value) -> Value:
 def tanh(k: Builder, x: Value) -> Value:
     """tanh(x), a few ulp off at most (`tanh.approx` is 2^-11 off): a polynomial near 0, else by 2^x; NaN stays."""
     magnitude = k.instruction("abs.f32", x)
-    power = exp2(k, magnitude * (-2 * _LOG2_E))
+    power = exp2(k, magnitude * (-2 * LOG2_E))
     large = (1.0 - power) * k.instruction("rcp.approx.f32", power + 1.0)
     signed = (large.bits(u32) | (x.bits(u32) & 0x80000000)).bits(f32)
     square = x * x
@@ -32,7 +32,7 @@ def tanh(k: Builder, x: Value) -> Value:
 
 def silu(k: Builder, x: Value) -> Value:
     """x / (1 + exp(-x)); large negative x, whose exponential overflows, give -0."""
-    return x / (exp2(k, x * -_LOG2_E) + 1.0)
+    return x / (exp2(k, x * -LOG2_E) + 1.0)
 
 
 def gelu(k: Builder, x: Value) -> Value:
@@ -42,7 +42,7 @@ def gelu(k: Builder, x: Value) -> Value:
     """
     scale = 2 * math.sqrt(2 / math.pi)
     z2 = x * k.fma(x * x, 0.044715 * scale, scale)
-    return x / (exp2(k, z2 * -_LOG2_E) + 1.0)
+    return x / (exp2(k, z2 * -LOG2_E) + 1.0)
 
 
 ACTIVATIONS: dict[str, Callable[[Builder, Value], Value]] = {"silu": silu, "gelu": gelu}

@@ -8,8 +8,6 @@ from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
 from .quantize_q8_1 import GROUP, store_group
 from .softmax import Merged
 
-OUTPUTS = ("f32", "q8_1")
-
 #: ((sequence, head), or with the split behind them; state) -> None: one warp writes one query head's result.
 Write = Callable[[tuple[Value, ...], Merged], None]
 
@@ -25,11 +23,9 @@ def declare_result(k: Builder, batch: int, num_heads: int, head_dim: int, output
 
     Raises KernelError for another output, for q8_1 of another head_dim, and for q8_1 of splits.
     """
-    if output not in OUTPUTS or output == "q8_1" and (head_dim % GROUP or splits > 1):
-        raise KernelError(
-            f"output={output!r} must be f32, or q8_1 where head_dim={head_dim} is a multiple of {GROUP} and splits="
-            f"{splits} is 1"
-        )
+    if output != "f32" and (output != "q8_1" or head_dim % GROUP or splits > 1):
+        rule = f"f32, or q8_1 where head_dim={head_dim} is a multiple of {GROUP} and splits={splits} is 1"
+        raise KernelError(f"output={output!r} must be {rule}")
     if splits > 1:
         return _parts(k, batch, num_heads, splits, head_dim)
     if output == "f32":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..ptx import WARP, Builder, f32, kernel
 from .head_output import declare_result
 from .pages import Spread
-from .softmax import Merged, State, merge_block
+from .softmax import State, merge_block
 
 _RUN = 4  # values of a lane's load: 16 bytes
 
@@ -53,8 +53,4 @@ def merge_attention(
         values = [(spread.load(parts.at(sequence, head, split), ok), None) for split, ok in each]
         scores, totals = zip(*both, strict=True)
         state.add(k, scores, seen, values, totals)
-
-    def finish(_: int, merged: Merged) -> None:
-        write((sequence, head), merged)
-
-    merge_block(k, [state], spread, head_dim, config.warps, finish)
+    merge_block(k, [state], spread, head_dim, config.warps, lambda _, merged: write((sequence, head), merged))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, KernelError, Value, f32, kernel, s32, u32
-from .activation import tanh
+from .activation import LOG2_E, tanh
 from .head_output import declare_result
 from .pages import Place, Spread, declare_pages
-from .softmax import LOG2_E, Merged, State, dot, merge_block
+from .softmax import Merged, State, dot, merge_block
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,6 @@ def paged_attention(
         """Scores and adds `ahead` tokens, `streams` apart, all of whose loads come first."""
         places = [locate(token + u * streams) for u in range(ahead)]
         seen = [inside for inside, _ in places]
-
         keys, values = ([pages.load(spread, at, ok) for ok, at in places] for pages in (k_pages, v_pages))
         for mine, state in zip(query, states, strict=True):
             scores = [k.warp_sum(dot(k, mine, key), lanes=spread.lanes) for key, _ in keys]
@@ -132,11 +132,8 @@ def paged_attention(
 
     def finish(query: int, merged: Merged) -> None:
         place = (sequence, heads[query], split) if splits > 1 else (sequence, heads[query])
-        if group % queries == 0:
+        with k.when(first + query < group) if group % queries else contextlib.nullcontext():
             write(place, merged)
-        else:
-            with k.when(first + query < group):
-                write(place, merged)
 
     merge_block(k, states, spread, head_dim, config.warps, finish)
 

@@ -11,7 +11,7 @@ from ..formats.unpack import signed_byte_floats
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
 from .quantize_q8_1 import to_int8
-from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats
+from .vectors import FLOATS, Run, both, load_floats, pack_bytes, store_floats
 
 #: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside them.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
@@ -21,48 +21,27 @@ Place = tuple[Value, Value, Value]  # page, head, slot in the page
 
 
 class Spread:
-    """How one head's vector of head_dim values lies over lanes: runs of `run` values, `lanes` lanes a vector.
-
-    A lane holds `pieces` runs. Where head_dim does not fill a power of two of lanes, the last ones hold nothing.
-    """
+    """How a vector lies over a power of two of `lanes`: runs of `run` values, the last lanes with fewer or none."""
 
     def __init__(self, k: Builder, head_dim: int, run: int) -> None:
         runs = head_dim // run
-        self.run = run
-        self.lanes = min(WARP, 1 << (runs - 1).bit_length())
-        self.pieces = -(-runs // self.lanes)
-        lane = k.lane_id % self.lanes
-        self.dims = [(lane + piece * self.lanes) * run for piece in range(self.pieces)]  # first value of each run
-        self._holds = [
-            dim < head_dim if (piece + 1) * self.lanes > runs else None for piece, dim in enumerate(self.dims)
+        self.run, self.lanes = run, min(WARP, 1 << (runs - 1).bit_length())
+        starts = range(0, runs, self.lanes)
+        firsts = [(k.lane_id % self.lanes + start) * run for start in starts]
+        self._parts = [
+            (f, f < head_dim if s + self.lanes > runs else None) for f, s in zip(firsts, starts, strict=True)
         ]
-
-    @property
-    def width(self) -> int:
-        """Values of a vector that a lane holds."""
-        return self.pieces * self.run
-
-    def where(self, piece: int, condition: Value | None = None) -> Value | None:
-        """Whether this lane holds values of that piece, and the condition holds; None: always."""
-        held = self._holds[piece]
-        if held is None or condition is None:
-            return held if condition is None else condition
-        return held & condition
+        self.width = len(firsts) * run  # values of a vector that a lane holds
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
         """This lane's values of the vector at `row`, as f32; zeros where the condition fails."""
-        return [
-            value
-            for piece, dim in enumerate(self.dims)
-            for value in _load_run(row.at(dim), self.run, self.where(piece, condition))
-        ]
+        parts = [_load_run(row.at(first), self.run, both(inside, condition)) for first, inside in self._parts]
+        return [value for part in parts for value in part]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
         """This lane's values of a vector, as runs to be stored."""
-        return [
-            Run(dim, values[piece * self.run : (piece + 1) * self.run], self._holds[piece])
-            for piece, dim in enumerate(self.dims)
-        ]
+        pieces = [values[i : i + self.run] for i in range(0, self.width, self.run)]
+        return [Run(first, piece, inside) for (first, inside), piece in zip(self._parts, pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -97,7 +76,7 @@ class Pages:
             runs = [Run(run.first, list(itertools.islice(rest, len(run.values))), run.inside) for run in runs]
         row = self.rows.at(*place)
         for run in runs:
-            _store_run(row.at(run.first), run.values, where if run.inside is None else where & run.inside)
+            _store_run(row.at(run.first), run.values, both(where, run.inside))
 
 
 def declare_pages(
@@ -112,17 +91,14 @@ def declare_pages(
     if shape[-1] not in HEAD_DIMS:
         raise KernelError(f"head_dim={shape[-1]} must be one of {HEAD_DIMS}")
     rows = [buffer(name, PAGE_TYPES[dtype], shape) for name in ("k_pages", "v_pages")]
-    if dtype != "int8":
-        return Pages(rows[0], None), Pages(rows[1], None)
-    scales = [buffer(name, f32, shape[:3]) for name in ("k_scales", "v_scales")]
+    scales = [buffer(name, f32, shape[:3]) if dtype == "int8" else None for name in ("k_scales", "v_scales")]
     return Pages(rows[0], scales[0]), Pages(rows[1], scales[1])
 
 
 def _load_run(pointer: Pointer, count: int, where: Value | None) -> list[Value]:
     if pointer.type.size > 1:
         return load_floats(pointer, count, where=where)
-    words = pointer.cast(u32).load(vector=count // 4, where=where)
-    words = words if isinstance(words, tuple) else (words,)
+    words = pointer.cast(u32).load(vector=4, where=where)  # 16 values: all of the 16 bytes
     return signed_byte_floats(pointer.builder, words) if pointer.type is s8 else fp8.decode(words)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ptx import Builder, Pointer, Value, f32, kernel, s8, s32, u32, u64
-from .vectors import float_type, load_floats, pack_bytes
+from .vectors import both, float_type, load_floats, pack_bytes
 
 GROUP = 32  # values that share a scale
 _LANES = 8  # per group; each holds 4 values
@@ -57,7 +57,7 @@ def store_group(
         values.cast(u32).store(0, pack_bytes([q.bits(u32) & 0xFF for q in quants]), where=where)
     first = k.lane_id % lanes == 0
     scale = amax * (1 / 127)
-    scale_sum.store(0, (scale, scale * total.to(f32)), where=first if where is None else first & where)
+    scale_sum.store(0, (scale, scale * total.to(f32)), where=both(first, where))
 
 
 @kernel

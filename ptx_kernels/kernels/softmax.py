@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, Pointer, Value, Var, f32
 from .activation import exp2
 from .pages import Spread
-from .vectors import store_floats
+from .vectors import both, store_floats
 
-LOG2_E = math.log2(math.e)
 LOWEST = -3.0e38  # below every score; finite, so that no difference of two of them is NaN
 
 
@@ -49,10 +47,7 @@ class State:
         self.rescale(k, highest)
         for i, (score, ok) in enumerate(zip(scores, seen, strict=True)):
             weight = k.select(ok, exp2(k, score - self.highest), 0.0)
-            if counts is None:
-                self.total += weight
-            else:
-                k.accumulate(self.total, weight, counts[i])
+            k.accumulate(self.total, weight, 1.0 if counts is None else counts[i])
             vector, factor = values[i]
             weighted = weight if factor is None else weight * factor
             for mine, value in zip(self.values, vector, strict=True):
@@ -104,8 +99,8 @@ def merge_block(
     for i, state in enumerate(states):
         marks.at(i, k.warp_id).store(0, (state.highest, state.total), where=k.lane_id == 0)
         row = parts.at(i, k.warp_id)
-        for piece, run in enumerate(spread.runs(state.values)):
-            store_floats(row.at(run.first), run.values, where=spread.where(piece, first_vector))
+        for run in spread.runs(state.values):
+            store_floats(row.at(run.first), run.values, where=both(run.inside, first_vector))
     k.barrier()
     for i in range(len(states)):
         with k.when(k.warp_id == i % warps):

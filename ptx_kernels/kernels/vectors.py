@@ -24,6 +24,11 @@ class Run:
 FLOATS: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": bf16}
 
 
+def both(a: Value | None, b: Value | None) -> Value | None:
+    """Two conditions as one; None: always."""
+    return b if a is None else a if b is None else a & b
+
+
 def float_type(name: str) -> Type:
     """The storage type called `f32`, `f16` or `bf16`; KernelError for another name."""
     try:
