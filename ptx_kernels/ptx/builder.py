@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from . import tensor
+from . import mbarrier, tensor
 from .errors import KernelError, Line, caller
 from .instructions import BASELINE, INSTRUCTIONS, Version
 from .module import Buffer, Kernel, Role
@@ -239,11 +239,11 @@ class Builder:
 
     # --- control flow ---
 
-    def _label(self) -> str:
+    def label(self) -> str:
         self._labels += 1
         return f"$L{self._labels}"
 
-    def _mark(self, label: str) -> None:
+    def mark(self, label: str) -> None:
         self._lines.append((f"{label}:", caller()))
 
     @contextlib.contextmanager
@@ -251,10 +251,10 @@ class Builder:
         """Threads for which the condition holds run the body: `with k.when(c) as branch: ...`,
         then `with branch.otherwise(): ...` runs the others."""
         self.guard(condition)
-        end = self._label()
+        end = self.label()
         self.write(f"@!{condition.name} bra {end};")
         yield Branch(self, condition)
-        self._mark(end)
+        self.mark(end)
 
     @contextlib.contextmanager
     def loop(self, start: Operand, stop: Operand, step: int = 1) -> Iterator[Value]:
@@ -264,14 +264,14 @@ class Builder:
         """
         index = self.var(u32, start)
         limit = self.operand(stop, u32, "loop")
-        top, end = self._label(), self._label()
+        top, end = self.label(), self.label()
         if not (isinstance(start, int) and isinstance(stop, int) and start < stop):
             self.write(f"@{self.emit('setp.ge.u32', index.name, limit).name} bra {end};")
-        self._mark(top)
+        self.mark(top)
         yield Value(self, u32, index.name)
         index += step
         self.write(f"@{self.emit('setp.lt.u32', index.name, limit).name} bra {top};")
-        self._mark(end)
+        self.mark(end)
 
     # --- warps and blocks ---
 
@@ -321,6 +321,11 @@ class Builder:
     cp_async = tensor.cp_async
     cp_async_commit = tensor.cp_async_commit
     cp_async_wait = tensor.cp_async_wait
+    mbarrier_init = mbarrier.mbarrier_init
+    mbarrier_arrive = mbarrier.mbarrier_arrive
+    mbarrier_wait = mbarrier.mbarrier_wait
+    bulk_copy = mbarrier.bulk_copy
+    fence_async = mbarrier.fence_async
 
     # --- the end ---
 

@@ -21,6 +21,7 @@ from .operands import Operands, Step
 from .program import SHARED_BASE, Immediate, Instruction
 
 if TYPE_CHECKING:
+    from .bulk_copy import BulkCopy
     from .shared import SharedMemory
 
 _GRANULE = 4  # bytes, the smallest copy
@@ -28,7 +29,7 @@ _NEEDS: Version = ((7, 0), 80)
 
 
 @dataclass
-class _Copy:
+class Copy:
     """One instruction's copies, for the lanes that have not waited for theirs yet; arrays have one entry per lane."""
 
     instruction: Instruction
@@ -37,8 +38,8 @@ class _Copy:
     addresses: np.ndarray  # shared, u32
     items: np.ndarray  # what arrives
 
-    def take(self, where: np.ndarray) -> _Copy:
-        return _Copy(self.instruction, *(x[where] for x in (self.lanes, self.groups, self.addresses, self.items)))
+    def take(self, where: np.ndarray) -> Copy:
+        return Copy(self.instruction, *(x[where] for x in (self.lanes, self.groups, self.addresses, self.items)))
 
 
 class AsyncCopies:
@@ -47,21 +48,24 @@ class AsyncCopies:
     def __init__(self, shared: SharedMemory, lanes: int) -> None:
         self.shared = shared
         self.committed = np.zeros(lanes, np.int64)  # groups of each lane
-        self.under_way: list[_Copy] = []
+        self.under_way: list[Copy] = []
+        self.bulk: list[BulkCopy] = []
         self.writer = np.zeros(shared.views[1].size // _GRANULE, np.int64)  # PTX line of the copy under way, or 0
         self.owner = np.zeros_like(self.writer)  # its lane
 
-    def issue(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int, items: np.ndarray
-    ) -> None:
-        """Starts one copy per lane of the frame; the bytes may change from now on, so this is a store already."""
+    def issue(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray) -> None:
+        """Starts one copy per lane of the frame, which is of the lane's open group."""
+        self.under_way.append(self.start(frame, instruction, addresses, items))
+
+    def start(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray) -> Copy:
+        """The bytes may change from now on, so this is a store already; `arrive` is the other one."""
+        width = items.dtype.itemsize
         self.shared.store(frame, instruction, addresses, 0, width, np.zeros_like(items))
         lanes = frame.all_lanes
-        copy = _Copy(instruction, lanes, self.committed[lanes] + 1, addresses, items)
-        self.under_way.append(copy)
         granules = self._granules(frame, addresses, width)
         self.writer[granules] = instruction.line
         self.owner[granules] = lanes[:, None]
+        return Copy(instruction, lanes, self.committed[lanes] + 1, addresses, items)
 
     def commit(self, frame: Frame) -> None:
         self.committed[frame.all_lanes] += 1
@@ -74,16 +78,17 @@ class AsyncCopies:
         for copy in self.under_way:
             done = here[copy.lanes] & (copy.groups <= self.committed[copy.lanes] - pending)
             if done.any():
-                self._arrive(frame, copy.take(done))
+                some = copy.take(done)
+                self.arrive(frame.subset(np.searchsorted(frame.all_lanes, some.lanes)), some)
             if not done.all():
                 left.append(copy.take(~done))
         self.under_way = left
 
-    def _arrive(self, frame: Frame, copy: _Copy) -> None:
-        some = frame.subset(np.searchsorted(frame.all_lanes, copy.lanes))
+    def arrive(self, frame: Frame, copy: Copy) -> None:
+        """Stores what was copied; the frame's lanes are those that issued it."""
         width = copy.items.dtype.itemsize
-        self.writer[self._granules(some, copy.addresses, width)] = 0
-        self.shared.store(some, copy.instruction, copy.addresses, 0, width, copy.items)
+        self.writer[self._granules(frame, copy.addresses, width)] = 0
+        self.shared.store(frame, copy.instruction, copy.addresses, 0, width, copy.items)
 
     def _granules(self, frame: Frame, addresses: np.ndarray, width: int) -> np.ndarray:
         """Shape (lanes, granules of an item)."""
@@ -93,7 +98,7 @@ class AsyncCopies:
 
     def check(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, what: str) -> None:
         """An error if an access to items `index` (as the views of shared memory count them) meets a copy under way."""
-        if not self.under_way:
+        if not self.under_way and not self.bulk:
             return
         writers = self.writer[index * width // _GRANULE]
         for further in range(_GRANULE, width, _GRANULE):
@@ -110,11 +115,11 @@ class AsyncCopies:
             instruction,
             position,
             f"{name}: {what} {width} bytes that the copy of line {int(writers[position])}, issued by thread "
-            f"{lane % frame.batch.padded}, may not have finished: no cp.async.wait_group of that thread covers it",
+            f"{lane % frame.batch.padded}, may not have finished: nobody waited for its group, or its mbarrier",
         )
 
 
-def _copies(frame: Frame) -> AsyncCopies:
+def copies_of(frame: Frame) -> AsyncCopies:
     shared = frame.batch.shared
     if shared.copies is None:
         shared.copies = AsyncCopies(shared, frame.batch.lanes)
@@ -126,7 +131,7 @@ def compile_async_copy(operands: Operands, instruction: Instruction) -> Step:
     opcode = instruction.opcode
     if opcode == "cp.async.commit_group":
         operands.count(instruction, 0)
-        return Step(lambda frame: _copies(frame).commit(frame), (), ())
+        return Step(lambda frame: copies_of(frame).commit(frame), (), ())
     if opcode in ("cp.async.wait_group", "cp.async.wait_all"):
         return _wait(operands, instruction)
     parts = [p for p in opcode.split(".") if not p.startswith("L2::")]
@@ -142,8 +147,8 @@ def _wait(operands: Operands, instruction: Instruction) -> Step:
         operands.count(instruction, 0)
 
         def wait_all(frame: Frame) -> None:
-            _copies(frame).commit(frame)
-            _copies(frame).wait(frame, 0)
+            copies_of(frame).commit(frame)
+            copies_of(frame).wait(frame, 0)
 
         return Step(wait_all, (), ())
     operands.count(instruction, 1)
@@ -151,7 +156,7 @@ def _wait(operands: Operands, instruction: Instruction) -> Step:
     if not isinstance(number, Immediate) or not isinstance(number.value, int) or number.value < 0:
         raise operands.error(ParseError, instruction, "waits for a number of groups, an immediate")
     pending = number.value
-    return Step(lambda frame: _copies(frame).wait(frame, pending), (), ())
+    return Step(lambda frame: copies_of(frame).wait(frame, pending), (), ())
 
 
 def _copy(operands: Operands, instruction: Instruction, widths: tuple[int, ...]) -> Step:
@@ -173,7 +178,7 @@ def _copy(operands: Operands, instruction: Instruction, widths: tuple[int, ...])
         else:
             wanted = np.broadcast_to(frame.fetch(sizes, instruction), frame.count)
             items = _load_part(frame, instruction, addresses, offset, wanted, item)
-        _copies(frame).issue(frame, instruction, targets.astype(np.uint32), width, items)
+        copies_of(frame).issue(frame, instruction, targets.astype(np.uint32), items)
 
     slots = (to, origin) if sizes is None else (to, origin, sizes)
     return Step(run, tuple(r for slot in slots for r in operands.register_read(slot)), ())

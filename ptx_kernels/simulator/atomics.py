@@ -117,12 +117,19 @@ def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
     return Step(run, reads, (slot,) if returns else ())
 
 
+#: before asynchronous copies into shared memory, and after an mbarrier's init where other blocks use it
+_ASYNC_FENCES = ("fence.proxy.async", "fence.proxy.async.shared::cta", "fence.mbarrier_init.release.cluster")
+
+
 def compile_fence(operands: Operands, instruction: Instruction) -> Step:
     """Nothing to do: memory is in order here. It orders no accesses for the race checks, which know barriers only."""
     parts = instruction.opcode.split(".")
     known = (parts[0] == "membar" and parts[1:] in (["cta"], ["gl"], ["sys"])) or (
         parts[0] == "fence" and parts[1:-1] in ([], ["sc"], ["acq_rel"]) and parts[-1] in _SCOPES
     )
+    if parts[1:2] in (["proxy"], ["mbarrier_init"]):
+        known = instruction.opcode in _ASYNC_FENCES
+        operands.needs(instruction, ((8, 0), 90))
     if not known:
         raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
     operands.count(instruction, 0)

@@ -110,15 +110,16 @@ class Batch:
 
     def pass_barrier(self, blocks: np.ndarray | slice) -> None:
         """All lanes of these blocks have passed a barrier."""
-        now = self._tick()
+        now = self.tick()
         self.barred.reshape(-1, self.padded)[blocks] = now
         self.synced.reshape(-1, self.padded)[blocks] = now
 
     def pass_warp_barrier(self, lanes: np.ndarray) -> None:
         """The warps of these lanes have passed one; lanes outside its membermask count as members."""
-        self.synced.reshape(-1, WARP)[lanes // WARP] = self._tick()
+        self.synced.reshape(-1, WARP)[lanes // WARP] = self.tick()
 
-    def _tick(self) -> np.uint64:
+    def tick(self) -> np.uint64:
+        """A new time, later than all accesses so far."""
         self.memory.time += 1
         self._stamps = None
         return time_stamp(self.memory.time)

@@ -8,13 +8,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from .async_copy import compile_async_copy
 from .atomics import compile_atomic, compile_fence
 from .batch import shared_name
+from .bulk_copy import compile_copy
 from .compare import compile_setp
 from .errors import ParseError, Trap
 from .frame import Frame
 from .loads_stores import compile_address_conversion, compile_load, compile_store
+from .mbarrier import Wait, compile_mbarrier, waits
 from .mma import compile_ldmatrix, compile_mma
 from .moves import compile_move
 from .operands import Operands, Step
@@ -56,7 +57,8 @@ HANDLERS: dict[str, Handler] = {
     "activemask": compile_active_mask,
     "mma": compile_mma,
     "ldmatrix": compile_ldmatrix,
-    "cp": compile_async_copy,
+    "cp": compile_copy,
+    "mbarrier": compile_mbarrier,
     "atom": compile_atomic,
     "red": compile_atomic,
     "membar": compile_fence,
@@ -73,6 +75,7 @@ class Block:
     Attributes:
       steps: (closure, registers that nobody reads afterwards).
       end: `next`, `branch`, `exit` or `barrier`; guard is the predicate's slot and whether it is negated.
+      wait: what lanes have to wait for before they run the block, if anything.
       live_in: registers that may be read from the block's start on.
     """
 
@@ -83,6 +86,7 @@ class Block:
     target: int = -1
     instruction: Instruction | None = None
     barrier: tuple[int, int | None] = (0, None)  # number, thread count
+    wait: Wait | None = None
     size: int = 0
     writes: frozenset[int] = frozenset()
     live_in: frozenset[int] = frozenset()
@@ -130,13 +134,15 @@ class _Compiler:
         for i, instruction in enumerate(code):
             if instruction.opcode in _CONTROL:
                 leaders.add(i + 1)
-            if instruction.opcode in _BARRIERS:
+            if instruction.opcode in _BARRIERS or waits(instruction):
                 leaders.add(i)  # lanes that come separately join first
         return {i for i in leaders if i < len(code)}
 
     def _block(self, first: int, part: list[Instruction]) -> tuple[Block, list[Step]]:
         block = Block(first, size=len(part), instruction=part[-1])
         steps = [self._step(i) for i in part if i.opcode not in _CONTROL]
+        if waits(part[0]):
+            block.wait = Wait(self.operands, part[0])
         if part[-1].opcode in _CONTROL:
             self._terminator(block, part[-1])
         return block, steps

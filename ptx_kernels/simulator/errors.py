@@ -101,6 +101,10 @@ class AsyncPending(SimulationError):
     """Shared memory read or written while an asynchronous copy into it may still be under way."""
 
 
+class MbarrierMisuse(SimulationError):
+    """An mbarrier that was never initialized, or that counts more than its phase expects."""
+
+
 class StepLimit(SimulationError):
     """The launch ran more basic blocks than allowed: most likely a loop that never ends."""
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from .batch import Batch
+from .bulk_copy import complete
 from .compile import Block, Compiled
 from .errors import BarrierDivergence, Deadlock, EarlyExit, StepLimit
 from .frame import WARP, Frame
+from .mbarrier import Wait, mbarriers, name
 from .program import Instruction
 
 _NOT_WAITING = -1
@@ -27,6 +29,7 @@ class Machine:
         self.lane_instructions = 0
         self.root = Frame(batch, None, None, batch.lanes)
         self.ready: dict[int, list[np.ndarray]] = {}  # block number -> lanes
+        self.parked: dict[int, list[np.ndarray]] = {}  # block number -> lanes that wait for an mbarrier
         self.waiting = np.full(batch.lanes, _NOT_WAITING, np.int64)  # the barrier block a lane waits in
 
     def run(self) -> None:
@@ -66,6 +69,8 @@ class Machine:
         lowest = min(self.ready, default=len(blocks))
         while number < lowest:
             block = blocks[number]
+            if block.wait is not None and self._park(block.wait, number, frame):
+                return
             self.lane_instructions += frame.count * block.size
             self.steps_left -= 1
             if self.steps_left < 0:
@@ -127,6 +132,59 @@ class Machine:
         if target is not None:
             self.ready.setdefault(target, []).append(lanes[taken])
 
+    # --- mbarriers --------------------------------------------------------------------------------------------------
+
+    def _park(self, wait: Wait, number: int, frame: Frame) -> bool:
+        """Sets the lanes aside whose mbarrier's phase is not complete; False if there are none."""
+        passes = wait.passes(frame)
+        if passes.all():
+            return False
+        frame.flush(self.program.blocks[number].live_in)
+        lanes = frame.all_lanes
+        self.parked.setdefault(number, []).append(lanes[~passes])
+        if passes.any():
+            self.ready.setdefault(number, []).append(lanes[passes])
+        return True
+
+    def _unpark(self) -> bool:
+        """Lets those go whose phase is complete, by copies that now arrive if need be. False if nobody can go."""
+        if self._let_go():
+            return True
+        frames = [(self._wait(number), self._gather(parts)) for number, parts in self.parked.items()]
+        complete(self.root, {int(at) for wait, frame in frames for at in np.unique(wait.places(frame))})
+        return self._let_go()
+
+    def _fail(self) -> bool:
+        """Lets go who tests for a phase and may find it incomplete."""
+        for number, parts in self.parked.items():
+            if self._wait(number).can_fail:
+                frame = self._gather(parts)
+                mbarriers(frame).impatient[frame.all_lanes] = True
+        return self._let_go()
+
+    def _let_go(self) -> bool:
+        for number, parts in list(self.parked.items()):
+            frame = self._gather(parts)
+            passes, lanes = self._wait(number).passes(frame), frame.all_lanes
+            if passes.any():
+                self.ready.setdefault(number, []).append(lanes[passes])
+            self.parked[number] = [lanes[~passes]]
+        self.parked = {number: parts for number, parts in self.parked.items() if parts[0].size}
+        return bool(self.ready)
+
+    def _wait(self, number: int) -> Wait:
+        wait = self.program.blocks[number].wait
+        assert wait is not None
+        return wait
+
+    def _stuck(self) -> Deadlock:
+        number, (lanes, *_) = min(self.parked.items())
+        frame = self._gather([lanes])
+        what = f"waits for a phase of {name(frame, int(self._wait(number).places(frame)[0]))} that nobody completes"
+        error = self.batch.fault(Deadlock, self._wait(number).instruction, int(lanes[0]), what)
+        assert isinstance(error, Deadlock)
+        return error
+
     # --- barriers ---------------------------------------------------------------------------------------------------
 
     def _arrive(self, block: Block, number: int, frame: Frame, taken: np.ndarray | None) -> int | None:
@@ -158,11 +216,32 @@ class Machine:
         return None
 
     def _release(self) -> bool:
-        """With nobody left to run: lets the blocks go whose barrier is complete. False if nobody waits."""
-        batch, blocks = self.batch, self.program.blocks
+        """With nobody left to run: lets go who waits for what is complete. False if nobody waits.
+
+        In this order: mbarriers, barriers, tests of mbarriers that fail.
+        """
+        if self.parked and self._unpark():
+            return True
         waiting = np.flatnonzero(self.waiting != _NOT_WAITING)
-        if not waiting.size:
-            return False
+        if (waiting.size and self._release_barriers(waiting)) or (self.parked and self._fail()):
+            return True
+        if self.parked:
+            raise self._stuck()
+        if waiting.size:
+            batch, lane = self.batch, int(waiting[0])
+            of_block = batch.block_of_lane == batch.block_of_lane[lane]
+            count = int((of_block & (self.waiting != _NOT_WAITING)).sum())
+            raise batch.fault(
+                Deadlock,
+                self._instruction(lane),
+                lane,
+                f"{count} of the block's {batch.threads} threads wait at barriers that never complete",
+            )
+        return False
+
+    def _release_barriers(self, waiting: np.ndarray) -> bool:
+        """Lets the blocks go whose barrier is complete; `waiting`: the lanes at barriers. False if there is none."""
+        batch, blocks = self.batch, self.program.blocks
         live = np.bincount(batch.block_of_lane[batch.exists & ~batch.exited], minlength=batch.blocks)
         exited = np.bincount(batch.block_of_lane[batch.exited], minlength=batch.blocks)
         barriers = {int(n): blocks[int(n)].barrier for n in np.unique(self.waiting[waiting])}
@@ -190,17 +269,7 @@ class Machine:
             self.waiting[go] = _NOT_WAITING
             batch.pass_barrier(np.flatnonzero(complete))
             released |= bool(go.size)
-        if not released:
-            lane = int(waiting[0])
-            of_block = batch.block_of_lane == batch.block_of_lane[lane]
-            count = int((of_block & (self.waiting != _NOT_WAITING)).sum())
-            raise batch.fault(
-                Deadlock,
-                self._instruction(lane),
-                lane,
-                f"{count} of the block's {batch.threads} threads wait at barriers that never complete",
-            )
-        return True
+        return released
 
     def _instruction(self, lane: int) -> Instruction:
         instruction = self.program.blocks[int(self.waiting[lane])].instruction

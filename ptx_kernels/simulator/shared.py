@@ -14,6 +14,7 @@ from .shadow import Describe, Shadow
 
 if TYPE_CHECKING:
     from .async_copy import AsyncCopies
+    from .mbarrier import Mbarriers
 
 
 class SharedMemory:
@@ -25,6 +26,7 @@ class SharedMemory:
         self.views = {width: item_view(data, width) for width in (1, 2, 4, 8, 16)}
         self.shadow = Shadow(data.size, SharedRace, between_blocks=False, must_be_written=True)
         self.copies: AsyncCopies | None = None  # there once the kernel issues one
+        self.mbarriers: Mbarriers | None = None  # there once the kernel makes one
 
     def load(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int

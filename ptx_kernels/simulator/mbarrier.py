@@ -1,0 +1,238 @@
+"""`mbarrier`: barriers in shared memory that count arrivals of threads and bytes of copies. PTX ISA 9.1, 9.7.13.15.
+
+A phase is complete when all expected arrivals and bytes are there; then the next one starts. Who waits for a phase is
+parked by the machine until then. A wait that succeeds orders the accesses of all threads of the block before the
+phase's completion with those of the waiting thread after it: more than hardware promises about threads that did not
+arrive themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ptx.instructions import Version
+from ..ptx.types import TYPES
+from .errors import MbarrierMisuse, UnknownInstruction
+from .frame import Frame
+from .loads_stores import address_of
+from .operands import Operands, Step
+from .program import SHARED_BASE, Instruction, Name, Operand
+
+_MODIFIERS = {"release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "b64"}
+_WIDTH = 8  # bytes of an object
+_LARGEST = (1 << 20) - 1  # count of arrivals, and of bytes under way
+_U32, _U64 = TYPES["u32"], TYPES["u64"]
+
+
+@dataclass
+class Mbarrier:
+    """An object's state; `completed`: when the last phase became complete, a stamp of the shadow memory."""
+
+    expected: int
+    pending: int
+    transactions: int = 0  # bytes expected and not there yet
+    phase: int = 0
+    completed: np.uint64 = np.uint64(0)
+
+
+class Mbarriers:
+    """The objects in a batch's shared memory, by their offset in it divided by 8."""
+
+    def __init__(self, lanes: int) -> None:
+        self.objects: dict[int, Mbarrier] = {}
+        self.impatient = np.zeros(lanes, np.bool_)  # lanes whose test_wait is to fail: nobody else can go on
+
+    def find(self, frame: Frame, instruction: Instruction, position: int, at: int) -> Mbarrier:
+        found = self.objects.get(at)
+        if found is None:
+            raise frame.fault(MbarrierMisuse, instruction, position, f"{name(frame, at)}: no mbarrier.init made this")
+        return found
+
+    def change(
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        position: int,
+        at: int,
+        *,
+        arrivals: int = 0,
+        expect: int = 0,
+        arrived: int = 0,
+    ) -> int:
+        """Expects bytes, counts arrivals and bytes that have arrived; the phase before that."""
+        barrier = self.find(frame, instruction, position, at)
+        before = barrier.phase
+        barrier.transactions += expect - arrived
+        barrier.pending -= arrivals
+        if barrier.pending < 0 or not abs(barrier.transactions) <= _LARGEST:
+            what = (
+                f"{arrivals} arrivals, of which phase {before} expects {barrier.pending + arrivals} more"
+                if barrier.pending < 0
+                else f"{barrier.transactions} bytes are to come, and {_LARGEST} can be counted"
+            )
+            raise frame.fault(MbarrierMisuse, instruction, position, f"{name(frame, at)}: {what}")
+        if barrier.pending == 0 and barrier.transactions == 0:
+            barrier.phase, barrier.pending = before + 1, barrier.expected
+            barrier.completed = frame.batch.tick()
+        return before
+
+
+def mbarriers(frame: Frame) -> Mbarriers:
+    shared = frame.batch.shared
+    if shared.mbarriers is None:
+        shared.mbarriers = Mbarriers(frame.batch.lanes)
+    return shared.mbarriers
+
+
+def name(frame: Frame, at: int) -> str:
+    return frame.batch.program.shared_name(at * _WIDTH % frame.batch.shared.stride)
+
+
+def places(frame: Frame, addresses: np.ndarray, offset: int) -> np.ndarray:
+    """Where the objects at these shared addresses lie, as `Mbarriers` counts, shape (lanes of the frame,)."""
+    starts = frame.of_lanes(frame.batch.block_of_lane) * frame.batch.shared.stride
+    return (addresses.astype(np.int64) + (offset - SHARED_BASE) + starts) // _WIDTH
+
+
+class Wait:
+    """Whether lanes may pass a test_wait or try_wait; the machine asks before they execute it."""
+
+    def __init__(self, operands: Operands, instruction: Instruction) -> None:
+        kind = _kind(instruction.opcode)
+        operands.count(instruction, *((3, 4) if kind[0] == "try_wait" else (3,)))
+        self.instruction = instruction
+        self._base, self._offset = address_of(operands, instruction, instruction.operands[1], "shared")
+        self._parity = "parity" in kind
+        self._tries = kind[0] == "try_wait"
+        self._phase, _ = operands.source(instruction.operands[2], _U32 if self._parity else _U64, instruction)
+        self._target, _ = operands.destination(instruction.operands[0], TYPES["pred"], instruction)
+        reads = (*operands.register_read(self._base), *operands.register_read(self._phase))
+        self.step = Step(self._run, reads, (self._target,))
+
+    def places(self, frame: Frame) -> np.ndarray:
+        return np.broadcast_to(places(frame, frame.fetch(self._base, self.instruction), self._offset), frame.count)
+
+    def _complete(self, frame: Frame) -> np.ndarray:
+        """Whether each lane's phase is complete, or there is no object, which executing the instruction reports."""
+        objects = mbarriers(frame).objects
+        given = np.broadcast_to(frame.fetch(self._phase, self.instruction), frame.count)
+        done = np.ones(frame.count, np.bool_)
+        for at in np.unique(where := self.places(frame)):
+            if barrier := objects.get(int(at)):
+                current = barrier.phase & 1 if self._parity else barrier.phase
+                done[where == at] = (given[where == at] & 1 if self._parity else given[where == at]) != current
+        return done
+
+    def passes(self, frame: Frame) -> np.ndarray:
+        """Which lanes need not be parked, shape (lanes of the frame,)."""
+        done = self._complete(frame)
+        if self.instruction.guard is not None:
+            register, negated = self.instruction.guard
+            done |= frame.fetch(register.index, self.instruction) == negated  # these do not execute it
+        return done if self._tries else done | mbarriers(frame).impatient[frame.all_lanes]
+
+    @property
+    def can_fail(self) -> bool:
+        return not self._tries
+
+    def _run(self, frame: Frame) -> None:
+        known, batch, lanes = mbarriers(frame), frame.batch, frame.all_lanes
+        addresses = np.broadcast_to(frame.fetch(self._base, self.instruction), frame.count)
+        batch.shared.update(frame, self.instruction, addresses, self._offset, _WIDTH, _unchanged)
+        done = self._complete(frame)
+        for position, at in enumerate(self.places(frame)):
+            barrier = known.find(frame, self.instruction, position, int(at))
+            if done[position]:
+                lane = lanes[position]
+                batch.barred[lane] = max(batch.barred[lane], barrier.completed)
+                batch.synced[lane] = max(batch.synced[lane], barrier.completed)
+        known.impatient[lanes] = False
+        frame.regs[self._target] = done
+
+
+def _unchanged(view: np.ndarray, index: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    return view[index]
+
+
+def waits(instruction: Instruction) -> bool:
+    return instruction.opcode.startswith(("mbarrier.test_wait.", "mbarrier.try_wait."))
+
+
+def _kind(opcode: str) -> tuple[str, ...]:
+    return tuple(part for part in opcode.split(".")[1:] if part not in _MODIFIERS)
+
+
+_NEEDS: dict[tuple[str, ...], Version] = {
+    ("init",): ((7, 0), 80),
+    ("inval",): ((7, 0), 80),
+    ("arrive",): ((7, 0), 80),
+    ("test_wait",): ((7, 0), 80),
+    ("test_wait", "parity"): ((7, 1), 80),
+    ("try_wait",): ((7, 8), 90),
+    ("try_wait", "parity"): ((7, 8), 90),
+    ("expect_tx",): ((8, 0), 90),
+    ("arrive", "expect_tx"): ((8, 0), 90),
+}
+
+
+def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
+    kind = _kind(instruction.opcode)
+    if kind not in _NEEDS or not instruction.opcode.endswith(".b64"):
+        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    operands.needs(instruction, _NEEDS[kind])
+    if waits(instruction):
+        return Wait(operands, instruction).step
+    given = list(instruction.operands)
+    operands.count(instruction, *(count + (kind[0] == "arrive") for count in _counts(kind)))
+    target = given.pop(0) if kind[0] == "arrive" else None
+    base, offset = address_of(operands, instruction, given[0], "shared")
+    number = operands.source(given[1], _U32, instruction)[0] if len(given) > 1 else None
+    slot = None if target is None else _sink(operands, instruction, target)
+
+    def run(frame: Frame) -> None:
+        addresses = np.broadcast_to(frame.fetch(base, instruction), frame.count)
+        numbers = np.ones(1, np.uint32) if number is None else frame.fetch(number, instruction)
+        numbers = np.broadcast_to(numbers, frame.count)
+        where = places(frame, addresses, offset)
+        access = frame.batch.shared.store if kind == ("init",) else frame.batch.shared.update
+        last: Callable | np.ndarray = np.zeros(1, np.uint64) if kind == ("init",) else _unchanged
+        access(frame, instruction, addresses, offset, _WIDTH, last)  # type: ignore[arg-type]
+        found = [_serve(frame, instruction, kind, i, int(at), int(numbers[i])) for i, at in enumerate(where)]
+        if slot is not None:
+            frame.regs[slot] = np.array(found, np.uint64)
+
+    reads = tuple(r for s in (base, number) if s is not None for r in operands.register_read(s))
+    return Step(run, reads, () if slot is None else (slot,))
+
+
+def _counts(kind: tuple[str, ...]) -> tuple[int, ...]:
+    """How many operands there are beside an arrival's state, which comes first."""
+    return {"init": (2,), "inval": (1,), "arrive": (1, 2), "expect_tx": (2,), "arrive.expect_tx": (2,)}[".".join(kind)]
+
+
+def _sink(operands: Operands, instruction: Instruction, target: Operand) -> int | None:
+    """The slot of an arrival's state, or None for `_`."""
+    if isinstance(target, Name) and target.name == "_":
+        return None
+    return operands.destination(target, _U64, instruction)[0]
+
+
+def _serve(frame: Frame, instruction: Instruction, kind: tuple[str, ...], position: int, at: int, number: int) -> int:
+    known = mbarriers(frame)
+    if kind == ("init",):
+        if at in known.objects or not 0 < number <= _LARGEST:
+            what = "is one already, without mbarrier.inval" if at in known.objects else f"cannot expect {number}"
+            raise frame.fault(MbarrierMisuse, instruction, position, f"{name(frame, at)} {what}")
+        known.objects[at] = Mbarrier(number, number)
+        return 0
+    if kind == ("inval",):
+        known.find(frame, instruction, position, at)
+        del known.objects[at]
+        return 0
+    if kind == ("arrive",):
+        return known.change(frame, instruction, position, at, arrivals=number)
+    arrivals = 1 if kind == ("arrive", "expect_tx") else 0
+    return known.change(frame, instruction, position, at, arrivals=arrivals, expect=number)
