@@ -85,4 +85,5 @@ class PagedCache:
 
 def append(pages: Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Pages:
     """Stores keys and values (batch, time, num_kv_heads, head_dim) at slots (batch * time,)."""
-    return jq.append_kv(*pages, k.reshape(-1, *k.shape[2:]), v.reshape(-1, *v.shape[2:]), slots)
+    k_pages, v_pages = jq.append_kv(*pages, k.reshape(-1, *k.shape[2:]), v.reshape(-1, *v.shape[2:]), slots)
+    return k_pages, v_pages

@@ -38,11 +38,10 @@ class Operands(NamedTuple):
 
     @classmethod
     def restore(cls, arrays: tuple[jax.Array, ...], *, contiguous: bool, sinks: bool) -> Operands:
+        scaled = arrays[1].dtype == jnp.int8
+        given = (True, True, True, scaled, scaled, not contiguous, True, sinks)
         left = iter(arrays)
-        q, k, v = (next(left) for _ in range(3))
-        scaled = k.dtype == jnp.int8
-        given = (scaled, scaled, not contiguous, True, sinks)
-        return cls(q, k, v, *(next(left) if there else None for there in given))
+        return cls(*(next(left) if there else None for there in given))  # type: ignore[arg-type]
 
 
 def attend(

@@ -102,7 +102,7 @@ def _load_run(pointer: Pointer, count: int, where: Value | None) -> list[Value]:
     return signed_byte_floats(pointer.builder, words) if pointer.type is s8 else fp8.decode(words)
 
 
-def _store_run(pointer: Pointer, values: Sequence[Value], where: Value) -> None:
+def _store_run(pointer: Pointer, values: Sequence[Value], where: Value | None) -> None:
     if pointer.type.size > 1:
         store_floats(pointer, values, where=where)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
 from ..quantize_q8_1 import GROUP, store_group
@@ -110,7 +110,7 @@ class Prologue:
             for run in normalize(k, x, weight, parts.at(row), columns=self._columns, eps=self._eps, warps=warps):
                 self._put(row, run.first, run.values, run.inside)
 
-    def _put(self, row: Value | int, first: Value, values: list[Value], inside: Value | None) -> None:
+    def _put(self, row: Value | int, first: Value, values: Sequence[Value], inside: Value | None) -> None:
         """Four values, from column `first` of a row on, into shared memory."""
         if self.floats:
             store_floats(self._staged[0].at(row, first), values, where=inside)
