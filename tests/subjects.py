@@ -183,13 +183,19 @@ def embedding_subject() -> Subject:
 
 def append_subject(dtype: str) -> Subject:
     rng = _rng(6)
-    pages = [stored(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in range(2)]
+    exact = [rng.standard_normal((3, 2, 4, 32), np.float32) for _ in range(2)]
     new = [rng.standard_normal((4, 2, 32), np.float32) for _ in range(2)]
+    if dtype == "int8":  # rows and scales
+        (k, k_scales), (v, v_scales) = (int8_vectors(x) for x in exact)
+        (k_new, k_steps), (v_new, v_steps) = (int8_vectors(x) for x in new)
+        pages, stores = [k, v, k_scales, v_scales], [k_new, v_new, k_steps, v_steps]
+    else:
+        pages, stores = [stored(x, dtype) for x in exact], [stored(x, dtype) for x in new]
     slots = np.array([7, -1, 12, 2], np.int32)
     wants = [page.copy() for page in pages]
-    for want, values in zip(wants, new, strict=True):
+    for want, values in zip(wants, stores, strict=True):
         for token in (0, 3):
-            want[slots[token] // 4, :, slots[token] % 4] = stored(values[token], dtype)
+            want[slots[token] // 4, :, slots[token] % 4] = values[token]
     kernel = append_kv(tokens=4, num_pages=3, num_kv_heads=2, page_size=4, head_dim=32, dtype=dtype)
     return Subject(kernel, (*pages, *new, slots), tuple(wants), 0)
 
@@ -395,7 +401,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,
-    **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16")},
+    **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16", "int8", "fp8")},
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
     **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},

@@ -108,15 +108,13 @@ class Batch:
             self._stamps = time_stamp(self.memory.time) | self.lane_numbers.astype(np.uint64)
         return self._stamps
 
-    def pass_barrier(self, blocks: np.ndarray | slice) -> None:
-        """All lanes of these blocks have passed a barrier."""
-        now = self.tick()
-        self.barred.reshape(-1, self.padded)[blocks] = now
-        self.synced.reshape(-1, self.padded)[blocks] = now
+    def pass_barrier(self, lanes: np.ndarray | slice) -> None:
+        """These lanes have passed a barrier of their block together."""
+        self.barred[lanes] = self.synced[lanes] = self.tick()
 
     def pass_warp_barrier(self, lanes: np.ndarray) -> None:
-        """The warps of these lanes have passed one; lanes outside its membermask count as members."""
-        self.synced.reshape(-1, WARP)[lanes // WARP] = self.tick()
+        """These lanes have passed a barrier of their warp together."""
+        self.synced[lanes] = self.tick()
 
     def tick(self) -> np.uint64:
         """A new time, later than all accesses so far."""

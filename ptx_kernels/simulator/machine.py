@@ -267,7 +267,7 @@ class Machine:
                 if group.size:
                     self.ready.setdefault(number + 1, []).append(group)
             self.waiting[go] = _NOT_WAITING
-            batch.pass_barrier(np.flatnonzero(complete))
+            batch.pass_barrier(go)
             released |= bool(go.size)
         return released
 

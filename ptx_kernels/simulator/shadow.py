@@ -112,7 +112,8 @@ class Shadow:
             old = getattr(self, name)
             if old.size:
                 new = np.zeros(self.nbytes // width, np.uint64)
-                new[: old.size * ratio] = np.repeat(old, ratio)
+                known = np.flatnonzero(old)  # of a large buffer few: what is untouched takes no memory
+                new[known[:, None] * ratio + np.arange(ratio)] = old[known, None]
                 setattr(self, name, new)
 
     def _allocated(self, records: np.ndarray) -> np.ndarray:

@@ -118,6 +118,18 @@ def test_warps_meet_in_global_memory() -> None:
     launch(two.format("bar.sync 0;"))
 
 
+def test_a_barrier_of_some_warps_orders_those() -> None:
+    """Warps 0 and 1 meet at a barrier of their own; warp 2 does not come, warp 3 meets warp 1 at the next."""
+    body = (
+        "setp.eq.u32 %p0, %r2, 0; @%p0 st.global.b32 [%rd0], %r2; shr.u32 %r3, %r2, 5; setp.lt.u32 %p1, %r3, 2;"
+        "@%p1 bar.sync 1, 64; and.b32 %r4, %r3, 1; setp.eq.u32 %p2, %r4, 1; @%p2 bar.sync 2, 64;"
+        "setp.eq.u32 %p3, %r3, {}; @%p3 ld.global.u32 %r5, [%rd0];"
+    )
+    launch(body.format(1), grid=1, block=128)
+    launch(body.format(3), grid=1, block=128)
+    races(GlobalRace, body.format(2), "warp 2 reads what warp 0 wrote", grid=1, block=128)
+
+
 # --- within a warp ----------------------------------------------------------------------------------------------------
 
 
@@ -178,3 +190,9 @@ def test_a_partial_warp_barrier_orders_its_members() -> None:
         f"{TILE} and.b32 %r7, %r2, 31; setp.lt.u32 %p0, %r7, 16; @!%p0 bra END;"
         "st.shared.b32 [%r4], %r2; bar.warp.sync 0xffff; ld.shared.b32 %r8, [%r5]; END:"
     )
+    halves = (
+        f"{TILE} st.shared.b32 [%r4], %r2; and.b32 %r7, %r2, 16; setp.eq.u32 %p0, %r7, 0;"
+        "@%p0 bar.warp.sync 0xffff; xor.b32 %r4, %r4, {}; @{}%p0 ld.shared.b32 %r8, [%r4];"
+    )
+    launch(halves.format(4, ""))
+    races(SharedRace, halves.format(4, "!"), "lane 16 reads what lane 17 wrote")
