@@ -104,5 +104,5 @@ PRESETS: dict[str, MatvecConfig] = {
     "quarter_warp_dp4a": MatvecConfig(lanes=8, rows_per_warp=2, resident_blocks=6),
     "batched": MatvecConfig(lanes=8, rows_per_warp=2, unroll=1, resident_blocks=3),
     "inline_q8": MatvecConfig(activations="inline_q8", warps=8, lanes=8, rows_per_warp=2, resident_blocks=3),
-    "fused_f32": MatvecConfig(activations="f32", lanes=8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    "fused_f32": MatvecConfig(activations="f32", lanes=8, rows_per_warp=4, unroll=1, resident_blocks=2),
 }
