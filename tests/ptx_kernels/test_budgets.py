@@ -11,7 +11,7 @@ import pytest
 from ptx_kernels import formats, tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS
+from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS
 from ptx_kernels.report import Figures, figures
 from ptx_kernels.work import QUANT_BITS
 
@@ -91,6 +91,35 @@ def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
     assert found.spill_bytes == 0
 
 
+@pytest.mark.parametrize("n, k", SHAPES)
+def test_q4_k_float_activations(n, k):
+    config = PRESETS["fused_f32"]
+    found = figures(KERNELS["matvec"](format="Q4_K", n=n, columns=k, m=1, config=config), "sm_90")
+    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 8.0
+    assert found.narrowest_load == found.widest_load == 128
+    assert found.spill_bytes == 0
+
+
+def spilled(kernels: dict[str, str]) -> dict[tuple[str, str], int]:
+    """{(label, target): bytes} of those kernels, {text: label}, that spill on some target."""
+    return {
+        (kernels[text], arch): assembly.spill_store_bytes
+        for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
+        if assembly.spill_store_bytes or assembly.stack_bytes
+    }
+
+
+def test_presets_never_spill():
+    """Each at Q4_K, those with int8 activations at the other formats too; those for several rows at most and few."""
+    kernels = {}
+    for name, config in PRESETS.items():
+        for format in FORMATS if config.activations == "q8_1" else ("Q4_K",):
+            for m in (1, 8) if name in ("batched", "fused_f32") else (1,):
+                kernel = KERNELS["matvec"](format=format, n=4096, columns=4096, m=m, config=config)
+                kernels[kernel.text] = f"{name} {format} m={m}"
+    assert spilled(kernels) == {}
+
+
 def test_what_tuning_picks_never_spills():
     """Every number of activation rows, on every architecture."""
     kernels = {}
@@ -101,9 +130,4 @@ def test_what_tuning_picks_never_spills():
                 config = tuning.matvec(format, n, k, m)
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 kernels[kernel.text] = f"{format} {n}x{k} m={m}"
-    spilled = {
-        (kernels[text], arch): assembly.spill_store_bytes
-        for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
-        if assembly.spill_store_bytes or assembly.stack_bytes
-    }
-    assert spilled == {}
+    assert spilled(kernels) == {}

@@ -66,8 +66,12 @@ class MatvecConfig:
             )
         if self.lanes not in PACKED_ROWS[format].lanes:
             raise KernelError(f"lanes={self.lanes} must be one of {PACKED_ROWS[format].lanes} for {format}")
-        if not (1 <= m <= MAX_ROWS and 1 <= self.rows_per_warp <= n):
-            raise KernelError(f"m={m} must be 1 to {MAX_ROWS}, rows_per_warp={self.rows_per_warp} 1 to n={n}")
+        if not 1 <= m <= MAX_ROWS:
+            raise KernelError(f"m={m} must be 1 to {MAX_ROWS}")
+        if not 1 <= self.rows_per_warp <= min(n, 16):
+            raise KernelError(f"rows_per_warp={self.rows_per_warp} must be 1 to 16, and at most n={n}")
+        if not (1 <= self.warps <= 32 and 1 <= self.unroll <= 16):
+            raise KernelError(f"warps={self.warps} must be 1 to 32, unroll={self.unroll} must be 1 to 16")
         if self.warps_per_row < 1 or self.warps % self.warps_per_row:
             raise KernelError(f"warps={self.warps} must be a multiple of warps_per_row={self.warps_per_row}")
         if self.broadcast_header and (self.lanes != WARP or format not in ("Q4_K", "Q5_K")):
