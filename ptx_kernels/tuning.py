@@ -13,6 +13,9 @@ _MULTIPROCESSORS = 132  # of an H200
 #: Four warps on each of them: a dozen 16-byte loads per lane are then 24 KB in flight on each.
 _WARPS_TO_FILL = _MULTIPROCESSORS * 4
 
+#: Activations that every block may normalize and quantize for itself: 64 KB from the L2, 20 KB of shared memory.
+_INLINE_VALUES = 16384
+
 
 @Tabled
 def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
@@ -34,6 +37,40 @@ def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
         lanes=lanes,
         unroll=max(1, min(loads, columns * lanes // (256 * 32))),
         resident_blocks=resident,
+    )
+
+
+@Rule
+def fused_matvec(
+    formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, norm: bool = False, output: str = "f32"
+) -> MatvecConfig:
+    """Config of a mat-vec with a prologue or an epilogue, of `gated_matvec` or of `qkv_matvec` (several rows).
+
+    With `norm`, `inline_q8` activations say that each block normalizes and quantizes for itself, which pays while
+    that is little work beside its share of the weights; `q8_1` ones that a kernel of its own does. Sixteen warps are
+    resident on a multiprocessor, whose lanes have 128 registers each and two blocks of weights in flight for one row of
+    activations; without the prologue's shared memory more rows take more registers. For q8_1 output a block has the
+    32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue least.
+    """
+    few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
+    lanes = 8 if m == 1 or (output == "q8_1" and m > 4) else few  # four rows of many activations fill the registers
+    inline = norm and m * columns <= _INLINE_VALUES
+    warps, per_warp = 8 if inline else 4, min(2 if sum(rows) >= 2 * _WARPS_TO_FILL else 1, *rows)
+    if output == "q8_1":
+        warps, per_warp = (8, 4) if m > 2 and not inline else (16, 2)
+    resident = 16 // warps
+    if m > 2 and not inline:
+        resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
+    blocks = sum(-(-n // (warps * per_warp)) for n in rows)
+    rounds = -(-blocks // (_MULTIPROCESSORS * resident))
+    return MatvecConfig(
+        activations="inline_q8" if inline else "q8_1",
+        warps=warps,
+        rows_per_warp=per_warp,
+        lanes=lanes,
+        unroll=2 if m == 1 and columns * lanes >= 2 * 256 * 32 else 1,
+        resident_blocks=resident,
+        persistent=-(-blocks // rounds) if inline and rounds > 1 else 0,
     )
 
 

@@ -1,0 +1,68 @@
+"""Configs of fused mat-vecs: they build at any shape a model may have, fit the device, and never spill."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptx_kernels import tuning
+from ptx_kernels.assemble import TARGETS, assemble_all
+from ptx_kernels.kernels.matvec import FORMATS, MatvecConfig, gated_matvec, matvec, qkv_matvec
+from ptx_kernels.ptx import Kernel
+
+
+def product(formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, norm: bool, output: str) -> Kernel:
+    """One matrix: with a residual. Two of as many rows: gated. Otherwise: joined."""
+    config = tuning.fused_matvec(formats, rows[:1] if len(set(rows)) == 1 else rows, columns, m, norm, output)
+    common = dict(columns=columns, m=m, norm=norm and config.activations == "inline_q8", eps=1e-5, config=config)
+    if len(formats) == 1:
+        return matvec(format=formats[0], n=rows[0], residual=True, output=output, **common)
+    if len(set(rows)) == 1:
+        return gated_matvec(formats=formats, n=rows[0], output=output, **common)
+    return qkv_matvec(formats=formats, rows=rows, biases=True, **common)
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 8])
+def test_models_of_all_sizes_build(m: int) -> None:
+    for hidden, kv, inner in [(32, 32, 96), (256, 64, 704), (896, 128, 4864), (3584, 512, 18944), (16384, 1024, 53248)]:
+        for format in FORMATS if hidden % 256 == 0 else ("Q8_0", "Q5_0", "Q4_0", "Q5_1"):
+            product((format,) * 3, (hidden, kv, kv + 1), hidden, m, True, "f32")
+            product((format,) * 2, (inner, inner), hidden, m, True, "q8_1")
+            product((format,), (hidden,), hidden, m, False, "f32")
+
+
+def test_small_matrices_take_all_the_blocks_they_can() -> None:
+    assert tuning.fused_matvec(("Q4_K",), (1,), 256, 1).rows_per_warp == 1
+    assert tuning.fused_matvec(("Q4_K", "Q6_K"), (512, 64), 4096, 1).rows_per_warp == 1
+    assert tuning.fused_matvec(("Q4_K", "Q6_K"), (4096, 1024), 4096, 1).rows_per_warp == 2
+
+
+@pytest.mark.parametrize("columns, m, activations", [(4096, 4, "inline_q8"), (4096, 5, "q8_1"), (18944, 1, "q8_1")])
+def test_each_block_normalizes_while_that_is_little_work(columns: int, m: int, activations: str) -> None:
+    config = tuning.fused_matvec(("Q4_K", "Q4_K"), (14336,), columns, m, True, "q8_1")
+    assert config.activations == activations
+
+
+def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
+    config: MatvecConfig = tuning.fused_matvec(("Q4_K", "Q4_K"), (14336,), 4096, 1, True, "q8_1")
+    assert config.block_rows == 32 and config.persistent == 112  # 448 groups of 32 rows: four rounds on 132 processors
+    assert tuning.fused_matvec(("Q4_K",), (4096,), 4096, 1, True).persistent == 0  # 256 blocks: one wave
+
+
+def test_none_spills() -> None:
+    kernels = {}
+    for m in (1, 2, 4, 8):
+        for formats, rows in [
+            (("Q4_K", "Q4_K", "Q6_K"), (4096, 1024, 1024)),
+            (("Q5_K", "Q5_K"), (14336, 14336)),
+            (("Q4_K", "Q4_K"), (14336, 14336)),
+            (("Q4_K",), (4096,)),
+        ]:
+            for norm in (True, False) if len(rows) > 1 else (False,):
+                output = "q8_1" if len(rows) == 2 else "f32"
+                kernels[product(formats, rows, 4096, m, norm, output).text] = f"{formats} {rows} m={m} norm={norm}"
+    spilled = {
+        (kernels[text], arch): assembly.spill_store_bytes
+        for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
+        if assembly.spill_store_bytes or assembly.stack_bytes
+    }
+    assert spilled == {}
