@@ -17,21 +17,6 @@ from .rms_norm import rms_norm
 from .rope_append import rope_append
 from .top_k import top_k
 
-KERNELS: dict[str, Callable[..., Kernel]] = {
-    f.__name__: f
-    for f in (
-        quantize_q8_1,
-        rms_norm,
-        matvec,
-        gated_matvec,
-        qkv_matvec,
-        gemm,
-        decode,
-        append_kv,
-        rope_append,
-        paged_attention,
-        merge_attention,
-        argmax,
-        top_k,
-    )
-}
+_PRODUCTS = (quantize_q8_1, rms_norm, matvec, gated_matvec, qkv_matvec, gemm, decode)
+_OTHERS = (append_kv, rope_append, paged_attention, merge_attention, argmax, top_k)
+KERNELS: dict[str, Callable[..., Kernel]] = {f.__name__: f for f in (*_PRODUCTS, *_OTHERS)}

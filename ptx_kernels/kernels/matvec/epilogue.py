@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
+from ..activation import ACTIVATIONS
 from ..quantize_q8_1 import GROUP, store_group
 from .config import MatvecConfig
 from .rows import Team
@@ -40,9 +41,13 @@ class Epilogue:
         bias: bool = False,
         residual: bool = False,
         output: str = "f32",
+        activation: str | None = None,
         suffix: str = "",
     ) -> None:
+        if activation not in (None, *ACTIVATIONS):
+            raise KernelError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
         self._k, self._n, self._m, self._config = k, n, m, config
+        self._activation = None if activation is None else ACTIVATIONS[activation]
         self._bias = k.input(f"bias{suffix}", f32, (n,)) if bias else None
         self._residual = k.input(f"residual{suffix}", f32, (m, n)) if residual else None
         self._addends = bias + residual  # of a value
@@ -72,29 +77,21 @@ class Epilogue:
                 addends.append(self._of(self._residual, team, place).load(where=place.mine))
         return addends
 
-    def store(
-        self,
-        team: Team,
-        totals: Sequence[Sequence[Value]],
-        addends: Sequence[Value] = (),
-        *,
-        gated: tuple[Callable[[Builder, Value], Value], Sequence[Sequence[Value]]] | None = None,
-    ) -> None:
+    def store(self, team: Team, totals: Sequence[Sequence[Value]], addends: Sequence[Value]) -> None:
         """Stores a team's totals[r][j] + what `load` gave; all threads of the block come here.
 
-        With `gated` = (activation, ups): activation(totals[r][j]) * ups[r][j].
+        With an activation: activation(totals[r][j]) * totals[rows_per_warp + r][j].
         """
-        k = self._k
+        k, rows = self._k, self._config.rows_per_warp
         if self._staged is not None and self._config.persistent:
             k.barrier()  # the previous rows have been quantized
         waiting = iter(addends)
         for place in self._places(team):
-            value = self._mine(totals, place.base)
+            value = self._mine(totals[:rows], place.base)
             for addend in itertools.islice(waiting, self._addends):
                 value = value + addend
-            if gated is not None:
-                activation, ups = gated
-                value = activation(k, value) * self._mine(ups, place.base)
+            if self._activation is not None:
+                value = self._activation(k, value) * self._mine(totals[rows:], place.base)
             if self._staged is None:
                 self._of(self._y, team, place).store(0, value, where=place.mine)
             else:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...ptx import Builder, KernelError, kernel
-from ..activation import ACTIVATIONS
+from ...ptx import Builder, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
+from .matvec import product
 from .prologue import Prologue
-from .rows import Dots, RowTotals, launch, matrix, teams
+from .rows import RowTotals, launch, matrix
 
 
 @kernel
@@ -31,23 +31,13 @@ def gated_matvec(
     A team computes the same rows of both. Formats may differ; operands are as those of `matvec`, with the planes of
     `gate` and then of `up` first.
     """
-    if activation not in ACTIVATIONS:
-        raise KernelError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
     for format in formats:
         config.check(format, n, columns, m)
     k.name = f"gated_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
     pair = [matrix(k, f, n, columns, prefix=p) for f, p in zip(formats, ("gate_", "up_"), strict=True)]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
-    epilogue = Epilogue(k, n, m, config, output=output)
+    epilogue = Epilogue(k, n, m, config, activation=activation, output=output)
     (blocks,) = launch(k, config, n)
     sums = RowTotals(k, config, 2 * config.rows_per_warp * m)
     prologue.stage()
-    with teams(k, n, config, blocks) as team:
-        dots = [Dots(k, weights, team, m, config, floats=prologue.floats) for weights in pair]
-        for x, width in prologue.pieces():
-            with team.active(k):
-                for part, weights in zip(dots, pair, strict=True):
-                    part.add(x, width // weights.block_size)
-        both = sums(team, [*dots[0].totals, *dots[1].totals])
-        gates, ups = both[: config.rows_per_warp], both[config.rows_per_warp :]
-        epilogue.store(team, gates, gated=(ACTIVATIONS[activation], ups))
+    product(k, pair, m, config, prologue, epilogue, sums, blocks)

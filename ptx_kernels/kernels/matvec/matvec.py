@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from ...ptx import Builder, Value, kernel
@@ -13,7 +14,7 @@ from .rows import Dots, Matrix, RowTotals, launch, matrix, teams
 
 def product(
     k: Builder,
-    weights: Matrix,
+    matrices: Sequence[Matrix],
     m: int,
     config: MatvecConfig,
     prologue: Prologue,
@@ -23,14 +24,15 @@ def product(
     *,
     block: Value | None = None,
 ) -> None:
-    """All rows of one matrix, by `blocks` blocks of which this is `block` (see `teams`)."""
-    with teams(k, weights.rows, config, blocks, block=block) as team:
+    """All rows of a matrix, or of two that gate each other, by `blocks` blocks (see `teams`)."""
+    with teams(k, matrices[0].rows, config, blocks, block=block) as team:
         addends = epilogue.load(team)
-        dots = Dots(k, weights, team, m, config, floats=prologue.floats)
+        dots = [Dots(k, weights, team, m, config, floats=prologue.floats) for weights in matrices]
         for x, width in prologue.pieces():
             with team.active(k):
-                dots.add(x, width // weights.block_size)
-        epilogue.store(team, sums(team, dots.totals), addends)
+                for part, weights in zip(dots, matrices, strict=True):
+                    part.add(x, width // weights.block_size)
+        epilogue.store(team, sums(team, [row for part in dots for row in part.totals]), addends)
 
 
 @kernel
@@ -66,4 +68,4 @@ def matvec(
     (blocks,) = launch(k, config, n)
     sums = RowTotals(k, config, config.rows_per_warp * m)
     prologue.stage()
-    product(k, weights, m, config, prologue, epilogue, sums, blocks)
+    product(k, [weights], m, config, prologue, epilogue, sums, blocks)

@@ -44,5 +44,5 @@ def qkv_matvec(
     start = 0
     for weights, epilogue, count in zip(parts, epilogues, counts, strict=True):
         with k.when((k.block_id() >= start) & (k.block_id() < start + count)):
-            product(k, weights, m, config, prologue, epilogue, sums, count, block=k.block_id() - start)
+            product(k, [weights], m, config, prologue, epilogue, sums, count, block=k.block_id() - start)
         start += count
