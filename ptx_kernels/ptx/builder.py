@@ -7,10 +7,11 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 from . import mbarrier, tensor
-from .errors import KernelError, Line, caller
+from .errors import KernelError, Line, call_path
 from .instructions import BASELINE, INSTRUCTIONS, Version
 from .module import Buffer, Kernel, Role
 from .types import Type, f32, pred, u32, u64
@@ -40,26 +41,27 @@ class Builder:
     `name` is the entry's name, as profiles show it: the function's, unless the function sets another.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, code: CodeType | None = None) -> None:
         self.name = name
-        self._lines: list[tuple[str, Line]] = []  # text, and the Python line that wrote it
+        self._code = code  # of the kernel's function, for the table of lines
+        self._lines: list[tuple[str, tuple[Line, ...]]] = []  # text, and the Python lines that wrote it
         self._registers: dict[str, int] = dict.fromkeys(_PREFIXES, 0)
         self._buffers: list[Buffer] = []
-        self._pointers: list[tuple[str, Value, Line]] = []
+        self._pointers: list[tuple[str, Value, tuple[Line, ...]]] = []
         self._shared: list[str] = []
         self._static_bytes = 0
         self._dynamic_bytes = 0  # of the one extern array that all dynamic shared memory lies in
         self._labels = 0
         self._needs = BASELINE
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
-        self._prologue: list[tuple[str, Line]] = []  # runs before everything: what every branch may use
+        self._prologue: list[tuple[str, tuple[Line, ...]]] = []  # runs before everything: what every branch may use
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
 
     # --- text ---
 
     def write(self, line: str) -> None:
-        self._lines.append((f"  {line}", caller()))
+        self._lines.append((f"  {line}", call_path(self._code)))
 
     def require(self, version: Version) -> None:
         """Raises the PTX version and target that the text declares; they stay the lowest that serve."""
@@ -132,7 +134,7 @@ class Builder:
     def _buffer(self, name: str, type: Type, shape: tuple[int, ...], role: Role, constant: bool = False) -> Pointer:
         self._buffers.append(Buffer(name, type, shape, role))
         address = self.register(u64)
-        self._pointers.append((name + ("_out" if role == "inout" else ""), address, caller()))
+        self._pointers.append((name + ("_out" if role == "inout" else ""), address, call_path(self._code)))
         return Pointer(self, type, address, constant=constant, shape=shape)
 
     def shared(self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False) -> Pointer:
@@ -181,7 +183,7 @@ class Builder:
 
     def _derive(self, line: str) -> Value:
         value = self.register(u32)
-        self._prologue.append((f"  {line.format(value.name)}", caller()))
+        self._prologue.append((f"  {line.format(value.name)}", call_path(self._code)))
         return value
 
     def block_id(self, axis: str = "x") -> Value:
@@ -244,7 +246,7 @@ class Builder:
         return f"$L{self._labels}"
 
     def mark(self, label: str) -> None:
-        self._lines.append((f"{label}:", caller()))
+        self._lines.append((f"{label}:", call_path(self._code)))
 
     @contextlib.contextmanager
     def when(self, condition: Value) -> Iterator[Branch]:
@@ -368,7 +370,7 @@ def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
 
     @functools.cache
     def build(arguments: tuple[tuple[str, Any], ...]) -> Kernel:
-        builder = Builder(function.__name__)
+        builder = Builder(function.__name__, function.__code__)
         function(builder, **dict(arguments))
         given = (function.__kwdefaults__ or {}) | dict(arguments)
         return replace(builder.finish(), family=function.__name__, arguments=given)

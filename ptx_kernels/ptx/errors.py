@@ -6,6 +6,7 @@ import contextlib
 import functools
 import sys
 from pathlib import Path
+from types import CodeType, FrameType
 
 _PACKAGE = Path(__file__).parents[1]
 # `with k.when(...)` passes through contextlib, `k.lane_id` through functools
@@ -28,10 +29,21 @@ def _shown(file: str) -> str:
 
 def caller() -> Line:
     """The innermost line outside the kernel language itself."""
+    return call_path(None)[0]
+
+
+def call_path(kernel: CodeType | None) -> tuple[Line, ...]:
+    """The innermost line outside the kernel language, then, if it is a helper's, the line of the kernel's function."""
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_language(frame.f_code.co_filename):
         frame = frame.f_back
-    return _shown(frame.f_code.co_filename), frame.f_lineno
+    innermost = (_shown(frame.f_code.co_filename), frame.f_lineno)
+    outer: FrameType | None = frame
+    while outer is not None and outer.f_code is not kernel:
+        outer = outer.f_back
+    if outer is None or outer is frame:
+        return (innermost,)
+    return innermost, (_shown(outer.f_code.co_filename), outer.f_lineno)
 
 
 class KernelError(TypeError):

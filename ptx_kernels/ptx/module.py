@@ -39,8 +39,9 @@ class Kernel:
     the second.
 
     Attributes:
-      lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it. No part of what a kernel
-        is: equal kernels may differ in it. Where the text is changed, give `lines={}`.
+      lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it; where that is a helper's,
+        also of the kernel's function that called it. No part of what a kernel is: equal kernels may differ in it.
+        Where the text is changed, give `lines={}`.
       family, arguments: the function that built it and what it was given, defaults included; no part of it either.
     """
 
@@ -50,7 +51,7 @@ class Kernel:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     dynamic_shared_bytes: int = 0
-    lines: Mapping[int, tuple[str, int]] = field(default_factory=dict, compare=False, repr=False)
+    lines: Mapping[int, tuple[tuple[str, int], ...]] = field(default_factory=dict, compare=False, repr=False)
     family: str = field(default="", compare=False, repr=False)
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 

@@ -10,7 +10,7 @@ class SimulationError(RuntimeError):
 
     Attributes:
       line: number of the PTX line, from 1; None where no single line is at fault.
-      source: `file:line` of the Python that wrote that line, where the kernel knows it.
+      source: `file:line` of the Python that wrote that line, and of its call, where the kernel knows it.
     """
 
     def __init__(self, message: str, line: int | None = None) -> None:
@@ -18,11 +18,10 @@ class SimulationError(RuntimeError):
         self.line = line
         self.source: str | None = None
 
-    def locate(self, lines: Mapping[int, tuple[str, int]]) -> None:
+    def locate(self, lines: Mapping[int, tuple[tuple[str, int], ...]]) -> None:
         """Looks the PTX line up in a kernel's table of lines."""
         if self.line is not None and self.line in lines:
-            file, number = lines[self.line]
-            self.source = f"{file}:{number}"
+            self.source = ", called at ".join(f"{file}:{number}" for file, number in lines[self.line])
 
     def __str__(self) -> str:
         message = super().__str__()

@@ -105,6 +105,11 @@ def store_to_an_operand(k: Builder, x: Pointer, y: Pointer) -> None:
     x.store(0, x.load(1))
 
 
+def last_line(function: Callable) -> int:
+    source, first = inspect.getsourcelines(function)
+    return first + len(source) - 1
+
+
 @pytest.mark.parametrize(("error", "thread", "body"), WRONG, ids=[body.__name__ for _, _, body in WRONG])
 def test_errors_are_located(error: type[simulator.SimulationError], thread: str, body: Callable) -> None:
     @kernel
@@ -113,11 +118,11 @@ def test_errors_are_located(error: type[simulator.SimulationError], thread: str,
         k.launch((2,), 64)
         body(k, x, y)
 
-    source, first = inspect.getsourcelines(body)
+    fault, call = (last_line(function) for function in (body, inspect.unwrap(broken)))
     built = broken()
     with pytest.raises(error) as caught:
         simulator.run(built, np.zeros(128, np.float32))
     match = re.fullmatch(r"kernel broken: .+\n  line (\d+): (.+;)\n  (.+)\n  written by (.+)", str(caught.value))
     assert match is not None, str(caught.value)
     assert built.text.split("\n")[int(match[1]) - 1].strip() == match[2]
-    assert (match[3], match[4]) == (thread, f"test_locations.py:{first + len(source) - 1}")
+    assert (match[3], match[4]) == (thread, f"test_locations.py:{fault}, called at test_locations.py:{call}")
