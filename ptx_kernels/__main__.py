@@ -18,6 +18,7 @@ from .assemble import TARGETS, AssemblyError, ToolNotFoundError, tool_version
 from .cases import CASES, preset_cases
 from .kernels import KERNELS
 from .kernels.matvec import PRESETS
+from .markdown import rewrite
 from .ptx import Kernel
 from .report import as_dicts, report, table
 from .simulate import simulate
@@ -104,6 +105,7 @@ def _arguments() -> argparse.ArgumentParser:
     of_report.add_argument(
         "--preset", choices=[*PRESETS, "all"], help="a strategy of the mat-vec at Llama-3.1-8B's shapes, or all of them"
     )
+    of_report.add_argument("--markdown", metavar="FILE", type=Path, help="fill in the tables of docs/kernels.md")
     of_report.add_argument("--json", action="store_true", help="every figure, with the instruction mix")
 
     of_emit = commands.add_parser("emit", help="write a kernel's PTX text")
@@ -169,6 +171,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     of_presets = [case for preset in wanted for case in preset_cases(preset)]
     cases = [case for case in of_presets or CASES if options.family in (None, case.family)]
     try:
+        if options.markdown:
+            rewrite(options.markdown)
+            return 0
         rows = report(cases, KERNELS, options.arch)
     except (ToolNotFoundError, AssemblyError) as error:
         parser.exit(1, f"{error}\n")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .cost import mma_products
+from .kernels.matvec import MatvecConfig, matvec
 from .ptx import WARP, Kernel
 from .sass import Loop, load_bits
 
@@ -61,7 +62,7 @@ def traffic(kernel: Kernel) -> int:
     arguments = kernel.arguments
 
     def share(name: str, type_name: str, rows: int) -> float:
-        if name in ("k_pages", "v_pages", "k_scales", "v_scales"):
+        if "num_pages" in arguments and name in ("k_pages", "v_pages", "k_scales", "v_scales"):
             if "tokens" in arguments:
                 return arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"])
             return 1 if arguments.get("contiguous") else arguments["batch"] * arguments["pages_per_sequence"] / rows
@@ -70,27 +71,28 @@ def traffic(kernel: Kernel) -> int:
     return round(sum(min(1, share(b.name, b.type.name, b.shape[0])) * b.nbytes for b in kernel.buffers))
 
 
-def _weights_per_load(kernel: Kernel) -> float:
-    """Weights of one lane behind each load of packed weights (headers are loads too) in a mat-vec's text.
+def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
+    """Weights of one lane behind each load of packed weights (headers are loads too) of mat-vecs.
 
-    The text holds the loads of `unroll` steps in its loop, and of those that are left over behind it.
+    Counted in the text of mat-vecs so small that each of their warps takes a single step.
     """
-    config, columns = kernel.arguments["config"], kernel.arguments["columns"]
-    loads = len(re.findall(r"\bld\.global\S*\.nc\S*\.[bus](?:8|16|32|64)\b", kernel.text))
-    step = _LANE_WEIGHTS * config.warps_per_row * WARP // config.lanes  # weights of a row that its warps take at once
-    whole, rest = divmod(columns, step * config.unroll)
-    steps = (config.unroll if whole else 0) + math.ceil(rest / step)
-    lane = _LANE_WEIGHTS / config.lanes * config.rows_per_warp * len(formats(kernel))
-    return steps * lane / loads
+    columns = _LANE_WEIGHTS * config.warps_per_row * WARP // config.lanes
+    one_step = replace(config, activations="f32", stage="none", unroll=1)
+    loads = 0
+    for format in packed:
+        text = matvec(format=format, n=config.rows_per_warp, columns=columns, m=1, config=one_step).text
+        loads += len(re.findall(r"\bld\.global\S*\.nc\S*\.[bus](?:8|16|32|64)\b", text))
+    return len(packed) * config.rows_per_warp * _LANE_WEIGHTS / config.lanes / loads
 
 
 def _weights_per_trip(kernel: Kernel, loop: Loop) -> float:
     """Weights of one lane that a trip through the hot loop of a product multiplies."""
+    config = kernel.arguments["config"]
     if products := sum(mma_products(i.opcode) for i in loop.instructions if i.category == "mma"):
-        return products / kernel.arguments["config"].m_tile / WARP
+        return products / config.m_tile / WARP
     if dots := loop.count("dp4a"):
         return dots * _DOT / kernel.arguments["m"]
-    return sum(".CONSTANT" in i.opcode for i in loop.instructions) * _weights_per_load(kernel)
+    return sum(".CONSTANT" in i.opcode for i in loop.instructions) * weights_per_load(formats(kernel), config)
 
 
 def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:

@@ -6,10 +6,11 @@ import pytest
 
 from ptx_kernels import tuning, work
 from ptx_kernels.assemble import assemble
+from ptx_kernels.cases import CASES
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS
 from ptx_kernels.ptx import Kernel
-from ptx_kernels.sass import Loop, disassemble, hot_loop
+from ptx_kernels.sass import Loop, disassemble, hot_loop, load_bits
 
 
 def loop_of(kernel: Kernel) -> Loop:
@@ -26,14 +27,23 @@ def attention(**changes) -> Kernel:
 @pytest.mark.parametrize("format", FORMATS)
 def test_loads_tell_the_same_as_dot_products(format):
     """Weights behind a trip, counted by dp4a and, as it is done for f32, by the loads of packed weights."""
-    for preset in ("quarter_warp_dp4a", "batched"):
-        for columns in (256 * 95, 256 * 96):  # with and without steps left over; ptxas unrolls fewer trips away
-            m = 3 if preset == "batched" else 1
-            kernel = KERNELS["matvec"](format=format, n=64, columns=columns, m=m, config=PRESETS[preset])
-            loop = loop_of(kernel)
-            by_dots = loop.count("dp4a") * 4 / m
-            by_loads = sum(".CONSTANT" in i.opcode for i in loop.instructions) * work._weights_per_load(kernel)
-            assert by_loads == by_dots == work._weights_per_trip(kernel, loop) > 0
+    # 87 and 96 times 256 columns: with and without steps left over, in more trips than ptxas unrolls
+    for preset, columns, m in (("quarter_warp_dp4a", 256 * 87, 1), ("batched", 256 * 96, 3)):
+        config = PRESETS[preset]
+        kernel = KERNELS["matvec"](format=format, n=64, columns=columns, m=m, config=config)
+        loop = loop_of(kernel)
+        by_dots = loop.count("dp4a") * 4 / m
+        constant = sum(".CONSTANT" in i.opcode for i in loop.instructions)
+        assert constant * work.weights_per_load((format,), config) == by_dots == work._weights_per_trip(kernel, loop)
+
+
+@pytest.mark.parametrize("preset", ["tiled", "chunked"])
+def test_staged_activations_change_no_load_of_weights(preset):
+    """k = 9472 is a chunk of 8192 columns, and one of what is left; each float in shared memory serves two rows."""
+    kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=37 * 256, m=1, config=PRESETS[preset])
+    loop = loop_of(kernel)
+    floats = sum(load_bits(i.opcode) for i in loop.instructions if i.name == "LDS") / 32
+    assert work.work(kernel, loop).quant_bytes == floats * PRESETS[preset].rows_per_warp / 2
 
 
 def test_work_of_a_matvec():
@@ -85,3 +95,15 @@ def test_attention_reads_its_pages_by_16_byte_loads():
     wide = loop.count("load global 128")
     found = work.work(kernel, loop)
     assert found.trips == work.traffic(kernel) / (wide * 16 * 32)
+
+
+def test_every_case_is_understood():
+    """Bytes of any kernel; of products also weights and formats."""
+    for case in CASES:
+        kernel = KERNELS[case.family](**case.arguments)
+        touched = sum(b.nbytes for b in kernel.buffers if b.name not in ("k_pages", "v_pages"))
+        assert 0 < work.traffic(kernel) <= sum(b.nbytes for b in kernel.buffers)
+        if packed := work.formats(kernel):
+            assert set(packed) <= set(work.QUANT_BITS)
+            bits = 8 * touched / work.packed_weights(kernel)
+            assert min(work.QUANT_BITS[format] for format in packed) < bits

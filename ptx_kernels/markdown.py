@@ -1,0 +1,177 @@
+"""The tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md` writes them anew.
+
+The text between them is written by hand. A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import tuning
+from .assemble import TARGETS, assemble_all, tool_version
+from .cases import CASES, SHAPES, Case, preset_cases
+from .kernels import KERNELS
+from .kernels.matvec import FORMATS, PRESETS
+from .report import Figures, figures, report
+
+ARCH = "sm_90"
+
+_HEADER = (
+    *("kernel", "registers", "spills", "shared", "occupancy", "instr/qB", "load", "int", "dot", "float", "control"),
+    *("widest load", "KB in flight", "bound", "us", "GB/s"),
+)
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _cells(f: Figures) -> tuple[str, ...]:
+    return (
+        f.label,
+        str(f.registers),
+        str(f.spill_bytes),
+        str(f.shared_bytes),
+        f"{f.occupancy:.0%}",
+        _number(f.instructions_per_quant_byte, 2),
+        *(_number(f.classes.get(name), 1) for name in ("load", "integer", "dot", "float", "control")),
+        f"{f.widest_load or '-'}",
+        f"{f.bytes_in_flight / 1024:.0f}",
+        f.bound or "-",
+        _number(f.seconds and f.seconds * 1e6, 1),
+        _number(f.seconds and f.nbytes / f.seconds / 1e9),
+    )
+
+
+def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    ruled = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
+
+
+@dataclass(frozen=True)
+class Table:
+    """`labels`: the first cell of each row, known without assembling anything; `make` gives the whole text."""
+
+    labels: tuple[str, ...]
+    make: Callable[[], str]
+
+
+def _of_cases(cases: Sequence[Case]) -> Table:
+    return Table(
+        tuple(case.label for case in cases),
+        lambda: _lines(_HEADER, map(_cells, report(cases, KERNELS, ARCH))),
+    )
+
+
+def _of_targets() -> Table:
+    """Registers of each preset on each target, spilled bytes after a plus sign."""
+    n, columns = SHAPES[0]
+    cases = [preset_cases(preset)[0] for preset in PRESETS]
+
+    def make() -> str:
+        texts = [KERNELS[case.family](**case.arguments).text for case in cases]
+        made = assemble_all(texts, TARGETS)
+
+        def cell(text: str, arch: str) -> str:
+            spilled = made[text, arch].spill_store_bytes
+            return f"{made[text, arch].registers}{f' + {spilled} B' if spilled else ''}"
+
+        rows = ((preset, *(cell(text, arch) for arch in TARGETS)) for preset, text in zip(PRESETS, texts, strict=True))
+        return _lines((f"preset, {n}x{columns}", *TARGETS), rows)
+
+    return Table(tuple(PRESETS), make)
+
+
+def _of_formats() -> Table:
+    """What the rule of `tuning` chooses for each format."""
+    n, columns = SHAPES[0]
+    cases = [
+        Case(
+            f"{format} m={m}",
+            "matvec",
+            dict(format=format, n=n, columns=columns, m=m, config=tuning.matvec.rule(format, n, columns, m)),
+        )
+        for format in FORMATS
+        for m in (1, 4, 8)
+    ]
+    return _of_cases(cases)
+
+
+def _of_budgets() -> Table:
+    """The static budgets and what the choices of `tuning` come to, the worst of Llama-3.1-8B's shapes."""
+
+    def matvecs(format: str, m: int, preset: str | None = None) -> list[Figures]:
+        def config(n: int, columns: int) -> object:
+            return PRESETS[preset] if preset else tuning.matvec(format, n, columns, m)
+
+        built = (
+            KERNELS["matvec"](format=format, n=n, columns=columns, m=m, config=config(n, columns))
+            for n, columns in SHAPES
+        )
+        return [figures(kernel, ARCH) for kernel in built]
+
+    budgets: dict[str, tuple[str, Callable[[], list[Figures]]]] = {
+        "Q4_K, q8_1, m = 1": ("<= 3.5; 16-byte loads, >= 4 in flight; <= 80 registers", lambda: matvecs("Q4_K", 1)),
+        "Q6_K, q8_1, m = 1": ("<= 4.0", lambda: matvecs("Q6_K", 1)),
+        "Q4_K, q8_1, m = 4": ("<= 6", lambda: matvecs("Q4_K", 4)),
+        "Q4_K, f32, m = 1": ("<= 8", lambda: matvecs("Q4_K", 1, "fused_f32")),
+    }
+
+    def make() -> str:
+        rows = []
+        for name, (budget, measure) in budgets.items():
+            found = measure()
+            instructions = max(f.instructions_per_quant_byte or 0 for f in found)
+            loads = min(f.loads_in_flight for f in found)
+            most = max(f.registers for f in found)
+            spilled = max(f.spill_bytes for f in found)
+            rows.append((name, budget, f"{instructions:.2f}", str(loads), str(most), str(spilled)))
+        return _lines(("kernel", "budget", "instr/qB", "16-byte loads in flight", "registers", "spills"), rows)
+
+    return Table(tuple(budgets), make)
+
+
+def tables() -> dict[str, Table]:
+    """Every table by its name."""
+    found = {f"preset {preset}": _of_cases(preset_cases(preset)) for preset in PRESETS}
+    for family in KERNELS:
+        if family not in ("matvec", "decode"):
+            found[f"family {family}"] = _of_cases([case for case in CASES if case.family == family])
+    decode = [
+        c for c in CASES if c.family == "decode" and c.arguments["dtype"] == "bf16" and not c.arguments["lookups"]
+    ]
+    found["family decode"] = _of_cases(decode)
+    return found | {"targets": _of_targets(), "formats": _of_formats(), "budgets": _of_budgets()}
+
+
+_MARKED = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def rewrite(path: Path) -> None:
+    """Fills in every table of the file.
+
+    Raises:
+      ValueError: the file names a table that there is not.
+    """
+    known = tables()
+
+    def filled(match: re.Match[str]) -> str:
+        start, name, end = match.groups()
+        if name not in known:
+            raise ValueError(f"{path}: table {name!r} must be one of {', '.join(known)}")
+        return f"{start}\n{known[name].make()}\n\n{end}"
+
+    text = _MARKED.sub(filled, path.read_text())
+    path.write_text(re.sub(r"ptxas \d[\d.]*\d", f"ptxas {tool_version('ptxas')}", text))
+
+
+def labels(text: str) -> dict[str, tuple[str, ...]]:
+    """The first cells of the tables in a file's text, by the tables' names."""
+    found = {}
+    for match in _MARKED.finditer(text):
+        rows = re.findall(r"^\| ([^|]*?) \|", match.group(0), re.MULTILINE)
+        found[match.group(2)] = tuple(rows[2:])
+    return found
