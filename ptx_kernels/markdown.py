@@ -39,7 +39,7 @@ def _cells(f: Figures) -> tuple[str, ...]:
         _number(f.instructions_per_quant_byte, 2),
         *(_number(f.classes.get(name), 1) for name in ("load", "integer", "dot", "float", "control")),
         f"{f.widest_load or '-'}",
-        f"{f.bytes_in_flight / 1024:.0f}",
+        f"{f.bytes_in_flight / 1024:.0f}" if f.widest_load else "-",
         f.bound or "-",
         _number(f.seconds and f.seconds * 1e6, 1),
         _number(f.seconds and f.nbytes / f.seconds / 1e9),

@@ -57,7 +57,7 @@ def packed_weights(kernel: Kernel) -> int:
 def traffic(kernel: Kernel) -> int:
     """Bytes that a launch must move: its buffers, of pages and looked-up rows only what it touches.
 
-    Attention over pages reads every page that its tables have room for.
+    Attention over pages reads every page that its tables have room for, or the window's part of it.
     """
     arguments = kernel.arguments
 
@@ -65,7 +65,9 @@ def traffic(kernel: Kernel) -> int:
         if "num_pages" in arguments and name in ("k_pages", "v_pages", "k_scales", "v_scales"):
             if "tokens" in arguments:
                 return arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"])
-            return 1 if arguments.get("contiguous") else arguments["batch"] * arguments["pages_per_sequence"] / rows
+            held = 1 if arguments.get("contiguous") else arguments["batch"] * arguments["pages_per_sequence"] / rows
+            tokens = arguments["pages_per_sequence"] * arguments["page_size"]
+            return held * min(1, (arguments.get("window") or tokens) / tokens)
         return arguments["lookups"] / rows if type_name == "u8" and arguments.get("lookups") else 1
 
     return round(sum(min(1, share(b.name, b.type.name, b.shape[0])) * b.nbytes for b in kernel.buffers))

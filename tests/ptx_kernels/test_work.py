@@ -83,6 +83,8 @@ def test_only_what_is_touched_counts():
     assert work.traffic(attention()) == 2 * (16 * 2 * 16 * 64 * 2) + 2 * heads + tables_and_lengths
     few = attention(num_pages=4)
     assert work.traffic(few) == 2 * (4 * 2 * 16 * 64 * 2) + 2 * heads + tables_and_lengths
+    window = attention(window=32)  # of 128 tokens
+    assert work.traffic(window) == 2 * (4 * 2 * 16 * 64 * 2) + 2 * heads + tables_and_lengths
     append = KERNELS["append_kv"](tokens=3, num_pages=64, num_kv_heads=2, page_size=16, head_dim=64, dtype="f32")
     assert work.traffic(append) == 2 * (3 * 2 * 64 * 4) * 2 + 3 * 4
     lookup = KERNELS["decode"](format="Q4_K", n=1000, blocks=2, dtype="f32", lookups=5)
