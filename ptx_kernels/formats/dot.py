@@ -100,12 +100,15 @@ def dot_q8_1(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
     The min terms need no dot product: the activations' sums are known.
     """
     part: Any = None
-    for run, values, x_scale in zip(tile.runs, x.runs, x.scales, strict=True):
-        dot: Any = 0
+    dot: Any = 0
+    for run, values, x_scale, next_scale in zip(tile.runs, x.runs, x.scales, [*x.scales[1:], None], strict=True):
         for a, b in zip(run.quants, values, strict=True):
             dot = k.dp4a(a, b, dot, unsigned_a=not tile.signed)
+        if run.scale is None and next_scale is x_scale:
+            continue  # runs of one group without scales of their own add up as integers
         product = (dot if run.scale is None else dot * run.scale).to(x_scale.type)
         part = product * x_scale if part is None else k.fma(product, x_scale, part)
+        dot = 0
     k.accumulate(total, part, tile.d)
     _subtract_minimums(k, tile, x, total)
 
@@ -128,7 +131,7 @@ def dot_f32(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
 
 
 def _subtract_minimums(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
-    if tile.minimums:
+    if tile.minimums:  # else x.sums, which cost instructions, are not asked for
         for minimum, value in zip(tile.minimums, x.sums, strict=True):
             k.accumulate(total, minimum, -value)
 
