@@ -80,12 +80,13 @@ def gemm(format: str, n: int, columns: int, m: int) -> GemmConfig:
 
     Large tiles spend fewest instructions on unpacking and loads, but leave a device idle that has more multiprocessors
     than there are blocks: rows of weights are cut until there are one and a half for each, down to 16, whose columns
-    four warps then share. Two tiles a warp spill for Q6_K. Few activations make short stages, so that more of them
-    are needed to keep loads in flight; no choice needs more shared memory than the 99 KB a block of sm_120 has.
+    four warps then share. Two tiles a warp spill for Q6_K, and take too much memory for Q8_0 and Q5_1. Few activations
+    make short stages, so that more of them are needed to keep loads in flight; no choice needs more shared memory than
+    the 99 KB that a block of sm_120 has.
     """
     m_tile = min(64, -(-m // 16) * 16)
     shapes = [(4, 1, 2), (4, 1, 1), (2, 2, 1), (1, 4, 1)]  # row warps, column warps, tiles
-    if format == "Q6_K":
+    if format in ("Q6_K", "Q8_0", "Q5_1"):
         del shapes[0]
     fit = (s for s in shapes if -(-m // m_tile) * -(-n // (16 * s[0] * s[2])) >= _WARPS_TO_FILL * 3 // 8)
     row_warps, column_warps, tiles = next(fit, shapes[-1])

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats, tuning
-from ptx_kernels.kernels.gemm import FORMATS as GEMM_FORMATS
 from ptx_kernels.kernels.gemm import gemm
+from ptx_kernels.kernels.gemm import takes as gemm_takes
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, matvec
 
 from ..arrays import QuantizedArray
@@ -18,10 +18,9 @@ from ..implementation import check_choice, current_choice
 from . import checks, dequantize, fused_matmul, quantize_q8_1  # fused_matmul: modules that use each other
 from .op import KernelCall, Op
 
-#: Formats with a kernel that takes up to MAX_DOT_ROWS rows of int8 activations, and those with one that takes more.
+#: Formats with kernels that take int8 activations; more rows of these than MAX_DOT_ROWS go to tensor cores.
 DOT_FORMATS: tuple[str, ...] = FORMATS
 MAX_DOT_ROWS = MAX_ROWS
-TENSOR_CORE_FORMATS: tuple[str, ...] = GEMM_FORMATS
 
 
 def matmul(
@@ -47,9 +46,9 @@ def matmul(
       w: QuantizedArray (n, k), or a float array (n, k).
       bias: (n,) float array, or None. residual: (..., n) float array, or None.
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
-        kernel that takes it so (formats DOT_FORMATS up to MAX_DOT_ROWS rows, under `vmap` of all examples together,
-        and TENSOR_CORE_FORMATS beyond), on every implementation. None takes what `jax_q4k.implementation` selected,
-        else `q8_1` for ptx and sim and `f32` for xla.
+        kernel that takes it so, on every implementation: for DOT_FORMATS up to MAX_DOT_ROWS rows (under `vmap`, of
+        all examples together), and for more rows where k is a multiple of 64. None takes what
+        `jax_q4k.implementation` selected, else `q8_1` for ptx and sim and `f32` for xla.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
@@ -89,9 +88,9 @@ def matmul(
     return y.reshape(*leading, n)
 
 
-def takes_q8_1(format: str, rows: int) -> bool:
-    """Whether the CUDA path has a kernel that multiplies `rows` rows of int8 activations by `format`."""
-    return format in (DOT_FORMATS if rows <= MAX_DOT_ROWS else TENSOR_CORE_FORMATS)
+def takes_q8_1(format: str, rows: int, columns: int) -> bool:
+    """Whether the CUDA path has a kernel that multiplies `rows` rows of `columns` int8 activations by `format`."""
+    return format in DOT_FORMATS if rows <= MAX_DOT_ROWS else gemm_takes(format, columns)
 
 
 def reference(
@@ -99,7 +98,7 @@ def reference(
 ) -> list[jax.Array]:
     """`matmul` of x (m, k) in plain JAX, or its transpose of x (m, n); `activations` None means f32."""
     weights = formats.get(format).decode(planes, jnp)
-    if activations == "q8_1" and takes_q8_1(format, x.shape[0]):
+    if activations == "q8_1" and takes_q8_1(format, *x.shape):
         values, scale_sum = quantize_q8_1.reference(x)
         groups = values.reshape(*scale_sum.shape[:-1], quantize_q8_1.GROUP).astype(jnp.float32)
         y = _dot((groups * scale_sum[..., :1]).reshape(x.shape), weights)
@@ -122,7 +121,7 @@ def kernels(
         # model lies in memory decoded in between.
         x, planes = jax.lax.optimization_barrier((x, planes))
     m = x.shape[0]
-    if activations == "f32" or not takes_q8_1(format, m):
+    if activations == "f32" or not takes_q8_1(format, *x.shape):
         (weights,) = dequantize.kernels(launch, *planes, format=format, dtype=jnp.dtype(jnp.float32))
         return [_dot(x, weights, transposed=transposed).astype(x.dtype)]
     n, columns = planes[0].shape[0], x.shape[1]

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..ptx import Builder, Pointer, Value
+from ..ptx import Builder, Pointer, Value, u32
 from ..ptx.types import Type
-from .unpack import Words
+from .unpack import Words, half
 
 UNITS = 4
 Pair = tuple[Value, Value]  # of rows g and g + 8
@@ -58,3 +58,13 @@ def matrix(k: Builder, plane: Pointer, offset: Value | int) -> Words:
 def row_pair(k: Builder, plane: Pointer) -> tuple[Pointer, Pointer]:
     """The lane's rows g and g + 8."""
     return plane.at(k.lane_id // 4), plane.at(k.lane_id // 4).at(8 * plane.shape[1])
+
+
+def half_pairs(k: Builder, plane: Pointer, offset: Value) -> list[Pair]:
+    """The two f16 at `offset` bytes of the lane's rows, as f32."""
+    rows = [row.at(offset).cast(u32).load() for row in row_pair(k, plane)]
+    return [(half(rows[0], i), half(rows[1], i)) for i in range(2)]
+
+
+def scaled(pair: Pair, factor: float) -> Pair:
+    return pair[0] * factor, pair[1] * factor

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx import Builder, Pointer, Value, f16, f32, u32
+from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from ..ptx.types import Type
+from . import fragments
 from .base import BlockFormat, half, nibbles
 from .dot import Run, Tile, load_words
 from .unpack import ANCHOR, DecodedRun, anchored_floats, byte_floats
@@ -101,3 +102,19 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
         )
         for high in range(2)
     ]
+
+
+def fragments_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
+) -> tuple[fragments.Group, fragments.Group]:
+    """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `fragments.Fragments`)."""
+    qs, d = planes
+    words = fragments.matrix(k, qs, unit * 32)  # two of each block: its low nibbles, then its high ones
+    nibbles_ = [[w << 4 for w in words[2 * i : 2 * i + 2]] + list(words[2 * i : 2 * i + 2]) for i in range(2)]
+    low, high = (
+        fragments.Group(
+            unit * 2 + i, [(w & 0xF0F0F0F0) ^ 0x80808080 for w in nibbles_[i]], s8, [fragments.scaled(scale, 1 / 16)]
+        )
+        for i, scale in enumerate(fragments.half_pairs(k, d, unit * 4))
+    )
+    return low, high

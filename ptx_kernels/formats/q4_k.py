@@ -165,7 +165,7 @@ def fragments_of(
     """The sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones (see `fragments.Fragments`)."""
     words = fragments.matrix(k, planes[0], unit * 32 + 16)
     (low, high), offsets = headers(k, planes[0], unit)
-    sixteenth = (high[0] * (1 / 16), high[1] * (1 / 16))  # the high nibbles stay where they lie
+    sixteenth = fragments.scaled(high, 1 / 16)  # the high nibbles stay where they lie
     return (
         fragments.Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low], offsets[0]),
         fragments.Group(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth], offsets[1]),

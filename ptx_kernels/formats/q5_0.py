@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx import Builder, Pointer, Value, f16, f32, u32
-from . import q4_0
+from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
+from . import fragments, q4_0
 from .base import BlockFormat, bits, half, nibbles
 from .dot import Run, Tile
 from .unpack import ANCHOR, DecodedRun, Words, anchored_floats, byte_floats, shifted
@@ -105,3 +105,34 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     return [
         DecodedRun(16 * i, [scale * (v - 16.0) for v in values]) for i, values in enumerate(unpack_quants(k, qs, qh))
     ]
+
+
+def fragment_bytes(k: Builder, qs: Pointer, qh: Pointer, unit: Value, shift: int, flipped: bool) -> list[Words]:
+    """Of both blocks of a unit: the quants, shifted left by so much in their bytes, their top bit flipped or not."""
+    words = fragments.matrix(k, qs, unit * 32)  # two of each block, of rows g and g + 8
+    columns = k.lane_id % 4 * 4
+    rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in fragments.row_pair(k, qh)]
+    blocks: list[Words] = []
+    for i in range(2):
+        fifths = [(~row[i] if flipped else row[i]) >> columns for row in rows]
+        blocks.append(
+            [
+                (shifted(w, shift - 4 * high) & (0x0F0F0F0F << shift)) | _spread(fifth >> (16 * high), shift + 4)
+                for high in range(2)
+                for w, fifth in zip(words[2 * i : 2 * i + 2], fifths, strict=True)
+            ]
+        )
+    return blocks
+
+
+def fragments_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
+) -> tuple[fragments.Group, fragments.Group]:
+    """Blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8 (see `fragments.Fragments`)."""
+    qs, qh, d = planes
+    quants = fragment_bytes(k, qs, qh, unit, 3, True)
+    low, high = (
+        fragments.Group(unit * 2 + i, quants[i], s8, [fragments.scaled(scale, 1 / 8)])
+        for i, scale in enumerate(fragments.half_pairs(k, d, unit * 4))
+    )
+    return low, high

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..ptx import Builder, Pointer, Value, u32
-from . import q5_0
+from ..ptx import Builder, Pointer, Value, u8, u32
+from . import fragments, q5_0
 from .base import BlockFormat
 from .base import half as half_values
 from .dot import Run, Tile
@@ -63,3 +63,16 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
         DecodedRun(16 * i, [scale * v + offset for v in values])
         for i, values in enumerate(q5_0.unpack_quants(k, qs, qh))
     ]
+
+
+def fragments_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
+) -> tuple[fragments.Group, fragments.Group]:
+    """Blocks 2 * unit and 2 * unit + 1 (see `fragments.Fragments`)."""
+    qs, qh, dm = planes
+    quants = q5_0.fragment_bytes(k, qs, qh, unit, 0, False)
+    (d_low, m_low), (d_high, m_high) = (fragments.half_pairs(k, dm, unit * 8 + 4 * i) for i in range(2))
+    return (
+        fragments.Group(unit * 2, quants[0], u8, [d_low], m_low),
+        fragments.Group(unit * 2 + 1, quants[1], u8, [d_high], m_high),
+    )

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx import Builder, Pointer, Value, f16, f32, u32
+from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
+from . import fragments
 from .base import BlockFormat, half
 from .dot import Run, Tile, load_words
 from .unpack import DecodedRun, signed_byte_floats, signed_floats
@@ -80,3 +81,15 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).at(part * 4).load(vector=4)
     return [DecodedRun(part * 16, [scale * v for v in signed_byte_floats(k, words)])]
+
+
+def fragments_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
+) -> tuple[fragments.Group, fragments.Group]:
+    """Blocks 2 * unit and 2 * unit + 1 (see `fragments.Fragments`)."""
+    qs, d = planes
+    low, high = (
+        fragments.Group(unit * 2 + i, fragments.matrix(k, qs, unit * 64 + 32 * i), s8, [scale])
+        for i, scale in enumerate(fragments.half_pairs(k, d, unit * 4))
+    )
+    return low, high

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import formats
-from ..formats import q4_k, q5_k, q6_k
+from ..formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from ..formats.fragments import UNITS, Fragments, Group
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s8, s32, u8
 from .quantize_q8_1 import GROUP
@@ -14,7 +14,10 @@ from .ring import HalfCopy, Ring, Rows, TileCopy
 
 SUPER_BLOCK = 256
 _GROUPS = SUPER_BLOCK // GROUP
-_FRAGMENTS: dict[str, Fragments] = {module.FORMAT.name: module.fragments_of for module in (q4_k, q5_k, q6_k)}
+_COLUMNS = 64  # two f16 scales: copies take 4 bytes at least
+_FRAGMENTS: dict[str, Fragments] = {
+    module.FORMAT.name: module.fragments_of for module in (q4_k, q5_k, q6_k, q8_0, q5_0, q5_1, q4_0)
+}
 FORMATS = tuple(_FRAGMENTS)
 #: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no conversion
 _MAGIC_BITS, _MAGIC = 0x4B400000, 12582912.0
@@ -48,11 +51,17 @@ class GemmConfig:
         return 16 * self.tiles * self.row_warps
 
 
+def takes(format: str, columns: int) -> bool:
+    """Whether there is a kernel for rows of so many weights."""
+    return format in FORMATS and columns > 0 and columns % max(_COLUMNS, formats.get(format).block_size) == 0
+
+
 def _check(format: str, n: int, columns: int, m: int, config: GemmConfig) -> None:
     if format not in FORMATS:
         raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
-    if columns <= 0 or columns % SUPER_BLOCK:
-        raise KernelError(f"columns={columns} must be a multiple of {SUPER_BLOCK}")
+    if not takes(format, columns):
+        step = max(_COLUMNS, formats.get(format).block_size)
+        raise KernelError(f"columns={columns} must be a multiple of {step} for {format}")
     if n < 1 or m < 1:
         raise KernelError(f"n={n} and m={m} must be at least 1")
     if config.m_tile < 16 or config.m_tile % 16:
@@ -74,8 +83,9 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
     _check(format, n, columns, m, config)
     k.name = f"gemm_{format.lower()}_m{config.m_tile}"
     layout = formats.get(format)
-    steps, threads = columns // SUPER_BLOCK, WARP * config.row_warps * config.column_warps
-    planes = [k.input(p.name, u8, (n, steps, p.bytes_per_block), constant=True) for p in layout.planes]
+    steps, threads = -(-columns // SUPER_BLOCK), WARP * config.row_warps * config.column_warps
+    blocks = columns // layout.block_size
+    planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes]
     values = k.input("values", s8, (m, columns))
     scale_sum = k.input("scale_sum", f32, (m, columns // GROUP, 2))
     y = k.output("y", f32, (m, n))
@@ -86,8 +96,8 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
     first_n, n_start = _tile_start(k, k.block_id("y"), n, config.rows)
     copies: list[TileCopy | HalfCopy] = []
     for plane, pointer in zip(layout.planes, planes, strict=True):
-        nbytes = plane.bytes_per_block
-        rows = Rows(pointer.reshape(n, steps * nbytes), n_start, config.rows)
+        nbytes = plane.bytes_per_block * SUPER_BLOCK // layout.block_size
+        rows = Rows(pointer.reshape(n, blocks * plane.bytes_per_block), n_start, config.rows)
         copies.append(HalfCopy(k, rows, threads) if nbytes == 2 else TileCopy(k, rows, nbytes, threads))
     copies.append(TileCopy(k, Rows(values.cast(u8), m_start, config.m_tile), SUPER_BLOCK, threads))
     pairs = Rows(scale_sum.cast(u8).reshape(m, columns // GROUP * 8), m_start, config.m_tile)

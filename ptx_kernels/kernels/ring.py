@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +20,7 @@ def odd_pitch(nbytes: int) -> int:
 class Rows:
     """`count` rows from row `first` on of a matrix, u8 (rows, row bytes) in global memory.
 
-    Rows past the matrix's end become zeros; none is if the matrix has `count` rows at all, which is up to the caller.
+    Rows past the matrix's end become zeros; where it has `count` rows at all, the caller sees to it that none is.
     """
 
     matrix: Pointer
@@ -34,7 +37,7 @@ class Rows:
 
 
 class TileCopy:
-    """Copies `nbytes` of every row per step: the first ones, the next ones, ...
+    """Copies `nbytes` of every row per step: the first ones, the next ones, ...; zeros past the row's end.
 
     Chunk c of row r arrives at r * row_pitch + c * chunk_pitch. A power of two of threads shares a row, so that they
     read neighbouring chunks and the rows of a thread lie at constant distances.
@@ -47,36 +50,43 @@ class TileCopy:
         nbytes: int,
         threads: int,
         *,
-        chunk: int = 16,
+        chunk: int = 0,
         row_pitch: int = 0,
         chunk_pitch: int = 0,
     ) -> None:
+        row_bytes = rows.matrix.shape[1]
+        chunk = chunk or math.gcd(16, row_bytes, nbytes)
         self.pitch = row_pitch or odd_pitch(nbytes)
         chunk_pitch = chunk_pitch or chunk
         self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
         self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk
-        self._parts = []  # (rows at once, the thread's first row, where it goes, where it comes from)
+        self._rest = k.var(u32, row_bytes) if row_bytes % nbytes else None  # bytes of a row from here on
+        self._parts = []  # (rows at once, the thread's first row and byte, where they go, where they come from)
         column = 0
         while column < nbytes // chunk:
             width = min(1 << (nbytes // chunk - column).bit_length() - 1, threads)
             row, part = k.thread_id // width, k.thread_id % width + column
             source = rows.matrix.at(rows.first + row, part * chunk).moving()
-            self._parts.append((threads // width, row, row * self.pitch + part * chunk_pitch, source))
+            self._parts.append((threads // width, row, part * chunk, row * self.pitch + part * chunk_pitch, source))
             column += width
 
     def start(self, place: Pointer) -> None:
         """Starts the copies of the next step to `place`."""
         k, rows = self._k, self._rows
-        for height, row, offset, source in self._parts:
+        for height, row, byte, offset, source in self._parts:
             target = place.at(offset)
             for r in range(0, rows.count, height):
-                size = None
-                if rows.clip:
-                    size = k.select(rows.first + row + r < rows.total, k.const(u32, self._chunk), 0)
+                limits = [rows.first + row + r < rows.total] if rows.clip else []
+                limits += [byte < self._rest] if self._rest is not None else []
+                size = (
+                    k.select(functools.reduce(operator.and_, limits), k.const(u32, self._chunk), 0) if limits else None
+                )
                 where = row < rows.count - r if height > rows.count - r else None
                 origin = source.at(r * rows.matrix.shape[1])
                 k.cp_async(target.at(r * self.pitch), origin, self._chunk, size=size, where=where)
             source.advance(self._nbytes)
+        if self._rest is not None:
+            self._rest -= self._nbytes
 
 
 class HalfCopy:

@@ -73,7 +73,7 @@ def check_simulated(model: Model, tokens: np.ndarray, monkeypatch: pytest.Monkey
         own = jq.quantize_q8_1(x)[0].astype(jnp.int32)
         assert jnp.max(jnp.abs(own - values)) <= 1
         differing, total = differing + int(jnp.sum(own != values)), total + values.size
-        if not takes_q8_1(w.format, x.size // x.shape[-1]):
+        if not takes_q8_1(w.format, x.size // x.shape[-1], x.shape[-1]):
             return matmul(x, w)
         groups = values.reshape(*values.shape[:-1], -1, 32) * scale_sum[..., :1]
         return matmul(groups.reshape(x.shape), w)
