@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from .common import RESULTS, write_results
 ROOT = Path(__file__).resolve().parents[1]
 NO_GPU = 3
 _GOLDEN = ("llama-gqa", "qwen3-qknorm")
+_MODELS_SECONDS = 120  # kept back for the models while kernels are timed
 _MODEL_MEMORY = 24 << 30  # bytes a device needs for the 8B model: weights, cache, programs, and their making
 
 
@@ -66,7 +68,8 @@ def time_kernels(gpu: Device, clock: Clock) -> tuple[float, list[gpu_kernels.Mea
     bandwidth = gpu.copy_bandwidth()
     print(f"device copy: {bandwidth / 1e9:.0f} GB/s, read plus written")
     rows = []
-    for name, kernel, nbytes, config in (*gpu_kernels.others(), *gpu_kernels.matvecs()):
+    timed = (gpu_kernels.others, gpu_kernels.products, gpu_kernels.matvecs, gpu_kernels.presets)
+    for name, kernel, nbytes, config in itertools.chain.from_iterable(of() for of in timed):
         if clock.left() <= 0:
             print(f"out of time before {name}")
             break
@@ -123,10 +126,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "tests" not in options.skip:
             results["tests"] = run_tests(0.5 * clock.left())
             print("\ntests/gpu:", results["tests"]["summary"])
-        bandwidth, kernels = time_kernels(gpu, clock) if "kernels" not in options.skip else (0.0, [])
+        of_kernels = Clock(clock.left() - (0 if "models" in options.skip else _MODELS_SECONDS))
+        bandwidth, kernels = time_kernels(gpu, of_kernels) if "kernels" not in options.skip else (0.0, [])
         results["copy_bandwidth"], results["kernels"] = bandwidth, [row.as_dict() for row in kernels]
         if kernels:
-            print("\n" + gpu_kernels.table(kernels))
+            print("\n" + gpu_kernels.table(kernels) + "\n\n" + gpu_kernels.preset_table(kernels))
     if "models" not in options.skip:
         from . import gpu_models
 
@@ -138,6 +142,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.commit:
         results["commit"] = options.commit
     path = write_results(options.out / f"{name}.json", results)
+    if drawn := gpu_kernels.chart(kernels, path.with_suffix(".png"), f"{facts.name}: mat-vec strategies"):
+        print(f"drawn: {drawn}")
     print(f"\nwritten: {path}")
     return 0 if "tests" in options.skip or results["tests"]["status"] == 0 else 1
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,10 @@ from stand_in_device import StandIn
 
 from benchmarks import gpu, gpu_kernels
 from ptx_kernels.driver import DriverError
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.operands import random_operands
+from ptx_kernels.report import figures
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +55,27 @@ def test_results_are_written(monkeypatch, tmp_path, capsys, small):
     assert one["copy_fraction"] == pytest.approx(64 * 2 * 144 / 2e-6 / 4e12)
     assert by_name["matvec Q6_K 64x512 m=4"]["bytes"] == 64 * 2 * 210
     assert by_name["paged_attention bf16 32:8x128, 64 tokens"]["bytes"] == 2 * 64 * 8 * 128 * 2
-    assert "matvec Q4_K 64x512 m=4" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "matvec Q4_K 64x512 m=4" in printed and "GB/s  64x512" in re.sub("  +", "  ", printed)
+    strategies = [name for name in by_name if name.startswith("preset ")]
+    assert strategies == [f"preset {preset} 64x512" for preset in PRESETS]
+    assert by_name["preset wide 64x512"]["bytes"] == 64 * 2 * 144
+    assert (tmp_path / "here.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_predictions_stand_beside_what_was_measured():
+    kernel = KERNELS["quantize_q8_1"](rows=1, columns=4096)
+    device = StandIn()
+    assert gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted is None  # no model knows the device
+    device.facts = dataclasses.replace(device.facts, name="NVIDIA H200")
+    assert gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted == figures(kernel, "sm_90").seconds
+
+
+def test_the_whole_run_fits_its_time():
+    """At four seconds for each of the largest matrices and one for the others, kernels leave the tests their half."""
+    timed = [*gpu_kernels.others(), *gpu_kernels.products(), *gpu_kernels.matvecs(), *gpu_kernels.presets()]
+    large = sum("128256" in name for name, *_ in timed)
+    assert 4 * large + (len(timed) - large) < 450 * 0.5
 
 
 def test_running_out_of_time_leaves_the_rest_out(monkeypatch, tmp_path, capsys, small):
