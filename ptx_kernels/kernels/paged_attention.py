@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..ptx import WARP, Builder, KernelError, Value, f32, kernel, s32, u32
 from .activation import LOG2_E, tanh
 from .head_output import declare_result
-from .pages import Place, Spread, declare_pages
+from .pages import Spread, declare_pages
 from .softmax import Merged, State, dot, merge_block
 
 
@@ -19,7 +19,7 @@ class PagedAttentionConfig:
     Attributes:
       warps: per block; they share one sequence and group of query heads, and split its tokens.
       queries: query heads of a group that one block holds in registers; K and V are read once for all of them.
-      unroll: tokens of each lane in flight.
+      unroll: tokens of each lane in a round; as many are in flight for the next one.
       resident_blocks: blocks that a multiprocessor's registers must have room for.
       splits: blocks that a sequence's tokens are dealt to (flash decoding, Dao et al. 2023). More than one leave
         partial results, which `merge_attention` puts together.
@@ -30,6 +30,20 @@ class PagedAttentionConfig:
     unroll: int = 2
     resident_blocks: int = 2
     splits: int = 1
+
+
+class _Held:
+    """What was loaded in one round and is used in the next, in registers of its own."""
+
+    def __init__(self, k: Builder, values: list[Value]) -> None:
+        self._k, self._held = k, [k.var(value.type, value) for value in values]
+
+    def swap(self, values: list[Value]) -> list[Value]:
+        """Holds `values` from now on; what was held until now."""
+        before: list[Value] = [self._k.var(held.type, held) for held in self._held]
+        for held, value in zip(self._held, values, strict=True):
+            held.set(value)
+        return before
 
 
 @kernel
@@ -106,19 +120,21 @@ def paged_attention(
     length = k.minimum(k.maximum(context_lens.at(sequence).load(), 0), page_size * pages_per_sequence)
     start, stop = _share_of(k, length, window, split, splits, step)
 
-    def locate(token: Value) -> tuple[Value, Place]:
-        """(whether the token is there to be read, where)."""
-        inside = token < stop
+    def page_of(token: Value) -> Value:
         if block_tables is None:
-            return inside, (sequence, kv_head, token)
-        page = block_tables.at(sequence, token // page_size).load(where=inside).bits(u32)
-        return inside & (page < num_pages), (page, kv_head, token % page_size)
+            return sequence
+        return block_tables.at(sequence, token // page_size).load(where=token < stop).bits(u32)
 
-    def attend(token: Value, ahead: int) -> None:
-        """Scores and adds `ahead` tokens, `streams` apart, all of whose loads come first."""
-        places = [locate(token + u * streams) for u in range(ahead)]
-        seen = [inside for inside, _ in places]
-        keys, values = ([pages.load(spread, at, ok) for ok, at in places] for pages in (k_pages, v_pages))
+    def load(token: Value, page: Value) -> list[Value]:
+        """Whether the token is there to be read, and a lane's share of its K and of its V."""
+        seen = (token < stop) & (page < num_pages)
+        place = (page, kv_head, token if block_tables is None else token % page_size)
+        return [seen, *k_pages.load(spread, place, seen), *v_pages.load(spread, place, seen)]
+
+    def attend(tokens: list[list[Value]]) -> None:
+        seen, loaded = [token[0] for token in tokens], [token[1:] for token in tokens]
+        half = len(loaded[0]) // 2
+        keys, values = [k_pages.values(x[:half]) for x in loaded], [v_pages.values(x[half:]) for x in loaded]
         for mine, state in zip(query, states, strict=True):
             scores = [k.warp_sum(dot(k, mine, key), lanes=spread.lanes) for key, _ in keys]
             scores = [s if unit is None else s * unit for s, (_, unit) in zip(scores, keys, strict=True)]
@@ -126,9 +142,15 @@ def paged_attention(
                 scores = [tanh(k, score) * (soft_cap * LOG2_E) for score in scores]
             state.add(k, scores, seen, values)
 
-    # every stream takes the same number of rounds, so that whole warps meet at the shuffles
+    # While a round computes, the next one's K and V are on their way, and the page ids of the one after that. Every
+    # stream takes the same number of rounds, so that whole warps meet at the shuffles.
+    firsts = [stream + u * streams + start for u in range(config.unroll)]
+    pages = [_Held(k, [page_of(token)]) for token in firsts]
+    held = [_Held(k, load(t, *page.swap([page_of(t + step)]))) for t, page in zip(firsts, pages, strict=True)]
     with k.loop(start, stop, step) as at:
-        attend(at + stream, config.unroll)
+        tokens = [at + (stream + (u * streams + step)) for u in range(config.unroll)]
+        following = [load(t, *page.swap([page_of(t + step)])) for t, page in zip(tokens, pages, strict=True)]
+        attend([mine.swap(loaded) for mine, loaded in zip(held, following, strict=True)])
 
     def finish(query: int, merged: Merged) -> None:
         place = (sequence, heads[query], split) if splits > 1 else (sequence, heads[query])

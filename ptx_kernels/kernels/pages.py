@@ -11,7 +11,7 @@ from ..formats.unpack import signed_byte_floats
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
 from .quantize_q8_1 import to_int8
-from .vectors import FLOATS, Run, both, load_floats, pack_bytes, store_floats
+from .vectors import FLOATS, Run, both, load_floats, pack_bytes, store_floats, unpack_halves
 
 #: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside them.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
@@ -28,20 +28,18 @@ class Spread:
         self.run, self.lanes = run, min(WARP, 1 << (runs - 1).bit_length())
         starts = range(0, runs, self.lanes)
         firsts = [(k.lane_id % self.lanes + start) * run for start in starts]
-        self._parts = [
-            (f, f < head_dim if s + self.lanes > runs else None) for f, s in zip(firsts, starts, strict=True)
-        ]
+        self.parts = [(f, f < head_dim if s + self.lanes > runs else None) for f, s in zip(firsts, starts, strict=True)]
         self.width = len(firsts) * run  # values of a vector that a lane holds
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
-        """This lane's values of the vector at `row`, as f32; zeros where the condition fails."""
-        parts = [_load_run(row.at(first), self.run, both(inside, condition)) for first, inside in self._parts]
+        """This lane's values of the vector of floats at `row`, as f32; zeros where the condition fails."""
+        parts = [load_floats(row.at(first), self.run, where=both(inside, condition)) for first, inside in self.parts]
         return [value for part in parts for value in part]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
         """This lane's values of a vector, as runs to be stored."""
         pieces = [values[i : i + self.run] for i in range(0, self.width, self.run)]
-        return [Run(first, piece, inside) for (first, inside), piece in zip(self._parts, pieces, strict=True)]
+        return [Run(first, piece, inside) for (first, inside), piece in zip(self.parts, pieces, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -55,12 +53,24 @@ class Pages:
     rows: Pointer
     scales: Pointer | None
 
-    def load(self, spread: Spread, place: Place, where: Value) -> tuple[list[Value], Value | float | None]:
-        """A lane's values of one vector as f32, and what they are still to be multiplied by (None: 1)."""
-        values = spread.load(self.rows.at(*place), where)
-        if self.scales is not None:
-            return values, self.scales.at(*place).load(where=where)
-        return values, fp8.UNIT if self.rows.type is e4m3 else None
+    def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
+        """A lane's share of one vector as it is stored, 16 bytes in four registers, and int8's scale behind it."""
+        row = self.rows.at(*place)
+        loaded: list[Value] = []
+        for first, inside in spread.parts:
+            run = row.at(first)
+            loaded += (run if run.type is f32 else run.cast(u32)).load(vector=4, where=both(inside, where))
+        return loaded if self.scales is None else [*loaded, self.scales.at(*place).load(where=where)]
+
+    def values(self, loaded: Sequence[Value]) -> tuple[Sequence[Value], Value | float | None]:
+        """What `load` gave as f32, and what these are still to be multiplied by (None: 1)."""
+        if self.rows.type is f32:
+            return loaded, None
+        if self.rows.type is s8:
+            return signed_byte_floats(self.rows.builder, loaded[:-1]), loaded[-1]
+        if self.rows.type is e4m3:
+            return fp8.decode(loaded), fp8.UNIT
+        return [half for word in loaded for half in unpack_halves(word, self.rows.type)], None
 
     def store(self, place: Place, runs: Sequence[Run], where: Value, *, lanes: int) -> None:
         """Writes one vector that `lanes` neighbouring lanes hold; all 32 lanes of the warp take part.
@@ -93,13 +103,6 @@ def declare_pages(
     rows = [buffer(name, PAGE_TYPES[dtype], shape) for name in ("k_pages", "v_pages")]
     scales = [buffer(name, f32, shape[:3]) if dtype == "int8" else None for name in ("k_scales", "v_scales")]
     return Pages(rows[0], scales[0]), Pages(rows[1], scales[1])
-
-
-def _load_run(pointer: Pointer, count: int, where: Value | None) -> list[Value]:
-    if pointer.type.size > 1:
-        return load_floats(pointer, count, where=where)
-    words = pointer.cast(u32).load(vector=4, where=where)  # 16 values: all of the 16 bytes
-    return signed_byte_floats(pointer.builder, words) if pointer.type is s8 else fp8.decode(words)
 
 
 def _store_run(pointer: Pointer, values: Sequence[Value], where: Value | None) -> None:
