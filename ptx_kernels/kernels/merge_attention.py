@@ -14,11 +14,8 @@ _RUN = 4  # values of a lane's load: 16 bytes
 
 @dataclass(frozen=True)
 class MergeConfig:
-    """How the merge spreads over the GPU: `warps` of a block share one query head's splits; `unroll` of each lane's
-    are in flight."""
-
-    warps: int = 4
-    unroll: int = 2
+    warps: int = 4  # per block, which has one query head
+    unroll: int = 2  # splits of each lane in flight
 
 
 @kernel

@@ -163,10 +163,7 @@ def paged_attention(
 def _share_of(
     k: Builder, length: Value, window: int | None, split: Value, splits: int, step: int
 ) -> tuple[Value | int, Value]:
-    """The tokens, from the first on and up to the second, that a split has of those that a sequence sees.
-
-    No split but the last ones gets fewer than `step`, a block's round; the last ones may get none.
-    """
+    """A split's tokens, from the first to below the second: rounds of `step` or more, but for the last splits."""
     start: Value | int = 0 if window is None else k.maximum(length - window, 0).bits(u32)
     stop = length.bits(u32)
     if splits == 1:

@@ -91,7 +91,7 @@ def merge_block(
 
     All threads must come here. Warps meet in shared memory, (queries, warps, head_dim).
     """
-    for state in states:
+    for state in states if spread.lanes < WARP else ():
         _merge_lanes(k, state, spread.lanes)
     marks = k.shared("warp_marks", f32, (len(states), warps, 2))
     parts = k.shared("warp_parts", f32, (len(states), warps, head_dim))
@@ -109,8 +109,6 @@ def merge_block(
 
 def _merge_lanes(k: Builder, state: State, lanes: int) -> None:
     """Merges the warp's groups of lanes; afterwards each holds the whole warp's state."""
-    if lanes == WARP:
-        return
     apart = {"lanes": WARP // lanes, "stride": lanes}
     state.rescale(k, k.warp_max(state.highest, **apart))
     state.total.set(k.warp_sum(state.total, **apart))

@@ -70,7 +70,7 @@ def test_q4_k_four_rows(n, k):
 
 @pytest.mark.parametrize("dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4)])
 def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
-    """K and V of two tokens at once, or one, by 16-byte loads; only page ids are narrower."""
+    """K and V of two tokens at once, or one, by 16-byte loads; only page ids are narrower. All stay in flight."""
     kernel = KERNELS["paged_attention"](
         batch=1,
         num_heads=group * 8,
@@ -87,7 +87,7 @@ def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
     loads = {category: count for category, count in found.mix.items() if category.startswith("load")}
     assert set(loads) == {"load global 128", "load global 32"}
     tokens = loads["load global 32"]  # one page id each
-    assert loads["load global 128"] == 2 * tokens
+    assert loads["load global 128"] == 2 * tokens == found.loads_in_flight
     assert found.spill_bytes == 0
 
 

@@ -88,7 +88,7 @@ BUGS = [
         r"(div\.rn\.f32 (%f\d+), .*;\n  selp\.f32 %f\d+), %f\d+, \2",
         r"\1, \2, \2",
     ),
-    Bug("context-one-too-long", "attention", r"setp\.lt\.u32 (%p\d+, %r\d+, %r\d+;\n  shr\.u32)", r"setp.le.u32 \1"),
+    Bug("context-one-too-long", "attention", r"setp\.lt\.u32 (%p\d+, %r\d+, %r\d+;\n  setp)", r"setp.le.u32 \1"),
     Bug("rescale-forgotten", "attention", r"mul\.rn\.f32 (%f\d+), \1, (%f\d+);", r"mov.f32 \1, \1;", 0),
     Bug("warps-not-merged", "attention", r"(ld\.shared\.v2\.f32 .*)\+8\];", r"\1];", 0),
     Bug("nibbles-lost", "q4_k-8", r"252645135|4042322160", "117901063"),
