@@ -11,6 +11,8 @@ from . import simulator
 from .operands import random_operands
 from .ptx import Buffer, Kernel
 from .ptx.instructions import bf16_to_f32
+from .simulator.errors import source_of
+from .simulator.traffic import Count, total, worst
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Simulation:
     seconds: float
     seeds: int
     results: tuple[Result, ...]
+    traffic: simulator.Traffic
 
     def __str__(self) -> str:
         k, s = self.kernel, self.statistics
@@ -50,7 +53,23 @@ class Simulation:
                 how = "the same bits" if result.deviation == 0 else f"NMSE {result.deviation:.1e} at most"
                 line += f"; {how} under {self.seeds} seeds"
             lines.append(line)
+        for memory, unit, counts in (
+            ("shared", "wavefronts", self.traffic.shared),
+            ("global", "sectors", self.traffic.global_),
+        ):
+            if counts:
+                lines.append(f"{memory} memory: {self._excess(counts, unit)}")
         return "\n".join(lines)
+
+    def _excess(self, counts: dict[int, Count], unit: str) -> str:
+        every = total(counts)
+        text = f"{every.moved:,} {unit}, {every.excess:.2f} times the least"
+        found = worst(counts)
+        if found is None:
+            return text
+        line, count = found
+        source = source_of(self.kernel.lines, line)
+        return f"{text}; most beyond it at {source}: {count.moved:,}, {count.excess:.2f} times"
 
 
 def _values(buffer: Buffer, array: np.ndarray) -> np.ndarray:
@@ -73,6 +92,8 @@ def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulati
     start = time.perf_counter()
     plain, statistics = simulator.run_counted(kernel, *operands)
     seconds = time.perf_counter() - start
+    traffic = simulator.Traffic()
+    simulator.run_counted(kernel, *operands, traffic=traffic)
     deviations = [0.0] * len(plain)
     for seed in range(seeds):
         with simulator.perturbation(seed):
@@ -83,4 +104,4 @@ def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulati
         Result(buffer, float(np.isfinite(_values(buffer, array)).mean()), deviation)
         for buffer, array, deviation in zip(kernel.results, plain, deviations, strict=True)
     )
-    return Simulation(kernel, statistics, seconds, seeds, results)
+    return Simulation(kernel, statistics, seconds, seeds, results, traffic)

@@ -27,6 +27,7 @@ from .errors import (
 from .launch import Statistics, launch, run, run_counted
 from .memory import DeviceBuffer
 from .perturbation import perturbation
+from .traffic import Traffic
 
 __all__ = [
     "AsyncPending",
@@ -46,6 +47,7 @@ __all__ = [
     "ShuffleError",
     "SimulationError",
     "Statistics",
+    "Traffic",
     "StepLimit",
     "Trap",
     "TypeMismatch",

@@ -17,6 +17,7 @@ from .shared import SharedMemory
 if TYPE_CHECKING:
     from .compile import Compiled
     from .perturbation import Perturbation
+    from .traffic import Traffic
 
 Extent = tuple[int, int, int]
 
@@ -31,6 +32,7 @@ class Batch:
       exited: threads that have returned, shape (lanes,).
       barred, synced: when a lane last passed a barrier of its block, or of its warp (or block), shape (lanes,).
       perturbation: draws what hardware leaves open, or None; salt: of approximate results.
+      traffic: counts accesses, or None.
       start: when the batch started; as all times, a stamp of the shadow memory.
     """
 
@@ -44,6 +46,7 @@ class Batch:
         numbers: np.ndarray,
         shared_bytes: int,
         perturbation: Perturbation | None = None,
+        traffic: Traffic | None = None,
     ) -> None:
         self.program = program
         self.memory, self.parameters = memory, parameters
@@ -65,6 +68,7 @@ class Batch:
         self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
         self.perturbation = None if perturbation is None else perturbation.generator
         self.salt = None if perturbation is None else perturbation.salt
+        self.traffic = traffic
         self._stamps: np.ndarray | None = None
         self._special: dict[str, np.ndarray] = {}
 

@@ -20,12 +20,16 @@ class SimulationError(RuntimeError):
 
     def locate(self, lines: Mapping[int, tuple[tuple[str, int], ...]]) -> None:
         """Looks the PTX line up in a kernel's table of lines."""
-        if self.line is not None and self.line in lines:
-            self.source = ", called at ".join(f"{file}:{number}" for file, number in lines[self.line])
+        self.source = None if self.line is None else source_of(lines, self.line)
 
     def __str__(self) -> str:
         message = super().__str__()
         return message if self.source is None else f"{message}\n  written by {self.source}"
+
+
+def source_of(lines: Mapping[int, tuple[tuple[str, int], ...]], line: int) -> str | None:
+    """Where the Python stands that wrote a PTX line, and the kernel's line that called it."""
+    return ", called at ".join(f"{file}:{number}" for file, number in lines[line]) if line in lines else None
 
 
 class ParseError(SimulationError):

@@ -16,6 +16,7 @@ from .machine import Machine
 from .memory import DeviceBuffer, GlobalMemory
 from .perturbation import current
 from .program import SHARED_BASE, EntryParameter
+from .traffic import Traffic
 
 BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache
 MAX_SHARED_BYTES = 227 * 1024  # sm_90
@@ -40,6 +41,7 @@ def launch(
     batch_lanes: int = BATCH_LANES,
     strict: bool = True,
     step_limit: int = STEP_LIMIT,
+    traffic: Traffic | None = None,
 ) -> Statistics:
     """Runs PTX in place: stores go into the given arrays.
 
@@ -54,6 +56,7 @@ def launch(
       strict: threads that exit before a barrier which others of their block wait at are an error, though PTX does
         not count them.
       step_limit: basic blocks that a batch may run.
+      traffic: gets the launch's accesses added, by PTX line.
 
     Raises:
       SimulationError: a subclass says what was wrong; the message says where.
@@ -74,7 +77,7 @@ def launch(
     with np.errstate(all="ignore"):
         for first in range(0, total, at_once):
             numbers = blocks[first : first + at_once]
-            batch = Batch(program, memory, parameters, grid3, block3, numbers, shared_bytes, perturbation)
+            batch = Batch(program, memory, parameters, grid3, block3, numbers, shared_bytes, perturbation, traffic)
             machine = Machine(program, batch, strict, step_limit)
             machine.run()
             lane_instructions += machine.lane_instructions
@@ -165,6 +168,7 @@ def run_counted(
     batch_lanes: int = BATCH_LANES,
     strict: bool = True,
     step_limit: int = STEP_LIMIT,
+    traffic: Traffic | None = None,
 ) -> tuple[tuple[np.ndarray, ...], Statistics]:
     """Runs a built kernel; returns its results in order, and what it took.
 
@@ -200,6 +204,7 @@ def run_counted(
             batch_lanes=batch_lanes,
             strict=strict,
             step_limit=step_limit,
+            traffic=traffic,
         )
     except SimulationError as error:
         error.locate(kernel.lines)

@@ -108,6 +108,8 @@ class GlobalMemory:
             )
         if buffer.shadow is not None:
             self._watch(buffer.shadow.read, frame, instruction, buffer, index, width)
+        if frame.batch.traffic is not None:
+            frame.batch.traffic.count_global(frame, instruction, index, width)
         self._check_written(frame, instruction, buffer, index, width)
         return buffer.views[width].take(index)
 
@@ -126,6 +128,8 @@ class GlobalMemory:
             raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
         assert buffer.shadow is not None
         self._watch(buffer.shadow.write, frame, instruction, buffer, index, width)
+        if frame.batch.traffic is not None:
+            frame.batch.traffic.count_global(frame, instruction, index, width)
         frame.batch.scatter(buffer.views[width], index, items)
         if buffer.written is not None:
             buffer.written_views[width][index] = _ALL_ONES[width]
@@ -152,6 +156,8 @@ class GlobalMemory:
             raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
         assert buffer.shadow is not None
         self._watch(buffer.shadow.update, frame, instruction, buffer, index, width)
+        if frame.batch.traffic is not None:
+            frame.batch.traffic.count_global(frame, instruction, index, width)
         self._check_written(frame, instruction, buffer, index, width)
         return change(buffer.views[width], index, np.arange(frame.count))
 

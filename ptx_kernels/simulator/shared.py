@@ -36,6 +36,8 @@ class SharedMemory:
         if self.copies is not None:
             self.copies.check(frame, instruction, index, width, "reads")
         self.shadow.read(frame, instruction, index, width, self._describe(frame, index, width))
+        if frame.batch.traffic is not None:
+            frame.batch.traffic.count_shared(frame, instruction, index, width)
         return self.views[width].take(index)
 
     def store(
@@ -46,6 +48,8 @@ class SharedMemory:
         if self.copies is not None:
             self.copies.check(frame, instruction, index, width, "writes")
         self.shadow.write(frame, instruction, index, width, self._describe(frame, index, width))
+        if frame.batch.traffic is not None:
+            frame.batch.traffic.count_shared(frame, instruction, index, width)
         frame.batch.scatter(self.views[width], index, items)
 
     def update(
@@ -56,6 +60,8 @@ class SharedMemory:
         if self.copies is not None:
             self.copies.check(frame, instruction, index, width, "updates")
         self.shadow.update(frame, instruction, index, width, self._describe(frame, index, width))
+        if frame.batch.traffic is not None:
+            frame.batch.traffic.count_shared(frame, instruction, index, width)
         return change(self.views[width], index, np.arange(frame.count))
 
     def _locate(

@@ -128,12 +128,14 @@ ATTENTION = (
 
 def test_simulate_prints_what_ran(capsys):
     assert cli.main([*ATTENTION, "--seeds", "2"]) == 0
-    first, second, third = capsys.readouterr().out.splitlines()
+    first, second, third, fourth, fifth = capsys.readouterr().out.splitlines()
     assert first == "paged_attention: grid (1, 2, 1), 128 threads a block"
     assert "lane-instructions in" in second
+    assert fourth.startswith("shared memory: ") and " wavefronts, 1.00 times the least" in fourth
+    assert fifth.startswith("global memory: ") and " sectors, 1.00 times the least" in fifth
     assert third.startswith("out f32 2x2x32: 100.00% finite; NMSE ") and third.endswith(" at most under 2 seeds")
     assert cli.main("simulate quantize_q8_1 --rows 2 --columns 64 --seeds 1".split()) == 0
-    assert capsys.readouterr().out.splitlines()[2:] == [
+    assert capsys.readouterr().out.splitlines()[2:-1] == [
         "values s8 2x64: 100.00% finite; the same bits under 1 seeds",
         "scale_sum f32 2x2x2: 100.00% finite; the same bits under 1 seeds",
     ]
