@@ -79,7 +79,7 @@ class Explanation:
 
     @property
     def launches(self) -> int:
-        """Kernels of ours that the program launches, a `while` loop's turn counted once."""
+        """Kernels of ours that the program asks for, a `while` loop's turn counted once; XLA merges equal ones."""
         return sum(call.count * len(call.kernels) for call in self.calls)
 
     def __str__(self) -> str:

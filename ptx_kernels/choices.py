@@ -7,6 +7,7 @@ names), a table measured on the device, a table of the cost model for the device
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
@@ -39,7 +40,16 @@ class Choice:
     why: str
 
     def __str__(self) -> str:
-        return f"{self.rule}({', '.join(map(str, self.arguments))}) -> {self.config}: {self.why}"
+        return f"{self.rule}({', '.join(map(str, self.arguments))}) -> {_short(self.config)}: {self.why}"
+
+
+def _short(config: Any) -> str:
+    """A Config's fields that differ from their defaults."""
+    if not dataclasses.is_dataclass(config):
+        return str(config)
+    values = {field.name: (getattr(config, field.name), field.default) for field in dataclasses.fields(config)}
+    changed = (f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
+    return f"{type(config).__name__}({', '.join(changed)})"
 
 
 _record: ContextVar[list[Choice] | None] = ContextVar("record", default=None)

@@ -114,10 +114,10 @@ def _config(where: str, kernel: str, values: Mapping[str, Any]) -> Any:
     if unknown := sorted(set(values) - known):
         raise TuningTableError(f"{where}: config: {unknown[0]!r} must be one of {', '.join(sorted(known))}")
     fields = {name: _typed(f"{where}: config: {name}", value, hints[name]) for name, value in values.items()}
-    try:
-        return config(**fields)
-    except (ValueError, TypeError) as error:
-        raise TuningTableError(f"{where}: config: {error}") from error
+    made = config(**fields)
+    if made.activations != "q8_1":
+        raise TuningTableError(f"{where}: config: activations={made.activations!r} must be 'q8_1', what callers bring")
+    return made
 
 
 def parse(text: str | bytes, path: str) -> Table:

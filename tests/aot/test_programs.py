@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections import Counter
 from typing import Any
 
 import jax
@@ -82,6 +83,17 @@ def test_no_page_array_is_copied(case, name):
     assert len(appends) == _model(case.model).config.num_layers
     assert all(t.instruction.results == (pages, pages) for t in appends)
     assert program.rewrites(pages) == []
+
+
+def test_explain_names_what_is_launched():
+    """The same kernels as often; only quantizing the same activations again is something that XLA merges."""
+    function, arguments = LLAMA.programs()["generate"]
+    calls = jq.explain(function, *arguments, platform="cuda").calls
+    explained = Counter(kernel.name for call in calls for kernel in call.kernels * call.count)
+    launched = Counter(t.name for t in compiled(LLAMA, "generate").ptx_launches)
+    assert launched.keys() == explained.keys()
+    assert 0 <= explained.pop("quantize_q8_1", 0) - launched.pop("quantize_q8_1", 0)
+    assert explained == launched
 
 
 def test_a_long_prompt_runs_on_tensor_cores():

@@ -49,6 +49,7 @@ def test_a_row_holds_some_fields_of_a_config():
         (file(row(seconds=float("nan"))), "row 0: seconds=nan must be positive and finite"),
         (file(row(config={"warp": 2})), "row 0: config: 'warp' must be one of "),
         (file(row(config={"warps": 2.5})), "row 0: config: warps: 2.5 must be of type int"),
+        (file(row(config={"activations": "f32"})), "row 0: config: activations='f32' must be 'q8_1'"),
         (file(row(why=1)), "row 0: why: 1 must be of type str"),
         (file({"kernel": "matvec"}), "row 0: format is missing"),
     ],
@@ -115,10 +116,9 @@ def test_measured_before_model_before_rule(monkeypatch):
 
 
 def test_a_config_that_does_not_go_with_the_shape_is_left_out(monkeypatch):
-    broadcast = row(config={"warps": 2, "lanes": 32, "rows_per_warp": 4096})
-    monkeypatch.setattr(tables, "packaged", lambda: (table(broadcast),))
-    assert matvec("Q4_K", 4096, 4096, 1).rows_per_warp == 4096
-    assert matvec("Q4_K", 4095, 4096, 1) == MatvecConfig(warps=16)
+    monkeypatch.setattr(tables, "packaged", lambda: (table(row(n=2, config={"rows_per_warp": 2})),))
+    assert matvec("Q4_K", 2, 4096, 1).rows_per_warp == 2
+    assert matvec("Q4_K", 1, 4096, 1) == MatvecConfig(warps=16)
 
 
 def test_the_users_table_comes_first(monkeypatch, tmp_path):
@@ -155,3 +155,4 @@ def test_choices_are_recorded():
     assert made == [Choice("splits", (6, 8), 3, "rule tuning.splits")]
     assert str(made[0]) == "splits(6, 8) -> 3: rule tuning.splits"
     assert splits(6) == 3 and len(made) == 1
+    assert str(Choice("matvec", (1,), MatvecConfig(warps=2), "so")) == "matvec(1) -> MatvecConfig(warps=2): so"
