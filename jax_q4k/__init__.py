@@ -21,6 +21,7 @@ from .ops.paged_attention import paged_attention
 from .ops.quantize_q8_1 import quantize_q8_1
 from .ops.rms_norm import rms_norm
 from .ops.rope_append import rope_append
+from .ops.top_k import argmax, top_k
 from .quantize import quantize
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "UnavailableError",
     "__version__",
     "append_kv",
+    "argmax",
     "attention",
     "dequantize",
     "embedding",
@@ -50,4 +52,5 @@ __all__ = [
     "rms_norm",
     "rms_norm_matmul",
     "rope_append",
+    "top_k",
 ]

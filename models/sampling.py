@@ -14,6 +14,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import jax_q4k as jq
+
 
 def _range(low: float, high: float, default: float, open_low: bool = False) -> Any:
     return field(default=default, metadata={"low": low, "high": high, "open_low": open_low})
@@ -100,7 +102,7 @@ def sample(logits: jax.Array, key: jax.Array, params: SamplingParams, seen: jax.
     if params.needs_seen:
         logits = _penalize(logits, seen, params.repetition_penalty)
     if params.greedy:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return jq.argmax(logits)
     logits, indices = filter_logits(logits, params)
     # Shifted so that a tiny temperature gives -inf, never inf - inf.
     logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / params.temperature
@@ -117,7 +119,7 @@ def filter_logits(logits: jax.Array, params: SamplingParams) -> tuple[jax.Array,
     vocab = logits.shape[-1]
     indices = None
     if 0 < params.top_k < vocab:
-        logits, indices = jax.lax.top_k(logits, params.top_k)
+        logits, indices = jq.top_k(logits, params.top_k)
     elif params.top_p < 1:
         tokens = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         negated, indices = jax.lax.sort((-logits, tokens), num_keys=1, is_stable=True)

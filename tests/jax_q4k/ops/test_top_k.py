@@ -1,0 +1,89 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_q4k as jq
+from ptx_kernels import tuning
+from ptx_kernels.kernels.top_k import MAX_PART
+
+IMPLEMENTATIONS = ["xla", "sim"]
+
+
+def values(*shape, distinct=50, dtype=jnp.float32):
+    """Few distinct values, so that there are ties."""
+    return jnp.asarray(np.random.default_rng(sum(shape)).integers(-distinct, distinct, shape), dtype) / 4
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shape", [(1,), (33,), (2, 3, 700), (2, 3000)])
+def test_argmax_is_the_first_of_the_largest(shape, implementation):
+    x = values(*shape)
+    best = jq.argmax(x, implementation=implementation)
+    assert best.dtype == jnp.int32 and best.shape == shape[:-1]
+    np.testing.assert_array_equal(best, np.argmax(x, axis=-1))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shape, k", [((1,), 1), ((33,), 33), ((2, 3, 700), 5), ((2, MAX_PART + 905), 40)])
+def test_top_k_is_a_stable_sort(shape, k, implementation):
+    x = values(*shape)
+    found, indices = jq.top_k(x, k, implementation=implementation)
+    order = np.argsort(-np.asarray(x), axis=-1, kind="stable")[..., :k]
+    assert indices.dtype == jnp.int32 and found.shape == indices.shape == (*shape[:-1], k)
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(found, np.take_along_axis(np.asarray(x), order, -1))
+
+
+def test_rows_of_both_lengths_are_searched_by_one_and_two_launches():
+    assert tuning.argmax_splits(700) == tuning.top_k_splits(700, 5) == 1
+    assert tuning.argmax_splits(3000) > 1 and tuning.top_k_splits(MAX_PART + 905, 40) > 1
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_nan_infinities_and_zeros(implementation):
+    x = jnp.array([1.0, jnp.nan, 3.0, -0.0, 0.0, 3.0, jnp.inf, -jnp.nan, -jnp.inf])
+    assert jq.argmax(x, implementation=implementation) == 1
+    assert jq.argmax(x[2:6], implementation=implementation) == 0
+    assert jq.argmax(jnp.full(5, -jnp.inf), implementation=implementation) == 0
+    _, indices = jq.top_k(x, 9, implementation=implementation)
+    assert indices.tolist() == [1, 7, 6, 2, 5, 0, 3, 4, 8]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_result_has_the_dtype_of_x(dtype):
+    found, _ = jq.top_k(values(4, 64, dtype=dtype), 3)
+    assert found.dtype == dtype
+
+
+def test_more_than_the_kernels_take_is_left_to_xla():
+    x = jax.random.normal(jax.random.key(0), (1, MAX_PART + 8))
+    found, indices = jq.top_k(x, MAX_PART + 1, implementation="sim")
+    want, where = jax.lax.top_k(x, MAX_PART + 1)
+    np.testing.assert_array_equal(found, want)
+    np.testing.assert_array_equal(indices, where)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_jit_vmap_and_no_rows(implementation):
+    x = values(3, 4, 70)
+
+    @jax.jit
+    def both(x):
+        return jq.argmax(x, implementation=implementation), *jq.top_k(x, 2, implementation=implementation)
+
+    for mapped, whole in zip(jax.vmap(both, in_axes=1, out_axes=1)(x), both(x), strict=True):
+        np.testing.assert_array_equal(mapped, whole)
+    none = both(x[:0])
+    assert [y.shape for y in none] == [(0, 4), (0, 4, 2), (0, 4, 2)]
+
+
+def test_what_they_refuse():
+    with pytest.raises(ValueError, match=r"x has shape \(3, 0\); its last axis must hold at least one value"):
+        jq.argmax(jnp.zeros((3, 0)))
+    with pytest.raises(ValueError, match=r"k=0 must be 1 to 5"):
+        jq.top_k(jnp.zeros(5), 0)
+    with pytest.raises(ValueError, match=r"k=6 must be 1 to 5"):
+        jq.top_k(jnp.zeros(5), 6)
+    with pytest.raises(TypeError, match="int32"):
+        jq.argmax(jnp.zeros(5, jnp.int32))
