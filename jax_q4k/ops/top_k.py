@@ -108,8 +108,9 @@ def _search(
     launch: KernelCall, x: jax.Array, splits: int, build: Callable[[int, int, int, bool], Kernel]
 ) -> list[jax.Array]:
     """Values and indices (m, count): candidates of each row's `splits` parts, then the best of the candidates."""
-    found = launch(build(*x.shape, splits, False), x)
-    return found if splits == 1 else launch(build(*found[0].shape, 1, True), *found)
+    rows, columns = x.shape
+    found = launch(build(rows, columns, splits, False), x)
+    return found if splits == 1 else launch(build(rows, found[0].shape[1], 1, True), *found)
 
 
 def _argmax_shapes(x: Any) -> list[jax.core.ShapedArray]:
