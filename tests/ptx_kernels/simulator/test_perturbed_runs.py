@@ -40,6 +40,19 @@ def test_order_of_atomics_warps_and_blocks() -> None:
     np.testing.assert_array_equal(tickets(3, 32).ravel(), range(96))
 
 
+def test_a_warp_may_run_ahead_of_others() -> None:
+    """Each thread takes a second ticket: one warp's may come before another's first."""
+    body = "atom.shared.add.u32 {}, [t], 1;"
+    start = ".shared .b32 t; setp.eq.u32 %p0, %r2, 0; mov.b32 %r6, 0; @%p0 st.shared.b32 [t], %r6; bar.sync 0;"
+
+    def taken(which: str) -> np.ndarray:
+        return per_thread(f"{start} {body.format('%r3')} {body.format('%r4')}", which, threads=128).reshape(4, 32)
+
+    assert (taken("%r4") >= 128).all()
+    ahead = [under(seed, lambda: taken("%r4")).min() < 128 for seed in SEEDS]
+    assert any(ahead) and not all(ahead)  # sometimes all run together
+
+
 def test_shared_memory_in_whatever_order() -> None:
     """Warps that wait for each other at barriers in a loop still do."""
     body = (

@@ -125,9 +125,15 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
         "@%p1 bar.sync 1, 64; and.b32 %r4, %r3, 1; setp.eq.u32 %p2, %r4, 1; @%p2 bar.sync 2, 64;"
         "setp.eq.u32 %p3, %r3, {}; @%p3 ld.global.u32 %r5, [%rd0];"
     )
+    lanes = f"{TILE.replace('256', '512')} st.shared.b32 [%r4], %r2; setp.lt.u32 %p1, %r2, 64; @%p1 bar.sync 1, 64;"
     launch(body.format(1), grid=1, block=128)
     launch(body.format(3), grid=1, block=128)
     races(GlobalRace, body.format(2), "warp 2 reads what warp 0 wrote", grid=1, block=128)
+    for seed in range(8):  # also where warp 2 comes later
+        with simulator.perturbation(seed):
+            launch(body.format(3), grid=1, block=128)
+            races(GlobalRace, body.format(2), "without a barrier between", grid=1, block=128)
+            races(SharedRace, f"{lanes} @!%p1 ld.shared.b32 %r7, [%r5];", "lanes of one warp", grid=1, block=128)
 
 
 # --- within a warp ----------------------------------------------------------------------------------------------------
@@ -168,6 +174,8 @@ def test_lanes_overwrite_what_others_of_their_warp_read() -> None:
     )
     races(SharedRace, start + several.format(""), "lane 3 writes what several lanes read", "thread (3, 0, 0)")
     launch(start + several.format("bar.warp.sync -1;"))
+    again = several.replace("setp.lt.u32 %p0", "ld.shared.b32 %r7, [tile]; setp.lt.u32 %p0")  # both warps, then one
+    races(SharedRace, start + again.format("bar.warp.sync -1;"), "warp 0 writes what several warps read")
 
 
 def test_a_lane_may_use_its_own_words() -> None:
