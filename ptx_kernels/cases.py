@@ -128,9 +128,9 @@ _QKV: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 
 _GROUPS: dict[str, Any] = dict(warps=16, resident_blocks=2, unroll=1)  # 32 rows a block
 FUSED_CASES = (
     _fused("tiled-norm", "matvec", "tiled", norm=True, eps=1e-5, **_Q4),
-    _fused("tiled", "matvec", "tiled", m=4, **_Q4),
+    _fused("tiled", "matvec", "tiled", dict(rows_per_warp=2), m=4, **_Q4),
     _fused("chunked", "matvec", "chunked", columns=18944, **_Q4),
-    _fused("chunked", "matvec", "chunked", m=8, columns=27648, **_Q4),
+    _fused("chunked", "matvec", "chunked", dict(rows_per_warp=1), m=8, columns=27648, **_Q4),
     _fused("inline_q8-norm", "matvec", "inline_q8", dict(persistent=264), norm=True, eps=1e-5, **_Q4),
     _fused("inline_q8", "matvec", "inline_q8", dict(resident_blocks=2), m=8, **_DOWN),
     _fused("residual", "matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_DOWN),

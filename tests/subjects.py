@@ -391,7 +391,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "fused-f32": functools.partial(fused_matvec_subject, replace(PRESETS["tiled"], warps=2, persistent=2)),
     "fused-q8_1": functools.partial(fused_matvec_subject, replace(PRESETS["inline_q8"], warps=16), "q8_1"),
-    "chunked-rest": functools.partial(matvec_subject, "Q4_K", replace(PRESETS["chunked"], warps=2), n=3, m=8),
+    "chunked-rest": functools.partial(
+        matvec_subject, "Q4_K", replace(PRESETS["chunked"], warps=2, rows_per_warp=2), n=3, m=8
+    ),
     "gated-silu": functools.partial(gated_subject, replace(PRESETS["multi_warp_dp4a"], persistent=2), "silu"),
     "gated-gelu": functools.partial(gated_subject, PRESETS["batched"], "gelu", ("Q5_K", "Q6_K")),
     "qkv": functools.partial(qkv_subject, PRESETS["inline_q8"]),

@@ -93,11 +93,12 @@ class MatvecConfig:
 
 _DP4A = MatvecConfig(lanes=32)
 _F32 = MatvecConfig(activations="f32", lanes=32)
+_STAGED = replace(_F32, lanes=8, warps=8, rows_per_warp=4, unroll=1, resident_blocks=2)
 
 #: Strategies by name. `persistent` goes with each of them.
 PRESETS: dict[str, MatvecConfig] = {
-    "tiled": replace(_F32, stage="whole", warps=8, rows_per_warp=2, resident_blocks=2),
-    "chunked": replace(_F32, stage="chunks", warps=8, rows_per_warp=2, resident_blocks=2),
+    "tiled": replace(_STAGED, stage="whole"),
+    "chunked": replace(_STAGED, stage="chunks"),
     "coalesced": replace(_F32, broadcast_header=True),
     "wide": replace(_F32, warps=8, warps_per_row=8),
     "vectorized": _F32,

@@ -54,8 +54,10 @@ class Prologue:
             staged = k.shared("staged", f32, (m, columns), dynamic=self._is_dynamic(4 * m * columns))
             self._staged, self._whole = (staged,), Floats(staged)
         elif config.stage == "chunks":
-            step = _CHUNK_BYTES // 4 // m // _CHUNK_STEP * _CHUNK_STEP
-            self._chunk = k.shared("chunk", f32, (m, min(step, columns)))
+            most = _CHUNK_BYTES // 4 // m // _CHUNK_STEP
+            steps = -(-columns // _CHUNK_STEP)
+            even = -(-steps // -(-steps // most))  # as few chunks as can be, about equal: the last is often like all
+            self._chunk = k.shared("chunk", f32, (m, min(even * _CHUNK_STEP, columns)))
 
     @property
     def floats(self) -> bool:

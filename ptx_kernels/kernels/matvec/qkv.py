@@ -35,7 +35,7 @@ def qkv_matvec(
     for format, n in zip(formats, rows, strict=True):
         config.check(format, n, columns, m)
     k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
-    parts = [matrix(k, f, n, columns, prefix=s[1:] + "_") for f, n, s in zip(formats, rows, _SUFFIXES, strict=False)]
+    parts = [matrix(k, f, n, columns, prefix=f"w{s[1:]}_") for f, n, s in zip(formats, rows, _SUFFIXES, strict=False)]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
     epilogues = [Epilogue(k, n, m, config, bias=biases, suffix=s) for n, s in zip(rows, _SUFFIXES, strict=False)]
     counts = launch(k, config, *rows)

@@ -38,8 +38,8 @@ def bound(config: MatvecConfig) -> float:
     [
         (PRESETS["tiled"], 1, 5, 2304),
         (PRESETS["tiled"], 5, 17, 4096),  # more than 48 KB of shared memory
-        (PRESETS["chunked"], 1, 3, 18944),
-        (PRESETS["chunked"], 3, 2, 27648),
+        (replace(PRESETS["chunked"], rows_per_warp=3), 1, 3, 18944),
+        (replace(PRESETS["chunked"], rows_per_warp=2, lanes=32), 3, 2, 27648),
         (replace(PRESETS["chunked"], persistent=2, warps_per_row=4, lanes=8), 8, 9, 2560),
         (replace(PRESETS["tiled"], persistent=2, rows_per_warp=3), 2, 101, 256),
         (INLINE, 1, 2, 27648),
@@ -58,7 +58,19 @@ def test_bias_and_residual(config: MatvecConfig, m: int, n: int, columns: int) -
     assert nmse(y, x @ weights("Q4_K", planes).T + bias + residual) <= bound(config)
 
 
-@pytest.mark.parametrize("format, m, columns", [("Q4_K", 1, 4096), ("Q5_K", 3, 256), ("Q6_K", 8, 768)])
+@pytest.mark.parametrize("format, columns", [("Q8_0", 96), ("Q5_0", 8224), ("Q4_0", 8512), ("Q5_1", 16416)])
+def test_chunks_of_small_blocks(format: str, columns: int) -> None:
+    """Of one super-block's columns or of many, the last cut short anywhere."""
+    rng = np.random.default_rng(columns)
+    config = replace(PRESETS["chunked"], rows_per_warp=2)
+    planes, x = planes_of(rng, format, 3, columns), rng.standard_normal((1, columns), np.float32)
+    (y,) = simulator.run(matvec(format=format, n=3, columns=columns, m=1, config=config), *planes, x)
+    assert nmse(y, x.astype(np.float64) @ weights(format, planes).T) <= F32
+
+
+@pytest.mark.parametrize(
+    "format, m, columns", [("Q4_K", 1, 4096), ("Q5_K", 3, 256), ("Q6_K", 8, 768), ("Q8_0", 2, 32), ("Q5_0", 5, 1120)]
+)
 def test_inline_quantization_equals_a_kernel_of_its_own(format: str, m: int, columns: int) -> None:
     rng = np.random.default_rng(columns)
     planes, x = planes_of(rng, format, 20, columns), rng.standard_normal((m, columns), np.float32)
@@ -149,7 +161,7 @@ def test_gated_from_a_norm_to_int8() -> None:
     [
         (("Q4_K", "Q4_K", "Q6_K"), (40, 9, 9), 1, False, PRESETS["quarter_warp_dp4a"]),
         (("Q4_K", "Q5_K", "Q6_K"), (33, 16, 5), 8, True, INLINE),
-        (("Q6_K", "Q4_K"), (3, 50), 3, True, replace(PRESETS["tiled"], lanes=16, persistent=3)),
+        (("Q6_K", "Q4_K"), (3, 50), 3, True, replace(PRESETS["tiled"], lanes=16, rows_per_warp=2, persistent=3)),
         (("Q4_K", "Q4_K", "Q4_K", "Q5_K"), (2, 7, 2, 3), 2, False, replace(PRESETS["multi_warp_dp4a"], persistent=9)),
         (("Q4_K", "Q4_K"), (4, 4), 2, False, replace(PRESETS["chunked"], rows_per_warp=1)),
     ],
