@@ -1,7 +1,7 @@
 """What can be said of the kernels' cost without a GPU: `python -m benchmarks.static [FILE]`.
 
 Assembles every kernel for every target and compiles the 8B decode loop ahead of time; writes registers, spills and,
-for the H200, the hot loops' instructions to `benchmarks/results/static.json`.
+for the H200, the hot loops' instructions and predicted times to `benchmarks/results/static.json`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import jax
 
 from jax_q4k import models
 from ptx_kernels.assemble import TARGETS, tool_version
-from ptx_kernels.cases import CASES
+from ptx_kernels.cases import CASES, Case, preset_cases
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.report import as_dicts, report, table
 
 from . import aot
@@ -38,11 +39,16 @@ def launches_of_8b_step() -> dict[str, object]:
     }
 
 
+def cases() -> list[Case]:
+    """What stands for each family, and every strategy of the mat-vec at Llama-3.1-8B's shapes."""
+    return [*CASES, *(case for preset in PRESETS for case in preset_cases(preset))]
+
+
 def main(arguments: list[str]) -> int:
     if reason := aot.unavailable():
         print(reason, file=sys.stderr)
         return 3
-    rows = {arch: report(CASES, KERNELS, arch) for arch in TARGETS}
+    rows = {arch: report(cases(), KERNELS, arch) for arch in TARGETS}
     print(table(rows["sm_90"]))
     step = launches_of_8b_step()
     print(step)
