@@ -15,7 +15,9 @@ import jax.extend
 
 from ptx_kernels import choices
 from ptx_kernels.choices import Choice
+from ptx_kernels.devices import DEVICES, Device, find_device
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.report import Figures, figures
 
 from .custom_call import simulate_p
 from .implementation import IMPLEMENTATIONS
@@ -37,6 +39,7 @@ class Call:
       implementation: what runs; `why` says who chose it.
       runnable: whether the platform has it; if not, lowering raises UnavailableError.
       kernels: the launches of `ptx` and `sim`, in order; empty for `xla`.
+      figures: of each kernel, from its machine code, with the predicted time; empty unless asked for.
       chosen: the Configs of these kernels, and why.
       xla: the other operations around them (or, for `xla`, all), with their counts.
       otherwise: the other implementations, and what they need.
@@ -51,6 +54,7 @@ class Call:
     why: str
     runnable: bool
     kernels: tuple[Kernel, ...]
+    figures: tuple[Figures, ...]
     chosen: tuple[Choice, ...]
     xla: dict[str, int]
     otherwise: tuple[str, ...]
@@ -61,7 +65,7 @@ class Call:
             f"{self.name} x{self.count}: {', '.join(self.operands)} -> {', '.join(self.results)}",
             f"  {params}" if params else "",
             f"  {self.implementation}: {self.why}",
-            *(f"  launch {_launch(kernel)}" for kernel in self.kernels),
+            *map(_launch, self.kernels, self.figures or (None,) * len(self.kernels)),
             *(f"  chosen {choice}" for choice in self.chosen),
             "  XLA: " + (", ".join(f"{n} x{c}" for n, c in self.xla.items())) if self.xla else "",
             *(f"  otherwise {text}" for text in self.otherwise),
@@ -90,7 +94,12 @@ class Explanation:
 
 
 def explain(
-    function: Callable[..., Any], *args: Any, platform: str | None = None, device: str | None = None, **kwargs: Any
+    function: Callable[..., Any],
+    *args: Any,
+    platform: str | None = None,
+    device: str | None = None,
+    predict: bool = False,
+    **kwargs: Any,
 ) -> Explanation:
     """What `function(*args, **kwargs)` would run on a platform, and why; nothing runs, and no GPU is needed.
 
@@ -103,14 +112,19 @@ def explain(
         are passed on as they are.
       platform: `cuda` or `cpu`; None: the one that programs run on here.
       device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or else an H200.
+      predict: whether the cost model predicts each launch's time (`ptx_kernels.cost`), from what ptxas makes of it.
 
     Raises:
-      ValueError: an unknown platform. TuningTableError: the user's tuning table is malformed.
+      ValueError: an unknown platform, or a device that the model does not know. ToolNotFoundError: `predict` without
+        ptxas and nvdisasm. TuningTableError: the user's tuning table is malformed.
     """
     if platform not in (None, "cuda", "cpu"):
         raise ValueError(f"platform={platform!r} must be cuda, cpu or None")
     gpu = jax.default_backend() == "gpu" if platform is None else platform == "cuda"
     device = device or device_name()
+    model = find_device(device) if predict else None
+    if predict and model is None:
+        raise ValueError(f"device={device!r} must be one of {', '.join(DEVICES)}, for predict=True")
     arrays = {name: value for name, value in kwargs.items() if _is_arrays(value)}
     options = {name: value for name, value in kwargs.items() if name not in arrays}
     traced = jax.make_jaxpr(functools.partial(function, **options))(*args, **arrays)
@@ -122,7 +136,7 @@ def explain(
             counts[key] += times
             first.setdefault(key, equation)
     with choices.on_device(device):
-        calls = tuple(_call(equation, counts[key], gpu) for key, equation in first.items())
+        calls = tuple(_call(equation, counts[key], gpu, model) for key, equation in first.items())
     return Explanation("cuda" if gpu else "cpu", device, calls)
 
 
@@ -131,7 +145,7 @@ def _is_arrays(value: Any) -> bool:
     return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
 
 
-def _call(equation: Any, count: int, gpu: bool) -> Call:
+def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     op: Op = OPS[equation.primitive]
     params = dict(equation.params)
     asked = params.pop("implementation")
@@ -161,6 +175,7 @@ def _call(equation: Any, count: int, gpu: bool) -> Call:
         why=why,
         runnable=runnable,
         kernels=tuple(kernels),
+        figures=tuple(figures(kernel, model.arch, device=model) for kernel in kernels) if model else (),
         chosen=tuple(dict.fromkeys(made)) if kernels else (),
         xla=dict(xla),
         otherwise=tuple(_otherwise(name, platform) for name in IMPLEMENTATIONS if name != implementation),
@@ -172,10 +187,13 @@ def _otherwise(implementation: str, platform: str) -> str:
     return f"{implementation}: needs jax_q4k.implementation({implementation!r}){needed}"
 
 
-def _launch(kernel: Kernel) -> str:
+def _launch(kernel: Kernel, figures: Figures | None) -> str:
     blocks, threads = (re.sub("(x1)+$", "", "x".join(map(str, sizes))) for sizes in (kernel.grid, kernel.block))
     shared = f", {kernel.dynamic_shared_bytes} bytes of dynamic shared memory" if kernel.dynamic_shared_bytes else ""
-    return f"{kernel.name}: {blocks} blocks of {threads} threads{shared}"
+    predicted = ""
+    if figures and figures.seconds is not None:
+        predicted = f"; predicted {figures.seconds * 1e6:.1f} us, {figures.bound} bound ({figures.device})"
+    return f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{predicted}"
 
 
 def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:

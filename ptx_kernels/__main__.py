@@ -105,7 +105,9 @@ def _arguments() -> argparse.ArgumentParser:
     of_report.add_argument(
         "--preset", choices=[*PRESETS, "all"], help="a strategy of the mat-vec at Llama-3.1-8B's shapes, or all of them"
     )
-    of_report.add_argument("--markdown", metavar="FILE", type=Path, help="fill in the tables of docs/kernels.md")
+    of_report.add_argument(
+        "--markdown", metavar="FILE", type=Path, help="fill in docs/kernels.md, or its table of PRESET or FAMILY"
+    )
     of_report.add_argument("--json", action="store_true", help="every figure, with the instruction mix")
 
     of_emit = commands.add_parser("emit", help="write a kernel's PTX text")
@@ -172,7 +174,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [case for case in of_presets or CASES if options.family in (None, case.family)]
     try:
         if options.markdown:
-            rewrite(options.markdown)
+            named = [
+                f"{kind} {name}"
+                for kind in ("preset", "family")
+                if (name := getattr(options, kind)) not in (None, "all")
+            ]
+            rewrite(options.markdown, only=named[0] if named else None)
             return 0
         rows = report(cases, KERNELS, options.arch)
     except (ToolNotFoundError, AssemblyError) as error:

@@ -15,13 +15,13 @@ from .assemble import TARGETS, assemble_all, tool_version
 from .cases import CASES, SHAPES, Case, preset_cases
 from .kernels import KERNELS
 from .kernels.matvec import FORMATS, PRESETS
-from .report import Figures, figures, report
+from .report import Figures, figures, load_range, report
 
 ARCH = "sm_90"
 
 _HEADER = (
     *("kernel", "registers", "spills", "shared", "occupancy", "instr/qB", "load", "int", "dot", "float", "control"),
-    *("widest load", "KB in flight", "bound", "us", "GB/s"),
+    *("load bits", "KB in flight", "bound", "us", "GB/s"),
 )
 
 
@@ -38,7 +38,7 @@ def _cells(f: Figures) -> tuple[str, ...]:
         f"{f.occupancy:.0%}",
         _number(f.instructions_per_quant_byte, 2),
         *(_number(f.classes.get(name), 1) for name in ("load", "integer", "dot", "float", "control")),
-        f"{f.widest_load or '-'}",
+        load_range(f),
         f"{f.bytes_in_flight / 1024:.0f}" if f.widest_load else "-",
         f.bound or "-",
         _number(f.seconds and f.seconds * 1e6, 1),
@@ -150,8 +150,8 @@ def tables() -> dict[str, Table]:
 _MARKED = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def rewrite(path: Path) -> None:
-    """Fills in every table of the file.
+def rewrite(path: Path, *, only: str | None = None) -> None:
+    """Fills in every table of the file, or the one named `only`.
 
     Raises:
       ValueError: the file names a table that there is not.
@@ -162,7 +162,7 @@ def rewrite(path: Path) -> None:
         start, name, end = match.groups()
         if name not in known:
             raise ValueError(f"{path}: table {name!r} must be one of {', '.join(known)}")
-        return f"{start}\n{known[name].make()}\n\n{end}"
+        return f"{start}\n{known[name].make()}\n\n{end}" if only in (None, name) else match.group()
 
     text = _MARKED.sub(filled, path.read_text())
     path.write_text(re.sub(r"ptxas \d[\d.]*\d", f"ptxas {tool_version('ptxas')}", text))

@@ -182,16 +182,16 @@ _HEADER = (
 )
 
 
+def load_range(f: Figures) -> str:
+    """Bits of the narrowest and the widest global load: `32-128`."""
+    if f.widest_load is None:
+        return "-"
+    return f"{f.widest_load}" if f.narrowest_load == f.widest_load else f"{f.narrowest_load}-{f.widest_load}"
+
+
 def row(f: Figures) -> tuple[str, ...]:
     """The cells of a kernel's row under the table's header."""
     per_byte = f.instructions_per_quant_byte
-    loads = (
-        "-"
-        if f.widest_load is None
-        else f"{f.widest_load}"
-        if f.narrowest_load == f.widest_load
-        else f"{f.narrowest_load}-{f.widest_load}"
-    )
     return (
         f.label,
         str(f.threads),
@@ -202,7 +202,7 @@ def row(f: Figures) -> tuple[str, ...]:
         str(f.loop_instructions or "-"),
         f"{per_byte:.2f}" if per_byte else "-",
         " ".join(f"{value:.1f}" for value in f.classes.values()) or "-",
-        loads,
+        load_range(f),
         str(f.loads_in_flight or "-"),
         f"{f.bytes_in_flight / 1024:.0f}",
         f.bound or "-",

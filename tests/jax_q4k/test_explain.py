@@ -102,6 +102,15 @@ def test_other_operations():
     assert jq.explain(lambda x: x + 1, floats(3)).calls == ()
 
 
+def test_times_are_predicted_if_asked_for():
+    found = jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda", predict=True)
+    quantize, product = found.calls[0].figures
+    assert (product.family, product.device) == ("matvec", "H200") and 2e-6 < product.seconds < 1e-5
+    assert f"threads; predicted {quantize.seconds * 1e6:.1f} us, {quantize.bound} bound (H200)" in str(found)
+    with pytest.raises(ValueError, match="device='NVIDIA L4' must be one of H200"):
+        jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), device="NVIDIA L4", predict=True)
+
+
 def test_an_unknown_platform():
     with pytest.raises(ValueError, match="platform='tpu' must be cuda, cpu or None"):
         jq.explain(jq.matmul, floats(1, 256), packed("Q4_K", 8, 256), platform="tpu")

@@ -12,7 +12,7 @@ from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
 
 DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
-ADVICE = "; python -m ptx_kernels report --markdown docs/kernels.md writes the tables"
+ADVICE = "python -m ptx_kernels report --markdown docs/kernels.md [--family F] writes the tables"
 
 
 def test_tables_are_up_to_date():
@@ -42,6 +42,9 @@ def test_rewriting_fills_in_what_is_marked(tmp_path, monkeypatch):
     assert markdown.labels(text) == {"t": made.labels}
     markdown.rewrite(path)
     assert path.read_text() == text
+    path.write_text("<!-- table: t -->\nold\n<!-- end -->\n")
+    markdown.rewrite(path, only="u")
+    assert "old" in path.read_text()
     path.write_text("<!-- table: none -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="table 'none' must be one of t"):
         markdown.rewrite(path)
