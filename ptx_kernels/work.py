@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from .cost import mma_products
+from .formats import get as block_format
 from .kernels.matvec import MatvecConfig, matvec
 from .ptx import WARP, Kernel
 from .sass import Loop, load_bits
@@ -18,7 +19,6 @@ from .sass import Loop, load_bits
 QUANT_BITS = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
 
 _DOT = 4  # products of a dp4a
-_LANE_WEIGHTS = 256  # weights that a mat-vec's `lanes` lanes share in one step
 #: Families whose hot loop reads their inputs, each byte once: bytes of the inputs tell how many trips it takes.
 _STREAMING = ("quantize_q8_1", "rms_norm", "decode", "append_kv", "rope_append", "paged_attention", "merge_attention")
 
@@ -78,13 +78,15 @@ def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
 
     Counted in the text of mat-vecs so small that each of their warps takes a single step.
     """
-    columns = _LANE_WEIGHTS * config.warps_per_row * WARP // config.lanes
     one_step = replace(config, activations="f32", stage="none", unroll=1)
-    loads = 0
+    weights, loads = 0.0, 0
     for format in packed:
+        block = block_format(format).block_size
+        columns = config.streams(format) * block
         text = matvec(format=format, n=config.rows_per_warp, columns=columns, m=1, config=one_step).text
         loads += len(re.findall(r"\bld\.global\S*\.nc\S*\.[bus](?:8|16|32|64)\b", text))
-    return len(packed) * config.rows_per_warp * _LANE_WEIGHTS / config.lanes / loads
+        weights += config.rows_per_warp * block / config.lanes_per_block(format)
+    return weights / loads
 
 
 def _weights_per_trip(kernel: Kernel, loop: Loop) -> float:

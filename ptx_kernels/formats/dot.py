@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 from ..ptx import Builder, Pointer, Value, Var
 
-LANE_WEIGHTS = 256  # a Config's `lanes` share this many weights, whatever the size of a block
-
 
 @dataclass(frozen=True)
 class Run:
@@ -58,11 +56,9 @@ class PackedRow(Protocol):
     """One lane's view of packed rows: a fixed share of every block.
 
     Attributes:
-      lanes: into how many shares LANE_WEIGHTS weights can be cut.
       runs: (offset, length) of the lane's values in a block, counted from `value_base` (u32).
     """
 
-    lanes: tuple[int, ...]
     runs: Sequence[tuple[int, int]]
     value_base: Value
 
@@ -78,7 +74,7 @@ class PackedRow(Protocol):
         floats: bool,
         broadcast: bool,
     ) -> None:
-        """Lane `part` of those that share block `block`. `floats`: its tiles go to `dot_f32`. `broadcast`: a header is
+        """Lane `part` of the `lanes` that share block `block`. `floats`: its tiles go to `dot_f32`. `broadcast`: a header is
         loaded once a warp and spread by shuffles, where the format has one and a warp one block."""
 
     def load(self, row: int, block: int) -> Any:

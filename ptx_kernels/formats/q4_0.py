@@ -35,13 +35,12 @@ FORMAT = BlockFormat(
 
 
 class PackedRow:
-    """A lane's share of Q4_0 rows: 128 / lanes bytes of nibbles, and so as many weights of both halves of a block.
+    """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles, and so as many weights of both halves of a block.
 
     Flipping a nibble's top bit in the upper half of a byte makes it 16 * (q - 8) as int8, so the offset costs nothing.
     Of one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see `dot.PackedRow`).
     """
 
-    lanes: tuple[int, ...] = (8, 16, 32)
     scale_type: Type = f16  # an element of the last plane: the block's scale, with or without its minimum
 
     def __init__(
@@ -58,7 +57,7 @@ class PackedRow:
     ) -> None:
         self._k, self._floats, self._part = k, floats, part
         qs, scale = planes[0], planes[-1]
-        length = 128 // lanes
+        length = 16 // lanes
         self._count = length // 4
         self._blocks = qs.shape[1]
         self._qs = qs.at(row, block, part * length).cast(u32).moving()

@@ -44,7 +44,6 @@ class PackedRow:
     activations two of those add the min term of one sub-block each.
     """
 
-    lanes: tuple[int, ...] = (4, 8, 16, 32)
     block_words = 36  # u32 of a block
     quants_at = 4  # the first of its nibbles
 

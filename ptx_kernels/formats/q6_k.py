@@ -49,8 +49,6 @@ class PackedRow:
     ones.
     """
 
-    lanes: tuple[int, ...] = (4, 8, 16, 32)
-
     def __init__(
         self,
         k: Builder,

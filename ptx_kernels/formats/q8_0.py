@@ -30,9 +30,7 @@ FORMAT = BlockFormat(
 
 
 class PackedRow:
-    """A lane's share of Q8_0 rows: 256 / lanes weights of a block (see `dot.PackedRow`)."""
-
-    lanes: tuple[int, ...] = (8, 16, 32)
+    """A lane's share of Q8_0 rows: 32 / lanes weights of a block (see `dot.PackedRow`)."""
 
     def __init__(
         self,
@@ -48,7 +46,7 @@ class PackedRow:
     ) -> None:
         self._k, self._floats = k, floats
         qs, d = planes
-        length = 256 // lanes
+        length = 32 // lanes
         self._count = length // 4
         self._blocks = qs.shape[1]
         self.value_base = part * length

@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 
 from ... import formats
 from ...formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
-from ...formats.dot import LANE_WEIGHTS, PackedRow
+from ...formats.dot import PackedRow
 from ...ptx import WARP, KernelError
 
 MAX_ROWS = 8  # of activations; above, tensor cores are the better way
 ACTIVATIONS = ("q8_1", "inline_q8", "f32")
 STAGES = ("none", "whole", "chunks")
+
+LANES = (4, 8, 16, 32)
+LANE_WEIGHTS = 256  # that so many lanes share
 
 PACKED_ROWS: dict[str, type[PackedRow]] = {
     module.FORMAT.name: module.PackedRow for module in (q4_k, q5_k, q6_k, q8_0, q5_0, q4_0, q5_1)
@@ -31,8 +34,8 @@ class MatvecConfig:
       warps: per block.
       warps_per_row: warps that share each row and add their parts in shared memory.
       rows_per_warp: weight rows that a warp computes together; they share the activations' loads.
-      lanes: lanes that share 256 weights: a super-block, or eight blocks of 32. Fewer lanes load wider and unpack
-        scales less often; more make a warp's loads contiguous and need fewer registers.
+      lanes: lanes that share 256 weights: a super-block, or eight blocks of 32, each of which has one at least. Fewer
+        lanes load wider and unpack scales less often; more make a warp's loads contiguous and need fewer registers.
       unroll: blocks of each lane in flight: all their loads come before the first use.
       broadcast_header: a super-block's header is loaded once a warp and spread by shuffles (Q4_K and Q5_K, 32 lanes).
       resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more registers for loads in
@@ -64,8 +67,8 @@ class MatvecConfig:
             raise KernelError(
                 f"stage={self.stage!r} must be one of {', '.join(STAGES)}, the latter two for f32 activations"
             )
-        if self.lanes not in PACKED_ROWS[format].lanes:
-            raise KernelError(f"lanes={self.lanes} must be one of {PACKED_ROWS[format].lanes} for {format}")
+        if self.lanes not in LANES:
+            raise KernelError(f"lanes={self.lanes} must be one of {LANES}")
         if not 1 <= m <= MAX_ROWS:
             raise KernelError(f"m={m} must be 1 to {MAX_ROWS}")
         if not 1 <= self.rows_per_warp <= min(n, 16):
@@ -84,7 +87,7 @@ class MatvecConfig:
 
     def lanes_per_block(self, format: str) -> int:
         """Lanes that share one block of the format."""
-        return self.lanes * formats.get(format).block_size // LANE_WEIGHTS
+        return max(1, self.lanes * formats.get(format).block_size // LANE_WEIGHTS)
 
     def streams(self, format: str) -> int:
         """Blocks of a row that its warps work on at once."""
@@ -107,7 +110,7 @@ PRESETS: dict[str, MatvecConfig] = {
     "multi_warp_dp4a": replace(_DP4A, warps_per_row=4),
     "half_warp_dp4a": replace(_DP4A, lanes=16),
     "quarter_warp_dp4a": MatvecConfig(lanes=8, rows_per_warp=2, resident_blocks=6),
-    "batched": MatvecConfig(lanes=8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    "batched": MatvecConfig(lanes=4, rows_per_warp=2, unroll=1, resident_blocks=3),
     "inline_q8": MatvecConfig(activations="inline_q8", warps=8, lanes=8, rows_per_warp=2, resident_blocks=3),
     "fused_f32": MatvecConfig(activations="f32", lanes=8, rows_per_warp=4, unroll=1, resident_blocks=2),
 }

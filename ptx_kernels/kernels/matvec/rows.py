@@ -111,7 +111,7 @@ class Dots:
             team.row,
             self._stream,
             k.lane_id % lanes,
-            config.lanes,
+            lanes,
             floats=floats,
             broadcast=config.broadcast_header,
         )
