@@ -74,8 +74,11 @@ class PackedRow(Protocol):
         floats: bool,
         broadcast: bool,
     ) -> None:
-        """Lane `part` of the `lanes` that share block `block`. `floats`: its tiles go to `dot_f32`. `broadcast`: a header is
-        loaded once a warp and spread by shuffles, where the format has one and a warp one block."""
+        """Lane `part` of the `lanes` that share block `block`.
+
+        `floats`: its tiles go to `dot_f32`. `broadcast`: a header is loaded once a warp and spread by shuffles, where
+        the format has one and a warp one block.
+        """
 
     def load(self, row: int, block: int) -> Any:
         """Starts the loads of block `block`, `row` rows down, both counted from where the view stands."""
