@@ -185,6 +185,8 @@ ROPE_CASES = (
     _rope_append("llama-f32", "f32", 128, 128, interleaved=True),
     _rope_append("qwen3-bf16", "bf16", 128, 128, interleaved=False, qk_norm=True),
     _rope_append("partial-f16", "f16", 96, 40, interleaved=False),
+    _rope_append("qwen3-int8", "int8", 128, 128, interleaved=False, qk_norm=True),
+    _rope_append("llama-fp8", "fp8", 128, 128, interleaved=True),
 )
 
 # --- paged_attention, merge_attention ---------------------------------------------------------------------------

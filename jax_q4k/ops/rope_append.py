@@ -29,8 +29,10 @@ def rope_append(
     q_norm: Any = None,
     k_norm: Any = None,
     eps: float | None = None,
+    k_scales: Any = None,
+    v_scales: Any = None,
     implementation: str | None = None,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Rotates q and k by their tokens' angles, and writes k and v into the pages as `append_kv` does.
 
     The first rope_dim dimensions of every head turn in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama
@@ -39,21 +41,22 @@ def rope_append(
 
     Args:
       q: (tokens, num_heads, head_dim) float32. k, v: (tokens, num_kv_heads, head_dim) float32.
-      k_pages, v_pages, slot_mapping: as `append_kv` takes them.
+      k_pages, v_pages, slot_mapping, k_scales, v_scales: as `append_kv` takes them.
       cos, sin: (tokens, rope_dim / 2) float32, rope_dim at most head_dim.
       q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it with `eps`
         (Qwen 3); None: as it is. Both or neither.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
-      The rotated q, and the updated (k_pages, v_pages).
+      The rotated q, and the updated k_pages, v_pages, and of int8 pages k_scales, v_scales.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot beyond the last
         page.
     """
-    k_pages, v_pages, *_ = checks.pages(k_pages, v_pages)
-    num_kv_heads, head_dim = k_pages.shape[1], k_pages.shape[3]
+    given = checks.pages(k_pages, v_pages, k_scales, v_scales)
+    pages = [array for array in given if array is not None]
+    _, num_kv_heads, _, head_dim = pages[0].shape
     slot_mapping = checks.int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim != 1:
         raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be (tokens,)")
@@ -78,11 +81,11 @@ def rope_append(
         norms = [checks.float32(name, x, (head_dim,)) for name, x in (("q_norm", q_norm), ("k_norm", k_norm))]
     eps = checks.epsilon("eps", eps) if norms else 0.0
     if tokens == 0:
-        return q, k_pages, v_pages
+        return q, *pages
     if current_choice().fuses("rope_append"):
-        append_kv.check_slots(slot_mapping, k_pages)
-        arrays = (k_pages, v_pages, q, k, v, slot_mapping, cos, sin, *norms)
-        k_pages, v_pages, q = _op.bind(*arrays, interleaved=interleaved, eps=eps, implementation=implementation)
+        append_kv.check_slots(slot_mapping, pages[0])
+        arrays = (*pages, q, k, v, slot_mapping, cos, sin, *norms)
+        *pages, q = _op.bind(*arrays, interleaved=interleaved, eps=eps, implementation=implementation)
     else:
         if norms:
             q, k = (
@@ -90,8 +93,9 @@ def rope_append(
                 for x, weight in zip((q, k), norms, strict=True)
             )
         q, k = (rotate(x, cos, sin, interleaved=interleaved) for x in (q, k))
-        k_pages, v_pages = append_kv.append_kv(k_pages, v_pages, k, v, slot_mapping, implementation=implementation)
-    return q, k_pages, v_pages
+        scales = dict(zip(("k_scales", "v_scales"), pages[2:], strict=False))
+        pages = list(append_kv.append_kv(*pages[:2], k, v, slot_mapping, **scales, implementation=implementation))
+    return q, *pages
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
@@ -114,40 +118,27 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -
     return jnp.concatenate([joined, rest], axis=-1) if rest.shape[-1] else joined
 
 
-def reference(
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    slot_mapping: jax.Array,
-    cos: jax.Array,
-    sin: jax.Array,
-    *norms: jax.Array,
-    interleaved: bool,
-    eps: float,
-) -> list[jax.Array]:
+def _split(arrays: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
+    """(k_pages, v_pages and, of int8, their scales), then the other operands."""
+    count = 4 if arrays[0].dtype == jnp.int8 else 2
+    return arrays[:count], arrays[count:]
+
+
+def reference(*arrays: jax.Array, interleaved: bool, eps: float) -> list[jax.Array]:
     """`rope_append` in plain JAX: the updated pages and the rotated q."""
+    pages, (q, k, v, slot_mapping, cos, sin, *norms) = _split(arrays)
     for_both = norms or (None, None)
     q, k = (
         rotate(x if weight is None else rms_norm.reference(x, weight, eps=eps)[0], cos, sin, interleaved=interleaved)
         for x, weight in zip((q, k), for_both, strict=True)
     )
-    return [*append_kv.reference(k_pages, v_pages, k, v, slot_mapping), q]
+    return [*append_kv.reference(*pages, k, v, slot_mapping), q]
 
 
-def kernels(
-    launch: KernelCall,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    q: jax.Array,
-    *others: jax.Array,
-    interleaved: bool,
-    eps: float,
-) -> list[jax.Array]:
+def kernels(launch: KernelCall, *arrays: jax.Array, interleaved: bool, eps: float) -> list[jax.Array]:
     """`rope_append` by a PTX kernel."""
-    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
-    cos = others[3]
+    pages, (q, _, _, _, cos, _, *norms) = _split(arrays)
+    num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
     kernel = rope_kernel(
         tokens=q.shape[0],
         num_heads=q.shape[1],
@@ -156,16 +147,17 @@ def kernels(
         rope_dim=2 * cos.shape[1],
         num_pages=num_pages,
         page_size=page_size,
-        dtype=ptx_name(k_pages.dtype),
+        dtype=ptx_name(pages[0].dtype),
         interleaved=interleaved,
-        qk_norm=len(others) > 5,
+        qk_norm=bool(norms),
         eps=eps,
     )
-    return launch(kernel, k_pages, v_pages, q, *others)
+    return launch(kernel, *arrays)
 
 
-def _abstract_eval(k_pages: Any, v_pages: Any, q: Any, *_: Any, interleaved: bool, eps: float) -> list[Any]:
-    return [jax.core.ShapedArray(x.shape, x.dtype) for x in (k_pages, v_pages, q)]
+def _abstract_eval(*arrays: Any, interleaved: bool, eps: float) -> list[Any]:
+    pages, (q, *_) = _split(arrays)
+    return [jax.core.ShapedArray(x.shape, x.dtype) for x in (*pages, q)]
 
 
 _op = Op("rope_append", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)

@@ -46,4 +46,4 @@ def append_kv(
     known = known & (slot < min(num_pages * page_size, 1 << 31))
     for source, target in ((k_new, k_pages), (v_new, v_pages)):
         values = spread.load(source.at(token, head), known)
-        target.store((slot // page_size, head, slot % page_size), spread.runs(values), known, lanes=spread.lanes)
+        target.store((slot // page_size, head, slot % page_size), spread.runs(values), lanes=spread.lanes, where=known)

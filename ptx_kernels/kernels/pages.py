@@ -72,21 +72,19 @@ class Pages:
             return fp8.decode(loaded), fp8.UNIT
         return [half for word in loaded for half in unpack_halves(word, self.rows.type)], None
 
-    def store(self, place: Place, runs: Sequence[Run], where: Value, *, lanes: int) -> None:
+    def store(self, place: Place, runs: Sequence[Run], *, lanes: int, where: Value | None = None) -> None:
         """Writes one vector that `lanes` neighbouring lanes hold; all 32 lanes of the warp take part.
 
         Rounds to nearest even; fp8 saturates at +-448. int8: the scale is the largest magnitude / 127, and a NaN or
-        an infinity makes it NaN or infinite, and so the whole vector NaN. A run's values are one, two or whole fours.
+        an infinity makes it NaN or infinite, and so the whole vector NaN.
         """
-        k = where.builder
         if self.scales is not None:
+            k = self.rows.builder
             quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
-            self.scales.at(*place).store(0, amax * (1 / 127), where=where & (k.lane_id % lanes == 0))
+            self.scales.at(*place).store(0, amax * (1 / 127), where=both(where, k.lane_id % lanes == 0))
             rest = iter(quants)
             runs = [Run(run.first, list(itertools.islice(rest, len(run.values))), run.inside) for run in runs]
-        row = self.rows.at(*place)
-        for run in runs:
-            _store_run(row.at(run.first), run.values, both(where, run.inside))
+        store_runs(self.rows.at(*place), runs, where)
 
 
 def declare_pages(
@@ -105,15 +103,18 @@ def declare_pages(
     return Pages(rows[0], scales[0]), Pages(rows[1], scales[1])
 
 
-def _store_run(pointer: Pointer, values: Sequence[Value], where: Value | None) -> None:
-    if pointer.type.size > 1:
-        store_floats(pointer, values, where=where)
-        return
-    k = pointer.builder
-    codes = [v.bits(u32) & 0xFF if pointer.type is s8 else fp8.encode(k, v) for v in values]
-    if len(codes) % 4:
-        for i, code in enumerate(codes):
-            pointer.cast(u8).store(i, code, where=where)
-    else:
-        words = tuple(pack_bytes(codes[i : i + 4]) for i in range(0, len(codes), 4))
-        pointer.cast(u32).store(0, words if len(words) > 1 else words[0], where=where)
+def store_runs(row: Pointer, runs: Sequence[Run], where: Value | None = None) -> None:
+    """Stores runs of one, two or whole fours of f32, of an int8 row s32, rounded to the row's type."""
+    k, narrow = row.builder, row.type.size == 1
+    for run in runs:
+        target, values, condition = row.at(run.first), run.values, both(where, run.inside)
+        if narrow:
+            values = [v.bits(u32) & 0xFF if row.type is s8 else fp8.encode(k, v) for v in values]
+        if not narrow:
+            store_floats(target, values, where=condition)
+        elif len(values) % 4:
+            for i, code in enumerate(values):
+                target.cast(u8).store(i, code, where=condition)
+        else:
+            words = tuple(pack_bytes(values[i : i + 4]) for i in range(0, len(values), 4))
+            target.cast(u32).store(0, words if len(words) > 1 else words[0], where=condition)

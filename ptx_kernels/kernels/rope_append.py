@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s32, u32
-from .vectors import float_type
+from .pages import declare_pages, store_runs
+from .vectors import Run
 
 
 @dataclass(frozen=True)
@@ -47,11 +48,13 @@ class _Head:
             for (a, b), inside in zip(self.dims, self.inside, strict=True)
         ]
 
-    def store(self, vector: Pointer, pairs: Sequence[tuple[Value, Value]]) -> None:
-        """Stores this lane's pairs, rounded to the pointer's type."""
-        for dims, pair, inside in zip(self.dims, pairs, self.inside, strict=True):
-            for dim, value in zip(dims, pair, strict=True):
-                vector.at(dim).store(0, value.to(vector.type), where=inside)
+    def runs(self, pairs: Sequence[tuple[Value, Value]]) -> list[Run]:
+        """This lane's pairs, to be stored."""
+        return [
+            Run(dim, [value], inside)
+            for dims, pair, inside in zip(self.dims, pairs, self.inside, strict=True)
+            for dim, value in zip(dims, pair, strict=True)
+        ]
 
     def normalize(self, pairs: Sequence[tuple[Value, Value]], weight: Pointer, eps: float) -> list[tuple[Value, Value]]:
         """x / sqrt(mean(x^2) + eps) * weight over the head."""
@@ -101,10 +104,7 @@ def rope_append(
     """
     if rope_dim % 2 or not 0 < rope_dim <= head_dim or head_dim % 2:
         raise KernelError(f"rope_dim={rope_dim} must be even and at most head_dim={head_dim}, itself even")
-    storage = float_type(dtype)
-    pages = (num_pages, num_kv_heads, page_size, head_dim)
-    k_pages = k.inout("k_pages", storage, pages)
-    v_pages = k.inout("v_pages", storage, pages)
+    k_pages, v_pages = declare_pages(k.inout, dtype, (num_pages, num_kv_heads, page_size, head_dim))
     q_new = k.input("q", f32, (tokens, num_heads, head_dim))
     k_new, v_new = (k.input(name, f32, (tokens, num_kv_heads, head_dim)) for name in ("k", "v"))
     slot_mapping = k.input("slot_mapping", s32, (tokens,))
@@ -125,11 +125,13 @@ def rope_append(
             return head.rotate(pairs, cos.at(token), sin.at(token))
 
         with k.when(unit < num_heads) as query:
-            head.store(q_out.at(token, unit), turned(q_new.at(token, unit), norms[0] if norms else None))
+            rotated = turned(q_new.at(token, unit), norms[0] if norms else None)
+            store_runs(q_out.at(token, unit), head.runs(rotated))
         with query.otherwise():
             kv_head = unit - num_heads
             slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
             with k.when(slot < min(num_pages * page_size, 1 << 31)):
                 place = slot // page_size, kv_head, slot % page_size
-                head.store(k_pages.at(*place), turned(k_new.at(token, kv_head), norms[1] if norms else None))
-                head.store(v_pages.at(*place), head.load(v_new.at(token, kv_head)))
+                rotated = turned(k_new.at(token, kv_head), norms[1] if norms else None)
+                k_pages.store(place, head.runs(rotated), lanes=WARP)
+                v_pages.store(place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)

@@ -72,6 +72,27 @@ def test_rotates_and_writes_its_slots(dtype, rope_dim, qk_norm, interleaved, tol
         np.testing.assert_array_equal(np.asarray(got)[rest], np.asarray(before)[rest])
 
 
+@pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.int8, 1e-4), (jnp.float8_e4m3fn, 2e-3)])
+def test_quantized_pages(dtype, tolerance, implementation, fused):
+    a = operands()
+    pages = dict(k_pages=a.pop("k_pages").astype(dtype), v_pages=a.pop("v_pages").astype(dtype))
+    if dtype == jnp.int8:
+        pages |= dict(k_scales=jnp.ones((PAGES, KV_HEADS, SIZE)), v_scales=jnp.ones((PAGES, KV_HEADS, SIZE)))
+    with jq.implementation(implementation, fused=fused):
+        q, *got = jq.rope_append(**a, **pages, interleaved=True)
+        want = jq.append_kv(**pages, k=a["k"], v=a["v"], slot_mapping=a["slot_mapping"])
+    want_q, want_k = exact(a, True)
+    assert nmse(q, want_q) <= 1e-12 and len(got) == len(want)
+    for array, appended in list(zip(got, want, strict=True))[1::2]:  # v, which is not rotated
+        np.testing.assert_array_equal(array, appended)
+    rows = got[0][1, :, 1].astype(jnp.float32) * (got[2][1, :, 1, None] if dtype == jnp.int8 else 1)
+    assert nmse(rows, want_k[0]) <= tolerance
+    rest = np.delete(np.arange(PAGES), [1, 4])
+    np.testing.assert_array_equal(np.asarray(got[0])[rest], np.asarray(pages["k_pages"])[rest])
+
+
 def test_a_fusion_is_one_operation_and_a_chain_is_not():
     a = operands()
     names = {}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import nmse
-from oracles import loaded, rms_norm_oracle, rotated, stored
+from oracles import int8_vectors, loaded, rms_norm_oracle, rotated, stored
 
 from ptx_kernels import simulator
 from ptx_kernels.kernels.rope_append import rope_append
 from ptx_kernels.ptx import KernelError
 
 EPS = 1e-5
-EXACT = {"f32": 1e-12, "f16": 1e-6, "bf16": 1e-5}
+EXACT = {"f32": 1e-12, "f16": 1e-6, "bf16": 1e-5, "fp8": 2e-3}
 
 
 def operands(tokens: int, heads: int, kv_heads: int, head_dim: int, rope_dim: int, dtype: str, qk_norm: bool):
@@ -35,6 +35,7 @@ def operands(tokens: int, heads: int, kv_heads: int, head_dim: int, rope_dim: in
         (2, 7, 1, 128, 64, "f16", False),
         (2, 2, 2, 256, 256, "bf16", True),
         (5, 3, 3, 80, 80, "f32", False),
+        (2, 2, 1, 48, 48, "fp8", False),
     ],
 )
 def test_equals_numpy(tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm, interleaved) -> None:
@@ -64,6 +65,38 @@ def test_equals_numpy(tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_nor
         untouched = np.ones((4, 16), bool)
         untouched[slots // 16, slots % 16] = False
         np.testing.assert_array_equal(result.swapaxes(1, 2)[untouched], before.swapaxes(1, 2)[untouched])
+
+
+@pytest.mark.parametrize("head_dim, interleaved", [(32, True), (96, False), (256, True)])
+def test_int8_pages_get_a_scale_per_token_and_head(head_dim: int, interleaved: bool) -> None:
+    _, (q, k, v), _, angles, norms = operands(3, 2, 2, head_dim, 32, "f32", True)
+    pages, scales = np.full((2, 2, 2, 16, head_dim), 99, np.int8), np.full((2, 2, 2, 16), 99, np.float32)
+    slots = np.array([17, -1, 3], np.int32)
+    kernel = rope_append(
+        tokens=3,
+        num_heads=2,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        rope_dim=32,
+        num_pages=2,
+        page_size=16,
+        dtype="int8",
+        interleaved=interleaved,
+        qk_norm=True,
+        eps=EPS,
+    )
+    *got, q_out = simulator.run(kernel, *pages, *scales, q, k, v, slots, *angles, *norms)
+    q, k = (rms_norm_oracle(x, weight, EPS) for x, weight in zip((q, k), norms, strict=True))
+    assert nmse(q_out, rotated(q, *angles, interleaved)) <= 1e-12
+    used = np.zeros((2, 16), bool)
+    used[1, 1] = used[0, 3] = True
+    for rows, steps, new in zip(got[:2], got[2:], (rotated(k, *angles, interleaved), v), strict=True):
+        want, want_steps = int8_vectors(new[[2, 0]].astype(np.float32))
+        rows, steps = rows.swapaxes(1, 2), steps.swapaxes(1, 2)
+        assert np.abs(rows[used].astype(int) - want).max() <= 1  # the sums of a norm may round otherwise
+        assert nmse(steps[used], want_steps) <= 1e-12
+        assert (rows[~used] == 99).all() and (steps[~used] == 99).all()
+    np.testing.assert_array_equal(rows[used], want)  # v, as it is
 
 
 def test_slots_outside_the_pages_are_skipped_but_their_queries_are_rotated() -> None:
