@@ -93,8 +93,11 @@ def rope_append(
                 for x, weight in zip((q, k), norms, strict=True)
             )
         q, k = (rotate(x, cos, sin, interleaved=interleaved) for x in (q, k))
-        scales = dict(zip(("k_scales", "v_scales"), pages[2:], strict=False))
-        pages = list(append_kv.append_kv(*pages[:2], k, v, slot_mapping, **scales, implementation=implementation))
+        k_pages, v_pages, k_scales, v_scales = given
+        updated = append_kv.append_kv(
+            k_pages, v_pages, k, v, slot_mapping, k_scales=k_scales, v_scales=v_scales, implementation=implementation
+        )
+        return q, *updated
     return q, *pages
 
 

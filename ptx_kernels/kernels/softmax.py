@@ -77,7 +77,7 @@ class Merged:
         return [share * scale for share in self.shares]
 
 
-def dot(k: Builder, a: list[Value], b: list[Value]) -> Value:
+def dot(k: Builder, a: Sequence[Value], b: Sequence[Value]) -> Value:
     total = a[0] * b[0]
     for x, y in zip(a[1:], b[1:], strict=True):
         total = k.fma(x, y, total)

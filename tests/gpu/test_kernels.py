@@ -104,7 +104,13 @@ SHAPES = [
                 eps=1e-6,
             ),
         )
-        for dtype, rope_dim, interleaved in (("f32", 96, True), ("bf16", 40, False), ("f16", 96, False))
+        for dtype, rope_dim, interleaved in (
+            ("f32", 96, True),
+            ("bf16", 40, False),
+            ("f16", 96, False),
+            ("int8", 96, False),
+            ("fp8", 96, True),
+        )
     ),
     *(attention(dtype, head_dim, 4) for dtype in PAGE_TYPES for head_dim in (32, 80, 128, 256)),
     *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
