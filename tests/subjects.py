@@ -399,6 +399,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "qkv": functools.partial(qkv_subject, PRESETS["inline_q8"]),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
+    "gemm-Q5_1": functools.partial(gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=9, columns=320, m=35),
     "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 32, 2), n=17),
     **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),

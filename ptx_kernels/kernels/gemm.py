@@ -10,7 +10,7 @@ from ..formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from ..formats.fragments import UNITS, Fragments, Group
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s8, s32, u8
 from .quantize_q8_1 import GROUP
-from .ring import HalfCopy, Ring, Rows, TileCopy
+from .ring import HalfCopy, Ring, Rows, TileCopy, all_of
 
 SUPER_BLOCK = 256
 _GROUPS = SUPER_BLOCK // GROUP
@@ -92,15 +92,14 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
     k.launch((-(-m // config.m_tile), -(-n // config.rows)), threads, resident_blocks=config.resident_blocks)
 
     row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
-    first_m, m_start = _tile_start(k, k.block_id("x"), m, config.m_tile)
-    first_n, n_start = _tile_start(k, k.block_id("y"), n, config.rows)
+    m_tile, n_tile = _Tile(k, k.block_id("x"), m, config.m_tile), _Tile(k, k.block_id("y"), n, config.rows)
     copies: list[TileCopy | HalfCopy] = []
     for plane, pointer in zip(layout.planes, planes, strict=True):
         nbytes = plane.bytes_per_block * SUPER_BLOCK // layout.block_size
-        rows = Rows(pointer.reshape(n, blocks * plane.bytes_per_block), n_start, config.rows)
+        rows = Rows(pointer.reshape(n, blocks * plane.bytes_per_block), n_tile.start, config.rows)
         copies.append(HalfCopy(k, rows, threads) if nbytes == 2 else TileCopy(k, rows, nbytes, threads))
-    copies.append(TileCopy(k, Rows(values.cast(u8), m_start, config.m_tile), SUPER_BLOCK, threads))
-    pairs = Rows(scale_sum.cast(u8).reshape(m, columns // GROUP * 8), m_start, config.m_tile)
+    copies.append(TileCopy(k, Rows(values.cast(u8), m_tile.start, config.m_tile), SUPER_BLOCK, threads))
+    pairs = Rows(scale_sum.cast(u8).reshape(m, columns // GROUP * 8), m_tile.start, config.m_tile)
     group_pitch = config.m_tile * 8 + 32  # neighbouring activations of a group side by side
     copies.append(TileCopy(k, pairs, _GROUPS * 8, threads, chunk=8, row_pitch=8, chunk_pitch=group_pitch))
     ring = Ring(k, config.stages, copies)
@@ -127,7 +126,7 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
                     place.reshape(config.rows, copy.pitch).at(row).reshape(16, copy.pitch)
                     for place, copy in zip(weights, copies, strict=False)
                 ]
-                groups.append(_FRAGMENTS[format](k, tile, unit, (n_start + row) * steps + step, steps))
+                groups.append(_FRAGMENTS[format](k, tile, unit, (n_tile.start + row) * steps + step, steps))
             for of_tiles in zip(*groups, strict=True):
                 _multiply(k, of_tiles, activations, scales, totals, magic)
 
@@ -136,16 +135,23 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
         for t, tile_totals in enumerate(totals):
             for i, column_totals in enumerate(tile_totals):
                 for j, total in enumerate(column_totals):
-                    row = n_start + (row_warp * config.tiles + t) * 16 + k.lane_id // 4 + 8 * (j // 2)
-                    column = m_start + 8 * i + k.lane_id % 4 * 2 + j % 2
-                    mine = (row >= first_n) & (row < n) & (column >= first_m) & (column < m)
-                    y.at(column, row).store(0, total, where=mine)
+                    row = n_tile.start + (row_warp * config.tiles + t) * 16 + k.lane_id // 4 + 8 * (j // 2)
+                    column = m_tile.start + 8 * i + k.lane_id % 4 * 2 + j % 2
+                    y.at(column, row).store(0, total, where=all_of([*n_tile.owns(row), *m_tile.owns(column)]))
 
 
-def _tile_start(k: Builder, number: Value, total: int, tile: int) -> tuple[Value, Value]:
-    """(first row that tile `number` is for, first row that it holds): the last tile may overlap its neighbour."""
-    first = number * tile
-    return first, first if total <= tile or total % tile == 0 else k.minimum(first, total - tile)
+class _Tile:
+    """`size` rows of `total`, from `start` on: the last may overlap its neighbour, a single one be cut short."""
+
+    def __init__(self, k: Builder, number: Value, total: int, size: int) -> None:
+        self._total, self._size, self._first = total, size, number * size
+        self.start = self._first if total <= size else k.minimum(self._first, total - size)
+
+    def owns(self, row: Value) -> list[Value]:
+        """What has to hold for a row to be this tile's and no other's."""
+        if self._total % self._size == 0:
+            return []
+        return [row < self._total if self._total < self._size else row >= self._first]
 
 
 def _multiply(

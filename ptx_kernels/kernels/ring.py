@@ -16,6 +16,11 @@ def odd_pitch(nbytes: int) -> int:
     return (-(-nbytes // 16) | 1) * 16
 
 
+def all_of(conditions: Sequence[Value]) -> Value | None:
+    """Their conjunction; None if there are none, and all holds."""
+    return functools.reduce(operator.and_, conditions) if conditions else None
+
+
 @dataclass(frozen=True)
 class Rows:
     """`count` rows from row `first` on of a matrix, u8 (rows, row bytes) in global memory.

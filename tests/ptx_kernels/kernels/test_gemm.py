@@ -12,6 +12,7 @@ from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.gemm import FORMATS, GemmConfig, gemm
 from ptx_kernels.ptx import KernelError
 from ptx_kernels.sass import disassemble, hot_loop
+from ptx_kernels.simulator.shared import SharedMemory
 
 TOLERANCE = 1e-12
 
@@ -133,3 +134,36 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
 def test_what_it_refuses(arguments: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
         gemm(**(dict(format="Q4_K", n=16, columns=256, m=16) | arguments))
+
+
+def wavefronts(offsets: np.ndarray, width: int) -> tuple[int, int]:
+    """Passes that one warp's access to shared memory takes, and the least that so many distinct bytes could take.
+
+    32 banks of 4 bytes; 8-byte accesses go by half-warps and 16-byte ones by quarters (as ldmatrix's matrices do).
+    """
+    taken = least = 0
+    for part in np.split(offsets, range(0, offsets.size, 128 // max(width, 4))[1:]):
+        words = np.unique(part[:, None] // 4 + np.arange(-(-width // 4)))
+        taken += int(np.bincount(words % 32).max())
+        least += -(-words.size // 32)
+    return taken, least
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_shared_memory_has_few_bank_conflicts(format: str, monkeypatch: pytest.MonkeyPatch, record_property) -> None:
+    """Over all accesses of warp 0, copies into the ring included."""
+    counts = np.zeros(2, np.int64)
+    locate = SharedMemory._locate
+
+    def counting(self, frame, instruction, addresses, offset, width):
+        index = locate(self, frame, instruction, addresses, offset, width)
+        first = index[frame.all_lanes < 32]
+        if first.size:
+            counts[:] += wavefronts(first * width, width)
+        return index
+
+    monkeypatch.setattr(SharedMemory, "_locate", counting)
+    assert run(format, 64, 64, 512, GemmConfig(tiles=1)) <= TOLERANCE
+    taken, least = counts
+    record_property("figure", f"gemm {format}: {taken} wavefronts of shared memory, {least} without bank conflicts")
+    assert taken <= 1.1 * least
