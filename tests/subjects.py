@@ -159,7 +159,7 @@ def qkv_subject(config: MatvecConfig) -> Subject:
     return Subject(kernel, (*(p for planes in matrices for p in planes), *operands, *biases), tuple(wants), 1e-11)
 
 
-def gemm_subject(format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 9) -> Subject:
+def gemm_subject(format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 19) -> Subject:
     rng = _rng(n, columns, m, 1)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
     values, scale_sum = quantized(rng.standard_normal((m, columns), np.float32) + np.float32(0.5))
@@ -399,8 +399,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "qkv": functools.partial(qkv_subject, PRESETS["inline_q8"]),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
-    "gemm-Q5_1": functools.partial(gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=9, columns=320, m=35),
-    "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 32, 2), n=17),
+    "gemm-Q5_1": functools.partial(gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15),
+    "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17),
     **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,

@@ -101,7 +101,7 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
     copies.append(TileCopy(k, Rows(values.cast(u8), m_tile.start, config.m_tile), SUPER_BLOCK, threads))
     pairs = Rows(scale_sum.cast(u8).reshape(m, columns // GROUP * 8), m_tile.start, config.m_tile)
     group_pitch = config.m_tile * 8 + 32  # neighbouring activations of a group side by side
-    copies.append(TileCopy(k, pairs, _GROUPS * 8, threads, chunk=8, row_pitch=8, chunk_pitch=group_pitch))
+    copies.append(TileCopy(k, pairs, _GROUPS * 8, threads, chunk=8, pitch=8, chunk_pitch=group_pitch))
     ring = Ring(k, config.stages, copies)
     totals = [[[k.var(f32, 0.0) for _ in range(4)] for _ in range(config.m_tile // 8)] for _ in range(config.tiles)]
     magic = [k.const(s32, _MAGIC_BITS)] * 4
@@ -190,13 +190,14 @@ def _add_columns(k: Builder, config: GemmConfig, totals: Totals, column_warp: Va
     if config.column_warps == 1:
         return
     flat = [total for tile in totals for column in tile for total in column]
-    shape = (config.column_warps - 1, config.row_warps, len(flat), WARP)
-    shared = k.shared("partial", f32, shape, dynamic=True)
+    shared = k.shared("partial", f32, (config.column_warps - 1, config.row_warps, len(flat) * WARP), dynamic=True)
     with k.when(column_warp > 0):
+        mine = shared.at(column_warp - 1, row_warp, k.lane_id)
         for i, total in enumerate(flat):
-            shared.at(column_warp - 1, row_warp, i, k.lane_id).store(0, total)
+            mine.store(i * WARP, total)
     k.barrier()
     with k.when(column_warp == 0):
-        for i, total in enumerate(flat):
-            for other in range(config.column_warps - 1):
-                total += shared.at(other, row_warp, i, k.lane_id).load()
+        for other in range(config.column_warps - 1):
+            others = shared.at(other, row_warp, k.lane_id)
+            for i, total in enumerate(flat):
+                total += others.load(i * WARP)

@@ -44,24 +44,16 @@ class Rows:
 class TileCopy:
     """Copies `nbytes` of every row per step: the first ones, the next ones, ...; zeros past the row's end.
 
-    Chunk c of row r arrives at r * row_pitch + c * chunk_pitch. A power of two of threads shares a row, so that they
+    Chunk c of row r arrives at r * pitch + c * chunk_pitch. A power of two of threads shares a row, so that they
     read neighbouring chunks and the rows of a thread lie at constant distances.
     """
 
     def __init__(
-        self,
-        k: Builder,
-        rows: Rows,
-        nbytes: int,
-        threads: int,
-        *,
-        chunk: int = 0,
-        row_pitch: int = 0,
-        chunk_pitch: int = 0,
+        self, k: Builder, rows: Rows, nbytes: int, threads: int, *, chunk: int = 0, pitch: int = 0, chunk_pitch: int = 0
     ) -> None:
         row_bytes = rows.matrix.shape[1]
         chunk = chunk or math.gcd(16, row_bytes, nbytes)
-        self.pitch = row_pitch or odd_pitch(nbytes)
+        self.pitch = pitch or odd_pitch(nbytes)
         chunk_pitch = chunk_pitch or chunk
         self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
         self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk

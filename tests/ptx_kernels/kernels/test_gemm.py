@@ -10,9 +10,10 @@ from oracles import quantized, random_planes, weights
 from ptx_kernels import formats, simulator, tuning
 from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.gemm import FORMATS, GemmConfig, gemm
+from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import KernelError
 from ptx_kernels.sass import disassemble, hot_loop
-from ptx_kernels.simulator.shared import SharedMemory
+from ptx_kernels.simulator.traffic import total
 
 TOLERANCE = 1e-12
 
@@ -136,34 +137,13 @@ def test_what_it_refuses(arguments: dict, message: str) -> None:
         gemm(**(dict(format="Q4_K", n=16, columns=256, m=16) | arguments))
 
 
-def wavefronts(offsets: np.ndarray, width: int) -> tuple[int, int]:
-    """Passes that one warp's access to shared memory takes, and the least that so many distinct bytes could take.
-
-    32 banks of 4 bytes; 8-byte accesses go by half-warps and 16-byte ones by quarters (as ldmatrix's matrices do).
-    """
-    taken = least = 0
-    for part in np.split(offsets, range(0, offsets.size, 128 // max(width, 4))[1:]):
-        words = np.unique(part[:, None] // 4 + np.arange(-(-width // 4)))
-        taken += int(np.bincount(words % 32).max())
-        least += -(-words.size // 32)
-    return taken, least
-
-
 @pytest.mark.parametrize("format", FORMATS)
-def test_shared_memory_has_few_bank_conflicts(format: str, monkeypatch: pytest.MonkeyPatch, record_property) -> None:
-    """Over all accesses of warp 0, copies into the ring included."""
-    counts = np.zeros(2, np.int64)
-    locate = SharedMemory._locate
-
-    def counting(self, frame, instruction, addresses, offset, width):
-        index = locate(self, frame, instruction, addresses, offset, width)
-        first = index[frame.all_lanes < 32]
-        if first.size:
-            counts[:] += wavefronts(first * width, width)
-        return index
-
-    monkeypatch.setattr(SharedMemory, "_locate", counting)
-    assert run(format, 64, 64, 512, GemmConfig(tiles=1)) <= TOLERANCE
-    taken, least = counts
-    record_property("figure", f"gemm {format}: {taken} wavefronts of shared memory, {least} without bank conflicts")
-    assert taken <= 1.1 * least
+def test_shared_memory_has_few_bank_conflicts(format: str, record_property) -> None:
+    """Of all accesses, copies into the ring included."""
+    kernel = gemm(format=format, n=64, columns=512, m=64, config=GemmConfig(tiles=1))
+    traffic = simulator.Traffic()
+    buffers = [*random_operands(kernel), np.zeros((64, 64), np.float32)]
+    simulator.launch(kernel.text, buffers, kernel.grid, kernel.block, kernel.dynamic_shared_bytes, traffic=traffic)
+    count = total(traffic.shared)
+    record_property("figure", f"gemm {format}: {count.moved} wavefronts of shared memory, {count.least} at the least")
+    assert count.moved <= 1.1 * count.least
