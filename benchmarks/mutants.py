@@ -64,7 +64,13 @@ def instructions(text: str) -> list[_Line]:
     return found
 
 
+def _registers(operands: tuple[str, ...]) -> list[str]:
+    return [name for operand in operands for name in re.findall(r"%\w+(?:\.\w+)?", operand)]
+
+
 _WITHOUT_RESULT = ("st.", "red.", "bra", "bar.", "cp.", "mbarrier.", "fence", "membar")
+
+_WITH_EFFECT = (*_WITHOUT_RESULT, "shfl.", "vote.", "atom.", "mma.", "ldmatrix.", "ld.param")
 
 Operator = Callable[[_Line, "_Body"], Iterator[str]]
 
@@ -80,6 +86,7 @@ class _Body:
                 continue
             for register in re.findall(r"%\w+", line.operands[0]):
                 self.definitions[register] = self.definitions.get(register, 0) + 1
+        self.unused = self._unused(text)
         self.loop_tests = self._loop_tests(text)
         self.steps = {
             line.operands[0]: int(line.operands[2])
@@ -89,9 +96,44 @@ class _Body:
             and _NUMBER.fullmatch(line.operands[2])
         }
 
+    def _unused(self, text: str) -> set[int]:
+        """Line numbers of instructions whose results nothing reads that may run later, or only other such ones."""
+        labels = self._labels(text)
+        jumps = {line.number: labels[line.operands[-1]] for line in self.lines if line.operands[-1] in labels}
+        readers: dict[str, list[int]] = {}
+        for line in self.lines:
+            has_effect = line.opcode.startswith(_WITH_EFFECT)
+            for register in _registers((line.guard, *(line.operands if has_effect else line.operands[1:]))):
+                readers.setdefault(register, []).append(line.number)
+
+        def later(number: int) -> int:
+            """The first line that may run after this one: the target of the farthest jump back, if there is one."""
+            start = number + 1
+            while (back := min((to for at, to in jumps.items() if at >= start), default=start)) < start:
+                start = back
+            return start
+
+        dead = {line.number for line in self.lines if not line.opcode.startswith(_WITH_EFFECT)}
+        candidates = [(line.number, later(line.number), _registers(line.operands[:1])) for line in self.lines]
+        changed = True
+        while changed:
+            used = {
+                number
+                for number, start, results in candidates
+                if number in dead
+                and any(at >= start and at != number and at not in dead for r in results for at in readers.get(r, ()))
+            }
+            changed = bool(used)
+            dead -= used
+        return dead
+
+    @staticmethod
+    def _labels(text: str) -> dict[str, int]:
+        return {m[1]: i for i, m in enumerate(re.match(r"^([\w$]+):$", s) for s in text.split("\n")) if m}
+
     def _loop_tests(self, text: str) -> set[int]:
         """Line numbers of the comparisons that the backward branches depend on."""
-        labels = {m[1]: i for i, m in enumerate(re.match(r"^([\w$]+):$", s) for s in text.split("\n")) if m}
+        labels = self._labels(text)
         tests = set()
         for at, line in enumerate(self.lines):
             if line.opcode == "bra" and line.guard and labels.get(line.operands[0], line.number) < line.number:
@@ -279,12 +321,13 @@ OPERATORS: dict[str, Operator] = {
 
 
 def mutants(text: str) -> dict[str, list[Mutant]]:
-    """Operator -> what it can do to this text, in the text's order."""
+    """Operator -> what it can do to this text, in the text's order; not where nothing uses an instruction's result."""
     body = _Body(text)
     return {
         name: [
             Mutant(name, line.number, line.text, after)
             for line in body.lines
+            if line.number not in body.unused
             for after in operator(line, body)
             if after != line.text
         ]
@@ -300,48 +343,74 @@ _INDEX_ARITHMETIC = tuple(
 _CLASSES = {"%p": "pred", "%r": "b32", "%rd": "b64"}
 
 
-def _registers(operands: tuple[str, ...]) -> list[str]:
-    return [name for operand in operands for name in re.findall(r"%\w+(?:\.\w+)?", operand)]
-
-
 def probe(text: str, mutant: Mutant) -> str | None:
-    """A kernel without parameters that traps if any of its threads gets another number from the mutated instruction.
+    """A kernel without parameters that traps if the mutant changes, in any of its threads, a number that anything but
+    index arithmetic uses.
 
-    None where that instruction depends on more than the thread's place in the grid: then one run proves nothing.
+    Index arithmetic is what follows from the thread's place in the grid alone. None where the mutated instruction is
+    no part of it: then one run proves nothing.
     """
-    lines = {line.number: line for line in instructions(text)}
+    lines = instructions(text)
     writers: dict[str, list[_Line]] = {}
-    for line in lines.values():
+    for line in lines:
         if not line.opcode.startswith(_WITHOUT_RESULT):
             for register in _registers(line.operands[:1]):
                 writers.setdefault(register, []).append(line)
-    needed: dict[int, _Line] = {}
-
-    def fixed(register: str) -> bool:
-        """Whether the register follows from the thread's place alone; collects what computes it."""
-        if "." in register:
-            return True
-        found = writers.get(register, [])
-        if len(found) != 1 or found[0].guard or not found[0].opcode.startswith(_INDEX_ARITHMETIC):
-            return False
-        needed[found[0].number] = found[0]
-        return all(fixed(r) for r in _registers(found[0].operands[1:]))
-
+    index = _index_arithmetic(lines, writers)
     after = instructions(mutant.after)
-    line = lines[mutant.line]
-    if len(after) != 1 or line.guard or after[0].guard or after[0].operands[0] != line.operands[0]:
+    if mutant.line not in index or len(after) != 1 or after[0].guard:
         return None
-    kind = re.match(r"%[a-z]+", line.operands[0])
-    if kind is None or kind[0] not in _CLASSES or not fixed(line.operands[0]):
+    target, sources = after[0].operands[0], _registers(after[0].operands[1:])
+    if target != index[mutant.line].operands[0] or not all(_is_index(s, index, writers) for s in sources):
         return None
-    if not all(fixed(r) for r in _registers(after[0].operands[1:])):
-        return None
-    cls = _CLASSES[kind[0]]
-    differ = "xor.pred" if cls == "pred" else f"setp.ne.{cls}"
+    results = {line.operands[0] for line in index.values()}
+    used = {r for line in lines if line.number not in index for r in _registers((line.guard, *line.operands))}
+
+    changed, again = {target}, []  # what depends on the mutated instruction, computed once more as %changed_...
+    for number in sorted(index):
+        line = after[0] if number == mutant.line else index[number]
+        if number == mutant.line or changed.intersection(_registers(line.operands[1:])):
+            changed.add(line.operands[0])
+            again.append(line.changed(operands=[_renamed(operand, changed) for operand in line.operands]))
+    declared = [f"  .reg .{_CLASSES[_kind(r)]} {_renamed(r, changed)};" for r in sorted(changed)]
+    checks = []
+    for register in sorted(changed & used & results):
+        cls = _CLASSES[_kind(register)]
+        differ = "xor.pred" if cls == "pred" else f"setp.ne.{cls}"
+        checks += [f"  {differ} %differs, {register}, {_renamed(register, changed)};", "  @%differs trap;"]
     all_lines = text.split("\n")
-    header = "\n".join(all_lines[: min(lines)])
+    header = "\n".join(all_lines[: lines[0].number])
     header = re.sub(r"(\.entry \w+)\([^)]*\)", r"\1()", header)
-    body = [f"  .reg .{cls} %probe;", "  .reg .pred %differs;", *(needed[n].text for n in sorted(needed))]
-    body.append(after[0].changed(operands=["%probe", *after[0].operands[1:]]))
-    body.append(f"  {differ} %differs, %probe, {line.operands[0]};")
-    return "\n".join([header, *body, "  @%differs trap;", "  ret;", "}", ""])
+    body = [*declared, "  .reg .pred %differs;", *(index[n].text for n in sorted(index)), *again, *checks]
+    return "\n".join([header, *body, "  ret;", "}", ""])
+
+
+def _kind(register: str) -> str:
+    match = re.match(r"%[a-z]+", register)
+    return match[0] if match else ""
+
+
+def _renamed(operand: str, changed: set[str]) -> str:
+    return f"%changed_{operand[1:]}" if operand in changed else operand
+
+
+def _is_index(register: str, index: dict[int, _Line], writers: dict[str, list[_Line]]) -> bool:
+    """Whether it is a special register, or the result of index arithmetic."""
+    return "." in register or (len(writers.get(register, ())) == 1 and writers[register][0].number in index)
+
+
+def _index_arithmetic(lines: list[_Line], writers: dict[str, list[_Line]]) -> dict[int, _Line]:
+    """Line number -> the instructions that alone write their register, of immediates and other such registers."""
+    index: dict[int, _Line] = {}
+    for line in lines:  # a register is written before it is read
+        results = _registers(line.operands[:1])
+        if (
+            line.opcode.startswith(_INDEX_ARITHMETIC)
+            and not line.guard
+            and len(results) == 1
+            and _kind(results[0]) in _CLASSES
+            and len(writers[results[0]]) == 1
+            and all(_is_index(r, index, writers) for r in _registers(line.operands[1:]))
+        ):
+            index[line.number] = line
+    return index

@@ -21,7 +21,7 @@ import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ptx_kernels import simulator
@@ -145,11 +145,10 @@ def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
     text = mutant.apply(subject.kernel.text)
     if _UNROUNDED.search(text):
         return "rounding"
-    kernel = replace(subject.kernel, text=text, lines={})
 
     def fails(prefix: str) -> str:
         try:
-            results = simulator.run(kernel, *subject.operands, step_limit=STEP_LIMIT)
+            results = subject.run(text, step_limit=STEP_LIMIT)
         except SimulationError as error:
             return prefix + type(error).__name__
         return "" if subject.holds(results) else prefix + "result"

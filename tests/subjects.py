@@ -10,12 +10,14 @@ import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from helpers import nmse
 from oracles import (
     activation_operands,
     attention,
+    dequantized,
     gated,
     int8_vectors,
     loaded,
@@ -65,10 +67,11 @@ class Subject:
         """Whether hardware has no freedom in the results: perturbed runs then give the same bits."""
         return _OPEN.search(self.kernel.text) is None
 
-    def run(self, text: str | None = None) -> tuple[np.ndarray, ...]:
-        """The results of the kernel, or of another text in its place; SimulationError as the simulator raises it."""
+    def run(self, text: str | None = None, **options: Any) -> tuple[np.ndarray, ...]:
+        """The results of the kernel, or of another text in its place, with `simulator.run`'s options; SimulationError
+        as the simulator raises it."""
         kernel = self.kernel if text is None else replace(self.kernel, text=text, lines={})
-        return simulator.run(kernel, *self.operands)
+        return simulator.run(kernel, *self.operands, **options)
 
     def holds(self, results: tuple[np.ndarray, ...]) -> bool:
         """Whether results are right."""
@@ -127,8 +130,8 @@ def normed_operands(config: MatvecConfig, m: int, columns: int) -> tuple[tuple[n
 
 def fused_matvec_subject(config: MatvecConfig, output: str = "f32") -> Subject:
     """Normalized rows in, bias and residual added, int8 out where asked for."""
-    rng, n, columns, m = _rng(9), 64 if output == "q8_1" else 13, 512, 2
-    planes = random_planes(rng, "Q4_K", n, 2)
+    rng, n, columns, m = _rng(9), 64 if output == "q8_1" else 13, 1280, 2
+    planes = random_planes(rng, "Q4_K", n, 5)
     operands, x = normed_operands(config, m, columns)
     bias, residual = rng.standard_normal(n, np.float32), rng.standard_normal((m, n), np.float32)
     build = functools.partial(
@@ -141,8 +144,8 @@ def fused_matvec_subject(config: MatvecConfig, output: str = "f32") -> Subject:
 
 
 def gated_subject(config: MatvecConfig, activation: str, pair: tuple[str, str] = ("Q4_K", "Q4_K")) -> Subject:
-    n, columns, m = 7, 512, 2
-    planes = [random_planes(_rng(10, i), format, n, 2) for i, format in enumerate(pair)]
+    n, columns, m = 7, 1280, 2
+    planes = [random_planes(_rng(10, i), format, n, 5) for i, format in enumerate(pair)]
     operands, x = activation_operands(config, _rng(10).standard_normal((m, columns), np.float32) * np.float32(0.1))
     gate, up = (x @ weights(format, mine).T for format, mine in zip(pair, planes, strict=True))
     kernel = gated_matvec(formats=pair, n=n, columns=columns, m=m, activation=activation, config=config)
@@ -150,8 +153,8 @@ def gated_subject(config: MatvecConfig, activation: str, pair: tuple[str, str] =
 
 
 def qkv_subject(config: MatvecConfig) -> Subject:
-    types, rows, columns, m = ("Q4_K", "Q6_K"), (13, 5), 512, 2
-    matrices = [random_planes(_rng(11, n), format, n, 2) for format, n in zip(types, rows, strict=True)]
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (13, 5), 1280, 2
+    matrices = [random_planes(_rng(11, n), format, n, 5) for format, n in zip(types, rows, strict=True)]
     operands, x = normed_operands(config, m, columns)
     biases = [_rng(12, n).standard_normal(n, np.float32) for n in rows]
     kernel = qkv_matvec(formats=types, rows=rows, columns=columns, m=m, norm=True, eps=0.5, biases=True, config=config)
@@ -182,41 +185,49 @@ def embedding_subject() -> Subject:
 
 
 def append_subject(dtype: str) -> Subject:
+    """Seven tokens, the second and third of which have no slot: a negative one, and the first behind the pages. Many
+    values lie halfway between two of a narrower type."""
     rng = _rng(6)
-    exact = [rng.standard_normal((3, 2, 4, 32), np.float32) for _ in range(2)]
-    new = [rng.standard_normal((4, 2, 32), np.float32) for _ in range(2)]
-    if dtype == "int8":  # rows and scales
-        (k, k_scales), (v, v_scales) = (int8_vectors(x) for x in exact)
-        (k_new, k_steps), (v_new, v_steps) = (int8_vectors(x) for x in new)
-        pages, stores = [k, v, k_scales, v_scales], [k_new, v_new, k_steps, v_steps]
-    else:
-        pages, stores = [stored(x, dtype) for x in exact], [stored(x, dtype) for x in new]
-    slots = np.array([7, -1, 12, 2], np.int32)
-    wants = [page.copy() for page in pages]
-    for want, values in zip(wants, stores, strict=True):
-        for token in (0, 3):
-            want[slots[token] // 4, :, slots[token] % 4] = values[token]
-    kernel = append_kv(tokens=4, num_pages=3, num_kv_heads=2, page_size=4, head_dim=32, dtype=dtype)
-    return Subject(kernel, (*pages, *new, slots), tuple(wants), 0)
+    pages = [cached(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in range(2)]
+    shape = (7, 2, 32)
+    new = [(rng.integers(-4096, 4097, shape) * 2.0 ** rng.integers(-20, -4, shape)).astype(np.float32) for _ in "kv"]
+    slots = np.array([7, -1, 12, 2, 0, 11, 5], np.int32)
+    wants = [tuple(part.copy() for part in page) for page in pages]
+    for want, values in zip(wants, new, strict=True):
+        for token in (0, 3, 4, 5, 6):
+            for part, held in zip(want, cached(values[token], dtype), strict=True):
+                part[slots[token] // 4, :, slots[token] % 4] = held
+    kernel = append_kv(tokens=7, num_pages=3, num_kv_heads=2, page_size=4, head_dim=32, dtype=dtype)
+    return Subject(kernel, (*_interleaved(pages), *new, slots), _interleaved(wants), 0)
+
+
+def cached(x: np.ndarray, dtype: str) -> tuple[np.ndarray, ...]:
+    """Float vectors as pages hold them: (rows,), or (rows, scales) for int8."""
+    return int8_vectors(x) if dtype == "int8" else (stored(x, dtype),)
+
+
+def _interleaved(pages: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """(k rows, v rows, k scales, v scales): the order of a kernel's operands."""
+    return tuple(part for parts in zip(*pages, strict=True) for part in parts)
 
 
 def rope_subject(interleaved: bool, qk_norm: bool) -> Subject:
-    """Three tokens of 96 dimensions, 40 of them rotated; the second has no slot."""
+    """Four tokens of 96 dimensions, 40 of them rotated; the second and the third have no slot."""
     rng = _rng(9)
     pages = [rng.standard_normal((3, 2, 4, 96), np.float32) for _ in range(2)]
-    q, k, v = (rng.standard_normal((3, heads, 96), np.float32) for heads in (4, 2, 2))
-    slots = np.array([5, -1, 11], np.int32)
-    radians = rng.uniform(0, 1000, (3, 20))
+    q, k, v = (rng.standard_normal((4, heads, 96), np.float32) for heads in (4, 2, 2))
+    slots = np.array([5, -1, 12, 11], np.int32)
+    radians = rng.uniform(0, 1000, (4, 20))
     angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
     norms = list(rng.uniform(0.5, 2, (2, 96)).astype(np.float32)) if qk_norm else []
     turned = [rms_norm_oracle(x, w, 1e-2) for x, w in zip((q, k), norms, strict=True)] if qk_norm else [q, k]
     q_want, k_want = (rotated(x, *angles, interleaved) for x in turned)
     wants = [page.astype(np.float64) for page in pages]
     for want, values in zip(wants, (k_want, v), strict=True):
-        for token in (0, 2):
+        for token in (0, 3):
             want[slots[token] // 4, :, slots[token] % 4] = values[token]
     kernel = rope_append(
-        tokens=3,
+        tokens=4,
         num_heads=4,
         num_kv_heads=2,
         head_dim=96,
@@ -240,62 +251,65 @@ def attention_subject(
     *,
     contiguous: bool = False,
     sinks: bool = False,
-    window: int | None = None,
-    soft_cap: float | None = None,
+    output: str = "f32",
+    q_size: float = 1.0,
+    tolerance: float = 1e-11,
+    **options: Any,
 ) -> Subject:
-    """Two KV heads of three query heads each; contexts of 37, 0 and 16 tokens; NaN in every slot that none sees."""
+    """Two KV heads of three query heads each; contexts of 37, 0, 1 and 48 tokens, the last of which fills its pages.
+
+    What no context holds is NaN, tables name pages beyond the last there, and so does one page within a context.
+    """
     rng = _rng(1, head_dim)
-    batch, num_pages, page_size, per_sequence = (3, 3, 48, 1) if contiguous else (3, 9, 16, 3)
-    q = rng.standard_normal((batch, 6, head_dim), np.float32)
-    tables = rng.permutation(num_pages).reshape(batch, per_sequence).astype(np.int32)
-    tables = np.arange(batch, dtype=np.int32)[:, None] if contiguous else tables
-    lengths = np.array([37, 0, 16], np.int32)
-    unseen = np.ones((num_pages, 2, page_size), bool)
+    lengths = np.array([37, 0, 1, 48], np.int32)
+    page_size, width = (48, 1) if contiguous else (16, 3)
+    num_pages = 4 * width
+    q = rng.standard_normal((4, 6, head_dim), np.float32) * np.float32(q_size)
+    tables = rng.permutation(num_pages).reshape(4, width).astype(np.int32)
+    used = np.zeros((num_pages, page_size), bool)
+    if contiguous:
+        tables = np.arange(4, dtype=np.int32)[:, None]
+    else:
+        tables[0, 1] = num_pages
     for table, length in zip(tables, lengths, strict=True):
-        for t in range(max(0, length - (window or length)), length):
-            unseen[table[t // page_size], :, t % page_size] = False
-    pages, scales, exact = [], [], []
-    for _ in range(2):
-        page = rng.standard_normal((num_pages, 2, page_size, head_dim), np.float32)
-        if dtype == "int8":
-            quants, steps = int8_vectors(page)
-            steps[unseen] = np.nan
-            pages.append(quants)
-            scales.append(steps)
-            exact.append(quants * steps.astype(np.float64)[..., None])
-        else:
-            page[unseen] = np.nan
-            pages.append(stored(page, dtype))
-            exact.append(loaded(pages[-1], dtype))
-    logits = rng.standard_normal(6, np.float32)
-    kernel = paged_attention(
-        batch=batch,
+        for t in range(length)[-options.get("window", length + 1) :]:
+            if table[t // page_size] < num_pages:
+                used[table[t // page_size], t % page_size] = True
+        if not contiguous:
+            table[-(-length // page_size) :] = num_pages
+    exact = [rng.standard_normal((num_pages, 2, page_size, head_dim), np.float32) for _ in range(2)]
+    pages = [cached(x, dtype) for x in exact]
+    unused = np.broadcast_to(~used[:, None], (num_pages, 2, page_size))
+    for page in pages:
+        page[-1][unused] = {"bf16": 0x7FC0, "fp8": 0x7F}.get(dtype, np.nan)
+    held = [rows * scale[0][..., None] if (scale := rest) else loaded(rows, dtype) for rows, *rest in pages]
+    logits = rng.standard_normal(6).astype(np.float32) if sinks else None
+    build = functools.partial(
+        paged_attention,
+        batch=4,
         num_heads=6,
         num_kv_heads=2,
         head_dim=head_dim,
         num_pages=num_pages,
         page_size=page_size,
-        pages_per_sequence=per_sequence,
+        pages_per_sequence=width,
         scale=head_dim**-0.5,
         dtype=dtype,
         contiguous=contiguous,
-        window=window,
-        soft_cap=soft_cap,
         sinks=sinks,
         config=config,
+        **options,
     )
-    want = attention(
-        q,
-        *exact,
-        tables,
-        lengths,
-        head_dim**-0.5,
-        window=window,
-        soft_cap=soft_cap,
-        sinks=logits if sinks else None,
-    )
-    operands = (q, *pages, *scales, *(() if contiguous else (tables,)), lengths, *((logits,) if sinks else ()))
-    return Subject(kernel, operands, (want,), 1e-11, merged if config.splits > 1 else None)
+    given = (q, *_interleaved(pages), None if contiguous else tables, lengths, logits)
+    operands = tuple(x for x in given if x is not None)
+    want = attention(q, held[0], held[1], tables, lengths, head_dim**-0.5, sinks=logits, **options)
+    if config.splits > 1:
+        return Subject(build(), operands, (want,), tolerance, merged)
+    if output == "q8_1":
+        (y,) = simulator.run(build(), *operands)
+        want = dequantized(*quantized(y.reshape(4, -1)))
+        return Subject(build(output=output), operands, (want,), tolerance, lambda *q8_1: (dequantized(*q8_1),))
+    return Subject(build(), operands, (want,), tolerance)
 
 
 def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
@@ -307,12 +321,13 @@ def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
 
 
 def merge_subject(config: MergeConfig) -> Subject:
-    """Seven splits, of which the third and the last are empty; of one head all are."""
+    """Eleven splits, of which the third and the last are empty; of one head all; of one the scores lie far apart."""
     rng = _rng(10)
-    parts, marks = rng.standard_normal((2, 3, 7, 48), np.float32), rng.uniform(1, 9, (2, 3, 7, 2)).astype(np.float32)
-    for empty in (np.s_[:, :, [2, 6]], np.s_[1, 1]):
+    parts, marks = rng.standard_normal((2, 3, 11, 48), np.float32), rng.uniform(1, 9, (2, 3, 11, 2)).astype(np.float32)
+    marks[0, 1, :, 0] = [-300, 200, 0, 300, 299, -150, 0, 301, -299, 300, 0]
+    for empty in (np.s_[:, :, [2, 10]], np.s_[1, 1]):
         parts[empty], marks[empty] = 0, [-3e38, 0]
-    kernel = merge_attention(batch=2, num_heads=3, head_dim=48, splits=7, config=config)
+    kernel = merge_attention(batch=2, num_heads=3, head_dim=48, splits=11, config=config)
     return Subject(kernel, (parts, marks), merged(parts, marks), 1e-12)
 
 
@@ -381,7 +396,12 @@ _HEAD_DIMS = {"f32": 64, "f16": 128, "bf16": 96, "int8": 48, "fp8": 32}
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{f"quantize-{t}": functools.partial(quantize_subject, t) for t in ("f32", "f16", "bf16")},
     **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
-    **{f"matvec-{name}": functools.partial(matvec_subject, "Q4_K", config) for name, config in PRESETS.items()},
+    **{
+        f"matvec-{name}": functools.partial(
+            matvec_subject, "Q4_K", config, columns=4352 if config.streams("Q4_K") * config.unroll > 4 else 2304
+        )
+        for name, config in PRESETS.items()
+    },
     **{
         f"matvec-{f}-{lanes}": functools.partial(matvec_subject, f, MatvecConfig(lanes=lanes, rows_per_warp=2))
         for f, lanes in (("Q4_K", 4), ("Q5_K", 8), ("Q6_K", 4), ("Q6_K", 32))
@@ -414,6 +434,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "attention-splits": functools.partial(
         attention_subject, config=PagedAttentionConfig(warps=1, splits=3, unroll=1), sinks=True
     ),
+    "attention-steep": functools.partial(attention_subject, q_size=40.0),
+    "attention-q8_1": functools.partial(attention_subject, output="q8_1", tolerance=1e-7),
     "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
     "argmax": argmax_subject,
     "argmax-candidates": argmax_of_candidates_subject,
