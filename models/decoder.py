@@ -7,7 +7,7 @@ A pass differs from another only in what its attention reads and writes, so each
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,9 +22,11 @@ from .cache import PagedCache, Pages, append
 from .config import Config
 
 Weight = jq.QuantizedArray | jax.Array
+Angles = tuple[jax.Array, jax.Array]  # as `rope.angles` gives them
 
-#: (layer index, q, k, v), each (batch, time, heads, head_dim) -> (batch, time, num_heads, head_dim).
-Attend = Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array]
+#: (layer index, its attention, q, k, v as projected, each (batch, time, heads, head_dim))
+#: -> (batch, time, num_heads, head_dim).
+Attend = Callable[[int, "Attention", jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Linear(nnx.Module):
@@ -34,9 +36,10 @@ class Linear(nnx.Module):
         self.weight = nnx.Param(weight)
         self.bias = None if bias is None else nnx.Param(bias)
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        y = jq.matmul(x, self.weight.get_value())
-        return y if self.bias is None else y + self.bias.get_value()
+    def __call__(self, x: jax.Array, residual: jax.Array | None = None) -> jax.Array:
+        """x (..., k) -> (..., n), plus `residual` of that shape."""
+        bias = None if self.bias is None else self.bias.get_value()
+        return jq.matmul(x, self.weight.get_value(), bias=bias, residual=residual)
 
 
 class RMSNorm(nnx.Module):
@@ -47,8 +50,29 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-        return x * jax.lax.rsqrt(mean_square + self.eps) * self.weight.get_value()
+        return jq.rms_norm(x, self.weight.get_value(), eps=self.eps)
+
+
+# Where a step may be one kernel, the modules of its parts hand it their weights. Another module may stand in a
+# Linear's place, such as an adapter around it: then each part runs by itself.
+
+
+def _are_linear(*modules: nnx.Module) -> bool:
+    return all(type(module) is Linear for module in modules)
+
+
+def _project(x: jax.Array, norm: RMSNorm, projections: Sequence[Linear]) -> Sequence[jax.Array]:
+    """projection(norm(x)) of each."""
+    if not _are_linear(*projections):
+        h = norm(x)
+        return [projection(h) for projection in projections]
+    return jq.qkv_matmul(
+        x,
+        [p.weight.get_value() for p in projections],
+        norm_weight=norm.weight.get_value(),
+        eps=norm.eps,
+        biases=[None if p.bias is None else p.bias.get_value() for p in projections],
+    )
 
 
 class MLP(nnx.Module):
@@ -57,8 +81,14 @@ class MLP(nnx.Module):
     def __init__(self, gate: Linear, up: Linear, down: Linear) -> None:
         self.gate, self.up, self.down = gate, up, down
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+    def __call__(self, x: jax.Array, norm: RMSNorm) -> jax.Array:
+        """x + the network of norm(x)."""
+        modules = self.gate, self.up, self.down
+        if _are_linear(*modules) and all(module.bias is None for module in modules):
+            weights = (module.weight.get_value() for module in modules)
+            return jq.mlp(x, *weights, norm_weight=norm.weight.get_value(), eps=norm.eps, residual=x)
+        gate, up = _project(x, norm, (self.gate, self.up))
+        return x + self.down(jax.nn.silu(gate) * up)
 
 
 class Attention(nnx.Module):
@@ -79,17 +109,43 @@ class Attention(nnx.Module):
         self.query, self.key, self.value, self.output = query, key, value, output
         self.q_norm, self.k_norm = q_norm, k_norm
 
-    def __call__(self, x: jax.Array, angles: tuple[jax.Array, jax.Array], layer: int, attend: Attend) -> jax.Array:
-        """x (batch, time, hidden_size), angles as `rope.angles` of the positions (batch, time)."""
+    def __call__(self, x: jax.Array, norm: RMSNorm, layer: int, attend: Attend) -> jax.Array:
+        """x + the attention of norm(x), x (batch, time, hidden_size)."""
         config, leading = self.config, x.shape[:-1]
-        q = self.query(x).reshape(*leading, config.num_heads, config.head_dim)
-        k = self.key(x).reshape(*leading, config.num_kv_heads, config.head_dim)
-        v = self.value(x).reshape(*leading, config.num_kv_heads, config.head_dim)
+        q, k, v = (
+            y.reshape(*leading, -1, config.head_dim) for y in _project(x, norm, (self.query, self.key, self.value))
+        )
+        out = attend(layer, self, q, k, v).reshape(*leading, -1)
+        return self.output(out, x) if _are_linear(self.output) else x + self.output(out)
+
+    def rotate(self, q: jax.Array, k: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
+        """q and k, normalized where the model does so, turned by `rope.angles` of the positions (batch, time)."""
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        q = rope.rotate(q, *angles, interleaved=config.interleaved_rope)
-        k = rope.rotate(k, *angles, interleaved=config.interleaved_rope)
-        return self.output(attend(layer, q, k, v).reshape(*leading, -1))
+        interleaved = self.config.interleaved_rope
+        return rope.rotate(q, *angles, interleaved=interleaved), rope.rotate(k, *angles, interleaved=interleaved)
+
+    def rotate_and_append(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, angles: Angles, pages: Pages, slots: jax.Array
+    ) -> tuple[jax.Array, Pages]:
+        """The turned q, and the pages with the turned k and v at slots (batch * time,)."""
+        norms = self.q_norm, self.k_norm
+        weights = [None if norm is None else norm.weight.get_value() for norm in norms]
+        cos, sin = angles
+        turned, k_pages, v_pages = jq.rope_append(
+            _rows(q),
+            _rows(k),
+            _rows(v),
+            *pages,
+            slots,
+            _rows(cos),
+            _rows(sin),
+            interleaved=self.config.interleaved_rope,
+            q_norm=weights[0],
+            k_norm=weights[1],
+            eps=None if self.q_norm is None else self.q_norm.eps,
+        )
+        return turned.reshape(q.shape), (k_pages, v_pages)
 
 
 class Block(nnx.Module):
@@ -99,9 +155,8 @@ class Block(nnx.Module):
         self.attn_norm, self.attention = attn_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def __call__(self, x: jax.Array, angles: tuple[jax.Array, jax.Array], layer: int, attend: Attend) -> jax.Array:
-        x = x + self.attention(self.attn_norm(x), angles, layer, attend)
-        return x + self.mlp(self.mlp_norm(x))
+    def __call__(self, x: jax.Array, layer: int, attend: Attend) -> jax.Array:
+        return self.mlp(self.attention(x, self.attn_norm, layer, attend), self.mlp_norm)
 
 
 class Decoder(nnx.Module):
@@ -140,8 +195,12 @@ class Decoder(nnx.Module):
         """
         batch, time = tokens.shape
         lengths = jnp.full(batch, time) if lengths is None else lengths
-        x = self._hidden(tokens, _positions(tokens), lambda _, q, k, v: causal_attention(q, k, v, lengths))
-        return self._logits(x)
+        angles = self._angles(_positions(tokens))
+
+        def attend(_: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return causal_attention(*attention.rotate(q, k, angles), v, lengths)
+
+        return self._logits(self._hidden(tokens, attend))
 
     def prefill(
         self, tokens: jax.Array, lengths: jax.Array, cache: PagedCache, *, all_positions: bool = False
@@ -159,13 +218,15 @@ class Decoder(nnx.Module):
         """
         positions = _positions(tokens)
         slots = cache.slots(positions, positions < lengths[:, None])
+        angles = self._angles(positions)
         pages: list[Pages] = []
 
-        def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attend(layer: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            q, k = attention.rotate(q, k, angles)
             pages.append(append(cache.pages[layer], k, v, slots))
             return causal_attention(q, k, v, lengths)
 
-        x = self._hidden(tokens, positions, attend)
+        x = self._hidden(tokens, attend)
         if not all_positions:
             x = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
         return self._logits(x), dataclasses.replace(cache, pages=pages, context_lens=lengths)
@@ -188,26 +249,43 @@ class Decoder(nnx.Module):
         active = jnp.ones(token.shape, bool) if active is None else active
         slots = cache.slots(positions, active[:, None])
         lens = cache.context_lens + active
+        angles = self._angles(positions)
         pages: list[Pages] = []
 
-        def attend(layer: int, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            pages.append(append(cache.pages[layer], k, v, slots))
-            return jq.paged_attention(q[:, 0], *pages[layer], cache.block_tables, lens)[:, None]
+        def attend(layer: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            q, updated = attention.rotate_and_append(q, k, v, angles, cache.pages[layer], slots)
+            pages.append(updated)
+            return jq.paged_attention(q[:, 0], *updated, cache.block_tables, lens)[:, None]
 
-        x = self._hidden(token[:, None], positions, attend)
+        x = self._hidden(token[:, None], attend)
         return self._logits(x[:, 0]), dataclasses.replace(cache, pages=pages, context_lens=lens)
 
-    def _hidden(self, tokens: jax.Array, positions: jax.Array, attend: Attend) -> jax.Array:
-        angles = rope.angles(positions, self.rope_frequencies.get_value())
+    def _angles(self, positions: jax.Array) -> Angles:
+        return rope.angles(positions, self.rope_frequencies.get_value())
+
+    def _hidden(self, tokens: jax.Array, attend: Attend) -> jax.Array:
         x = jq.embedding(tokens, self.embedding.get_value())
         for layer, block in enumerate(self.blocks):
             with jax.named_scope(f"layer{layer}"):  # shows in profiles and in XLA's names of launches
-                x = block(x, angles, layer, attend)
+                x = block(x, layer, attend)
         return x
 
     def _logits(self, x: jax.Array) -> jax.Array:
-        x = self.norm(x)
-        return jq.matmul(x, self.embedding.get_value()) if self.output is None else self.output(x)
+        if self.output is not None and not _are_linear(self.output):
+            return self.output(self.norm(x))
+        weight, bias = (self.embedding, None) if self.output is None else (self.output.weight, self.output.bias)
+        return jq.rms_norm_matmul(
+            x,
+            self.norm.weight.get_value(),
+            weight.get_value(),
+            eps=self.norm.eps,
+            bias=None if bias is None else bias.get_value(),
+        )
+
+
+def _rows(x: jax.Array) -> jax.Array:
+    """(batch, time, ...) -> (batch * time, ...)."""
+    return x.reshape(-1, *x.shape[2:])
 
 
 def _positions(tokens: jax.Array) -> Any:

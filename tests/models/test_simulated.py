@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import functools
 import re
+from collections.abc import Collection
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -16,23 +19,28 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.cache import PagedCache
 from jax_q4k.models.model import Model
-from jax_q4k.ops.matmul import takes_q8_1
+from jax_q4k.ops import quantize_q8_1
+from jax_q4k.ops.op import Op
 from ptx_kernels import simulator
 
 PROMPT, STEPS = 8, 4
 NAMES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 
 
-def prefill_and_decode(model: Model, tokens: np.ndarray, implementation: str) -> np.ndarray:
-    """Logits of the last prompt token and of each step, (STEPS + 1, vocab); not jitted, so in the order of the code."""
+def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int = PROMPT, steps: int = STEPS) -> np.ndarray:
+    """Logits of the last prompt token and of each step, (steps + 1, vocab), or of the steps alone without a prompt.
+
+    Not jitted, so in the order of the code.
+    """
     decoder = model.decoder()
-    cache = PagedCache.create(model.config, 1, PROMPT + STEPS)
-    with jq.implementation(implementation):
-        logits, cache = decoder.prefill(jnp.array(tokens[None, :PROMPT]), jnp.array([PROMPT], jnp.int32), cache)
-        rows = [logits]
-        for token in tokens[PROMPT : PROMPT + STEPS]:
-            logits, cache = decoder.decode(jnp.array([token], jnp.int32), cache)
-            rows.append(logits)
+    cache = PagedCache.create(model.config, 1, prompt + steps)
+    rows = []
+    if prompt:
+        logits, cache = decoder.prefill(jnp.array(tokens[None, :prompt]), jnp.array([prompt], jnp.int32), cache)
+        rows.append(logits)
+    for token in tokens[prompt : prompt + steps]:
+        logits, cache = decoder.decode(jnp.array([token], jnp.int32), cache)
+        rows.append(logits)
     return np.concatenate(rows)
 
 
@@ -46,6 +54,7 @@ def test_golden_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest: its two rows of pages, and a matrix of every kind that a mixture has."""
     model = models.from_gguf(models.demo_path())
     assert model.tokenizer is not None
     tokens = np.array(model.tokenizer.encode("It is a truth universally acknowledged, that a single man"), np.int32)
@@ -53,40 +62,86 @@ def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert nmse(simulated, np.asarray(model.logits(tokens[None]))[0, PROMPT - 1 : PROMPT + STEPS]) <= 1e-2
 
 
-def check_simulated(model: Model, tokens: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+@pytest.mark.parametrize("name, fused", [("qwen3-qknorm", ()), ("qwen2-bias", ()), ("qwen3-qknorm", ("gated_matmul",))])
+def test_fused_paths_switched_off(name: str, fused: Collection[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps without a prompt, with these paths alone: Qwen 3 normalizes per head, Qwen 2 has biases."""
+    golden = np.load(GOLDEN / f"{name}.npz")
+    model = models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
+    simulated = check_simulated(model, golden["prompt"], monkeypatch, prompt=0, steps=2, fused=fused)
+    assert nmse(simulated, golden["logits_f32"][:2]) <= 1e-2
+
+
+@functools.cache
+def reference(op: Op, params: tuple[tuple[str, Any], ...]) -> Any:
+    """An operation's reference with int8 activations, jitted: (arrays, given) -> results, what it quantized.
+
+    given: (values, scale_sum) of each of its quantizations, to be taken instead of its own; empty for its own.
+    """
+    with_q8_1 = {name: "q8_1" if name == "activations" else value for name, value in params}
+    quantize = quantize_q8_1.reference
+
+    @jax.jit
+    def program(arrays: Any, given: Any) -> Any:
+        own: list[Any] = []
+        left = iter(given)
+
+        def quantized(x: jax.Array) -> Any:
+            own.append(quantize(x))
+            return next(left) if given else own[-1]
+
+        with mock.patch.object(quantize_q8_1, "reference", quantized):
+            return op.reference(*arrays, **with_q8_1), own
+
+    return program
+
+
+def check_simulated(
+    model: Model,
+    tokens: np.ndarray,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    prompt: int = PROMPT,
+    steps: int = STEPS,
+    fused: Collection[str] | None = None,
+) -> np.ndarray:
     """Simulated logits as `prefill_and_decode` gives them, found equal to plain JAX's on the same int8 activations.
 
-    Two runs that differ in the last bit of an activation can round it to neighbouring int8 values, which then is a
-    difference of 1e-5 and more in the logits. So the reference replays the int8 values of the simulated run; how
-    often its own would have differed is checked as well.
+    Every operation's kernels are compared with its reference on the same operands, and the logits of a whole run of
+    each. Two runs that differ in the last bit of an activation can round it to neighbouring int8 values, which then
+    is a difference of 1e-5 and more in the logits. So the reference run replays the int8 values that belong to the
+    simulated run; how often its own would have differed is checked as well.
     """
-    taken: list[tuple[jax.Array, jax.Array]] = []
+    taken: list[Any] = []
     differing, total = 0, 0
+    bind = Op.bind
 
-    def recording(x: jax.Array, w: Any) -> jax.Array:
-        taken.append(jq.quantize_q8_1(x))
-        return matmul(x, w)
+    def simulating(op: Op, *arrays: Any, implementation: str | None, **params: Any) -> Any:
+        got = bind(op, *arrays, implementation="sim", **params)
+        want, quantized = reference(op, tuple(sorted(params.items())))(arrays, ())
+        for result, expected in zip(got, want, strict=True):
+            assert nmse(result, expected) <= 1e-6, op.name
+        taken.append(quantized)
+        return got
 
-    def replaying(x: jax.Array, w: Any) -> jax.Array:
+    def replaying(op: Op, *arrays: Any, implementation: str | None, **params: Any) -> Any:
         nonlocal differing, total
-        values, scale_sum = taken.pop(0)
-        own = jq.quantize_q8_1(x)[0].astype(jnp.int32)
-        assert jnp.max(jnp.abs(own - values)) <= 1
-        differing, total = differing + int(jnp.sum(own != values)), total + values.size
-        if not takes_q8_1(w.format, x.size // x.shape[-1], x.shape[-1]):
-            return matmul(x, w)
-        groups = values.reshape(*values.shape[:-1], -1, 32) * scale_sum[..., :1]
-        return matmul(groups.reshape(x.shape), w)
+        given = taken.pop(0)
+        results, quantized = reference(op, tuple(sorted(params.items())))(arrays, given)
+        for (own, _), (values, _) in zip(quantized, given, strict=True):
+            assert jnp.max(jnp.abs(own.astype(jnp.int32) - values)) <= 1
+            differing, total = differing + int(jnp.sum(own != values)), total + values.size
+        return results
 
-    matmul = jq.matmul
-    monkeypatch.setattr(jq, "matmul", recording)
-    simulated = prefill_and_decode(model, tokens, "sim")
-    monkeypatch.setattr(jq, "matmul", replaying)
-    reference = prefill_and_decode(model, tokens, "xla")
+    def run(operation: Any) -> np.ndarray:
+        with monkeypatch.context() as patched, jq.implementation(fused=fused):
+            patched.setattr(Op, "bind", operation)
+            return prefill_and_decode(model, tokens, prompt, steps)
+
+    simulated = run(simulating)
+    plain = run(replaying)
     assert not taken
     assert differing <= 1e-3 * total
-    monkeypatch.setattr(jq, "matmul", matmul)
-    assert nmse(simulated, reference) <= 1e-6
+    assert nmse(simulated, plain) <= 1e-6
     return simulated
 
 
@@ -115,11 +170,12 @@ def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) ->
         "quantize_q8_1",
         "matvec_q4_k_m1",
         "matvec_q6_k_m1",
-        "append_kv",
+        "rope_append",
         "paged_attention",
+        "rms_norm",
     }
     assert names["matvec_q4_k_m1"] + names["matvec_q6_k_m1"] == 7 * model.config.num_layers + 1
-    assert names["append_kv"] == names["paged_attention"] == model.config.num_layers
+    assert names["rope_append"] == names["paged_attention"] == model.config.num_layers
 
 
 def _unescaped(text: str) -> str:
