@@ -42,19 +42,19 @@ def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
 
 @Rule
 def fused_matvec(
-    formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, norm: bool = False, output: str = "f32"
+    formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, floats: bool = False, output: str = "f32"
 ) -> MatvecConfig:
     """Config of a mat-vec with a prologue or an epilogue, of `gated_matvec` or of `qkv_matvec` (several rows).
 
-    With `norm`, `inline_q8` activations say that each block normalizes and quantizes for itself, which pays while
-    that is little work beside its share of the weights; `q8_1` ones that a kernel of its own does. Sixteen warps are
+    With `floats`, f32 activations to begin with, `inline_q8` says that each block normalizes and quantizes for itself,
+    which pays while that is little work beside its share of the weights; `q8_1` that a kernel of its own does. Sixteen warps are
     resident on a multiprocessor, whose lanes have 128 registers each and two blocks of weights in flight for one row of
     activations; without the prologue's shared memory more rows take more registers. For q8_1 output a block has the
     32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue least.
     """
     few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
     lanes = 8 if m == 1 or (output == "q8_1" and m > 4) else few  # four rows of many activations fill the registers
-    inline = norm and m * columns <= _INLINE_VALUES
+    inline = floats and m * columns <= _INLINE_VALUES
     warps, per_warp = 8 if inline else 4, min(2 if sum(rows) >= 2 * _WARPS_TO_FILL else 1, *rows)
     if output == "q8_1":
         warps, per_warp = (8, 4) if m > 2 and not inline else (16, 2)

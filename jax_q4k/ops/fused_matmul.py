@@ -10,9 +10,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels import tuning
+from ptx_kernels.kernels.matvec import MatvecConfig, matvec, qkv_matvec
+
 from ..arrays import QuantizedArray
 from ..implementation import check_choice, current_choice
-from . import checks, matmul, rms_norm
+from . import checks, matmul, quantize_q8_1, rms_norm
 from .op import KernelCall, Op
 
 #: (x float32 (m, k), packed weights) -> x @ dequantize(w).T, and (x, weight, eps) -> RMSNorm.
@@ -150,8 +153,55 @@ def reference(*leaves: jax.Array, tree: Any, eps: float, activations: str | None
 
 
 def kernels(launch: KernelCall, *leaves: jax.Array, tree: Any, eps: float, activations: str | None) -> list[jax.Array]:
-    """The operation by PTX kernels."""
-    return chain(jax.tree.unflatten(tree, leaves), eps, *kernel_steps(launch, activations))
+    """The operation by PTX kernels; `activations` None means q8_1."""
+    return by_kernels(launch, jax.tree.unflatten(tree, leaves), eps, activations)
+
+
+def by_kernels(launch: KernelCall, operands: Operands, eps: float, activations: str | None) -> list[jax.Array]:
+    """One mat-vec of all matrices where there is one, else a kernel for each step."""
+    x, residual, norm_weight, weights, biases = operands
+    (m, columns), rows = x.shape, tuple(w.shape[0] for w in weights)
+    if activations == "f32" or not joinable(weights, m):
+        return chain(operands, eps, *kernel_steps(launch, activations))
+    formats = tuple(w.format for w in weights)
+    config = tuning.fused_matvec(formats, rows, columns, m, floats=True)
+    given, norm = activation_operands(launch, config, x, norm_weight, eps)
+    planes = [plane for w in weights for plane in w.planes]
+    has_bias = any(bias is not None for bias in biases)
+    addends = [jnp.zeros(n) if b is None else b for b, n in zip(biases, rows, strict=True)] if has_bias else []
+    if len(weights) > 1:
+        kernel = qkv_matvec(formats=formats, rows=rows, columns=columns, m=m, biases=has_bias, config=config, **norm)
+        return launch(kernel, *planes, *given, *addends)
+    kernel = matvec(
+        format=formats[0],
+        n=rows[0],
+        columns=columns,
+        m=m,
+        bias=has_bias,
+        residual=residual is not None,
+        config=config,
+        **norm,
+    )
+    return launch(kernel, *planes, *given, *addends, *([] if residual is None else [residual]))
+
+
+def joinable(weights: Sequence[QuantizedArray], m: int) -> bool:
+    """Whether a mat-vec takes these matrices and m rows of activations."""
+    return m <= matmul.MAX_DOT_ROWS and len(weights) <= 4 and all(w.format in matmul.DOT_FORMATS for w in weights)
+
+
+def activation_operands(
+    launch: KernelCall, config: MatvecConfig, x: jax.Array, norm_weight: jax.Array | None, eps: float
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """The operands by which a mat-vec of `config` gets [rms_norm](x), and its arguments that say so.
+
+    Either it makes int8 of x itself, or a kernel before does.
+    """
+    if config.activations == "inline_q8":
+        return ([x], {}) if norm_weight is None else ([x, norm_weight], {"norm": True, "eps": eps})
+    if norm_weight is None:
+        return quantize_q8_1.kernels(launch, x), {}
+    return rms_norm.kernels(launch, x, norm_weight, eps=eps, output="q8_1"), {}
 
 
 def reference_steps(activations: str | None) -> tuple[Norm, Product]:

@@ -5,15 +5,29 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels import tuning
+from ptx_kernels.kernels.matvec import gated_matvec, matvec
+from ptx_kernels.kernels.quantize_q8_1 import GROUP
+
 from ..arrays import QuantizedArray
 from ..implementation import check_choice, current_choice
-from . import checks, matmul
-from .fused_matmul import Norm, Product, kernel_steps, public_steps, reference_steps, row_operands
+from . import checks, fused_matmul, matmul
+from .fused_matmul import (
+    Norm,
+    Product,
+    activation_operands,
+    by_kernels,
+    joinable,
+    kernel_steps,
+    public_steps,
+    reference_steps,
+    row_operands,
+)
 from .op import KernelCall, Op
 
 #: How the gate is applied; `gelu` is the approximation by tanh (https://arxiv.org/abs/1606.08415).
@@ -160,8 +174,35 @@ def reference(*leaves: jax.Array, tree: Any, eps: float, activation: str, activa
 def kernels(
     launch: KernelCall, *leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None
 ) -> list[jax.Array]:
-    """The operation by PTX kernels."""
-    return chain(jax.tree.unflatten(tree, leaves), eps, activation, *kernel_steps(launch, activations))
+    """The operation by PTX kernels; `activations` None means q8_1."""
+    operands: Operands = jax.tree.unflatten(tree, leaves)
+    x, residual, norm_weight, gate, up, down = operands
+    (m, columns), inner = x.shape, gate.shape[0]
+    if activations == "f32" or not joinable((gate, up), m):
+        return chain(operands, eps, activation, *kernel_steps(launch, activations))
+    hands_on = down is not None and inner % GROUP == 0 and joinable((down,), m)
+    output: Literal["f32", "q8_1"] = "q8_1" if hands_on else "f32"
+    formats = gate.format, up.format
+    config = tuning.fused_matvec(formats, (inner,), columns, m, floats=True, output=output)
+    given, norm = activation_operands(launch, config, x, norm_weight, eps)
+    kernel = gated_matvec(
+        formats=formats, n=inner, columns=columns, m=m, activation=activation, output=output, config=config, **norm
+    )
+    h = launch(kernel, *gate.planes, *up.planes, *given)
+    if down is None:
+        return h
+    if not hands_on:
+        return by_kernels(launch, fused_matmul.Operands(h[0], residual, None, (down,), (None,)), 0.0, activations)
+    n = down.shape[0]
+    kernel = matvec(
+        format=down.format,
+        n=n,
+        columns=inner,
+        m=m,
+        residual=residual is not None,
+        config=tuning.fused_matvec((down.format,), (n,), inner, m),
+    )
+    return launch(kernel, *down.planes, *h, *([] if residual is None else [residual]))
 
 
 def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from ptx_kernels import tuning
 from ptx_kernels.kernels.rms_norm import rms_norm as norm_kernel
 
-from . import checks
+from . import checks, quantize_q8_1
 from .op import KernelCall, Op
 
 #: The longest row that a block of 32 warps normalizes, 64 values a thread.
@@ -50,12 +50,18 @@ def reference(x: jax.Array, weight: jax.Array, *, eps: float) -> list[jax.Array]
     return [x * jax.lax.rsqrt(mean_square + eps) * weight]
 
 
-def kernels(launch: KernelCall, x: jax.Array, weight: jax.Array, *, eps: float) -> list[jax.Array]:
-    """`rms_norm` of float32 (m, k) by PTX kernels; rows that they cannot hold in registers are left to XLA."""
+def kernels(
+    launch: KernelCall, x: jax.Array, weight: jax.Array, *, eps: float, output: Literal["f32", "q8_1"] = "f32"
+) -> list[jax.Array]:
+    """`rms_norm` of float32 (m, k) by PTX kernels, or what `quantize_q8_1` makes of it.
+
+    Rows that a block cannot hold in registers are normalized by XLA.
+    """
     rows, columns = x.shape
     if columns % 4 or columns > MAX_COLUMNS:
-        return reference(x, weight, eps=eps)
-    kernel = norm_kernel(rows=rows, columns=columns, eps=eps, config=tuning.rms_norm(columns))
+        y = reference(x, weight, eps=eps)
+        return y if output == "f32" else quantize_q8_1.kernels(launch, *y)
+    kernel = norm_kernel(rows=rows, columns=columns, eps=eps, output=output, config=tuning.rms_norm(columns))
     return launch(kernel, x, weight)
 
 

@@ -13,16 +13,20 @@ def test_lists_every_family_of_the_decode_step(capsys):
     kernels.main(str(path))
     printed = capsys.readouterr().out
     rows = [line.split() for line in printed.splitlines() if line.startswith("│")]
-    launches = {name: 0 for name in ("embedding", "quantize_q8_1", "matvec", "append_kv", "paged_attention")}
+    families = (
+        "embedding",
+        "qkv_matvec",
+        "rope_append",
+        "paged_attention",
+        "merge_attention",
+        "gated_matvec",
+        "matvec",
+    )
+    launches = dict.fromkeys(families, 0)
     for _, name, _, count, *_ in rows:
-        (family,) = (family for family in launches if name.startswith(family))
-        launches[family] += int(count)
+        launches[next(family for family in families if name.startswith(family))] += int(count)
     layers = models.from_gguf(path).config.num_layers
-    assert launches == {
-        "embedding": 1,
-        "quantize_q8_1": 7 * layers + 1,
-        "matvec": 7 * layers + 1,
-        "append_kv": layers,
-        "paged_attention": layers,
-    }
-    assert f"{sum(launches.values())} launches" in printed
+    in_each_layer = {"qkv_matvec", "rope_append", "paged_attention", "gated_matvec"}
+    assert {name: launches.pop(name) for name in in_each_layer} == dict.fromkeys(in_each_layer, layers)
+    assert launches == {"embedding": 1, "merge_attention": 0, "matvec": 2 * layers + 1}
+    assert f"{4 * layers + 2 * layers + 2} launches" in printed
