@@ -47,10 +47,10 @@ def fused_matvec(
     """Config of a mat-vec with a prologue or an epilogue, of `gated_matvec` or of `qkv_matvec` (several rows).
 
     With `floats`, f32 activations to begin with, `inline_q8` says that each block normalizes and quantizes for itself,
-    which pays while that is little work beside its share of the weights; `q8_1` that a kernel of its own does. Sixteen warps are
-    resident on a multiprocessor, whose lanes have 128 registers each and two blocks of weights in flight for one row of
-    activations; without the prologue's shared memory more rows take more registers. For q8_1 output a block has the
-    32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue least.
+    which pays while that is little work beside its share of the weights; `q8_1` that a kernel of its own does. Sixteen
+    warps are resident on a multiprocessor, whose lanes have 128 registers each and two blocks of weights in flight for
+    one row of activations; without the prologue's shared memory more rows take more registers. For q8_1 output a block
+    has the 32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue least.
     """
     few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
     lanes = 8 if m == 1 or (output == "q8_1" and m > 4) else few  # four rows of many activations fill the registers
