@@ -98,7 +98,7 @@ def contracted(program: Program, generator: np.random.Generator) -> Program:
         (to,) = readers
         total = code[to]
         opcode = _FUSED.get((product.opcode, total.opcode))
-        if opcode not in INSTRUCTIONS or total.guard or to <= at or any(at < b <= to for b in borders):
+        if opcode not in INSTRUCTIONS or to <= at or any(at < b <= to for b in borders):
             continue
         if any(w & set(reads[at]) for w in writes[at + 1 : to]) or total.operands.count(target) != 1:
             continue

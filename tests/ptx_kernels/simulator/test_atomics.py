@@ -123,6 +123,12 @@ def test_two_buffers_at_once() -> None:
             SharedRace,
             "shared t+0: lane 1 updates by an atomic what lane 0 wrote",
         ),
+        (
+            ".shared .b32 t[32]; mov.u32 %r4, t; mad.lo.u32 %r3, %r2, 4, %r4;"
+            "cp.async.ca.shared.global [%r3], [%rd0], 4; red.shared.add.u32 [%r3], 1;",
+            simulator.AsyncPending,
+            "shared t+0: updates 4 bytes that the copy of line 11",
+        ),
         (".shared .b32 t; red.shared.add.u32 [t], 1;", simulator.UninitializedRead, "nobody wrote all of these 4"),
         ("red.global.add.u32 [%rd0+2], 1;", simulator.Misaligned, "offset 2 of y"),
         ("red.global.add.u32 [%rd0+8], 1;", simulator.OutOfBounds, "offset 8 of y"),

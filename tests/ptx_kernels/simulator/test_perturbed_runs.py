@@ -53,6 +53,17 @@ def test_a_warp_may_run_ahead_of_others() -> None:
     assert any(ahead) and not all(ahead)  # sometimes all run together
 
 
+def test_blocks_run_in_batches_of_several_sizes() -> None:
+    def batches() -> int:
+        return simulator.launch(module("ret;", "y"), [np.zeros(1, np.uint32)], (12,), (32,)).batches
+
+    with_seeds = set()
+    for seed in SEEDS:
+        with simulator.perturbation(seed):
+            with_seeds.add(batches())
+    assert batches() == 1 and with_seeds == {1, 2, 3}
+
+
 def test_shared_memory_in_whatever_order() -> None:
     """Warps that wait for each other at barriers in a loop still do."""
     body = (
@@ -87,8 +98,9 @@ def test_approximate_results_move_within_their_error(opcode: str) -> None:
     for seed, got in enumerate(runs):
         assert (np.abs(got - exact) <= room).all() and (got != exact).any()
         np.testing.assert_array_equal(under(seed, lambda: apply(opcode, "f f", special)), apply(opcode, "f f", special))
-    same = np.full(32, x[7])  # one function on all lanes of a launch, and in all launches under a seed
-    assert (under(0, lambda: apply(opcode, "f f", same)) == runs[0][7]).all()
+    # one function on all lanes of a launch, and in all launches under a seed
+    alone = f"mov.b32 %f2, {int(x[7].view(np.uint32))}; {opcode} %f3, %f2; mov.b32 %r3, %f3;"
+    assert (under(0, lambda: per_thread(alone, "%r3").view(np.float32)) == runs[0][7]).all()
 
 
 @pytest.mark.parametrize(
@@ -97,10 +109,15 @@ def test_approximate_results_move_within_their_error(opcode: str) -> None:
         ("mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;", True),
         ("mul.f32 %f4, %f2, %f3; add.f32 %f5, %f1, %f4;", True),
         ("mul.ftz.f32 %f4, %f2, %f3; add.ftz.f32 %f5, %f1, %f4;", True),
+        ("mul.f32 %f4, %f2, %f3; setp.eq.u32 %p0, %r2, %r2; @%p0 add.f32 %f5, %f4, %f1;", True),
         ("mul.rn.f32 %f4, %f2, %f3; add.rn.f32 %f5, %f4, %f1;", False),
         ("mul.rn.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;", False),
         ("mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1; mov.f32 %f6, %f4;", False),  # the product is needed itself
         ("mul.f32 %f4, %f2, %f3; mov.f32 %f3, %f1; add.f32 %f5, %f4, %f1;", False),  # a factor is gone
+        ("mul.f32 %f4, %f2, %f3; sub.f32 %f4, %f4, %f4; add.f32 %f5, %f4, 0f00000000;", False),  # so is the product
+        ("mul.f32 %f4, %f2, %f3; mov.f32 %f4, 0f3F801000; add.f32 %f5, %f4, %f1;", False),
+        ("setp.eq.u32 %p0, %r2, %r2; @%p0 mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;", False),  # for some lanes only
+        ("mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f4; sub.f32 %f5, %f5, %f5;", False),  # it is both addends
         ("mul.f32 %f4, %f2, %f3; bra NEXT;\nNEXT:\nadd.f32 %f5, %f4, %f1;", False),  # another basic block
     ],
 )

@@ -63,6 +63,11 @@ def test_a_block_reads_what_another_wrote(batch_lanes: int) -> None:
     )
 
 
+def test_the_other_block_is_named_whichever_batch_it_ran_in() -> None:
+    body = f"{OWN} st.global.b32 [%rd5], %r0; setp.ge.u32 %p0, %r0, 192; @%p0 ld.global.u32 %r3, [%rd0+256];"
+    races(GlobalRace, body, "what block (1, 0, 0) wrote", "block (3, 0, 0)", grid=4, batch_lanes=64)
+
+
 def test_a_block_overwrites_what_others_read() -> None:
     body = (
         f"setp.lt.u32 %p0, %r0, {{}}; @%p0 ld.global.u32 %r3, [%rd0+256]; {OWN} bar.sync 0; st.global.b32 [%rd5], %r0;"
