@@ -48,7 +48,7 @@ class Epilogue:
             raise KernelError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
         self._k, self._n, self._m, self._config = k, n, m, config
         self._activation = None if activation is None else ACTIVATIONS[activation]
-        self._bias = k.input(f"bias{suffix}", f32, (n,)) if bias else None
+        self._bias = k.input(f"bias{suffix}", f32, (n,), constant=True) if bias else None
         self._residual = k.input(f"residual{suffix}", f32, (m, n)) if residual else None
         self._addends = bias + residual  # of a value
         self._staged: Pointer | None = None
