@@ -174,12 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     cases = [case for case in of_presets or CASES if options.family in (None, case.family)]
     try:
         if options.markdown:
-            named = [
-                f"{kind} {name}"
-                for kind in ("preset", "family")
-                if (name := getattr(options, kind)) not in (None, "all")
-            ]
-            rewrite(options.markdown, only=named[0] if named else None)
+            preset = f"preset {options.preset}" if options.preset not in (None, "all") else None
+            rewrite(options.markdown, only=f"family {options.family}" if options.family else preset)
             return 0
         rows = report(cases, KERNELS, options.arch)
     except (ToolNotFoundError, AssemblyError) as error:
