@@ -12,7 +12,7 @@ from ptx_kernels import tuning
 from ptx_kernels.assemble import ToolNotFoundError
 from ptx_kernels.cases import SHAPES
 from ptx_kernels.devices import find_device
-from ptx_kernels.driver import Device, Launch, Timing, rotations
+from ptx_kernels.driver import Device, Launch, rotations
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS
 from ptx_kernels.operands import random_operands
@@ -68,16 +68,6 @@ def rotated(gpu: Device, kernel: Kernel, l2_bytes: int) -> list[Launch]:
     return sets * -(-_MIN_LAUNCHES // len(sets))
 
 
-def _timed(gpu: Device, kernel: Kernel) -> Timing:
-    with gpu.scope():
-        return gpu.time(rotated(gpu, kernel, gpu.facts.l2_bytes))
-
-
-def seconds_per_launch(gpu: Device, kernel: Kernel) -> float:
-    """Median over replays, on random data."""
-    return _timed(gpu, kernel).median
-
-
 def _predicted(kernel: Kernel, device_name: str) -> float | None:
     device = find_device(device_name)
     if device is None:
@@ -92,7 +82,8 @@ def measure(
     gpu: Device, name: str, kernel: Kernel, nbytes: int, copy_bandwidth: float, config: object = ""
 ) -> Measurement:
     """Times one kernel on random data."""
-    timing = _timed(gpu, kernel)
+    with gpu.scope():
+        timing = gpu.time(rotated(gpu, kernel, gpu.facts.l2_bytes))
     return Measurement(
         name=name,
         config=str(config),

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from ptx_kernels.ptx import Kernel, KernelError
 from ptx_kernels.report import Code, code, launch
 
 from .common import write_results
+from .gpu_kernels import rotated
 
 #: (n, columns) of the matrices of Llama-3.1-8B, Llama-3.2-1B and Qwen2.5-0.5B; a row serves shapes within an octave.
 SHAPES = (
@@ -74,10 +75,13 @@ def build(shape: Shape, config: MatvecConfig) -> Kernel | None:
 
 
 def shapes(formats: Sequence[str]) -> Iterator[Shape]:
-    """(format, n, columns, m) of every row of a table; formats skip columns that are no multiple of their blocks."""
-    for format in formats:
+    """(format, n, columns, m) of every row of a table, what matters most first: time to measure may be short.
+
+    Formats skip columns that are no multiple of their blocks.
+    """
+    for m in ROWS:
         for n, columns in SHAPES:
-            for m in ROWS:
+            for format in formats:
                 if build((format, n, columns, m), PRESETS["dp4a"]):
                     yield format, n, columns, m
 
@@ -155,26 +159,24 @@ def model_table(device: Device, formats: Sequence[str]) -> dict[str, Any]:
     return {"device": device.name, "source": "model", "ptxas": tool_version("ptxas"), "rows": rows}
 
 
-def measured_table(
-    gpu: Gpu, formats: Sequence[str], seconds: float, measure: Callable[[Gpu, Kernel], float]
-) -> dict[str, Any]:
-    """Times the candidates at each shape until the time is over; shapes that were not reached are left out."""
+def measured_table(gpu: Gpu, formats: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Times the candidates at each shape until the time is over; shapes that were not finished are left out."""
     end, rows = time.monotonic() + seconds, []
     for shape in shapes(formats):
-        timed = []
-        for config in candidates(shape[3]):
-            kernel = build(shape, config)
-            if time.monotonic() > end:
-                print(f"out of time at {shape}")
-                break
-            if kernel:
-                timed.append((measure(gpu, kernel), config))
-        else:
-            best, config = min(timed, key=lambda pair: pair[0])
-            rows.append(row(shape, best, "", config))
-            print(f"{shape}: {best * 1e6:.2f} us: {rows[-1]['config']}", flush=True)
-            continue
-        break
+        built = {config: build(shape, config) for config in Model.candidates(shape[0], *shape[2:])}
+        kernels = {config: kernel for config, kernel in built.items() if kernel}
+        timed = {}
+        with gpu.scope():
+            places = [addresses for _, addresses in rotated(gpu, next(iter(kernels.values())), gpu.facts.l2_bytes)]
+            for config, kernel in kernels.items():
+                if time.monotonic() < end:
+                    timed[config] = gpu.time([(kernel, addresses) for addresses in places]).median
+        if len(timed) < len(kernels):
+            print(f"out of time at {shape}")
+            break
+        best = min(timed, key=lambda config: timed[config])
+        rows.append(row(shape, timed[best], "", best))
+        print(f"{shape}: {timed[best] * 1e6:.2f} us: {rows[-1]['config']}", flush=True)
     facts = gpu.facts
     return {"device": facts.name, "source": "measured", "driver": facts.driver_cuda_version, "rows": rows}
 
@@ -191,11 +193,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         device = DEVICES[options.device]
         table, name = model_table(device, options.formats), f"{device.slug}.model.json"
     else:
-        from .gpu_kernels import seconds_per_launch
-
         try:
             with Gpu() as gpu:
-                table = measured_table(gpu, options.formats, options.seconds, seconds_per_launch)
+                table = measured_table(gpu, options.formats, options.seconds)
         except DriverError as error:
             print(f"benchmarks.tune needs a CUDA GPU, or --model: {error}", file=sys.stderr)
             return 3

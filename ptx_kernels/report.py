@@ -39,7 +39,7 @@ class Figures:
         None where the loop multiplies no packed weights.
       classes: the same by class (`CLASSES`); empty where that is None.
       device: the one that `seconds` and `bound` are predicted for (`ptx_kernels.cost`); both None where the model
-        does not know how often the hot loop runs.
+        does not know how often the hot loop runs. `bounds`: the seconds of each bound by itself.
       nbytes: that the launch must move through memory.
       bytes_in_flight: per multiprocessor, by the hot loop's global loads.
     """
@@ -67,6 +67,7 @@ class Figures:
     bytes_in_flight: int = 0
     seconds: float | None = None
     bound: str | None = None
+    bounds: dict[str, float] = field(default_factory=dict)
 
 
 def device_of(arch: str) -> Device:
@@ -160,6 +161,7 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", dev
         bytes_in_flight=predicted.bytes_in_flight if predicted else fit.warps * WARP * outstanding.nbytes,
         seconds=predicted.seconds if predicted else None,
         bound=predicted.bound if predicted else None,
+        bounds=predicted.bounds if predicted else {},
     )
 
 

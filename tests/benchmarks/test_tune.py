@@ -7,11 +7,11 @@ import json
 import pytest
 from stand_in_device import StandIn
 
-from benchmarks import gpu_kernels, tune
+from benchmarks import tune
 from ptx_kernels import tables
 from ptx_kernels.cost import Prediction
 from ptx_kernels.devices import REFERENCE
-from ptx_kernels.driver import DriverError
+from ptx_kernels.driver import DriverError, Timing
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
 CONFIGS = (PRESETS["dp4a"], PRESETS["quarter_warp_dp4a"], MatvecConfig(lanes=3))  # the last goes with nothing
@@ -62,24 +62,33 @@ def test_candidates_hold_the_presets_and_no_config_twice():
 
 
 def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
-    times = {"matvec_q4_k_m1": iter((3e-6, 2e-6, 5e-6, 6e-6))}
-    monkeypatch.setattr(tune, "Gpu", StandIn)
-    monkeypatch.setattr(gpu_kernels, "seconds_per_launch", lambda gpu, kernel: next(times[kernel.name]))
+    monkeypatch.setattr(tune, "SHAPES", ((512, 4096), (64, 512)))
+    times = iter((3e-6, 2e-6, 6e-6, 5e-6))
+
+    class Timed(StandIn):
+        def time(self, launches):
+            assert len({kernel for kernel, _ in launches}) == 1 and len(launches) >= 16
+            return Timing(next(times), 0.0, 0.0, 30)
+
+    monkeypatch.setattr(tune, "Gpu", Timed)
+    monkeypatch.setattr(tune.Model, "candidates", lambda *_: CONFIGS)
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--out", str(path)]) == 0
     table = tables.load(path)
     assert (table.device, table.source) == ("Stand-in", "measured")
-    assert [(r.n, r.config, r.seconds) for r in table.rows] == [(14336, CONFIGS[1], 2e-6), (64, CONFIGS[0], 5e-6)]
+    assert [(r.n, r.config, r.seconds) for r in table.rows] == [(512, CONFIGS[1], 2e-6), (64, CONFIGS[1], 5e-6)]
+    assert next(times, None) is None
     content = json.loads(path.read_text())
     assert content["driver"] == "13.0" and content["commit"] and content["versions"]["numpy"]
 
 
 def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tune, "Gpu", StandIn)
+    monkeypatch.setattr(tune, "SHAPES", ((64, 512),))
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--out", str(path), "--seconds", "-1"]) == 0
     assert tables.load(path).rows == ()
-    assert "out of time at ('Q4_K', 14336, 4096, 1)" in capsys.readouterr().out
+    assert "out of time at ('Q4_K', 64, 512, 1)" in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
