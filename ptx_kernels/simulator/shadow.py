@@ -143,7 +143,6 @@ class Shadow:
         if not (after == joined).all():  # several lanes at one place at this very instruction
             level = self._distance(frame, after)
             assert level is not None
-            level = np.maximum(level, np.maximum(after >> _LEVEL & _THREE, joined >> _LEVEL & _THREE))
             order = np.argsort(level, axis=None, kind="stable")  # the farthest is written last
             granules = (index[:, None] * view.shape[1] + np.arange(view.shape[1])).ravel()
             records[granules[order]] = ((after & ~(_THREE << _LEVEL)) | level << _LEVEL).ravel()[order]

@@ -130,6 +130,8 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
         "@%p1 bar.sync 1, 64; and.b32 %r4, %r3, 1; setp.eq.u32 %p2, %r4, 1; @%p2 bar.sync 2, 64;"
         "setp.eq.u32 %p3, %r3, {}; @%p3 ld.global.u32 %r5, [%rd0];"
     )
+    pairs = body.replace("@%p1 bar", "@!%p1 bar.sync 3, 64; @%p1 bar").replace("@%p2 bar.sync 2, 64;", "")
+    races(GlobalRace, pairs.format(3), "warp 3 reads what warp 0 wrote", grid=1, block=128)  # 0 and 1, 2 and 3 meet
     lanes = f"{TILE.replace('256', '512')} st.shared.b32 [%r4], %r2; setp.lt.u32 %p1, %r2, 64; @%p1 bar.sync 1, 64;"
     launch(body.format(1), grid=1, block=128)
     launch(body.format(3), grid=1, block=128)
