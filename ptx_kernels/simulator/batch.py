@@ -30,7 +30,9 @@ class Batch:
       lanes: number of lanes, blocks * padded threads; lane i is thread i % padded of block i // padded.
       exists: whether a lane is a thread (padding is not), shape (lanes,).
       exited: threads that have returned, shape (lanes,).
-      barred, synced: when a lane last passed a barrier of its block, or of its warp (or block), shape (lanes,).
+      barred, synced: accesses of a lane's block, or of its warp, before this time are in order with its own now, shape
+        (lanes,).
+      met: the same for warp w with warp v of block b, shape (b, w, v); None until some warps of a block pass a barrier.
       perturbation: draws what hardware leaves open, or None; salt: of approximate results.
       traffic: counts accesses, or None.
       start: when the batch started; as all times, a stamp of the shadow memory.
@@ -63,6 +65,7 @@ class Batch:
         self.start = time_stamp(memory.begin(numbers, self.padded))
         self.barred = np.full(self.lanes, self.start)
         self.synced = self.barred.copy()
+        self.met: np.ndarray | None = None
         self.shared = SharedMemory(self.blocks, shared_bytes)
         self.local = LocalMemory(self.lanes, program.program.local_bytes)
         self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
@@ -112,9 +115,28 @@ class Batch:
             self._stamps = time_stamp(self.memory.time) | self.lane_numbers.astype(np.uint64)
         return self._stamps
 
-    def pass_barrier(self, lanes: np.ndarray | slice) -> None:
-        """These lanes have passed a barrier of their block together."""
-        self.barred[lanes] = self.synced[lanes] = self.tick()
+    def pass_barrier(self, lanes: np.ndarray | None) -> None:
+        """These lanes, whole warps, have passed a barrier of their block together; None: all lanes of the batch."""
+        now = self.tick()
+        if lanes is None:
+            self.barred[:] = self.synced[:] = now
+            return
+        self.synced[lanes] = now
+        here = np.zeros((self.blocks, self.padded // WARP), np.bool_)
+        here.reshape(-1)[lanes // WARP] = True
+        self.barred.reshape(self.blocks, -1)[here.all(axis=1)] = now
+        for block in np.flatnonzero(here.any(axis=1) & ~here.all(axis=1)):
+            self._meet(int(block), here[block], now)
+
+    def _meet(self, block: int, members: np.ndarray, now: np.uint64) -> None:
+        """Some warps of a block have met: what one of them was in order with, all are now."""
+        if self.met is None:
+            self.met = np.zeros((self.blocks, members.size, members.size), np.uint64)
+        known = np.maximum(
+            self.met[block, members].max(axis=0), self.barred.reshape(self.blocks, -1, WARP)[block, members].max()
+        )
+        known[members] = now
+        self.met[block, members] = known
 
     def pass_warp_barrier(self, lanes: np.ndarray) -> None:
         """These lanes have passed a barrier of their warp together."""

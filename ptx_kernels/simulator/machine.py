@@ -190,7 +190,7 @@ class Machine:
     def _arrive(self, block: Block, number: int, frame: Frame, taken: np.ndarray | None) -> int | None:
         batch = self.batch
         if frame is self.root and taken is None and block.barrier[1] in (None, batch.threads):
-            batch.pass_barrier(slice(None))  # everyone is here
+            batch.pass_barrier(None)  # everyone is here
             return number + 1
         arriving = frame.all_lanes if taken is None else frame.all_lanes[taken]
         warps = batch.lanes // WARP

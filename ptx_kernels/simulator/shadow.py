@@ -158,13 +158,25 @@ class Shadow:
         other, level = records & _LOWEST_BITS, records >> _LEVEL & _THREE
         another_lane = (other != lanes) | (level >= _LANES)
         another_warp = (other // _WARP != lanes // _WARP) | (level >= _WARPS)
-        since = np.where(another_warp, barred, frame.of_lanes(batch.synced)[:, None])
+        since = frame.of_lanes(batch.synced)[:, None]
+        if another_warp.any():
+            since = np.where(another_warp, self._met(frame, other, level, barred), since)
         apart = np.where(another_lane & (records >= since), np.where(another_warp, _WARPS, _LANES), 0)
         if self.between_blocks:
             padded = np.uint64(batch.padded)
             another_block = (other // padded != lanes // padded) | (level == _BLOCKS) | (records < batch.start)
             apart = np.where(another_block, _BLOCKS, apart)
         return np.where(records != 0, apart, 0).astype(np.uint64)
+
+    def _met(self, frame: Frame, other: np.ndarray, level: np.ndarray, barred: np.ndarray) -> np.ndarray:
+        """Since when accesses of other warps of the block, those of the records, are not in order with the frame's."""
+        batch = frame.batch
+        if batch.met is None:
+            return barred
+        of_warp = batch.met.shape[1]
+        mine = batch.met.reshape(-1, of_warp)[frame.all_lanes // WARP]  # shape (lanes, warps of a block)
+        one = np.take_along_axis(mine, (other // _WARP % np.uint64(of_warp)).astype(np.int64), axis=1)
+        return np.maximum(barred, np.where(level >= _WARPS, mine.min(axis=1)[:, None], one))
 
     # --- races ------------------------------------------------------------------------------------------------------
 
