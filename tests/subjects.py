@@ -95,7 +95,10 @@ def _rng(*seed: int) -> np.random.Generator:
 
 
 def quantize_subject(dtype: str) -> Subject:
-    x = stored(_rng(2).standard_normal((3, 96), np.float32), dtype)
+    """Three rows of three groups, one of them all 0 and one with 1 as its largest."""
+    exact = _rng(2).standard_normal((3, 96), np.float32)
+    exact[0, 32:64], exact[1, :32] = 0, np.linspace(-0.9, 1, 32)
+    x = stored(exact, dtype)
     return Subject(quantize_q8_1(rows=3, columns=96, dtype=dtype), (x,), quantized(loaded(x, dtype)), 0)
 
 
