@@ -81,7 +81,7 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     """
     rng = np.random.default_rng(seed)
     buffers = {b.name: b for b in kernel.buffers}
-    packed = [b for b in kernel.operands if b.type.name == "u8" and not b.name.endswith("_pages")]
+    packed = [b for b in kernel.operands if b.type.name == "u8"]
     planes: dict[str, np.ndarray] = {}
     for format, own in _matrices(packed):
         n, blocks, _ = own[0].shape

@@ -7,7 +7,7 @@ import pytest
 
 from ptx_kernels import formats
 from ptx_kernels.operands import random_operands, random_planes
-from ptx_kernels.ptx import Buffer, Kernel, bf16, f16, f32, s8, s32, u8
+from ptx_kernels.ptx import Buffer, Kernel, bf16, e4m3, f16, f32, s8, s32, u8
 
 
 def kernel(*buffers: Buffer) -> Kernel:
@@ -71,7 +71,9 @@ def test_matrices_with_prefixed_planes_of_several_formats():
 
 def test_pages_of_bytes_are_finite_and_scales_positive():
     shape = (12, 2, 16, 32)
-    fp8, scales = random_operands(kernel(Buffer("k_pages", u8, shape, "in"), Buffer("k_scales", f32, shape[:3], "in")))
+    fp8, scales = random_operands(
+        kernel(Buffer("k_pages", e4m3, shape, "in"), Buffer("k_scales", f32, shape[:3], "in"))
+    )
     assert fp8.dtype == np.uint8 and not np.isin(fp8, [0x7F, 0xFF]).any() and np.isin([0, 0x80, 0xFE], fp8).all()
     assert (scales >= 0).all()
     contiguous = kernel(Buffer("k_pages", f32, (2, 2, 64, 32), "in"), Buffer("context_lens", s32, (2,), "in"))
