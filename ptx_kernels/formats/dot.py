@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..ptx import Builder, Pointer, Value, Var
+from ..ptx import Builder, Pointer, Value, Var, f32
+from .unpack import signed_floats
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,13 @@ class Tile:
     d: Value
     minimums: Sequence[Value] = ()
     signed: bool = False
+
+
+def signed_run(k: Builder, words: Sequence[Value], scale: Value | None = None, *, floats: bool) -> Run:
+    """A run of quants that are the int8 in `words`, as bytes or, exactly, as floats; scale s32."""
+    if not floats:
+        return Run(words, scale)
+    return Run(signed_floats(k, words), None if scale is None else scale.to(f32))
 
 
 class ActivationTile(Protocol):

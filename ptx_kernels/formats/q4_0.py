@@ -15,8 +15,8 @@ from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from ..ptx.types import Type
 from . import fragments
 from .base import BlockFormat, half, nibbles
-from .dot import Run, Tile, load_words
-from .unpack import ANCHOR, DecodedRun, anchored_floats, byte_floats
+from .dot import Tile, load_words, signed_run
+from .unpack import DecodedRun, byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -71,12 +71,8 @@ class PackedRow:
 
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         d, words = loaded
-        low, high = [w << 4 for w in words], words
-        if self._floats:  # 8 * q, below 128
-            eights = [[(w >> 1) & 0x78787878 for w in half] for half in (low, high)]
-            return Tile([Run(anchored_floats(self._k, half), None, ANCHOR + 64) for half in eights], d.to(f32) * 0.125)
-        runs = [Run([(w & 0xF0F0F0F0) ^ 0x80808080 for w in half]) for half in (low, high)]
-        return Tile(runs, d.to(f32) * (1 / 16), signed=True)
+        halves = [[(w & 0xF0F0F0F0) ^ 0x80808080 for w in half] for half in ([w << 4 for w in words], words)]
+        return Tile([signed_run(self._k, h, floats=self._floats) for h in halves], d.to(f32) * (1 / 16), signed=True)
 
     def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
         return ()

@@ -14,8 +14,8 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from . import fragments, q4_0
 from .base import BlockFormat, bits, half, nibbles
-from .dot import Run, Tile
-from .unpack import ANCHOR, DecodedRun, Words, anchored_floats, byte_floats, shifted
+from .dot import Tile, signed_run
+from .unpack import DecodedRun, Words, byte_floats, shifted
 
 
 def quants(field: Mapping[str, Any], xp: Any) -> Any:
@@ -56,10 +56,8 @@ class PackedRow(q4_0.PackedRow):
 
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         d, words, fifth = loaded
-        if self._floats:  # 4 * q, below 128
-            fours = self.quant_bytes(words, fifth, 2)
-            return Tile([Run(anchored_floats(self._k, half), None, ANCHOR + 64) for half in fours], d.to(f32) * 0.25)
-        return Tile([Run(half) for half in self.quant_bytes(words, ~fifth, 3)], d.to(f32) * 0.125, signed=True)
+        halves = self.quant_bytes(words, ~fifth, 3)
+        return Tile([signed_run(self._k, h, floats=self._floats) for h in halves], d.to(f32) * 0.125, signed=True)
 
     def quant_bytes(self, words: Words, fifth: Value, shift: int) -> list[list[Value]]:
         """The quants, shifted left by so much in their bytes, of the lane's runs."""

@@ -15,8 +15,8 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u16, u32
 from . import fragments
 from .base import BlockFormat, bits, half
-from .dot import Run, Tile, load_words
-from .unpack import ANCHOR, DecodedRun, Words, anchored_floats, byte_floats, shifted
+from .dot import Tile, load_words, signed_run
+from .unpack import DecodedRun, Words, byte_floats, shifted
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -97,8 +97,7 @@ class PackedRow:
         low, high, scales, d = loaded
         if self._shift is not None:
             high = [word >> self._shift for word in high]
-        if not self._floats:
-            high = [word ^ 0xAAAAAAAA for word in high]  # the upper bit of every pair
+        high = [word ^ 0xAAAAAAAA for word in high]  # the upper bit of every pair
         runs = []
         for group in self._groups:
             words = []
@@ -107,12 +106,8 @@ class PackedRow:
                 words.append((lower & 0x3C3C3C3C) | (upper & 0xC0C0C0C0))
             # groups g = 0..3 have sub-blocks 2g and 2g + 1 of this half: bytes 2g and 2g + 1 of its eight scales
             scale = k.instruction("bfe.s32", scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8)
-            if self._floats:
-                values = anchored_floats(k, [(word >> 1) & 0x7F7F7F7F for word in words])
-                runs.append(Run(values, scale.to(f32), ANCHOR + 64))
-            else:
-                runs.append(Run(words, scale))
-        return Tile(runs, d.to(f32) * (0.5 if self._floats else 0.25), signed=True)
+            runs.append(signed_run(k, words, scale, floats=self._floats))
+        return Tile(runs, d.to(f32) * 0.25, signed=True)
 
     def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
         return ()

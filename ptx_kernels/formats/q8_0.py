@@ -10,8 +10,8 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from . import fragments
 from .base import BlockFormat, half
-from .dot import Run, Tile, load_words
-from .unpack import DecodedRun, signed_byte_floats, signed_floats
+from .dot import Tile, load_words, signed_run
+from .unpack import DecodedRun, signed_byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -60,7 +60,7 @@ class PackedRow:
 
     def unpack(self, loaded: tuple[list[Value], Value]) -> Tile:
         words, d = loaded
-        return Tile([Run(signed_floats(self._k, words) if self._floats else words)], d.to(f32), signed=True)
+        return Tile([signed_run(self._k, words, floats=self._floats)], d.to(f32), signed=True)
 
     def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
         return ()

@@ -14,6 +14,7 @@ from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.decode import FORMATS as DECODE_FORMATS
 from ptx_kernels.kernels.gemm import FORMATS as GEMM_FORMATS
 from ptx_kernels.kernels.matvec import FORMATS as DOT_FORMATS
+from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.kernels.pages import PAGE_TYPES
 from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
@@ -72,6 +73,13 @@ SHAPES = [
         for format in DOT_FORMATS
         for m in range(1, 9)
         for n, columns in ((33, 768), (1030, 5376))
+    ),
+    *(
+        ("matvec", dict(format=format, n=33, columns=2304, m=m, config=config))
+        for config in PRESETS.values()
+        for format in (DOT_FORMATS if config.activations == "q8_1" else ("Q4_K", "Q5_0"))
+        if not config.broadcast_header or format == "Q4_K"
+        for m in (1, 3)
     ),
     *(
         gemm(format, n, columns, m)

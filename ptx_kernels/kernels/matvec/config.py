@@ -75,6 +75,8 @@ class MatvecConfig:
             raise KernelError(f"rows_per_warp={self.rows_per_warp} must be 1 to 16, and at most n={n}")
         if not (1 <= self.warps <= 32 and 1 <= self.unroll <= 16):
             raise KernelError(f"warps={self.warps} must be 1 to 32, unroll={self.unroll} must be 1 to 16")
+        if self.persistent < 0:
+            raise KernelError(f"persistent={self.persistent} must be a number of blocks, or 0")
         if self.warps_per_row < 1 or self.warps % self.warps_per_row:
             raise KernelError(f"warps={self.warps} must be a multiple of warps_per_row={self.warps_per_row}")
         if self.broadcast_header and (self.lanes != WARP or format not in ("Q4_K", "Q5_K")):

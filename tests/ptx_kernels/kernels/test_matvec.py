@@ -98,6 +98,18 @@ def test_weights_at_the_limits(format: str, kind: str) -> None:
             assert run(format, 4, 768, 1, config, kind) <= 1e-11, config
 
 
+@pytest.mark.parametrize("name", ["quarter_warp_dp4a", "fused_f32"])
+@pytest.mark.parametrize("format, zero", [("Q4_0", 0x88), ("Q8_0", 0)])
+def test_weights_of_zero_give_exactly_zero(format: str, zero: int, name: str) -> None:
+    """What pruning leaves: no offset is multiplied and subtracted again, which would leave noise."""
+    x = np.random.default_rng(0).standard_normal((1, 96), np.float32) + 100
+    quants, d = random_planes(np.random.default_rng(1), format, 4, 3)
+    quants[...] = zero
+    operands, _ = activation_operands(PRESETS[name], x)
+    (y,) = simulator.run(matvec(format=format, n=4, columns=96, m=1, config=PRESETS[name]), quants, d, *operands)
+    np.testing.assert_array_equal(y, 0)
+
+
 def test_nan_stays_in_its_row() -> None:
     rng = np.random.default_rng(0)
     planes = random_planes(rng, "Q4_K", 8, 1)
