@@ -5,15 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import formats
-from ..formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
-from ..formats.unpack import Unpack
+from ..formats.device import DECODERS
 from ..ptx import Builder, f32, kernel, s32, u8, u32
 from .vectors import float_type, store_floats
 
-_UNPACK: dict[str, tuple[Unpack, int]] = {
-    module.FORMAT.name: (module.unpack, module.PARTS) for module in (q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0)
-}
-FORMATS = tuple(_UNPACK)
+FORMATS = formats.names()
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ def decode(
     n rows gives NaN, as `jax.numpy.take` fills.
     """
     layout = formats.get(format)
-    unpack, parts = _UNPACK[format]
+    unpack, parts = DECODERS[format]
     k.name = f"{'embedding' if lookups else 'decode'}_{format.lower()}"
     columns = blocks * layout.block_size
     planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes]

@@ -53,11 +53,10 @@ class _QuantizedCursor:
         self._scale_sum.advance(blocks * 2 * self._block_size // GROUP)
 
 
+@dataclass
 class _FloatTile:
+    runs: Sequence[Sequence[Value]]
     scales: Sequence[Value] = ()
-
-    def __init__(self, runs: Sequence[Sequence[Value]]) -> None:
-        self.runs = runs
 
     @functools.cached_property
     def sums(self) -> Sequence[Value]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ... import formats
-from ...formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
-from ...formats.dot import PackedRow
+from ...formats.device import PACKED_ROWS
 from ...ptx import WARP, KernelError
 
 MAX_ROWS = 8  # of activations; above, tensor cores are the better way
@@ -15,10 +14,6 @@ STAGES = ("none", "whole", "chunks")
 
 LANES = (4, 8, 16, 32)
 LANE_WEIGHTS = 256  # that so many lanes share
-
-PACKED_ROWS: dict[str, type[PackedRow]] = {
-    module.FORMAT.name: module.PackedRow for module in (q4_k, q5_k, q6_k, q8_0, q5_0, q4_0, q5_1)
-}
 FORMATS = tuple(PACKED_ROWS)
 
 
@@ -69,12 +64,11 @@ class MatvecConfig:
             )
         if self.lanes not in LANES:
             raise KernelError(f"lanes={self.lanes} must be one of {LANES}")
-        if not 1 <= m <= MAX_ROWS:
-            raise KernelError(f"m={m} must be 1 to {MAX_ROWS}")
-        if not 1 <= self.rows_per_warp <= min(n, 16):
-            raise KernelError(f"rows_per_warp={self.rows_per_warp} must be 1 to 16, and at most n={n}")
-        if not (1 <= self.warps <= 32 and 1 <= self.unroll <= 16):
-            raise KernelError(f"warps={self.warps} must be 1 to 32, unroll={self.unroll} must be 1 to 16")
+        limits = dict(m=(m, MAX_ROWS), warps=(self.warps, 32), unroll=(self.unroll, 16))
+        limits |= dict(rows_per_warp=(self.rows_per_warp, min(n, 16)), resident_blocks=(self.resident_blocks, 32))
+        for name, (value, most) in limits.items():
+            if not 1 <= value <= most:
+                raise KernelError(f"{name}={value} must be 1 to {most}")
         if self.persistent < 0:
             raise KernelError(f"persistent={self.persistent} must be a number of blocks, or 0")
         if self.warps_per_row < 1 or self.warps % self.warps_per_row:

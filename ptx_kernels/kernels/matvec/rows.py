@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ... import formats
+from ...formats.device import PACKED_ROWS
 from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u8
 from ..vectors import load_floats
 from .activations import Activations
-from .config import PACKED_ROWS, MatvecConfig
+from .config import MatvecConfig
 
 
 @dataclass(frozen=True)
