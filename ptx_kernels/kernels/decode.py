@@ -9,7 +9,7 @@ from ..formats.device import DECODERS
 from ..ptx import Builder, f32, kernel, s32, u8, u32
 from .vectors import float_type, store_floats
 
-FORMATS = formats.names()
+FORMATS = tuple(sorted(DECODERS))
 
 
 @dataclass(frozen=True)
