@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_q4k as jq
-from jax_q4k.ops.checks import float_dtype
+from jax_q4k.ops.checks import PAGE_DTYPES, float_dtype
 
 from .config import Config
 
 PAGE_SIZE = 16  # tokens
 
-#: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim).
-Pages = tuple[jax.Array, jax.Array]
+#: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim); of int8 pages also
+#: their scales, both float32 (num_pages, num_kv_heads, page_size).
+Pages = tuple[jax.Array, ...]
 
 
 @jax.tree_util.register_dataclass
@@ -28,7 +29,7 @@ class PagedCache:
     Token t of sequence b is in page block_tables[b, t // page_size] at offset t % page_size.
 
     Attributes:
-      pages: per layer a pair of arrays of its own, so that each can be updated in place.
+      pages: per layer arrays of its own, so that each can be updated in place.
       block_tables: int32 (batch, pages_per_sequence), shared by the layers.
       context_lens: int32 (batch,), tokens stored so far.
     """
@@ -51,9 +52,9 @@ class PagedCache:
 
         Raises:
           ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots. TypeError: `dtype` is none of
-            float32, bfloat16, float16.
+            float32, bfloat16, float16, int8, float8_e4m3fn.
         """
-        dtype = float_dtype("dtype", dtype)
+        dtype = float_dtype("dtype", dtype, PAGE_DTYPES)
         if batch < 1 or capacity < 1:
             raise ValueError(f"batch={batch} and capacity={capacity} must be at least 1")
         per_sequence = -(-capacity // page_size)
@@ -61,8 +62,9 @@ class PagedCache:
         if num_pages * page_size > np.iinfo(np.int32).max:
             raise ValueError(f"batch={batch} times capacity={capacity} must be below 2^31 tokens")
         shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
+        arrays = [(shape, dtype)] * 2 + ([(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else [])
         return cls(
-            pages=[(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.num_layers)],
+            pages=[tuple(jnp.zeros(*array) for array in arrays) for _ in range(config.num_layers)],
             block_tables=jnp.arange(num_pages, dtype=jnp.int32).reshape(batch, per_sequence),
             context_lens=jnp.zeros(batch, jnp.int32),
         )
@@ -83,7 +85,12 @@ class PagedCache:
         return jnp.where(valid & (positions < self.capacity), slots, -1).reshape(-1)
 
 
+def scales(pages: Pages) -> dict[str, Any]:
+    """The arguments by which operations take the scales of int8 pages; none for others."""
+    return dict(zip(("k_scales", "v_scales"), pages[2:], strict=True)) if len(pages) > 2 else {}
+
+
 def append(pages: Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Pages:
     """Stores keys and values (batch, time, num_kv_heads, head_dim) at slots (batch * time,)."""
-    k_pages, v_pages = jq.append_kv(*pages, k.reshape(-1, *k.shape[2:]), v.reshape(-1, *v.shape[2:]), slots)
-    return k_pages, v_pages
+    k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
+    return jq.append_kv(pages[0], pages[1], k, v, slots, **scales(pages))

@@ -18,7 +18,7 @@ import jax_q4k as jq
 
 from . import rope
 from .attention import causal_attention
-from .cache import PagedCache, Pages, append
+from .cache import PagedCache, Pages, append, scales
 from .config import Config
 
 Weight = jq.QuantizedArray | jax.Array
@@ -132,11 +132,12 @@ class Attention(nnx.Module):
         norms = self.q_norm, self.k_norm
         weights = [None if norm is None else norm.weight.get_value() for norm in norms]
         cos, sin = angles
-        turned, k_pages, v_pages = jq.rope_append(
+        turned, *updated = jq.rope_append(
             _rows(q),
             _rows(k),
             _rows(v),
-            *pages,
+            pages[0],
+            pages[1],
             slots,
             _rows(cos),
             _rows(sin),
@@ -144,8 +145,9 @@ class Attention(nnx.Module):
             q_norm=weights[0],
             k_norm=weights[1],
             eps=None if self.q_norm is None else self.q_norm.eps,
+            **scales(pages),
         )
-        return turned.reshape(q.shape), (k_pages, v_pages)
+        return turned.reshape(q.shape), tuple(updated)
 
 
 class Block(nnx.Module):
@@ -255,7 +257,9 @@ class Decoder(nnx.Module):
         def attend(layer: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             q, updated = attention.rotate_and_append(q, k, v, angles, cache.pages[layer], slots)
             pages.append(updated)
-            return jq.paged_attention(q[:, 0], *updated, cache.block_tables, lens)[:, None]
+            k_pages, v_pages, *_ = updated
+            out = jq.paged_attention(q[:, 0], k_pages, v_pages, cache.block_tables, lens, **scales(updated))
+            return out[:, None]
 
         x = self._hidden(token[:, None], attend)
         return self._logits(x[:, 0]), dataclasses.replace(cache, pages=pages, context_lens=lens)

@@ -14,7 +14,7 @@ import numpy as np
 
 import jax_q4k as jq
 from jax_q4k.implementation import current_choice
-from jax_q4k.ops.checks import float_dtype
+from jax_q4k.ops.checks import PAGE_DTYPES, float_dtype
 
 from .buckets import bucket
 from .cache import PagedCache
@@ -117,7 +117,8 @@ def generate(
         most likely token.
       stop: strings that end a text; needs a tokenizer.
       ignore_end: do not end at the tokenizer's end tokens.
-      cache_dtype: of the cached keys and values: float32, bfloat16 or float16.
+      cache_dtype: of the cached keys and values: float32, bfloat16, float16, int8 (with a scale per token and head) or
+        float8_e4m3fn.
 
     Returns:
       An Output, or a list of them for a list of prompts.
@@ -286,7 +287,7 @@ class _Run:
         for row, ids in zip(self._prompts, prompts, strict=True):
             row[: len(ids)] = ids
         self._capacity = max(bucket(longest + self.max_new_tokens), MIN_CAPACITY)
-        self._cache_dtype = float_dtype("cache_dtype", cache_dtype)
+        self._cache_dtype = float_dtype("cache_dtype", cache_dtype, PAGE_DTYPES)
         self._params = params
         self._choice = current_choice()  # of the call: a stream's steps run wherever it is read
         self._state: State

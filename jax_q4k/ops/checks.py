@@ -32,11 +32,11 @@ def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) 
     return array
 
 
-def float_dtype(name: str, dtype: Any) -> np.dtype:
-    """`dtype` as one of FLOAT_DTYPES; TypeError otherwise."""
+def float_dtype(name: str, dtype: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> np.dtype:
+    """`dtype` as one of `dtypes`; TypeError otherwise."""
     checked = jnp.dtype(dtype)
-    if checked not in FLOAT_DTYPES:
-        raise TypeError(f"{name}={checked} must be one of {_names(FLOAT_DTYPES)}")
+    if checked not in dtypes:
+        raise TypeError(f"{name}={checked} must be one of {_names(dtypes)}")
     return checked
 
 

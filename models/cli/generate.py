@@ -14,6 +14,7 @@ from rich.markup import escape
 
 import jax_q4k as jq
 from jax_q4k.implementation import IMPLEMENTATIONS
+from jax_q4k.ops.checks import PAGE_DTYPES
 
 from .. import chat
 from ..assets import demo_path
@@ -41,7 +42,7 @@ def add_parser(commands: Any) -> None:
     generate.add_argument("--seed", type=int, default=0, help="default: 0")
     generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end here; may be repeated")
     generate.add_argument("--ignore-end", action="store_true", help="go on beyond the model's end token")
-    generate.add_argument("--cache-dtype", choices=("float32", "bfloat16", "float16"), default="float32")
+    generate.add_argument("--cache-dtype", choices=[str(d) for d in PAGE_DTYPES], default="float32")
     generate.add_argument(
         "--implementation",
         choices=IMPLEMENTATIONS,

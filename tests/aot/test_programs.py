@@ -52,6 +52,7 @@ CASES = (
     + [
         (Case(batch=3, prompt_length=32, cache_dtype="bfloat16"), "prefill"),  # 96 rows: on tensor cores
         (Case(batch=3, cache_dtype="bfloat16"), "generate"),
+        (Case(cache_dtype="int8"), "generate"),
         *((Case(name), "generate") for name in MODELS[1:]),
     ]
 )

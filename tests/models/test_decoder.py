@@ -81,7 +81,9 @@ def test_last_position_and_inactive_rows():
         assert np.any(np.asarray(got[:2]) != old[:2])
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(jnp.float16, 1e-5), (jnp.bfloat16, 1e-3)])
+@pytest.mark.parametrize(
+    "dtype, tolerance", [(jnp.float16, 1e-5), (jnp.bfloat16, 1e-3), (jnp.int8, 2e-3), (jnp.float8_e4m3fn, 2e-2)]
+)
 def test_narrow_caches_are_close(dtype, tolerance):
     loaded, want = model("llama-gqa"), reference("llama-gqa")
     prefill, decode = programs("llama-gqa")
@@ -182,7 +184,9 @@ def test_cache_capacity_and_slots():
         PagedCache.create(config, 0, 20)
     with pytest.raises(ValueError, match="capacity=0"):
         PagedCache.create(config, 1, 0)
-    with pytest.raises(TypeError, match="dtype=int8"):
-        PagedCache.create(config, 1, 20, dtype=jnp.int8)
+    quantized = PagedCache.create(config, 1, 20, dtype=jnp.int8)
+    assert [(a.dtype, a.shape) for a in quantized.pages[0][::2]] == [("int8", (2, 2, 16, 64)), ("float32", (2, 2, 16))]
+    with pytest.raises(TypeError, match="dtype=int16"):
+        PagedCache.create(config, 1, 20, dtype=jnp.int16)
     with pytest.raises(ValueError, match="2\\^31"):
         PagedCache.create(config, 2, 1 << 30)

@@ -252,7 +252,7 @@ def test_buckets(size, expected):
         ("text-spm", "", {}, ValueError, "prompts is empty"),
         ("text-spm", "a\udcff", {}, ValueError, "lone surrogate at position 1"),
         ("text-spm", "a", {"max_new_tokens": 10**30}, ValueError, "more than the context"),
-        ("llama-gqa", [1], {"cache_dtype": np.int8}, TypeError, "int8"),
+        ("llama-gqa", [1], {"cache_dtype": np.int16}, TypeError, "int16"),
     ],
 )
 def test_arguments_that_do_not_fit(name, prompt, options, error, message, compilations):
