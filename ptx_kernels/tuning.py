@@ -79,18 +79,22 @@ def gemm(format: str, n: int, columns: int, m: int) -> GemmConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
     Large tiles spend fewest instructions on unpacking and loads, but leave a device idle that has more multiprocessors
-    than there are blocks: rows of weights are cut until there are one and a half for each, down to 16, whose columns
-    four warps then share. Two tiles a warp spill for Q6_K, and take too much memory for Q8_0 and Q5_1. Few activations
-    make short stages, so that more of them are needed to keep loads in flight; no choice needs more shared memory than
-    the 99 KB that a block of sm_120 has.
+    than there are blocks: the weights' rows of a block are cut until there are one and a half blocks for each, down to
+    16, whose columns four warps then share, and after that the activations' rows. Two tiles a warp spill for Q6_K, and
+    take too much memory for Q8_0 and Q5_1. Few activations make short stages, so that more of them are needed to keep
+    loads in flight; no choice needs more shared memory than the 99 KB that a block of sm_120 has.
     """
-    m_tile = min(64, -(-m // 16) * 16)
-    shapes = [(4, 1, 2), (4, 1, 1), (2, 2, 1), (1, 4, 1)]  # row warps, column warps, tiles
-    if format in ("Q6_K", "Q8_0", "Q5_1"):
-        del shapes[0]
-    fit = (s for s in shapes if -(-m // m_tile) * -(-n // (16 * s[0] * s[2])) >= _WARPS_TO_FILL * 3 // 8)
-    row_warps, column_warps, tiles = next(fit, shapes[-1])
-    stages = 2 if tiles > 1 else {16: 4, 32: 3}.get(m_tile, 2)
+    largest = min(64, -(-m // 16) * 16)
+    one_tile = format in ("Q6_K", "Q8_0", "Q5_1")
+    shapes = [(4, 1, 1 if one_tile else 2), (2, 2, 1 if one_tile else 2), (2, 2, 1), (1, 4, 1)]
+    choices = [(*shape, largest) for shape in shapes]  # row warps, column warps, tiles, rows of activations
+    choices += [(1, 4, 1, m_tile) for m_tile in (32, 16) if m_tile < largest]
+
+    def fills(row_warps: int, column_warps: int, tiles: int, m_tile: int) -> bool:
+        return -(-m // m_tile) * -(-n // (16 * tiles * row_warps)) >= _WARPS_TO_FILL * 3 // 8
+
+    row_warps, column_warps, tiles, m_tile = next((c for c in choices if fills(*c)), choices[-1])
+    stages = 2 if row_warps * tiles > 4 else {16: 4, 32: 3}.get(m_tile, 2)
     return GemmConfig(row_warps, column_warps, tiles, m_tile, stages)
 
 
