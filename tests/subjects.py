@@ -156,7 +156,7 @@ def gated_subject(config: MatvecConfig, activation: str, pair: tuple[str, str] =
 
 
 def qkv_subject(config: MatvecConfig) -> Subject:
-    types, rows, columns, m = ("Q4_K", "Q6_K"), (13, 5), 1280, 2
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (16, 5), 1280, 2  # the first fills its block
     matrices = [random_planes(_rng(11, n), format, n, 5) for format, n in zip(types, rows, strict=True)]
     operands, x = normed_operands(config, m, columns)
     biases = [_rng(12, n).standard_normal(n, np.float32) for n in rows]

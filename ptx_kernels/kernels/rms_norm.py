@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
+from ..ptx import WARP, Builder, KernelError, Pointer, f32, kernel, s8
 from .quantize_q8_1 import GROUP, store_group
 from .reduce import across_warps
-from .vectors import Run, load_floats, store_floats
+from .vectors import RUN, Run, load_floats, load_runs, store_floats
 
-_RUN = 4  # values of a thread's load: 16 bytes
 _MAX_RUNS = 16  # of a row that a thread holds in registers
 
 
 @dataclass(frozen=True)
 class RmsNormConfig:
     warps: int = 8  # per block, which has one row
-
-
-def runs(k: Builder, columns: int, warps: int) -> Iterator[tuple[Value, Value | None]]:
-    """How a block cuts a row into runs of four: (first column, whether the row has it) of each of a thread's."""
-    step = _RUN * WARP * warps
-    for base in range(0, columns, step):
-        first = k.thread_id * _RUN + base
-        yield first, None if base + step <= columns else first < columns
 
 
 def normalize(
@@ -35,14 +25,10 @@ def normalize(
 
     The row is read once and stays in registers. `parts` is as in `across_warps`, whose barrier this passes.
     """
-    if columns % _RUN or columns > _MAX_RUNS * _RUN * WARP * warps:
-        raise KernelError(
-            f"columns={columns} must be a multiple of {_RUN}, and of {warps} warps "
-            f"at most {_MAX_RUNS * _RUN * WARP * warps}, to be normalized in registers"
-        )
-    row = [
-        Run(first, load_floats(x.at(first), _RUN, where=inside), inside) for first, inside in runs(k, columns, warps)
-    ]
+    most = _MAX_RUNS * RUN * WARP * warps
+    if columns % RUN or columns > most:
+        raise KernelError(f"columns={columns} must be a multiple of {RUN}, and of {warps} warps at most {most}")
+    row = load_runs(k, x, columns, WARP * warps)
     squares = k.const(f32, 0.0)
     for run in row:
         for value in run.values:
@@ -51,7 +37,7 @@ def normalize(
     inverse = k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
     scaled = []
     for run in row:
-        factors = load_floats(weight.at(run.first), _RUN, where=run.inside)
+        factors = load_floats(weight.at(run.first), RUN, where=run.inside)
         values = [value * inverse * factor for value, factor in zip(run.values, factors, strict=True)]
         scaled.append(Run(run.first, values, run.inside))
     return scaled

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ptx import KernelError, Pointer, Value, bf16, f16, f32, u16, u32
+from ..ptx import Builder, KernelError, Pointer, Value, bf16, f16, f32, u16, u32
 from ..ptx.types import Type
 
 
@@ -21,6 +21,7 @@ class Run:
     inside: Value | None = None
 
 
+RUN = 4  # f32 of a thread's load: 16 bytes
 FLOATS: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": bf16}
 
 
@@ -70,6 +71,17 @@ def _load_words(pointer: Pointer, count: int, where: Value | None) -> list[Value
     if vector == 1:
         return [pointer.load(i, where=where) for i in range(count)]  # type: ignore[misc]
     return [v for i in range(0, count, vector) for v in pointer.load(i, vector=vector, where=where)]  # type: ignore[union-attr]
+
+
+def load_runs(k: Builder, x: Pointer, columns: int, threads: int, start: Value | int = 0) -> list[Run]:
+    """A thread's share of `columns` f32 of a row at `x`, from column `start` on, in runs of RUN; all loads first."""
+    runs = []
+    for base in range(0, columns, RUN * threads):
+        offset = k.thread_id * RUN + base
+        first = offset if isinstance(start, int) and start == 0 else offset + start
+        inside = None if base + RUN * threads <= columns else offset < columns
+        runs.append(Run(first, load_floats(x.at(first), RUN, where=inside), inside))
+    return runs
 
 
 def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | None = None) -> None:

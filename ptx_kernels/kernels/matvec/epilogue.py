@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, s8
 from ..activation import ACTIVATIONS
 from ..quantize_q8_1 import GROUP, store_group
 from .config import MatvecConfig
-from .rows import Team
+from .rows import RowTotals, Team
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,9 @@ class Epilogue:
     ) -> None:
         if activation not in (None, *ACTIVATIONS):
             raise KernelError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
-        self._k, self._n, self._m, self._config = k, n, m, config
+        self._k, self._n, self.m, self.config = k, n, m, config
         self._activation = None if activation is None else ACTIVATIONS[activation]
+        self._sums = RowTotals(k, config, config.rows_per_warp * m * (2 if activation else 1), suffix)
         self._bias = k.input(f"bias{suffix}", f32, (n,), constant=True) if bias else None
         self._residual = k.input(f"residual{suffix}", f32, (m, n)) if residual else None
         self._addends = bias + residual  # of a value
@@ -77,13 +78,16 @@ class Epilogue:
                 addends.append(self._of(self._residual, team, place).load(where=place.mine))
         return addends
 
-    def store(self, team: Team, totals: Sequence[Sequence[Value]], addends: Sequence[Value]) -> None:
-        """Stores a team's totals[r][j] + what `load` gave; all threads of the block come here.
+    def store(self, team: Team, parts: Sequence[Sequence[Var]], addends: Sequence[Value]) -> None:
+        """Adds the lanes' parts to a team's totals[r][j], and stores these + what `load` gave.
+
+        All threads of the block come here.
 
         With an activation: activation(totals[r][j]) * totals[rows_per_warp + r][j].
         """
-        k, rows = self._k, self._config.rows_per_warp
-        if self._staged is not None and self._config.persistent:
+        k, rows = self._k, self.config.rows_per_warp
+        totals = self._sums(team, parts)
+        if self._staged is not None and self.config.persistent:
             k.barrier()  # the previous rows have been quantized
         waiting = iter(addends)
         for place in self._places(team):
@@ -102,12 +106,12 @@ class Epilogue:
             self._quantize(self._staged, self._first_row(team))
 
     def _places(self, team: Team) -> list[_Place]:
-        k, rows = self._k, self._config.rows_per_warp
+        k, rows = self._k, self.config.rows_per_warp
         places = []
-        for base in range(0, rows * self._m, WARP):
+        for base in range(0, rows * self.m, WARP):
             value = k.lane_id + base if base else k.lane_id
-            r, j = value % rows, value // rows if self._m > 1 else 0
-            mine = value < rows * self._m
+            r, j = value % rows, value // rows if self.m > 1 else 0
+            mine = value < rows * self.m
             if team.first is not None:
                 mine = mine & (team.row + r >= team.first)
             if team.member is not None:
@@ -121,7 +125,7 @@ class Epilogue:
 
     def _mine(self, totals: Sequence[Sequence[Value]], base: int) -> Value:
         """This lane's of the totals[r][j], in the order of `_places`."""
-        flat = [row[j] for j in range(self._m) for row in totals][base : base + WARP]
+        flat = [row[j] for j in range(self.m) for row in totals][base : base + WARP]
         mine = flat[0]
         for lane, total in enumerate(flat[1:], 1):
             mine = self._k.select(self._k.lane_id == lane, total, mine)
@@ -130,16 +134,16 @@ class Epilogue:
     def _first_row(self, team: Team) -> Value:
         """Of the block."""
         first = team.row if team.first is None else team.first
-        return first - team.number * self._config.rows_per_warp
+        return first - team.number * self.config.rows_per_warp
 
     def _quantize(self, staged: Pointer, first_row: Value) -> None:
         """A warp for each group of 32 rows and row of activations in turn, a value a lane."""
         k = self._k
-        groups = self._config.block_rows // GROUP
-        for base in range(0, self._m * groups, self._config.warps):
+        groups = self.config.block_rows // GROUP
+        for base in range(0, self.m * groups, self.config.warps):
             item = k.warp_id + base
             column = item % groups * GROUP + k.lane_id
             j, row = item // groups, first_row + column
-            there = (row < self._n) & (j < self._m)
+            there = (row < self._n) & (j < self.m)
             share = staged.at(j, column).load(where=there)
             store_group(k, [share], self._values.at(j, row), self._scale_sum.at(j, row // GROUP), where=there)

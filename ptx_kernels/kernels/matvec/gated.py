@@ -9,7 +9,7 @@ from .config import MatvecConfig
 from .epilogue import Epilogue
 from .matvec import product
 from .prologue import Prologue
-from .rows import RowTotals, launch, matrix
+from .rows import launch, matrix
 
 
 @kernel
@@ -38,6 +38,5 @@ def gated_matvec(
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
     epilogue = Epilogue(k, n, m, config, activation=activation, output=output)
     (blocks,) = launch(k, config, n)
-    sums = RowTotals(k, config, 2 * config.rows_per_warp * m)
     prologue.stage()
-    product(k, pair, m, config, prologue, epilogue, sums, blocks)
+    product(k, pair, prologue, epilogue, blocks)

@@ -9,30 +9,26 @@ from ...ptx import Builder, Value, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
 from .prologue import Prologue
-from .rows import Dots, Matrix, RowTotals, launch, matrix, teams
+from .rows import Dots, Matrix, launch, matrix, teams
 
 
 def product(
     k: Builder,
-    matrices: Sequence[Matrix],
-    m: int,
-    config: MatvecConfig,
+    weights: Sequence[Matrix],
     prologue: Prologue,
     epilogue: Epilogue,
-    sums: RowTotals,
-    blocks: int,
-    *,
+    count: int,
     block: Value | None = None,
 ) -> None:
-    """All rows of a matrix, or of two that gate each other, by `blocks` blocks (see `teams`)."""
-    with teams(k, matrices[0].rows, config, blocks, block=block) as team:
+    """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`)."""
+    with teams(k, weights[0].rows, epilogue.config, count, block=block) as team:
         addends = epilogue.load(team)
-        dots = [Dots(k, weights, team, m, config, floats=prologue.floats) for weights in matrices]
+        dots = [Dots(k, each, team, epilogue.m, epilogue.config, floats=prologue.floats) for each in weights]
         for x, width in prologue.pieces():
             with team.active(k):
-                for part, weights in zip(dots, matrices, strict=True):
-                    part.add(x, width // weights.block_size)
-        epilogue.store(team, sums(team, [row for part in dots for row in part.totals]), addends)
+                for part, each in zip(dots, weights, strict=True):
+                    part.add(x, width // each.block_size)
+        epilogue.store(team, [row for part in dots for row in part.totals], addends)
 
 
 @kernel
@@ -66,6 +62,5 @@ def matvec(
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
     epilogue = Epilogue(k, n, m, config, bias=bias, residual=residual, output=output)
     (blocks,) = launch(k, config, n)
-    sums = RowTotals(k, config, config.rows_per_warp * m)
     prologue.stage()
-    product(k, [weights], m, config, prologue, epilogue, sums, blocks)
+    product(k, [weights], prologue, epilogue, blocks)

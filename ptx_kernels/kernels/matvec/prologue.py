@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
 from ..quantize_q8_1 import GROUP, store_group
 from ..rms_norm import normalize
-from ..vectors import load_floats, store_floats
+from ..vectors import RUN, Run, load_runs, store_floats
 from .activations import Activations, Floats, Quantized
 from .config import MatvecConfig
 
-_RUN = 4  # values of a thread's load: 16 bytes
-_AHEAD = 4  # such loads of a thread in flight
+_AHEAD = 4  # loads of a thread in flight
 _CHUNK_BYTES = 32 << 10  # of f32 activations, all rows together
 _CHUNK_STEP = 256  # columns: a chunk is whole super-blocks
 _STATIC_BYTES = 40 << 10  # what is larger is dynamic; the rest is for what else a kernel shares
@@ -80,8 +79,8 @@ class Prologue:
         elif self.floats:
             self._copy(self._staged[0], 0, self._columns)
         else:
-            for run, share, inside in self._loaded(self._x.at(0), self._m * self._columns):
-                self._put(0, run * _RUN, share, inside)
+            for run in self._loaded(self._x.at(0), self._m * self._columns):
+                self._put(0, run)
         self._k.barrier()
 
     def pieces(self) -> Iterator[tuple[Activations, int]]:
@@ -110,35 +109,28 @@ class Prologue:
         with k.loop(0, self._m) if self._m > 1 else contextlib.nullcontext(0) as row:
             x = self._x.at(row)
             for run in normalize(k, x, weight, parts.at(row), columns=self._columns, eps=self._eps, warps=warps):
-                self._put(row, run.first, run.values, run.inside)
+                self._put(row, run)
 
-    def _put(self, row: Value | int, first: Value, values: Sequence[Value], inside: Value | None) -> None:
-        """Four values, from column `first` of a row on, into shared memory."""
+    def _put(self, row: Value | int, run: Run) -> None:
+        """A run of a row into shared memory."""
         if self.floats:
-            store_floats(self._staged[0].at(row, first), values, where=inside)
+            store_floats(self._staged[0].at(row, run.first), run.values, where=run.inside)
         else:
             quants, scale_sum = self._staged
-            store_group(self._k, values, quants.at(row, first), scale_sum.at(row, first // GROUP), where=inside)
+            places = quants.at(row, run.first), scale_sum.at(row, run.first // GROUP)
+            store_group(self._k, run.values, *places, where=run.inside)
 
     def _copy(self, target: Pointer, first: Value | int, columns: int) -> None:
         """target[:, :columns] = x[:, first : first + columns]."""
         for j in range(self._m):
-            for run, values, inside in self._loaded(self._x.at(j, first), columns):
-                store_floats(target.at(j).at(run * _RUN), values, where=inside)
+            for run in self._loaded(self._x.at(j, first), columns):
+                store_floats(target.at(j).at(run.first), run.values, where=run.inside)
 
-    def _loaded(self, x: Pointer, columns: int) -> Iterator[tuple[Value, list[Value], Value | None]]:
-        """A thread's share of `columns` f32 at x, in runs of four: (number, values, whether it is there).
-
-        Several loads are in flight before the first is used.
-        """
-        k, threads, count = self._k, self._threads, columns // _RUN
-        whole = count - count % (threads * _AHEAD)
-
-        def loaded(runs: list[tuple[Value, Value | None]]) -> list[tuple[Value, list[Value], Value | None]]:
-            return [(run, load_floats(x.at(run * _RUN), _RUN, where=inside), inside) for run, inside in runs]
-
+    def _loaded(self, x: Pointer, columns: int) -> Iterator[Run]:
+        """A thread's share of `columns` f32 at x; several loads are in flight before the first is used."""
+        step = RUN * self._threads * _AHEAD
+        whole = columns - columns % step
         if whole:
-            with k.loop(0, whole, threads * _AHEAD) as start:
-                yield from loaded([(k.thread_id + start + a * threads, None) for a in range(_AHEAD)])
-        rest = [(k.thread_id + base, base + threads <= count) for base in range(whole, count, threads)]
-        yield from loaded([(run, None if all_there else run < count) for run, all_there in rest])
+            with self._k.loop(0, whole, step) as start:
+                yield from load_runs(self._k, x, step, self._threads, start)
+        yield from load_runs(self._k, x, columns - whole, self._threads, whole)

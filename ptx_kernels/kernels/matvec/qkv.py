@@ -7,7 +7,7 @@ from .config import MatvecConfig
 from .epilogue import Epilogue
 from .matvec import product
 from .prologue import Prologue
-from .rows import RowTotals, launch, matrix
+from .rows import launch, matrix
 
 _SUFFIXES = ("_q", "_k", "_v", "_g")
 
@@ -39,10 +39,9 @@ def qkv_matvec(
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
     epilogues = [Epilogue(k, n, m, config, bias=biases, suffix=s) for n, s in zip(rows, _SUFFIXES, strict=False)]
     counts = launch(k, config, *rows)
-    sums = RowTotals(k, config, config.rows_per_warp * m)
     prologue.stage()
     start = 0
     for weights, epilogue, count in zip(parts, epilogues, counts, strict=True):
         with k.when((k.block_id() >= start) & (k.block_id() < start + count)):
-            product(k, [weights], m, config, prologue, epilogue, sums, count, block=k.block_id() - start)
+            product(k, [weights], prologue, epilogue, count, k.block_id() - start)
         start += count

@@ -149,10 +149,10 @@ class Dots:
 class RowTotals:
     """Adds the lanes' and the warps' parts of the `count` totals of each team."""
 
-    def __init__(self, k: Builder, config: MatvecConfig, count: int) -> None:
+    def __init__(self, k: Builder, config: MatvecConfig, count: int, suffix: str) -> None:
         self._k, self._config = k, config
         warps = config.warps_per_row
-        self._parts = k.shared("parts", f32, (config.warps // warps, count, warps)) if warps > 1 else None
+        self._parts = k.shared(f"parts{suffix}", f32, (config.warps // warps, count, warps)) if warps > 1 else None
 
     def __call__(self, team: Team, totals: Sequence[Sequence[Var]]) -> list[list[Value]]:
         """The sums of totals[r][j], known to every lane of a team's first warp.
