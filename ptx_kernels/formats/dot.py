@@ -60,6 +60,22 @@ class ActivationTile(Protocol):
     def sums(self) -> Sequence[Value]: ...
 
 
+@dataclass(frozen=True)
+class Share:
+    """Which part of the packed rows a lane has: part `part` of `lanes` of each block, from `row` and `block` on (u32).
+
+    `floats`: its tiles go to `dot_f32`, else to `dot_q8_1`. `broadcast`: a header is loaded once a warp and spread by
+    shuffles, where the format has one and a warp one block.
+    """
+
+    row: Value
+    block: Value
+    part: Value
+    lanes: int
+    floats: bool
+    broadcast: bool = False
+
+
 class PackedRow(Protocol):
     """One lane's view of packed rows: a fixed share of every block.
 
@@ -70,23 +86,7 @@ class PackedRow(Protocol):
     runs: Sequence[tuple[int, int]]
     value_base: Value
 
-    def __init__(
-        self,
-        k: Builder,
-        planes: Sequence[Pointer],
-        row: Value,
-        block: Value,
-        part: Value,
-        lanes: int,
-        *,
-        floats: bool,
-        broadcast: bool,
-    ) -> None:
-        """Lane `part` of the `lanes` that share block `block`.
-
-        `floats`: its tiles go to `dot_f32`. `broadcast`: a header is loaded once a warp and spread by shuffles, where
-        the format has one and a warp one block.
-        """
+    def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None: ...
 
     def load(self, row: int, block: int) -> Any:
         """Starts the loads of block `block`, `row` rows down, both counted from where the view stands."""

@@ -15,7 +15,7 @@ from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from ..ptx.types import Type
 from . import fragments
 from .base import BlockFormat, half, nibbles
-from .dot import Tile, load_words, signed_run
+from .dot import Share, Tile, load_words, signed_run
 from .unpack import DecodedRun, byte_floats
 
 
@@ -43,26 +43,15 @@ class PackedRow:
 
     scale_type: Type = f16  # an element of the last plane: the block's scale, with or without its minimum
 
-    def __init__(
-        self,
-        k: Builder,
-        planes: Sequence[Pointer],
-        row: Value,
-        block: Value,
-        part: Value,
-        lanes: int,
-        *,
-        floats: bool,
-        broadcast: bool,
-    ) -> None:
-        self._k, self._floats, self._part = k, floats, part
+    def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
+        self._k, self._floats, self._part = k, share.floats, share.part
         qs, scale = planes[0], planes[-1]
-        length = 16 // lanes
+        length = 16 // share.lanes
         self._count = length // 4
         self._blocks = qs.shape[1]
-        self._qs = qs.at(row, block, part * length).cast(u32).moving()
-        self._scale = scale.at(row, block).cast(self.scale_type).moving()
-        self.value_base = part * length
+        self._qs = qs.at(share.row, share.block, share.part * length).cast(u32).moving()
+        self._scale = scale.at(share.row, share.block).cast(self.scale_type).moving()
+        self.value_base = share.part * length
         self.runs: Sequence[tuple[int, int]] = ((0, length), (16, length))
 
     def load(self, row: int, block: int) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 from ..ptx import Builder, Pointer, Value, f32, s32, u8, u32
 from . import fragments, k_scales
 from .base import BlockFormat, nibbles
-from .dot import Run, Tile, load_words
+from .dot import Run, Share, Tile, load_words
 from .unpack import ANCHOR, DecodedRun, Words, affine, anchored_floats, byte_floats, half
 
 
@@ -47,30 +47,19 @@ class PackedRow:
     block_words = 36  # u32 of a block
     quants_at = 4  # the first of its nibbles
 
-    def __init__(
-        self,
-        k: Builder,
-        planes: Sequence[Pointer],
-        row: Value,
-        block: Value,
-        part: Value,
-        lanes: int,
-        *,
-        floats: bool,
-        broadcast: bool,
-    ) -> None:
-        self._k, self._floats, self._broadcast = k, floats, broadcast
-        shares, length = lanes // 4, 128 // lanes
-        self._group, self._share = part // shares, part % shares
+    def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
+        self._k, self._floats, self._broadcast = k, share.floats, share.broadcast
+        shares, length = share.lanes // 4, 128 // share.lanes
+        self._group, self._share = share.part // shares, share.part % shares
         self._count = length // 4  # words of nibbles
         words = planes[0].cast(u32)
-        first = words.at(row, block)
+        first = words.at(share.row, share.block)
         self._row_words = words.shape[1] * self.block_words
-        self._header = (first.at(part % 4) if broadcast else first).moving()
-        self._quants = first.at(part * self._count).moving()
+        self._header = (first.at(share.part % 4) if share.broadcast else first).moving()
+        self._quants = first.at(share.part * self._count).moving()
         self.value_base = self._group * 64 + self._share * length
         self.runs: Sequence[tuple[int, int]] = ((0, length), (32, length))
-        self._one_each = shares > 1 and not floats  # of two mins; another lane has the other one
+        self._one_each = shares > 1 and not share.floats  # of two mins; another lane has the other one
         self._scales = k_scales.PairReader(k, self._group, self._share if self._one_each else None, shares)
 
     def load(self, row: int, block: int) -> tuple[Words, Words]:

@@ -14,7 +14,7 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from . import fragments, q4_0
 from .base import BlockFormat, bits, half, nibbles
-from .dot import Tile, signed_run
+from .dot import Share, Tile, signed_run
 from .unpack import DecodedRun, Words, byte_floats, shifted
 
 
@@ -45,11 +45,9 @@ class PackedRow(q4_0.PackedRow):
     With the fifth bit flipped, at the top of a byte, that byte is 8 * (q - 16) as int8.
     """
 
-    def __init__(
-        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int, **mode: bool
-    ) -> None:
-        super().__init__(k, planes, row, block, part, lanes, **mode)
-        self._qh = planes[1].at(row, block).cast(u32).moving()
+    def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
+        super().__init__(k, planes, share)
+        self._qh = planes[1].at(share.row, share.block).cast(u32).moving()
 
     def load(self, row: int, block: int) -> tuple[Any, ...]:
         return *super().load(row, block), self._qh.load(row * self._blocks + block)

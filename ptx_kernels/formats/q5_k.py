@@ -12,7 +12,7 @@ from typing import Any
 from ..ptx import Builder, Pointer, Value, u8, u32
 from . import fragments, k_scales, q4_k
 from .base import BlockFormat, bits
-from .dot import load_words
+from .dot import Share, load_words
 from .unpack import DecodedRun, Words
 
 
@@ -37,11 +37,9 @@ class PackedRow(q4_k.PackedRow):
     block_words = 44
     quants_at = 12
 
-    def __init__(
-        self, k: Builder, planes: Sequence[Pointer], row: Value, block: Value, part: Value, lanes: int, **mode: bool
-    ) -> None:
-        super().__init__(k, planes, row, block, part, lanes, **mode)
-        self._fifth = planes[0].cast(u32).at(row, block).at(self._share * self._count).moving()
+    def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
+        super().__init__(k, planes, share)
+        self._fifth = planes[0].cast(u32).at(share.row, share.block).at(self._share * self._count).moving()
         self._shift = self._group * 2  # bit of the low sub-block; the high one's is the next
 
     def load(self, row: int, block: int) -> tuple[Words, Words, Words]:  # type: ignore[override]

@@ -15,7 +15,7 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u16, u32
 from . import fragments
 from .base import BlockFormat, bits, half
-from .dot import Tile, load_words, signed_run
+from .dot import Share, Tile, load_words, signed_run
 from .unpack import DecodedRun, Words, byte_floats, shifted
 
 
@@ -49,19 +49,9 @@ class PackedRow:
     ones.
     """
 
-    def __init__(
-        self,
-        k: Builder,
-        planes: Sequence[Pointer],
-        row: Value,
-        block: Value,
-        part: Value,
-        lanes: int,
-        *,
-        floats: bool,
-        broadcast: bool,
-    ) -> None:
-        self._k, self._floats = k, floats
+    def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
+        self._k, self._floats = k, share.floats
+        row, block, part, lanes = share.row, share.block, share.part, share.lanes
         length = max(64 // lanes, 4)
         columns = 32 // length  # lanes side by side
         half, column = part // (lanes // 2), part % columns * length

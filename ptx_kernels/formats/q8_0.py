@@ -10,7 +10,7 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from . import fragments
 from .base import BlockFormat, half
-from .dot import Tile, load_words, signed_run
+from .dot import Share, Tile, load_words, signed_run
 from .unpack import DecodedRun, signed_byte_floats
 
 
@@ -32,27 +32,16 @@ FORMAT = BlockFormat(
 class PackedRow:
     """A lane's share of Q8_0 rows: 32 / lanes weights of a block (see `dot.PackedRow`)."""
 
-    def __init__(
-        self,
-        k: Builder,
-        planes: Sequence[Pointer],
-        row: Value,
-        block: Value,
-        part: Value,
-        lanes: int,
-        *,
-        floats: bool,
-        broadcast: bool,
-    ) -> None:
-        self._k, self._floats = k, floats
+    def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
+        self._k, self._floats = k, share.floats
         qs, d = planes
-        length = 32 // lanes
+        length = 32 // share.lanes
         self._count = length // 4
         self._blocks = qs.shape[1]
-        self.value_base = part * length
+        self.value_base = share.part * length
         self.runs: Sequence[tuple[int, int]] = ((0, length),)
-        self._qs = qs.at(row, block, self.value_base).cast(u32).moving()
-        self._d = d.at(row, block).cast(f16).moving()
+        self._qs = qs.at(share.row, share.block, self.value_base).cast(u32).moving()
+        self._d = d.at(share.row, share.block).cast(f16).moving()
 
     def load(self, row: int, block: int) -> tuple[list[Value], Value]:
         at = row * self._blocks + block

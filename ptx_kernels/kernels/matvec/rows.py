@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ... import formats
 from ...formats.device import PACKED_ROWS
+from ...formats.dot import Share
 from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u8
 from ..vectors import load_floats
 from .activations import Activations
@@ -106,16 +107,9 @@ class Dots:
         self._stream = k.lane_id // lanes
         if team.member is not None:
             self._stream = team.member * (WARP // lanes) + self._stream
-        self._row = PACKED_ROWS[matrix.format](
-            k,
-            matrix.planes,
-            team.row,
-            self._stream,
-            k.lane_id % lanes,
-            lanes,
-            floats=floats,
-            broadcast=config.broadcast_header,
-        )
+        broadcast = config.broadcast_header
+        share = Share(team.row, self._stream, k.lane_id % lanes, lanes, floats=floats, broadcast=broadcast)
+        self._row = PACKED_ROWS[matrix.format](k, matrix.planes, share)
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
     def add(self, x: Activations, blocks: int) -> None:
