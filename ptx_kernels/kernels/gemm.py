@@ -35,7 +35,6 @@ class GemmConfig:
       tiles: of 16 weight rows, per warp; they share the loads of activations.
       m_tile: rows of activations of a block, a multiple of 16.
       stages: super-blocks in shared memory, one in use and the others on their way.
-      resident_blocks: blocks that a multiprocessor's registers must have room for.
     """
 
     row_warps: int = 4
@@ -43,7 +42,6 @@ class GemmConfig:
     tiles: int = 2
     m_tile: int = 64
     stages: int = 2
-    resident_blocks: int = 1
 
     @property
     def rows(self) -> int:
@@ -56,7 +54,14 @@ def takes(format: str, columns: int) -> bool:
     return format in FORMATS and columns > 0 and columns % max(_COLUMNS, formats.get(format).block_size) == 0
 
 
-def _check(format: str, n: int, columns: int, m: int, config: GemmConfig) -> None:
+@kernel
+def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmConfig = GemmConfig()) -> None:
+    """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and q8_1 activations j < m.
+
+    mma gives the exact integer dot products of every group of 32 columns, of 16 weight rows with 8 activations; the
+    scales of both are applied to these in f32, as in the mat-vec. Packed weights and activations come through a ring
+    of stages of one super-block each.
+    """
     if format not in FORMATS:
         raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
     if not takes(format, columns):
@@ -70,17 +75,6 @@ def _check(format: str, n: int, columns: int, m: int, config: GemmConfig) -> Non
         raise KernelError(f"column_warps={config.column_warps} must be 1, 2 or 4")
     if config.stages < 2:
         raise KernelError(f"stages={config.stages} must be at least 2")
-
-
-@kernel
-def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmConfig = GemmConfig()) -> None:
-    """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and q8_1 activations j < m.
-
-    mma gives the exact integer dot products of every group of 32 columns, of 16 weight rows with 8 activations; the
-    scales of both are applied to these in f32, as in the mat-vec. Packed weights and activations come through a ring
-    of stages of one super-block each.
-    """
-    _check(format, n, columns, m, config)
     k.name = f"gemm_{format.lower()}_m{config.m_tile}"
     layout = formats.get(format)
     steps, threads = -(-columns // SUPER_BLOCK), WARP * config.row_warps * config.column_warps
@@ -89,7 +83,7 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
     values = k.input("values", s8, (m, columns))
     scale_sum = k.input("scale_sum", f32, (m, columns // GROUP, 2))
     y = k.output("y", f32, (m, n))
-    k.launch((-(-m // config.m_tile), -(-n // config.rows)), threads, resident_blocks=config.resident_blocks)
+    k.launch((-(-m // config.m_tile), -(-n // config.rows)), threads, resident_blocks=1)
 
     row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
     m_tile, n_tile = _Tile(k, k.block_id("x"), m, config.m_tile), _Tile(k, k.block_id("y"), n, config.rows)

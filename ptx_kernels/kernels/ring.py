@@ -33,12 +33,8 @@ class Rows:
     count: int
 
     @property
-    def total(self) -> int:
-        return self.matrix.shape[0]
-
-    @property
     def clip(self) -> bool:
-        return self.total < self.count
+        return self.matrix.shape[0] < self.count
 
 
 class TileCopy:
@@ -73,7 +69,7 @@ class TileCopy:
         for height, row, byte, offset, source in self._parts:
             target = place.at(offset)
             for r in range(0, rows.count, height):
-                limits = [rows.first + row + r < rows.total] if rows.clip else []
+                limits = [rows.first + row + r < rows.matrix.shape[0]] if rows.clip else []
                 limits += [byte < self._rest] if self._rest is not None else []
                 size = (
                     k.select(functools.reduce(operator.and_, limits), k.const(u32, self._chunk), 0) if limits else None
@@ -99,7 +95,7 @@ class HalfCopy:
 
     def start(self, place: Pointer) -> None:
         k, rows = self._k, self._rows
-        total = rows.total * self._halves
+        total = rows.matrix.shape[0] * self._halves
         words = rows.matrix.reshape(total // 2 + 1, 4)
         for r in range(0, rows.count, self._threads):
             index = self._index + r * self._halves
