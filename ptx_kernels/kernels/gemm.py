@@ -65,8 +65,8 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
     if format not in FORMATS:
         raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
     if not takes(format, columns):
-        step = max(_COLUMNS, formats.get(format).block_size)
-        raise KernelError(f"columns={columns} must be a multiple of {step} for {format}")
+        multiple = max(_COLUMNS, formats.get(format).block_size)
+        raise KernelError(f"columns={columns} must be a multiple of {multiple} for {format}")
     if n < 1 or m < 1:
         raise KernelError(f"n={n} and m={m} must be at least 1")
     if config.m_tile < 16 or config.m_tile % 16:
