@@ -43,12 +43,16 @@ _UNROUNDED = re.compile(r"\b(?:add|sub|mul|fma|div|sqrt|rcp)(?:\.ftz|\.sat)*\.f(
 
 @dataclass(frozen=True)
 class Outcome:
-    """`killed_by`: the error's name, `result`, `perturbed ...` or `rounding`; empty for a survivor."""
+    """`killed_by`: the error's name, `result`, `perturbed ...` or `rounding`; empty for a survivor.
+
+    `equivalent`: nothing found it, and the file of known mutants says why nothing can: it does not count.
+    """
 
     subject: str
     mutant: Mutant
     killed_by: str
     explanation: str = ""
+    equivalent: bool = False
 
 
 @dataclass(frozen=True)
@@ -163,17 +167,18 @@ def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
 
 
 def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
-    """The outcomes of `count` mutants, fewer if there are no more; those known to be equivalent are passed over."""
+    """The outcomes of `count` mutants, fewer if there are no more, and of the equivalent ones met on the way."""
     subject, known = load_subject(label), read_known()
     outcomes: list[Outcome] = []
     for mutant in draw(label, subject.kernel, seed):
-        if len(outcomes) == count:
+        if sum(not o.equivalent for o in outcomes) == count:
             break
-        killed_by = verdict(subject, mutant)
-        if killed_by:
-            outcomes.append(Outcome(label, mutant, killed_by))
-        elif not _known(known, label, mutant, equivalent=True):
-            outcomes.append(Outcome(label, mutant, "", _known(known, label, mutant, equivalent=False)))
+        killed_by, why, equivalent = verdict(subject, mutant), "", False
+        if not killed_by:
+            why = _known(known, label, mutant, equivalent=True)
+            equivalent = bool(why)
+            why = why or _known(known, label, mutant, equivalent=False)
+        outcomes.append(Outcome(label, mutant, killed_by, why, equivalent))
     return outcomes
 
 
@@ -243,8 +248,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     chosen = [label for label in labels() if any(fnmatch.fnmatchcase(label, p) for p in arguments.subjects)]
     outcomes: list[Outcome] = []
+    equivalent: list[Outcome] = []
     for done in run(chosen, arguments.mutants, arguments.seed, arguments.jobs):
-        outcomes += done
+        outcomes += (o for o in done if not o.equivalent)
+        equivalent += (o for o in done if o.equivalent)
         print(f"{len(outcomes):5} of {arguments.mutants}  {done[0].subject if done else ''}", file=sys.stderr)
     outcomes.sort(key=lambda o: (o.subject, o.mutant.line, o.mutant.operator, o.mutant.after))
     print(table("operator", _grouped(outcomes, lambda o: o.mutant.operator)))
@@ -254,14 +261,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     for o in survivors:
         print(f"\nsurvives: {o.subject}, {o.mutant.operator}, line {o.mutant.line + 1}")
         print(f"  - {o.mutant.before.strip()}\n  + {o.mutant.after.strip()}\n  {o.explanation or 'UNEXPLAINED'}")
-    print(f"\n{len(outcomes) - len(survivors)} of {len(outcomes)} killed: {score(outcomes):.1%}")
+    killed = len(outcomes) - len(survivors)
+    print(f"\n{killed} of {len(outcomes)} killed: {score(outcomes):.1%}; {len(equivalent)} more known to be equivalent")
     if arguments.json:
         write_results(
             arguments.json,
             {
                 "seed": arguments.seed,
                 "mutants": len(outcomes),
-                "killed": len(outcomes) - len(survivors),
+                "killed": killed,
+                "equivalent": len(equivalent),
                 "operators": {
                     name: {"mutants": len(g), "killed": sum(bool(o.killed_by) for o in g)}
                     for name, g in sorted(_grouped(outcomes, lambda o: o.mutant.operator).items())
