@@ -247,6 +247,13 @@ def rope_subject(interleaved: bool, qk_norm: bool) -> Subject:
 _TWO_WARPS = PagedAttentionConfig(warps=2, queries=2)
 
 
+def read_q8_1(values: np.ndarray, scale_sum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What q8_1 groups stand for, and by how much their sums of values are wrong: 0."""
+    scale, total = scale_sum[..., 0], scale_sum[..., 1]
+    sums = np.rint(np.divide(total, scale, out=total.copy(), where=scale != 0))
+    return dequantized(values, scale_sum), sums - values.reshape(*scale.shape, 32).sum(-1, dtype=np.int32)
+
+
 def attention_subject(
     head_dim: int = 64,
     dtype: str = "f32",
@@ -261,7 +268,7 @@ def attention_subject(
 ) -> Subject:
     """Two KV heads of three query heads each; contexts of 37, 0, 1 and 48 tokens, the last of which fills its pages.
 
-    What no context holds is NaN, tables name pages beyond the last there, and so does one page within a context.
+    What no context holds is NaN, tables name pages beyond the last there, and so do two entries within contexts.
     """
     rng = _rng(1, head_dim)
     lengths = np.array([37, 0, 1, 48], np.int32)
@@ -273,7 +280,7 @@ def attention_subject(
     if contiguous:
         tables = np.arange(4, dtype=np.int32)[:, None]
     else:
-        tables[0, 1] = num_pages
+        tables[0, 1] = tables[3, 2] = num_pages
     for table, length in zip(tables, lengths, strict=True):
         for t in range(length)[-options.get("window", length + 1) :]:
             if table[t // page_size] < num_pages:
@@ -310,8 +317,8 @@ def attention_subject(
         return Subject(build(), operands, (want,), tolerance, merged)
     if output == "q8_1":
         (y,) = simulator.run(build(), *operands)
-        want = dequantized(*quantized(y.reshape(4, -1)))
-        return Subject(build(output=output), operands, (want,), tolerance, lambda *q8_1: (dequantized(*q8_1),))
+        wants = read_q8_1(*quantized(y.reshape(4, -1)))
+        return Subject(build(output=output), operands, wants, tolerance, read_q8_1)
     return Subject(build(), operands, (want,), tolerance)
 
 
