@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,59 +24,46 @@ class _Head:
     """
 
     def __init__(self, k: Builder, head_dim: int, rope_dim: int, interleaved: bool) -> None:
-        self._k = k
-        self._head_dim, self._half = head_dim, rope_dim // 2
-        pairs, half = head_dim // 2, rope_dim // 2
-        self.numbers = [k.lane_id + base for base in range(0, pairs, WARP)]
-        starts = range(0, pairs, WARP)
-        self.inside = [n < pairs if s + WARP > pairs else None for s, n in zip(starts, self.numbers, strict=True)]
-        self.rotated = [n < half if s + WARP > half else None for s, n in zip(starts, self.numbers, strict=True)]
-        self.dims = [
-            (n * 2, n * 2 + 1) if interleaved else self._halves(n, half, rotated)
-            for n, rotated in zip(self.numbers, self.rotated, strict=True)
-        ]
+        self._k, self._head_dim, self._half = k, head_dim, rope_dim // 2
+        self._pairs: list[tuple[Value, Value | None]] = []  # numbers, and whether they are rotated (None: they are)
+        self._dims: list[tuple[Value, Value | None]] = []  # of the lane's values, and whether the head has them
+        pairs = head_dim // 2
+        for start in range(0, pairs, WARP):
+            number = k.lane_id + start
+            inside = number < pairs if start + WARP > pairs else None
+            rotated = number < self._half if start + WARP > self._half else None
+            dims = number * 2, number * 2 + 1
+            if not interleaved:
+                dims = self._select(rotated, (number, number + self._half), dims)
+            self._pairs.append((number, rotated))
+            self._dims += [(dim, inside) for dim in dims]
 
-    def _halves(self, number: Value, half: int, rotated: Value | None) -> tuple[Value, Value]:
-        first, second = number, number + half
-        if rotated is None:
-            return first, second
-        return self._k.select(rotated, first, number * 2), self._k.select(rotated, second, number * 2 + 1)
+    def _select(self, rotated: Value | None, a: tuple[Value, Value], b: tuple[Value, Value]) -> tuple[Value, Value]:
+        return a if rotated is None else (self._k.select(rotated, a[0], b[0]), self._k.select(rotated, a[1], b[1]))
 
-    def load(self, vector: Pointer) -> list[tuple[Value, Value]]:
-        """This lane's pairs of the head_dim f32 at `vector`; zeros where it has none."""
-        return [
-            (vector.at(a).load(where=inside), vector.at(b).load(where=inside))
-            for (a, b), inside in zip(self.dims, self.inside, strict=True)
-        ]
+    def load(self, vector: Pointer) -> list[Value]:
+        """This lane's values of the head_dim f32 at `vector`, pair by pair; zeros where it has none."""
+        return [vector.at(dim).load(where=inside) for dim, inside in self._dims]
 
-    def runs(self, pairs: Sequence[tuple[Value, Value]]) -> list[Run]:
-        """This lane's pairs, to be stored."""
-        return [
-            Run(dim, [value], inside)
-            for dims, pair, inside in zip(self.dims, pairs, self.inside, strict=True)
-            for dim, value in zip(dims, pair, strict=True)
-        ]
+    def runs(self, values: Sequence[Value]) -> list[Run]:
+        """This lane's values, to be stored."""
+        return [Run(dim, [value], inside) for (dim, inside), value in zip(self._dims, values, strict=True)]
 
-    def normalize(self, pairs: Sequence[tuple[Value, Value]], weight: Pointer, eps: float) -> list[tuple[Value, Value]]:
+    def normalize(self, values: Sequence[Value], weight: Pointer, eps: float) -> list[Value]:
         """x / sqrt(mean(x^2) + eps) * weight over the head."""
         k = self._k
-        squares = k.const(f32, 0.0)
-        for a, b in pairs:
-            squares = k.fma(b, b, k.fma(a, a, squares))
-        root = k.instruction("sqrt.rn.f32", k.warp_sum(squares) * (1 / self._head_dim) + eps)
-        inverse = k.const(f32, 1.0) / root
-        return [(a * inverse * wa, b * inverse * wb) for (a, b), (wa, wb) in zip(pairs, self.load(weight), strict=True)]
+        squares = functools.reduce(lambda total, x: k.fma(x, x, total), values, k.const(f32, 0.0))
+        mean = k.warp_sum(squares) * (1 / self._head_dim)
+        inverse = k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
+        return [x * inverse * factor for x, factor in zip(values, self.load(weight), strict=True)]
 
-    def rotate(self, pairs: Sequence[tuple[Value, Value]], cos: Pointer, sin: Pointer) -> list[tuple[Value, Value]]:
+    def rotate(self, values: Sequence[Value], cos: Pointer, sin: Pointer) -> list[Value]:
         """Turns each rotated pair by the angle of its number, whose cosine and sine lie at `cos` and `sin`."""
-        k, turned = self._k, []
-        for i, ((a, b), number, rotated) in enumerate(zip(pairs, self.numbers, self.rotated, strict=True)):
-            if i * WARP >= self._half:
-                turned.append((a, b))
-                continue
+        turned = list(values)
+        for i, (number, rotated) in enumerate(self._pairs[: -(-self._half // WARP)]):
+            a, b = values[2 * i : 2 * i + 2]
             c, s = (angles.at(number).load(where=rotated) for angles in (cos, sin))
-            both = a * c - b * s, a * s + b * c
-            turned.append(both if rotated is None else (k.select(rotated, both[0], a), k.select(rotated, both[1], b)))
+            turned[2 * i : 2 * i + 2] = self._select(rotated, (a * c - b * s, a * s + b * c), (a, b))
         return turned
 
 
@@ -119,19 +107,17 @@ def rope_append(
         token, unit = warp // units, warp % units
         head = _Head(k, head_dim, rope_dim, interleaved)
 
-        def turned(vector: Pointer, norm: Pointer | None) -> list[tuple[Value, Value]]:
-            pairs = head.load(vector)
-            pairs = pairs if norm is None else head.normalize(pairs, norm, eps)
-            return head.rotate(pairs, cos.at(token), sin.at(token))
+        def turned(vector: Pointer, norm: list[Pointer]) -> list[Run]:
+            values = head.load(vector)
+            values = head.normalize(values, norm[0], eps) if norm else values
+            return head.runs(head.rotate(values, cos.at(token), sin.at(token)))
 
         with k.when(unit < num_heads) as query:
-            rotated = turned(q_new.at(token, unit), norms[0] if norms else None)
-            store_runs(q_out.at(token, unit), head.runs(rotated))
+            store_runs(q_out.at(token, unit), turned(q_new.at(token, unit), norms[:1]))
         with query.otherwise():
             kv_head = unit - num_heads
             slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
             with k.when(slot < min(num_pages * page_size, 1 << 31)):
                 place = slot // page_size, kv_head, slot % page_size
-                rotated = turned(k_new.at(token, kv_head), norms[1] if norms else None)
-                k_pages.store(place, head.runs(rotated), lanes=WARP)
+                k_pages.store(place, turned(k_new.at(token, kv_head), norms[1:]), lanes=WARP)
                 v_pages.store(place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
