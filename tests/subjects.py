@@ -214,10 +214,10 @@ def _interleaved(pages: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     return tuple(part for parts in zip(*pages, strict=True) for part in parts)
 
 
-def rope_subject(interleaved: bool, qk_norm: bool) -> Subject:
+def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32") -> Subject:
     """Four tokens of 96 dimensions, 40 of them rotated; the second and the third have no slot."""
     rng = _rng(9)
-    pages = [rng.standard_normal((3, 2, 4, 96), np.float32) for _ in range(2)]
+    exact = [rng.standard_normal((3, 2, 4, 96), np.float32) for _ in range(2)]
     q, k, v = (rng.standard_normal((4, heads, 96), np.float32) for heads in (4, 2, 2))
     slots = np.array([5, -1, 12, 11], np.int32)
     radians = rng.uniform(0, 1000, (4, 20))
@@ -225,10 +225,12 @@ def rope_subject(interleaved: bool, qk_norm: bool) -> Subject:
     norms = list(rng.uniform(0.5, 2, (2, 96)).astype(np.float32)) if qk_norm else []
     turned = [rms_norm_oracle(x, w, 1e-2) for x, w in zip((q, k), norms, strict=True)] if qk_norm else [q, k]
     q_want, k_want = (rotated(x, *angles, interleaved) for x in turned)
-    wants = [page.astype(np.float64) for page in pages]
+    pages = [cached(page, dtype) for page in exact]
+    wants = [tuple(part.copy() for part in page) for page in pages]
     for want, values in zip(wants, (k_want, v), strict=True):
         for token in (0, 3):
-            want[slots[token] // 4, :, slots[token] % 4] = values[token]
+            for part, held in zip(want, cached(values[token].astype(np.float32), dtype), strict=True):
+                part[slots[token] // 4, :, slots[token] % 4] = held
     kernel = rope_append(
         tokens=4,
         num_heads=4,
@@ -237,11 +239,22 @@ def rope_subject(interleaved: bool, qk_norm: bool) -> Subject:
         rope_dim=40,
         num_pages=3,
         page_size=4,
+        dtype=dtype,
         interleaved=interleaved,
         qk_norm=qk_norm,
         eps=1e-2,
     )
-    return Subject(kernel, (*pages, q, k, v, slots, *angles, *norms), (*wants, q_want), 1e-12)
+    operands = (*_interleaved(pages), q, k, v, slots, *angles, *norms)
+    if dtype == "int8":  # a value near the middle of two steps may round to either
+        return Subject(kernel, operands, (*_dequantized(*_interleaved(wants)), q_want), 1e-6, _dequantized)
+    return Subject(kernel, operands, (*_interleaved(wants), q_want), 1e-12)
+
+
+def _dequantized(
+    k: np.ndarray, v: np.ndarray, k_scales: np.ndarray, v_scales: np.ndarray, *others: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """int8 pages as floats."""
+    return k * k_scales[..., None].astype(np.float64), v * v_scales[..., None].astype(np.float64), *others
 
 
 _TWO_WARPS = PagedAttentionConfig(warps=2, queries=2)
@@ -437,6 +450,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16", "int8", "fp8")},
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
+    "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
     **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},
     "attention-one_warp": functools.partial(attention_subject, 128, "f16", PagedAttentionConfig(warps=1, unroll=1)),
     "attention-contiguous": functools.partial(attention_subject, contiguous=True, window=20, sinks=True),
