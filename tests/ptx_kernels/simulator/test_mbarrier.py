@@ -4,42 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tensor_kernels import STEPS, WORDS, pipeline
 
 from ptx_kernels import simulator
 from ptx_kernels.assemble import assemble
 from ptx_kernels.ptx import Builder, KernelError, kernel, u32, u64
 
 from .ptx_text import module
-
-STAGES, STEPS, WORDS = 2, 5, 64
-
-
-@kernel
-def pipeline(k: Builder) -> None:
-    """y = x + 1 by a warp that copies and one that computes, with a full and an empty barrier for each stage."""
-    x, y = k.input("x", u32, (2, STEPS, WORDS)), k.output("y", u32, (2, STEPS, WORDS))
-    k.launch((2,), 64)
-    ring = k.shared("ring", u32, (STAGES, WORDS))
-    full, empty = k.shared("full", u64, (STAGES,)), k.shared("empty", u64, (STAGES,))
-    with k.when(k.thread_id == 0):
-        for stage in range(STAGES):
-            k.mbarrier_init(full.at(stage), 1)
-            k.mbarrier_init(empty.at(stage), 32)
-    k.barrier()
-    with k.when(k.warp_id == 0) as branch:
-        with k.when(k.lane_id == 0), k.loop(0, STEPS) as step:
-            stage = step % STAGES
-            with k.when(step >= STAGES):
-                k.mbarrier_wait(empty.at(stage), (step // STAGES - 1) & 1)
-                k.fence_async()
-            k.mbarrier_arrive(full.at(stage), expect=4 * WORDS)
-            k.bulk_copy(ring.at(stage), x.at(k.block_id(), step), 4 * WORDS, full.at(stage))
-    with branch.otherwise(), k.loop(0, STEPS) as step:
-        stage = step % STAGES
-        k.mbarrier_wait(full.at(stage), (step // STAGES) & 1)
-        for i in range(0, WORDS, 32):
-            y.at(k.block_id(), step, k.lane_id + i).store(0, ring.at(stage, k.lane_id + i).load() + 1)
-        k.mbarrier_arrive(empty.at(stage))
 
 
 def test_a_pipeline_of_two_warps() -> None:

@@ -6,31 +6,14 @@ import re
 
 import numpy as np
 import pytest
+from helpers import nmse
+from tensor_kernels import WARPS, load_matrices, product
 
 from ptx_kernels import simulator
 from ptx_kernels.ptx import Builder, KernelError, bf16, f16, f32, kernel, s8, s32, u8, u32
 from ptx_kernels.ptx.instructions import bf16_to_f32, f32_to_bf16
-from ptx_kernels.ptx.types import TYPES
 
 from .ptx_text import module
-
-WARPS = 3
-
-
-@kernel
-def product(k: Builder, *, a_type: str, b_type: str, count: int) -> None:
-    """Each warp's own fragments: A (warps, 2 * count, 32), B (warps, count, 32), C and D (..., 4, 32)."""
-    k.launch((1,), 32 * WARPS)
-    number = f32 if a_type in ("f16", "bf16") else s32
-    a = k.input("a", u32, (WARPS, 2 * count, 32))
-    b = k.input("b", u32, (WARPS, count, 32))
-    c = k.input("c", number, (WARPS, 4, 32))
-    d = k.output("d", number, (WARPS, 4, 32))
-    fragments = [
-        [p.at(k.warp_id, i, k.lane_id).load() for i in range(n)] for p, n in ((a, 2 * count), (b, count), (c, 4))
-    ]
-    for i, value in enumerate(k.mma(*fragments, TYPES[a_type], TYPES[b_type])):
-        d.at(k.warp_id, i, k.lane_id).store(0, value)
 
 
 def element(words: np.ndarray, lane: int, register: int, index: int, type_: str) -> float:
@@ -89,25 +72,28 @@ def test_product_of_fragments(a_type: str, b_type: str, count: int) -> None:
                     assert d[warp, i, lane] == np.float32(want)
 
 
+def test_perturbed_float_sums_differ_within_their_rounding() -> None:
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((WARPS, 4, 64), np.float32).astype(np.float16).view(np.uint32)
+    b = rng.standard_normal((WARPS, 2, 64), np.float32).astype(np.float16).view(np.uint32)
+    c = rng.standard_normal((WARPS, 4, 32), np.float32)
+    (want,) = simulator.run(product(a_type="f16", b_type="f16", count=2), a, b, c)
+    results = set()
+    for seed in range(8):
+        with simulator.perturbation(seed):
+            (got,) = simulator.run(product(a_type="f16", b_type="f16", count=2), a, b, c)
+        assert 0 < nmse(got, want) <= 1e-12
+        results.add(got.tobytes())
+    assert len(results) > 4
+
+
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_ldmatrix(count: int, transpose: bool) -> None:
     """Rows in any order: lane 8i + r points at row r of matrix i, 32 - lane rows from the start."""
 
-    def copy_through(k: Builder) -> None:
-        k.launch((1,), 32)
-        x, y = k.input("x", u32, (33, 4)), k.output("y", u32, (count, 32))
-        rows = k.shared("rows", u32, (33, 4))
-        for i in range(4):
-            rows.at(k.lane_id, i).store(0, x.at(k.lane_id, i).load())
-            with k.when(k.lane_id == 0):
-                rows.at(32, i).store(0, x.at(32, i).load())
-        k.barrier()
-        for i, word in enumerate(k.ldmatrix(rows.at(32 - k.lane_id), count, transpose=transpose)):
-            y.at(i, k.lane_id).store(0, word)
-
     x = np.random.default_rng(0).integers(0, 1 << 32, (33, 4), np.uint32)
-    (y,) = simulator.run(kernel(copy_through)(), x)
+    (y,) = simulator.run(load_matrices(count=count, transpose=transpose), x)
     halves = x.view(np.uint16)  # (33, 8)
     for matrix in range(count):
         of = np.stack([halves[32 - (8 * matrix + r)] for r in range(8)])
