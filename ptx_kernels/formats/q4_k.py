@@ -74,16 +74,15 @@ class PackedRow:
             header = [k.shuffle(header[0], i) for i in range(4)]
         d, dmin = half(header[0], 0), half(header[0], 1)
         scales, minimums = self._scales.read(header[1:])
+        numbers = (scales & 0xFF, scales >> 8)
         if self._floats:
             words, multiple = self.seven_bits(*packed)
-            numbers = (scales & 0xFF, scales >> 8)
             runs = [
                 Run(anchored_floats(k, quants), s.to(f32), ANCHOR) for quants, s in zip(words, numbers, strict=True)
             ]
         else:
             words, multiples = self.quant_bytes(*packed)
             multiple = max(multiples)
-            numbers = (scales & 0xFF, scales >> 8)
             runs = [
                 Run(quants, (s if own == multiple else s * (multiple // own)).bits(s32))
                 for quants, s, own in zip(words, numbers, multiples, strict=True)
