@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s32, u32
+from ..ptx import WARP, Builder, KernelError, Value, f32, kernel, s32, u32
 from .reduce import across_warps
 
 
@@ -23,19 +23,40 @@ def order_key(k: Builder, x: Value) -> Value:
     return k.select(k.instruction("setp.neu.f32", x, x), k.const(u32, 0xFFFFFFFF), flipped)
 
 
-def candidates(
-    k: Builder, rows: int, columns: int, splits: int, count: int, from_candidates: bool
-) -> tuple[Pointer, Pointer | None, Pointer, Pointer]:
-    """Operands and results of a search in two launches, (x, indices or None, best values, best indices).
+class Search:
+    """The search for a row's `count` best in one launch or two: operands, results, and a block's part of the row.
 
-    Each of a row's `splits` blocks leaves `count` candidates: f32 values and s32 indices (rows, splits * count). The
-    second launch reads the first one's as `x` and `indices`.
+    Each of a row's `splits` blocks leaves its best as f32 values and s32 indices (rows, splits * count), among which
+    the second launch searches, `from_candidates`. `first` to `stop` (u32): the columns of this block.
     """
-    x = k.input("x", f32, (rows, columns))
-    indices = k.input("indices", s32, (rows, columns)) if from_candidates else None
-    values = k.output("values", f32, (rows, splits * count))
-    positions = k.output("best", s32, (rows, splits * count))
-    return x, indices, values, positions
+
+    def __init__(
+        self, k: Builder, rows: int, columns: int, splits: int, count: int, from_candidates: bool, threads: int
+    ) -> None:
+        part = -(-columns // max(splits, 1))
+        if not 1 <= splits <= columns or part * (splits - 1) >= columns:
+            raise KernelError(f"splits={splits} must leave each part some of columns={columns}")
+        self._k, self._columns, self.part = k, columns, part
+        self._x = k.input("x", f32, (rows, columns))
+        self._indices = k.input("indices", s32, (rows, columns)) if from_candidates else None
+        self._values = k.output("values", f32, (rows, splits * count))
+        self._best = k.output("best", s32, (rows, splits * count))
+        k.launch((splits, rows), threads)
+        self._row, self._out = k.block_id("y"), k.block_id() * count
+        self.first = k.block_id() * part
+        self.stop = k.minimum(self.first + part, columns)
+
+    def load(self, column: Value, inside: Value) -> Value:
+        return self._x.at(self._row, column).load(where=inside)
+
+    def store(self, i: Value | int, column: Value, found: Value) -> None:
+        """The block's i-th best is in that column of x; -inf and `columns` where not `found`."""
+        k, index = self._k, column
+        if self._indices is not None:
+            index = self._indices.at(self._row, column).load(where=found).bits(u32)
+        value = k.select(found, self.load(column, found), k.const(f32, float("-inf")))
+        self._values.at(self._row, self._out + i).store(0, value)
+        self._best.at(self._row, self._out + i).store(0, k.select(found, index, self._columns).bits(s32))
 
 
 @kernel
@@ -53,21 +74,13 @@ def argmax(
     One value of f32 and one of s32 a part: (rows, splits). A vocabulary takes two launches: parts over the whole
     device, then `from_candidates` over their results, whose `indices` (rows, columns) say where each value was.
     """
-    part = -(-columns // splits)
-    if not 1 <= splits <= columns or part * (splits - 1) >= columns:
-        raise KernelError(f"splits={splits} must leave each part some of columns={columns}")
-    x, indices, values, best = candidates(k, rows, columns, splits, 1, from_candidates)
     threads = WARP * config.warps
-    k.launch((splits, rows), threads)
-    split, row = k.block_id(), k.block_id("y")
-
-    first = split * part
-    stop = k.minimum(first + part, columns)
+    search = Search(k, rows, columns, splits, 1, from_candidates, threads)
     highest, where = k.var(u32, 0), k.var(u32, 0)
-    with k.loop(first, stop, threads * config.unroll) as start:
+    with k.loop(search.first, search.stop, threads * config.unroll) as start:
         places = [start + k.thread_id + u * threads for u in range(config.unroll)]
-        inside = [place < stop for place in places]
-        loaded = [x.at(row, place).load(where=there) for place, there in zip(places, inside, strict=True)]
+        inside = [place < search.stop for place in places]
+        loaded = [search.load(place, there) for place, there in zip(places, inside, strict=True)]
         for place, there, value in zip(places, inside, loaded, strict=True):
             key = k.select(there, order_key(k, value), 0)
             where.set(k.select(key > highest, place, where))  # strictly: the first of equals
@@ -78,6 +91,4 @@ def argmax(
     candidate = k.select(highest == top, where, 0xFFFFFFFF)
     lowest = across_warps(k, firsts, candidate, k.minimum, warps=config.warps)
     with k.when(k.thread_id == 0):
-        values.at(row, split).store(0, x.at(row, lowest).load())
-        index = lowest.bits(s32) if indices is None else indices.at(row, lowest).load()
-        best.at(row, split).store(0, index)
+        search.store(0, lowest, lowest < columns)

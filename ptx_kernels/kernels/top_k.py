@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, KernelError, Pointer, f32, kernel, s32, u32, u64
-from .argmax import candidates, order_key
+from ..ptx import WARP, Builder, KernelError, Pointer, kernel, u32, u64
+from .argmax import Search, order_key
 
 MAX_PART = 4096  # values that a block sorts: 8 bytes each of its shared memory
 
@@ -34,35 +34,24 @@ def top_k(
     vocabulary takes two launches, the second `from_candidates` over the first one's results, whose `indices`
     (rows, columns) say where each value was.
     """
-    part = -(-columns // splits)
-    if part > MAX_PART or not 1 <= splits <= columns or part * (splits - 1) >= columns:
-        raise KernelError(f"splits={splits} must leave each part some of columns={columns}, at most {MAX_PART}")
-    if not 1 <= count <= part:
-        raise KernelError(f"count={count} must be 1 to {part}, the values of a part")
-    size = 1 << max(part - 1, 1).bit_length()
-    x, indices, values, best = candidates(k, rows, columns, splits, count, from_candidates)
     threads = WARP * config.warps
-    k.launch((splits, rows), threads)
-    split, row = k.block_id(), k.block_id("y")
-
-    first = split * part
-    stop = k.minimum(first + part, columns)
+    search = Search(k, rows, columns, splits, count, from_candidates, threads)
+    if search.part > MAX_PART or not 1 <= count <= search.part:
+        raise KernelError(
+            f"count={count} must be 1 to {search.part}, the values of a part, and these at most {MAX_PART}"
+        )
+    size = 1 << max(search.part - 1, 1).bit_length()
     keys = k.shared("keys", u64, (size,))
     with k.loop(k.thread_id, size, threads) as i:
-        place = first + i
-        inside = place < stop
-        key = order_key(k, x.at(row, place).load(where=inside)).to(u64) << 32 | (~place).to(u64)
+        place = search.first + i
+        inside = place < search.stop
+        key = order_key(k, search.load(place, inside)).to(u64) << 32 | (~place).to(u64)
         keys.at(i).store(0, k.select(inside, key, 0))  # below every value's key
     k.barrier()
     _sort(k, keys, threads)
     with k.loop(k.thread_id, count, threads) as i:
         key = keys.at(i).load()
-        place = ~key.to(u32)
-        found = key > 0
-        low = k.const(f32, float("-inf"))
-        values.at(row, split * count + i).store(0, k.select(found, x.at(row, place).load(where=found), low))
-        index = place if indices is None else indices.at(row, place).load(where=found).bits(u32)
-        best.at(row, split * count + i).store(0, k.select(found, index, columns).bits(s32))
+        search.store(i, ~key.to(u32), key > 0)
 
 
 def _sort(k: Builder, keys: Pointer, threads: int) -> None:
