@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +27,7 @@ from ptx_kernels.kernels.matvec import FORMATS, PRESETS, MatvecConfig
 from ptx_kernels.ptx import Kernel, KernelError
 from ptx_kernels.report import Code, code, launch
 
-from .common import write_results
+from .common import provenance
 from .gpu_kernels import rotated
 
 #: (n, columns) of the matrices of Llama-3.1-8B, Llama-3.2-1B and Qwen2.5-0.5B; a row serves shapes within an octave.
@@ -181,6 +182,15 @@ def measured_table(gpu: Gpu, formats: Sequence[str], seconds: float) -> dict[str
     return {"device": facts.name, "source": "measured", "driver": facts.driver_cuda_version, "rows": rows}
 
 
+def write_table(path: Path, table: dict[str, Any]) -> Path:
+    """Writes `provenance()` and the table, a line for each row."""
+    rows = ",\n  ".join(json.dumps(row) for row in table["rows"])
+    head = json.dumps(provenance() | {key: value for key, value in table.items() if key != "rows"}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head.removesuffix("}").rstrip()},\n "rows": [\n  {rows}\n ]\n}}\n')
+    return path
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__)
     parser.add_argument("--model", action="store_true", help="predict, instead of measuring on a GPU")
@@ -200,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"benchmarks.tune needs a CUDA GPU, or --model: {error}", file=sys.stderr)
             return 3
         name = f"{table['device'].removeprefix('NVIDIA ').replace(' ', '-').lower()}.json"
-    path = write_results(options.out or tables.FOLDER / name, table)
+    path = write_table(options.out or tables.FOLDER / name, table)
     tables.load(path)
     print(f"written: {path}")
     return 0
