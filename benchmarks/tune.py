@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 
 from ptx_kernels import tables, tuning
 from ptx_kernels.assemble import TARGETS, assemble, tool_version
-from ptx_kernels.cost import Prediction, predict
+from ptx_kernels.cost import INSTRUCTION_BUDGETS, Prediction, predict
 from ptx_kernels.devices import DEVICES, Device
 from ptx_kernels.driver import Device as Gpu
 from ptx_kernels.driver import DriverError
@@ -26,6 +27,7 @@ from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS, MatvecConfig
 from ptx_kernels.ptx import Kernel, KernelError
 from ptx_kernels.report import Code, code, launch
+from ptx_kernels.work import work
 
 from .common import provenance
 from .gpu_kernels import rotated
@@ -94,6 +96,15 @@ def spills(format: str, columns: int, m: int, config: MatvecConfig) -> bool:
     return any(assembly.spill_store_bytes or assembly.stack_bytes for assembly in made)
 
 
+def within_budget(key: tuple[str, int, int], config: MatvecConfig, machine: Code) -> bool:
+    """Whether the hot loop of a mat-vec (format, columns, m) takes no more instructions than it may."""
+    format, columns, m = key
+    kernel = build((format, _CODE_ROWS, columns, m), config)
+    quant_bytes = work(kernel, machine.body, whole=not machine.looped).quant_bytes if kernel else None
+    limit = INSTRUCTION_BUDGETS.get((format, m), math.inf)
+    return quant_bytes is not None and machine.body.issued() <= limit * quant_bytes
+
+
 class Model:
     """Predicts; keeps the machine code that shapes with other numbers of rows share."""
 
@@ -106,7 +117,8 @@ class Model:
         if key not in self._codes:
             built = {config: build((format, _CODE_ROWS, columns, m), config) for config in self.candidates(*key)}
             made = {config: code(kernel, self._device.arch) for config, kernel in built.items() if kernel}
-            self._codes[key] = {config: c for config, c in made.items() if not c.assembly.spill_store_bytes}
+            kept = {config: c for config, c in made.items() if not c.assembly.spill_store_bytes}
+            self._codes[key] = {config: c for config, c in kept.items() if within_budget(key, config, c)} or kept
         return self._codes[key]
 
     @staticmethod

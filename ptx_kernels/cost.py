@@ -30,6 +30,19 @@ MEMORY_LATENCY = 0.8e-6  # seconds: a load from HBM while many others are under 
 CLOCKS_ALONE = 2.0  # clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains
 ISSUE_LANES = 128  # lane-instructions per clock and multiprocessor: four schedulers, a warp each
 
+#: Most instructions of the hot loop per byte of quants and lane that a mat-vec of (format, rows of activations) may
+#: take: instructions cost energy, and clocks where the model errs. An H200 keeps up with its memory below about 6.
+INSTRUCTION_BUDGETS: dict[tuple[str, int], float] = {
+    ("Q4_K", 1): 3.5,
+    ("Q4_K", 4): 6.0,
+    ("Q5_K", 1): 4.0,
+    ("Q6_K", 1): 4.0,
+    ("Q8_0", 1): 1.0,
+    ("Q5_0", 1): 4.0,
+    ("Q4_0", 1): 3.0,
+    ("Q5_1", 1): 4.0,
+}
+
 _SPECIAL_LANES = 16  # results per clock: MUFU, I2F, F2I, POPC, ...
 _LOAD_STORE_LANES = 32  # addresses per clock
 _LOAD_STORE_BYTES = 128  # per clock, of L1 and shared memory
