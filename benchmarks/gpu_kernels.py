@@ -143,7 +143,7 @@ def others() -> Iterator[tuple[str, Kernel, int, object]]:
         kernel = KERNELS["decode"](format=format, n=14336, blocks=16, dtype="bf16")
         yield f"decode {format} 14336x4096 to bf16", kernel, sum(b.nbytes for b in kernel.buffers), ""
     for context in CONTEXTS:
-        config = tuning.paged_attention(1, 32, 8, context, "bf16")
+        config = tuning.paged_attention(1, 32, 8, 128, context, "bf16")
         kernel = KERNELS["paged_attention"](
             batch=1,
             num_heads=32,

@@ -195,7 +195,7 @@ ROPE_CASES = (
 def _attention(dtype: str, head_dim: int, group: int, *, label: str = "", splits: int = 1, **options: Any) -> Case:
     """As `tuning` has it for a device that `splits` blocks per sequence and head fill."""
     contiguous = options.get("contiguous", False)
-    config = replace(tuning.paged_attention.rule(4, 8 * group, 8, 4096, dtype), splits=splits)
+    config = replace(tuning.paged_attention.rule(4, 8 * group, 8, head_dim, 4096, dtype), splits=splits)
     return Case(
         f"paged_attention-{dtype}-d{head_dim}-g{group}{label}",
         "paged_attention",

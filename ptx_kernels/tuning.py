@@ -6,8 +6,10 @@ from .choices import Rule, Tabled
 from .kernels.gemm import GemmConfig
 from .kernels.matvec import MatvecConfig
 from .kernels.paged_attention import PagedAttentionConfig
+from .kernels.pages import PAGE_TYPES
 from .kernels.rms_norm import RmsNormConfig
 from .kernels.top_k import MAX_PART
+from .ptx import WARP
 
 _MULTIPROCESSORS = 132  # of an H200
 #: Four warps on each of them: a dozen 16-byte loads per lane are then 24 KB in flight on each.
@@ -99,19 +101,32 @@ def gemm(format: str, n: int, columns: int, m: int) -> GemmConfig:
 
 
 @Rule
-def paged_attention(batch: int, num_heads: int, num_kv_heads: int, capacity: int, dtype: str) -> PagedAttentionConfig:
-    """Config for a group of num_heads / num_kv_heads query heads over contexts (or windows) of up to `capacity` tokens.
+def paged_attention(
+    batch: int, num_heads: int, num_kv_heads: int, head_dim: int, capacity: int, dtype: str
+) -> PagedAttentionConfig:
+    """Config for groups of num_heads / num_kv_heads query heads and contexts (or windows) of up to `capacity` tokens.
 
     A whole group shares a block, up to eight query heads; of int8 and fp8, where a lane holds 16 values of each, four.
-    A context is split as long as two blocks on each multiprocessor are not reached, into parts of 256 tokens or more.
+    Warps wait for memory, so a block has eight of them, and each lane two tokens in flight, if registers allow: two
+    blocks of eight warps leave each lane 128 of them, of four warps 255. A context is split to fill two blocks on
+    each multiprocessor, no more, into parts of 64 tokens or more; below 256 tokens a second launch costs more.
     """
+    size = PAGE_TYPES[dtype].size
+    runs = -(-head_dim * size // (16 * WARP))  # 16-byte runs of a vector in a lane
     group = num_heads // num_kv_heads
-    queries = min(group, 4 if dtype in ("int8", "fp8") else 8)
+    queries = min(group, 4 if size == 1 else 8)
+    per_query = 2 * runs * 16 // size + 4  # the query, its weighted values, its running softmax
+
+    def registers(unroll: int) -> int:  # beside some that addresses take
+        return queries * per_query + unroll * runs * 16 + (16 if dtype == "int8" else 0)
+
     blocks = batch * num_kv_heads * -(-group // queries)
+    splits = min(2 * _MULTIPROCESSORS // blocks, capacity // 64) if capacity >= 256 else 1
     return PagedAttentionConfig(
+        warps=8 if registers(2) <= 112 else 4,
         queries=queries,
-        unroll=2 if group <= 4 else 1,
-        splits=max(1, min(-(-2 * _MULTIPROCESSORS // blocks), capacity // 256)),
+        unroll=2 if registers(2) <= 192 else 1,
+        splits=max(1, splits),
     )
 
 

@@ -163,7 +163,7 @@ def _kernels(
     per_sequence = 1 if given.block_tables is None else given.block_tables.shape[1]
     capacity = min(per_sequence * page_size, window or per_sequence * page_size)
     dtype = ptx_name(given.k.dtype)
-    config = tuning.paged_attention(batch, num_heads, num_kv_heads, capacity, dtype)
+    config = tuning.paged_attention(batch, num_heads, num_kv_heads, head_dim, capacity, dtype)
     kernel = paged_attention(
         batch=batch,
         num_heads=num_heads,

@@ -44,7 +44,7 @@ def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
 def attention(
     dtype: str, head_dim: int, group: int, splits: int = 1, contiguous: bool = False, **options: Any
 ) -> tuple[str, dict[str, Any]]:
-    config = replace(tuning.paged_attention(3, 2 * group, 2, 192, dtype), splits=splits)
+    config = replace(tuning.paged_attention(3, 2 * group, 2, head_dim, 192, dtype), splits=splits)
     pages = (3, 192, 1) if contiguous else (40, 16, 12)
     return "paged_attention", dict(
         batch=3,

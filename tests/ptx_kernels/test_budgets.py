@@ -81,7 +81,7 @@ def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
         pages_per_sequence=256,
         scale=128**-0.5,
         dtype=dtype,
-        config=tuning.paged_attention(1, group * 8, 8, 4096, dtype),
+        config=tuning.paged_attention(1, group * 8, 8, 128, 4096, dtype),
     )
     found = figures(kernel, "sm_90")
     loads = {category: count for category, count in found.mix.items() if category.startswith("load")}
