@@ -46,17 +46,18 @@ class Search:
         self.first = k.block_id() * part
         self.stop = k.minimum(self.first + part, columns)
 
-    def load(self, column: Value, inside: Value) -> Value:
+    def load(self, column: Value, inside: Value | None) -> Value:
         return self._x.at(self._row, column).load(where=inside)
 
-    def store(self, i: Value | int, column: Value, found: Value) -> None:
-        """The block's i-th best is in that column of x; -inf and `columns` where not `found`."""
-        k, index = self._k, column
+    def store(self, i: Value | int, column: Value, found: Value | None = None) -> None:
+        """The block's i-th best is in that column of x; -inf and `columns` where not `found` (None: it is)."""
+        k, index, value = self._k, column, self.load(column, found)
         if self._indices is not None:
             index = self._indices.at(self._row, column).load(where=found).bits(u32)
-        value = k.select(found, self.load(column, found), k.const(f32, float("-inf")))
+        if found is not None:
+            value, index = k.select(found, value, float("-inf")), k.select(found, index, self._columns)
         self._values.at(self._row, self._out + i).store(0, value)
-        self._best.at(self._row, self._out + i).store(0, k.select(found, index, self._columns).bits(s32))
+        self._best.at(self._row, self._out + i).store(0, index.bits(s32))
 
 
 @kernel
@@ -91,4 +92,4 @@ def argmax(
     candidate = k.select(highest == top, where, 0xFFFFFFFF)
     lowest = across_warps(k, firsts, candidate, k.minimum, warps=config.warps)
     with k.when(k.thread_id == 0):
-        search.store(0, lowest, lowest < columns)
+        search.store(0, lowest)
