@@ -123,6 +123,12 @@ def matvec_subject(
     return Subject(kernel, (*planes, *operands), (x @ weights(format, planes).T,), tolerance)
 
 
+def preset_subject(config: MatvecConfig) -> Subject:
+    """Columns for more than one round of the loop, or more than one chunk."""
+    more = config.stage == "chunks" or config.streams("Q4_K") * config.unroll > 4
+    return matvec_subject("Q4_K", config, columns=4352 if more else 2304)
+
+
 def normed_operands(config: MatvecConfig, m: int, columns: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5, and the numbers that its products see."""
     rng = _rng(m, columns, 2)
@@ -419,12 +425,7 @@ _HEAD_DIMS = {"f32": 64, "f16": 128, "bf16": 96, "int8": 48, "fp8": 32}
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{f"quantize-{t}": functools.partial(quantize_subject, t) for t in ("f32", "f16", "bf16")},
     **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
-    **{
-        f"matvec-{name}": functools.partial(
-            matvec_subject, "Q4_K", config, columns=4352 if config.streams("Q4_K") * config.unroll > 4 else 2304
-        )
-        for name, config in PRESETS.items()
-    },
+    **{f"matvec-{name}": functools.partial(preset_subject, config) for name, config in PRESETS.items()},
     **{
         f"matvec-{f}-{lanes}": functools.partial(matvec_subject, f, MatvecConfig(lanes=lanes, rows_per_warp=2))
         for f, lanes in (("Q4_K", 4), ("Q5_K", 8), ("Q6_K", 4), ("Q6_K", 32))
