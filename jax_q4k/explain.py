@@ -60,7 +60,8 @@ class Call:
     otherwise: tuple[str, ...]
 
     def __str__(self) -> str:
-        params = ", ".join(f"{name}={value}" for name, value in self.params.items())
+        plain = {name: value for name, value in self.params.items() if not isinstance(value, jax.tree_util.PyTreeDef)}
+        params = ", ".join(f"{name}={value}" for name, value in plain.items())
         lines = [
             f"{self.name} x{self.count}: {', '.join(self.operands)} -> {', '.join(self.results)}",
             f"  {params}" if params else "",

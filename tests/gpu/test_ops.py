@@ -95,6 +95,50 @@ def test_a_nan_reaches_its_row_only(jq):
     assert np.isnan(got[1]).all() and np.isfinite(got[[0, 2]]).all()
 
 
+@pytest.mark.parametrize("m", [1, 2, 4, 8, 9])
+def test_fused_matmuls(jq, m):
+    """Normalized and quantized in the mat-vec (few rows), before it (more), or by a chain of kernels (nine)."""
+    import jax.numpy as jnp
+
+    x, residual, bias = activations((m, 3072)), activations((m, 96), seed=2), activations((96,), seed=3)
+    norm = jnp.abs(activations((3072,), seed=4))
+    formats = ("Q4_K", "Q6_K", "Q8_0")
+    q, k, v = (weights(jq, f, n, 3072, i) for i, (f, n) in enumerate(zip(formats, (96, 33, 64), strict=True)))
+    gate, up, down = weights(jq, "Q4_K", 512, 3072), weights(jq, "Q5_K", 512, 3072), weights(jq, "Q6_K", 96, 512)
+    options = {"eps": 1e-5, "activations": "q8_1"}
+    results = [
+        both(jq.rms_norm_matmul, x, norm, q, bias=bias, residual=residual, **options),
+        both(lambda *a, **o: jq.qkv_matmul(a[0], a[1:4], norm_weight=a[4], **o), x, q, k, v, norm, **options),
+        both(jq.gated_matmul, x, gate, up, norm_weight=norm, activation="gelu", **options),
+        both(jq.mlp, x / 64, gate, up, down, residual=residual, activations="q8_1"),
+    ]
+    for got, want in results:
+        for result, expected in zip(got, want, strict=True):
+            assert nmse(result, expected) <= 1e-5  # a tie of the rounding to int8 may fall to the other side
+
+
+@pytest.mark.parametrize("shape", [(1, 4096), (5, 96), (3, 30)])
+def test_rms_norm(jq, shape):
+    (got,), (want,) = both(jq.rms_norm, activations(shape), activations(shape[-1:], seed=2), eps=1e-5)
+    assert nmse(got, want) <= 1e-11
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_rope_append(jq, dtype, interleaved):
+    import jax.numpy as jnp
+
+    pages, new = activations((20, 2, 16, 96), seed=1).astype(dtype), activations((5, 2, 96), seed=3)
+    scales = {name: jnp.ones((20, 2, 16)) for name in ("k_scales", "v_scales") if dtype == "int8"}
+    angles = activations((5, 40), seed=4)
+    norms = {"q_norm": activations((96,), seed=5), "k_norm": activations((96,), seed=6), "eps": 1e-6}
+    slots = jnp.array([0, 319, -1, 17, 200])
+    arrays = activations((5, 6, 96)), new, -new, pages, pages, slots, jnp.cos(angles), jnp.sin(angles)
+    got, want = both(jq.rope_append, *arrays, interleaved=interleaved, **norms, **scales)
+    for result, expected in zip(got, want, strict=True):
+        assert nmse(result, expected) <= 1e-4  # narrow types round neighbours of a tie to either side
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 4096), (7, 96)])
 def test_quantize_q8_1(jq, shape, dtype):
