@@ -131,3 +131,14 @@ def test_what_tuning_picks_never_spills():
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 kernels[kernel.text] = f"{format} {n}x{k} m={m}"
     assert spilled(kernels) == {}
+
+
+@pytest.mark.parametrize(
+    "batch, kv_heads, capacity", [(1, 8, 256), (1, 8, 32768), (4, 8, 4096), (3, 2, 1000), (33, 8, 4096)]
+)
+def test_attention_splits_a_context_into_one_wave(batch, kv_heads, capacity):
+    config = tuning.paged_attention(batch, 4 * kv_heads, kv_heads, 128, capacity, "bf16")
+    blocks = batch * kv_heads
+    assert config.splits * blocks <= max(blocks, 264) and capacity / config.splits >= 64
+    assert (config.splits + 1) * blocks > 264 or capacity / (config.splits + 1) < 64
+    assert tuning.paged_attention(batch, 4 * kv_heads, kv_heads, 128, 255, "bf16").splits == 1
