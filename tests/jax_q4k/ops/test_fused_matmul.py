@@ -98,6 +98,16 @@ def test_simulated_kernels_of_f32_activations(name):
 
 
 @pytest.mark.parametrize("name", CALLS)
+def test_what_is_not_finite_spoils_its_row_alone(name):
+    x, residual, norm_weight = operands(3)
+    clean = CALLS[name](x, residual, norm_weight, implementation="sim")
+    spoiled = CALLS[name](x.at[1, 77].set(jnp.nan), residual, norm_weight, implementation="sim")
+    for got, want in zip(spoiled, clean, strict=True):
+        assert not jnp.isfinite(got[1]).any()
+        np.testing.assert_array_equal(got[jnp.array([0, 2])], want[jnp.array([0, 2])])
+
+
+@pytest.mark.parametrize("name", CALLS)
 def test_one_operation_unless_switched_off(name):
     def names(fused):
         with jq.implementation(fused=fused):
