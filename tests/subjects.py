@@ -95,9 +95,9 @@ def _rng(*seed: int) -> np.random.Generator:
 
 
 def quantize_subject(dtype: str) -> Subject:
-    """Three rows of three groups, one of them all 0 and one with 1 as its largest."""
+    """Three rows of three groups; one is all 0, one has 1 as its largest, and one a negative number."""
     exact = _rng(2).standard_normal((3, 96), np.float32)
-    exact[0, 32:64], exact[1, :32] = 0, np.linspace(-0.9, 1, 32)
+    exact[0, 32:64], exact[1, :32], exact[2, 70] = 0, np.linspace(-0.9, 1, 32), -9
     x = stored(exact, dtype)
     return Subject(quantize_q8_1(rows=3, columns=96, dtype=dtype), (x,), quantized(loaded(x, dtype)), 0)
 
