@@ -215,6 +215,12 @@ def _attention(dtype: str, head_dim: int, group: int, *, label: str = "", splits
     )
 
 
+def _merge(name: str, head_dim: int, **options: Any) -> Case:
+    config = tuning.merge_attention.rule(head_dim, 33)
+    arguments = dict(batch=1, num_heads=32, head_dim=head_dim, splits=33, config=config)
+    return Case(f"merge_attention-{name}", "merge_attention", arguments | options)
+
+
 ATTENTION_CASES = (
     *(_attention("bf16", head_dim, 4) for head_dim in (128, 32, 64, 80, 96, 112, 256)),
     *(_attention(dtype, head_dim, 4) for dtype in ("f32", "int8", "fp8") for head_dim in (64, 128, 256)),
@@ -228,10 +234,9 @@ ATTENTION_CASES = (
     _attention("bf16", 256, 2, label="-window-soft_cap", window=4096, soft_cap=50.0),
     _attention("bf16", 64, 8, label="-window-sinks", window=128, sinks=True),
     _attention("bf16", 128, 4, label="-q8_1", output="q8_1"),
-    *(
-        Case(f"merge_attention-{name}", "merge_attention", dict(batch=1, num_heads=32, head_dim=128, splits=32) | more)
-        for name, more in (("f32", {}), ("q8_1", dict(output="q8_1")), ("d80", dict(head_dim=80)))
-    ),
+    _merge("f32", 128),
+    _merge("q8_1", 128, output="q8_1"),
+    _merge("d80", 80),
 )
 
 # --- sampling ---------------------------------------------------------------------------------------------------

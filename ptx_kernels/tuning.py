@@ -5,6 +5,7 @@ from __future__ import annotations
 from .choices import Rule, Tabled
 from .kernels.gemm import GemmConfig
 from .kernels.matvec import MatvecConfig
+from .kernels.merge_attention import MergeConfig
 from .kernels.paged_attention import PagedAttentionConfig
 from .kernels.pages import PAGE_TYPES
 from .kernels.rms_norm import RmsNormConfig
@@ -128,6 +129,14 @@ def paged_attention(
         unroll=2 if registers(2) <= 192 else 1,
         splits=max(1, splits),
     )
+
+
+@Rule
+def merge_attention(head_dim: int, splits: int) -> MergeConfig:
+    """Config for the merge of so many splits: all in flight at once, in up to eight warps, eight of each lane's."""
+    per_warp = WARP * 4 // (1 << (head_dim - 1).bit_length()) or 1  # splits that a warp's lanes hold, four values each
+    warps = min(8, -(-splits // per_warp))
+    return MergeConfig(warps=warps, unroll=min(8, -(-splits // (warps * per_warp))))
 
 
 @Rule

@@ -183,7 +183,13 @@ def _kernels(
     results = launch(kernel, *arrays)
     if config.splits == 1:
         return results
-    merge = merge_attention(batch=batch, num_heads=num_heads, head_dim=head_dim, splits=config.splits)
+    merge = merge_attention(
+        batch=batch,
+        num_heads=num_heads,
+        head_dim=head_dim,
+        splits=config.splits,
+        config=tuning.merge_attention(head_dim, config.splits),
+    )
     return launch(merge, *results)
 
 
