@@ -26,7 +26,7 @@ def mbarrier_init(k: Builder, barrier: Pointer, count: Operand) -> None:
 
 def mbarrier_arrive(k: Builder, barrier: Pointer, *, expect: Operand | None = None) -> None:
     """Arrives at the current phase, after it expects so many bytes of copies besides (sm_90)."""
-    k.require(_AMPERE if expect is None else _HOPPER)
+    k.require(((7, 1), 80) if expect is None else _HOPPER)  # 7.1 brought `_`, which drops the phase's state
     if expect is None:
         k.write(f"mbarrier.arrive.shared.b64 _, {_object(barrier)};")
     else:

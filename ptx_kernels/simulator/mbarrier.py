@@ -177,6 +177,9 @@ _NEEDS: dict[tuple[str, ...], Version] = {
     ("arrive", "expect_tx"): ((8, 0), 90),
 }
 
+_NEEDS_SINK: Version = ((7, 1), 80)  # `_` in the place of an arrival's state
+_NEEDS_COUNT: Version = ((7, 8), 90)  # of arrivals
+
 
 def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
     kind = _kind(instruction.opcode)
@@ -188,6 +191,10 @@ def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
     given = list(instruction.operands)
     operands.count(instruction, *(count + (kind[0] == "arrive") for count in _counts(kind)))
     target = given.pop(0) if kind[0] == "arrive" else None
+    if isinstance(target, Name):
+        operands.needs(instruction, _NEEDS_SINK)
+    if kind == ("arrive",) and len(given) > 1:
+        operands.needs(instruction, _NEEDS_COUNT)
     base, offset = address_of(operands, instruction, given[0], "shared")
     number = operands.source(given[1], _U32, instruction)[0] if len(given) > 1 else None
     slot = None if target is None else _sink(operands, instruction, target)

@@ -114,9 +114,30 @@ def test_what_is_refused(error: type[simulator.SimulationError], body: str, mess
         launch(prefix + body)
 
 
-def test_an_older_target_is_refused() -> None:
-    with pytest.raises(simulator.ParseError, match="needs PTX 8.0 and sm_90"):
-        launch(INIT.format(1) + EXPECT.format(16), version="7.8")
+@pytest.mark.parametrize(
+    ("body", "version", "target", "needed"),
+    [
+        (EXPECT.format(16), "7.8", 90, "8.0 and sm_90"),
+        ("mbarrier.arrive.shared.b64 _, [object];", "7.0", 80, "7.1 and sm_80"),
+        ("mbarrier.arrive.shared.b64 %rd6, [object], 2;", "7.8", 80, "7.8 and sm_90"),
+    ],
+)
+def test_an_older_target_is_refused(body: str, version: str, target: int, needed: str) -> None:
+    with pytest.raises(simulator.ParseError, match=f"needs PTX {needed}"):
+        launch(INIT.format(1) + body, version=version, target=target)
+
+
+def test_arrivals_assemble_for_the_target_they_declare() -> None:
+    @kernel
+    def arrive(k: Builder) -> None:
+        k.launch((1,), 32)
+        y, barrier = k.output("y", u32, (32,)), k.shared("barrier", u64, (1,))
+        k.mbarrier_init(barrier, 32)
+        k.mbarrier_arrive(barrier)
+        y.store(k.thread_id, k.thread_id)
+
+    assert ".target sm_80" in arrive().text
+    assert assemble(arrive().text, "sm_80").spill_store_bytes == 0
 
 
 @pytest.mark.parametrize(
