@@ -65,7 +65,7 @@ def fused_matvec(
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
     blocks = sum(-(-n // (warps * per_warp)) for n in rows)
-    rounds = -(-blocks // (_MULTIPROCESSORS * resident))
+    rounds = -(-blocks // (_MULTIPROCESSORS * resident - len(rows) + 1))  # each matrix's share of blocks is rounded up
     return MatvecConfig(
         activations="inline_q8" if inline else "q8_1",
         warps=warps,

@@ -7,7 +7,8 @@ import pytest
 from ptx_kernels import tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS, MatvecConfig, gated_matvec, matvec, qkv_matvec
-from ptx_kernels.ptx import Kernel
+from ptx_kernels.kernels.matvec.rows import launch
+from ptx_kernels.ptx import Builder, Kernel
 from ptx_kernels.report import figures
 
 
@@ -47,6 +48,17 @@ def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
     config: MatvecConfig = tuning.fused_matvec(("Q4_K", "Q4_K"), (14336,), 4096, 1, True, "q8_1")
     assert config.block_rows == 32 and config.persistent == 112  # 448 groups of 32 rows: four rounds on 132 processors
     assert tuning.fused_matvec(("Q4_K",), (4096,), 4096, 1, True).persistent == 0  # 256 blocks: one wave
+
+
+@pytest.mark.parametrize("rows", [(14336, 3584, 3584), (8192, 1024, 1024), (5120, 1024, 1024), (12800, 16, 16)])
+def test_matrices_of_one_launch_share_the_rounds_evenly(rows: tuple[int, ...]) -> None:
+    """None of them keeps a block busy for longer than if all rows were those of one matrix, and all blocks fit."""
+    config: MatvecConfig = tuning.fused_matvec(("Q4_K",) * 3, rows, 4096, 1, True)
+    groups = [-(-n // config.block_rows) for n in rows]
+    blocks = launch(Builder("joined"), config, *rows)
+    assert 0 < config.persistent < sum(groups) and sum(blocks) <= 132 * config.resident_blocks
+    rounds = [-(-each // count) for each, count in zip(groups, blocks, strict=True)]
+    assert max(rounds) == -(-sum(groups) // config.persistent)
 
 
 def test_none_spills() -> None:

@@ -68,7 +68,7 @@ def launch(k: Builder, config: MatvecConfig, *rows: int) -> list[int]:
     groups = [-(-n // config.block_rows) for n in rows]
     counts = groups
     if 0 < config.persistent < sum(groups):
-        counts = [max(1, config.persistent * each // sum(groups)) for each in groups]
+        counts = [-(-config.persistent * each // sum(groups)) for each in groups]  # up: no more rounds than even
     k.launch((sum(counts),), WARP * config.warps, resident_blocks=config.resident_blocks)
     return counts
 
