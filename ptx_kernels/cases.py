@@ -134,7 +134,9 @@ FUSED_CASES = (
     _fused("inline_q8-norm", "matvec", "inline_q8", dict(persistent=264), norm=True, eps=1e-5, **_Q4),
     _fused("inline_q8", "matvec", "inline_q8", dict(resident_blocks=2), m=8, **_DOWN),
     _fused("residual", "matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_DOWN),
-    _fused("q8_1-output", "matvec", "batched", {**_GROUPS, "resident_blocks": 1}, m=4, output="q8_1", **_Q4),
+    _fused(
+        "q8_1-output", "matvec", "batched", {**_GROUPS, "resident_blocks": 1, "lanes": 8}, m=4, output="q8_1", **_Q4
+    ),
     _fused("dp4a", "gated_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_PAIR),
     _fused("dp4a", "gated_matvec", "batched", dict(resident_blocks=2), m=8, **_PAIR),
     _fused("q8_1-output", "gated_matvec", "quarter_warp_dp4a", _GROUPS, output="q8_1", **_PAIR),
