@@ -11,7 +11,19 @@ from collections.abc import Callable
 import numpy as np
 
 from ..types import f32, pred
-from .rounding import MODES, flush, fma_to_odd, round_to, saturate, signed_zero, sum_to_odd
+from .rounding import (
+    MODES,
+    flush,
+    fma_to_odd,
+    maximum,
+    maximum_or_nan,
+    minimum,
+    minimum_or_nan,
+    round_to,
+    saturate,
+    signed_zero,
+    sum_to_odd,
+)
 from .row import BASELINE, SM80, Error, Meaning, Version, define
 
 _ONE = np.ones(1, np.float32)
@@ -99,10 +111,10 @@ for _mode in MODES[1:]:
     _both(f"rcp.{_mode}.f32", 1, _directed(np.reciprocal, _mode))
 _both("neg.f32", 1, np.negative)
 _both("abs.f32", 1, np.abs)
-_both("max.f32", 2, np.fmax)  # a NaN operand is dropped
-_both("min.f32", 2, np.fmin)
-_both("max.NaN.f32", 2, np.maximum, SM80)
-_both("min.NaN.f32", 2, np.minimum, SM80)
+_both("max.f32", 2, maximum)  # a NaN operand is dropped
+_both("min.f32", 2, minimum)
+_both("max.NaN.f32", 2, maximum_or_nan, SM80)
+_both("min.NaN.f32", 2, minimum_or_nan, SM80)
 define("copysign.f32", f32, (f32, f32), lambda a, b: np.copysign(b, a))
 
 # The meaning of .approx instructions is the correctly rounded result; hardware may differ by the documented error.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..types import Type, bf16, bf16x2, f16, f16x2
-from .rounding import bf16_to_f32, f32_to_bf16, fma_to_odd, to_bf16
+from .rounding import bf16_to_f32, f32_to_bf16, fma_to_odd, maximum, minimum, to_bf16
 from .row import BASELINE, SM80, Meaning, Version, define
 
 _SM90: Version = ((7, 8), 90)
@@ -57,9 +57,9 @@ _define("fma.rn.relu", f16, 3, lambda a, b, c: np.fmax(_fma_f16(a, b, c), _ZERO)
 _define("fma.rn", bf16, 3, _fma_bf16, SM80)
 _define("neg", f16, 1, np.negative)
 _define("abs", f16, 1, np.abs)
-_define("min", f16, 2, np.fmin, SM80)
-_define("max", f16, 2, np.fmax, SM80)
+_define("min", f16, 2, minimum, SM80)
+_define("max", f16, 2, maximum, SM80)
 _define("neg", bf16, 1, lambda a: a ^ np.uint16(0x8000), SM80)
 _define("abs", bf16, 1, lambda a: a & np.uint16(0x7FFF), SM80)
-_define("min", bf16, 2, _of_f32(np.fmin), SM80)
-_define("max", bf16, 2, _of_f32(np.fmax), SM80)
+_define("min", bf16, 2, _of_f32(minimum), SM80)
+_define("max", bf16, 2, _of_f32(maximum), SM80)

@@ -7,6 +7,8 @@ every midpoint between two, the exact value lies; so rounding it again is right 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 #: PTX suffix -> toward where: nearest (even), zero, minus infinity, plus infinity
@@ -88,6 +90,25 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 def signed_zero(result: np.ndarray, minus: np.ndarray) -> np.ndarray:
     """The result with its zeros negative where `minus` holds: x + (-x) is -0 when rounding toward minus infinity."""
     return np.where((result == 0) & minus, -np.abs(result), result)
+
+
+def ordered_zeros(extreme: Callable[..., np.ndarray], *, largest: bool) -> Callable[..., np.ndarray]:
+    """NumPy's maximum or minimum of two, with +0 above -0 (PTX ISA 9.7.3.11 and 9.7.3.12); NumPy takes either."""
+    minus = np.logical_and if largest else np.logical_or
+
+    def meaning(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        result = extreme(a, b)
+        if not (result == 0).any():
+            return result
+        zero = result.dtype.type(0)
+        signed = np.where(minus(np.signbit(a), np.signbit(b)), -zero, zero)
+        return np.where((a == 0) & (b == 0), signed, result)
+
+    return meaning
+
+
+maximum, minimum = ordered_zeros(np.fmax, largest=True), ordered_zeros(np.fmin, largest=False)
+maximum_or_nan, minimum_or_nan = ordered_zeros(np.maximum, largest=True), ordered_zeros(np.minimum, largest=False)
 
 
 def flush(x: np.ndarray) -> np.ndarray:

@@ -230,6 +230,19 @@ def test_zeros_have_the_signs_of_ieee_754() -> None:
         assert np.signbit(INSTRUCTIONS[f"mul.{mode}.f32"].meaning(-zero, one))[0]
 
 
+@pytest.mark.parametrize("type_", ["f32", "ftz.f32", "NaN.f32", "f16", "bf16"])
+def test_plus_zero_is_above_minus_zero(type_: str) -> None:
+    """In either order (PTX ISA 9.7.3.11 and 9.7.3.12)."""
+    a, b = np.array([[0.0, -0.0], [-0.0, 0.0], [-0.0, -3.0], [3.0, -0.0], [-0.0, -0.0]], np.float32).T
+    if type_ == "bf16":
+        a, b = ((x.view(np.uint32) >> 16).astype(np.uint16) for x in (a, b))
+    elif type_ == "f16":
+        a, b = a.astype(np.float16), b.astype(np.float16)
+    for name, want in {"max": [0.0, 0.0, -0.0, 3.0, -0.0], "min": [-0.0, -0.0, -3.0, -0.0, -0.0]}.items():
+        got = as_float(INSTRUCTIONS[f"{name}.{type_}"].meaning(a, b), type_)
+        assert got == want and (np.signbit(got) == np.signbit(want)).all(), name
+
+
 def test_conversions_of_floats() -> None:
     for opcode in INSTRUCTIONS:
         to_float = re.fullmatch(r"cvt\.(r[nzmp])\.(f32|f16|bf16)\.([us]\d+|f32)", opcode)
