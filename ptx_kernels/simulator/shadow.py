@@ -54,11 +54,7 @@ class Shadow:
     def read(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe) -> None:
         """Records a load of items `index`, shape (lanes of the frame,), of `width` bytes; raises if it races."""
         self._refine(width)
-        writes = self._at(self._writes, index, width)
-        if self.must_be_written and not (writes.size and writes.all()):
-            position = int(np.argmax((writes == 0).any(axis=1))) if writes.size else 0
-            what = f"{describe(position)}: nobody wrote all of these {width} bytes"
-            raise frame.fault(UninitializedRead, instruction, position, what)
+        writes = self._known(frame, instruction, index, width, describe)
         self._check(frame, instruction, writes, "reads what {} wrote", describe)
         self._check(
             frame, instruction, self._at(self._updates, index, width), "reads what {} updated by an atomic", describe
@@ -91,15 +87,22 @@ class Shadow:
     def update(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe) -> None:
         """Records an atomic update: in order with other atomic ones, a race with plain accesses."""
         self._refine(width)
+        writes = self._known(frame, instruction, index, width, describe)
+        self._check(frame, instruction, writes, "updates by an atomic what {} wrote", describe)
+        reads = self._at(self._reads, index, width)
+        self._check(frame, instruction, reads, "updates by an atomic what {} read", describe)
+        self._updates = self._merge(frame, self._updates, index, width)
+
+    def _known(
+        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe
+    ) -> np.ndarray:
+        """Records of the last writes; raises where there has to be one and is none."""
         writes = self._at(self._writes, index, width)
         if self.must_be_written and not (writes.size and writes.all()):
             position = int(np.argmax((writes == 0).any(axis=1))) if writes.size else 0
             what = f"{describe(position)}: nobody wrote all of these {width} bytes"
             raise frame.fault(UninitializedRead, instruction, position, what)
-        self._check(frame, instruction, writes, "updates by an atomic what {} wrote", describe)
-        reads = self._at(self._reads, index, width)
-        self._check(frame, instruction, reads, "updates by an atomic what {} read", describe)
-        self._updates = self._merge(frame, self._updates, index, width)
+        return writes
 
     # --- records ----------------------------------------------------------------------------------------------------
 
