@@ -42,7 +42,12 @@ def check_choice(
         raise ValueError(f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, or None")
     if activations is not None and activations not in ACTIVATIONS:
         raise ValueError(f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None")
-    names = None if fused is None else (fused,) if isinstance(fused, str) else tuple(fused or ())
+    if fused is None:
+        names = None
+    elif fused is False:
+        names = ()
+    else:
+        names = tuple(fused) if isinstance(fused, Collection) and not isinstance(fused, str) else (fused,)
     for name in names or ():
         if name not in FUSIONS:
             raise ValueError(f"fused={name!r} must be a collection of {', '.join(FUSIONS)}, or False, or None")

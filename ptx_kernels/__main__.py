@@ -18,7 +18,7 @@ from .assemble import TARGETS, AssemblyError, ToolNotFoundError, tool_version
 from .cases import CASES, preset_cases
 from .kernels import KERNELS
 from .kernels.matvec import PRESETS
-from .markdown import rewrite
+from .markdown import MarkdownError, rewrite
 from .ptx import Kernel
 from .report import as_dicts, report, table
 from .simulate import simulate
@@ -161,13 +161,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "simulate":
             try:
                 print(simulate(kernel, options._seeds))
-            except SimulationError as error:
+            except (SimulationError, MemoryError) as error:
                 parser.exit(1, f"{type(error).__name__}: {error}\n")
             return 0
         if options._output is None:
             sys.stdout.write(kernel.text)
         else:
-            options._output.write_text(kernel.text)
+            try:
+                options._output.write_text(kernel.text)
+            except OSError as error:
+                parser.exit(1, f"{error}\n")
         return 0
     wanted = PRESETS if options.preset == "all" else [options.preset] if options.preset else []
     of_presets = [case for preset in wanted for case in preset_cases(preset)]
@@ -178,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             rewrite(options.markdown, only=f"family {options.family}" if options.family else preset)
             return 0
         rows = report(cases, KERNELS, options.arch)
-    except (ToolNotFoundError, AssemblyError) as error:
+    except (ToolNotFoundError, AssemblyError, OSError, MarkdownError) as error:
         parser.exit(1, f"{error}\n")
     if options.json:
         print(json.dumps({"ptxas": tool_version("ptxas"), "kernels": as_dicts(rows)}, indent=1))

@@ -150,21 +150,28 @@ def tables() -> dict[str, Table]:
 _MARKED = re.compile(r"(<!-- table: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+class MarkdownError(ValueError):
+    """A file whose tables cannot be filled in."""
+
+
 def rewrite(path: Path, *, only: str | None = None) -> None:
     """Fills in every table of the file, or the one named `only`.
 
     Raises:
-      ValueError: the file names a table that there is not.
+      MarkdownError: the file names a table that there is not, or has none to fill in. OSError: no such file.
     """
     known = tables()
 
     def filled(match: re.Match[str]) -> str:
         start, name, end = match.groups()
         if name not in known:
-            raise ValueError(f"{path}: table {name!r} must be one of {', '.join(known)}")
+            raise MarkdownError(f"{path}: table {name!r} must be one of {', '.join(known)}")
         return f"{start}\n{known[name].make()}\n\n{end}" if only in (None, name) else match.group()
 
-    text = _MARKED.sub(filled, path.read_text())
+    text = path.read_text()
+    if not any(only in (None, match.group(2)) for match in _MARKED.finditer(text)):
+        raise MarkdownError(f"{path}: no marks of a table{'' if only is None else f' {only!r}'}")
+    text = _MARKED.sub(filled, text)
     path.write_text(re.sub(r"ptxas \d[\d.]*\d", f"ptxas {tool_version('ptxas')}", text))
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from .devices import find_device
 from .kernels.matvec import MatvecConfig
+from .ptx import KernelError
 
 SOURCES = ("measured", "model")
 FOLDER = Path(__file__).with_name("tuned")
@@ -31,6 +32,7 @@ FOLDER = Path(__file__).with_name("tuned")
 #: Which Config the rows of a kernel hold.
 CONFIGS: dict[str, type] = {"matvec": MatvecConfig}
 
+_LARGEST = 1 << 40  # of n, columns and m
 _FARTHEST = 1.0  # octaves in n or in columns up to which a row stands for a shape that is not its own
 
 
@@ -102,8 +104,9 @@ def _typed(where: str, value: Any, kind: Any) -> Any:
 
 def _positive(where: str, values: Mapping[str, Any], name: str, kind: type) -> Any:
     value = _field(where, values, name, kind)
-    if not 0 < value < math.inf:
-        raise TuningTableError(f"{where}: {name}={value} must be positive and finite")
+    most = _LARGEST if kind is int else math.inf
+    if not 0 < value < most:
+        raise TuningTableError(f"{where}: {name}={reprlib.repr(value)} must be positive and below {most}")
     return value
 
 
@@ -124,7 +127,7 @@ def parse(text: str | bytes, path: str) -> Table:
     """A table from a file's text.
 
     Raises:
-      TuningTableError: no JSON, or what is missing, of a wrong type or unknown.
+      TuningTableError: no JSON, what is missing, of a wrong type or unknown, a Config that its own shape refuses.
     """
     try:
         content = json.loads(text)
@@ -141,18 +144,21 @@ def parse(text: str | bytes, path: str) -> Table:
         kernel = _field(where, values, "kernel", str)
         if kernel not in CONFIGS:
             raise TuningTableError(f"{where}: kernel: {kernel!r} must be one of {', '.join(CONFIGS)}")
-        rows.append(
-            Row(
-                kernel=kernel,
-                format=_field(where, values, "format", str),
-                n=_positive(where, values, "n", int),
-                columns=_positive(where, values, "columns", int),
-                m=_positive(where, values, "m", int),
-                config=_config(where, kernel, _field(where, values, "config", dict)),
-                seconds=_positive(where, values, "seconds", float),
-                why=_typed(f"{where}: why", values.get("why", ""), str),
-            )
+        row = Row(
+            kernel=kernel,
+            format=_field(where, values, "format", str),
+            n=_positive(where, values, "n", int),
+            columns=_positive(where, values, "columns", int),
+            m=_positive(where, values, "m", int),
+            config=_config(where, kernel, _field(where, values, "config", dict)),
+            seconds=_positive(where, values, "seconds", float),
+            why=_typed(f"{where}: why", values.get("why", ""), str),
         )
+        try:
+            row.config.check(row.format, row.n, row.columns, row.m)
+        except KernelError as error:
+            raise TuningTableError(f"{where}: {error}") from error
+        rows.append(row)
     return Table(path, _field(path, content, "device", str), source, tuple(rows))
 
 

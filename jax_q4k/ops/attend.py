@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -59,18 +58,14 @@ def attend(
     soft_cap: float | None,
     implementation: str | None,
 ) -> jax.Array:
-    """Checks what `paged_attention` and `attention` share, and binds the primitive."""
+    """Checks what `paged_attention` and `attention` share, but for the window, and binds the primitive."""
     num_kv_heads, head_dim = k.shape[1], k.shape[3]
     q = query(q, head_dim)
     batch, num_heads, _ = q.shape
     if num_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
-    scale = head_dim**-0.5 if scale is None else float(scale)
-    for name, value in (("scale", scale), ("soft_cap", soft_cap)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value} must be positive and finite")
-    if window is not None and not 1 <= window < 1 << 31:
-        raise ValueError(f"window={window} must be a positive int32")
+    scale = head_dim**-0.5 if scale is None else checks.positive("scale", scale)
+    soft_cap = None if soft_cap is None else checks.positive("soft_cap", soft_cap)
     if sinks is not None:
         sinks = checks.float_array("sinks", sinks).astype(jnp.float32)
         checks.same_shape("sinks", sinks, (num_heads,), "(num_heads,)")
@@ -80,8 +75,8 @@ def attend(
     (out,) = _op.bind(
         *operands.given(),
         scale=scale,
-        window=None if window is None else int(window),
-        soft_cap=None if soft_cap is None else float(soft_cap),
+        window=window,
+        soft_cap=soft_cap,
         contiguous=block_tables is None,
         sinks=sinks is not None,
         implementation=implementation,

@@ -45,7 +45,7 @@ def attention(
     """
     k, v, k_scales, v_scales = checks.contiguous(k, v, k_scales, v_scales)
     batch, _, capacity, head_dim = k.shape
-    q = query(q, head_dim)
+    q, window = query(q, head_dim), checks.window(window)
     if q.shape[0] != batch:
         raise ValueError(f"q has shape {q.shape}; its batch must be k's, {batch}")
     lengths = checks.int32_array("lengths", lengths)

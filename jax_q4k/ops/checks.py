@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from ..arrays import QuantizedArray
 FLOAT_DTYPES: tuple[np.dtype, ...] = tuple(jnp.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16))
 PAGE_DTYPES: tuple[np.dtype, ...] = (*FLOAT_DTYPES, *(jnp.dtype(d) for d in (jnp.int8, jnp.float8_e4m3fn)))
 MIN_PAGE_SIZE = 16
+_FLOAT32_TINY, _FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
 
 def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> jax.Array:
@@ -68,10 +69,10 @@ def weight(name: str, w: Any) -> QuantizedArray | jax.Array:
     return checked
 
 
-def float32(name: str, x: Any, expected: tuple[int, ...]) -> jax.Array:
-    """`x` as a float32 array of that shape."""
+def float32(name: str, x: Any, expected: tuple[int, ...], rule: str) -> jax.Array:
+    """`x` as a float32 array of that shape; `rule` says in names what is expected."""
     array = float_array(name, x)
-    same_shape(name, array, expected, "a shape that fits the others',")
+    same_shape(name, array, expected, rule)
     return array.astype(jnp.float32)
 
 
@@ -82,13 +83,51 @@ def same_shape(name: str, array: Any, expected: tuple[int, ...], rule: str) -> N
 
 
 def epsilon(name: str, eps: Any) -> float:
-    """What is added to a mean square: finite and at least 0; ValueError otherwise."""
+    """What is added to a mean square: finite in float32 and at least 0; ValueError otherwise."""
     if eps is None:
         raise ValueError(f"{name}=None must be a number where there is a norm's weight")
-    number = float(eps)
-    if not (math.isfinite(number) and number >= 0):
-        raise ValueError(f"{name}={number} must be finite and at least 0")
-    return number
+    value = number(name, eps)
+    if not 0 <= value <= _FLOAT32_MAX:
+        raise ValueError(f"{name}={value} must be finite in float32 and at least 0")
+    return value
+
+
+def positive(name: str, value: Any) -> float:
+    """A factor of scores: positive and finite in float32; ValueError otherwise."""
+    checked = number(name, value)
+    if not _FLOAT32_TINY <= checked <= _FLOAT32_MAX:
+        raise ValueError(f"{name}={checked} must be positive and finite in float32")
+    return checked
+
+
+def number(name: str, value: Any) -> float:
+    """`value` as a Python float; TypeError for what is no number, or is only known when the program runs."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except (TypeError, ValueError):  # JAX's errors for traced values are TypeErrors
+        pass
+    raise TypeError(f"{name} is of type {type(value).__name__}; it must be a number that is known at tracing")
+
+
+def integer(name: str, value: Any) -> int:
+    """`value` as a Python int; TypeError for what is none, or is only known when the program runs."""
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{name} is of type {type(value).__name__}; it must be an integer that is known at tracing")
+
+
+def window(value: Any) -> int | None:
+    """How many tokens of a context are seen: a positive int32, or None, all."""
+    if value is None:
+        return None
+    checked = integer("window", value)
+    if not 1 <= checked < 1 << 31:
+        raise ValueError(f"window={checked} must be a positive int32")
+    return checked
 
 
 def pages(

@@ -121,11 +121,14 @@ def products(
     shape = (*leading, weights[0].shape[0])
     operands = Operands(
         x.reshape(m, k).astype(jnp.float32),
-        None if residual is None else checks.float32("residual", residual, shape).reshape(m, shape[-1]),
-        None if norm is None else checks.float32("norm_weight", norm[0], (k,)),
+        None if residual is None else checks.float32("residual", residual, shape, "(..., n)").reshape(m, shape[-1]),
+        None if norm is None else checks.float32("norm_weight", norm[0], (k,), "(k,)"),
         weights,
         tuple(
-            None if b is None else checks.float32("bias", b, w.shape[:1]) for b, w in zip(biases, weights, strict=True)
+            None
+            if b is None
+            else checks.float32(f"biases[{i}]" if len(weights) > 1 else "bias", b, w.shape[:1], "(n,)")
+            for i, (b, w) in enumerate(zip(biases, weights, strict=True))
         ),
     )
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])

@@ -123,7 +123,7 @@ def _gated(
 ) -> jax.Array:
     x = checks.float_array("x", x)
     gate, up = checks.weight("gate", gate), checks.weight("up", up)
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
     chosen = check_choice(implementation, activations).activations or current_choice().activations
     checks.same_shape("up", up, gate.shape, "gate's shape")
@@ -136,8 +136,8 @@ def _gated(
     m, n = math.prod(leading), inner if down is None else down.shape[0]
     operands = Operands(
         x.reshape(m, k).astype(jnp.float32),
-        None if residual is None else checks.float32("residual", residual, (*leading, n)).reshape(m, n),
-        None if norm_weight is None else checks.float32("norm_weight", norm_weight, (k,)),
+        None if residual is None else checks.float32("residual", residual, (*leading, n), "(..., n)").reshape(m, n),
+        None if norm_weight is None else checks.float32("norm_weight", norm_weight, (k,), "(k,)"),
         gate,
         up,
         down,

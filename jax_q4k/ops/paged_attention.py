@@ -42,7 +42,8 @@ def paged_attention(
       scale: None means head_dim ** -0.5.
       window: sliding window: only the last `window` tokens of a context are seen, or None: all.
       soft_cap: scores become soft_cap * tanh(score / soft_cap), or None: they stay.
-      sinks: (num_heads,) floats, a logit per query head that takes part in the softmax and has no value; or None.
+      sinks: (num_heads,) floats, finite or -inf: a logit per query head that takes part in the softmax and has no
+        value; or None.
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32, as `append_kv` writes them: a
         value is its int8 times the scale of its page, head and slot.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
@@ -56,7 +57,7 @@ def paged_attention(
     """
     k_pages, v_pages, k_scales, v_scales = checks.pages(k_pages, v_pages, k_scales, v_scales)
     num_pages, _, page_size, head_dim = k_pages.shape
-    q = query(q, head_dim)
+    q, window = query(q, head_dim), checks.window(window)
     batch = q.shape[0]
     block_tables = checks.int32_array("block_tables", block_tables)
     context_lens = checks.int32_array("context_lens", context_lens)

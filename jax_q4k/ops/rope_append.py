@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
 
@@ -74,18 +75,22 @@ def rope_append(
     for name, x in (("q", q), ("k", k), ("v", v), ("cos", cos), ("sin", sin)):
         if x.dtype != jnp.float32:
             raise TypeError(f"{name} has dtype {x.dtype}; it must be float32")
+    if not isinstance(interleaved, (bool, np.bool_)):
+        raise TypeError(f"interleaved={interleaved!r} must be True or False")
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm must both be given, or neither")
     norms: list[jax.Array] = []
     if q_norm is not None:
-        norms = [checks.float32(name, x, (head_dim,)) for name, x in (("q_norm", q_norm), ("k_norm", k_norm))]
+        norms = [
+            checks.float32(name, x, (head_dim,), "(head_dim,)") for name, x in (("q_norm", q_norm), ("k_norm", k_norm))
+        ]
     eps = checks.epsilon("eps", eps) if norms else 0.0
     if tokens == 0:
         return q, *pages
     if current_choice().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
         arrays = (*pages, q, k, v, slot_mapping, cos, sin, *norms)
-        *pages, q = _op.bind(*arrays, interleaved=interleaved, eps=eps, implementation=implementation)
+        *pages, q = _op.bind(*arrays, interleaved=bool(interleaved), eps=eps, implementation=implementation)
     else:
         if norms:
             q, k = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -56,8 +55,9 @@ def top_k(x: Any, k: int, *, implementation: str | None = None) -> tuple[jax.Arr
     Raises:
       TypeError: a dtype that is not listed. ValueError: an empty axis, a k out of range, an unknown name.
     """
+    x = checks.float_array("x", x)
     rows, leading = _rows(x)
-    k = operator.index(k)
+    k = checks.integer("k", k)
     if not 1 <= k <= rows.shape[1]:
         raise ValueError(f"k={k} must be 1 to {rows.shape[1]}, the values of a row")
     if not rows.size:

@@ -11,6 +11,7 @@ from types import CodeType
 from typing import Any
 
 from . import mbarrier, tensor
+from .arguments import checked
 from .errors import KernelError, Line, call_path
 from .instructions import BASELINE, INSTRUCTIONS, Version
 from .module import Buffer, Kernel, Role
@@ -19,6 +20,7 @@ from .values import Operand, Pointer, Value, Var, immediate
 
 WARP = 32
 STATIC_SHARED_BYTES = 48 << 10
+MAX_LINES = 50_000  # ptxas takes minutes for more, and no instruction cache holds them
 _FULL_MASK = "-1"
 _DYNAMIC_SHARED = "dynamic_shared"
 _PREFIXES = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%rd", "f32": "%f"}
@@ -61,6 +63,8 @@ class Builder:
     # --- text ---
 
     def write(self, line: str) -> None:
+        if len(self._lines) >= MAX_LINES:
+            raise KernelError(f"{self.name} would have more than {MAX_LINES} lines: something is unrolled too often")
         self._lines.append((f"  {line}", call_path(self._code)))
 
     def require(self, version: Version) -> None:
@@ -366,7 +370,10 @@ class Builder:
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
-    """Makes a kernel function `f(k, *, ...)` a builder of kernels: `f(...)` returns the built `Kernel`, cached."""
+    """Makes a kernel function `f(k, *, ...)` a builder of kernels: `f(...)` returns the built `Kernel`, cached.
+
+    What it is given must be of the types that the function declares; see `arguments.checked`.
+    """
 
     @functools.cache
     def build(arguments: tuple[tuple[str, Any], ...]) -> Kernel:
@@ -377,7 +384,7 @@ def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
 
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> Kernel:
-        return build(tuple(sorted(arguments.items())))
+        return build(tuple(sorted(checked(function, arguments).items())))
 
     return wrapper
 

@@ -36,7 +36,10 @@ _CONVERSIONS: dict[tuple[Type, Type], str] = {
 def immediate(value: int | float, type: Type) -> str:
     """PTX spelling of a Python number as an immediate of `type`; raises KernelError when it does not fit."""
     if type is f32:
-        return "0f" + struct.pack(">f", value).hex().upper()
+        try:
+            return "0f" + struct.pack(">f", value).hex().upper()
+        except (struct.error, OverflowError) as error:
+            raise KernelError(f"{value!r} cannot stand where an f32 is needed") from error
     if not type.is_integer or isinstance(value, (bool, float)):
         raise KernelError(f"{value!r} cannot stand where a {type} is needed")
     bits = 8 * type.size

@@ -64,6 +64,20 @@ def test_emit_errors_are_clear(capsys):
         assert message in capsys.readouterr().err
 
 
+def test_files_that_cannot_be_written(tmp_path, capsys):
+    case, plain = CASES[0], tmp_path / "plain.md"
+    plain.write_text("no marks\n")
+    for arguments, message in [
+        (["emit", case.family, *options(case), "-o", str(tmp_path / "none" / "x.ptx")], "No such file"),
+        (["report", "--family", "argmax", "--markdown", str(tmp_path / "none.md")], "No such file"),
+        (["report", "--family", "argmax", "--markdown", str(plain)], "plain.md: no marks of a table 'family argmax'"),
+    ]:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        assert stopped.value.code == 1
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "option, value, message",
     [("--m", "99", "m=99 must be 1 to 8"), ("--format", "Q9_K", "format='Q9_K' must be one of Q4_K")],

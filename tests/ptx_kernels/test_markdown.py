@@ -42,9 +42,13 @@ def test_rewriting_fills_in_what_is_marked(tmp_path, monkeypatch):
     assert markdown.labels(text) == {"t": made.labels}
     markdown.rewrite(path)
     assert path.read_text() == text
-    path.write_text("<!-- table: t -->\nold\n<!-- end -->\n")
+    path.write_text("<!-- table: t -->\nold\n<!-- end -->\n<!-- table: u -->\nolder\n<!-- end -->\n")
+    monkeypatch.setattr(markdown, "tables", lambda: {"t": made, "u": made})
     markdown.rewrite(path, only="u")
-    assert "old" in path.read_text()
+    assert "old\n" in path.read_text() and "older" not in path.read_text()
+    with pytest.raises(markdown.MarkdownError, match=r"docs\.md: no marks of a table 'v'"):
+        markdown.rewrite(path, only="v")
+    monkeypatch.setattr(markdown, "tables", lambda: {"t": made})
     path.write_text("<!-- table: none -->\n<!-- end -->\n")
     with pytest.raises(ValueError, match="table 'none' must be one of t"):
         markdown.rewrite(path)

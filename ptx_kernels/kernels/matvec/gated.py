@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...ptx import Builder, kernel
+from ...ptx import Builder, KernelError, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
 from .matvec import product
@@ -31,6 +31,8 @@ def gated_matvec(
     A team computes the same rows of both. Formats may differ; operands are as those of `matvec`, with the planes of
     `gate` and then of `up` first.
     """
+    if len(formats) != 2:
+        raise KernelError(f"formats={formats} must be those of gate and up")
     for format in formats:
         config.check(format, n, columns, m)
     k.name = f"gated_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"

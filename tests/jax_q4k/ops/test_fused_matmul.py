@@ -250,6 +250,14 @@ def test_no_rows_and_no_leading_axes():
             ValueError,
             "activation='relu' must be one of silu",
         ),
+        (lambda x: jq.gated_matmul(x, GATE, UP, activation=[]), ValueError, r"activation=\[\] must be one of silu"),
+        (lambda x: jq.qkv_matmul(x, (GATE, UP), biases=(None, jnp.ones(3))), ValueError, r"biases\[1\].* \(n,\) = "),
+        (lambda x: jq.rms_norm_matmul(x, jnp.ones(K), GATE, eps=1e300), ValueError, "finite in float32"),
+        (
+            lambda x: jax.jit(lambda eps: jq.rms_norm_matmul(x, jnp.ones(K), GATE, eps=eps))(1e-5),
+            TypeError,
+            "eps is of type .*Tracer; it must be a number that is known at tracing",
+        ),
         (lambda x: jq.mlp(x, DOWN, DOWN, DOWN), ValueError, r"down has shape \(24, 256\); it must be \(n, 24\)"),
         (lambda x: jq.mlp(x, GATE, UP, DOWN, residual=x), ValueError, "residual has shape"),
         (lambda x: jq.mlp(x, GATE, UP, 3), TypeError, "down has dtype int32"),
@@ -258,6 +266,12 @@ def test_no_rows_and_no_leading_axes():
 def test_arguments_that_do_not_fit(call, error, message):
     with pytest.raises(error, match=message):
         call(jnp.ones((2, K)))
+
+
+@pytest.mark.parametrize("fused", [3, True, [1]])
+def test_fusions_that_are_no_names(fused):
+    with pytest.raises(ValueError, match=r"fused=\w+ must be a collection of matmul"), jq.implementation(fused=fused):
+        pass
 
 
 @pytest.mark.parametrize("fused", [("mlp", "attention"), {"attention"}, "attention"])

@@ -85,5 +85,12 @@ def test_what_they_refuse():
         jq.top_k(jnp.zeros(5), 0)
     with pytest.raises(ValueError, match=r"k=6 must be 1 to 5"):
         jq.top_k(jnp.zeros(5), 6)
+    with pytest.raises(TypeError, match="k is of type float; it must be an integer"):
+        jq.top_k(jnp.zeros(5), 2.0)
     with pytest.raises(TypeError, match="int32"):
         jq.argmax(jnp.zeros(5, jnp.int32))
+
+
+def test_top_k_of_a_list():
+    values, indices = jq.top_k([1.0, 3.0, 2.0], 2)
+    assert (values.dtype, values.tolist(), indices.tolist()) == (jnp.float32, [3.0, 2.0], [1, 2])
