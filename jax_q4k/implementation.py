@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
-from typing import Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 
@@ -42,6 +42,7 @@ def check_choice(
         raise ValueError(f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, or None")
     if activations is not None and activations not in ACTIVATIONS:
         raise ValueError(f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None")
+    names: tuple[Any, ...] | None
     if fused is None:
         names = None
     elif fused is False:

@@ -67,8 +67,6 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
     if not takes(format, columns):
         multiple = max(_COLUMNS, formats.get(format).block_size)
         raise KernelError(f"columns={columns} must be a multiple of {multiple} for {format}")
-    if n < 1 or m < 1:
-        raise KernelError(f"n={n} and m={m} must be at least 1")
     if config.m_tile < 16 or config.m_tile % 16:
         raise KernelError(f"m_tile={config.m_tile} must be a multiple of 16")
     if config.column_warps not in (1, 2, 4):

@@ -87,8 +87,8 @@ def paged_attention(
         raise KernelError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
     if contiguous and (num_pages, pages_per_sequence) != (batch, 1):
         raise KernelError(f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1")
-    if window is not None and window < 1 or soft_cap is not None and not soft_cap > 0:
-        raise KernelError(f"window={window} and soft_cap={soft_cap} must be positive")
+    if soft_cap is not None and not soft_cap > 0:
+        raise KernelError(f"soft_cap={soft_cap} must be positive")
     group = num_heads // num_kv_heads
     queries, splits = min(config.queries, group), config.splits
     q = k.input("q", f32, (batch, num_heads, head_dim))

@@ -58,7 +58,7 @@ def _typed(name: str, value: Any, kind: Any, default: Any) -> Any:
 
 
 def _fields(name: str, config: Any) -> Any:
-    hints = _hints(type(config))
+    hints = _hints(config.__class__)
     fields = {
         field.name: _typed(f"{name}.{field.name}", getattr(config, field.name), hints[field.name], field.default)
         for field in dataclasses.fields(config)

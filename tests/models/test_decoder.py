@@ -131,6 +131,11 @@ def test_tokens_that_do_not_fit(tokens, error, message):
         model("llama-gqa").logits(tokens)
 
 
+def test_logits_inside_a_program():
+    with pytest.raises(TypeError, match=r"tokens is traced; .* model\.decoder\(weights\)\(tokens\)"):
+        jax.jit(model("llama-gqa").logits)(np.zeros((1, 3), np.int32))
+
+
 @pytest.mark.parametrize("time", [3, 2048])  # all of the context
 def test_no_tokens(time):
     assert model("llama-gqa").logits(np.zeros((0, time), np.int32)).shape == (0, time, 512)

@@ -126,7 +126,7 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
         (dict(columns=288), "columns=288 must be a multiple of 256 for Q4_K"),
         (dict(format="Q8_0", columns=96), "columns=96 must be a multiple of 64 for Q8_0"),
         (dict(columns=0), "columns=0 must be"),
-        (dict(m=0), "n=16 and m=0 must be at least 1"),
+        (dict(m=0), "m=0 must be an integer, at least 1"),
         (dict(config=GemmConfig(m_tile=24)), "m_tile=24 must be a multiple of 16"),
         (dict(config=GemmConfig(column_warps=3)), "column_warps=3 must be 1, 2 or 4"),
         (dict(config=GemmConfig(stages=1)), "stages=1 must be at least 2"),

@@ -289,7 +289,7 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
         (dict(num_heads=3, num_kv_heads=2), "num_heads=3 must be a multiple of num_kv_heads=2"),
         (dict(dtype="f64"), "dtype='f64' must be one of f32, f16, bf16, int8, fp8"),
         (dict(contiguous=True, batch=2), "num_pages=1 must be batch=2"),
-        (dict(window=0), "window=0 and soft_cap=None must be positive"),
+        (dict(window=0), "window=0 must be an integer, at least 1"),
         (dict(soft_cap=0.0), "soft_cap=0.0 must be positive"),
         (dict(output="bf16"), "output='bf16' must be f32"),
         (dict(output="q8_1", head_dim=48), "head_dim=48 is a multiple of 32"),

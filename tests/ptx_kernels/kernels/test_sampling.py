@@ -60,14 +60,14 @@ def test_top_k(columns: int, splits: int, count: int) -> None:
     "build, message",
     [
         (lambda: argmax(rows=1, columns=10, splits=11), "splits=11 must leave each part some of columns=10"),
-        (lambda: argmax(rows=1, columns=10, splits=0), "splits=0 must leave"),
+        (lambda: argmax(rows=1, columns=10, splits=0), "splits=0 must be an integer, at least 1"),
         (lambda: argmax(rows=1, columns=10, splits=6), "splits=6 must leave"),
         (
             lambda: top_k(rows=1, columns=4097, count=2),
             "count=2 must be 1 to 4097, the values of a part, and these at most 4096",
         ),
         (lambda: top_k(rows=1, columns=10, count=11), "count=11 must be 1 to 10, the values of a part"),
-        (lambda: top_k(rows=1, columns=10, count=0), "count=0 must be 1 to 10, the values of a part"),
+        (lambda: top_k(rows=1, columns=10, count=0), "count=0 must be an integer, at least 1"),
     ],
 )
 def test_what_they_refuse(build, message: str) -> None:
