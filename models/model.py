@@ -59,8 +59,8 @@ class Model:
         Inside a program of your own call `model.decoder(weights)(tokens)`, with `model.weights` as its argument.
 
         Raises:
-          TypeError: `tokens` holds no integers, or is traced. ValueError: not two axes, more tokens than the context, or
-            an id outside the vocabulary.
+          TypeError: `tokens` holds no integers, or is traced. ValueError: not two axes, more tokens than the context,
+            or an id outside the vocabulary.
         """
         if isinstance(tokens, jax.core.Tracer):
             raise TypeError("tokens is traced; inside a program call model.decoder(weights)(tokens)")
