@@ -85,7 +85,7 @@ def test_vmap_of_rows_is_one_call_and_of_weights_one_each():
     [
         (lambda x: jq.rms_norm(x, jnp.ones(65), eps=1e-6), ValueError, r"weight has shape \(65,\).*\(64,\)"),
         (lambda x: jq.rms_norm(x[0, 0], x[0], eps=1e-6), ValueError, r"x has shape \(\)"),
-        (lambda x: jq.rms_norm(x, x[0], eps=-1), ValueError, "eps=-1.0 must be finite and at least 0"),
+        (lambda x: jq.rms_norm(x, x[0], eps=-1), ValueError, "eps=-1.0 must be finite in float32 and at least 0"),
         (lambda x: jq.rms_norm(x, x[0], eps=None), ValueError, "eps=None"),
         (lambda x: jq.rms_norm(x.astype(int), x[0], eps=1e-6), TypeError, "x has dtype int"),
     ],
