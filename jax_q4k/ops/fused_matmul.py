@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import tuning
-from ptx_kernels.kernels.matvec import MatvecConfig, matvec, qkv_matvec
+from ptx_kernels.kernels.matvec import MAX_MATRICES, MAX_ROWS, MatvecConfig, matvec, qkv_matvec
 
 from ..arrays import QuantizedArray
 from ..implementation import check_choice, current_choice
@@ -190,7 +190,7 @@ def by_kernels(launch: KernelCall, operands: Operands, eps: float, activations: 
 
 def joinable(weights: Sequence[QuantizedArray], m: int) -> bool:
     """Whether a mat-vec takes these matrices and m rows of activations."""
-    return m <= matmul.MAX_DOT_ROWS and len(weights) <= 4 and all(w.format in matmul.DOT_FORMATS for w in weights)
+    return m <= MAX_ROWS and len(weights) <= MAX_MATRICES and all(w.format in matmul.DOT_FORMATS for w in weights)
 
 
 def activation_operands(

@@ -18,9 +18,8 @@ from ..implementation import check_choice, current_choice
 from . import checks, dequantize, fused_matmul, quantize_q8_1  # fused_matmul: modules that use each other
 from .op import KernelCall, Op
 
-#: Formats with kernels that take int8 activations; more rows of these than MAX_DOT_ROWS go to tensor cores.
+#: Formats with kernels that take int8 activations; more than MAX_ROWS rows of these go to tensor cores.
 DOT_FORMATS: tuple[str, ...] = FORMATS
-MAX_DOT_ROWS = MAX_ROWS
 
 
 def matmul(
@@ -46,7 +45,7 @@ def matmul(
       w: QuantizedArray (n, k), or a float array (n, k).
       bias: (n,) float array, or None. residual: (..., n) float array, or None.
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
-        kernel that takes it so, on every implementation: for DOT_FORMATS up to MAX_DOT_ROWS rows (under `vmap`, of
+        kernel that takes it so, on every implementation: for DOT_FORMATS up to eight rows (under `vmap`, of
         all examples together), and for more rows where k is a multiple of 64. None takes what
         `jax_q4k.implementation` selected, else `q8_1` for ptx and sim and `f32` for xla.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
@@ -90,7 +89,7 @@ def matmul(
 
 def takes_q8_1(format: str, rows: int, columns: int) -> bool:
     """Whether the CUDA path has a kernel that multiplies `rows` rows of `columns` int8 activations by `format`."""
-    return format in DOT_FORMATS if rows <= MAX_DOT_ROWS else gemm_takes(format, columns)
+    return format in DOT_FORMATS if rows <= MAX_ROWS else gemm_takes(format, columns)
 
 
 def reference(
@@ -128,7 +127,7 @@ def kernels(
     values, scale_sum = quantize_q8_1.kernels(launch, x)
     # Tensor cores for any number of rows beyond: a product of decoded weights in float32, which has none, is slower
     # at all sizes, even before the decoding.
-    family, tuned = (matvec, tuning.matvec) if m <= MAX_DOT_ROWS else (gemm, tuning.gemm)
+    family, tuned = (matvec, tuning.matvec) if m <= MAX_ROWS else (gemm, tuning.gemm)
     kernel = family(format=format, n=n, columns=columns, m=m, config=tuned(format, n, columns, m))
     (y,) = launch(kernel, *planes, values, scale_sum)
     return [y.astype(x.dtype)]

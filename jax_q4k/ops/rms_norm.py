@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import tuning
+from ptx_kernels.kernels.rms_norm import MAX_COLUMNS
 from ptx_kernels.kernels.rms_norm import rms_norm as norm_kernel
 
 from . import checks, quantize_q8_1
 from .op import KernelCall, Op
-
-#: The longest row that a block of 32 warps normalizes, 64 values a thread.
-MAX_COLUMNS = 64 * 32 * 32
 
 
 def rms_norm(x: Any, weight: Any, *, eps: float, implementation: str | None = None) -> jax.Array:

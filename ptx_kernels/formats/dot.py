@@ -141,11 +141,3 @@ def _subtract_minimums(k: Builder, tile: Tile, x: ActivationTile, total: Var) ->
     if tile.minimums:  # else x.sums, which cost instructions, are not asked for
         for minimum, value in zip(tile.minimums, x.sums, strict=True):
             k.accumulate(total, minimum, -value)
-
-
-def load_words(pointer: Pointer, index: int, count: int) -> list[Value]:
-    """`count` u32 from element `index` on, 16 bytes at a time where there are as many."""
-    if count == 1:
-        return [pointer.load(index)]
-    vector = min(count, 4)
-    return [word for i in range(0, count, vector) for word in pointer.load(index + i, vector=vector)]  # type: ignore[union-attr]

@@ -15,7 +15,7 @@ from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from ..ptx.types import Type
 from . import fragments
 from .base import BlockFormat, half, nibbles
-from .dot import Share, Tile, load_words, signed_run
+from .dot import Share, Tile, signed_run
 from .unpack import DecodedRun, byte_floats
 
 
@@ -56,7 +56,7 @@ class PackedRow:
 
     def load(self, row: int, block: int) -> tuple[Any, ...]:
         at = row * self._blocks + block
-        return self._scale.load(at), load_words(self._qs, at * 4, self._count)
+        return self._scale.load(at), self._qs.load_run(at * 4, self._count)
 
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         d, words = loaded

@@ -12,7 +12,7 @@ from typing import Any
 from ..ptx import Builder, Pointer, Value, f32, s32, u8, u32
 from . import fragments, k_scales
 from .base import BlockFormat, nibbles
-from .dot import Run, Share, Tile, load_words
+from .dot import Run, Share, Tile
 from .unpack import ANCHOR, DecodedRun, Words, affine, anchored_floats, byte_floats, half
 
 
@@ -64,8 +64,8 @@ class PackedRow:
 
     def load(self, row: int, block: int) -> tuple[Words, Words]:
         at = row * self._row_words + block * self.block_words
-        header = load_words(self._header, at, 1 if self._broadcast else 4)
-        return header, load_words(self._quants, at + self.quants_at, self._count)
+        header = self._header.load_run(at, 1 if self._broadcast else 4)
+        return header, self._quants.load_run(at + self.quants_at, self._count)
 
     def unpack(self, loaded: tuple[Words, ...]) -> Tile:
         k = self._k

@@ -12,7 +12,7 @@ from typing import Any
 from ..ptx import Builder, Pointer, Value, u8, u32
 from . import fragments, k_scales, q4_k
 from .base import BlockFormat, bits
-from .dot import Share, load_words
+from .dot import Share
 from .unpack import DecodedRun, Words
 
 
@@ -44,7 +44,7 @@ class PackedRow(q4_k.PackedRow):
 
     def load(self, row: int, block: int) -> tuple[Words, Words, Words]:  # type: ignore[override]
         at = row * self._row_words + block * self.block_words
-        return *super().load(row, block), load_words(self._fifth, at + 4, self._count)
+        return *super().load(row, block), self._fifth.load_run(at + 4, self._count)
 
     def quant_bytes(self, quants: Words, fifth: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:  # type: ignore[override]
         both = [h >> self._shift for h in fifth]

@@ -15,7 +15,7 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u16, u32
 from . import fragments
 from .base import BlockFormat, bits, half
-from .dot import Share, Tile, load_words, signed_run
+from .dot import Share, Tile, signed_run
 from .unpack import DecodedRun, Words, byte_floats, shifted
 
 
@@ -76,9 +76,9 @@ class PackedRow:
     def load(self, row: int, block: int) -> tuple[list[Words], Words, Words, Value]:
         at = row * self._blocks + block
         return (
-            [load_words(self._ql, at * 32 + 8 * g, self._count) for g in self._groups if g < 2],
-            load_words(self._qh, at * 16, self._count),
-            load_words(self._scales, at * 4, 2),
+            [self._ql.load_run(at * 32 + 8 * g, self._count) for g in self._groups if g < 2],
+            self._qh.load_run(at * 16, self._count),
+            self._scales.load_run(at * 4, 2),
             self._d.load(at),
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from . import fragments
 from .base import BlockFormat, half
-from .dot import Share, Tile, load_words, signed_run
+from .dot import Share, Tile, signed_run
 from .unpack import DecodedRun, signed_byte_floats
 
 
@@ -45,7 +45,7 @@ class PackedRow:
 
     def load(self, row: int, block: int) -> tuple[list[Value], Value]:
         at = row * self._blocks + block
-        return load_words(self._qs, at * 8, self._count), self._d.load(at)
+        return self._qs.load_run(at * 8, self._count), self._d.load(at)
 
     def unpack(self, loaded: tuple[list[Value], Value]) -> Tile:
         words, d = loaded

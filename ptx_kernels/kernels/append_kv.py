@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, f32, kernel, s32, u32
 from .pages import Spread, declare_pages
-
-_RUN = 4  # values a lane moves of k and of v: 16 bytes of f32
+from .vectors import RUN
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def append_kv(
     k_new = k.input("k", f32, (tokens, num_kv_heads, head_dim))
     v_new = k.input("v", f32, (tokens, num_kv_heads, head_dim))
     slot_mapping = k.input("slot_mapping", s32, (tokens,))
-    spread = Spread(k, head_dim, _RUN)
+    spread = Spread(k, head_dim, RUN)
     vectors, at_once = tokens * num_kv_heads, config.warps * WARP // spread.lanes
     k.launch((-(-vectors // at_once),), WARP * config.warps)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from .. import formats
 from ..formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from ..formats.fragments import UNITS, Fragments, Group
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s8, s32, u8
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, all_of, f32, kernel, s8, s32, u8
 from .quantize_q8_1 import GROUP
-from .ring import HalfCopy, Ring, Rows, TileCopy, all_of
+from .ring import HalfCopy, Ring, Rows, TileCopy
 
 SUPER_BLOCK = 256
 _GROUPS = SUPER_BLOCK // GROUP
@@ -129,7 +129,7 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
                 for j, total in enumerate(column_totals):
                     row = n_tile.start + (row_warp * config.tiles + t) * 16 + k.lane_id // 4 + 8 * (j // 2)
                     column = m_tile.start + 8 * i + k.lane_id % 4 * 2 + j % 2
-                    y.at(column, row).store(0, total, where=all_of([*n_tile.owns(row), *m_tile.owns(column)]))
+                    y.at(column, row).store(0, total, where=all_of(n_tile.owns(row), m_tile.owns(column)))
 
 
 class _Tile:
@@ -139,11 +139,11 @@ class _Tile:
         self._total, self._size, self._first = total, size, number * size
         self.start = self._first if total <= size else k.minimum(self._first, total - size)
 
-    def owns(self, row: Value) -> list[Value]:
-        """What has to hold for a row to be this tile's and no other's."""
+    def owns(self, row: Value) -> Value | None:
+        """What has to hold for a row to be this tile's and no other's; None: nothing."""
         if self._total % self._size == 0:
-            return []
-        return [row < self._total if self._total < self._size else row >= self._first]
+            return None
+        return row < self._total if self._total < self._size else row >= self._first
 
 
 def _multiply(

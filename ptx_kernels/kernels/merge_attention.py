@@ -8,8 +8,7 @@ from ..ptx import WARP, Builder, f32, kernel
 from .head_output import declare_result
 from .pages import Spread
 from .softmax import State, merge_block
-
-_RUN = 4  # values of a lane's load: 16 bytes
+from .vectors import RUN
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def merge_attention(
     marks = k.input("marks", f32, (batch, num_heads, splits, 2))
     write = declare_result(k, batch, num_heads, head_dim, output)
     k.launch((num_heads, batch), WARP * config.warps)
-    spread = Spread(k, head_dim, _RUN)
+    spread = Spread(k, head_dim, RUN)
     streams = WARP // spread.lanes * config.warps
     sequence, head, stream = k.block_id("y"), k.block_id(), k.thread_id // spread.lanes
     state = State(k, spread.width)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from ..formats import e4m3 as fp8
 from ..formats.unpack import signed_byte_floats
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, e4m3, f32, s8, u8, u32
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
 from .quantize_q8_1 import to_int8
-from .vectors import FLOATS, Run, both, load_floats, pack_bytes, store_floats, unpack_halves
+from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, unpack_halves
 
 #: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside them.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
@@ -33,7 +33,7 @@ class Spread:
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
         """This lane's values of the vector of floats at `row`, as f32; zeros where the condition fails."""
-        parts = [load_floats(row.at(first), self.run, where=both(inside, condition)) for first, inside in self.parts]
+        parts = [load_floats(row.at(first), self.run, where=all_of(inside, condition)) for first, inside in self.parts]
         return [value for part in parts for value in part]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
@@ -59,7 +59,7 @@ class Pages:
         loaded: list[Value] = []
         for first, inside in spread.parts:
             run = row.at(first)
-            loaded += (run if run.type is f32 else run.cast(u32)).load(vector=4, where=both(inside, where))
+            loaded += (run if run.type is f32 else run.cast(u32)).load(vector=4, where=all_of(inside, where))
         return loaded if self.scales is None else [*loaded, self.scales.at(*place).load(where=where)]
 
     def values(self, loaded: Sequence[Value]) -> tuple[Sequence[Value], Value | float | None]:
@@ -81,7 +81,7 @@ class Pages:
         if self.scales is not None:
             k = self.rows.builder
             quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
-            self.scales.at(*place).store(0, amax * (1 / 127), where=both(where, k.lane_id % lanes == 0))
+            self.scales.at(*place).store(0, amax * (1 / 127), where=all_of(where, k.lane_id % lanes == 0))
             rest = iter(quants)
             runs = [Run(run.first, list(itertools.islice(rest, len(run.values))), run.inside) for run in runs]
         store_runs(self.rows.at(*place), runs, where)
@@ -107,7 +107,7 @@ def store_runs(row: Pointer, runs: Sequence[Run], where: Value | None = None) ->
     """Stores runs of one, two or whole fours of f32, of an int8 row s32, rounded to the row's type."""
     k, narrow = row.builder, row.type.size == 1
     for run in runs:
-        target, values, condition = row.at(run.first), run.values, both(where, run.inside)
+        target, values, condition = row.at(run.first), run.values, all_of(where, run.inside)
         if narrow:
             values = [v.bits(u32) & 0xFF if row.type is s8 else fp8.encode(k, v) for v in values]
         if not narrow:
@@ -116,5 +116,5 @@ def store_runs(row: Pointer, runs: Sequence[Run], where: Value | None = None) ->
             for i, code in enumerate(values):
                 target.cast(u8).store(i, code, where=condition)
         else:
-            words = tuple(pack_bytes(values[i : i + 4]) for i in range(0, len(values), 4))
-            target.cast(u32).store(0, words if len(words) > 1 else words[0], where=condition)
+            words = [pack_bytes(values[i : i + 4]) for i in range(0, len(values), 4)]
+            target.cast(u32).store_run(0, words, where=condition)

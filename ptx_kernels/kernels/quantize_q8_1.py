@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ptx import Builder, Pointer, Value, f32, kernel, s8, s32, u32, u64
-from .vectors import both, float_type, load_floats, pack_bytes
+from ..ptx import Builder, Pointer, Value, all_of, f32, kernel, s8, s32, u32, u64
+from .vectors import float_type, load_floats, pack_bytes
 
 GROUP = 32  # values that share a scale
 _LANES = 8  # per group; each holds 4 values
@@ -57,7 +57,7 @@ def store_group(
         values.cast(u32).store(0, pack_bytes([q.bits(u32) & 0xFF for q in quants]), where=where)
     first = k.lane_id % lanes == 0
     scale = amax * (1 / 127)
-    scale_sum.store(0, (scale, scale * total.to(f32)), where=both(first, where))
+    scale_sum.store(0, (scale, scale * total.to(f32)), where=all_of(first, where))
 
 
 @kernel

@@ -21,6 +21,4 @@ def across_warps(
         return value
     parts.at(k.warp_id).store(0, value, where=k.lane_id == 0)
     k.barrier()
-    vector = 4 if warps % 4 == 0 else 2 if warps % 2 == 0 else 1
-    loaded = [parts.load(first, vector=vector) for first in range(0, warps, vector)]
-    return functools.reduce(combine, [v for part in loaded for v in (part if isinstance(part, tuple) else (part,))])
+    return functools.reduce(combine, parts.load_run(0, warps))

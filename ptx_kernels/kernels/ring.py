@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ptx import Builder, Pointer, Value, u8, u32
+from ..ptx import Builder, Pointer, Value, all_of, u8, u32
 
 
 def odd_pitch(nbytes: int) -> int:
     """The least odd number of 16-byte chunks that holds `nbytes`: the same chunk of 8 rows then lies in all banks."""
     return (-(-nbytes // 16) | 1) * 16
-
-
-def all_of(conditions: Sequence[Value]) -> Value | None:
-    """Their conjunction; None if there are none, and all holds."""
-    return functools.reduce(operator.and_, conditions) if conditions else None
 
 
 @dataclass(frozen=True)
@@ -69,11 +62,11 @@ class TileCopy:
         for height, row, byte, offset, source in self._parts:
             target = place.at(offset)
             for r in range(0, rows.count, height):
-                limits = [rows.first + row + r < rows.matrix.shape[0]] if rows.clip else []
-                limits += [byte < self._rest] if self._rest is not None else []
-                size = (
-                    k.select(functools.reduce(operator.and_, limits), k.const(u32, self._chunk), 0) if limits else None
+                there = all_of(
+                    rows.first + row + r < rows.matrix.shape[0] if rows.clip else None,
+                    byte < self._rest if self._rest is not None else None,
                 )
+                size = None if there is None else k.select(there, k.const(u32, self._chunk), 0)
                 where = row < rows.count - r if height > rows.count - r else None
                 origin = source.at(r * rows.matrix.shape[1])
                 k.cp_async(target.at(r * self.pitch), origin, self._chunk, size=size, where=where)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ..ptx import WARP, Builder, KernelError, Pointer, f32, kernel, s8
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
 from .quantize_q8_1 import GROUP, store_group
 from .reduce import across_warps
 from .vectors import RUN, Run, load_floats, load_runs, store_floats
 
 _MAX_RUNS = 16  # of a row that a thread holds in registers
+MAX_COLUMNS = _MAX_RUNS * RUN * WARP * 32  # of a row that the largest block holds, of 32 warps
 
 
 @dataclass(frozen=True)
 class RmsNormConfig:
     warps: int = 8  # per block, which has one row
+
+
+def inverse_rms(k: Builder, mine: Sequence[Value], total: Callable[[Value], Value], *, count: int, eps: float) -> Value:
+    """1 / sqrt(mean(x^2) + eps) of `count` values, of which a thread has `mine`; `total` adds over the threads."""
+    squares = functools.reduce(lambda part, x: k.fma(x, x, part), mine, k.const(f32, 0.0))
+    mean = total(squares) * (1 / count)
+    return k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
 
 
 def normalize(
@@ -29,12 +40,10 @@ def normalize(
     if columns % RUN or columns > most:
         raise KernelError(f"columns={columns} must be a multiple of {RUN}, and of {warps} warps at most {most}")
     row = load_runs(k, x, columns, WARP * warps)
-    squares = k.const(f32, 0.0)
-    for run in row:
-        for value in run.values:
-            squares = k.fma(value, value, squares)
-    mean = across_warps(k, parts, squares, lambda a, b: a + b, warps=warps) * (1 / columns)
-    inverse = k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
+    mine = [value for run in row for value in run.values]
+    inverse = inverse_rms(
+        k, mine, lambda part: across_warps(k, parts, part, operator.add, warps=warps), count=columns, eps=eps
+    )
     scaled = []
     for run in row:
         factors = load_floats(weight.at(run.first), RUN, where=run.inside)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s32, u32
 from .pages import declare_pages, store_runs
+from .rms_norm import inverse_rms
 from .vectors import Run
 
 
@@ -51,10 +51,7 @@ class _Head:
 
     def normalize(self, values: Sequence[Value], weight: Pointer, eps: float) -> list[Value]:
         """x / sqrt(mean(x^2) + eps) * weight over the head."""
-        k = self._k
-        squares = functools.reduce(lambda total, x: k.fma(x, x, total), values, k.const(f32, 0.0))
-        mean = k.warp_sum(squares) * (1 / self._head_dim)
-        inverse = k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
+        inverse = inverse_rms(self._k, values, self._k.warp_sum, count=self._head_dim, eps=eps)
         return [x * inverse * factor for x, factor in zip(values, self.load(weight), strict=True)]
 
     def rotate(self, values: Sequence[Value], cos: Pointer, sin: Pointer) -> list[Value]:

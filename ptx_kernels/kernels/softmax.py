@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, Pointer, Value, Var, f32
+from ..ptx import WARP, Builder, Pointer, Value, Var, all_of, f32
 from .activation import exp2
 from .pages import Spread
-from .vectors import both, store_floats
+from .vectors import store_floats
 
 LOWEST = -3.0e38  # below every score; finite, so that no difference of two of them is NaN
 
@@ -100,7 +100,7 @@ def merge_block(
         marks.at(i, k.warp_id).store(0, (state.highest, state.total), where=k.lane_id == 0)
         row = parts.at(i, k.warp_id)
         for run in spread.runs(state.values):
-            store_floats(row.at(run.first), run.values, where=both(run.inside, first_vector))
+            store_floats(row.at(run.first), run.values, where=all_of(run.inside, first_vector))
     k.barrier()
     for i in range(len(states)):
         with k.when(k.warp_id == i % warps):
@@ -118,12 +118,12 @@ def _merge_lanes(k: Builder, state: State, lanes: int) -> None:
 
 def _merge_warps(k: Builder, marks: Pointer, parts: Pointer, query: int) -> Merged:
     _, warps, head_dim = parts.shape
-    both = [marks.at(query, w).load(vector=2) for w in range(warps)]
-    highest = functools.reduce(k.maximum, [mark for mark, _ in both])
-    factors = [exp2(k, mark - highest) for mark, _ in both]
+    each = [marks.at(query, w).load(vector=2) for w in range(warps)]
+    highest = functools.reduce(k.maximum, [mark for mark, _ in each])
+    factors = [exp2(k, mark - highest) for mark, _ in each]
     shares = []
     for first in range(0, head_dim, WARP):
         inside = k.lane_id < head_dim - first if first + WARP > head_dim else None
         loaded = [parts.at(query, w, k.lane_id).load(first, where=inside) for w in range(warps)]
         shares.append(dot(k, factors, loaded))
-    return Merged(highest, dot(k, factors, [total for _, total in both]), shares)
+    return Merged(highest, dot(k, factors, [total for _, total in each]), shares)

@@ -25,11 +25,6 @@ RUN = 4  # f32 of a thread's load: 16 bytes
 FLOATS: dict[str, Type] = {"f32": f32, "f16": f16, "bf16": bf16}
 
 
-def both(a: Value | None, b: Value | None) -> Value | None:
-    """Two conditions as one; None: always."""
-    return b if a is None else a if b is None else a & b
-
-
 def float_type(name: str) -> Type:
     """The storage type called `f32`, `f16` or `bf16`; KernelError for another name."""
     try:
@@ -61,16 +56,9 @@ def pack_bytes(codes: Sequence[Value]) -> Value:
 def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> list[Value]:
     """`count` neighbouring floats as f32 (zeros where `where` is false); the address is aligned to the loads."""
     if pointer.type is f32:
-        return _load_words(pointer, count, where)
-    words = _load_words(pointer.cast(u32), count // 2, where)
+        return pointer.load_run(0, count, where=where)
+    words = pointer.cast(u32).load_run(0, count // 2, where=where)
     return [half for word in words for half in unpack_halves(word, pointer.type)]
-
-
-def _load_words(pointer: Pointer, count: int, where: Value | None) -> list[Value]:
-    vector = 4 if count % 4 == 0 else 2 if count % 2 == 0 else 1
-    if vector == 1:
-        return [pointer.load(i, where=where) for i in range(count)]  # type: ignore[misc]
-    return [v for i in range(0, count, vector) for v in pointer.load(i, vector=vector, where=where)]  # type: ignore[union-attr]
 
 
 def load_runs(k: Builder, x: Pointer, columns: int, threads: int, start: Value | int = 0) -> list[Run]:
@@ -92,7 +80,4 @@ def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | No
     if pointer.type is not f32:
         values = [pack_halves(a, b, pointer.type) for a, b in zip(values[::2], values[1::2], strict=True)]
         pointer = pointer.cast(u32)
-    vector = 4 if len(values) % 4 == 0 else 2 if len(values) % 2 == 0 else 1
-    for i in range(0, len(values), vector):
-        part = tuple(values[i : i + vector])
-        pointer.store(i, part if vector > 1 else part[0], where=where)
+    pointer.store_run(0, values, where=where)

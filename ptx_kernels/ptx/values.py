@@ -6,7 +6,11 @@ Python number, which becomes an immediate of the other's type.
 
 from __future__ import annotations
 
+import functools
+import math
+import operator
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Union, overload
 
 from .errors import KernelError
@@ -200,6 +204,12 @@ class Value:
         return self.builder.emit("mov.b32", self.name, result=type)
 
 
+def all_of(*conditions: Value | None) -> Value | None:
+    """The conjunction of conditions; None, of one or of all, says that it always holds."""
+    given = [condition for condition in conditions if condition is not None]
+    return functools.reduce(operator.and_, given) if given else None
+
+
 class Var(Value):
     """A mutable register: `+=` and the like update it, `set` overwrites it."""
 
@@ -364,6 +374,22 @@ class Pointer:
     def load(self, index: Value | int = 0, *, vector: int, where: Value | None = None) -> Value | tuple[Value, ...]: ...
     def load(self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None) -> Value | tuple[Value, ...]:
         """Loads one element, or `vector` (2 or 4) neighbours, aligned as a whole; zeros where `where` is false."""
+        values = self._load(index, vector, where)
+        return values[0] if vector == 1 else tuple(values)
+
+    def load_run(self, index: int, count: int, *, where: Value | None = None) -> list[Value]:
+        """Loads `count` neighbours in vectors as wide as divide them, the first of which is aligned as a whole.
+
+        Zeros where `where` is false.
+        """
+        width = self._run_width(count)
+        return [value for i in range(index, index + count, width) for value in self._load(i, width, where)]
+
+    def _run_width(self, count: int) -> int:
+        """Elements of the widest vector that divides a run of `count`: 4, and 16 bytes, at most."""
+        return math.gcd(count, min(4, 16 // self.type.size))
+
+    def _load(self, index: Value | int, vector: int, where: Value | None) -> list[Value]:
         k = self.builder
         place = self._advanced(index, self.type.size)
         type, suffix = _MEMORY[self.type]
@@ -374,7 +400,7 @@ class Pointer:
         opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{f'.v{vector}' if vector > 1 else ''}.{suffix}"
         names = values[0].name if vector == 1 else "{" + ", ".join(v.name for v in values) + "}"
         k.write(f"{k.guard(where)}{opcode} {names}, {place.operand()};")
-        return values[0] if vector == 1 else tuple(values)
+        return values
 
     def atomic_add(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
         """Adds to one element (u32, s32, u64, f32) in one step; returns what was there, 0 where `where` is false."""
@@ -435,6 +461,12 @@ class Pointer:
         vector = f".v{len(names)}" if len(names) > 1 else ""
         text = names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
         k.write(f"{k.guard(where)}st.{self.space}{vector}.{suffix} {place.operand()}, {text};")
+
+    def store_run(self, index: int, values: Sequence[Value], *, where: Value | None = None) -> None:
+        """Stores neighbours in vectors as wide as divide them (see `load_run`)."""
+        width = self._run_width(len(values))
+        for i in range(0, len(values), width):
+            self.store(index + i, tuple(values[i : i + width]), where=where)
 
     def operand(self) -> str:
         """The address as instructions spell it."""

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...formats.dot import PackedRow, dot_f32, dot_q8_1, load_words
+from ...formats.dot import PackedRow, dot_f32, dot_q8_1
 from ...ptx import Pointer, Value, u32
 from ..quantize_q8_1 import GROUP
 from ..vectors import load_floats
@@ -39,7 +39,7 @@ class _QuantizedCursor:
     def load(self, j: int, block: int) -> _QuantizedTile:
         """Row j's activations for the block that is `block` blocks ahead."""
         value = j * self._columns + block * self._block_size
-        runs = [load_words(self._values, (value + offset) // 4, length // 4) for offset, length in self._row.runs]
+        runs = [self._values.load_run((value + offset) // 4, length // 4) for offset, length in self._row.runs]
         step = 2 if 1 in self._groups else 1  # two neighbours, the first of an even number, are 16 aligned bytes
         pairs: dict[int, Sequence[Value]] = {}
         for g in self._groups[::step]:

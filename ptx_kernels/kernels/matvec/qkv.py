@@ -10,6 +10,7 @@ from .prologue import Prologue
 from .rows import launch, matrix
 
 _SUFFIXES = ("_q", "_k", "_v", "_g")
+MAX_MATRICES = len(_SUFFIXES)
 
 
 @kernel
@@ -30,8 +31,8 @@ def qkv_matvec(
     Blocks are dealt to matrices, in order; formats may differ. Operands: the planes of each matrix, the activations as
     those of `matvec`, each bias. Results: each y.
     """
-    if not (len(formats) == len(rows) and 2 <= len(rows) <= len(_SUFFIXES)):
-        raise KernelError(f"formats={formats} and rows={rows} must be 2 to {len(_SUFFIXES)} matrices")
+    if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
+        raise KernelError(f"formats={formats} and rows={rows} must be 2 to {MAX_MATRICES} matrices")
     for format, n in zip(formats, rows, strict=True):
         config.check(format, n, columns, m)
     k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"

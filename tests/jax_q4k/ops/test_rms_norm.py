@@ -5,7 +5,7 @@ import pytest
 from helpers import nmse
 
 import jax_q4k as jq
-from jax_q4k.ops.rms_norm import MAX_COLUMNS
+from ptx_kernels.kernels.rms_norm import MAX_COLUMNS
 
 rng = np.random.default_rng(0)
 

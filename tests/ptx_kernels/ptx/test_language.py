@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from ptx_kernels import simulator
 from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.decode import decode
-from ptx_kernels.ptx import Builder, KernelError, f16, f32, kernel, pred, s32, u8, u32, u64
+from ptx_kernels.ptx import Builder, KernelError, all_of, f16, f32, kernel, pred, s32, u8, u32, u64
 
 
 def build(body, *, out_type=u32):
@@ -104,6 +105,46 @@ def test_shared_memory_takes_16_byte_accesses() -> None:
         return rows.at(k.lane_id).load(3)
 
     np.testing.assert_array_equal(lanes(body), LANE + 3)
+
+
+@pytest.mark.parametrize(
+    "type, first, count, accesses",
+    [
+        (u32, 4, 8, ["v4.u32"] * 2),
+        (f32, 2, 6, ["v2.f32"] * 3),
+        (u32, 5, 3, ["u32"] * 3),
+        (u64, 2, 4, ["v2.u64"] * 2),  # 16 bytes are the most
+        (u8, 4, 4, ["v4.u8"]),
+    ],
+)
+def test_a_run_moves_in_vectors_as_wide_as_divide_it(type, first: int, count: int, accesses: list[str]) -> None:
+    @kernel
+    def move(k: Builder) -> None:
+        x, y = k.input("x", type, (16,)), k.inout("y", type, (16,))
+        k.launch((1,), 32)
+        values = x.load_run(first, count, where=k.lane_id == 3)
+        y.store_run(first, values, where=k.lane_id == 3)
+        y.store_run(0, x.load_run(0, 1, where=k.lane_id == 32), where=k.lane_id == 4)  # a load that nobody does
+
+    built = move()
+    for name in ("ld", "st"):
+        found = re.findall(rf"{name}\.global\.(\S+)", built.text)
+        assert found == [*accesses, accesses[0].removeprefix("v2.").removeprefix("v4.")]
+    x, y = np.arange(16, dtype=type.dtype), np.full(16, 99, type.dtype)
+    want = np.array([*y[:first], *x[first : first + count], *y[first + count :]], type.dtype)
+    want[0] = 0
+    np.testing.assert_array_equal(simulator.run(built, x, y)[0], want)
+
+
+def test_a_conjunction_leaves_out_what_always_holds() -> None:
+    assert all_of() is None and all_of(None, None) is None
+
+    def body(k: Builder):
+        low, even = k.lane_id < 8, k.lane_id % 2 == 0
+        assert all_of(None, low) is low
+        return k.select(all_of(low, None, even), k.lane_id + 1, 0)
+
+    np.testing.assert_array_equal(lanes(body), np.where((LANE < 8) & (LANE % 2 == 0), LANE + 1, 0))
 
 
 def test_dynamic_shared_memory_may_be_larger_than_static() -> None:
