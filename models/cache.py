@@ -92,5 +92,9 @@ def scales(pages: Pages) -> dict[str, Any]:
 
 def append(pages: Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Pages:
     """Stores keys and values (batch, time, num_kv_heads, head_dim) at slots (batch * time,)."""
-    k, v = (x.reshape(-1, *x.shape[2:]) for x in (k, v))
-    return jq.append_kv(pages[0], pages[1], k, v, slots, **scales(pages))
+    return jq.append_kv(pages[0], pages[1], rows(k), rows(v), slots, **scales(pages))
+
+
+def rows(x: jax.Array) -> jax.Array:
+    """(batch, time, ...) -> (batch * time, ...)."""
+    return x.reshape(-1, *x.shape[2:])

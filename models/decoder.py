@@ -18,7 +18,7 @@ import jax_q4k as jq
 
 from . import rope
 from .attention import causal_attention
-from .cache import PagedCache, Pages, append, scales
+from .cache import PagedCache, Pages, append, rows, scales
 from .config import Config
 
 Weight = jq.QuantizedArray | jax.Array
@@ -133,14 +133,14 @@ class Attention(nnx.Module):
         weights = [None if norm is None else norm.weight.get_value() for norm in norms]
         cos, sin = angles
         turned, *updated = jq.rope_append(
-            _rows(q),
-            _rows(k),
-            _rows(v),
+            rows(q),
+            rows(k),
+            rows(v),
             pages[0],
             pages[1],
             slots,
-            _rows(cos),
-            _rows(sin),
+            rows(cos),
+            rows(sin),
             interleaved=self.config.interleaved_rope,
             q_norm=weights[0],
             k_norm=weights[1],
@@ -285,11 +285,6 @@ class Decoder(nnx.Module):
             eps=self.norm.eps,
             bias=None if bias is None else bias.get_value(),
         )
-
-
-def _rows(x: jax.Array) -> jax.Array:
-    """(batch, time, ...) -> (batch * time, ...)."""
-    return x.reshape(-1, *x.shape[2:])
 
 
 def _positions(tokens: jax.Array) -> Any:

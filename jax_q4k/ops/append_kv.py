@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ptx_kernels.kernels.append_kv import append_kv as append_kernel
 
@@ -48,19 +49,11 @@ def append_kv(
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot beyond
         the last page.
+      NotImplementedError: a derivative is asked for; there is none.
     """
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
     pages = tuple(array for array in given if array is not None)
-    _, num_kv_heads, _, head_dim = pages[0].shape
-    k, v = checks.float_array("k", k), checks.float_array("v", v)
-    slot_mapping = checks.int32_array("slot_mapping", slot_mapping)
-    if slot_mapping.ndim != 1:
-        raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be (tokens,)")
-    expected = (slot_mapping.shape[0], num_kv_heads, head_dim)
-    for name, new in (("k", k), ("v", v)):
-        checks.same_shape(name, new, expected, "(tokens, num_kv_heads, head_dim)")
-        if new.dtype != jnp.float32:
-            raise TypeError(f"{name} has dtype {new.dtype}; it must be float32")
+    k, v, slot_mapping = checks.new_tokens(k, v, slot_mapping, pages[0])
     if slot_mapping.shape[0] == 0:
         return pages
     check_slots(slot_mapping, pages[0])
@@ -70,10 +63,11 @@ def append_kv(
 def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
     """Raises ValueError for a slot beyond the last page, where the slots can be looked at."""
     slots = pages.shape[0] * pages.shape[2]
-    if checks.is_concrete(slot_mapping) and int(slot_mapping.max()) >= slots:
-        raise ValueError(
-            f"slot_mapping holds {int(slot_mapping.max())}; slots must be below num_pages * page_size = {slots}"
-        )
+    if not checks.is_concrete(slot_mapping):
+        return
+    highest = int(np.asarray(slot_mapping).max())  # by NumPy: what a traced program closes over is concrete too
+    if highest >= slots:
+        raise ValueError(f"slot_mapping holds {highest}; slots must be below num_pages * page_size = {slots}")
 
 
 def reference(*arrays: jax.Array) -> list[jax.Array]:

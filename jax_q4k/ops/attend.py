@@ -44,7 +44,7 @@ class Operands(NamedTuple):
 
 
 def attend(
-    q: Any,
+    q: jax.Array,
     k: jax.Array,
     v: jax.Array,
     k_scales: jax.Array | None,
@@ -58,11 +58,10 @@ def attend(
     soft_cap: float | None,
     implementation: str | None,
 ) -> jax.Array:
-    """Checks what `paged_attention` and `attention` share, but for the window, and binds the primitive."""
-    num_kv_heads, head_dim = k.shape[1], k.shape[3]
-    q = query(q, head_dim)
-    batch, num_heads, _ = q.shape
-    if num_heads < 1 or num_heads % num_kv_heads:
+    """What `paged_attention` and `attention` share once their arrays are checked."""
+    num_kv_heads = k.shape[1]
+    batch, num_heads, head_dim = q.shape
+    if num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
     scale = head_dim**-0.5 if scale is None else checks.positive("scale", scale)
     soft_cap = None if soft_cap is None else checks.positive("soft_cap", soft_cap)
@@ -82,16 +81,6 @@ def attend(
         implementation=implementation,
     )
     return out
-
-
-def query(q: Any, head_dim: int) -> jax.Array:
-    """`q` as (batch, num_heads, head_dim) float32; TypeError or ValueError otherwise."""
-    q = checks.float_array("q", q)
-    if q.dtype != jnp.float32:
-        raise TypeError(f"q has dtype {q.dtype}; it must be float32")
-    if q.ndim != 3 or q.shape[-1] != head_dim:
-        raise ValueError(f"q has shape {q.shape}; it must be (batch, num_heads, head_dim={head_dim})")
-    return q
 
 
 def _reference(

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from . import checks
-from .attend import attend, query
+from .attend import attend
 
 
 def attention(
@@ -42,12 +42,11 @@ def attention(
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths out of range.
+      NotImplementedError: a derivative is asked for; there is none.
     """
     k, v, k_scales, v_scales = checks.contiguous(k, v, k_scales, v_scales)
     batch, _, capacity, head_dim = k.shape
-    q, window = query(q, head_dim), checks.window(window)
-    if q.shape[0] != batch:
-        raise ValueError(f"q has shape {q.shape}; its batch must be k's, {batch}")
+    q, window = checks.query(q, "batch", batch, head_dim), checks.window(window)
     lengths = checks.int32_array("lengths", lengths)
     checks.same_shape("lengths", lengths, (batch,), "(batch,)")
     if checks.is_concrete(lengths) and batch:

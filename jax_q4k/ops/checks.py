@@ -14,7 +14,8 @@ from ptx_kernels.kernels.pages import HEAD_DIMS
 from ..arrays import QuantizedArray
 
 #: What activations may be, and what pages.
-FLOAT_DTYPES: tuple[np.dtype, ...] = tuple(jnp.dtype(d) for d in (jnp.float32, jnp.bfloat16, jnp.float16))
+FLOAT32: tuple[np.dtype, ...] = (jnp.dtype(jnp.float32),)
+FLOAT_DTYPES: tuple[np.dtype, ...] = (*FLOAT32, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
 PAGE_DTYPES: tuple[np.dtype, ...] = (*FLOAT_DTYPES, *(jnp.dtype(d) for d in (jnp.int8, jnp.float8_e4m3fn)))
 MIN_PAGE_SIZE = 16
 _FLOAT32_TINY, _FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -29,7 +30,7 @@ def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) 
     except (TypeError, ValueError) as error:
         raise TypeError(f"{name} is of type {type(x).__name__}; it must be a float array") from error
     if array.dtype not in dtypes:
-        raise TypeError(f"{name} has dtype {array.dtype}; it must be one of {_names(dtypes)}")
+        raise TypeError(f"{name} has dtype {array.dtype}; it must be {_names(dtypes)}")
     return array
 
 
@@ -37,7 +38,7 @@ def float_dtype(name: str, dtype: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYP
     """`dtype` as one of `dtypes`; TypeError otherwise."""
     checked = jnp.dtype(dtype)
     if checked not in dtypes:
-        raise TypeError(f"{name}={checked} must be one of {_names(dtypes)}")
+        raise TypeError(f"{name}={checked} must be {_names(dtypes)}")
     return checked
 
 
@@ -176,9 +177,32 @@ def _scales(name: str, rows: jax.Array, k_scales: Any, v_scales: Any) -> tuple[j
     for scales_name, scales in given.items():
         if scales is None:
             raise TypeError(f"int8 {name} needs {scales_name}, float32 of shape {rows.shape[:3]}")
-        given[scales_name] = checked = float_array(scales_name, scales, FLOAT_DTYPES[:1])
+        given[scales_name] = checked = float_array(scales_name, scales, FLOAT32)
         same_shape(scales_name, checked, rows.shape[:3], f"the shape of {name} without head_dim")
     return given["k_scales"], given["v_scales"]
+
+
+def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
+    """Queries, float32 (count, num_heads, head_dim), of any count if it is None; `axis` says what is counted."""
+    q = float_array("q", q, FLOAT32)
+    if q.ndim != 3 or q.shape[-1] != head_dim or count not in (None, q.shape[0]):
+        first = axis if count is None else f"{axis}={count}"
+        raise ValueError(f"q has shape {q.shape}; it must be ({first}, num_heads, head_dim={head_dim})")
+    if q.shape[1] < 1:
+        raise ValueError(f"q has shape {q.shape}; num_heads=0 must be positive")
+    return q
+
+
+def new_tokens(k: Any, v: Any, slot_mapping: Any, pages: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A step's keys and values for such pages, float32 (tokens, num_kv_heads, head_dim), and slots, int32 (tokens,)."""
+    slot_mapping = int32_array("slot_mapping", slot_mapping)
+    if slot_mapping.ndim != 1:
+        raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be (tokens,)")
+    expected = (slot_mapping.shape[0], pages.shape[1], pages.shape[3])
+    k, v = float_array("k", k, FLOAT32), float_array("v", v, FLOAT32)
+    for name, new in (("k", k), ("v", v)):
+        same_shape(name, new, expected, "(tokens, num_kv_heads, head_dim)")
+    return k, v, slot_mapping
 
 
 def is_concrete(*arrays: Any) -> bool:
@@ -187,4 +211,4 @@ def is_concrete(*arrays: Any) -> bool:
 
 
 def _names(dtypes: tuple[np.dtype, ...]) -> str:
-    return ", ".join(str(d) for d in dtypes)
+    return ("one of " if len(dtypes) > 1 else "") + ", ".join(str(d) for d in dtypes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.extend
@@ -59,6 +59,7 @@ class Op:
             return _compiled(self.primitive, tuple(sorted(params.items())))(*arrays)
 
         OPS[self.primitive] = self
+        ad.primitive_jvps[self.primitive] = self._no_derivative  # until one is defined
         batching.primitive_batchers[self.primitive] = self._map
         mlir.register_lowering(self.primitive, self._lowering(gpu=False))
         mlir.register_lowering(self.primitive, self._lowering(gpu=True), platform="cuda")
@@ -67,6 +68,12 @@ class Op:
         """Binds the primitive; `implementation` None takes what `jax_q4k.implementation` selected."""
         chosen = check_choice(implementation).implementation or current_choice().implementation
         return self.primitive.bind(*arrays, implementation=chosen, **params)
+
+    def _no_derivative(self, primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> NoReturn:
+        raise NotImplementedError(
+            f"{self.name} has no derivative: keep gradients out of its operands by jax.lax.stop_gradient, "
+            "or compute it in plain JAX"
+        )
 
     def define_derivative(self, *, tangent: Callable[[Params], Params], transpose: Callable[[Params], Params]) -> None:
         """Makes an operation of one result differentiable in its first operand, in which it is linear.

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from . import checks
-from .attend import attend, query
+from .attend import attend
 
 
 def paged_attention(
@@ -54,10 +54,11 @@ def paged_attention(
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths and page
         ids out of range.
+      NotImplementedError: a derivative is asked for; there is none.
     """
     k_pages, v_pages, k_scales, v_scales = checks.pages(k_pages, v_pages, k_scales, v_scales)
     num_pages, _, page_size, head_dim = k_pages.shape
-    q, window = query(q, head_dim), checks.window(window)
+    q, window = checks.query(q, "batch", None, head_dim), checks.window(window)
     batch = q.shape[0]
     block_tables = checks.int32_array("block_tables", block_tables)
     context_lens = checks.int32_array("context_lens", context_lens)

@@ -54,27 +54,17 @@ def rope_append(
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot beyond the last
         page.
+      NotImplementedError: a derivative is asked for; there is none.
     """
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
     pages = [array for array in given if array is not None]
-    _, num_kv_heads, _, head_dim = pages[0].shape
-    slot_mapping = checks.int32_array("slot_mapping", slot_mapping)
-    if slot_mapping.ndim != 1:
-        raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be (tokens,)")
-    tokens = slot_mapping.shape[0]
-    q, k, v, cos, sin = (
-        checks.float_array(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("cos", cos), ("sin", sin))
-    )
-    for name, new in (("k", k), ("v", v)):
-        checks.same_shape(name, new, (tokens, num_kv_heads, head_dim), "(tokens, num_kv_heads, head_dim)")
-    if q.ndim != 3 or q.shape[::2] != (tokens, head_dim) or q.shape[1] < 1:
-        raise ValueError(f"q has shape {q.shape}; it must be (tokens={tokens}, num_heads, head_dim={head_dim})")
+    k, v, slot_mapping = checks.new_tokens(k, v, slot_mapping, pages[0])
+    tokens, _, head_dim = k.shape
+    q = checks.query(q, "tokens", tokens, head_dim)
+    cos, sin = checks.float_array("cos", cos, checks.FLOAT32), checks.float_array("sin", sin, checks.FLOAT32)
     if cos.ndim != 2 or cos.shape[0] != tokens or not 0 < 2 * cos.shape[1] <= head_dim:
         raise ValueError(f"cos has shape {cos.shape}; it must be (tokens={tokens}, rope_dim / 2 <= {head_dim // 2})")
     checks.same_shape("sin", sin, cos.shape, "cos's shape")
-    for name, x in (("q", q), ("k", k), ("v", v), ("cos", cos), ("sin", sin)):
-        if x.dtype != jnp.float32:
-            raise TypeError(f"{name} has dtype {x.dtype}; it must be float32")
     if not isinstance(interleaved, (bool, np.bool_)):
         raise TypeError(f"interleaved={interleaved!r} must be True or False")
     if (q_norm is None) != (k_norm is None):

@@ -54,6 +54,7 @@ def top_k(x: Any, k: int, *, implementation: str | None = None) -> tuple[jax.Arr
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: an empty axis, a k out of range, an unknown name.
+      NotImplementedError: a derivative is asked for; there is none.
     """
     x = checks.float_array("x", x)
     rows, leading = _rows(x)

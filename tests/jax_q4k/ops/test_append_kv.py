@@ -138,3 +138,16 @@ def test_arguments_that_do_not_fit(call, error, message):
     )
     with pytest.raises(error, match=message):
         jq.append_kv(**(good | call))
+
+
+def test_slots_that_a_traced_program_closes_over():
+    k_pages, v_pages, k, v = arrays(2, jnp.float32)
+    program = jax.jit(lambda slots: jq.append_kv(k_pages, v_pages, k, v, slots))
+    inside = jnp.array([17, 3])
+    for array, want in zip(
+        jax.jit(lambda: jq.append_kv(k_pages, v_pages, k, v, inside))(), program(inside), strict=True
+    ):
+        np.testing.assert_array_equal(array, want)
+    beyond = jnp.array([17, 80])
+    with pytest.raises(ValueError, match="slot_mapping holds 80"):
+        jax.jit(lambda: jq.append_kv(k_pages, v_pages, k, v, beyond))()

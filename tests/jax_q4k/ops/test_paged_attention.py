@@ -204,7 +204,7 @@ def test_vmap_of_both():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(q=jnp.zeros((3, 4, 64))), ValueError, r"q has shape \(3, 4, 64\); its batch must be k's, 4"),
+        (dict(q=jnp.zeros((3, 4, 64))), ValueError, r"q has shape \(3, 4, 64\); it must be \(batch=4, "),
         (dict(v=jnp.zeros((4, 2, 47, 64))), ValueError, "v has shape .* the shape of k"),
         (dict(k=jnp.zeros((4, 2, 64))), ValueError, r"k has shape .*\(batch, num_kv_heads, capacity, head_dim\)"),
         (dict(k=jnp.zeros((4, 2, 0, 64)), v=jnp.zeros((4, 2, 0, 64))), ValueError, "only the batch may be empty"),

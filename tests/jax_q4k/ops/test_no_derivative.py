@@ -1,0 +1,48 @@
+"""Operations without a derivative say so, by name, to whoever differentiates through them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_q4k as jq
+
+NEW = jnp.ones((2, 1, 32))  # (tokens or batch, heads, head_dim)
+PAGES = jnp.zeros((2, 1, 16, 32))
+SLOTS, LENGTHS, TABLES = jnp.arange(2), jnp.array([3, 4]), jnp.array([[0], [1]])
+ANGLES = jnp.ones((2, 16))
+
+#: Of each operation: its name in errors, and a float that a float array goes through it to.
+CALLS = {
+    "paged_attention": ("paged_attention", lambda x: jq.paged_attention(x, PAGES, PAGES, TABLES, LENGTHS).sum()),
+    "paged_attention-pages": (
+        "paged_attention",
+        lambda x: jq.paged_attention(NEW, PAGES + x.sum(), PAGES, TABLES, LENGTHS).sum(),
+    ),
+    "attention": ("paged_attention", lambda x: jq.attention(x, PAGES, PAGES, LENGTHS).sum()),
+    "append_kv": ("append_kv", lambda x: jq.append_kv(PAGES, PAGES, x, NEW, SLOTS)[0].sum()),
+    "rope_append": (
+        "rope_append",
+        lambda x: jq.rope_append(x, NEW, NEW, PAGES, PAGES, SLOTS, ANGLES, ANGLES, interleaved=True)[0].sum(),
+    ),
+    "top_k": ("top_k", lambda x: jq.top_k(x, 2)[0].sum()),
+}
+
+
+@pytest.mark.parametrize(
+    "transform", [jax.grad, jax.jacfwd, lambda f: jax.jit(jax.grad(f))], ids=["grad", "jvp", "jit"]
+)
+@pytest.mark.parametrize("call", CALLS)
+def test_a_derivative_is_refused_by_name(call, transform):
+    name, function = CALLS[call]
+    with pytest.raises(NotImplementedError, match=f"{name} has no derivative"):
+        transform(function)(NEW)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_gradients_may_be_kept_out(call):
+    _, function = CALLS[call]
+    gradient = jax.grad(lambda x: (2 * x).sum() + function(jax.lax.stop_gradient(x)))(NEW)
+    np.testing.assert_array_equal(gradient, np.full(NEW.shape, 2.0))
