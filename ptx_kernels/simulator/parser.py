@@ -71,7 +71,7 @@ class _Parser:
         self.newlines = [m.start() for m in re.finditer("\n", text)]
         self.kernel = "?"
         self.functions: dict[str, Function] = {}
-        self.scopes: list[dict[str, Register | Parameter]] = []
+        self.scopes: list[dict[str, Register | Parameter | Name]] = []  # of the function; each block's names, by kind
         self.count = 0  # of the function's `.param` variables
 
     def fail(self, position: int, message: str) -> ParseError:
@@ -132,6 +132,8 @@ class _Parser:
         self.scopes, self.count = [{}], 0
         if kind == "entry":
             program.params = self.entry_parameters(parameters or "", match.start(4))
+            for parameter in program.params:
+                self.declare(parameter.name, Name(parameter.name), match.start(4))
             self.directives(directives, match.start(5), program)
         else:
             function.results = tuple(self.parameter(p, match.start()) for p in _parts(results or ""))
@@ -146,8 +148,6 @@ class _Parser:
                 raise self.fail(position, f"parameter `{part}` is no .param declaration")
             type_, name, count = match.groups()
             parameters.append(EntryParameter(name, type_, int(type_[1:]) // 8 * int(count or 1)))
-        if len({p.name for p in parameters}) != len(parameters):
-            raise self.fail(position, "two parameters have the same name")
         return tuple(parameters)
 
     def parameter(self, text: str, position: int) -> Parameter:
@@ -160,10 +160,11 @@ class _Parser:
         self.declare(match[2], parameter, position)
         return parameter
 
-    def declare(self, name: str, what: Register | Parameter, position: int) -> None:
+    def declare(self, name: str, what: Register | Parameter | Name, position: int) -> None:
+        """A name of the block at hand: of registers, parameters, variables and labels no two may have the same."""
         if name in self.scopes[-1]:
-            kind = "register" if isinstance(what, Register) else "parameter"
-            raise self.fail(position, f"{kind} {name} is declared twice")
+            kind = {Register: "register ", Parameter: "parameter "}.get(type(what), "")
+            raise self.fail(position, f"{kind}{name} is declared twice")
         self.scopes[-1][name] = what
 
     def directives(self, text: str, position: int, program: Program) -> None:
@@ -205,6 +206,7 @@ class _Parser:
                 if pending in function.labels:
                     raise self.fail(match.start(), f"label {pending} is defined twice")
                 label = pending
+                self.declare(label, Name(label), match.start())
                 function.labels[label] = len(function.instructions)
             elif pending.startswith(".branchtargets"):
                 function.tables[label] = tuple(_parts(pending.removeprefix(".branchtargets")))
@@ -252,6 +254,8 @@ class _Parser:
             raise self.fail(position, f"alignment {alignment} is no power of two")
         if name in program.symbols or name in program.local_symbols or name in program.data:
             raise self.fail(position, f"{name} is declared twice")
+        if self.scopes:
+            self.declare(name, Name(name), position)
         if extern:
             if space != "shared":
                 raise self.fail(position, f"{name} is defined elsewhere")
@@ -299,7 +303,7 @@ class _Parser:
         operands = tuple(self.operand(p, position) for p in _parts(rest))
         return Instruction(opcode, operands, guard, self.line(position), shown + ";")
 
-    def named(self, name: str) -> Register | Parameter | None:
+    def named(self, name: str) -> Register | Parameter | Name | None:
         for scope in reversed(self.scopes):
             if name in scope:
                 return scope[name]
