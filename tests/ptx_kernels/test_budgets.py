@@ -11,7 +11,7 @@ import pytest
 from ptx_kernels import formats, tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS
+from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
 from ptx_kernels.report import Figures, figures
 from ptx_kernels.work import QUANT_BITS
 
@@ -142,3 +142,10 @@ def test_attention_splits_a_context_into_one_wave(batch, kv_heads, capacity):
     assert config.splits * blocks <= max(blocks, 264) and capacity / config.splits >= 64
     assert (config.splits + 1) * blocks > 264 or capacity / (config.splits + 1) < 64
     assert tuning.paged_attention(batch, 4 * kv_heads, kv_heads, 128, 255, "bf16").splits == 1
+
+
+def test_slim_kernels_live_in_the_registers_of_64_resident_warps():
+    config = MatvecConfig(lanes=32, unroll=1, warps=32, resident_blocks=2)
+    kernel = KERNELS["matvec"](format="Q4_K", n=4096, columns=4096, m=1, config=config)
+    found = figures(kernel, "sm_90")
+    assert (found.registers, found.spill_bytes, found.blocks_per_multiprocessor) == (32, 0, 2)

@@ -15,6 +15,7 @@ STAGES = ("none", "whole", "chunks")
 LANES = (4, 8, 16, 32)
 LANE_WEIGHTS = 256  # that so many lanes share
 FORMATS = tuple(PACKED_ROWS)
+_RESIDENT_WARPS = 64  # that a multiprocessor holds at most; ptxas would drop what asks for more
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class MatvecConfig:
       unroll: blocks of each lane in flight: all their loads come before the first use.
       broadcast_header: a super-block's header is loaded once a warp and spread by shuffles (Q4_K and Q5_K, 32 lanes).
       resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more registers for loads in
-        flight.
+        flight. Their warps are 64 at most; so many leave 32 registers, in which only slim Configs do not spill.
       persistent: blocks of a fixed grid, each of which walks the rows; 0: as many blocks as the rows need.
     """
 
@@ -69,6 +70,11 @@ class MatvecConfig:
         for name, (value, most) in limits.items():
             if not 1 <= value <= most:
                 raise KernelError(f"{name}={value} must be 1 to {most}")
+        if (held := self.warps * self.resident_blocks) > _RESIDENT_WARPS:
+            raise KernelError(
+                f"warps={self.warps} * resident_blocks={self.resident_blocks} = {held} warps: "
+                f"a multiprocessor holds {_RESIDENT_WARPS}, with 32 registers a thread"
+            )
         if self.persistent < 0:
             raise KernelError(f"persistent={self.persistent} must be a number of blocks, or 0")
         if self.warps_per_row < 1 or self.warps % self.warps_per_row:

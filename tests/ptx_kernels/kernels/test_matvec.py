@@ -136,6 +136,7 @@ def test_nan_stays_in_its_row() -> None:
         ({}, dict(rows_per_warp=0), "rows_per_warp=0 must be an integer, at least 1"),
         (dict(n=3), dict(rows_per_warp=4), "rows_per_warp=4 must be 1 to 3"),
         ({}, dict(warps=33), "warps=33 must be 1 to 32"),
+        ({}, dict(warps=16, resident_blocks=5), "= 80 warps: a multiprocessor holds 64, with 32 registers a thread"),
         ({}, dict(unroll=0), "unroll=0 must be an integer, at least 1"),
         ({}, dict(persistent=-1), "persistent=-1 must be an integer, at least 0"),
         ({}, dict(activations="f16"), "activations='f16' must be one of q8_1, inline_q8, f32"),
