@@ -15,14 +15,17 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import fnmatch
+import importlib
 import random
 import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from ptx_kernels import simulator
 from ptx_kernels.ptx import Kernel
@@ -97,21 +100,19 @@ def _known(known: Sequence[Known], subject: str, mutant: Mutant, equivalent: boo
 # --- one subject ----------------------------------------------------------------------------------------------------
 
 
-def load_subject(label: str):  # type: ignore[no-untyped-def]
-    """tests/subjects.py's subject of this label; the tests' folder is no package that could be imported from here."""
+def _subjects() -> ModuleType:
+    """tests/subjects.py: the tests' folder is no package that could be imported from here."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.insert(0, str(ROOT / "tests"))
-    from subjects import subject
+    return importlib.import_module("subjects")
 
-    return subject(label)
+
+def load_subject(label: str):  # type: ignore[no-untyped-def]
+    return _subjects().subject(label)
 
 
 def labels() -> list[str]:
-    if str(ROOT / "tests") not in sys.path:
-        sys.path.insert(0, str(ROOT / "tests"))
-    from subjects import SUBJECTS
-
-    return list(SUBJECTS)
+    return list(_subjects().SUBJECTS)
 
 
 def changes_no_index(kernel: Kernel, mutant: Mutant) -> bool:
@@ -219,23 +220,66 @@ def run(chosen: Sequence[str], total: int, seed: int, jobs: int) -> Iterator[lis
 
 
 def score(outcomes: Sequence[Outcome]) -> float:
-    return sum(bool(o.killed_by) for o in outcomes) / max(1, len(outcomes))
+    return killed(outcomes) / max(1, len(outcomes))
 
 
 def table(title: str, groups: dict[str, list[Outcome]]) -> str:
     lines = [f"{title:28}{'mutants':>8}{'killed':>8}   by"]
-    for name, outcomes in sorted(groups.items()):
+    for name, outcomes in groups.items():
         reasons = Counter(o.killed_by for o in outcomes if o.killed_by).most_common(4)
         by = ", ".join(f"{reason} {count}" for reason, count in reasons)
-        lines.append(f"{name:28}{len(outcomes):8}{sum(bool(o.killed_by) for o in outcomes):8}   {by}")
+        lines.append(f"{name:28}{len(outcomes):8}{killed(outcomes):8}   {by}")
     return "\n".join(lines)
 
 
-def _grouped(outcomes: Sequence[Outcome], key) -> dict[str, list[Outcome]]:  # type: ignore[no-untyped-def]
+def _grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], str]) -> dict[str, list[Outcome]]:
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(key(outcome), []).append(outcome)
-    return groups
+    return dict(sorted(groups.items()))
+
+
+def _by_operator(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    return _grouped(outcomes, lambda o: o.mutant.operator)
+
+
+def _by_family(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    return _grouped(outcomes, lambda o: family(o.subject))
+
+
+def killed(outcomes: Sequence[Outcome]) -> int:
+    return sum(bool(o.killed_by) for o in outcomes)
+
+
+def report(outcomes: Sequence[Outcome], equivalent: Sequence[Outcome]) -> str:
+    """What is printed: the outcomes by operator and by family, and the survivors."""
+    parts = [table("operator", _by_operator(outcomes)), table("family", _by_family(outcomes))]
+    for o in outcomes:
+        if not o.killed_by:
+            parts.append(
+                f"survives: {o.subject}, {o.mutant.operator}, line {o.mutant.line + 1}\n"
+                f"  - {o.mutant.before.strip()}\n  + {o.mutant.after.strip()}\n  {o.explanation or 'UNEXPLAINED'}"
+            )
+    share = f"{killed(outcomes)} of {len(outcomes)} killed: {score(outcomes):.1%}"
+    return "\n\n".join([*parts, f"{share}; {len(equivalent)} more known to be equivalent"])
+
+
+def results(outcomes: Sequence[Outcome], equivalent: Sequence[Outcome], seed: int) -> dict[str, Any]:
+    """The same for the JSON file."""
+
+    def counts(groups: dict[str, list[Outcome]]) -> dict[str, dict[str, int]]:
+        return {name: {"mutants": len(group), "killed": killed(group)} for name, group in groups.items()}
+
+    return {
+        "seed": seed,
+        "mutants": len(outcomes),
+        "killed": killed(outcomes),
+        "equivalent": len(equivalent),
+        "operators": counts(_by_operator(outcomes)),
+        "families": counts(_by_family(outcomes)),
+        "killed_by": dict(Counter(o.killed_by for o in outcomes if o.killed_by).most_common()),
+        "survivors": [asdict(o) for o in outcomes if not o.killed_by],
+    }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -247,6 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="also write the outcomes here")
     arguments = parser.parse_args(argv)
     chosen = [label for label in labels() if any(fnmatch.fnmatchcase(label, p) for p in arguments.subjects)]
+    if not chosen:
+        parser.error(f"--subjects {' '.join(arguments.subjects)} are labels of none")
     outcomes: list[Outcome] = []
     equivalent: list[Outcome] = []
     for done in run(chosen, arguments.mutants, arguments.seed, arguments.jobs):
@@ -254,36 +300,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         equivalent += (o for o in done if o.equivalent)
         print(f"{len(outcomes):5} of {arguments.mutants}  {done[0].subject if done else ''}", file=sys.stderr)
     outcomes.sort(key=lambda o: (o.subject, o.mutant.line, o.mutant.operator, o.mutant.after))
-    print(table("operator", _grouped(outcomes, lambda o: o.mutant.operator)))
-    print()
-    print(table("family", _grouped(outcomes, lambda o: family(o.subject))))
-    survivors = [o for o in outcomes if not o.killed_by]
-    for o in survivors:
-        print(f"\nsurvives: {o.subject}, {o.mutant.operator}, line {o.mutant.line + 1}")
-        print(f"  - {o.mutant.before.strip()}\n  + {o.mutant.after.strip()}\n  {o.explanation or 'UNEXPLAINED'}")
-    killed = len(outcomes) - len(survivors)
-    print(f"\n{killed} of {len(outcomes)} killed: {score(outcomes):.1%}; {len(equivalent)} more known to be equivalent")
+    print(report(outcomes, equivalent))
     if arguments.json:
-        write_results(
-            arguments.json,
-            {
-                "seed": arguments.seed,
-                "mutants": len(outcomes),
-                "killed": killed,
-                "equivalent": len(equivalent),
-                "operators": {
-                    name: {"mutants": len(g), "killed": sum(bool(o.killed_by) for o in g)}
-                    for name, g in sorted(_grouped(outcomes, lambda o: o.mutant.operator).items())
-                },
-                "families": {
-                    name: {"mutants": len(g), "killed": sum(bool(o.killed_by) for o in g)}
-                    for name, g in sorted(_grouped(outcomes, lambda o: family(o.subject)).items())
-                },
-                "killed_by": dict(Counter(o.killed_by for o in outcomes if o.killed_by).most_common()),
-                "survivors": [asdict(o) for o in survivors],
-            },
-        )
-    return 0 if score(outcomes) >= BAR and all(o.explanation for o in survivors) else 1
+        write_results(arguments.json, results(outcomes, equivalent, arguments.seed))
+    explained = all(o.killed_by or o.explanation for o in outcomes)
+    return 0 if score(outcomes) >= BAR and explained else 1
 
 
 if __name__ == "__main__":

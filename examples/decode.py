@@ -7,6 +7,7 @@ python examples/decode.py MODEL.gguf "Once upon a time"
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import jax
@@ -14,11 +15,14 @@ import jax.numpy as jnp
 
 from jax_q4k import models
 
-path, prompt = sys.argv[1:]
-model = models.from_gguf(path)
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("model", metavar="MODEL.gguf")
+parser.add_argument("prompt")
+arguments = parser.parse_args()
+model = models.from_gguf(arguments.model)
 if model.tokenizer is None:
-    sys.exit(f"{path} holds no tokenizer")
-tokens = jnp.array([model.tokenizer.encode(prompt)])
+    sys.exit(f"{arguments.model} holds no tokenizer")
+tokens = jnp.array([model.tokenizer.encode(arguments.prompt)])
 new_tokens = 24
 
 # Weights are arguments, so that they are no constants of the program; the cache is donated, so that its pages

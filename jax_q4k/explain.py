@@ -8,7 +8,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend
@@ -17,11 +17,13 @@ from ptx_kernels import choices
 from ptx_kernels.choices import Choice
 from ptx_kernels.devices import DEVICES, Device, find_device
 from ptx_kernels.ptx import Kernel
-from ptx_kernels.report import Figures, figures
 
 from .custom_call import simulate_p
 from .implementation import IMPLEMENTATIONS
 from .ops.op import OPS, Op, default_implementation, device_name
+
+if TYPE_CHECKING:
+    from ptx_kernels.report import Figures
 
 _LAYOUT_ONLY = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "jit", "optimization_barrier")
 _PLATFORMS = {"ptx": ("cuda",), "sim": ("cpu",), "xla": ("cpu", "cuda")}
@@ -176,11 +178,17 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
         why=why,
         runnable=runnable,
         kernels=tuple(kernels),
-        figures=tuple(figures(kernel, model.arch, device=model) for kernel in kernels) if model else (),
+        figures=_figures(kernels, model) if model else (),
         chosen=tuple(dict.fromkeys(made)) if kernels else (),
         xla=dict(xla),
         otherwise=tuple(_otherwise(name, platform) for name in IMPLEMENTATIONS if name != implementation),
     )
+
+
+def _figures(kernels: list[Kernel], model: Device) -> tuple[Figures, ...]:
+    from ptx_kernels.report import figures  # what reads machine code, which few ask for
+
+    return tuple(figures(kernel, model.arch, device=model) for kernel in kernels)
 
 
 def _otherwise(implementation: str, platform: str) -> str:

@@ -172,6 +172,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             except OSError as error:
                 parser.exit(1, f"{error}\n")
         return 0
+    if options.preset and options.family not in (None, "matvec"):
+        parser.error(f"--preset {options.preset} goes with --family matvec, not {options.family}: presets are its own")
     wanted = PRESETS if options.preset == "all" else [options.preset] if options.preset else []
     of_presets = [case for preset in wanted for case in preset_cases(preset)]
     cases = [case for case in of_presets or CASES if options.family in (None, case.family)]

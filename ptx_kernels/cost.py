@@ -42,6 +42,7 @@ INSTRUCTION_BUDGETS: dict[tuple[str, int], float] = {
     ("Q4_0", 1): 3.0,
     ("Q5_1", 1): 4.0,
 }
+FLOAT_INSTRUCTION_BUDGET = 8.0  # of Q4_K with f32 activations, one row of them
 
 _SPECIAL_LANES = 16  # results per clock: MUFU, I2F, F2I, POPC, ...
 _LOAD_STORE_LANES = 32  # addresses per clock

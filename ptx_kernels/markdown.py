@@ -5,6 +5,7 @@ The text between them is written by hand. A table stands between `<!-- table: NA
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pathlib import Path
 from . import tuning
 from .assemble import TARGETS, assemble_all, tool_version
 from .cases import CASES, SHAPES, Case, preset_cases
+from .cost import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from .kernels import KERNELS
 from .kernels.matvec import FORMATS, PRESETS
 from .report import Figures, figures, load_range, report
@@ -113,22 +115,25 @@ def _of_budgets() -> Table:
         )
         return [figures(kernel, ARCH) for kernel in built]
 
-    budgets: dict[str, tuple[str, Callable[[], list[Figures]]]] = {
-        "Q4_K, q8_1, m = 1": ("<= 3.5; 16-byte loads, >= 4 in flight; <= 80 registers", lambda: matvecs("Q4_K", 1)),
-        "Q6_K, q8_1, m = 1": ("<= 4.0", lambda: matvecs("Q6_K", 1)),
-        "Q4_K, q8_1, m = 4": ("<= 6", lambda: matvecs("Q4_K", 4)),
-        "Q4_K, f32, m = 1": ("<= 8", lambda: matvecs("Q4_K", 1, "fused_f32")),
+    budgets: dict[str, tuple[float, str, Callable[[], list[Figures]]]] = {
+        f"{format}, q8_1, m = {m}": (INSTRUCTION_BUDGETS[format, m], more, functools.partial(matvecs, format, m))
+        for format, m, more in (
+            ("Q4_K", 1, "; 16-byte loads, >= 4 in flight; <= 80 registers"),
+            ("Q6_K", 1, ""),
+            ("Q4_K", 4, ""),
+        )
     }
+    budgets["Q4_K, f32, m = 1"] = FLOAT_INSTRUCTION_BUDGET, "", lambda: matvecs("Q4_K", 1, "fused_f32")
 
     def make() -> str:
         rows = []
-        for name, (budget, measure) in budgets.items():
+        for name, (budget, more, measure) in budgets.items():
             found = measure()
             instructions = max(f.instructions_per_quant_byte or 0 for f in found)
             loads = min(f.loads_in_flight for f in found)
             most = max(f.registers for f in found)
             spilled = max(f.spill_bytes for f in found)
-            rows.append((name, budget, f"{instructions:.2f}", str(loads), str(most), str(spilled)))
+            rows.append((name, f"<= {budget}{more}", f"{instructions:.2f}", str(loads), str(most), str(spilled)))
         return _lines(("kernel", "budget", "instr/qB", "16-byte loads in flight", "registers", "spills"), rows)
 
     return Table(tuple(budgets), make)

@@ -4,6 +4,7 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import GOLDEN
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -22,6 +23,13 @@ def test_decode(monkeypatch, capsys):
 
     tokenizer = models.tokenizer.from_gguf(GOLDEN / golden["file"])
     assert out == tokenizer.decode(golden["greedy_f32"][:24], strip_prefix=False) + "\n"
+
+
+def test_decode_without_arguments(monkeypatch, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        run(monkeypatch, capsys, "decode.py")
+    assert stopped.value.code == 2
+    assert "the following arguments are required: MODEL.gguf, prompt" in capsys.readouterr().err
 
 
 def test_primitives(monkeypatch, capsys):

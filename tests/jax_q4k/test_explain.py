@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -109,6 +112,18 @@ def test_times_are_predicted_if_asked_for():
     assert f"threads; predicted {quantize.seconds * 1e6:.1f} us, {quantize.bound} bound (H200)" in str(found)
     with pytest.raises(ValueError, match="device='NVIDIA L4' must be one of H200"):
         jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), device="NVIDIA L4", predict=True)
+
+
+def test_machine_code_is_read_only_where_it_is_asked_for():
+    program = (
+        "import sys, jax, jax.numpy as jnp, jax_q4k as jq\n"
+        "x = jax.ShapeDtypeStruct((2, 64), jnp.float32)\n"
+        "assert jq.explain(jq.argmax, x, platform='cuda').launches == 1\n"
+        "print(sorted({'assemble', 'cost', 'report', 'sass', 'work'} & "
+        "{name.removeprefix('ptx_kernels.') for name in sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_an_unknown_platform():

@@ -10,6 +10,7 @@ import pytest
 
 from ptx_kernels import formats, tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
+from ptx_kernels.cost import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
 from ptx_kernels.report import Figures, figures
@@ -20,6 +21,13 @@ SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
 
 #: Of Qwen2.5-0.5B (key and value, down), and one that fills a device.
 SMALL_SHAPES = [(128, 896), (896, 4864), (4096, 14336)]
+
+
+def test_the_model_is_held_to_these_budgets():
+    """`cost.INSTRUCTION_BUDGETS` are those of the tests below."""
+    rows = {("Q4_K", 1): 3.5, ("Q5_K", 1): 4.0, ("Q6_K", 1): 4.0, ("Q4_K", 4): 6.0}
+    small = {("Q8_0", 1): 1.0, ("Q5_0", 1): 4.0, ("Q4_0", 1): 3.0, ("Q5_1", 1): 4.0}
+    assert INSTRUCTION_BUDGETS == rows | small
 
 
 def measure(format: str, n: int, k: int, m: int) -> Figures:
@@ -95,7 +103,8 @@ def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
 def test_q4_k_float_activations(n, k):
     config = PRESETS["fused_f32"]
     found = figures(KERNELS["matvec"](format="Q4_K", n=n, columns=k, m=1, config=config), "sm_90")
-    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 8.0
+    assert found.instructions_per_quant_byte is not None
+    assert found.instructions_per_quant_byte <= FLOAT_INSTRUCTION_BUDGET <= 8.0
     assert found.narrowest_load == found.widest_load == 128
     assert found.spill_bytes == 0
 

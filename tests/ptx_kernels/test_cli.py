@@ -56,6 +56,7 @@ def test_emit_errors_are_clear(capsys):
         (["emit", case.family], "the following arguments are required: --"),
         (["emit", case.family, *options(case), "--depth", "3"], "unrecognized arguments: --depth 3"),
         (["report", "--arch", "sm_70"], "invalid choice: 'sm_70'"),
+        (["report", "--preset", "tiled", "--family", "gemm"], "--preset tiled goes with --family matvec, not gemm"),
         ([], "the following arguments are required: COMMAND"),
     ]:
         with pytest.raises(SystemExit) as stopped:
