@@ -103,7 +103,11 @@ def test_norm_equals_a_kernel_of_its_own(config: MatvecConfig, m: int, columns: 
         (GROUPS, 1, 96),
         (replace(GROUPS, persistent=2), 3, 160),
         (replace(Q8_1, warps=16, rows_per_warp=4, resident_blocks=1, persistent=1), 8, 160),  # 64 rows a block
-        (replace(PRESETS["multi_warp"], warps=32, warps_per_row=2, rows_per_warp=2, persistent=1), 2, 64),
+        (
+            replace(PRESETS["multi_warp"], warps=32, warps_per_row=2, rows_per_warp=2, resident_blocks=2, persistent=1),
+            2,
+            64,
+        ),
     ],
 )
 def test_quantized_output_equals_a_kernel_of_its_own(config: MatvecConfig, m: int, n: int) -> None:
