@@ -14,13 +14,14 @@ import jax
 import jax.extend
 
 from ptx_kernels import choices
-from ptx_kernels.choices import Choice
+from ptx_kernels.choices import Choice, Target
 from ptx_kernels.devices import DEVICES, Device, find_device
 from ptx_kernels.ptx import Kernel
 
 from .custom_call import simulate_p
 from .implementation import IMPLEMENTATIONS
-from .ops.op import OPS, Op, default_implementation, device_name
+from .ops.op import OPS, Op, default_implementation
+from .ops.op import device as device_here
 
 if TYPE_CHECKING:
     from ptx_kernels.report import Figures
@@ -78,11 +79,19 @@ class Call:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Every distinct call of a program's packed operations, in order; `str` is a report."""
+    """Every distinct call of a program's packed operations, in order; `str` is a report.
+
+    `target`: the device whose tuning counted.
+    """
 
     platform: str
-    device: str
+    target: Target
     calls: tuple[Call, ...]
+
+    @property
+    def device(self) -> str:
+        """As the driver calls it."""
+        return self.target.name
 
     @property
     def launches(self) -> int:
@@ -90,7 +99,7 @@ class Explanation:
         return sum(call.count * len(call.kernels) for call in self.calls)
 
     def __str__(self) -> str:
-        where = f"{self.platform} ({self.device})" if self.platform == "cuda" else self.platform
+        where = f"{self.platform} ({self.device}: {self.target})" if self.platform == "cuda" else self.platform
         total = sum(call.count for call in self.calls)
         head = f"on {where}: {len(self.calls)} kinds of calls, {total} calls, {self.launches} launches of PTX kernels"
         return "\n\n".join([head, *map(str, self.calls)])
@@ -114,7 +123,8 @@ def explain(
       args, kwargs: what the function takes; `jax.ShapeDtypeStruct` stands for an array. Keywords that are no arrays
         are passed on as they are.
       platform: `cuda` or `cpu`; None: the one that programs run on here.
-      device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or else an H200.
+      device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or else an H200. Of a
+        name that is not known the report says whose number of multiprocessors was assumed.
       predict: whether the cost model predicts each launch's time (`ptx_kernels.cost`), from what ptxas makes of it.
 
     Raises:
@@ -124,10 +134,10 @@ def explain(
     if platform not in (None, "cuda", "cpu"):
         raise ValueError(f"platform={platform!r} must be cuda, cpu or None")
     gpu = jax.default_backend() == "gpu" if platform is None else platform == "cuda"
-    device = device or device_name()
-    model = find_device(device) if predict else None
+    target = choices.target(device) if device else device_here()
+    model = find_device(target.name) if predict else None
     if predict and model is None:
-        raise ValueError(f"device={device!r} must be one of {', '.join(DEVICES)}, for predict=True")
+        raise ValueError(f"device={target.name!r} must be one of {', '.join(DEVICES)}, for predict=True")
     arrays = {name: value for name, value in kwargs.items() if _is_arrays(value)}
     options = {name: value for name, value in kwargs.items() if name not in arrays}
     traced = jax.make_jaxpr(functools.partial(function, **options))(*args, **arrays)
@@ -138,9 +148,9 @@ def explain(
             key = f"{equation.primitive} {equation.params} {[v.aval for v in equation.invars]}"
             counts[key] += times
             first.setdefault(key, equation)
-    with choices.on_device(device):
+    with choices.on_device(target):
         calls = tuple(_call(equation, counts[key], gpu, model) for key, equation in first.items())
-    return Explanation("cuda" if gpu else "cpu", device, calls)
+    return Explanation("cuda" if gpu else "cpu", target, calls)
 
 
 def _is_arrays(value: Any) -> bool:

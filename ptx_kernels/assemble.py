@@ -153,6 +153,7 @@ class Multiprocessor:
 
 MULTIPROCESSORS = {
     "sm_80": Multiprocessor(warps=64, blocks=32, shared_bytes=164 << 10),
+    "sm_89": Multiprocessor(warps=48, blocks=24, shared_bytes=100 << 10),
     "sm_90": Multiprocessor(warps=64, blocks=32, shared_bytes=228 << 10),
     "sm_100": Multiprocessor(warps=64, blocks=32, shared_bytes=228 << 10),
     "sm_120": Multiprocessor(warps=48, blocks=24, shared_bytes=100 << 10),
@@ -177,7 +178,7 @@ def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -
     """Occupancy of blocks of `threads` threads.
 
     Raises:
-      ValueError: the architecture is not among `TARGETS`, or `threads` is not in 1 to 1024.
+      ValueError: the architecture is not among `MULTIPROCESSORS`, or `threads` is not in 1 to 1024.
     """
     if assembly.arch not in MULTIPROCESSORS:
         raise ValueError(f"arch={assembly.arch!r} must be one of {', '.join(MULTIPROCESSORS)}")

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from . import tables
-from .devices import REFERENCE
-from .ptx import KernelError
+from .devices import REFERENCE, find_device
 
 P = ParamSpec("P")
 C = TypeVar("C")
@@ -27,7 +26,49 @@ C = TypeVar("C")
 #: Names the file of the user's own table; read once.
 VARIABLE = "JAX_Q4K_TUNING"
 
-_device: ContextVar[str] = ContextVar("device", default=REFERENCE.name)
+_MULTIPROCESSORS = "multiprocessors"  # of the rules that ask for them, the parameter
+
+
+@dataclass(frozen=True)
+class Target:
+    """The device that choices are for.
+
+    Attributes:
+      name: as the driver calls it.
+      multiprocessors: that it has.
+      assumed: whether nobody knows how many it has: as many as the reference.
+    """
+
+    name: str
+    multiprocessors: int
+    assumed: bool = False
+
+    def __str__(self) -> str:
+        """`108 multiprocessors`, and whose they are where they are not known to be the device's."""
+        whose = f" of an {REFERENCE.name}, {self.name} being unknown" if self.assumed else ""
+        return f"{self.multiprocessors} multiprocessors{whose}"
+
+
+def target(name: str, multiprocessors: int | None = None) -> Target:
+    """The device that the driver calls `name`.
+
+    Args:
+      multiprocessors: as the device itself reports; None: as `devices` knows them of the name, or else the
+        reference's (`assumed`).
+
+    Raises:
+      ValueError: `multiprocessors` is not positive.
+    """
+    if multiprocessors is None:
+        known = find_device(name)
+        return Target(name, (known or REFERENCE).multiprocessors, assumed=known is None)
+    if multiprocessors < 1:
+        raise ValueError(f"multiprocessors={multiprocessors} must be at least 1")
+    return Target(name, multiprocessors)
+
+
+_REFERENCE = target(REFERENCE.name)
+_target: ContextVar[Target] = ContextVar("target", default=_REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -67,17 +108,18 @@ def recorded() -> Iterator[list[Choice]]:
 
 
 @contextlib.contextmanager
-def on_device(name: str) -> Iterator[None]:
-    """Chooses inside the block for the device that the driver calls `name`; outside of any, for an H200."""
-    token = _device.set(name)
+def on_device(device: Target) -> Iterator[None]:
+    """Chooses inside the block for `device`; outside of any, for an H200."""
+    token = _target.set(device)
     try:
         yield
     finally:
-        _device.reset(token)
+        _target.reset(token)
 
 
-def current_device() -> str:
-    return _device.get()
+def current_device() -> Target:
+    """The device that choices are made for."""
+    return _target.get()
 
 
 @functools.cache
@@ -93,15 +135,21 @@ def tables_in_force() -> list[tables.Table]:
     """
     path = os.environ.get(VARIABLE)
     known = [*([_user_table(path)] if path else []), *tables.packaged()]
-    return [table for table in known if table.is_for(current_device())]
+    device = current_device()
+    return [table for table in known if table.is_for(device.name, device.multiprocessors)]
 
 
 class Rule(Generic[P, C]):
-    """A function of `ptx_kernels.tuning` that chooses a Config (or a number) by itself; says so when asked."""
+    """A function of `ptx_kernels.tuning` that chooses a Config (or a number) by itself; says so when asked.
+
+    A rule with a parameter `multiprocessors` gets those of the current device.
+    """
 
     def __init__(self, rule: Callable[P, C]) -> None:
         self.rule: Callable[..., C] = rule
         functools.update_wrapper(self, rule)
+        self._signature = inspect.signature(rule)
+        self._fills = _MULTIPROCESSORS in self._signature.parameters
 
     @property
     def name(self) -> str:
@@ -114,40 +162,39 @@ class Rule(Generic[P, C]):
         return choice.config
 
     def choose(self, *args: P.args, **kwargs: P.kwargs) -> Choice:
-        """What it chooses, and why.
+        """What it chooses for the current device, and why.
 
         Raises:
-          TuningTableError: the user's table is malformed.
+          TypeError: `multiprocessors` is given: `on_device` says them. TuningTableError: the user's table is malformed.
         """
-        bound = inspect.signature(self.rule).bind(*args, **kwargs)
+        if _MULTIPROCESSORS in kwargs:
+            raise TypeError(f"{self.name} takes multiprocessors from choices.on_device; {self.name}.rule takes any")
+        bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        bound.arguments.pop(_MULTIPROCESSORS, None)
         arguments = tuple(bound.arguments.values())
         config, why = self._decide(arguments)
         return Choice(self.name, arguments, config, why)
 
     def _decide(self, arguments: tuple[Any, ...]) -> tuple[C, str]:
-        return self.rule(*arguments), f"rule tuning.{self.name}"
-
-
-def _accepts(config: Any, shape: tuple[Any, ...]) -> bool:
-    """Whether a Config from a neighbour's row goes with the shape too."""
-    try:
-        config.check(*shape)
-    except KernelError:
-        return False
-    return True
+        if not self._fills:
+            return self.rule(*arguments), f"rule tuning.{self.name}"
+        device = current_device()
+        config = self.rule(*arguments, multiprocessors=device.multiprocessors)
+        return config, f"rule tuning.{self.name} for {device}"
 
 
 class Tabled(Rule[P, C]):
-    """A rule that tables overrule: its first arguments are (format, n, columns, m)."""
+    """A rule that tables overrule: `tables.FAMILIES` says how its arguments have to agree with a row's."""
 
     def _decide(self, arguments: tuple[Any, ...]) -> tuple[C, str]:
+        family = tables.FAMILIES[self.name]
         for table in tables_in_force():
-            row = table.nearest(self.name, *arguments[:4])
-            if row and _accepts(row.config, arguments[:4]):
-                exact = (row.format, row.n, row.columns, row.m) == arguments[:4]
-                found = "this shape" if exact else f"the nearest shape, {row.n}x{row.columns} m={row.m}"
+            row = table.nearest(self.name, *arguments)
+            if row and family.accepts(row.config, arguments):
+                found = "this shape" if row.shape == arguments else f"the nearest shape, {family.describe(row.shape)}"
                 figures = ", ".join(filter(None, (f"{row.seconds * 1e6:.2f} us", row.why)))
                 name = Path(table.path).name
                 return row.config, f"{table.source} for {table.device} ({name}), {found}: {figures}"
-        return self.rule(*arguments), f"rule tuning.{self.name}, no table for {current_device()} has the shape"
+        config, why = super()._decide(arguments)
+        return config, f"{why}, no table for {current_device().name} has the shape"

@@ -51,6 +51,7 @@ DEVICES: dict[str, Device] = {
         Device("A100", "sm_80", 108, 1.41e9, 2.039e12, 1.83e12, 40 * _MB, fp32_lanes=64),
         Device("B200", "sm_100", 148, 1.965e9, 8.0e12, 7.2e12, 126 * _MB),
         Device("RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128, mma_int8_ops=2048),
+        Device("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 0.907e12, 72 * _MB, mma_int8_ops=2048),
     )
 }
 

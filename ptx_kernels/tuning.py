@@ -1,8 +1,13 @@
-"""Which Config a shape gets. Heuristics live here, not in the kernels; `choices` says how tables overrule them."""
+"""Which Config a shape gets. Heuristics live here, not in the kernels; `choices` says how tables overrule them.
+
+A rule that has to fill a device takes its number of `multiprocessors`; called as `tuning.gemm(...)` it is given that of
+the device that is chosen for, see `choices.on_device`.
+"""
 
 from __future__ import annotations
 
 from .choices import Rule, Tabled
+from .devices import REFERENCE
 from .kernels.gemm import GemmConfig
 from .kernels.matvec import MatvecConfig
 from .kernels.merge_attention import MergeConfig
@@ -12,16 +17,17 @@ from .kernels.rms_norm import RmsNormConfig
 from .kernels.top_k import MAX_PART
 from .ptx import WARP
 
-_MULTIPROCESSORS = 132  # of an H200
-#: Four warps on each of them: a dozen 16-byte loads per lane are then 24 KB in flight on each.
-_WARPS_TO_FILL = _MULTIPROCESSORS * 4
+#: On each multiprocessor: a dozen 16-byte loads per lane are then 24 KB in flight.
+_WARPS_TO_FILL = 4
 
 #: Activations that every block may normalize and quantize for itself: 64 KB from the L2, 20 KB of shared memory.
 _INLINE_VALUES = 16384
 
 
 @Tabled
-def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
+def matvec(
+    format: str, n: int, columns: int, m: int, *, multiprocessors: int = REFERENCE.multiprocessors
+) -> MatvecConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
     Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever enough
@@ -32,7 +38,7 @@ def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
     super_blocks = format in ("Q4_K", "Q5_K", "Q6_K")
     few = 4 if super_blocks else 8
     lanes = (8 if format in ("Q4_K", "Q5_K") else 16 if format == "Q8_0" else few) if m == 1 else few
-    rows = 2 if n >= 2 * _WARPS_TO_FILL else 1
+    rows = 2 if n >= 2 * _WARPS_TO_FILL * multiprocessors else 1
     loads = 4 // rows if m == 1 else 1  # blocks of a lane in flight; many activations fill the registers instead
     resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else 4 if format == "Q5_K" else 5
     return MatvecConfig(
@@ -43,9 +49,16 @@ def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
     )
 
 
-@Rule
+@Tabled
 def fused_matvec(
-    formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, floats: bool = False, output: str = "f32"
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+    floats: bool = False,
+    output: str = "f32",
+    *,
+    multiprocessors: int = REFERENCE.multiprocessors,
 ) -> MatvecConfig:
     """Config of a mat-vec with a prologue or an epilogue, of `gated_matvec` or of `qkv_matvec` (several rows).
 
@@ -58,14 +71,16 @@ def fused_matvec(
     few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
     lanes = 8 if m == 1 or (output == "q8_1" and m > 4) else few  # four rows of many activations fill the registers
     inline = floats and m * columns <= _INLINE_VALUES
-    warps, per_warp = 8 if inline else 4, min(2 if sum(rows) >= 2 * _WARPS_TO_FILL else 1, *rows)
+    filled = sum(rows) >= 2 * _WARPS_TO_FILL * multiprocessors
+    warps, per_warp = 8 if inline else 4, min(2 if filled else 1, *rows)
     if output == "q8_1":
         warps, per_warp = (8, 4) if m > 2 and not inline else (16, 2)
     resident = 16 // warps
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
     blocks = sum(-(-n // (warps * per_warp)) for n in rows)
-    rounds = -(-blocks // (_MULTIPROCESSORS * resident - len(rows) + 1))  # each matrix's share of blocks is rounded up
+    wave = max(1, multiprocessors * resident - len(rows) + 1)  # each matrix's share of blocks is rounded up
+    rounds = -(-blocks // wave)
     return MatvecConfig(
         activations="inline_q8" if inline else "q8_1",
         warps=warps,
@@ -77,8 +92,8 @@ def fused_matvec(
     )
 
 
-@Rule
-def gemm(format: str, n: int, columns: int, m: int) -> GemmConfig:
+@Tabled
+def gemm(format: str, n: int, columns: int, m: int, *, multiprocessors: int = REFERENCE.multiprocessors) -> GemmConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
     Large tiles spend fewest instructions on unpacking and loads, but leave a device idle that has more multiprocessors
@@ -94,7 +109,7 @@ def gemm(format: str, n: int, columns: int, m: int) -> GemmConfig:
     choices += [(1, 4, 1, m_tile) for m_tile in (32, 16) if m_tile < largest]
 
     def fills(row_warps: int, column_warps: int, tiles: int, m_tile: int) -> bool:
-        return -(-m // m_tile) * -(-n // (16 * tiles * row_warps)) >= _WARPS_TO_FILL * 3 // 8
+        return -(-m // m_tile) * -(-n // (16 * tiles * row_warps)) >= multiprocessors * 3 // 2
 
     row_warps, column_warps, tiles, m_tile = next((c for c in choices if fills(*c)), choices[-1])
     stages = 2 if row_warps * tiles > 4 else {16: 4, 32: 3}.get(m_tile, 2)
@@ -103,7 +118,14 @@ def gemm(format: str, n: int, columns: int, m: int) -> GemmConfig:
 
 @Rule
 def paged_attention(
-    batch: int, num_heads: int, num_kv_heads: int, head_dim: int, capacity: int, dtype: str
+    batch: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    capacity: int,
+    dtype: str,
+    *,
+    multiprocessors: int = REFERENCE.multiprocessors,
 ) -> PagedAttentionConfig:
     """Config for groups of num_heads / num_kv_heads query heads and contexts (or windows) of up to `capacity` tokens.
 
@@ -122,7 +144,7 @@ def paged_attention(
         return queries * per_query + unroll * runs * 16 + (16 if dtype == "int8" else 0)
 
     blocks = batch * num_kv_heads * -(-group // queries)
-    splits = min(2 * _MULTIPROCESSORS // blocks, capacity // 64) if capacity >= 256 else 1
+    splits = min(2 * multiprocessors // blocks, capacity // 64) if capacity >= 256 else 1
     return PagedAttentionConfig(
         warps=8 if registers(2) <= 112 else 4,
         queries=queries,
@@ -146,9 +168,9 @@ def rms_norm(columns: int) -> RmsNormConfig:
 
 
 @Rule
-def argmax_splits(columns: int) -> int:
+def argmax_splits(columns: int, *, multiprocessors: int = REFERENCE.multiprocessors) -> int:
     """Blocks that search a row of so many values: one wave, of a thousand values each or more; 1: no second launch."""
-    return _splits(columns, max(1024, -(-columns // 132)))
+    return _splits(columns, max(1024, -(-columns // multiprocessors)))
 
 
 @Rule

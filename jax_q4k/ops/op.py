@@ -157,7 +157,7 @@ class Op:
     def _lowering(self, *, gpu: bool) -> Callable[..., Any]:
         def rule(ctx: mlir.LoweringRuleContext, *operands: Any, implementation: str | None, **params: Any) -> Any:
             function = self._function(implementation or default_implementation(gpu), gpu, params)
-            with choices.on_device(device_name()):
+            with choices.on_device(device()):
                 return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
         return rule
@@ -187,9 +187,15 @@ def default_implementation(gpu: bool) -> str:
     return "ptx" if gpu else "xla"
 
 
-def device_name() -> str:
-    """What the driver calls the GPU that programs run on; without one, the device that kernels are tuned for."""
-    return jax.devices()[0].device_kind if jax.default_backend() == "gpu" else REFERENCE.name
+def device() -> choices.Target:
+    """The GPU that programs run on, with the multiprocessors that it reports; without one, what kernels are tuned for.
+
+    Of several, the first: a program is lowered once for all of them.
+    """
+    if jax.default_backend() != "gpu":
+        return choices.target(REFERENCE.name)
+    gpu = jax.devices()[0]
+    return choices.target(gpu.device_kind, getattr(gpu, "core_count", None))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -48,6 +48,21 @@ class GemmConfig:
         """Weight rows of a block."""
         return 16 * self.tiles * self.row_warps
 
+    def check(self, format: str, columns: int) -> None:
+        """KernelError where rows of so many weights of the format cannot be multiplied so."""
+        if format not in FORMATS:
+            raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
+        if not takes(format, columns):
+            multiple = max(_COLUMNS, formats.get(format).block_size)
+            raise KernelError(f"columns={columns} must be a multiple of {multiple} for {format}")
+        if self.m_tile < 16 or self.m_tile % 16:
+            raise KernelError(f"m_tile={self.m_tile} must be a multiple of 16")
+        if self.column_warps not in (1, 2, 4):
+            raise KernelError(f"column_warps={self.column_warps} must be 1, 2 or 4")
+        for name, least, most in (("row_warps", 1, 32 // self.column_warps), ("tiles", 1, 8), ("stages", 2, 16)):
+            if not least <= (value := getattr(self, name)) <= most:
+                raise KernelError(f"{name}={value} must be {least} to {most}")
+
 
 def takes(format: str, columns: int) -> bool:
     """Whether there is a kernel for rows of so many weights."""
@@ -62,17 +77,7 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
     scales of both are applied to these in f32, as in the mat-vec. Packed weights and activations come through a ring
     of stages of one super-block each.
     """
-    if format not in FORMATS:
-        raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
-    if not takes(format, columns):
-        multiple = max(_COLUMNS, formats.get(format).block_size)
-        raise KernelError(f"columns={columns} must be a multiple of {multiple} for {format}")
-    if config.m_tile < 16 or config.m_tile % 16:
-        raise KernelError(f"m_tile={config.m_tile} must be a multiple of 16")
-    if config.column_warps not in (1, 2, 4):
-        raise KernelError(f"column_warps={config.column_warps} must be 1, 2 or 4")
-    if config.stages < 2:
-        raise KernelError(f"stages={config.stages} must be at least 2")
+    config.check(format, columns)
     k.name = f"gemm_{format.lower()}_m{config.m_tile}"
     layout = formats.get(format)
     steps, threads = -(-columns // SUPER_BLOCK), WARP * config.row_warps * config.column_warps

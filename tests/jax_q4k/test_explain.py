@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
+from jax_q4k.ops import op
 from ptx_kernels import formats, tables
 from ptx_kernels.kernels.matvec import MatvecConfig
 
@@ -32,7 +33,7 @@ def test_a_matmul_on_a_gpu_that_is_not_there():
     (chosen,) = (choice for choice in call.chosen if choice.rule == "matvec")
     assert chosen.config == call.kernels[1].arguments["config"]
     text = str(found)
-    assert text.startswith("on cuda (H200): 1 kinds of calls, 1 calls, 2 launches of PTX kernels\n")
+    assert text.startswith("on cuda (H200: 132 multiprocessors): 1 kinds of calls, 1 calls, 2 launches of PTX")
     for part in (
         "q4k_matmul x1: f32[1,512], u8[64,2,144] -> f32[1,64]",
         "ptx: the default on cuda",
@@ -45,7 +46,7 @@ def test_a_matmul_on_a_gpu_that_is_not_there():
 
 
 def test_a_table_decides_for_its_device_alone(monkeypatch):
-    row = tables.Row("matvec", "Q4_K", 64, 512, 1, MatvecConfig(warps=2), 3e-6)
+    row = tables.Row("matvec", ("Q4_K", 64, 512, 1), MatvecConfig(warps=2), 3e-6)
     monkeypatch.setattr(tables, "packaged", lambda: (tables.Table("a/l4.json", "NVIDIA L4", "measured", (row,)),))
 
     def reason(device: str) -> str:
@@ -53,7 +54,38 @@ def test_a_table_decides_for_its_device_alone(monkeypatch):
         return next(choice.why for choice in found.calls[0].chosen if choice.rule == "matvec")
 
     assert reason("NVIDIA L4") == "measured for NVIDIA L4 (l4.json), this shape: 3.00 us"
-    assert reason("NVIDIA H200") == "rule tuning.matvec, no table for NVIDIA H200 has the shape"
+    assert reason("NVIDIA H200") == "rule tuning.matvec for 132 multiprocessors, no table for NVIDIA H200 has the shape"
+
+
+def test_the_device_decides_and_choices_for_another_leave_no_trace():
+    def found(device: str | None) -> tuple[int, str]:
+        x, w = floats(64, 4096), packed("Q4_K", 23040, 4096)
+        (call,) = jq.explain(jq.matmul, x, w, platform="cuda", device=device).calls
+        (chosen,) = (choice for choice in call.chosen if choice.rule == "gemm")
+        assert call.kernels[-1].arguments["config"] == chosen.config
+        return chosen.config.rows, chosen.why
+
+    rows = {name: found(name) for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 5090", "NVIDIA L4", None)}
+    assert rows["NVIDIA A100-SXM4-80GB"][0] > rows["NVIDIA GeForce RTX 5090"][0]
+    assert rows["NVIDIA L4"][0] == rows[None][0]
+    assert rows["NVIDIA GeForce RTX 5090"][1].startswith("rule tuning.gemm for 170 multiprocessors, no table")
+    assert "132 multiprocessors of an H200, NVIDIA L4 being unknown" in rows["NVIDIA L4"][1]
+    for name, before in rows.items():
+        assert found(name) == before
+
+
+def test_a_gpu_says_how_many_multiprocessors_it_has(monkeypatch):
+    class Gpu:
+        device_kind = "NVIDIA H100 PCIe"
+        core_count = 114
+
+    monkeypatch.setattr(op.jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(op.jax, "devices", lambda: [Gpu()])
+    assert (op.device().name, op.device().multiprocessors, op.device().assumed) == ("NVIDIA H100 PCIe", 114, False)
+    monkeypatch.delattr(Gpu, "core_count")
+    assert op.device().multiprocessors == 132 and not op.device().assumed  # an H100's
+    monkeypatch.setattr(Gpu, "device_kind", "NVIDIA L4")
+    assert op.device().assumed
 
 
 def test_calls_are_counted_through_control_flow():

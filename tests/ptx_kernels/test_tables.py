@@ -7,7 +7,7 @@ import json
 import pytest
 
 from ptx_kernels import choices, tables
-from ptx_kernels.choices import Choice, Rule, Tabled, on_device
+from ptx_kernels.choices import Choice, Rule, Tabled, on_device, target
 from ptx_kernels.kernels.matvec import MatvecConfig
 from ptx_kernels.tables import Table, TuningTableError
 
@@ -15,6 +15,13 @@ from ptx_kernels.tables import Table, TuningTableError
 def row(n: int = 4096, columns: int = 4096, m: int = 1, warps: int = 2, **changes) -> dict:
     values = dict(kernel="matvec", format="Q4_K", n=n, columns=columns, m=m, config={"warps": warps}, seconds=1e-5)
     return values | changes
+
+
+def fused(**changes) -> dict:
+    """Gate and up, each block making q8_1 of its activations."""
+    values = dict(kernel="fused_matvec", formats=["Q4_K", "Q6_K"], rows=[64, 32], columns=4096, m=1, floats=True)
+    config = {"activations": "inline_q8", "warps": 8, "rows_per_warp": 2, "resident_blocks": 2}
+    return values | dict(output="f32", config=config, seconds=1e-5) | changes
 
 
 def file(*rows: dict, **changes) -> str:
@@ -49,13 +56,28 @@ def test_a_row_holds_some_fields_of_a_config():
         (file(row(seconds=float("nan"))), "row 0: seconds=nan must be positive and below inf"),
         (file(row(config={"warp": 2})), "row 0: config: 'warp' must be one of "),
         (file(row(config={"warps": 2.5})), "row 0: config: warps: 2.5 must be of type int"),
-        (file(row(config={"activations": "f32"})), "row 0: config: activations='f32' must be 'q8_1'"),
+        (file(row(config={"activations": "f32"})), "row 0: activations='f32' must be 'q8_1'"),
         (file(row(config={"lanes": 5})), r"row 0: config.py:\d+: lanes=5 must be one of"),
         (file(row(config={"persistent": -1})), "persistent=-1 must be a number of blocks"),
         (file(row(format="Q9_K")), r"row 0: config.py:\d+: format='Q9_K' must be one of"),
         (file(row(n=10**400)), "row 0: n=1000.* must be positive and below"),
         (file(row(why=1)), "row 0: why: 1 must be of type str"),
         (file({"kernel": "matvec"}), "row 0: format is missing"),
+        (file(row(rows=[1])), "row 0: 'rows' must be one of columns, config, format"),
+        (file(multiprocessors=0), "t.json: multiprocessors=0 must be positive"),
+        (file(row(kernel="gemm", m=64, config={"warps": 2})), "row 0: config: 'warps' must be one of column_warps"),
+        (file(row(kernel="gemm", m=64, config={"m_tile": 24})), r"row 0: gemm.py:\d+: m_tile=24 must be a multiple"),
+        (file(row(kernel="gemm", columns=288, config={})), r"row 0: gemm.py:\d+: columns=288 must be a multiple"),
+        (file(fused(formats=[])), "row 0: formats is empty"),
+        (file(fused(formats="Q4_K")), "row 0: formats: 'Q4_K' must be of type list"),
+        (file(fused(formats=[4])), r"row 0: formats\[0\]: 4 must be of type str"),
+        (file(fused(rows=[64, 0])), r"row 0: rows\[1\]=0 must be positive"),
+        (file(fused(rows=[64, 64, 64])), r"row 0: rows=\(64, 64, 64\) must be those of each of"),
+        (file(fused(floats=1)), "row 0: floats: 1 must be of type bool"),
+        (file(fused(floats=False)), "row 0: activations='inline_q8' must be q8_1, or with floats"),
+        (file(fused(output="f16")), "row 0: output='f16' must be f32 or q8_1"),
+        (file(fused(output="q8_1")), "row 0: q8_1: .* and a block's 16 must be multiples of 32"),
+        (file(fused(m=8, columns=16384)), "row 0: inline_q8: m=8 rows of columns=16384 take more than 98304 bytes"),
     ],
     ids=lambda text: text[:24],
 )
@@ -89,11 +111,40 @@ def test_the_nearest_row_serves(n, columns, m, warps):
     assert (found and found.config.warps) == warps
 
 
+def test_keys_of_joined_matrices():
+    """Formats, their number, what activations and results are must agree; every size lies within an octave."""
+    t = table(
+        fused(), fused(rows=[64, 128], seconds=2e-5), fused(m=4, seconds=3e-5), fused(formats=["Q4_K"], rows=[64])
+    )
+
+    def found(formats=("Q4_K", "Q6_K"), rows=(64, 32), columns=4096, m=1, floats=True, output="f32"):
+        row = t.nearest("fused_matvec", formats, rows, columns, m, floats, output)
+        return row and row.seconds
+
+    assert found() == 1e-5 and found(rows=(64, 128)) == 2e-5 and found(m=3) == 3e-5
+    assert found(rows=(100, 60), columns=3072) == 1e-5
+    assert found(rows=(64, 270)) is found(columns=2000) is found(m=5) is None
+    assert found(("Q6_K", "Q4_K")) is found(floats=False) is found(output="q8_1") is found(rows=(64,)) is None
+
+
+def test_keys_of_prompts():
+    """The tile of at least as many rows of activations, up to twice as many."""
+    gemm = dict(kernel="gemm", config={})
+    t = table(row(m=16, seconds=1e-5, **gemm), row(m=64, seconds=2e-5, **gemm), row(n=8192, m=64, seconds=3e-5, **gemm))
+    seconds = {m: (r := t.nearest("gemm", "Q4_K", 4096, 4096, m)) and r.seconds for m in (8, 9, 16, 17, 32, 64, 65)}
+    assert seconds == {8: 1e-5, 9: 1e-5, 16: 1e-5, 17: None, 32: 2e-5, 64: 2e-5, 65: None}
+    assert t.nearest("gemm", "Q4_K", 6000, 4096, 64).seconds == 3e-5
+
+
 def test_tables_know_their_device():
     h200 = table(device="NVIDIA H200")
-    assert h200.is_for("NVIDIA H200") and h200.is_for("H200") and not h200.is_for("NVIDIA H100 80GB HBM3")
+    assert h200.is_for("NVIDIA H200", 132) and h200.is_for("H200", 132)
+    assert not h200.is_for("NVIDIA H100 80GB HBM3", 132)
+    assert not h200.is_for("NVIDIA H200 MIG 1g.18gb", 16)
     unknown = table(device="NVIDIA L40S")
-    assert unknown.is_for("NVIDIA L40S") and not unknown.is_for("NVIDIA L4")
+    assert unknown.is_for("NVIDIA L40S", 142) and not unknown.is_for("NVIDIA L4", 142)
+    part = table(device="NVIDIA H100 PCIe", multiprocessors=114)
+    assert part.is_for("NVIDIA H100 PCIe", 114) and not part.is_for("NVIDIA H100 80GB HBM3", 132)
 
 
 @Tabled
@@ -108,13 +159,13 @@ def test_measured_before_model_before_rule(monkeypatch):
     monkeypatch.setattr(tables, "packaged", lambda: (measured, model))
     for n, warps, why in [
         (4096, 3, "measured for NVIDIA H200 (t.json), this shape: 10.00 us"),
-        (600, 2, "model for H200 (t.json), the nearest shape, 512x4096 m=1: 10.00 us, latency"),
+        (600, 2, "model for H200 (t.json), the nearest shape, n=512 columns=4096 m=1: 10.00 us, latency"),
         (64, 16, "rule tuning.matvec, no table for H200 has the shape"),
     ]:
         expected = Choice("matvec", ("Q4_K", n, 4096, 1), MatvecConfig(warps=warps), why)
         assert matvec.choose("Q4_K", n, 4096, m=1) == expected
     assert matvec("Q4_K", 64, 4096, 1) == MatvecConfig(warps=16)
-    with on_device("NVIDIA L40S"):
+    with on_device(target("NVIDIA L40S")):
         assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=16)
     assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=3)
 
@@ -131,7 +182,7 @@ def test_the_users_table_comes_first(monkeypatch, tmp_path):
     path.write_text(file(row(warps=5)))
     monkeypatch.setenv(choices.VARIABLE, str(path))
     assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=5)
-    with on_device("NVIDIA A100-SXM4-80GB"):
+    with on_device(target("NVIDIA A100-SXM4-80GB")):
         assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=16)
     bad = tmp_path / "bad.json"
     bad.write_text("{}")
@@ -144,7 +195,7 @@ def test_packaged_tables_are_sound():
     found = tables.packaged()
     assert [t.source for t in found] == sorted((t.source for t in found), key=tables.SOURCES.index)
     for t in found:
-        shapes = [(r.kernel, r.format, r.n, r.columns, r.m) for r in t.rows]
+        shapes = [(r.kernel, *r.shape) for r in t.rows]
         assert len(set(shapes)) == len(shapes)
 
 

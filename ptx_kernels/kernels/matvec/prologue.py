@@ -16,7 +16,7 @@ _AHEAD = 4  # loads of a thread in flight
 _CHUNK_BYTES = 32 << 10  # of f32 activations, all rows together
 _CHUNK_STEP = 256  # columns: a chunk is whole super-blocks
 _STATIC_BYTES = 40 << 10  # what is larger is dynamic; the rest is for what else a kernel shares
-_MOST_BYTES = 96 << 10  # every target gives a block 99 KB
+MOST_BYTES = 96 << 10  # every target gives a block 99 KB
 
 
 class Prologue:
@@ -63,10 +63,10 @@ class Prologue:
         return self._config.activations == "f32"
 
     def _is_dynamic(self, nbytes: int) -> bool:
-        if nbytes > _MOST_BYTES:
+        if nbytes > MOST_BYTES:
             raise KernelError(
                 f"m={self._m} rows of columns={self._columns} take {nbytes} bytes of shared memory, of at most "
-                f"{_MOST_BYTES}: bring them in chunks, or quantize them in a kernel of its own"
+                f"{MOST_BYTES}: bring them in chunks, or quantize them in a kernel of its own"
             )
         return nbytes > _STATIC_BYTES
 

@@ -1,0 +1,116 @@
+"""Rules know the device: as many blocks as its multiprocessors take, and they say whose number that is."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptx_kernels import tables, tuning
+from ptx_kernels.choices import current_device, on_device, target
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.gemm import GemmConfig
+from ptx_kernels.kernels.gemm import gemm as gemm_kernel
+from ptx_kernels.kernels.matvec import MatvecConfig, qkv_matvec
+
+#: (as the driver reports it, multiprocessors that it reports or None, how many they are)
+DEVICES = [
+    ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16, 16),
+    ("NVIDIA L4", 58, 58),
+    ("NVIDIA A100-SXM4-80GB", None, 108),
+    ("NVIDIA GeForce RTX 4090", None, 128),
+    ("NVIDIA H200", None, 132),
+    ("NVIDIA B200", None, 148),
+    ("NVIDIA GeForce RTX 5090", None, 170),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_tables(monkeypatch):
+    monkeypatch.setattr(tables, "packaged", tuple)
+
+
+@pytest.fixture(params=DEVICES, ids=lambda device: device[0])
+def multiprocessors(request):
+    name, reported, count = request.param
+    with on_device(target(name, reported)):
+        yield count
+
+
+def test_the_device_is_known(multiprocessors):
+    assert (current_device().multiprocessors, current_device().assumed) == (multiprocessors, False)
+
+
+@pytest.mark.parametrize("context", [4096, 131072])
+@pytest.mark.parametrize("batch", [1, 3, 40])
+def test_attention_splits_into_two_blocks_on_each(multiprocessors, context, batch):
+    splits = tuning.paged_attention(batch, 32, 8, 128, context, "bf16").splits
+    assert splits * batch * 8 <= max(2 * multiprocessors, batch * 8)
+    assert (splits + 1) * batch * 8 > 2 * multiprocessors or context / (splits + 1) < 64
+
+
+@pytest.mark.parametrize("m", [16, 64, 512])
+def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m):
+    config: GemmConfig = tuning.gemm("Q4_K", 4096, 4096, m)
+    kernel = gemm_kernel(format="Q4_K", n=4096, columns=4096, m=m, config=config)
+    enough = 1.5 * multiprocessors
+    assert kernel.grid[0] * kernel.grid[1] >= enough or config.rows * config.m_tile == 256
+    if (config.row_warps, config.tiles) != (4, 2):  # twice the rows would be too few blocks
+        assert -(-m // config.m_tile) * -(-4096 // (2 * config.rows)) < enough
+
+
+def test_two_rows_a_warp_where_that_fills_the_device(multiprocessors):
+    enough = 2 * 4 * multiprocessors
+    assert [tuning.matvec("Q4_K", n, 4096, 1).rows_per_warp for n in (enough - 1, enough)] == [1, 2]
+    fused = [tuning.fused_matvec(("Q4_K",) * 2, (n // 2, n - n // 2), 4096, 1) for n in (enough - 1, enough)]
+    assert [config.rows_per_warp for config in fused] == [1, 2]
+
+
+@pytest.mark.parametrize("rows", [(4096, 1024, 1024), (28672, 14336), (5000, 5000, 40, 40)])
+def test_persistent_blocks_are_one_wave(multiprocessors, rows):
+    config: MatvecConfig = tuning.fused_matvec(("Q4_K",) * len(rows), rows, 4096, 1, True)
+    kernel = qkv_matvec(formats=("Q4_K",) * len(rows), rows=rows, columns=4096, m=1, config=config)
+    assert kernel.grid[0] <= multiprocessors * config.resident_blocks
+
+
+def test_a_device_of_one_multiprocessor_has_a_choice_for_everything():
+    with on_device(target("tiny", 1)):
+        for rows in ((1, 1, 1, 1), (4096, 1024, 1024)):
+            config = tuning.fused_matvec(("Q4_K",) * len(rows), rows, 4096, 1, True)
+            qkv_matvec(formats=("Q4_K",) * len(rows), rows=rows, columns=4096, m=1, config=config)
+        assert tuning.paged_attention(1, 32, 8, 128, 131072, "bf16").splits == 1
+        assert tuning.argmax_splits(128256) == 1
+        KERNELS["gemm"](format="Q4_K", n=4096, columns=4096, m=64, config=tuning.gemm("Q4_K", 4096, 4096, 64))
+
+
+def test_a_vocabulary_is_searched_in_one_wave(multiprocessors):
+    assert min(multiprocessors, 126) - 1 <= tuning.argmax_splits(128256) <= multiprocessors  # 1024 values each or more
+
+
+def test_who_says_how_many():
+    def why(device):
+        with on_device(device):
+            return tuning.gemm.choose("Q4_K", 4096, 4096, 64).why
+
+    assert why(target("NVIDIA A100-SXM4-80GB")).startswith("rule tuning.gemm for 108 multiprocessors, no table")
+    assert why(target("NVIDIA L4", 58)).startswith("rule tuning.gemm for 58 multiprocessors, no table for NVIDIA L4")
+    assert why(target("NVIDIA L4")).startswith(
+        "rule tuning.gemm for 132 multiprocessors of an H200, NVIDIA L4 being unknown, no table"
+    )
+    assert tuning.rms_norm.choose(4096).why == "rule tuning.rms_norm"  # whatever the device
+    assert current_device() == target("H200")
+
+
+def test_choices_for_one_device_leave_no_trace_on_another():
+    def splits(name):
+        with on_device(target(name)):
+            return tuning.paged_attention(1, 32, 8, 128, 131072, "bf16").splits
+
+    a100, b200 = splits("NVIDIA A100-SXM4-80GB"), splits("NVIDIA B200")
+    assert (a100, b200) == (27, 37) == (splits("NVIDIA A100-SXM4-80GB"), splits("NVIDIA B200"))
+
+
+def test_multiprocessors_come_from_the_device():
+    with pytest.raises(TypeError, match="argmax_splits takes multiprocessors from choices.on_device"):
+        tuning.argmax_splits(4096, multiprocessors=7)
+    assert tuning.argmax_splits.rule(128256, multiprocessors=7) == 7
+    with pytest.raises(ValueError, match="multiprocessors=0 must be at least 1"):
+        target("NVIDIA H200", 0)
