@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,13 +100,14 @@ def _complaint(arch: str, text: str, printed: str) -> AssemblyError:
     return AssemblyError(f"ptxas -arch={arch} refused the kernel:\n{printed.strip()}{source}")
 
 
-@functools.lru_cache(maxsize=512)
-def assemble(text: str, arch: str) -> Assembly:
-    """Assembles PTX that has one entry, for `arch` such as `sm_90`.
+_ENTRY = ".visible .entry "
+
+
+def _ptxas(text: str, arch: str) -> tuple[dict[str, str], bytes]:
+    """What ptxas prints of each entry, in the text's order, and the cubin.
 
     Raises:
-      AssemblyError: ptxas refused the text, or it holds more than one entry.
-      ToolNotFoundError: there is no ptxas.
+      AssemblyError: ptxas refused the text. ToolNotFoundError: there is no ptxas.
     """
     with tempfile.TemporaryDirectory(prefix="ptx_kernels-") as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
@@ -120,18 +121,58 @@ def assemble(text: str, arch: str) -> Assembly:
         printed = ptxas.stdout + ptxas.stderr
         if ptxas.returncode != 0:
             raise _complaint(arch, text, printed)
-        entries = re.findall(r"Compiling entry function '([^']+)'", printed)
-        if len(entries) != 1:
-            raise AssemblyError(f"expected one entry, found {len(entries)}: {', '.join(entries)}")
-        return Assembly(
-            arch=arch,
-            registers=_number(r"Used (\d+) registers", printed),
-            spill_store_bytes=_number(r"(\d+) bytes spill stores", printed),
-            spill_load_bytes=_number(r"(\d+) bytes spill loads", printed),
-            stack_bytes=_number(r"(\d+) bytes stack frame", printed),
-            shared_bytes=_number(r"(\d+) bytes smem", printed, default=0),
-            cubin=cubin.read_bytes(),
-        )
+        _, *parts = re.split(r"Compiling entry function '([^']+)'", printed)
+        return dict(zip(parts[::2], parts[1::2], strict=True)), cubin.read_bytes()
+
+
+def _assembly(arch: str, printed: str, cubin: bytes) -> Assembly:
+    return Assembly(
+        arch=arch,
+        registers=_number(r"Used (\d+) registers", printed),
+        spill_store_bytes=_number(r"(\d+) bytes spill stores", printed),
+        spill_load_bytes=_number(r"(\d+) bytes spill loads", printed),
+        stack_bytes=_number(r"(\d+) bytes stack frame", printed),
+        shared_bytes=_number(r"(\d+) bytes smem", printed, default=0),
+        cubin=cubin,
+    )
+
+
+@functools.lru_cache(maxsize=512)
+def assemble(text: str, arch: str) -> Assembly:
+    """Assembles PTX that has one entry, for `arch` such as `sm_90`.
+
+    Raises:
+      AssemblyError: ptxas refused the text, or it holds more than one entry.
+      ToolNotFoundError: there is no ptxas.
+    """
+    entries, cubin = _ptxas(text, arch)
+    if len(entries) != 1:
+        raise AssemblyError(f"expected one entry, found {len(entries)}: {', '.join(entries)}")
+    return _assembly(arch, *entries.values(), cubin)
+
+
+def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assembly]]:
+    """Assembles the kernels of several texts, into one cubin: starting nvdisasm takes longest.
+
+    Returns the name that each has in the cubin, and its Assembly.
+
+    Raises: as `assemble`.
+    """
+    heads, bodies = list[str](), list[str]()
+    for number, text in enumerate(texts):
+        head, entry, body = text.partition(_ENTRY)
+        if not entry or _ENTRY in body:
+            raise AssemblyError(f"expected one {_ENTRY!r} in each text")
+        heads += head.splitlines()
+        bodies.append(f"{entry}k{number}_{body}")
+    needs = [line for line in dict.fromkeys(heads) if line.startswith((".version", ".target"))]
+    highest = {
+        line.split()[0]: line for line in sorted(needs, key=lambda line: [int(n) for n in re.findall(r"\d+", line)])
+    }
+    rest = [line for line in dict.fromkeys(heads) if line not in needs]
+    entries, cubin = _ptxas("\n".join([highest[".version"], highest[".target"], *rest, *bodies]), arch)
+    made = {int(name[1:].split("_")[0]): (name, printed) for name, printed in entries.items()}
+    return [(name, _assembly(arch, printed, cubin)) for name, printed in (made[i] for i in range(len(texts)))]
 
 
 def assemble_all(texts: Iterable[str], archs: Iterable[str] = TARGETS) -> dict[tuple[str, str], Assembly]:

@@ -133,8 +133,8 @@ def parse(listing: str) -> tuple[SassInstruction, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
-    """The instructions of a cubin with one function.
+def disassemble_all(cubin: bytes) -> dict[str, tuple[SassInstruction, ...]]:
+    """The instructions of each function of a cubin, by its name.
 
     Raises:
       ToolNotFoundError: there is no nvdisasm.
@@ -143,7 +143,19 @@ def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
         file.write(cubin)
         file.flush()
         command = [str(find_tool("nvdisasm")), "-c", file.name]
-        return parse(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        listing = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    _, *parts = re.split(r"^\s*\.section\s+\.text\.(\w+),.*$", listing, flags=re.MULTILINE)
+    return {name: parse(part) for name, part in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def disassemble(cubin: bytes) -> tuple[SassInstruction, ...]:
+    """The instructions of a cubin with one function.
+
+    Raises:
+      ToolNotFoundError: there is no nvdisasm.
+    """
+    (instructions,) = disassemble_all(cubin).values()
+    return instructions
 
 
 @dataclass(frozen=True)
