@@ -1,4 +1,4 @@
-"""Writes tuning tables for the mat-vec: `python -m benchmarks.tune [--model]`.
+"""Writes tuning tables: `python -m benchmarks.tune [--model]`.
 
 With a GPU: times Configs at each shape and writes the fastest ones. With `--model`: chooses by the cost model, from
 the machine code that ptxas makes for the device's architecture; needs no GPU. What is written to
@@ -8,198 +8,236 @@ the machine code that ptxas makes for the device's architecture; needs no GPU. W
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import itertools
 import json
 import math
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptx_kernels import tables, tuning
-from ptx_kernels.assemble import TARGETS, assemble, tool_version
+from ptx_kernels import tables
+from ptx_kernels.assemble import TARGETS, assemble_all, tool_version
 from ptx_kernels.cost import INSTRUCTION_BUDGETS, Prediction, predict
 from ptx_kernels.devices import DEVICES, Device
 from ptx_kernels.driver import Device as Gpu
 from ptx_kernels.driver import DriverError
-from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.matvec import FORMATS, PRESETS, MatvecConfig
-from ptx_kernels.ptx import Kernel, KernelError
-from ptx_kernels.report import Code, code, launch
-from ptx_kernels.work import work
+from ptx_kernels.kernels.matvec import FORMATS
+from ptx_kernels.ptx import Kernel
+from ptx_kernels.report import Code, codes, launch
+from ptx_kernels.work import formats, work
 
 from .common import provenance
 from .gpu_kernels import rotated
+from .spaces import SPACES, Shape, Space
 
-#: (n, columns) of the matrices of Llama-3.1-8B, Llama-3.2-1B and Qwen2.5-0.5B; a row serves shapes within an octave.
-SHAPES = (
-    *((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096), (1024, 4096)),
-    *((512, 2048), (2048, 2048), (8192, 2048), (128256, 2048)),
-    *((896, 896), (4864, 896)),
-)
-ROWS = (1, 2, 4, 8)
-_CODE_ROWS = 4096  # machine code is made for so many rows; that of another number differs in constants
 _EQUAL = 1.02  # predictions that differ by less than this factor are equal: the one with the most slack wins
+_AHEAD = 8  # shapes whose machine code is made together
+_BATCH = 24  # kernels that ptxas and nvdisasm are started for
 
-Shape = tuple[str, int, int, int]
-
-
-def candidates(m: int) -> tuple[MatvecConfig, ...]:
-    """Configs worth trying for q8_1 activations: the presets', and what varies around them.
-
-    One row of activations is limited by loads, and the model does not see lines that are read in part: eight lanes,
-    which read whole ones.
-    """
-    named = [config for config in PRESETS.values() if config.activations == "q8_1"]
-    varied = [
-        MatvecConfig(
-            lanes=lanes,
-            rows_per_warp=rows,
-            unroll=unroll,
-            warps_per_row=warps,
-            resident_blocks=3 if m > 2 else 6 if lanes == 8 and m == 1 else 4,
-        )
-        for lanes in ((8,) if m == 1 else (8, 4))
-        for rows in (1, 2)
-        for unroll in ((1, 2, 4) if m == 1 else (1,))
-        for warps in (1, 2, 4)
-    ]
-    return tuple(dict.fromkeys([*named, *varied]))
+#: How the model chooses, for the table's file.
+METHOD = (
+    "Of each shape's candidates (benchmarks/spaces.py) the least predicted time (ptx_kernels/cost.py); within "
+    f"{_EQUAL - 1:.0%} the rule's, which knows what the model does not, or else the most slack in issue slots and "
+    "latency. Passed over, and counted in `why`, are those that "
+    "spill on one of the targets and those beyond cost.INSTRUCTION_BUDGETS, since the model takes instructions for "
+    "free where memory binds and a device does not. If none is left, the rule's."
+)
 
 
-def build(shape: Shape, config: MatvecConfig) -> Kernel | None:
-    """The mat-vec of a shape, None where the Config does not go with it."""
-    format, n, columns, m = shape
-    try:
-        return KERNELS["matvec"](format=format, n=n, columns=columns, m=m, config=config)
-    except KernelError:
-        return None
+@dataclass(frozen=True)
+class Pick:
+    """What a table gets for a shape."""
+
+    config: Any
+    seconds: float
+    why: str = ""
 
 
-def shapes(formats: Sequence[str]) -> Iterator[Shape]:
-    """(format, n, columns, m) of every row of a table, what matters most first: time to measure may be short.
-
-    Formats skip columns that are no multiple of their blocks.
-    """
-    for m in ROWS:
-        for n, columns in SHAPES:
-            for format in formats:
-                if build((format, n, columns, m), PRESETS["dp4a"]):
-                    yield format, n, columns, m
-
-
-def spills(format: str, columns: int, m: int, config: MatvecConfig) -> bool:
-    """Whether any architecture's registers are too few."""
-    kernel = build((format, _CODE_ROWS, columns, m), config)
-    made = [assemble(kernel.text, arch) for arch in TARGETS] if kernel else []
-    return any(assembly.spill_store_bytes or assembly.stack_bytes for assembly in made)
-
-
-def within_budget(key: tuple[str, int, int], config: MatvecConfig, machine: Code) -> bool:
-    """Whether the hot loop of a mat-vec (format, columns, m) takes no more instructions than it may."""
-    format, columns, m = key
-    kernel = build((format, _CODE_ROWS, columns, m), config)
-    quant_bytes = work(kernel, machine.body, whole=not machine.looped).quant_bytes if kernel else None
-    limit = INSTRUCTION_BUDGETS.get((format, m), math.inf)
-    return quant_bytes is not None and machine.body.issued() <= limit * quant_bytes
+def over_budget(kernel: Kernel, machine: Code) -> str:
+    """Which budget for instructions the hot loop of a mat-vec breaks; empty: none."""
+    limits = [INSTRUCTION_BUDGETS.get((format, kernel.arguments["m"])) for format in formats(kernel)]
+    if kernel.family == "gemm" or None in limits:
+        return ""
+    limit = max(each for each in limits if each)
+    quant_bytes = work(kernel, machine.body, whole=not machine.looped).quant_bytes
+    if quant_bytes is not None and machine.body.issued() <= limit * quant_bytes:
+        return ""
+    return f"over {limit} instructions a byte"
 
 
 class Model:
-    """Predicts; keeps the machine code that shapes with other numbers of rows share."""
+    """Predicts on one device; keeps the machine code that several shapes share."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._codes: dict[tuple[str, int, int], dict[MatvecConfig, Code]] = {}
+        self._codes: dict[tuple[str, Shape, Any], Code] = {}
+        self._spills: dict[tuple[str, Shape, Any], bool] = {}
 
-    def _code(self, format: str, columns: int, m: int) -> dict[MatvecConfig, Code]:
-        key = (format, columns, m)
-        if key not in self._codes:
-            built = {config: build((format, _CODE_ROWS, columns, m), config) for config in self.candidates(*key)}
-            made = {config: code(kernel, self._device.arch) for config, kernel in built.items() if kernel}
-            kept = {config: c for config, c in made.items() if not c.assembly.spill_store_bytes}
-            self._codes[key] = {config: c for config, c in kept.items() if within_budget(key, config, c)} or kept
-        return self._codes[key]
+    def prepare(self, space: Space, shapes: Iterable[Shape]) -> None:
+        """Makes the machine code of all candidates of these shapes, many at a time."""
+        wanted = {
+            (space.rule, space.code_shape(shape), config): None
+            for shape in shapes
+            for config in space.candidates(shape, self._device.multiprocessors)
+        }
+        built = [(key, space.build(*key[1:])) for key in wanted if key not in self._codes]
+        there = [(key, kernel) for key, kernel in built if kernel]
+        batches = [there[i : i + _BATCH] for i in range(0, len(there), _BATCH)]
 
-    @staticmethod
-    def candidates(format: str, columns: int, m: int) -> tuple[MatvecConfig, ...]:
-        """Those of every format, and what the rule would choose."""
-        rules = [tuning.matvec.rule(format, n, columns, m) for n in (_CODE_ROWS, 512)]
-        return tuple(dict.fromkeys([*rules, *candidates(m)]))
+        def make(batch: list[tuple[Any, Kernel]]) -> list[Code]:
+            return codes([kernel for _, kernel in batch], self._device.arch)
 
-    def predictions(self, shape: Shape) -> dict[MatvecConfig, Prediction]:
-        """Of every candidate that does not spill."""
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            for batch, found in zip(batches, pool.map(make, batches), strict=True):
+                self._codes.update((key, machine) for (key, _), machine in zip(batch, found, strict=True))
+
+    def predictions(self, space: Space, shape: Shape) -> dict[Any, tuple[Prediction, str]]:
+        """Of every candidate, with what speaks against it: that it breaks a budget, or spills."""
+        self.prepare(space, [shape])
         found = {}
-        for config, machine in self._code(shape[0], *shape[2:]).items():
-            kernel = build(shape, config)
-            asked = launch(kernel, machine) if kernel else None
-            if asked and asked.resident_blocks:
-                found[config] = predict(asked, self._device)
+        for config in space.candidates(shape, self._device.multiprocessors):
+            machine = self._codes.get((space.rule, space.code_shape(shape), config))
+            kernel = space.build(shape, config)
+            asked = launch(kernel, machine) if kernel and machine else None
+            if kernel and machine and asked and asked.resident_blocks:
+                against = "spilling" if machine.assembly.spill_store_bytes else over_budget(kernel, machine)
+                found[config] = predict(asked, self._device), against
         return found
 
-    def best(self, shape: Shape) -> tuple[MatvecConfig, Prediction]:
-        """The fastest that spills on no architecture: the table also serves devices that have none.
+    def spills(self, space: Space, shape: Shape, config: Any) -> bool:
+        """Whether any architecture's registers are too few: the table also serves devices that have none."""
+        key = (space.rule, space.code_shape(shape), config)
+        if key not in self._spills:
+            kernel = space.build(*key[1:])
+            made = assemble_all([kernel.text], TARGETS).values() if kernel else ()
+            self._spills[key] = any(assembly.spill_store_bytes or assembly.stack_bytes for assembly in made)
+        return self._spills[key]
 
-        Of equally fast ones that whose issue and latency bounds leave the most room.
+    def best(self, space: Space, shape: Shape) -> Pick:
+        """What `METHOD` says.
+
+        Raises:
+          ValueError: every candidate spills.
         """
-        found = self.predictions(shape)
-        while found:
-            enough = _EQUAL * min(prediction.seconds for prediction in found.values())
-            fast = {c: p.bounds["issue"] + p.bounds["latency"] for c, p in found.items() if p.seconds <= enough}
-            config = min(fast, key=lambda c: fast[c])
-            prediction = found.pop(config)
-            if not spills(shape[0], *shape[2:], config):
-                return config, prediction
-        raise ValueError(f"no candidate goes with {shape} without spilling")
+        rule = space.of_rule(shape, self._device.multiprocessors)
+        left = self.predictions(space, shape)
+        predicted = dict(left)
+        passed_over: Counter[str] = Counter()
+        while left:
+            enough = _EQUAL * min(prediction.seconds for prediction, _ in left.values())
+            slack = {c: p.bounds["issue"] + p.bounds["latency"] for c, (p, _) in left.items() if p.seconds <= enough}
+            config = rule if rule in slack else min(slack, key=lambda c: slack[c])
+            _, against = left.pop(config)
+            if not against and self.spills(space, shape, config):
+                against = "spilling"
+            if not against:
+                return Pick(
+                    config, predicted[config][0].seconds, _why(predicted[config][0], config == rule, passed_over)
+                )
+            passed_over[against] += 1
+        if rule in predicted and not self.spills(space, shape, rule):
+            return Pick(rule, predicted[rule][0].seconds, _why(predicted[rule][0], True, passed_over))
+        raise ValueError(f"no candidate goes with {space.rule}{shape} without spilling")
 
 
-def row(shape: Shape, seconds: float, why: str, config: MatvecConfig) -> dict[str, Any]:
-    """A table's row; the fields that differ from MatvecConfig's defaults."""
-    format, n, columns, m = shape
-    default = MatvecConfig()
-    fields = {k: v for k, v in dataclasses.asdict(config).items() if v != getattr(default, k)}
-    found = dict(kernel="matvec", format=format, n=n, columns=columns, m=m, config=fields, seconds=seconds)
-    return found | ({"why": why} if why else {})
+def _why(prediction: Prediction, of_rule: bool, passed_over: Counter[str]) -> str:
+    """`latency bound, as the rule; passed over: 2 over 3.5 instructions a byte, 1 spilling`."""
+    why = f"{prediction.bound} bound{', as the rule' if of_rule else ''}"
+    counts = ", ".join(f"{count} {against}" for against, count in passed_over.items())
+    return f"{why}; passed over: {counts}" if counts else why
 
 
-def model_table(device: Device, formats: Sequence[str]) -> dict[str, Any]:
+def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
+    """The fastest candidate on a GPU; None if the time is over before all have been timed."""
+    configs = space.candidates(shape, gpu.facts.multiprocessors)
+    kernels = {config: kernel for config in configs if (kernel := space.build(shape, config))}
+    seconds = {}
+    with gpu.scope():
+        places = [addresses for _, addresses in rotated(gpu, next(iter(kernels.values())), gpu.facts.l2_bytes)]
+        for config, kernel in kernels.items():
+            if time.monotonic() >= end:
+                return None
+            seconds[config] = gpu.time([(kernel, addresses) for addresses in places]).median
+    best = min(seconds, key=lambda config: seconds[config])
+    return Pick(best, seconds[best])
+
+
+def search(spaces: Sequence[Space], names: Sequence[str], seconds: float, pick: Any) -> Iterator[dict[str, Any]]:
+    """The rows of a table: `pick(space, shape, end)` for each shape, until it gives None or the time is over.
+
+    Each space has an equal part of the time, and what those before it left.
+    """
+    start = time.monotonic()
+    for number, space in enumerate(spaces, 1):
+        end = start + seconds * number / len(spaces)
+        for shape in space.shapes(names):
+            found = pick(space, shape, end) if time.monotonic() < end else None
+            if found is None:
+                print(f"out of time at {space.rule}{shape}", flush=True)
+                break
+            row = space.row(shape, found.config, round(found.seconds, 9), found.why)
+            print(f"{space.rule}{shape}: {found.seconds * 1e6:.2f} us: {row['config']} {found.why}", flush=True)
+            yield row
+
+
+def model_table(device: Device, spaces: Sequence[Space], names: Sequence[str], seconds: float) -> dict[str, Any]:
     model = Model(device)
-    rows = []
-    for shape in shapes(formats):
-        config, found = model.best(shape)
-        rows.append(row(shape, round(found.seconds, 9), f"{found.bound} bound", config))
-        print(f"{shape}: {found.seconds * 1e6:.2f} us, {found.bound} bound: {rows[-1]['config']}", flush=True)
-    return {"device": device.name, "source": "model", "ptxas": tool_version("ptxas"), "rows": rows}
+    ready: set[tuple[str, Shape]] = set()
+
+    def pick(space: Space, shape: Shape, _: float) -> Pick:
+        if (space.rule, shape) not in ready:
+            following = itertools.dropwhile(lambda each: each != shape, space.shapes(names))
+            ahead = list(itertools.islice(following, _AHEAD))  # so that there is a batch for every core
+            model.prepare(space, ahead)
+            ready.update((space.rule, each) for each in ahead)
+        return model.best(space, shape)
+
+    rows = list(search(spaces, names, seconds, pick))
+    how = {"ptxas": tool_version("ptxas"), "method": METHOD}
+    return {
+        "device": device.name,
+        "multiprocessors": device.multiprocessors,
+        "source": "model",
+        "how": how,
+        "rows": rows,
+    }
 
 
-def measured_table(gpu: Gpu, formats: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Times the candidates at each shape until the time is over; shapes that were not finished are left out."""
-    end, rows = time.monotonic() + seconds, []
-    for shape in shapes(formats):
-        built = {config: build(shape, config) for config in Model.candidates(shape[0], *shape[2:])}
-        kernels = {config: kernel for config, kernel in built.items() if kernel}
-        timed = {}
-        with gpu.scope():
-            places = [addresses for _, addresses in rotated(gpu, next(iter(kernels.values())), gpu.facts.l2_bytes)]
-            for config, kernel in kernels.items():
-                if time.monotonic() < end:
-                    timed[config] = gpu.time([(kernel, addresses) for addresses in places]).median
-        if len(timed) < len(kernels):
-            print(f"out of time at {shape}")
-            break
-        best = min(timed, key=lambda config: timed[config])
-        rows.append(row(shape, timed[best], "", best))
-        print(f"{shape}: {timed[best] * 1e6:.2f} us: {rows[-1]['config']}", flush=True)
+def measured_table(gpu: Gpu, spaces: Sequence[Space], names: Sequence[str], seconds: float) -> dict[str, Any]:
+    rows = list(search(spaces, names, seconds, lambda space, shape, end: timed(gpu, space, shape, end)))
     facts = gpu.facts
-    return {"device": facts.name, "source": "measured", "driver": facts.driver_cuda_version, "rows": rows}
+    return {
+        "device": facts.name,
+        "multiprocessors": facts.multiprocessors,
+        "source": "measured",
+        "how": {"driver": facts.driver_cuda_version},
+        "rows": rows,
+    }
 
 
-def write_table(path: Path, table: dict[str, Any]) -> Path:
-    """Writes `provenance()` and the table, a line for each row."""
-    rows = ",\n  ".join(json.dumps(row) for row in table["rows"])
-    head = json.dumps(provenance() | {key: value for key, value in table.items() if key != "rows"}, indent=1)
+def write_table(path: Path, table: dict[str, Any], searched: Sequence[str]) -> Path:
+    """Writes a table, a line for each row, with its provenance for each of the rules that were searched.
+
+    What the file holds of other rules for the same device, from the same source, stays.
+    """
+    made = {rule: provenance() | table["how"] for rule in searched}
+    rows = list(table["rows"])
+    head = {key: table[key] for key in ("device", "multiprocessors", "source")}
+    if path.exists():
+        before = json.loads(path.read_text())
+        if all(before.get(key) == value for key, value in head.items()):
+            made = {r: p for r, p in before.get("made", {}).items() if r not in searched} | made
+            rows = [row for row in before["rows"] if row["kernel"] not in searched] + rows
+    text = json.dumps(head | {"made": made}, indent=1).removesuffix("}").rstrip()
+    lines = ",\n  ".join(json.dumps(row) for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head.removesuffix("}").rstrip()},\n "rows": [\n  {rows}\n ]\n}}\n')
+    path.write_text(f'{text},\n "rows": [\n  {lines}\n ]\n}}\n')
     return path
 
 
@@ -207,22 +245,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__)
     parser.add_argument("--model", action="store_true", help="predict, instead of measuring on a GPU")
     parser.add_argument("--device", choices=DEVICES, default="H200", help="that is predicted for (default: H200)")
+    parser.add_argument(
+        "--rules", nargs="+", choices=SPACES, default=tuple(SPACES), help="only these; the file's rows of others stay"
+    )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
-    parser.add_argument("--seconds", type=float, default=540, help="time to measure in (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, help="time to search in (default: 540 to measure, else no limit)")
     parser.add_argument("--out", type=Path, help="the table's file (default: ptx_kernels/tuned/DEVICE[.model].json)")
     options = parser.parse_args(argv)
+    spaces = [SPACES[rule] for rule in options.rules]
+    seconds = options.seconds if options.seconds is not None else math.inf if options.model else 540
     if options.model:
         device = DEVICES[options.device]
-        table, name = model_table(device, options.formats), f"{device.slug}.model.json"
+        table, name = model_table(device, spaces, options.formats, seconds), f"{device.slug}.model.json"
     else:
         try:
             with Gpu() as gpu:
-                table = measured_table(gpu, options.formats, options.seconds)
+                table = measured_table(gpu, spaces, options.formats, seconds)
         except DriverError as error:
             print(f"benchmarks.tune needs a CUDA GPU, or --model: {error}", file=sys.stderr)
             return 3
         name = f"{table['device'].removeprefix('NVIDIA ').replace(' ', '-').lower()}.json"
-    path = write_table(options.out or tables.FOLDER / name, table)
+    path = write_table(options.out or tables.FOLDER / name, table, options.rules)
     tables.load(path)
     print(f"written: {path}")
     return 0

@@ -148,7 +148,8 @@ def assemble(text: str, arch: str) -> Assembly:
     entries, cubin = _ptxas(text, arch)
     if len(entries) != 1:
         raise AssemblyError(f"expected one entry, found {len(entries)}: {', '.join(entries)}")
-    return _assembly(arch, *entries.values(), cubin)
+    (printed,) = entries.values()
+    return _assembly(arch, printed, cubin)
 
 
 def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assembly]]:

@@ -21,7 +21,7 @@ from .ptx import WARP
 _WARPS_TO_FILL = 4
 
 #: Activations that every block may normalize and quantize for itself: 64 KB from the L2, 20 KB of shared memory.
-_INLINE_VALUES = 16384
+INLINE_VALUES = 16384
 
 
 @Tabled
@@ -70,7 +70,7 @@ def fused_matvec(
     """
     few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
     lanes = 8 if m == 1 or (output == "q8_1" and m > 4) else few  # four rows of many activations fill the registers
-    inline = floats and m * columns <= _INLINE_VALUES
+    inline = floats and m * columns <= INLINE_VALUES
     filled = sum(rows) >= 2 * _WARPS_TO_FILL * multiprocessors
     warps, per_warp = 8 if inline else 4, min(2 if filled else 1, *rows)
     if output == "q8_1":
@@ -78,9 +78,6 @@ def fused_matvec(
     resident = 16 // warps
     if m > 2 and not inline:
         resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
-    blocks = sum(-(-n // (warps * per_warp)) for n in rows)
-    wave = max(1, multiprocessors * resident - len(rows) + 1)  # each matrix's share of blocks is rounded up
-    rounds = -(-blocks // wave)
     return MatvecConfig(
         activations="inline_q8" if inline else "q8_1",
         warps=warps,
@@ -88,8 +85,18 @@ def fused_matvec(
         lanes=lanes,
         unroll=2 if m == 1 and columns * lanes >= 2 * 256 * 32 else 1,
         resident_blocks=resident,
-        persistent=-(-blocks // rounds) if inline and rounds > 1 else 0,
+        persistent=even_blocks(rows, warps * per_warp, resident, multiprocessors) if inline else 0,
     )
+
+
+def even_blocks(rows: tuple[int, ...], block_rows: int, resident: int, multiprocessors: int) -> int:
+    """Blocks that share the rounds of all rows evenly, `resident` of them on each multiprocessor; 0: one round will do.
+
+    Each matrix's share of them is rounded up.
+    """
+    blocks = sum(-(-n // block_rows) for n in rows)
+    rounds = -(-blocks // max(1, multiprocessors * resident - len(rows) + 1))
+    return -(-blocks // rounds) if rounds > 1 else 0
 
 
 @Tabled

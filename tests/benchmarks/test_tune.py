@@ -7,62 +7,147 @@ import json
 import pytest
 from stand_in_device import StandIn
 
-from benchmarks import tune
-from ptx_kernels import tables
+from benchmarks import spaces, tune
+from ptx_kernels import choices, tables, tuning
 from ptx_kernels.cost import Prediction
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.driver import DriverError, Timing
+from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
+from ptx_kernels.work import Work
 
+MATVEC = spaces.SPACES["matvec"]
 CONFIGS = (PRESETS["dp4a"], PRESETS["quarter_warp_dp4a"], MatvecConfig(lanes=3))  # the last goes with nothing
+RULE = tuning.matvec.rule("Q4_K", 64, 4096, 1)
 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(tune, "SHAPES", ((14336, 4096), (64, 4096), (64, 896)))
-    monkeypatch.setattr(tune, "ROWS", (1,))
-    monkeypatch.setattr(tune, "candidates", lambda m: CONFIGS)
+    monkeypatch.setattr(spaces, "SHAPES", ((14336, 4096), (64, 4096), (64, 896)))
+    monkeypatch.setattr(spaces, "ROWS", (1,))
+    monkeypatch.setattr(spaces, "PROMPTS", (64,))
+    monkeypatch.setattr(spaces, "matvec_configs", lambda m: CONFIGS)
 
 
 def test_the_model_writes_a_table(small, tmp_path):
     path = tmp_path / "h200.json"
-    assert tune.main(["--model", "--formats", "Q4_K", "--out", str(path)]) == 0
+    assert tune.main(["--model", "--rules", "matvec", "--formats", "Q4_K", "--out", str(path)]) == 0
     table = tables.load(path)
-    assert (table.device, table.source) == ("H200", "model")
-    assert [(r.format, r.n, r.columns, r.m) for r in table.rows] == [("Q4_K", 14336, 4096, 1), ("Q4_K", 64, 4096, 1)]
+    assert (table.device, table.multiprocessors, table.source) == ("H200", 132, "model")
+    assert [r.shape for r in table.rows] == [("Q4_K", 14336, 4096, 1), ("Q4_K", 64, 4096, 1)]
     large = table.nearest("matvec", "Q4_K", 14336, 4096, 1)
-    assert large.config == PRESETS["quarter_warp_dp4a"] and large.why.endswith(" bound")
+    assert large.config.lanes == 8 and large.why.startswith("bandwidth bound, as the rule")
     assert 14336 * 2304 / REFERENCE.bandwidth < large.seconds < 20e-6
-    assert json.loads(path.read_text())["ptxas"]
+    made = json.loads(path.read_text())["made"]["matvec"]
+    assert made["ptxas"] and made["method"] == tune.METHOD and made["commit"]
 
 
-def test_of_equals_the_one_with_slack_wins(monkeypatch, small):
-    slow, tight, roomy = CONFIGS[2], CONFIGS[0], CONFIGS[1]
-    predictions = {
-        slow: Prediction(9e-6, 1e-6, 1e-6, 1, "issue", 0),
-        tight: Prediction(5e-6, 4e-6, 4e-6, 1, "issue", 0),
-        roomy: Prediction(5.05e-6, 4e-6, 2e-6, 1, "issue", 0),
+def test_rules_that_were_not_searched_stay(small, monkeypatch, tmp_path):
+    path = tmp_path / "h200.json"
+    monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Model(256, 64, 512, 1024))
+    monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Model(256, 64, 512, 1024))
+    monkeypatch.setattr(tune.Model, "best", lambda self, space, shape: tune.Pick(space.of_rule(shape, 132), 1e-6, "so"))
+    monkeypatch.setattr(tune.Model, "prepare", lambda *_: None)
+    command = ["--model", "--formats", "Q8_0", "--out", str(path)]
+    assert tune.main(command) == 0
+    first = json.loads(path.read_text())
+    assert list(first["made"]) == ["matvec", "fused_matvec", "gemm"]
+    assert tune.main([*command, "--rules", "gemm"]) == 0
+    again = json.loads(path.read_text())
+    assert sorted(map(str, again["rows"])) == sorted(map(str, first["rows"]))
+    assert again["made"]["matvec"] == first["made"]["matvec"]
+    assert tables.load(path).nearest("gemm", "Q8_0", 64, 896, 64).why == "so"
+
+
+def prediction(seconds: float, slack: float) -> Prediction:
+    return Prediction(seconds, slack, slack, 1, "issue", 0)
+
+
+@pytest.fixture
+def model(monkeypatch) -> tune.Model:
+    """Of three Configs and the rule's predictions; `against` and `spilling` say what is wrong with them."""
+    made = tune.Model(REFERENCE)
+    slow, tight, roomy = CONFIGS[2], *CONFIGS[:2]
+    made.found = {
+        slow: (prediction(9e-6, 1e-6), ""),
+        tight: (prediction(5e-6, 4e-6), ""),
+        roomy: (prediction(5.05e-6, 2e-6), ""),
+        RULE: (prediction(7e-6, 2e-6), ""),
     }
-    model = tune.Model(REFERENCE)
-    monkeypatch.setattr(model, "predictions", lambda shape: dict(predictions))
-    monkeypatch.setattr(tune, "spills", lambda *_: False)
-    assert model.best(("Q4_K", 64, 4096, 1))[0] == roomy
-    monkeypatch.setattr(tune, "spills", lambda *arguments: arguments[-1] in (roomy, tight))
-    assert model.best(("Q4_K", 64, 4096, 1))[0] == slow
-    monkeypatch.setattr(tune, "spills", lambda *_: True)
-    with pytest.raises(ValueError, match="no candidate"):
-        model.best(("Q4_K", 64, 4096, 1))
+    made.spilling = ()
+    monkeypatch.setattr(made, "predictions", lambda *_: dict(made.found))
+    monkeypatch.setattr(made, "spills", lambda space, shape, config: config in made.spilling)
+    return made
 
 
-def test_candidates_hold_the_presets_and_no_config_twice():
-    for m in tune.ROWS:
-        found = tune.candidates(m)
-        assert len(set(found)) == len(found)
-        assert {PRESETS["dp4a"], PRESETS["half_warp_dp4a"], PRESETS["quarter_warp_dp4a"]} <= set(found)
+def best(model: tune.Model) -> tune.Pick:
+    return model.best(MATVEC, ("Q4_K", 64, 4096, 1))
+
+
+def test_of_equals_the_rule_wins_and_else_the_one_with_slack(model):
+    assert best(model) == tune.Pick(CONFIGS[1], pytest.approx(7.15e-6), "bandwidth bound")
+    model.found[RULE] = prediction(5.06e-6, 5e-6), ""
+    assert best(model) == tune.Pick(RULE, pytest.approx(7.16e-6), "bandwidth bound, as the rule")
+
+
+def test_what_is_passed_over_is_counted(model):
+    model.spilling = (CONFIGS[1],)
+    model.found[CONFIGS[0]] = prediction(5e-6, 4e-6), "over 3.5 instructions a byte"
+    assert best(model) == tune.Pick(
+        RULE,
+        pytest.approx(9.1e-6),
+        "bandwidth bound, as the rule; passed over: 1 spilling, 1 over 3.5 instructions a byte",
+    )
+
+
+def test_without_any_in_the_budget_the_rule_stays(model):
+    model.found = {config: (p, "over 3.5 instructions a byte") for config, (p, _) in model.found.items()}
+    assert best(model).why == "bandwidth bound, as the rule; passed over: 4 over 3.5 instructions a byte"
+    model.spilling = tuple(model.found)
+    with pytest.raises(ValueError, match="no candidate goes with matvec"):
+        best(model)
+
+
+def test_budgets_hold_for_every_product(monkeypatch):
+    q4 = KERNELS["matvec"](format="Q4_K", n=64, columns=4096, m=1, config=PRESETS["quarter_warp_dp4a"])
+    mixed = dict(formats=("Q4_K", "Q6_K"), rows=(64, 64), columns=4096, m=1, config=PRESETS["quarter_warp_dp4a"])
+    for kernel, limit in ((q4, 3.5), (KERNELS["qkv_matvec"](**mixed), 4.0)):
+        machine = tune.codes([kernel], "sm_90")[0]
+        assert tune.over_budget(kernel, machine) == ""
+        fewer = Work(0, 1.0, 0.99 * machine.body.issued() / limit)
+        monkeypatch.setattr(tune, "work", lambda *_, few=fewer, **__: few)
+        assert tune.over_budget(kernel, machine) == f"over {limit} instructions a byte"
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("rule", spaces.SPACES)
+def test_candidates_are_different_and_build(rule):
+    """Of every shape, the rule's first; each becomes a kernel and a row that a table may hold."""
+    space, seen = spaces.SPACES[rule], set()
+    for shape in space.shapes(("Q4_K", "Q6_K", "Q5_0")):
+        key = (space.code_shape(shape)[:1], shape[3])
+        if key in seen:
+            continue
+        seen.add(key)
+        found = space.candidates(shape, 132)
+        assert found[0] == space.of_rule(shape, 132) and len(set(found)) == len(found) > 1
+        for config in found:
+            assert space.build(shape, config)
+            row = space.row(shape, config, 1e-6)
+            text = json.dumps({"device": "H200", "source": "model", "rows": [row]})
+            (read,) = tables.parse(text, "t.json").rows
+            assert (read.shape, read.config) == (shape, config)
+
+
+def test_candidates_hold_the_presets_for_int8():
+    for m in spaces.ROWS:
+        assert {PRESETS["dp4a"], PRESETS["half_warp_dp4a"], PRESETS["quarter_warp_dp4a"]} <= {*spaces.matvec_configs(m)}
+    assert all(config.lanes >= 8 for config in spaces.matvec_configs(1))
 
 
 def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
-    monkeypatch.setattr(tune, "SHAPES", ((512, 4096), (64, 512)))
+    monkeypatch.setattr(spaces, "SHAPES", ((512, 4096), (64, 512)))
+    monkeypatch.setattr(spaces.Space, "of_rule", lambda *_: CONFIGS[0])
     times = iter((3e-6, 2e-6, 6e-6, 5e-6))
 
     class Timed(StandIn):
@@ -71,24 +156,42 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
             return Timing(next(times), 0.0, 0.0, 30)
 
     monkeypatch.setattr(tune, "Gpu", Timed)
-    monkeypatch.setattr(tune.Model, "candidates", lambda *_: CONFIGS)
+    path = tmp_path / "mine.json"
+    assert tune.main(["--formats", "Q4_K", "--rules", "matvec", "--out", str(path)]) == 0
+    table = tables.load(path)
+    assert (table.device, table.multiprocessors, table.source) == ("Stand-in", 132, "measured")
+    assert table.is_for("Stand-in", 132) and not table.is_for("Stand-in", 66)
+    assert [(r.shape[1], r.config, r.seconds) for r in table.rows] == [(512, CONFIGS[1], 2e-6), (64, CONFIGS[1], 5e-6)]
+    assert next(times, None) is None
+    made = json.loads(path.read_text())["made"]["matvec"]
+    assert made["driver"] == "13.0" and made["commit"] and made["versions"]["numpy"]
+
+
+def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
+    """A measured table of all rules decides for its device, for prompts and joined matrices too."""
+    monkeypatch.setattr(tune, "Gpu", StandIn)
+    monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Model(256, 64, 512, 1024))
+    monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Model(512, 64, 1024, 1024))
+    monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--out", str(path)]) == 0
-    table = tables.load(path)
-    assert (table.device, table.source) == ("Stand-in", "measured")
-    assert [(r.n, r.config, r.seconds) for r in table.rows] == [(512, CONFIGS[1], 2e-6), (64, CONFIGS[1], 5e-6)]
-    assert next(times, None) is None
-    content = json.loads(path.read_text())
-    assert content["driver"] == "13.0" and content["commit"] and content["versions"]["numpy"]
+    assert {r.kernel for r in tables.load(path).rows} == {"matvec", "fused_matvec", "gemm"}
+    monkeypatch.setenv(choices.VARIABLE, str(path))
+    with choices.on_device(choices.target("Stand-in", 132)):
+        for choice in (
+            tuning.gemm.choose("Q4_K", 64, 512, 60),
+            tuning.fused_matvec.choose(("Q4_K", "Q4_K"), (512,), 256, 1, True, "q8_1"),
+        ):
+            assert choice.why.startswith("measured for Stand-in (mine.json)")
 
 
 def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tune, "Gpu", StandIn)
-    monkeypatch.setattr(tune, "SHAPES", ((64, 512),))
+    monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--out", str(path), "--seconds", "-1"]) == 0
     assert tables.load(path).rows == ()
-    assert "out of time at ('Q4_K', 64, 512, 1)" in capsys.readouterr().out
+    assert "out of time at matvec('Q4_K', 64, 512, 1)" in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):

@@ -1,0 +1,230 @@
+"""What `benchmarks.tune` searches: shapes and Configs for each rule of `ptx_kernels.tuning` that tables overrule."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ptx_kernels import tables, tuning
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.gemm import GemmConfig
+from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
+from ptx_kernels.kernels.quantize_q8_1 import GROUP
+from ptx_kernels.ptx import Kernel, KernelError
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a model: the rows of its matrices and their columns."""
+
+    hidden: int
+    kv: int  # rows of the key's and of the value's matrix
+    inner: int
+    vocabulary: int
+
+
+LLAMA_8B, LLAMA_1B = Model(4096, 1024, 14336, 128256), Model(2048, 512, 8192, 128256)  # Llama 3.1 and 3.2
+QWEN_0_5B = Model(896, 128, 4864, 151936)  # Qwen 2.5
+
+#: (n, columns) of the matrices of these; a row serves shapes within an octave.
+SHAPES = (
+    *((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096), (1024, 4096)),
+    *((512, 2048), (2048, 2048), (8192, 2048), (128256, 2048)),
+    *((896, 896), (4864, 896)),
+)
+ROWS = (1, 2, 4, 8)  # of activations, of mat-vecs
+PROMPTS = (16, 32, 64, 128, 256, 512)  # of activations, of prompts
+
+Shape = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """What is searched for one rule.
+
+    Attributes:
+      rule: its name in `ptx_kernels.tuning` and in `tables.FAMILIES`, which says what a shape consists of.
+      shapes: formats -> the shapes of a table, what matters most first: time may be short.
+      varied: shape, the rule's Config, multiprocessors -> Configs worth trying beside the rule's.
+      kernel: shape -> the family of the kernel that stands for the rule's, and its arguments but for the Config.
+      code_shape: shape -> the one whose machine code stands for it where the model predicts: that of other shapes
+        differs in constants.
+    """
+
+    rule: str
+    shapes: Callable[[Sequence[str]], Iterator[Shape]]
+    varied: Callable[[Shape, Any, int], Sequence[Any]]
+    kernel: Callable[[Shape], tuple[str, dict[str, Any]]]
+    code_shape: Callable[[Shape], Shape] = lambda shape: shape
+
+    def of_rule(self, shape: Shape, multiprocessors: int) -> Any:
+        """What the rule chooses."""
+        return getattr(tuning, self.rule).rule(*shape, multiprocessors=multiprocessors)
+
+    def candidates(self, shape: Shape, multiprocessors: int) -> tuple[Any, ...]:
+        """Configs worth trying that go with the shape: the rule's, and what varies around it."""
+        family, first = tables.FAMILIES[self.rule], self.of_rule(shape, multiprocessors)
+        found = dict.fromkeys([first, *self.varied(shape, first, multiprocessors)])
+        return tuple(config for config in found if family.accepts(config, shape))
+
+    def build(self, shape: Shape, config: Any) -> Kernel | None:
+        """The kernel of a shape; None where the Config does not go with it."""
+        family, arguments = self.kernel(shape)
+        try:
+            return KERNELS[family](**arguments, config=config)
+        except KernelError:
+            return None
+
+    def row(self, shape: Shape, config: Any, seconds: float, why: str = "") -> dict[str, Any]:
+        """A table's row: the Config's fields that differ from their defaults."""
+        family = tables.FAMILIES[self.rule]
+        default = family.config()
+        fields = {name: value for name, value in vars(config).items() if value != getattr(default, name)}
+        keys = dict(zip(family.keys, shape, strict=True))
+        return {"kernel": self.rule, **keys, "config": fields, "seconds": seconds} | ({"why": why} if why else {})
+
+
+def _fits(rule: str, config: Any, shape: Shape) -> bool:
+    return tables.FAMILIES[rule].accepts(config, shape)
+
+
+# --- matvec -----------------------------------------------------------------------------------------------------
+
+
+def _matvec_shapes(formats: Sequence[str]) -> Iterator[Shape]:
+    """Formats skip columns that are no multiple of their blocks."""
+    for m in ROWS:
+        for n, columns in SHAPES:
+            shapes = ((format, n, columns, m) for format in formats)
+            yield from (shape for shape in shapes if _fits("matvec", PRESETS["dp4a"], shape))
+
+
+def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
+    """The presets' for q8_1 activations, and what varies around them.
+
+    One row of activations is limited by loads, and the model does not see lines that are read in part: eight lanes or
+    more, which read whole ones.
+    """
+    named = [c for c in PRESETS.values() if c.activations == "q8_1" and c.lanes >= (8 if m == 1 else 4)]
+    varied = [
+        MatvecConfig(
+            lanes=lanes,
+            rows_per_warp=rows,
+            unroll=unroll,
+            warps_per_row=warps,
+            resident_blocks=3 if m > 2 else 6 if lanes == 8 and m == 1 else 4,
+        )
+        for lanes in ((8,) if m == 1 else (8, 4))
+        for rows in (1, 2)
+        for unroll in ((1, 2, 4) if m == 1 else (1,))
+        for warps in (1, 2, 4)
+    ]
+    return tuple(dict.fromkeys([*named, *varied]))
+
+
+def _matvec_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
+    return "matvec", dict(zip(("format", "n", "columns", "m"), shape, strict=True))
+
+
+# --- fused_matvec -----------------------------------------------------------------------------------------------
+
+
+def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
+    """A layer's products: norm with Q, K, V; output; norm with gate and up; down; and norm with the output head.
+
+    All of one format; of Q4_K and Q5_K, V and down of Q6_K too, as llama.cpp's recipes mix them. Q5_0 and Q5_1 stand
+    in these for formats of 256 weights where rows are no multiples of them: Qwen2.5-0.5B's.
+    """
+    for m in ROWS:
+        for model, format in itertools.product((LLAMA_8B, LLAMA_1B, QWEN_0_5B), formats):
+            if model == QWEN_0_5B or format not in ("Q5_0", "Q5_1"):
+                mixed = ("Q6_K",) if format in ("Q4_K", "Q5_K") and "Q6_K" in formats else ()
+                h, inner = model.hidden, model.inner
+                joined = [((format, format, v), (h, model.kv, model.kv)) for v in (format, *mixed)]
+                found: list[Shape] = [(names, rows, h, m, True, "f32") for names, rows in joined]
+                found += [
+                    ((format, format), (inner,), h, m, True, "q8_1"),
+                    ((format,), (h,), inner, m, False, "f32"),
+                    ((format,), (h,), h, m, True, "f32"),
+                    ((format,), (model.vocabulary,), h, m, True, "f32"),
+                ]
+                yield from (shape for shape in found if _fits("fused_matvec", tuning.fused_matvec.rule(*shape), shape))
+
+
+def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> list[MatvecConfig]:
+    """Loads in flight, or a block's warps, or their rows changed; blocks stay even where the rule has them so.
+
+    A multiprocessor keeps as many warps as with the rule. Who quantizes stays the rule's, which weighs a launch of its
+    own against it.
+    """
+    _, rows, _, m, _, output = shape
+    changed = [replace(rule, unroll=unroll) for unroll in (1, 2)] if m == 1 else []
+    widths = (4, 8, 16) if m <= 2 or output == "q8_1" else (rule.warps,)  # more activations, more registers
+    for warps, per_warp in itertools.product(widths, (1, 2, 4)):
+        config = replace(rule, warps=warps, rows_per_warp=per_warp)
+        if output == "q8_1" and config.block_rows % GROUP == 0 or rule.warps == warps or rule.rows_per_warp == per_warp:
+            resident = max(1, rule.warps * rule.resident_blocks // warps)
+            even = tuning.even_blocks(rows, config.block_rows, resident, multiprocessors) if rule.persistent else 0
+            changed.append(replace(config, resident_blocks=resident, persistent=even))
+    return [*changed, replace(rule, persistent=0)]
+
+
+def _fused_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
+    """One matrix adds a residual, two of as many rows gate each other, others are joined; all but one normalize."""
+    formats, rows, columns, m, floats, output = shape
+    sizes = dict(columns=columns, m=m)
+    norm = dict(norm=True, eps=1e-5) if floats and m * columns <= tuning.INLINE_VALUES else {}
+    if len(formats) == 1:
+        return "matvec", dict(format=formats[0], n=rows[0], residual=True, output=output, **sizes)
+    if len(rows) == 1:
+        return "gated_matvec", dict(formats=formats, n=rows[0], output=output, **norm, **sizes)
+    return "qkv_matvec", dict(formats=formats, rows=rows, **norm, **sizes)
+
+
+# --- gemm -------------------------------------------------------------------------------------------------------
+
+
+def _gemm_shapes(formats: Sequence[str]) -> Iterator[Shape]:
+    for m in PROMPTS:
+        for n, columns in SHAPES:
+            shapes = ((format, n, columns, m) for format in formats)
+            yield from (shape for shape in shapes if _fits("gemm", GemmConfig(), shape))
+
+
+def gemm_configs(m: int) -> list[GemmConfig]:
+    """Every tile that is no larger than the activations; the model does not see how many stages there are."""
+    return [
+        GemmConfig(row_warps, column_warps, tiles, m_tile, 2 if row_warps * tiles > 4 else stages)
+        for row_warps, column_warps in ((4, 1), (2, 2), (1, 4))
+        for tiles in (1, 2)
+        for m_tile, stages in ((16, 4), (32, 3), (64, 2))
+        if m_tile <= max(16, m) and m_tile * 4 >= min(m, 64)
+    ]
+
+
+def _gemm_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
+    return "gemm", dict(zip(("format", "n", "columns", "m"), shape, strict=True))
+
+
+SPACES: dict[str, Space] = {
+    space.rule: space
+    for space in (
+        Space(
+            "matvec",
+            _matvec_shapes,
+            lambda shape, *_: matvec_configs(shape[3]),
+            _matvec_kernel,
+            code_shape=lambda shape: (shape[0], 4096, *shape[2:]),
+        ),
+        Space("fused_matvec", _fused_shapes, fused_configs, _fused_kernel),
+        Space(
+            "gemm",
+            _gemm_shapes,
+            lambda shape, *_: gemm_configs(shape[3]),
+            _gemm_kernel,
+            code_shape=lambda shape: (shape[0], 4096, 896 if shape[2] % 256 else 4096, 512),
+        ),
+    )
+}
