@@ -131,7 +131,7 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
         (dict(config=GemmConfig(column_warps=3)), "column_warps=3 must be 1, 2 or 4"),
         (dict(config=GemmConfig(stages=1)), "stages=1 must be 2 to 16"),
         (dict(config=GemmConfig(row_warps=9, column_warps=4)), "row_warps=9 must be 1 to 8"),
-        (dict(config=GemmConfig(tiles=0)), "tiles=0 must be 1 to 8"),
+        (dict(config=GemmConfig(tiles=9)), "tiles=9 must be 1 to 8"),
     ],
 )
 def test_what_it_refuses(arguments: dict, message: str) -> None:
