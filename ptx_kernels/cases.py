@@ -24,10 +24,15 @@ class Case:
     arguments: dict[str, Any]
 
 
-# --- quantize_q8_1 ----------------------------------------------------------------------------------------------
+# --- quantize_q8_1, quantize_f16 ----------------------------------------------------------------------------------
 
 QUANTIZE_CASES = tuple(
     Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
+    for dtype in ("f32", "bf16", "f16")
+)
+
+F16_CASES = tuple(
+    Case(f"quantize_f16-{dtype}", "quantize_f16", dict(rows=512, columns=4096, dtype=dtype))
     for dtype in ("f32", "bf16", "f16")
 )
 
@@ -92,10 +97,21 @@ def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
 # --- gemm -------------------------------------------------------------------------------------------------------
 
 
-def _gemm(format: str, m: int, n: int, columns: int, *shape: int) -> Case:
-    """`shape`: row warps, column warps, tiles, rows of activations a block, stages."""
-    arguments = dict(format=format, n=n, columns=columns, m=m, config=GemmConfig(*shape))
-    return Case(f"gemm-{format}-{n}x{columns}-m{m}", "gemm", arguments)
+def _gemm(
+    format: str,
+    m: int,
+    n: int,
+    columns: int,
+    row_warps: int,
+    column_warps: int,
+    tiles: int,
+    m_tile: int,
+    stages: int,
+    products: str = "int8",
+) -> Case:
+    config = GemmConfig(row_warps, column_warps, tiles, m_tile, stages, products)
+    label = f"gemm-{format}-{n}x{columns}-m{m}{'' if products == 'int8' else '-' + products}"
+    return Case(label, "gemm", dict(format=format, n=n, columns=columns, m=m, config=config))
 
 
 GEMM_CASES = (
@@ -110,6 +126,9 @@ GEMM_CASES = (
     _gemm("Q5_0", 64, 4864, 896, 4, 1, 2, 64, 2),
     _gemm("Q5_1", 16, 896, 4864, 1, 4, 1, 16, 4),
     _gemm("Q4_0", 64, 4864, 896, 4, 1, 2, 64, 2),
+    _gemm("Q4_K", 512, 14336, 4096, 8, 1, 2, 64, 2, "f16"),
+    _gemm("Q5_K", 512, 14336, 4096, 8, 1, 2, 48, 2, "f16"),
+    _gemm("Q6_K", 512, 4096, 14336, 8, 1, 2, 64, 2, "f16"),
 )
 
 # --- matvec with prologues and epilogues, gated_matvec, qkv_matvec ----------------------------------------------
@@ -259,6 +278,7 @@ SAMPLING_CASES = (*_search("argmax", 128256, 128), *_search("top_k", 262144, 64,
 
 CASES: tuple[Case, ...] = (
     *QUANTIZE_CASES,
+    *F16_CASES,
     *NORM_CASES,
     *MATVEC_CASES,
     *GEMM_CASES,

@@ -98,7 +98,7 @@ def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, fl
     for unit in _UNITS:
         busy = [i for i in code if unit.opcodes.fullmatch(i.name)]
         if unit.name == "tensor":
-            rates = ((i, device.mma_int8_ops / (1 if i.name == "IMMA" else 2)) for i in busy)
+            rates = ((i, device.mma_int8_ops if i.name == "IMMA" else device.mma_float_ops) for i in busy)
             clocks[unit.name] = sum(2 * mma_products(i.opcode) / rate for i, rate in rates)
         elif unit.name == "load/store":
             clocks[unit.name] = sum(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 
@@ -18,8 +19,8 @@ class Device:
         measured, else 0.9 of the datasheet.
       fp32_lanes, integer_lanes: results per clock and multiprocessor of 32-bit float multiply-adds, and of 32-bit
         integer adds, logic and shifts (CUDA programming guide, throughput of native arithmetic instructions).
-      mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through `mma.sync`; twice
-        that of bf16.
+      mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through `mma.sync`.
+      mma_float_ops: the same of f16 and bf16, added up in f32.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Device:
     fp32_lanes: int = 128
     integer_lanes: int = 64
     mma_int8_ops: int = 4096
+    mma_float_ops: int = 2048
 
     @property
     def slug(self) -> str:
@@ -41,17 +43,20 @@ class Device:
 
 _MB = 1 << 20
 
+#: GeForce cards add f16 up in f32 at half the rate of sums in f16.
+_geforce = functools.partial(Device, mma_int8_ops=2048, mma_float_ops=512)
+
 #: Multiprocessors, boost clocks, L2 and bandwidth: NVIDIA's datasheets and architecture papers of each model. The
 #: H200's 4.3 TB/s was measured; Hopper's `mma.sync` reaches about 0.62 of what `wgmma` does (Luo et al., 2024).
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        Device("H200", "sm_90", 132, 1.98e9, 4.8e12, 4.3e12, 50 * _MB, mma_int8_ops=5080),
-        Device("H100", "sm_90", 132, 1.98e9, 3.35e12, 3.0e12, 50 * _MB, mma_int8_ops=5080),
+        Device("H200", "sm_90", 132, 1.98e9, 4.8e12, 4.3e12, 50 * _MB, mma_int8_ops=5080, mma_float_ops=2540),
+        Device("H100", "sm_90", 132, 1.98e9, 3.35e12, 3.0e12, 50 * _MB, mma_int8_ops=5080, mma_float_ops=2540),
         Device("A100", "sm_80", 108, 1.41e9, 2.039e12, 1.83e12, 40 * _MB, fp32_lanes=64),
         Device("B200", "sm_100", 148, 1.965e9, 8.0e12, 7.2e12, 126 * _MB),
-        Device("RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128, mma_int8_ops=2048),
-        Device("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 0.907e12, 72 * _MB, mma_int8_ops=2048),
+        _geforce("RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128),
+        _geforce("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 0.907e12, 72 * _MB),
     )
 }
 

@@ -267,15 +267,13 @@ def _dominators(successors: Sequence[set[int]]) -> dict[int, set[int]]:
     return dominators
 
 
-def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
-    """Natural loops that hold no other loop, in address order.
+def _bodies(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], dict[int, set[int]]]:
+    """Basic blocks as `_flow` has them, and of each natural loop the head and the blocks.
 
     A backward jump alone is no loop: ptxas puts unlikely blocks behind the end of the code, and they jump
     back. A loop is an edge to a block that dominates its source, with every block that reaches the source
     without passing it.
     """
-    if not code:
-        return []
     blocks, successors = _flow(code)
     dominators = _dominators(successors)
     bodies: dict[int, set[int]] = {}
@@ -288,10 +286,29 @@ def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
                 body |= before
                 stack.extend(before)
             bodies.setdefault(head, set()).update(body)
+    return blocks, bodies
+
+
+def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
+    """Natural loops that hold no other loop, in address order."""
+    if not code:
+        return []
+    blocks, bodies = _bodies(code)
     inner = [
         body for head, body in bodies.items() if not any(other <= body for h, other in bodies.items() if h != head)
     ]
     return [Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0] : blocks[b][1]])) for body in inner]
+
+
+def enclosing_loop(code: Sequence[SassInstruction], loop: Loop) -> Loop | None:
+    """The smallest natural loop that holds `loop`, one of the code's, and more; None where there is none."""
+    blocks, bodies = _bodies(code)
+    first = {i.address for i in loop.instructions}
+    wider = [
+        Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0] : blocks[b][1]])) for body in bodies.values()
+    ]
+    holding = [w for w in wider if len(w) > len(loop) and first <= {i.address for i in w.instructions}]
+    return min(holding, key=len, default=None)
 
 
 def hot_loop(code: Sequence[SassInstruction]) -> Loop | None:

@@ -140,6 +140,8 @@ def _check_fused(
 
 def _check_gemm(config: GemmConfig, format: str, n: int, columns: int, m: int) -> None:
     config.check(format, columns)
+    if config.products != "int8":
+        raise KernelError(f"products={config.products!r} must be 'int8', what callers bring")
 
 
 _FORMAT, _SIZE = Key(str, Match.EQUAL), Key(int, Match.NEAR)

@@ -20,7 +20,16 @@ QUANT_BITS = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, 
 
 _DOT = 4  # products of a dp4a
 #: Families whose hot loop reads their inputs, each byte once: bytes of the inputs tell how many trips it takes.
-_STREAMING = ("quantize_q8_1", "rms_norm", "decode", "append_kv", "rope_append", "paged_attention", "merge_attention")
+_STREAMING = (
+    "quantize_q8_1",
+    "quantize_f16",
+    "rms_norm",
+    "decode",
+    "append_kv",
+    "rope_append",
+    "paged_attention",
+    "merge_attention",
+)
 
 
 @dataclass(frozen=True)

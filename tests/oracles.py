@@ -47,6 +47,30 @@ def dequantized(values: np.ndarray, scale_sum: np.ndarray) -> np.ndarray:
     return (values.astype(np.float64).reshape(*scale_sum.shape[:2], 32) * scale_sum[..., :1]).reshape(values.shape)
 
 
+def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 (m, k) -> what `quantize_f16` makes of it, float16 (m, k), and scales float32 (m, k / 256)."""
+    blocks = x.reshape(x.shape[0], -1, 256)
+    with np.errstate(invalid="ignore", over="ignore"):
+        exponent = np.frexp(np.abs(blocks).max(-1))[1] - 1  # of [1, 2)
+        exponent = np.where(np.abs(blocks).max(-1) < 2.0**-126, -127, exponent)  # of zero and subnormals
+        inverse = np.minimum(14 - exponent, 126)
+        rounded = (blocks * np.exp2(inverse.astype(np.float32))[..., None]).astype(np.float16)
+    scale = np.where(np.isfinite(blocks).all(-1), np.exp2(-inverse.astype(np.float32)), np.float32(np.nan))
+    return rounded.reshape(x.shape), scale
+
+
+def half_operands(x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """The operands by which f16 products take float32 x (m, k), and the float64 numbers that they stand for."""
+    values, scale = halves(x)
+    means = values.reshape(x.shape[0], -1, 32).astype(np.float64).mean(-1)
+    high = means.astype(np.float16)
+    low = (means - high).astype(np.float16)
+    # every 16 columns: eight pairs, those in even places first
+    pairs = values.reshape(x.shape[0], -1, 4, 2, 2).swapaxes(-3, -2).reshape(x.shape)
+    exact = (values.astype(np.float64).reshape(*scale.shape, 256) * scale[..., None]).reshape(x.shape)
+    return (pairs, np.stack([high, low], -1), scale), exact
+
+
 def activation_operands(config: MatvecConfig, x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """A mat-vec's operands for float32 x (m, k), and the float64 numbers that its products see."""
     if config.activations == "f32":

@@ -19,6 +19,7 @@ from oracles import (
     attention,
     dequantized,
     gated,
+    half_operands,
     int8_vectors,
     loaded,
     quantized,
@@ -37,6 +38,7 @@ from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, gated_matvec, matvec, qkv_matvec
 from ptx_kernels.kernels.merge_attention import MergeConfig, merge_attention
 from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
+from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
 from ptx_kernels.kernels.rope_append import rope_append
@@ -171,13 +173,27 @@ def qkv_subject(config: MatvecConfig) -> Subject:
     return Subject(kernel, (*(p for planes in matrices for p in planes), *operands, *biases), tuple(wants), 1e-11)
 
 
+def quantize_f16_subject(dtype: str) -> Subject:
+    """Five super-blocks in two blocks of warps; one is all 0, one has 1 as its largest, and one a negative number."""
+    x = _rng(2).standard_normal((5, 256), np.float32)
+    x[0], x[1], x[2, 70] = 0, np.linspace(-0.9, 1, 256), -9
+    x = np.round(x * 64) / 64  # sums are exact
+    operands, _ = half_operands(x)
+    return Subject(quantize_f16(rows=5, columns=256, dtype=dtype), (stored(x, dtype),), operands, 0)
+
+
 def gemm_subject(format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 19) -> Subject:
     rng = _rng(n, columns, m, 1)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
-    values, scale_sum = quantized(rng.standard_normal((m, columns), np.float32) + np.float32(0.5))
-    x = (values.reshape(m, -1, 32) * scale_sum[..., :1].astype(np.float64)).reshape(m, -1)
+    x = rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
     kernel = gemm(format=format, n=n, columns=columns, m=m, config=config)
-    return Subject(kernel, (*planes, values, scale_sum), (x @ weights(format, planes).T,), 1e-12)
+    if config.products == "f16":
+        operands, exact = half_operands(x)
+        tolerance = 1e-7 if format == "Q6_K" else 1e-10  # how tensor cores round in between is open
+    else:
+        operands, tolerance = quantized(x), 1e-12
+        exact = dequantized(*operands)
+    return Subject(kernel, (*planes, *operands), (exact @ weights(format, planes).T,), tolerance)
 
 
 def decode_subject(format: str, dtype: str = "f32") -> Subject:
@@ -424,6 +440,7 @@ _HEAD_DIMS = {"f32": 64, "f16": 128, "bf16": 96, "int8": 48, "fp8": 32}
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{f"quantize-{t}": functools.partial(quantize_subject, t) for t in ("f32", "f16", "bf16")},
+    **{f"quantize_f16-{t}": functools.partial(quantize_f16_subject, t) for t in ("f32", "f16", "bf16")},
     **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
     **{f"matvec-{name}": functools.partial(preset_subject, config) for name, config in PRESETS.items()},
     **{
@@ -445,6 +462,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
     "gemm-Q5_1": functools.partial(gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15),
     "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17),
+    "gemm-f16-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16")),
+    "gemm-f16-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2, "f16"), n=33),
+    "gemm-f16-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 1, 1, 32, 2, "f16"), n=15),
     **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,

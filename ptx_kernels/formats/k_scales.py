@@ -67,3 +67,10 @@ class PairReader:
             (second >> self._min_joined_shift) & self._min_joined_mask
         )
         return scales, [mins & 0xFF, mins >> 8] if self._whole else [mins]
+
+
+def minimums_of(words: Sequence[Value], group: Value) -> tuple[Value, Value]:
+    """The mins of sub-blocks `group` < 4 and group + 4 out of the 12 bytes' three u32."""
+    _, second, third = words
+    shift = group << 3
+    return (second >> shift) & 63, ((third >> (shift + 4)) & 0x0F) | ((second >> (shift + 2)) & 0x30)

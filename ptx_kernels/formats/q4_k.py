@@ -157,3 +157,38 @@ def fragments_of(
         fragments.Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low], offsets[0]),
         fragments.Group(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth], offsets[1]),
     )
+
+
+Steps = tuple[fragments.Pair, fragments.Pair]  # of rows g and g + 8
+
+
+def steps(k: Builder, plane: Pointer, unit: Value, multiples: tuple[int, int]) -> list[Steps]:
+    """What makes f16 of both sub-blocks of a unit, of the lane's rows, whose bytes are so many times the quants."""
+    reader = k_scales.PairReader(k, unit)
+    rows = [reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in fragments.row_pair(k, plane)]
+
+    def step(row: Value, i: int) -> fragments.Pair:
+        return fragments.step_of(k, fragments.byte_halves(k, row, i), 1 / multiples[i], -1024 / multiples[i])
+
+    return [(step(rows[0], i), step(rows[1], i)) for i in range(2)]
+
+
+def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> fragments.Block:
+    """d, -dmin / 32 and mins of the lane's rows (see `fragments.Block`)."""
+    headers = [row.cast(u32).load_run(0, 4) for row in fragments.row_pair(k, planes[0])]
+    minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
+    return fragments.Block(
+        (half(headers[0][0]), half(headers[1][0])),
+        (half(headers[0][0], 1) * -32.0, half(headers[1][0], 1) * -32.0),
+        [fragments.byte_halves(k, minimums[r][i], 0).bits(u32) for i in range(2) for r in range(2)],
+    )
+
+
+def halves_of(k: Builder, planes: Sequence[Pointer], unit: Value) -> tuple[fragments.Halves, fragments.Halves]:
+    """The sub-blocks of `fragments_of` as f16."""
+    words = fragments.matrix(k, planes[0], unit * 32 + 16)
+    low, high = steps(k, planes[0], unit, (1, 16))
+    return (
+        fragments.Halves(unit * 2, [w & 0x0F0F0F0F for w in words], 0x64, [low]),
+        fragments.Halves(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], 0x64, [high]),
+    )

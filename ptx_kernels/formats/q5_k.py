@@ -70,16 +70,32 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     return q4_k.unpack(k, planes, part, high_bits=fifth_bits, quants_at=48)
 
 
+def _quants(k: Builder, plane: Pointer, unit: Value) -> tuple[Words, Words]:
+    """The bytes of sub-blocks 2 * unit and 2 * unit + 1, as operand A."""
+    fifth = [word >> (unit * 2) for word in fragments.matrix(k, plane, 16)]
+    words = fragments.matrix(k, plane, unit * 32 + 48)
+    low = [(q & 0x0F0F0F0F) | ((b << 4) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
+    high = [((q >> 4) & 0x0F0F0F0F) | ((b << 3) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
+    return low, high
+
+
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
 ) -> tuple[fragments.Group, fragments.Group]:
     """Sub-blocks 2 * unit and 2 * unit + 1 (see `fragments.Fragments`)."""
-    fifth = [word >> (unit * 2) for word in fragments.matrix(k, planes[0], 16)]
-    words = fragments.matrix(k, planes[0], unit * 32 + 48)
+    low, high = _quants(k, planes[0], unit)
     (low_scales, high_scales), offsets = q4_k.headers(k, planes[0], unit)
-    low = [(q & 0x0F0F0F0F) | ((b << 4) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
-    high = [((q >> 4) & 0x0F0F0F0F) | ((b << 3) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
     return (
         fragments.Group(unit * 2, low, u8, [low_scales], offsets[0]),
         fragments.Group(unit * 2 + 1, high, u8, [high_scales], offsets[1]),
     )
+
+
+block_of = q4_k.block_of
+
+
+def halves_of(k: Builder, planes: Sequence[Pointer], unit: Value) -> tuple[fragments.Halves, fragments.Halves]:
+    """The same as f16."""
+    low, high = _quants(k, planes[0], unit)
+    low_steps, high_steps = q4_k.steps(k, planes[0], unit, (1, 1))
+    return fragments.Halves(unit * 2, low, 0x64, [low_steps]), fragments.Halves(unit * 2 + 1, high, 0x64, [high_steps])

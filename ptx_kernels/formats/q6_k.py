@@ -129,28 +129,61 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     return runs
 
 
+def _quants(k: Builder, planes: Sequence[Pointer], unit: Value, flipped: int) -> tuple[Words, Words]:
+    """4 * q of groups g = unit % 2 and g + 2 of half unit / 2, as operand A; `flipped`: bits of every byte's pairs."""
+    low = fragments.matrix(k, planes[0], unit * 32)
+    pairs = [word ^ flipped if flipped else word for word in fragments.matrix(k, planes[1], (unit >> 1) * 32)]
+    shift = 6 - (unit & 1) * 2
+    return (
+        [((q << 2) & 0x3C3C3C3C) | ((p << shift) & 0xC0C0C0C0) for q, p in zip(low, pairs, strict=True)],
+        [((q >> 2) & 0x3C3C3C3C) | ((p << (shift - 4)) & 0xC0C0C0C0) for q, p in zip(low, pairs, strict=True)],
+    )
+
+
+def _scales(k: Builder, plane: Pointer, unit: Value) -> list[list[Value]]:
+    """Of the lane's rows: for either group of a unit a word whose lower bytes are its two scales."""
+    at = (unit >> 1) * 8
+    rows = [row.at(at).cast(u32).load(vector=2) for row in fragments.row_pair(k, plane)]
+    return [[word >> ((unit & 1) << 4) for word in row] for row in rows]
+
+
+def _steps(k: Builder, plane: Pointer, start: Value, blocks: int) -> list[Value]:
+    """d of the lane's rows."""
+    first = start + k.lane_id // 4 * blocks
+    return [
+        (word.cast(u32).load() >> (((first + 8 * i * blocks) & 1) << 4)).to(u16).bits(f16).to(f32)
+        for i, word in enumerate(fragments.row_pair(k, plane))
+    ]
+
+
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
 ) -> tuple[fragments.Group, fragments.Group]:
     """Groups g = unit % 2 and g + 2 of half unit / 2 (see `fragments.Fragments`), as 4 * (q - 32) in int8."""
-    ql, qh, scales, d = planes
-    half_, group = unit >> 1, unit & 1
-    low = fragments.matrix(k, ql, unit * 32)
-    pairs = [word ^ 0xAAAAAAAA for word in fragments.matrix(k, qh, half_ * 32)]  # the upper bit of every pair flipped
-    shift = 6 - group * 2
-    quants = (
-        [((q << 2) & 0x3C3C3C3C) | ((p << shift) & 0xC0C0C0C0) for q, p in zip(low, pairs, strict=True)],
-        [((q >> 2) & 0x3C3C3C3C) | ((p << (shift - 4)) & 0xC0C0C0C0) for q, p in zip(low, pairs, strict=True)],
-    )
-    numbers: list[list[Value]] = []  # of each row, of the sub-blocks of both groups
-    first = start + k.lane_id // 4 * blocks
-    for i, (bytes_, word) in enumerate(zip(fragments.row_pair(k, scales), fragments.row_pair(k, d), strict=True)):
-        upper = ((first + 8 * i * blocks) & 1) << 4
-        step = (word.cast(u32).load() >> upper).to(u16).bits(f16).to(f32) * 0.25
-        eight = [s >> (group << 4) for s in bytes_.at(half_ * 8).cast(u32).load(vector=2)]
-        numbers.append([step * k.instruction("bfe.s32", s.bits(s32), b, 8).to(f32) for s in eight for b in (0, 8)])
+    low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
+    numbers = [
+        [d * 0.25 * k.instruction("bfe.s32", s.bits(s32), b, 8).to(f32) for s in words for b in (0, 8)]
+        for words, d in zip(_scales(k, planes[2], unit), _steps(k, planes[3], start, blocks), strict=True)
+    ]
     pairs_of = list(zip(*numbers, strict=True))
-    return (
-        fragments.Group(half_ * 4 + group, quants[0], s8, pairs_of[:2]),
-        fragments.Group(half_ * 4 + group + 2, quants[1], s8, pairs_of[2:]),
-    )
+    index = (unit >> 1) * 4 + (unit & 1)
+    return fragments.Group(index, low, s8, pairs_of[:2]), fragments.Group(index + 2, high, s8, pairs_of[2:])
+
+
+def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> fragments.Block:
+    """d of the lane's rows (see `fragments.Block`)."""
+    first, second = _steps(k, planes[3], start, blocks)
+    return fragments.Block((first, second))
+
+
+def halves_of(k: Builder, planes: Sequence[Pointer], unit: Value) -> tuple[fragments.Halves, fragments.Halves]:
+    """The groups of `fragments_of` as f16: scale * (q - 32) has 12 bits at most, of which f16 rounds the last."""
+    low, high = _quants(k, planes, unit, 0)
+    rows = [[word ^ 0x80808080 for word in words] for words in _scales(k, planes[2], unit)]
+
+    def step(row: int, i: int, byte: int) -> fragments.Pair:
+        return fragments.step_of(k, fragments.byte_halves(k, rows[row][i], byte, 128), 4, -288)
+
+    low_steps, high_steps = ([(step(0, i, byte), step(1, i, byte)) for byte in range(2)] for i in range(2))
+    index = (unit >> 1) * 4 + (unit & 1)
+    return fragments.Halves(index, low, 0x54, low_steps), fragments.Halves(index + 2, high, 0x54, high_steps)

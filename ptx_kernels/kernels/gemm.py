@@ -1,28 +1,26 @@
-"""Packed weights times many rows of q8_1 activations on tensor cores: prompts, and batches beyond the mat-vec's."""
+"""Packed weights times many rows of activations on tensor cores: prompts, and batches beyond the mat-vec's."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import formats
 from ..formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
-from ..formats.fragments import UNITS, Fragments, Group
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, all_of, f32, kernel, s8, s32, u8
+from ..formats.fragments import UNITS, Fragments
+from ..formats.products import HalfProducts, IntegerProducts, PackedTile, Products, Totals, pair_pitch
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, s8, u8
+from .quantize_f16 import SUPER_BLOCK
 from .quantize_q8_1 import GROUP
 from .ring import HalfCopy, Ring, Rows, TileCopy
 
-SUPER_BLOCK = 256
-_GROUPS = SUPER_BLOCK // GROUP
 _COLUMNS = 64  # two f16 scales: copies take 4 bytes at least
 _FRAGMENTS: dict[str, Fragments] = {
     module.FORMAT.name: module.fragments_of for module in (q4_k, q5_k, q6_k, q8_0, q5_0, q5_1, q4_0)
 }
 FORMATS = tuple(_FRAGMENTS)
-#: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no conversion
-_MAGIC_BITS, _MAGIC = 0x4B400000, 12582912.0
-
-Totals = list[list[list[Var]]]  # [tile of 16 weight rows][8 activations][as mma's C]
+_HALVES = {module.FORMAT.name: (module.halves_of, module.block_of) for module in (q4_k, q5_k, q6_k)}
+#: Formats that `products="f16"` takes: weights that are f16 but for a factor of 256 columns.
+HALF_FORMATS = tuple(_HALVES)
 
 
 @dataclass(frozen=True)
@@ -35,6 +33,8 @@ class GemmConfig:
       tiles: of 16 weight rows, per warp; they share the loads of activations.
       m_tile: rows of activations of a block, a multiple of 16.
       stages: super-blocks in shared memory, one in use and the others on their way.
+      products: `int8` of quants with q8_1 activations, whose sums of 32 columns f32 scales; or `f16` of scaled quants
+        with f16 activations, added up by mma for 256 columns: half the instructions, twice the tensor cores' time.
     """
 
     row_warps: int = 4
@@ -42,6 +42,7 @@ class GemmConfig:
     tiles: int = 2
     m_tile: int = 64
     stages: int = 2
+    products: str = "int8"
 
     @property
     def rows(self) -> int:
@@ -62,6 +63,10 @@ class GemmConfig:
         for name, least, most in (("row_warps", 1, 32 // self.column_warps), ("tiles", 1, 8), ("stages", 2, 16)):
             if not least <= (value := getattr(self, name)) <= most:
                 raise KernelError(f"{name}={value} must be {least} to {most}")
+        if self.products not in ("int8", "f16"):
+            raise KernelError(f"products={self.products!r} must be int8 or f16")
+        if self.products == "f16" and (format not in HALF_FORMATS or self.column_warps > 1):
+            raise KernelError(f"products='f16' is for column_warps=1 and {', '.join(HALF_FORMATS)}")
 
 
 def takes(format: str, columns: int) -> bool:
@@ -71,20 +76,18 @@ def takes(format: str, columns: int) -> bool:
 
 @kernel
 def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmConfig = GemmConfig()) -> None:
-    """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and q8_1 activations j < m.
+    """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
-    mma gives the exact integer dot products of every group of 32 columns, of 16 weight rows with 8 activations; the
-    scales of both are applied to these in f32, as in the mat-vec. Packed weights and activations come through a ring
-    of stages of one super-block each.
+    A warp has tiles of 16 weight rows and all activations of its block (see `formats.products`). Packed weights and
+    activations come through a ring of stages of one super-block each.
     """
     config.check(format, columns)
-    k.name = f"gemm_{format.lower()}_m{config.m_tile}"
+    k.name = f"gemm_{format.lower()}_{'f16_' if config.products == 'f16' else ''}m{config.m_tile}"
     layout = formats.get(format)
     steps, threads = -(-columns // SUPER_BLOCK), WARP * config.row_warps * config.column_warps
     blocks = columns // layout.block_size
     planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes]
-    values = k.input("values", s8, (m, columns))
-    scale_sum = k.input("scale_sum", f32, (m, columns // GROUP, 2))
+    activations = _activations(k, config, m, columns)
     y = k.output("y", f32, (m, n))
     k.launch((-(-m // config.m_tile), -(-n // config.rows)), threads, resident_blocks=1)
 
@@ -95,13 +98,15 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
         nbytes = plane.bytes_per_block * SUPER_BLOCK // layout.block_size
         rows = Rows(pointer.reshape(n, blocks * plane.bytes_per_block), n_tile.start, config.rows)
         copies.append(HalfCopy(k, rows, threads) if nbytes == 2 else TileCopy(k, rows, nbytes, threads))
-    copies.append(TileCopy(k, Rows(values.cast(u8), m_tile.start, config.m_tile), SUPER_BLOCK, threads))
-    pairs = Rows(scale_sum.cast(u8).reshape(m, columns // GROUP * 8), m_tile.start, config.m_tile)
-    group_pitch = config.m_tile * 8 + 32  # neighbouring activations of a group side by side
-    copies.append(TileCopy(k, pairs, _GROUPS * 8, threads, chunk=8, pitch=8, chunk_pitch=group_pitch))
+    for pointer, nbytes, pitches in activations:
+        rows = Rows(pointer.cast(u8).reshape(m, columns * nbytes // SUPER_BLOCK), m_tile.start, config.m_tile)
+        copies.append(TileCopy(k, rows, nbytes, threads, **pitches))
     ring = Ring(k, config.stages, copies)
     totals = [[[k.var(f32, 0.0) for _ in range(4)] for _ in range(config.m_tile // 8)] for _ in range(config.tiles)]
-    magic = [k.const(s32, _MAGIC_BITS)] * 4
+    if config.products == "f16":
+        products: Products = HalfProducts(k, *_HALVES[format], totals)
+    else:
+        products = IntegerProducts(k, _FRAGMENTS[format], totals)
 
     for ahead in range(config.stages - 1):
         if ahead < steps:
@@ -113,19 +118,14 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
         with k.when(step + (config.stages - 1) < steps):
             ring.fill()
         k.cp_async_commit()
-        *weights, activations, scales = ring.take()
-        activations, scales = activations.reshape(config.m_tile, copies[-2].pitch), scales.reshape(_GROUPS, group_pitch)
+        places, tiles = ring.take(), []
+        for t in range(config.tiles):
+            row = (row_warp * config.tiles + t) * 16
+            weights = [place.at(row).reshape(16, place.shape[1]) for place in places[: len(planes)]]
+            tiles.append(PackedTile(weights, (n_tile.start + row) * steps + step, steps))
         with k.loop(column_warp, UNITS, config.column_warps) as unit:
-            groups = []
-            for t in range(config.tiles):
-                row = (row_warp * config.tiles + t) * 16
-                tile = [
-                    place.reshape(config.rows, copy.pitch).at(row).reshape(16, copy.pitch)
-                    for place, copy in zip(weights, copies, strict=False)
-                ]
-                groups.append(_FRAGMENTS[format](k, tile, unit, (n_tile.start + row) * steps + step, steps))
-            for of_tiles in zip(*groups, strict=True):
-                _multiply(k, of_tiles, activations, scales, totals, magic)
+            products.add(tiles, unit, places[len(planes) :])
+        products.finish(tiles, places[len(planes) :])
 
     _add_columns(k, config, totals, column_warp, row_warp)
     with k.when(column_warp == 0):
@@ -135,6 +135,17 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
                     row = n_tile.start + (row_warp * config.tiles + t) * 16 + k.lane_id // 4 + 8 * (j // 2)
                     column = m_tile.start + 8 * i + k.lane_id % 4 * 2 + j % 2
                     y.at(column, row).store(0, total, where=all_of(n_tile.owns(row), m_tile.owns(column)))
+
+
+def _activations(k: Builder, config: GemmConfig, m: int, columns: int) -> list[tuple[Pointer, int, dict[str, int]]]:
+    """The operands that make up x: pointer, bytes of a super-block, and how a stage holds them (see TileCopy)."""
+    per_group = (m, columns // GROUP, 2)
+    if config.products == "f16":
+        values, means = k.input("values", f16, (m, columns)), k.input("means", f16, per_group)
+        scale = k.input("scale", f32, (m, columns // SUPER_BLOCK))
+        return [(values, 512, {}), (means, 32, {}), (scale, 4, {"pitch": 4})]
+    values, scale_sum = k.input("values", s8, (m, columns)), k.input("scale_sum", f32, per_group)
+    return [(values, 256, {}), (scale_sum, 64, {"chunk": 8, "pitch": 8, "chunk_pitch": pair_pitch(config.m_tile)})]
 
 
 class _Tile:
@@ -149,37 +160,6 @@ class _Tile:
         if self._total % self._size == 0:
             return None
         return row < self._total if self._total < self._size else row >= self._first
-
-
-def _multiply(
-    k: Builder, groups: Sequence[Group], activations: Pointer, scales: Pointer, totals: Totals, magic: Sequence[Value]
-) -> None:
-    """totals += group . activations, for the same group of 32 columns of all tiles.
-
-    With s one of mma's integers, magic + s arrives as a float; times scale, less magic * scale, is s * scale rounded
-    once, because magic * scale is exact.
-    """
-    lane, index = k.lane_id, groups[0].index
-    unmagic = [[tuple(s * -_MAGIC for s in pair) for pair in group.scales] for group in groups]
-    row, half = lane % 8 + lane // 16 * 8, lane // 8 % 2  # two fragments of B: 16 activations
-    fragments = activations.at(row, index * GROUP + half * 16)
-    pairs = scales.at(index, lane % 4 * 16).cast(f32)
-    for i in range(len(totals[0])):
-        if i % 2 == 0:
-            words = k.ldmatrix(fragments.at(i * 8 * activations.shape[1]))
-        b = words[i % 2 * 2 : i % 2 * 2 + 2]
-        scale_0, sum_0, scale_1, sum_1 = pairs.load(16 * i, vector=4)
-        for group, negative, total in zip(groups, unmagic, totals, strict=True):
-            parts = len(group.scales)  # of 32 / parts columns
-            for p, (pair, less) in enumerate(zip(group.scales, negative, strict=True)):
-                a = group.words if parts == 1 else group.words[2 * p : 2 * p + 2]
-                products = k.mma(a, b if parts == 1 else b[p : p + 1], magic, group.type, s8)
-                for j, product in enumerate(products):
-                    scaled = k.fma(product.bits(f32), pair[j // 2], less[j // 2])
-                    k.accumulate(total[i][j], scaled, (scale_0, scale_1)[j % 2])
-            if group.offsets is not None:
-                for j in range(4):
-                    k.accumulate(total[i][j], group.offsets[j // 2], (sum_0, sum_1)[j % 2])
 
 
 def _add_columns(k: Builder, config: GemmConfig, totals: Totals, column_warp: Value, row_warp: Value) -> None:

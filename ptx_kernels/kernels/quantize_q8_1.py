@@ -17,15 +17,17 @@ class QuantizeConfig:
     warps: int = 4  # per block
 
 
-def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
-    """(quants, amax) of f32 that `lanes` neighbouring lanes share: a quant is round(x * (127 / amax)) as s32.
-
-    amax, in every lane, is the largest magnitude, NaN where any value is.
-    """
+def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
+    """Of the f32 that `lanes` neighbouring lanes share, in every one of them; NaN where any value is."""
     amax = k.const(f32, 0.0)
     for value in share:
         amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))
-    amax = k.warp_reduce(amax, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=lanes)
+    return k.warp_reduce(amax, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=lanes)
+
+
+def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
+    """(quants, amax) of f32 that `lanes` neighbouring lanes share: a quant is round(x * (127 / amax)) as s32."""
+    amax = largest_magnitude(k, share, lanes)
     inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
     # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
     quants = [k.maximum(k.minimum((value * inverse).to(s32), 127), -127) for value in share]

@@ -122,7 +122,8 @@ class Ring:
         self._filled.set(self._k.select(self._filled < self._last, self._filled + self._nbytes, 0))
 
     def take(self) -> list[Pointer]:
-        """The places of the next stage in turn; its copies have to have arrived."""
+        """The places of the next stage in turn, u8 (rows, pitch); its copies have to have arrived."""
         stage = self._memory.at(self._taken)
         self._taken.set(self._k.select(self._taken < self._last, self._taken + self._nbytes, 0))
-        return [stage.at(place) for place in self._places]
+        places = zip(self._places, self._copies, strict=True)
+        return [stage.at(place).reshape(copy.size // copy.pitch, copy.pitch) for place, copy in places]

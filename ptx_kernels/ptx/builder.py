@@ -14,7 +14,7 @@ from . import mbarrier, tensor
 from .arguments import checked
 from .errors import KernelError, Line, call_path
 from .instructions import BASELINE, INSTRUCTIONS, Version
-from .module import Buffer, Kernel, Role
+from .module import MAX_SHARED_BYTES, Buffer, Kernel, Role
 from .types import Type, f32, pred, u32, u64
 from .values import Operand, Pointer, Value, Var, immediate
 
@@ -142,8 +142,17 @@ class Builder:
         return Pointer(self, type, address, constant=constant, shape=shape)
 
     def shared(self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False) -> Pointer:
-        """Shared memory of the block, 16-byte aligned: static, or, for more than 48 KB in all, `dynamic`."""
+        """Shared memory of the block, 16-byte aligned: static, or, for more than 48 KB in all, `dynamic`.
+
+        Raises KernelError for more than MAX_SHARED_BYTES in all, whichever device the kernel is for.
+        """
         nbytes = math.prod(shape) * type.size
+        total = self._static_bytes + self._dynamic_bytes + -(-nbytes // 16) * 16
+        if total > MAX_SHARED_BYTES:
+            raise KernelError(
+                f"{self.name}: shared {name} and what came before it take {total} bytes of shared memory, of "
+                f"{MAX_SHARED_BYTES} that a block can have"
+            )
         address = self.register(u32)
         if dynamic:
             offset = self._dynamic_bytes

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from .types import Type
 
+#: A block's shared memory on sm_90 and sm_100, where it is largest; sm_80 has 163 KB, sm_120 99.
+MAX_SHARED_BYTES = 227 << 10
+
 Role = Literal["in", "out", "inout"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx.module import Buffer, Kernel
+from ..ptx.module import MAX_SHARED_BYTES, Buffer, Kernel
 from .batch import Batch, Extent
 from .compile import Compiled, compile_perturbed, compile_text
 from .errors import LaunchError, SimulationError, UnwrittenOutput
@@ -19,7 +19,6 @@ from .program import SHARED_BASE, EntryParameter
 from .traffic import Traffic
 
 BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache
-MAX_SHARED_BYTES = 227 * 1024  # sm_90
 MAX_THREADS = 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 STEP_LIMIT = 20_000_000  # basic blocks per batch

@@ -58,7 +58,7 @@ def test_clocks_of_a_mix(mix, unit, clocks):
 def test_clocks_of_tensor_cores():
     int8 = SassInstruction(0, "", "IMMA.16832.S8.S8.SAT", "R0, R4, R8, R12")
     bf16 = SassInstruction(0, "", "HMMA.16816.F32.BF16", "R0, R4, R8, R12")
-    device = dataclasses.replace(DEVICE, mma_int8_ops=4096)
+    device = dataclasses.replace(DEVICE, mma_int8_ops=4096, mma_float_ops=2048)
     assert cost.unit_clocks((int8,), device)["tensor"] == 2 * 16 * 8 * 32 / 4096
     assert cost.unit_clocks((bf16,), device)["tensor"] == 2 * 16 * 8 * 16 / 2048
     with pytest.raises(ValueError, match="must name a shape"):

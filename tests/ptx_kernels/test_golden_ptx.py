@@ -8,18 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from ptx_kernels.cases import CASES
+from ptx_kernels.cases import CASES, Case
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.gemm import GemmConfig
 
 GOLDEN = Path(__file__).parent.parent / "data" / "ptx"
-FIRST = {case.family: case for case in reversed(CASES)}  # each family's first case
+_HALVES = dict(format="Q4_K", n=32, columns=512, m=16, config=GemmConfig(1, 1, 2, 16, 2, "f16"))
+#: Each family's first case, and gemm's other products.
+REVIEWED = {case.family: case for case in reversed(CASES)} | {"gemm_f16": Case("gemm_f16", "gemm", _HALVES)}
 
 
-@pytest.mark.parametrize("family", sorted(KERNELS))
-def test_text_is_the_reviewed_one(family, update_golden):
-    case = FIRST[family]
-    path = GOLDEN / f"{family}.ptx"
-    text = KERNELS[family](**case.arguments).text
+@pytest.mark.parametrize("name", sorted(REVIEWED))
+def test_text_is_the_reviewed_one(name, update_golden):
+    case = REVIEWED[name]
+    path = GOLDEN / f"{name}.ptx"
+    text = KERNELS[case.family](**case.arguments).text
     if update_golden:
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
@@ -28,7 +31,7 @@ def test_text_is_the_reviewed_one(family, update_golden):
 
 
 def test_no_golden_file_is_left_over():
-    assert {path.stem for path in GOLDEN.glob("*.ptx")} == set(KERNELS)
+    assert {path.stem for path in GOLDEN.glob("*.ptx")} == set(REVIEWED) >= set(KERNELS)
 
 
 def test_text_does_not_depend_on_the_process():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import nmse
-from oracles import quantized, random_planes, weights
+from oracles import dequantized, half_operands, quantized, random_planes, weights
 
 from ptx_kernels import formats, simulator, tuning
 from ptx_kernels.assemble import assemble
-from ptx_kernels.kernels.gemm import FORMATS, GemmConfig, gemm
+from ptx_kernels.kernels.gemm import FORMATS, HALF_FORMATS, GemmConfig, gemm
+from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import KernelError
 from ptx_kernels.sass import disassemble, hot_loop
@@ -22,11 +23,15 @@ def run(format: str, m: int, n: int, columns: int, config: GemmConfig, kind: str
     """NMSE of the simulated kernel against the exact product of the same packed weights and activations."""
     rng = np.random.default_rng([n, columns, m])
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size, kind=kind)
-    values, scale_sum = quantized(rng.standard_normal((m, columns), np.float32) * 3)
+    x = rng.standard_normal((m, columns), np.float32) * 3
+    if config.products == "f16":
+        operands, exact = half_operands(x)
+    else:
+        operands = quantized(x)
+        exact = dequantized(*operands)
     kernel = gemm(format=format, n=n, columns=columns, m=m, config=config)
-    (y,) = simulator.run(kernel, *planes, values, scale_sum)
-    x = values.astype(np.float64).reshape(m, -1, 32) * scale_sum[..., :1]
-    return nmse(y, x.reshape(m, -1) @ weights(format, planes).T)
+    (y,) = simulator.run(kernel, *planes, *operands)
+    return nmse(y, exact @ weights(format, planes).T)
 
 
 K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
@@ -68,6 +73,57 @@ def test_configs(format: str, config: GemmConfig) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_weights_at_the_limits(format: str, kind: str) -> None:
     assert run(format, 16, 20, 512, GemmConfig(row_warps=2, tiles=1, m_tile=16), kind) <= 1e-11
+
+
+#: Q6_K's scale * quant has up to 12 bits: f16 rounds away the last.
+HALF_TOLERANCES = {"Q4_K": 1e-13, "Q5_K": 1e-13, "Q6_K": 1e-7}
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "columns", "config"),
+    [
+        (17, 33, 512, GemmConfig(1, 1, 2, 16, 2, "f16")),
+        (37, 101, 768, GemmConfig(2, 1, 1, 32, 3, "f16")),
+        (3, 5, 256, GemmConfig(1, 1, 1, 16, 4, "f16")),  # one short tile, more stages than super-blocks
+        (48, 64, 256, GemmConfig(4, 1, 1, 48, 2, "f16")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("format", HALF_FORMATS)
+def test_products_of_halves(format: str, m: int, n: int, columns: int, config: GemmConfig) -> None:
+    assert run(format, m, n, columns, config) <= HALF_TOLERANCES[format]
+
+
+@pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
+@pytest.mark.parametrize("format", HALF_FORMATS)
+def test_products_of_halves_at_the_limits(format: str, kind: str) -> None:
+    assert run(format, 16, 20, 512, GemmConfig(2, 1, 1, 16, 2, "f16"), kind) <= HALF_TOLERANCES[format]
+
+
+@pytest.mark.parametrize("format", HALF_FORMATS)
+def test_activations_of_any_size(format: str) -> None:
+    """From float32 to y by both kernels: rows of 1e-30, 1e30 and of both, against the product of x as it is."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((17, 512), np.float32)
+    x[1], x[2], x[3, ::7] = x[1] * 1e-30, x[2] * 1e30, x[3, ::7] * 1e30
+    planes = random_planes(rng, format, 20, 2)
+    operands = simulator.run(quantize_f16(rows=17, columns=512), x)
+    config = GemmConfig(1, 1, 2, 32, 2, "f16")
+    (y,) = simulator.run(gemm(format=format, n=20, columns=512, m=17, config=config), *planes, *operands)
+    want = x.astype(np.float64) @ weights(format, planes).T
+    for row, exact in zip(y, want, strict=True):
+        assert nmse(row, exact) <= 1e-6
+
+
+def test_nan_stays_in_its_row_of_halves() -> None:
+    x = np.random.default_rng(1).standard_normal((17, 256), np.float32)
+    x[16, 3], x[2, 200] = np.nan, np.inf
+    planes = random_planes(np.random.default_rng(0), "Q4_K", 20, 1)
+    operands = simulator.run(quantize_f16(rows=17, columns=256), x)
+    config = GemmConfig(1, 1, 2, 16, 2, "f16")
+    (y,) = simulator.run(gemm(format="Q4_K", n=20, columns=256, m=17, config=config), *planes, *operands)
+    finite = np.isfinite(y).all(1)
+    assert np.isnan(y[[2, 16]]).all() and finite.sum() == 15
 
 
 def test_an_odd_number_of_halves() -> None:
@@ -132,6 +188,13 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
         (dict(config=GemmConfig(stages=1)), "stages=1 must be 2 to 16"),
         (dict(config=GemmConfig(row_warps=9, column_warps=4)), "row_warps=9 must be 1 to 8"),
         (dict(config=GemmConfig(tiles=9)), "tiles=9 must be 1 to 8"),
+        (dict(config=GemmConfig(products="bf16")), "products='bf16' must be int8 or f16"),
+        (
+            dict(config=GemmConfig(column_warps=2, products="f16")),
+            "products='f16' is for column_warps=1 and Q4_K, Q5_K",
+        ),
+        (dict(format="Q8_0", config=GemmConfig(products="f16")), "products='f16' is for column_warps=1 and Q4_K, Q5_K"),
+        (dict(config=GemmConfig(stages=8)), "take 321536 bytes of shared memory, of 232448 that a block can have"),
     ],
 )
 def test_what_it_refuses(arguments: dict, message: str) -> None:
@@ -139,13 +202,15 @@ def test_what_it_refuses(arguments: dict, message: str) -> None:
         gemm(**(dict(format="Q4_K", n=16, columns=256, m=16) | arguments))
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_shared_memory_has_few_bank_conflicts(format: str, record_property) -> None:
+@pytest.mark.parametrize(("format", "products"), [*((f, "int8") for f in FORMATS), *((f, "f16") for f in HALF_FORMATS)])
+def test_shared_memory_has_few_bank_conflicts(format: str, products: str, record_property) -> None:
     """Of all accesses, copies into the ring included."""
-    kernel = gemm(format=format, n=64, columns=512, m=64, config=GemmConfig(tiles=1))
+    kernel = gemm(format=format, n=64, columns=512, m=64, config=GemmConfig(tiles=1, products=products))
     traffic = simulator.Traffic()
     buffers = [*random_operands(kernel), np.zeros((64, 64), np.float32)]
     simulator.launch(kernel.text, buffers, kernel.grid, kernel.block, kernel.dynamic_shared_bytes, traffic=traffic)
     count = total(traffic.shared)
-    record_property("figure", f"gemm {format}: {count.moved} wavefronts of shared memory, {count.least} at the least")
+    record_property(
+        "figure", f"gemm {format} {products}: {count.moved} wavefronts of shared memory, {count.least} at the least"
+    )
     assert count.moved <= 1.1 * count.least

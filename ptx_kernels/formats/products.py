@@ -1,0 +1,137 @@
+"""The two tensor-core products of tiles of packed rows: of integers, scaled after; of f16 that hold the scales.
+
+A product of 16 weight rows, 8 activations and 32 columns is one int8 mma, whose exact sums two or more float
+multiply-adds per number scale, or two f16 ones, which add up 256 columns before a float touches them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ..ptx import Builder, Pointer, Value, Var, f16, f32, s8, s32
+from .fragments import UNITS, Fragments, Group, HalfBlock, HalfFragments
+from .unpack import Words
+
+Totals = list[list[list[Var]]]  # [tile of 16 weight rows][8 activations][as mma's C]
+GROUP = 32  # columns
+#: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no conversion
+_MAGIC_BITS, _MAGIC = 0x4B400000, 12582912.0
+
+
+@dataclass(frozen=True)
+class PackedTile:
+    """16 weight rows of 256 columns: `planes` u8 (16, pitch) in shared memory, `start` and `blocks` as Fragments has
+    them."""
+
+    planes: Sequence[Pointer]
+    start: Value
+    blocks: int
+
+
+class Products(Protocol):
+    """totals += tiles . activations; `activations` are planes u8 (rows, pitch) in shared memory."""
+
+    def add(self, tiles: Sequence[PackedTile], unit: Value, activations: Sequence[Pointer]) -> None:
+        """Adds the 64 columns of a unit."""
+
+    def finish(self, tiles: Sequence[PackedTile], activations: Sequence[Pointer]) -> None:
+        """Comes after the last unit of 256 columns."""
+
+
+def pair_pitch(rows: int) -> int:
+    """Bytes from one group's pairs (scale, scale * sum) of so many activations, side by side, to the next group's."""
+    return rows * 8 + 32
+
+
+class IntegerProducts:
+    """`activations`: q8_1, values s8 and pairs f32 (8 groups, `pair_pitch`).
+
+    With s one of mma's integers, magic + s arrives as a float; times scale, less magic * scale, is s * scale rounded
+    once, because magic * scale is exact.
+    """
+
+    def __init__(self, k: Builder, fragments_of: Fragments, totals: Totals) -> None:
+        self._k, self._fragments_of, self._totals = k, fragments_of, totals
+        self._magic = [k.const(s32, _MAGIC_BITS)] * 4
+
+    def add(self, tiles: Sequence[PackedTile], unit: Value, activations: Sequence[Pointer]) -> None:
+        values, pairs = activations
+        of_tiles = [self._fragments_of(self._k, tile.planes, unit, tile.start, tile.blocks) for tile in tiles]
+        for groups in zip(*of_tiles, strict=True):
+            self._add_group(groups, values, pairs.reshape(UNITS * 2, pair_pitch(values.shape[0])))
+
+    def _add_group(self, groups: Sequence[Group], values: Pointer, pairs: Pointer) -> None:
+        k, totals, index = self._k, self._totals, groups[0].index
+        unmagic = [[tuple(s * -_MAGIC for s in pair) for pair in group.scales] for group in groups]
+        fragments = _two_fragments(k, values).at(index * GROUP)
+        pairs = pairs.at(index, k.lane_id % 4 * 16).cast(f32)
+        for i in range(len(totals[0])):
+            if i % 2 == 0:
+                words = k.ldmatrix(fragments.at(i * 8 * values.shape[1]))
+            b = words[i % 2 * 2 : i % 2 * 2 + 2]
+            scale_0, sum_0, scale_1, sum_1 = pairs.load(16 * i, vector=4)
+            for group, negative, total in zip(groups, unmagic, totals, strict=True):
+                parts = len(group.scales)  # of 32 / parts columns
+                for p, (pair, less) in enumerate(zip(group.scales, negative, strict=True)):
+                    a = group.words if parts == 1 else group.words[2 * p : 2 * p + 2]
+                    products = k.mma(a, b if parts == 1 else b[p : p + 1], self._magic, group.type, s8)
+                    for j, product in enumerate(products):
+                        scaled = k.fma(product.bits(f32), pair[j // 2], less[j // 2])
+                        k.accumulate(total[i][j], scaled, (scale_0, scale_1)[j % 2])
+                if group.offsets is not None:
+                    for j in range(4):
+                        k.accumulate(total[i][j], group.offsets[j // 2], (sum_0, sum_1)[j % 2])
+
+    def finish(self, tiles: Sequence[PackedTile], activations: Sequence[Pointer]) -> None:
+        """Nothing is left to do."""
+
+
+class HalfProducts:
+    """`activations`: values f16, in the order that `Halves` has them, means of groups as f16 (high, low), scales f32.
+
+    mma adds up 256 columns by itself; totals += (scale * sums + offset * minimums . means) * the activations' scale.
+    """
+
+    def __init__(self, k: Builder, halves_of: HalfFragments, block_of: HalfBlock, totals: Totals) -> None:
+        self._k, self._halves_of, self._block_of, self._totals = k, halves_of, block_of, totals
+        self._sums = [[[k.var(f32, 0.0) for _ in range(4)] for _ in tile] for tile in totals]
+        self._zeros = [k.const(f32, 0.0)] * 4
+
+    def add(self, tiles: Sequence[PackedTile], unit: Value, activations: Sequence[Pointer]) -> None:
+        k, values = self._k, activations[0]
+        for groups in zip(*(self._halves_of(k, tile.planes, unit) for tile in tiles), strict=True):
+            weights = [group.operands(k) for group in groups]
+            fragments = values.at(k.lane_id % 8, k.lane_id // 8 * 16).at(groups[0].index * (GROUP * 2))
+            for i in range(len(self._sums[0])):
+                words = k.ldmatrix(fragments.at(i * 8 * values.shape[1]))
+                for step in range(2):  # of 16 columns
+                    for tile, halves in zip(self._sums, weights, strict=True):
+                        self._multiply(halves[step], words[2 * step : 2 * step + 2], tile[i])
+
+    def _multiply(self, a: Words, b: Words, sums: Sequence[Var]) -> None:
+        for total, product in zip(sums, self._k.mma(a, b, sums, f16), strict=True):
+            total.set(product)
+
+    def finish(self, tiles: Sequence[PackedTile], activations: Sequence[Pointer]) -> None:
+        k, (_, means, scales) = self._k, activations
+        blocks = [self._block_of(k, tile.planes, tile.start, tile.blocks) for tile in tiles]
+        fragments, pairs = _two_fragments(k, means), scales.cast(f32).at(k.lane_id % 4 * 2)
+        for i in range(len(self._sums[0])):
+            if i % 2 == 0 and blocks[0].offset is not None:
+                words = k.ldmatrix(fragments.at(i * 8 * means.shape[1]))
+            both = pairs.load(8 * i, vector=2)
+            for block, tile, total in zip(blocks, self._sums, self._totals, strict=True):
+                scaled: list[Value] = [s * block.scale[j // 2] for j, s in enumerate(tile[i])]
+                if block.offset is not None:
+                    low = k.mma(block.minimums, words[i % 2 * 2 : i % 2 * 2 + 2], self._zeros, f16)
+                    scaled = [k.fma(m, block.offset[j // 2], scaled[j]) for j, m in enumerate(low)]
+                for j, value in enumerate(scaled):
+                    k.accumulate(total[i][j], value, both[j % 2])
+                    tile[i][j].set(0.0)
+
+
+def _two_fragments(k: Builder, rows: Pointer) -> Pointer:
+    """Where each lane points for `ldmatrix` of 32 bytes of 16 activations each: operand B of two mma's."""
+    return rows.at(k.lane_id % 8 + k.lane_id // 16 * 8, k.lane_id // 8 % 2 * 16)
