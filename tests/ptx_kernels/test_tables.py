@@ -67,6 +67,7 @@ def test_a_row_holds_some_fields_of_a_config():
         (file(multiprocessors=0), "t.json: multiprocessors=0 must be positive"),
         (file(row(kernel="gemm", m=64, config={"warps": 2})), "row 0: config: 'warps' must be one of column_warps"),
         (file(row(kernel="gemm", m=64, config={"m_tile": 24})), r"row 0: gemm.py:\d+: m_tile=24 must be a multiple"),
+        (file(row(kernel="gemm", m=64, config={"products": "f16"})), r"row 0: .*products='f16' must be 'int8'"),
         (file(row(kernel="gemm", columns=288, config={})), r"row 0: gemm.py:\d+: columns=288 must be a multiple"),
         (file(fused(formats=[])), "row 0: formats is empty"),
         (file(fused(formats="Q4_K")), "row 0: formats: 'Q4_K' must be of type list"),
