@@ -159,6 +159,8 @@ def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assemb
 
     Raises: as `assemble`.
     """
+    if not texts:
+        return []
     heads, bodies = list[str](), list[str]()
     for number, text in enumerate(texts):
         head, entry, body = text.partition(_ENTRY)

@@ -53,6 +53,7 @@ DEVICES: dict[str, Device] = {
     for device in (
         Device("H200", "sm_90", 132, 1.98e9, 4.8e12, 4.3e12, 50 * _MB, mma_int8_ops=5080, mma_float_ops=2540),
         Device("H100", "sm_90", 132, 1.98e9, 3.35e12, 3.0e12, 50 * _MB, mma_int8_ops=5080, mma_float_ops=2540),
+        Device("H100 PCIe", "sm_90", 114, 1.755e9, 2.039e12, 1.83e12, 50 * _MB, mma_int8_ops=5080, mma_float_ops=2540),
         Device("A100", "sm_80", 108, 1.41e9, 2.039e12, 1.83e12, 40 * _MB, fp32_lanes=64),
         Device("B200", "sm_100", 148, 1.965e9, 8.0e12, 7.2e12, 126 * _MB),
         _geforce("RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128),
@@ -63,6 +64,8 @@ DEVICES: dict[str, Device] = {
 #: What is assumed where no device is at hand: compiling ahead of time, simulating, reporting.
 REFERENCE = DEVICES["H200"]
 
+_OTHERS = {"Laptop", "MIG"}  # behind a model's name: another chip, or a part of this one
+
 
 def find_device(reported: str) -> Device | None:
     """The device that a driver or JAX calls `reported` (`NVIDIA H200`, `NVIDIA A100-SXM4-80GB`), None if unknown."""
@@ -70,4 +73,5 @@ def find_device(reported: str) -> Device | None:
     if words[:2] == ["NVIDIA", "GeForce"]:
         words = words[2:]
     words = words[1:] if words[:1] == ["NVIDIA"] else words
-    return next((d for name, d in DEVICES.items() if words[: len(name.split())] == name.split()), None)
+    found = [d for name, d in DEVICES.items() if words[: len(name.split())] == name.split()]
+    return None if _OTHERS & set(words) else max(found, key=lambda d: len(d.name), default=None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import re
 
 import pytest
 
@@ -14,12 +16,14 @@ from ptx_kernels.assemble import (
     ToolNotFoundError,
     assemble,
     assemble_all,
+    assemble_together,
     find_tool,
     occupancy,
     tool_version,
 )
 from ptx_kernels.cases import CASES
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.report import Code, code, codes
 
 HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
 ADD_ONE = (
@@ -79,6 +83,31 @@ def test_two_entries_are_refused():
     second = ADD_ONE.replace(HEADER, "").replace("add_one", "again")
     with pytest.raises(AssemblyError, match="expected one entry, found 2"):
         assemble(ADD_ONE + second, "sm_90")
+
+
+def listing(machine: Code) -> list[tuple[str, str, int | None]]:
+    """The hot loop without labels and names, which are numbered through a cubin."""
+    return [(i.opcode, re.sub(r"`\(.*?\)", "", i.operands), i.target) for i in machine.body.instructions]
+
+
+def test_several_kernels_in_one_go_are_the_same_as_one_by_one():
+    """Of the same name, of different targets, with dynamic shared memory and without."""
+    chosen = [case for case in CASES if case.label in ("gemm-Q8_0-4864x896-m64", "rms_norm-f32-4096")]
+    kernels = [KERNELS[case.family](**case.arguments) for case in (*chosen, chosen[0])]
+    assert len({kernel.text.splitlines()[1] for kernel in kernels}) == 2
+    for kernel, found in zip(kernels, codes(kernels, "sm_90"), strict=True):
+        alone = code(kernel, "sm_90")
+        assert dataclasses.replace(found.assembly, cubin=alone.assembly.cubin) == alone.assembly
+        assert (found.looped, found.once) == (alone.looped, alone.once)
+        assert listing(found) == listing(alone)
+    assert codes([], "sm_90") == []
+
+
+def test_texts_that_hold_no_single_entry_are_not_joined():
+    with pytest.raises(AssemblyError, match="expected one '.visible .entry ' in each text"):
+        assemble_together([ADD_ONE, HEADER], "sm_90")
+    with pytest.raises(AssemblyError, match=r"line \d: bogus"):
+        assemble_together([HEADER + ".visible .entry k()\n{\n  bogus;\n}\n"], "sm_90")
 
 
 def test_missing_tool_says_what_to_install(monkeypatch):

@@ -16,6 +16,7 @@ DEVICES = [
     ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 16, 16),
     ("NVIDIA L4", 58, 58),
     ("NVIDIA A100-SXM4-80GB", None, 108),
+    ("NVIDIA H100 PCIe", None, 114),
     ("NVIDIA GeForce RTX 4090", None, 128),
     ("NVIDIA H200", None, 132),
     ("NVIDIA B200", None, 148),
