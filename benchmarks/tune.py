@@ -46,7 +46,7 @@ METHOD = (
     f"{_EQUAL - 1:.0%} the rule's, which knows what the model does not, or else the most slack in issue slots and "
     "latency. Passed over, and counted in `why`, are those that "
     "spill on one of the targets and those beyond cost.INSTRUCTION_BUDGETS, since the model takes instructions for "
-    "free where memory binds and a device does not. If none is left, the rule's."
+    "free where memory binds and a device does not. If none is left, the rule's. No row where the model cannot predict."
 )
 
 
@@ -119,15 +119,13 @@ class Model:
             self._spills[key] = any(assembly.spill_store_bytes or assembly.stack_bytes for assembly in made)
         return self._spills[key]
 
-    def best(self, space: Space, shape: Shape) -> Pick:
-        """What `METHOD` says.
-
-        Raises:
-          ValueError: every candidate spills.
-        """
+    def best(self, space: Space, shape: Shape) -> Pick | None:
+        """What `METHOD` says; None where the model cannot say how long the rule's choice takes, or all spill."""
         rule = space.of_rule(shape, self._device.multiprocessors)
         left = self.predictions(space, shape)
         predicted = dict(left)
+        if rule not in predicted:
+            return None
         passed_over: Counter[str] = Counter()
         while left:
             enough = _EQUAL * min(prediction.seconds for prediction, _ in left.values())
@@ -137,13 +135,13 @@ class Model:
             if not against and self.spills(space, shape, config):
                 against = "spilling"
             if not against:
-                return Pick(
-                    config, predicted[config][0].seconds, _why(predicted[config][0], config == rule, passed_over)
-                )
+                break
             passed_over[against] += 1
-        if rule in predicted and not self.spills(space, shape, rule):
-            return Pick(rule, predicted[rule][0].seconds, _why(predicted[rule][0], True, passed_over))
-        raise ValueError(f"no candidate goes with {space.rule}{shape} without spilling")
+        else:
+            if self.spills(space, shape, config := rule):
+                return None
+        prediction, _ = predicted[config]
+        return Pick(config, prediction.seconds, _why(prediction, config == rule, passed_over))
 
 
 def _why(prediction: Prediction, of_rule: bool, passed_over: Counter[str]) -> str:
@@ -169,7 +167,7 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
 
 
 def search(spaces: Sequence[Space], names: Sequence[str], seconds: float, pick: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a table: `pick(space, shape, end)` for each shape, until it gives None or the time is over.
+    """The rows of a table: `pick(space, shape, end)` for each shape until the time is over; where it gives None, none.
 
     Each space has an equal part of the time, and what those before it left.
     """
@@ -178,9 +176,12 @@ def search(spaces: Sequence[Space], names: Sequence[str], seconds: float, pick: 
         end = start + seconds * number / len(spaces)
         for shape in space.shapes(names):
             found = pick(space, shape, end) if time.monotonic() < end else None
-            if found is None:
+            if found is None and time.monotonic() >= end:
                 print(f"out of time at {space.rule}{shape}", flush=True)
                 break
+            if found is None:
+                print(f"{space.rule}{shape}: left to the rule", flush=True)
+                continue
             row = space.row(shape, found.config, round(found.seconds, 9), found.why)
             print(f"{space.rule}{shape}: {found.seconds * 1e6:.2f} us: {row['config']} {found.why}", flush=True)
             yield row
@@ -190,7 +191,7 @@ def model_table(device: Device, spaces: Sequence[Space], names: Sequence[str], s
     model = Model(device)
     ready: set[tuple[str, Shape]] = set()
 
-    def pick(space: Space, shape: Shape, _: float) -> Pick:
+    def pick(space: Space, shape: Shape, _: float) -> Pick | None:
         if (space.rule, shape) not in ready:
             following = itertools.dropwhile(lambda each: each != shape, space.shapes(names))
             ahead = list(itertools.islice(following, _AHEAD))  # so that there is a batch for every core

@@ -104,8 +104,19 @@ def test_without_any_in_the_budget_the_rule_stays(model):
     model.found = {config: (p, "over 3.5 instructions a byte") for config, (p, _) in model.found.items()}
     assert best(model).why == "bandwidth bound, as the rule; passed over: 4 over 3.5 instructions a byte"
     model.spilling = tuple(model.found)
-    with pytest.raises(ValueError, match="no candidate goes with matvec"):
-        best(model)
+    assert best(model) is None
+
+
+def test_where_the_model_does_not_know_the_rule_stays(model, monkeypatch, small, tmp_path, capsys):
+    """As where the loop of the products is unrolled away and another one remains."""
+    del model.found[RULE]
+    assert best(model) is None
+    monkeypatch.setattr(tune, "Model", lambda device: model)
+    monkeypatch.setattr(model, "prepare", lambda *_: None)
+    path = tmp_path / "h200.json"
+    assert tune.main(["--model", "--rules", "matvec", "--formats", "Q4_K", "--out", str(path)]) == 0
+    assert [r.shape[1] for r in tables.load(path).rows] == [14336]  # another rule's choice, which it does know
+    assert capsys.readouterr().out.count("matvec('Q4_K', 64, 4096, 1): left to the rule\n") == 1
 
 
 def test_budgets_hold_for_every_product(monkeypatch):
