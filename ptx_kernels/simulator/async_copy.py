@@ -54,18 +54,24 @@ class AsyncCopies:
         self.owner = np.zeros_like(self.writer)  # its lane
 
     def issue(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray) -> None:
-        """Starts one copy per lane of the frame, which is of the lane's open group."""
-        self.under_way.append(self.start(frame, instruction, addresses, items))
+        """Starts one copy per lane of the frame, which is of the lane's open group.
 
-    def start(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray) -> Copy:
-        """The bytes may change from now on, so this is a store already; `arrive` is the other one."""
-        width = items.dtype.itemsize
-        self.shared.store(frame, instruction, addresses, 0, width, np.zeros_like(items))
+        The bytes may change from now on, so this is a store already; the other one is when they arrive.
+        """
+        self.shared.store(frame, instruction, addresses, 0, items.dtype.itemsize, np.zeros_like(items))
+        self.under_way.append(self.begin(frame, instruction, addresses, items))
+
+    def begin(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray) -> Copy:
+        """From now on nobody may touch the bytes."""
         lanes = frame.all_lanes
-        granules = self._granules(frame, addresses, width)
+        granules = self._granules(frame, addresses, items.dtype.itemsize)
         self.writer[granules] = instruction.line
         self.owner[granules] = lanes[:, None]
         return Copy(instruction, lanes, self.committed[lanes] + 1, addresses, items)
+
+    def end(self, frame: Frame, copy: Copy) -> None:
+        """The bytes are there; the frame's lanes are those that issued the copy."""
+        self.writer[self._granules(frame, copy.addresses, copy.items.dtype.itemsize)] = 0
 
     def commit(self, frame: Frame) -> None:
         self.committed[frame.all_lanes] += 1
@@ -79,16 +85,13 @@ class AsyncCopies:
             done = here[copy.lanes] & (copy.groups <= self.committed[copy.lanes] - pending)
             if done.any():
                 some = copy.take(done)
-                self.arrive(frame.subset(np.searchsorted(frame.all_lanes, some.lanes)), some)
+                issuers = frame.subset(np.searchsorted(frame.all_lanes, some.lanes))
+                self.end(issuers, some)
+                width = some.items.dtype.itemsize
+                self.shared.store(issuers, some.instruction, some.addresses, 0, width, some.items)
             if not done.all():
                 left.append(copy.take(~done))
         self.under_way = left
-
-    def arrive(self, frame: Frame, copy: Copy) -> None:
-        """Stores what was copied; the frame's lanes are those that issued it."""
-        width = copy.items.dtype.itemsize
-        self.writer[self._granules(frame, copy.addresses, width)] = 0
-        self.shared.store(frame, copy.instruction, copy.addresses, 0, width, copy.items)
 
     def _granules(self, frame: Frame, addresses: np.ndarray, width: int) -> np.ndarray:
         """Shape (lanes, granules of an item)."""

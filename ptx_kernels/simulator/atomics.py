@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .clocks import Strong, semantics_of
 from .errors import UnknownInstruction
 from .frame import Frame
 from .loads_stores import address_of
@@ -56,11 +57,10 @@ def serve(
     index: np.ndarray,
     operation: Operation,
     values: list[np.ndarray],
-    generator: np.random.Generator | None,
+    turns: np.ndarray,
 ) -> np.ndarray:
     """view[index[i]] = operation(view[index[i]], values[0][i], ...) one lane after the other; what each lane found."""
-    lanes = np.arange(index.size) if generator is None else generator.permutation(index.size)
-    lanes = lanes[np.argsort(index[lanes], kind="stable")]  # those of one place stand together, in their order
+    lanes = turns[np.argsort(index[turns], kind="stable")]  # those of one place stand together, in their order
     first = np.flatnonzero(np.diff(index[lanes], prepend=-1))
     turn = np.arange(index.size) - np.repeat(first, np.diff(first, append=index.size))
     lanes = lanes[np.argsort(turn, kind="stable")]
@@ -93,7 +93,7 @@ def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
         slot, convert = operands.destination(target, type_, instruction, untyped=untyped)
     base, offset = address_of(operands, instruction, address, space)
     sources = [operands.source(o, type_, instruction, untyped=untyped) for o in given]
-    update, dtype = UPDATES[space], type_.dtype
+    update, dtype, semantics = UPDATES[space], type_.dtype, semantics_of(instruction.opcode)
     if name == "add" and type_name == "f32" and space != "shared":
         operation = _add_in_global
 
@@ -104,33 +104,14 @@ def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
             value = frame.fetch(source, instruction)
             values.append(np.broadcast_to(value if view is None else view(value), frame.count))
 
-        def change(view: np.ndarray, index: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-            """`lanes`: positions in the frame."""
-            served = serve(view.view(dtype), index, operation, [v[lanes] for v in values], frame.batch.perturbation)
+        def change(view: np.ndarray, index: np.ndarray, lanes: np.ndarray, turns: np.ndarray) -> np.ndarray:
+            served = serve(view.view(dtype), index, operation, [v[lanes] for v in values], turns)
             return served.view(view.dtype)
 
-        found = update(frame, instruction, addresses, offset, type_.size, change).view(dtype)
+        strong = Strong(change, semantics, returns=returns)
+        found = update(frame, instruction, addresses, offset, type_.size, strong).view(dtype)
         if returns:
             frame.regs[slot] = found if convert is None else convert(found)
 
     reads = tuple(r for s in (base, *(s for s, _ in sources)) for r in operands.register_read(s))
     return Step(run, reads, (slot,) if returns else ())
-
-
-#: before asynchronous copies into shared memory, and after an mbarrier's init where other blocks use it
-_ASYNC_FENCES = ("fence.proxy.async", "fence.proxy.async.shared::cta", "fence.mbarrier_init.release.cluster")
-
-
-def compile_fence(operands: Operands, instruction: Instruction) -> Step:
-    """Nothing to do: memory is in order here. It orders no accesses for the race checks, which know barriers only."""
-    parts = instruction.opcode.split(".")
-    known = (parts[0] == "membar" and parts[1:] in (["cta"], ["gl"], ["sys"])) or (
-        parts[0] == "fence" and parts[1:-1] in ([], ["sc"], ["acq_rel"]) and parts[-1] in _SCOPES
-    )
-    if parts[1:2] in (["proxy"], ["mbarrier_init"]):
-        known = instruction.opcode in _ASYNC_FENCES
-        operands.needs(instruction, ((8, 0), 90))
-    if not known:
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
-    operands.count(instruction, 0)
-    return Step(lambda frame: None, (), ())

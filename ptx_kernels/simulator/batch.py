@@ -10,11 +10,12 @@ from .errors import SimulationError
 from .frame import WARP
 from .local import LocalMemory
 from .memory import GlobalMemory
+from .order import Order
 from .program import SHARED_BASE, Instruction
-from .shadow import time_stamp
 from .shared import SharedMemory
 
 if TYPE_CHECKING:
+    from .bulk_store import BulkStores
     from .compile import Compiled
     from .perturbation import Perturbation
     from .traffic import Traffic
@@ -30,12 +31,9 @@ class Batch:
       lanes: number of lanes, blocks * padded threads; lane i is thread i % padded of block i // padded.
       exists: whether a lane is a thread (padding is not), shape (lanes,).
       exited: threads that have returned, shape (lanes,).
-      barred, synced: accesses of a lane's block, or of its warp, before this time are in order with its own now, shape
-        (lanes,).
-      met: the same for warp w with warp v of block b, shape (b, w, v); None until some warps of a block pass a barrier.
+      order: what the lanes' accesses are in order with.
       perturbation: draws what hardware leaves open, or None; salt: of approximate results.
       traffic: counts accesses, or None.
-      start: when the batch started; as all times, a stamp of the shadow memory.
     """
 
     def __init__(
@@ -62,17 +60,14 @@ class Batch:
         self.thread_of_lane = self.lane_numbers % self.padded
         self.exists = self.thread_of_lane < self.threads
         self.exited = np.zeros(self.lanes, np.bool_)
-        self.start = time_stamp(memory.begin(numbers, self.padded))
-        self.barred = np.full(self.lanes, self.start)
-        self.synced = self.barred.copy()
-        self.met: np.ndarray | None = None
-        self.shared = SharedMemory(self.blocks, shared_bytes)
+        self.order = Order(memory, numbers, self.padded)
+        self.shared = SharedMemory(self.blocks, shared_bytes, synchronizes=program.synchronizes)
+        self.bulk_stores: BulkStores | None = None  # there once the kernel issues one
         self.local = LocalMemory(self.lanes, program.program.local_bytes)
         self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
         self.perturbation = None if perturbation is None else perturbation.generator
         self.salt = None if perturbation is None else perturbation.salt
         self.traffic = traffic
-        self._stamps: np.ndarray | None = None
         self._special: dict[str, np.ndarray] = {}
 
     def special(self, name: str) -> np.ndarray:
@@ -109,51 +104,16 @@ class Batch:
             below *= extent
         return linear // below % extents[axis]
 
-    def stamps(self) -> np.ndarray:
-        """Time and lane of each lane's accesses now, for the race checks, shape (lanes,)."""
-        if self._stamps is None:
-            self._stamps = time_stamp(self.memory.time) | self.lane_numbers.astype(np.uint64)
-        return self._stamps
-
-    def pass_barrier(self, lanes: np.ndarray | None) -> None:
-        """These lanes, whole warps, have passed a barrier of their block together; None: all lanes of the batch."""
-        now = self.tick()
-        if lanes is None:
-            self.barred[:] = self.synced[:] = now
-            return
-        self.synced[lanes] = now
-        here = np.zeros((self.blocks, self.padded // WARP), np.bool_)
-        here.reshape(-1)[lanes // WARP] = True
-        self.barred.reshape(self.blocks, -1)[here.all(axis=1)] = now
-        for block in np.flatnonzero(here.any(axis=1) & ~here.all(axis=1)):
-            self._meet(int(block), here[block], now)
-
-    def _meet(self, block: int, members: np.ndarray, now: np.uint64) -> None:
-        """Some warps of a block have met: what one of them was in order with, all are now."""
-        if self.met is None:
-            self.met = np.zeros((self.blocks, members.size, members.size), np.uint64)
-        known = np.maximum(
-            self.met[block, members].max(axis=0), self.barred.reshape(self.blocks, -1, WARP)[block, members].max()
-        )
-        known[members] = now
-        self.met[block, members] = known
-
-    def pass_warp_barrier(self, lanes: np.ndarray) -> None:
-        """These lanes have passed a barrier of their warp together."""
-        self.synced[lanes] = self.tick()
-
-    def tick(self) -> np.uint64:
-        """A new time, later than all accesses so far."""
-        self.memory.time += 1
-        self._stamps = None
-        return time_stamp(self.memory.time)
-
     def scatter(self, target: np.ndarray, index: np.ndarray, items: np.ndarray) -> None:
         """target[index] = items; where lanes collide the highest lane wins, or any if perturbed."""
         if self.perturbation is not None:
             order = self.perturbation.permutation(max(index.size, items.size))
             index, items = (x if x.size == 1 else x[order] for x in (index, items))
         target[index] = items if items.size <= index.size else items[-1:]  # all lanes at one place
+
+    def turns(self, count: int) -> np.ndarray:
+        """In which order so many lanes are served one after the other: the lowest first, or any if perturbed."""
+        return np.arange(count) if self.perturbation is None else self.perturbation.permutation(count)
 
     def block_name(self, number: int) -> str:
         return f"block {_split(number, self.grid)}"

@@ -12,14 +12,14 @@ import numpy as np
 from ..ptx.instructions import Version
 from ..ptx.types import TYPES
 from .async_copy import Copy, compile_async_copy, copies_of
-from .errors import Misaligned, UnknownInstruction
+from .bulk_store import CHUNK, compile_bulk_store, in_chunks
+from .clocks import Clock
 from .frame import Frame
 from .loads_stores import address_of
 from .mbarrier import mbarriers, places
 from .operands import Operands, Step
 from .program import Instruction
 
-_CHUNK = 16  # bytes; sizes and addresses are multiples of it
 _NEEDS: Version = ((8, 0), 90)
 _OPCODES = tuple(
     f"cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes" for space in ("shared::cluster", "shared::cta")
@@ -40,7 +40,7 @@ def compile_copy(operands: Operands, instruction: Instruction) -> Step:
         return compile_async_copy(operands, instruction)
     opcode = instruction.opcode.removesuffix(".L2::cache_hint")
     if opcode not in _OPCODES:
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        return compile_bulk_store(operands, instruction)
     operands.needs(instruction, _NEEDS)
     operands.count(instruction, 5 if opcode != instruction.opcode else 4)
     target, source, size, barrier, *_ = instruction.operands
@@ -52,23 +52,20 @@ def compile_copy(operands: Operands, instruction: Instruction) -> Step:
     def run(frame: Frame) -> None:
         fetched = (frame.fetch(slot, instruction) for slot in (to, origin, sizes, counter))
         targets, sources, nbytes, counters = (np.broadcast_to(v, frame.count) for v in fetched)
-        if (nbytes % _CHUNK).any():
-            position = int(np.argmax(nbytes % _CHUNK != 0))
-            what = f"copies {int(nbytes[position])} bytes, which is no multiple of {_CHUNK}"
-            raise frame.fault(Misaligned, instruction, position, what)
+        lanes, steps = in_chunks(frame, instruction, nbytes)  # a lane may come several times
         barriers = places(frame, counters, counter_offset)
         for position, at in enumerate(barriers):
             mbarriers(frame).find(frame, instruction, position, int(at))
-        # one lane a chunk, so that a lane may come several times
-        lanes = np.repeat(np.arange(frame.count), nbytes // _CHUNK)
-        at = (np.arange(lanes.size) - np.searchsorted(lanes, lanes)) * _CHUNK
+        if not lanes.size:
+            return  # a copy of nothing counts nothing
         some = frame.subset(lanes)
         loaded = frame.batch.memory.load(
-            some, instruction, sources[lanes] + at.astype(np.uint64), offset, _CHUNK, False
+            some, instruction, sources[lanes] + steps.astype(np.uint64), offset, CHUNK, False
         )
-        where = (targets[lanes].astype(np.int64) + at + to_offset).astype(np.uint32)
+        where = (targets[lanes].astype(np.int64) + steps + to_offset).astype(np.uint32)
+        frame.batch.shared.start_copy(some, instruction, where, CHUNK)
         copies = copies_of(frame)
-        copies.bulk.append(BulkCopy(copies.start(some, instruction, where, loaded), barriers[lanes]))
+        copies.bulk.append(BulkCopy(copies.begin(some, instruction, where, loaded), barriers[lanes]))
 
     slots = (to, origin, sizes, counter)
     return Step(run, tuple(r for slot in slots for r in operands.register_read(slot)), ())
@@ -76,16 +73,22 @@ def compile_copy(operands: Operands, instruction: Instruction) -> Step:
 
 def complete(root: Frame, awaited: set[int]) -> None:
     """Lets the bytes arrive that the awaited mbarriers count, in random order if the run is perturbed."""
-    copies = root.batch.shared.copies
+    batch = root.batch
+    copies = batch.shared.copies
     if copies is None:
         return
     due = [bulk for bulk in copies.bulk if not awaited.isdisjoint(bulk.barriers.tolist())]
     copies.bulk = [bulk for bulk in copies.bulk if not any(bulk is other for other in due)]
-    if root.batch.perturbation is not None:
-        due = [due[i] for i in root.batch.perturbation.permutation(len(due))]
+    if batch.perturbation is not None:
+        due = [due[i] for i in batch.perturbation.permutation(len(due))]
     for bulk in due:
         frame = root.subset(bulk.copy.lanes)
-        copies.arrive(frame, bulk.copy)
+        copy = bulk.copy
+        copies.end(frame, copy)
+        batch.shared.end_copy(frame, copy.instruction, copy.addresses, copy.items, bulk.barriers)
+        now = np.array([batch.order.tick()])
         for at, chunks in zip(*np.unique(bulk.barriers, return_counts=True), strict=True):
-            position = int(np.argmax(bulk.barriers == at))
-            mbarriers(root).change(frame, bulk.copy.instruction, position, int(at), arrived=int(chunks) * _CHUNK)
+            position, landed = int(np.argmax(bulk.barriers == at)), Clock({~int(at): now}, {})
+            mbarriers(root).change(
+                frame, copy.instruction, position, int(at), arrived=int(chunks) * CHUNK, released=landed
+            )

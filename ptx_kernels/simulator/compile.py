@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from .atomics import compile_atomic, compile_fence
+from .atomics import compile_atomic
 from .batch import shared_name
 from .bulk_copy import compile_copy
 from .compare import compile_setp
 from .errors import ParseError, Trap
+from .fences import compile_fence
 from .frame import Frame
 from .loads_stores import compile_address_conversion, compile_load, compile_store
 from .mbarrier import Wait, compile_mbarrier, waits
@@ -65,6 +66,8 @@ HANDLERS: dict[str, Handler] = {
     "fence": compile_fence,
 }
 _BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
+_SYNCHRONIZING = ("atom.", "cp.async.bulk.", "fence.", "mbarrier.", "membar.")
+_ORDERED = {"acquire", "release", "acq_rel"}
 _CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)
 
 
@@ -99,6 +102,14 @@ class Compiled:
     constants: list[np.ndarray]
     blocks: list[Block]
     program: Program
+
+    @cached_property
+    def synchronizes(self) -> bool:
+        """Whether threads may be in order otherwise than by barriers."""
+        return any(
+            i.opcode.startswith(_SYNCHRONIZING) or not _ORDERED.isdisjoint(i.opcode.split("."))
+            for i in self.program.instructions
+        )
 
     def shared_name(self, offset: int) -> str:
         return shared_name(self.program.symbols, offset)

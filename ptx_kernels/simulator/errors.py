@@ -104,6 +104,10 @@ class AsyncPending(SimulationError):
     """Shared memory read or written while an asynchronous copy into it may still be under way."""
 
 
+class MissingProxyFence(SimulationError):
+    """Shared bytes that threads access and then a bulk copy, without fence.proxy.async between."""
+
+
 class MbarrierMisuse(SimulationError):
     """An mbarrier that was never initialized, or that counts more than its phase expects."""
 

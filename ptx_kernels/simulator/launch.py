@@ -135,7 +135,7 @@ def _place(
                 argument if isinstance(argument, DeviceBuffer) else DeviceBuffer(parameter.name, argument)
             )
             buffers.append(known[id(argument)])
-    memory = GlobalMemory(buffers)
+    memory = GlobalMemory(buffers, synchronizes=program.synchronizes)
     values = [
         _scalar(program, parameter, argument)
         if isinstance(argument, np.generic)

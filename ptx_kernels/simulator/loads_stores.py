@@ -6,30 +6,19 @@ import numpy as np
 
 from ..ptx.types import REGISTER_DTYPES, Type
 from . import spaces
+from .clocks import Change, Strong, semantics_of, unchanged
 from .errors import ParseError, TypeMismatch, UnknownInstruction
 from .frame import Frame
 from .operands import Operands, Step, from_type, named_type
 from .program import LOCAL_WINDOW, SHARED_WINDOW, Address, Immediate, Instruction, Name, Operand, Register, Vector
 
-_IGNORED = {
-    "relaxed",
-    "volatile",
-    "weak",
-    "acquire",
-    "release",
-    "cta",
-    "cluster",
-    "gpu",
-    "sys",
-    "ca",
-    "cg",
-    "cs",
-    "lu",
-    "cv",
-    "wb",
-    "wt",
-    "mmio",
-}  # ordering between blocks and cache hints
+#: How an access is ordered and for whom, which comes before the state space, and hints for the caches.
+_ORDERS = {"weak", "volatile", "relaxed", "acquire", "release", "mmio"}
+_SCOPES = {"cta", "cluster", "gpu", "sys"}
+_HINTS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"}
+#: Accesses with one of these may meet others without a race. `volatile` is no order here: code that relies on it is
+#: of the time when warps ran in lockstep.
+_STRONG = {"relaxed", "acquire", "release"}
 
 #: State space of an opcode -> register classes that may hold its addresses.
 _ADDRESSES = {
@@ -61,12 +50,18 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
         )
     width = type_.size * vector
     element = type_.dtype
+    strong = _STRONG & modifiers and space in spaces.UPDATES
+    observe = Strong(unchanged, semantics_of(instruction.opcode), writes=False)
 
     def run(frame: Frame) -> None:
         addresses = frame.regs[base]
         if addresses is None:
             addresses = frame.fetch(base, instruction)
-        items = load(frame, instruction, addresses, offset, width)
+        if strong:
+            addresses = np.broadcast_to(addresses, frame.count)
+            items = spaces.UPDATES[space](frame, instruction, addresses, offset, width, observe)
+        else:
+            items = load(frame, instruction, addresses, offset, width)
         columns = items[None]
         if vector > 1:
             columns = np.ascontiguousarray(items.view(element).reshape(items.size, vector).T)
@@ -91,6 +86,7 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
     width = type_.size * vector
     element = np.dtype(f"u{type_.size}")
     item = np.dtype(np.complex128) if width == 16 else np.dtype(f"u{width}")
+    strong, semantics = _STRONG & modifiers and space in spaces.UPDATES, semantics_of(instruction.opcode)
 
     def run(frame: Frame) -> None:
         regs = frame.regs
@@ -110,17 +106,32 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
             for i, column in enumerate(columns):
                 rows[:, i] = column
             items = rows.view(item).reshape(-1)
-        store(frame, instruction, addresses, offset, width, items)
+        if not strong:
+            store(frame, instruction, addresses, offset, width, items)
+            return
+        addresses, items = np.broadcast_to(addresses, frame.count), np.broadcast_to(items, frame.count)
+        update = Strong(_replaced_by(items), semantics, reads=False, returns=False)
+        spaces.UPDATES[space](frame, instruction, addresses, offset, width, update)
 
     reads = tuple(r for slot in (base, *(s for s, _ in sources)) for r in operands.register_read(slot))
     return Step(run, reads, ())
 
 
+def _replaced_by(items: np.ndarray) -> Change:
+    def change(view: np.ndarray, index: np.ndarray, positions: np.ndarray, turns: np.ndarray) -> np.ndarray:
+        found = view[index]
+        view[index[turns]] = items[positions][turns].view(view.dtype)
+        return found
+
+    return change
+
+
 def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, int, set[str]]:
     """(space, element type, vector length, modifiers) of an opcode such as ld.global.nc.v4.u32."""
     _, *modifiers, name = instruction.opcode.split(".")
-    if modifiers and modifiers[0] == "volatile":
-        modifiers.pop(0)
+    orders = set()
+    while modifiers and modifiers[0] in _ORDERS | _SCOPES:
+        orders.add(modifiers.pop(0))
     space = "generic"
     named = modifiers[0].removesuffix("::cta") if modifiers else ""  # .shared::cta names the same window
     if named in _ADDRESSES and named != "generic":
@@ -132,7 +143,7 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
     for modifier in modifiers:
         if modifier in ("v2", "v4"):
             vector = int(modifier[1])
-        elif modifier not in _IGNORED and modifier != "nc" and not modifier.startswith(("L1::", "L2::")):
+        elif modifier not in _HINTS and modifier != "nc" and not modifier.startswith(("L1::", "L2::")):
             unknown.append(modifier)
     if (
         unknown
@@ -140,9 +151,10 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
         or name in ("pred", "f16", "bf16")
         or type_.size * vector > 16
         or ("nc" in modifiers and space != "global")
+        or (orders & _STRONG and not orders & _SCOPES)
     ):
         raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
-    return space, type_, vector, set(modifiers)
+    return space, type_, vector, orders | set(modifiers)
 
 
 def address_of(operands: Operands, instruction: Instruction, address: Operand, space: str) -> tuple[int, int]:

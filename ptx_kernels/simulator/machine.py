@@ -40,6 +40,8 @@ class Machine:
                 while self.ready:
                     number = min(self.ready)
                     self._run_group(number, self._gather(self.ready.pop(number)))
+        if self.batch.bulk_stores is not None:
+            self.batch.bulk_stores.finish(self.batch)
 
     def _turns(self) -> list[dict[int, list[np.ndarray]]]:
         """Who runs before whom up to the next barrier: all together, or random groups of warps if perturbed."""
@@ -190,7 +192,7 @@ class Machine:
     def _arrive(self, block: Block, number: int, frame: Frame, taken: np.ndarray | None) -> int | None:
         batch = self.batch
         if frame is self.root and taken is None and block.barrier[1] in (None, batch.threads):
-            batch.pass_barrier(None)  # everyone is here
+            batch.order.pass_barrier(None)  # everyone is here
             return number + 1
         arriving = frame.all_lanes if taken is None else frame.all_lanes[taken]
         warps = batch.lanes // WARP
@@ -267,7 +269,7 @@ class Machine:
                 if group.size:
                     self.ready.setdefault(number + 1, []).append(group)
             self.waiting[go] = _NOT_WAITING
-            batch.pass_barrier(go)
+            batch.order.pass_barrier(go)
             released |= bool(go.size)
         return released
 

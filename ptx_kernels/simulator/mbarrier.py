@@ -1,20 +1,19 @@
 """`mbarrier`: barriers in shared memory that count arrivals of threads and bytes of copies. PTX ISA 9.1, 9.7.13.15.
 
 A phase is complete when all expected arrivals and bytes are there; then the next one starts. Who waits for a phase is
-parked by the machine until then. A wait that succeeds orders the accesses of all threads of the block before the
-phase's completion with those of the waiting thread after it: more than hardware promises about threads that did not
-arrive themselves.
+parked by the machine until then. An arrival releases what the thread has seen, a wait that succeeds acquires what was
+released up to the phase's completion: threads that did not arrive are in no order with those that wait.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..ptx.instructions import Version
 from ..ptx.types import TYPES
+from .clocks import NOTHING, Clock, Semantics, Strong, unchanged
 from .errors import MbarrierMisuse, UnknownInstruction
 from .frame import Frame
 from .loads_stores import address_of
@@ -29,13 +28,14 @@ _U32, _U64 = TYPES["u32"], TYPES["u64"]
 
 @dataclass
 class Mbarrier:
-    """An object's state; `completed`: when the last phase became complete, a stamp of the shadow memory."""
+    """An object's state; `released`: by all arrivals so far, `completed`: by those before the last phase's end."""
 
     expected: int
     pending: int
     transactions: int = 0  # bytes expected and not there yet
     phase: int = 0
-    completed: np.uint64 = np.uint64(0)
+    released: Clock = NOTHING
+    completed: Clock = NOTHING
 
 
 class Mbarriers:
@@ -61,10 +61,12 @@ class Mbarriers:
         arrivals: int = 0,
         expect: int = 0,
         arrived: int = 0,
+        released: Clock = NOTHING,
     ) -> int:
-        """Expects bytes, counts arrivals and bytes that have arrived; the phase before that."""
+        """Expects bytes, counts arrivals and bytes that have arrived, with what they release; the phase before that."""
         barrier = self.find(frame, instruction, position, at)
         before = barrier.phase
+        barrier.released = barrier.released.join(released)
         barrier.transactions += expect - arrived
         barrier.pending -= arrivals
         if barrier.pending < 0 or not abs(barrier.transactions) <= _LARGEST:
@@ -76,7 +78,7 @@ class Mbarriers:
             raise frame.fault(MbarrierMisuse, instruction, position, f"{name(frame, at)}: {what}")
         if barrier.pending == 0 and barrier.transactions == 0:
             barrier.phase, barrier.pending = before + 1, barrier.expected
-            barrier.completed = frame.batch.tick()
+            barrier.completed = barrier.released
         return before
 
 
@@ -107,6 +109,7 @@ class Wait:
         self._base, self._offset = address_of(operands, instruction, instruction.operands[1], "shared")
         self._parity = "parity" in kind
         self._tries = kind[0] == "try_wait"
+        self._semantics = _semantics(instruction.opcode)
         self._phase, _ = operands.source(instruction.operands[2], _U32 if self._parity else _U64, instruction)
         self._target, _ = operands.destination(instruction.operands[0], TYPES["pred"], instruction)
         reads = (*operands.register_read(self._base), *operands.register_read(self._phase))
@@ -141,20 +144,24 @@ class Wait:
     def _run(self, frame: Frame) -> None:
         known, batch, lanes = mbarriers(frame), frame.batch, frame.all_lanes
         addresses = np.broadcast_to(frame.fetch(self._base, self.instruction), frame.count)
-        batch.shared.update(frame, self.instruction, addresses, self._offset, _WIDTH, _unchanged)
+        batch.shared.update(frame, self.instruction, addresses, self._offset, _WIDTH, _OBJECT)
         done = self._complete(frame)
         for position, at in enumerate(self.places(frame)):
             barrier = known.find(frame, self.instruction, position, int(at))
             if done[position]:
-                lane = lanes[position]
-                batch.barred[lane] = max(batch.barred[lane], barrier.completed)
-                batch.synced[lane] = max(batch.synced[lane], barrier.completed)
+                batch.order.observe(int(lanes[position]), NOTHING, barrier.completed, self._semantics)
         known.impatient[lanes] = False
         frame.regs[self._target] = done
 
 
-def _unchanged(view: np.ndarray, index: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    return view[index]
+#: an access to an object, which is no place of its own: releases and acquires go by phases
+_OBJECT = Strong(unchanged, returns=False)
+
+
+def _semantics(opcode: str) -> Semantics:
+    """Arrivals release and waits acquire unless they are relaxed; other blocks reach no object."""
+    ordered = "relaxed" not in opcode.split(".")
+    return Semantics(acquire=ordered, release=ordered, wide=False)
 
 
 def waits(instruction: Instruction) -> bool:
@@ -198,16 +205,20 @@ def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
     base, offset = address_of(operands, instruction, given[0], "shared")
     number = operands.source(given[1], _U32, instruction)[0] if len(given) > 1 else None
     slot = None if target is None else _sink(operands, instruction, target)
+    semantics = _semantics(instruction.opcode)
 
     def run(frame: Frame) -> None:
         addresses = np.broadcast_to(frame.fetch(base, instruction), frame.count)
         numbers = np.ones(1, np.uint32) if number is None else frame.fetch(number, instruction)
         numbers = np.broadcast_to(numbers, frame.count)
         where = places(frame, addresses, offset)
-        access = frame.batch.shared.store if kind == ("init",) else frame.batch.shared.update
-        last: Callable | np.ndarray = np.zeros(1, np.uint64) if kind == ("init",) else _unchanged
-        access(frame, instruction, addresses, offset, _WIDTH, last)  # type: ignore[arg-type]
-        found = [_serve(frame, instruction, kind, i, int(at), int(numbers[i])) for i, at in enumerate(where)]
+        if kind == ("init",):
+            frame.batch.shared.store(frame, instruction, addresses, offset, _WIDTH, np.zeros(1, np.uint64))
+        else:
+            frame.batch.shared.update(frame, instruction, addresses, offset, _WIDTH, _OBJECT)
+        if kind[0] == "arrive":
+            frame.batch.order.tick()
+        found = [_serve(frame, instruction, kind, semantics, i, int(at), int(numbers[i])) for i, at in enumerate(where)]
         if slot is not None:
             frame.regs[slot] = np.array(found, np.uint64)
 
@@ -227,7 +238,15 @@ def _sink(operands: Operands, instruction: Instruction, target: Operand) -> int 
     return operands.destination(target, _U64, instruction)[0]
 
 
-def _serve(frame: Frame, instruction: Instruction, kind: tuple[str, ...], position: int, at: int, number: int) -> int:
+def _serve(
+    frame: Frame,
+    instruction: Instruction,
+    kind: tuple[str, ...],
+    semantics: Semantics,
+    position: int,
+    at: int,
+    number: int,
+) -> int:
     known = mbarriers(frame)
     if kind == ("init",):
         if at in known.objects or not 0 < number <= _LARGEST:
@@ -239,7 +258,8 @@ def _serve(frame: Frame, instruction: Instruction, kind: tuple[str, ...], positi
         known.find(frame, instruction, position, at)
         del known.objects[at]
         return 0
-    if kind == ("arrive",):
-        return known.change(frame, instruction, position, at, arrivals=number)
-    arrivals = 1 if kind == ("arrive", "expect_tx") else 0
-    return known.change(frame, instruction, position, at, arrivals=arrivals, expect=number)
+    if kind == ("expect_tx",):
+        return known.change(frame, instruction, position, at, expect=number)
+    _, released = frame.batch.order.released(int(frame.all_lanes[position]), semantics)
+    arrivals, expect = (number, 0) if kind == ("arrive",) else (1, number)
+    return known.change(frame, instruction, position, at, arrivals=arrivals, expect=expect, released=released)

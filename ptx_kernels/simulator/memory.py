@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
+from .clocks import Places, Strong
+from .conflicts import Kind, kind_of
 from .errors import GlobalRace, Misaligned, NonCoherentRead, OutOfBounds, ReadOnlyWrite, UninitializedRead
 from .frame import Frame
 from .program import Instruction
-from .shadow import Describe, Shadow
+from .shadow import Shadow
 
 Role = Literal["in", "out", "inout"]
 
@@ -31,10 +31,6 @@ def buffer_base(number: int) -> int:
 def item_view(data: np.ndarray, width: int) -> np.ndarray:
     """Bytes as items of `width`; a tail that holds no whole item is left out."""
     return data[: data.size // width * width].view(ITEMS[width])
-
-
-#: (items of a memory, item of each lane, its position in the frame) -> what each lane found there before its update
-Change = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass
@@ -71,21 +67,28 @@ class DeviceBuffer:
             self.written = np.zeros(self.nbytes, np.uint8)
             self.written_views = {width: item_view(self.written, width) for width in ITEMS}
 
-    def watch(self) -> None:
+    def watch(self, synchronizes: bool) -> None:
         """A launch begins: races are between its accesses only."""
         if self.role != "in":
-            self.shadow = Shadow(self.nbytes, GlobalRace, between_blocks=True, must_be_written=False)
+            self.shadow = Shadow(
+                self.nbytes, GlobalRace, between_blocks=True, must_be_written=False, synchronizes=synchronizes
+            )
 
 
 class GlobalMemory:
-    def __init__(self, buffers: list[DeviceBuffer]) -> None:
-        """The same DeviceBuffer may come twice, under two parameters: both then hold one address."""
+    def __init__(self, buffers: list[DeviceBuffer], *, synchronizes: bool = False) -> None:
+        """The same DeviceBuffer may come twice, under two parameters: both then hold one address.
+
+        Args:
+          synchronizes: see `Shadow`.
+        """
         self.buffers: list[DeviceBuffer] = []
-        self.time = 0  # counts barriers and batches
+        self.places = Places()
+        self.time = 0  # counts barriers, releases and batches
         self._batches: list[tuple[int, np.ndarray, int]] = []  # time of the start, blocks, lanes per block
         for buffer in buffers:
             if not any(buffer is known for known in self.buffers):
-                buffer.watch()
+                buffer.watch(synchronizes)
                 buffer.base = buffer_base(len(self.buffers))
                 self.buffers.append(buffer)
 
@@ -106,10 +109,7 @@ class GlobalMemory:
             raise frame.fault(
                 NonCoherentRead, instruction, 0, f"non-coherent load from {buffer.name}, which the kernel may write"
             )
-        if buffer.shadow is not None:
-            self._watch(buffer.shadow.read, frame, instruction, buffer, index, width)
-        if frame.batch.traffic is not None:
-            frame.batch.traffic.count_global(frame, instruction, index, width)
+        self._touch("read", frame, instruction, buffer, index, width)
         self._check_written(frame, instruction, buffer, index, width)
         return buffer.views[width].take(index)
 
@@ -124,42 +124,43 @@ class GlobalMemory:
                 self.store(frame.subset(positions), instruction, addresses[positions], offset, width, part)
             return
         buffer, index = located
-        if buffer.role == "in":
-            raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
-        assert buffer.shadow is not None
-        self._watch(buffer.shadow.write, frame, instruction, buffer, index, width)
-        if frame.batch.traffic is not None:
-            frame.batch.traffic.count_global(frame, instruction, index, width)
+        self._touch("write", frame, instruction, buffer, index, width)
         frame.batch.scatter(buffer.views[width], index, items)
-        if buffer.written is not None:
-            buffer.written_views[width][index] = _ALL_ONES[width]
+        self._mark_written(buffer, index, width)
+        if self.places.known:
+            self.places.overwrite(buffer.base, index, width)
 
     def update(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, strong: Strong
     ) -> np.ndarray:
-        """Atomic updates at one address per lane; what each lane found, as items."""
+        """Atomic updates, or strong loads or stores, at one address per lane; what each lane found, as items."""
         located = self._locate(frame, instruction, addresses, offset, width)
         if located is None:
             found: np.ndarray = np.empty(addresses.size, ITEMS[width])
             for positions in self._split(frame, instruction, addresses, offset, width):
 
                 def part(
-                    view: np.ndarray, index: np.ndarray, lanes: np.ndarray, of: np.ndarray = positions
+                    view: np.ndarray,
+                    index: np.ndarray,
+                    lanes: np.ndarray,
+                    turns: np.ndarray,
+                    of: np.ndarray = positions,
                 ) -> np.ndarray:
-                    return change(view, index, of[lanes])
+                    return strong.change(view, index, of[lanes], turns)
 
-                some = frame.subset(positions)
-                found[positions] = self.update(some, instruction, addresses[positions], offset, width, part)
+                some, one = frame.subset(positions), replace(strong, change=part)
+                found[positions] = self.update(some, instruction, addresses[positions], offset, width, one)
             return found
         buffer, index = located
-        if buffer.role == "in":
-            raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
-        assert buffer.shadow is not None
-        self._watch(buffer.shadow.update, frame, instruction, buffer, index, width)
-        if frame.batch.traffic is not None:
-            frame.batch.traffic.count_global(frame, instruction, index, width)
-        self._check_written(frame, instruction, buffer, index, width)
-        return change(buffer.views[width], index, np.arange(frame.count))
+        turns = frame.batch.turns(frame.count)
+        self._touch(kind_of(strong), frame, instruction, buffer, index, width, strong, turns)
+        if strong.reads:
+            self._check_written(frame, instruction, buffer, index, width)
+        found = strong.change(buffer.views[width], index, np.arange(frame.count), turns)
+        if strong.writes:
+            self._mark_written(buffer, index, width)
+        frame.batch.order.synchronize(frame, strong, self.places, buffer.base, index, width, turns)
+        return found
 
     def begin(self, blocks: np.ndarray, padded: int) -> int:
         """The time at which a batch of these blocks starts, each of `padded` lanes."""
@@ -167,10 +168,14 @@ class GlobalMemory:
         self._batches.append((self.time, blocks, padded))
         return self.time
 
-    def block_of(self, time: int, lane: int) -> int:
-        """Number of the block that lane `lane` of the batch that ran at `time` belongs to."""
-        _, blocks, padded = self._batches[bisect_right(self._batches, time, key=lambda b: b[0]) - 1]
-        return int(blocks[lane // padded])
+    def blocks_of(self, times: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Numbers of the blocks that these lanes of the batches that ran at these times belong to, shape (n,)."""
+        numbers = np.zeros(times.size, np.int64)
+        ran = np.searchsorted([start for start, _, _ in self._batches], times, "right") - 1
+        for batch in np.unique(ran):
+            _, blocks, padded = self._batches[batch]
+            numbers[ran == batch] = blocks[lanes[ran == batch] // padded]
+        return numbers
 
     def _check_written(
         self, frame: Frame, instruction: Instruction, buffer: DeviceBuffer, index: np.ndarray, width: int
@@ -189,18 +194,35 @@ class GlobalMemory:
                 f"read of {width} bytes that were never all written",
             )
 
-    def _watch(
+    def _mark_written(self, buffer: DeviceBuffer, index: np.ndarray, width: int) -> None:
+        if buffer.written is not None:
+            buffer.written_views[width][index] = _ALL_ONES[width]
+
+    def _touch(
         self,
-        record: Callable[[Frame, Instruction, np.ndarray, int, Describe], None],
+        kind: Kind,
         frame: Frame,
         instruction: Instruction,
         buffer: DeviceBuffer,
         index: np.ndarray,
         width: int,
+        strong: Strong | None = None,
+        turns: np.ndarray | None = None,
     ) -> None:
-        """Has the shadow record accesses at one index per lane, or at one for all."""
-        index = np.broadcast_to(index, frame.count)
-        record(frame, instruction, index, width, lambda at: f"offset {int(index[at]) * width} of {buffer.name}")
+        """What all accesses share, at one index per lane or at one for all: may it be, does it race, what moves."""
+        if buffer.role == "in" and (kind == "write" or (strong is not None and strong.writes)):
+            raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
+        if buffer.shadow is not None:
+            where = np.broadcast_to(index, frame.count)
+
+            def describe(position: int) -> str:
+                return f"offset {int(where[position]) * width} of {buffer.name}"
+
+            if frame.batch.bulk_stores is not None:
+                frame.batch.bulk_stores.check_target(frame, instruction, buffer.base, where, width, describe)
+            buffer.shadow.access(kind, frame, instruction, where, width, describe, strong, turns)
+        if frame.batch.traffic is not None:
+            frame.batch.traffic.count_global(frame, instruction, index, width)
 
     def _locate(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int

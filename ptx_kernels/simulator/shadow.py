@@ -1,11 +1,10 @@
 """Who touched which bytes, and when: what the race checks remember of a stretch of memory.
 
-Per granule (the narrowest access so far) there is a record of the last write, the last read and the last atomic
-update: the time, a lane, and whether several lanes read. Time counts the barriers of a launch. Lanes run in lockstep
-here, but not on a GPU: what two lanes do is in order only if a barrier that both passed lies between, bar.sync for
-lanes of one block, bar.warp.sync for lanes of one warp (a shuffle orders no memory, PTX ISA 9.7.9.6). Blocks of one
-launch have no order at all. Where the lanes of one warp store to one place at one instruction, one of them wins,
-which PTX leaves open but allows.
+Per granule (the narrowest access so far) there is a record of the last access of each kind: the time, a lane, and
+whether several lanes made it. Lanes run in lockstep here, but not on a GPU: what two lanes do is in order only if a
+barrier that both passed lies between, bar.sync for lanes of one block, bar.warp.sync for lanes of one warp (a shuffle
+orders no memory, PTX ISA 9.7.9.6), or a release of one that the other acquires. Where the lanes of one warp store to
+one place at one instruction, one of them wins, which PTX leaves open but allows.
 """
 
 from __future__ import annotations
@@ -14,24 +13,16 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .errors import SimulationError, UninitializedRead
-from .frame import WARP, Frame
+from .clocks import Strong
+from .conflicts import CONFLICTS, Kind
+from .distance import BLOCKS, LEVEL, THREE, WARPS, distance, tell, unproxied
+from .errors import MissingProxyFence, SimulationError, UninitializedRead
+from .frame import Frame
+from .history import History, farthest
+from .order import COPIED, LOWEST_BITS
 from .program import Instruction
 
-# a record: time << 32 | level << 30 | lane of the batch; 0: nobody
-_TIME, _LEVEL = np.uint64(32), np.uint64(30)
-_LOWEST_BITS = np.uint64((1 << 30) - 1)
-_ZERO, _THREE = np.uint64(0), np.uint64(3)
-_WARP = np.uint64(WARP)
-
-# How far apart two lanes without order between them are; in a reader's record, how far apart the readers were.
-_LANES, _WARPS, _BLOCKS = 1, 2, 3
-
 Describe = Callable[[int], str]  # position in the frame -> the place, in words
-
-
-def time_stamp(time: int) -> np.uint64:
-    return np.uint64(time << 32)
 
 
 class Shadow:
@@ -41,68 +32,113 @@ class Shadow:
       error: what a race raises.
       between_blocks: whether several blocks reach the same bytes (global memory).
       must_be_written: reading what nobody wrote is an error.
+      synchronizes: whether the program orders accesses otherwise than by barriers.
     """
 
     def __init__(
-        self, nbytes: int, error: type[SimulationError], *, between_blocks: bool, must_be_written: bool
+        self,
+        nbytes: int,
+        error: type[SimulationError],
+        *,
+        between_blocks: bool,
+        must_be_written: bool,
+        synchronizes: bool,
     ) -> None:
         self.nbytes, self.error = nbytes, error
         self.between_blocks, self.must_be_written = between_blocks, must_be_written
         self.granule = 16
-        self._writes = self._reads = self._updates = _NOTHING
+        self._records: dict[Kind, np.ndarray] = dict.fromkeys(CONFLICTS, _NOTHING)
+        self._history = History() if synchronizes else None
 
-    def read(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe) -> None:
-        """Records a load of items `index`, shape (lanes of the frame,), of `width` bytes; raises if it races."""
-        self._refine(width)
-        writes = self._known(frame, instruction, index, width, describe)
-        self._check(frame, instruction, writes, "reads what {} wrote", describe)
-        self._check(
-            frame, instruction, self._at(self._updates, index, width), "reads what {} updated by an atomic", describe
-        )
-        self._reads = self._merge(frame, self._reads, index, width)
-
-    def write(
+    def access(
         self,
+        kind: Kind,
         frame: Frame,
         instruction: Instruction,
         index: np.ndarray,
         width: int,
         describe: Describe,
+        strong: Strong | None = None,
+        turns: np.ndarray | None = None,
     ) -> None:
-        """Records a store, as `read` does."""
-        self._refine(width)
-        self._check(frame, instruction, self._at(self._writes, index, width), "writes what {} wrote", describe)
-        self._check(frame, instruction, self._at(self._reads, index, width), "writes what {} read", describe)
-        self._check(
-            frame, instruction, self._at(self._updates, index, width), "writes what {} updated by an atomic", describe
-        )
-        self._writes = self._allocated(self._writes)
-        stamps = _stamps(frame)
-        self._view(self._writes, width)[index] = stamps
-        after = self._at(self._writes, index, width)
-        if not (after == stamps).all():
-            what = "writes, at the same instruction, what {} wrote"
-            self._check(frame, instruction, after, what, describe, least=_WARPS)
+        """Records accesses to items `index`, shape (lanes of the frame,), of `width` bytes; raises if one races.
 
-    def update(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe) -> None:
-        """Records an atomic update: in order with other atomic ones, a race with plain accesses."""
+        Strong ones are served in the order of `turns`.
+        """
         self._refine(width)
-        writes = self._known(frame, instruction, index, width, describe)
-        self._check(frame, instruction, writes, "updates by an atomic what {} wrote", describe)
-        reads = self._at(self._reads, index, width)
-        self._check(frame, instruction, reads, "updates by an atomic what {} read", describe)
-        self._updates = self._merge(frame, self._updates, index, width)
+        if self.must_be_written and kind != "write" and (strong is None or strong.reads):
+            self._check_written(frame, instruction, index, width, describe)
+        for other, what, least in CONFLICTS[kind]:
+            self._check(frame, instruction, other, index, width, what, describe, least)
+        if kind == "write":
+            self._overwrite(index, width, _stamps(frame))
+            after = self._at("write", index, width)
+            if not (after == _stamps(frame)).all():
+                what = "writes, at the same instruction, what {} wrote"
+                self._check(frame, instruction, "write", index, width, what, describe, WARPS)
+            return
+        self._merge(kind, frame, index, width)
+        if strong is not None and strong.writes and self._history is not None:
+            assert turns is not None
+            records = np.broadcast_to(_stamps(frame), (index.size, width // self.granule))
+            self._history.add(kind, self._granules(index, width)[turns].ravel(), records[turns].ravel(), strong.returns)
+        if kind == "block update":
+            what = "updates by an atomic of .cta scope, at the same instruction, what {} updated"
+            self._check(frame, instruction, kind, index, width, what, describe, BLOCKS)
 
-    def _known(
+    def start_copy(
+        self, kind: Kind, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe
+    ) -> None:
+        """Checks an access by the async proxy, without a record; since the accesses of threads that it would meet,
+        its lanes must have a proxy fence behind them."""
+        self._refine(width)
+        if kind != "write":
+            self._check_written(frame, instruction, index, width, describe)
+        for other, what, least in CONFLICTS[kind]:
+            self._check(frame, instruction, other, index, width, what, describe, least)
+            if other != "fetch":
+                self._check_proxy(frame, instruction, other, index, width, f"this copy {what}", describe)
+
+    def end_copy(self, frame: Frame, index: np.ndarray, width: int, barriers: np.ndarray) -> None:
+        """Bytes of a copy arrive; who knows of their mbarriers' phases may read them."""
+        stamps = frame.batch.order.stamps()[:1] & ~LOWEST_BITS | COPIED | barriers.astype(np.uint64)
+        self._overwrite(index, width, stamps[:, None])
+
+    def _check_proxy(
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        kind: Kind,
+        index: np.ndarray,
+        width: int,
+        what: str,
+        describe: Describe,
+    ) -> None:
+        """Raises if the async proxy cannot see accesses that its lanes are in order with."""
+        records = self._at(kind, index, width)
+        if not records.size:
+            return
+        apart = self._singly(frame, kind, index, width, records, unproxied(frame, records), unproxied)
+        if apart.any():
+            position = int(np.argmax(apart.any(axis=1)))
+            thread = int(records[position, np.argmax(apart[position])] & LOWEST_BITS) % frame.batch.padded
+            told = f"{what.format(f'thread {thread}')}, without a fence.proxy.async between"
+            raise frame.fault(MissingProxyFence, instruction, position, f"{describe(position)}: {told}")
+
+    def _check_written(
         self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe
-    ) -> np.ndarray:
-        """Records of the last writes; raises where there has to be one and is none."""
-        writes = self._at(self._writes, index, width)
-        if self.must_be_written and not (writes.size and writes.all()):
-            position = int(np.argmax((writes == 0).any(axis=1))) if writes.size else 0
+    ) -> None:
+        writes = self._at("write", index, width)
+        if writes.size and writes.all():
+            return
+        missing = np.ones((index.size, 1), np.bool_)
+        for kind in ("write", "update", "block update"):
+            records = self._at(kind, index, width)  # type: ignore[arg-type]
+            missing = missing & (records == 0) if records.size else missing
+        if missing.any():
+            position = int(np.argmax(missing.any(axis=1)))
             what = f"{describe(position)}: nobody wrote all of these {width} bytes"
             raise frame.fault(UninitializedRead, instruction, position, what)
-        return writes
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -111,114 +147,128 @@ class Shadow:
         if width >= self.granule:
             return
         ratio, self.granule = self.granule // width, width
-        for name in ("_writes", "_reads", "_updates"):
-            old = getattr(self, name)
+        for kind, old in self._records.items():
             if old.size:
                 new = np.zeros(self.nbytes // width, np.uint64)
                 known = np.flatnonzero(old)  # of a large buffer few: what is untouched takes no memory
                 new[known[:, None] * ratio + np.arange(ratio)] = old[known, None]
-                setattr(self, name, new)
+                self._records[kind] = new
+        if self._history is not None:
+            self._history.refine(ratio)
 
-    def _allocated(self, records: np.ndarray) -> np.ndarray:
-        return records if records.size else np.zeros(self.nbytes // self.granule, np.uint64)  # lazy: untouched pages
+    def _allocated(self, kind: Kind) -> np.ndarray:
+        if not self._records[kind].size:
+            self._records[kind] = np.zeros(self.nbytes // self.granule, np.uint64)  # lazy: untouched pages
+        return self._records[kind]
 
     def _view(self, records: np.ndarray, width: int) -> np.ndarray:
         per_item = width // self.granule
         return records[: records.size // per_item * per_item].reshape(-1, per_item)
 
-    def _at(self, records: np.ndarray, index: np.ndarray, width: int) -> np.ndarray:
+    def _at(self, kind: Kind, index: np.ndarray, width: int) -> np.ndarray:
         """Records of each item's granules, shape (lanes, granules); empty if there are none yet."""
-        if not records.size:
-            return _NOTHING
-        return self._view(records, width).take(index, axis=0)
+        records = self._records[kind]
+        return self._view(records, width).take(index, axis=0) if records.size else records
 
-    def _merge(self, frame: Frame, records: np.ndarray, index: np.ndarray, width: int) -> np.ndarray:
+    def _granules(self, index: np.ndarray, width: int) -> np.ndarray:
+        """Numbers of each item's granules, shape (lanes, granules)."""
+        per_item = width // self.granule
+        return index[:, None] * per_item + np.arange(per_item)
+
+    def _overwrite(self, index: np.ndarray, width: int, stamps: np.ndarray) -> None:
+        """Records writes, which all accesses so far are in order with."""
+        self._view(self._allocated("write"), width)[index] = stamps
+        if self._history is not None:
+            for kind, records in self._records.items():
+                if records.size and kind != "write":
+                    self._view(records, width)[index] = 0
+            self._history.forget(self._granules(index, width))
+
+    def _merge(self, kind: Kind, frame: Frame, index: np.ndarray, width: int) -> None:
         """Adds accesses that may overlap; a record then says how far apart those without order are."""
-        records = self._allocated(records)
+        records = self._allocated(kind)
         view, stamps = self._view(records, width), _stamps(frame)
         before = view.take(index, axis=0)
         if (before == stamps).all():
-            return records
+            return
         level = self._distance(frame, before)
-        joined = np.broadcast_to(stamps, before.shape) if level is None else stamps | level << _LEVEL
+        joined = np.broadcast_to(stamps, before.shape) if level is None else stamps | level << LEVEL
         view[index] = joined
         after = view.take(index, axis=0)
         if not (after == joined).all():  # several lanes at one place at this very instruction
             level = self._distance(frame, after)
             assert level is not None
             order = np.argsort(level, axis=None, kind="stable")  # the farthest is written last
-            granules = (index[:, None] * view.shape[1] + np.arange(view.shape[1])).ravel()
-            records[granules[order]] = ((after & ~(_THREE << _LEVEL)) | level << _LEVEL).ravel()[order]
-        return records
+            granules = self._granules(index, width).ravel()
+            records[granules[order]] = ((after & ~(THREE << LEVEL)) | level << LEVEL).ravel()[order]
+        if self._history is not None and kind in ("read", "observe", "fetch"):
+            self._remember(kind, index, width, before, np.broadcast_to(stamps, before.shape))
 
-    def _distance(self, frame: Frame, records: np.ndarray) -> np.ndarray | None:
-        """How far apart each record's lanes and the frame's are, 0 where they are one or in order; None: 0 for all."""
-        batch = frame.batch
-        barred = frame.of_lanes(batch.barred)[:, None]
-        if not (records.any() if self.between_blocks else (records >= barred).any()):
-            return None
-        lanes = frame.all_lanes.astype(np.uint64)[:, None]
-        other, level = records & _LOWEST_BITS, records >> _LEVEL & _THREE
-        another_lane = (other != lanes) | (level >= _LANES)
-        another_warp = (other // _WARP != lanes // _WARP) | (level >= _WARPS)
-        since = frame.of_lanes(batch.synced)[:, None]
-        if another_warp.any():
-            since = np.where(another_warp, self._met(frame, other, level, barred), since)
-        apart = np.where(another_lane & (records >= since), np.where(another_warp, _WARPS, _LANES), 0)
-        if self.between_blocks:
-            padded = np.uint64(batch.padded)
-            another_block = (other // padded != lanes // padded) | (level == _BLOCKS) | (records < batch.start)
-            apart = np.where(another_block, _BLOCKS, apart)
-        return np.where(records != 0, apart, 0).astype(np.uint64)
-
-    def _met(self, frame: Frame, other: np.ndarray, level: np.ndarray, barred: np.ndarray) -> np.ndarray:
-        """Since when accesses of other warps of the block, those of the records, are not in order with the frame's."""
-        batch = frame.batch
-        if batch.met is None:
-            return barred
-        of_warp = batch.met.shape[1]
-        mine = batch.met.reshape(-1, of_warp)[frame.all_lanes // WARP]  # shape (lanes, warps of a block)
-        one = np.take_along_axis(mine, (other // _WARP % np.uint64(of_warp)).astype(np.int64), axis=1)
-        return np.maximum(barred, np.where(level >= _WARPS, mine.min(axis=1)[:, None], one))
+    def _remember(self, kind: Kind, index: np.ndarray, width: int, before: np.ndarray, now: np.ndarray) -> None:
+        """Notes the single accesses of records that have become those of several lanes."""
+        assert self._history is not None
+        shared = self._at(kind, index, width) >> LEVEL & THREE != 0
+        granules = self._granules(index, width)
+        alone = shared & (before != 0) & (before >> LEVEL & THREE == 0)
+        for where, records in ((alone, before), (shared, now)):
+            self._history.add(kind, granules[where], records[where], False)
 
     # --- races ------------------------------------------------------------------------------------------------------
+
+    def _distance(self, frame: Frame, records: np.ndarray) -> np.ndarray | None:
+        return distance(frame, records, self.between_blocks)
+
+    def _singly(
+        self,
+        frame: Frame,
+        kind: Kind,
+        index: np.ndarray,
+        width: int,
+        records: np.ndarray,
+        apart: np.ndarray,
+        measure: Callable[[Frame, np.ndarray], np.ndarray | None],
+    ) -> np.ndarray:
+        """The same distances, looking at the single accesses where a record is of several lanes."""
+        if self._history is None:
+            return apart
+        rows, columns = np.nonzero((apart != 0) & (records >> LEVEL & THREE != 0))
+        asked, single, returns = self._history.find(kind, self._granules(index, width)[rows, columns])
+        if asked.size:
+            far = measure(frame.subset(rows[asked]), single[:, None])
+            far = np.zeros((asked.size, 1), np.uint64) if far is None else far
+            apart = apart.copy()
+            apart[rows, columns] = farthest(asked, far[:, 0], returns, rows.size)
+        return apart
 
     def _check(
         self,
         frame: Frame,
         instruction: Instruction,
-        records: np.ndarray,
+        kind: Kind,
+        index: np.ndarray,
+        width: int,
         what: str,
         describe: Describe,
-        least: int = _LANES,
+        least: int,
     ) -> None:
         """Raises if a record is of an access without order to this one, at least so far apart."""
+        records = self._at(kind, index, width)
         if not records.size:
             return
         apart = self._distance(frame, records)
         if apart is None or int(apart.max()) < least:
             return
+        apart = self._singly(frame, kind, index, width, records, apart, self._distance)
+        if int(apart.max()) < least:
+            return
         position = int(np.argmax((apart >= least).any(axis=1)))
         granule = int(np.argmax(apart[position] >= least))
-        distance, record = int(apart[position, granule]), int(records[position, granule])
-        lane, several = record & int(_LOWEST_BITS), record >> 30 & 3
-        mine, batch = int(frame.all_lanes[position]), frame.batch
-        if distance == _BLOCKS:
-            who = (
-                "several blocks" if several == _BLOCKS else batch.block_name(batch.memory.block_of(record >> 32, lane))
-            )
-            told = f"this block {what.format(who)}: blocks run in any order"
-        elif distance == _WARPS:
-            who = "several warps" if several == _WARPS else f"warp {lane % batch.padded // WARP}"
-            told = f"warp {mine % batch.padded // WARP} {what.format(who)}, without a barrier between"
-        else:
-            who = "several lanes" if several == _LANES else f"lane {lane % WARP}"
-            told = f"lane {mine % WARP} {what.format(who)}, lanes of one warp, without a warp barrier between"
+        told = tell(frame, position, what, int(apart[position, granule]), records[position, granule])
         raise frame.fault(self.error, instruction, position, f"{describe(position)}: {told}")
 
 
 def _stamps(frame: Frame) -> np.ndarray:
-    return frame.of_lanes(frame.batch.stamps())[:, None]
+    return frame.of_lanes(frame.batch.order.stamps())[:, None]
 
 
 _NOTHING = np.zeros(0, np.uint64)

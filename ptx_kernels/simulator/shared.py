@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .clocks import Places, Strong
+from .conflicts import Kind, kind_of
 from .errors import Misaligned, OutOfBounds, SharedRace
 from .frame import Frame
-from .memory import Change, item_view
+from .memory import item_view
 from .program import SHARED_BASE, Instruction
 from .shadow import Describe, Shadow
 
@@ -18,13 +20,16 @@ if TYPE_CHECKING:
 
 
 class SharedMemory:
-    def __init__(self, blocks: int, nbytes: int) -> None:
-        """`nbytes` per block."""
+    def __init__(self, blocks: int, nbytes: int, *, synchronizes: bool = False) -> None:
+        """`nbytes` per block; `synchronizes`: see `Shadow`."""
         self.nbytes = nbytes
         self.stride = -(-nbytes // 16) * 16
         data = np.zeros(blocks * self.stride, np.uint8)
         self.views = {width: item_view(data, width) for width in (1, 2, 4, 8, 16)}
-        self.shadow = Shadow(data.size, SharedRace, between_blocks=False, must_be_written=True)
+        self.shadow = Shadow(
+            data.size, SharedRace, between_blocks=False, must_be_written=True, synchronizes=synchronizes
+        )
+        self.places = Places()
         self.copies: AsyncCopies | None = None  # there once the kernel issues one
         self.mbarriers: Mbarriers | None = None  # there once the kernel makes one
 
@@ -33,11 +38,7 @@ class SharedMemory:
     ) -> np.ndarray:
         """One item of `width` bytes per lane, shape (lanes of the frame,)."""
         index = self._locate(frame, instruction, addresses, offset, width)
-        if self.copies is not None:
-            self.copies.check(frame, instruction, index, width, "reads")
-        self.shadow.read(frame, instruction, index, width, self._describe(frame, index, width))
-        if frame.batch.traffic is not None:
-            frame.batch.traffic.count_shared(frame, instruction, index, width)
+        self._touch("read", frame, instruction, index, width)
         return self.views[width].take(index)
 
     def store(
@@ -45,24 +46,79 @@ class SharedMemory:
     ) -> None:
         """Stores items, shape (lanes of the frame,) or (1,); within a warp the highest lane wins."""
         index = self._locate(frame, instruction, addresses, offset, width)
-        if self.copies is not None:
-            self.copies.check(frame, instruction, index, width, "writes")
-        self.shadow.write(frame, instruction, index, width, self._describe(frame, index, width))
-        if frame.batch.traffic is not None:
-            frame.batch.traffic.count_shared(frame, instruction, index, width)
+        self._touch("write", frame, instruction, index, width)
         frame.batch.scatter(self.views[width], index, items)
+        if self.places.known:
+            self.places.overwrite(0, index, width)
 
     def update(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, strong: Strong
     ) -> np.ndarray:
-        """Atomic updates at one address per lane; what each lane found, as items."""
+        """Atomic updates, or strong loads or stores, at one address per lane; what each lane found, as items."""
         index = self._locate(frame, instruction, addresses, offset, width)
-        if self.copies is not None:
-            self.copies.check(frame, instruction, index, width, "updates")
-        self.shadow.update(frame, instruction, index, width, self._describe(frame, index, width))
+        turns = frame.batch.turns(frame.count)
+        self._touch(kind_of(strong), frame, instruction, index, width, strong, turns)
+        found = strong.change(self.views[width], index, np.arange(frame.count), turns)
+        frame.batch.order.synchronize(frame, strong, self.places, 0, index, width, turns)
+        return found
+
+    def start_copy(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int) -> None:
+        """A bulk copy to one address per lane begins: from now on the bytes may change."""
+        self._start("write", frame, instruction, addresses, width)
+
+    def end_copy(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray, barriers: np.ndarray
+    ) -> None:
+        """Its bytes arrive, which these mbarriers count, shape (lanes of the frame,)."""
+        width = items.dtype.itemsize
+        index = self._locate(frame, instruction, addresses, 0, width)
+        self.shadow.end_copy(frame, index, width, barriers)
+        frame.batch.scatter(self.views[width], index, items)
+
+    def start_fetch(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A bulk copy from one address per lane begins: (item of each lane, what is there until it ends)."""
+        index = self._start("fetch", frame, instruction, addresses, width)
+        return index, self.views[width].take(index)
+
+    def end_fetch(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int) -> None:
+        """The frame's lanes have waited for it: that they read it now is what others have to be in order with."""
+        self.shadow.access("fetch", frame, instruction, index, width, self._describe(frame, index, width))
+
+    def _start(
+        self, kind: Kind, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int
+    ) -> np.ndarray:
+        index = self._locate(frame, instruction, addresses, 0, width)
+        self._check_copies(frame, instruction, index, width, "writes" if kind == "write" else "reads")
+        self.shadow.start_copy(kind, frame, instruction, index, width, self._describe(frame, index, width))
         if frame.batch.traffic is not None:
             frame.batch.traffic.count_shared(frame, instruction, index, width)
-        return change(self.views[width], index, np.arange(frame.count))
+        return index
+
+    def _touch(
+        self,
+        kind: Kind,
+        frame: Frame,
+        instruction: Instruction,
+        index: np.ndarray,
+        width: int,
+        strong: Strong | None = None,
+        turns: np.ndarray | None = None,
+    ) -> None:
+        """What all accesses share: are the bytes there, does it race, what moves."""
+        what = {"read": "reads", "observe": "reads", "write": "writes"}.get(kind, "updates")
+        self._check_copies(frame, instruction, index, width, what)
+        self.shadow.access(kind, frame, instruction, index, width, self._describe(frame, index, width), strong, turns)
+        if frame.batch.traffic is not None:
+            frame.batch.traffic.count_shared(frame, instruction, index, width)
+
+    def _check_copies(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, what: str) -> None:
+        if self.copies is not None:
+            self.copies.check(frame, instruction, index, width, what)
+        stores = frame.batch.bulk_stores
+        if stores is not None and what != "reads":
+            stores.check_source(frame, instruction, index, width, what, self._describe(frame, index, width))
 
     def _locate(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from .clocks import Strong
 from .frame import Frame
-from .memory import ITEMS, Change
+from .memory import ITEMS
 from .program import LOCAL_WINDOW, SHARED_WINDOW, Instruction
 
 _WINDOW = 60  # bit at which the number of a generic address's window starts
@@ -16,7 +17,7 @@ _INSIDE = np.uint64((1 << _WINDOW) - 1)
 #: (frame, instruction, addresses, offset, width) -> items, and the same with items to store
 Load = Callable[[Frame, Instruction, np.ndarray, int, int], np.ndarray]
 Store = Callable[[Frame, Instruction, np.ndarray, int, int, np.ndarray], None]
-Update = Callable[[Frame, Instruction, np.ndarray, int, int, Change], np.ndarray]
+Update = Callable[[Frame, Instruction, np.ndarray, int, int, Strong], np.ndarray]
 
 
 def load_global(frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int) -> np.ndarray:
@@ -56,24 +57,24 @@ def store_local(
 
 
 def update_global(
-    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, strong: Strong
 ) -> np.ndarray:
-    return frame.batch.memory.update(frame, instruction, addresses, offset, width, change)
+    return frame.batch.memory.update(frame, instruction, addresses, offset, width, strong)
 
 
 def update_shared(
-    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, strong: Strong
 ) -> np.ndarray:
-    return frame.batch.shared.update(frame, instruction, addresses, offset, width, change)
+    return frame.batch.shared.update(frame, instruction, addresses, offset, width, strong)
 
 
 def update_generic(
-    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, change: Change
+    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, strong: Strong
 ) -> np.ndarray:
     """All lanes in one memory, as compiled code has it."""
     if (addresses >> np.uint64(_WINDOW) == np.uint64(SHARED_WINDOW >> _WINDOW)).all():
-        return update_shared(frame, instruction, addresses & _INSIDE, offset, width, change)
-    return update_global(frame, instruction, addresses, offset, width, change)
+        return update_shared(frame, instruction, addresses & _INSIDE, offset, width, strong)
+    return update_global(frame, instruction, addresses, offset, width, strong)
 
 
 _LOAD_WINDOWS: dict[int, Load] = {SHARED_WINDOW >> _WINDOW: load_shared, LOCAL_WINDOW >> _WINDOW: load_local}

@@ -291,6 +291,6 @@ def compile_warp_barrier(operands: Operands, instruction: Instruction) -> Step:
         members = frame.fetch(slot, instruction)
         if not _full(frame, members):
             _check_members(frame, instruction, members)
-        frame.batch.pass_warp_barrier(frame.all_lanes)
+        frame.batch.order.pass_warp_barrier(frame.all_lanes)
 
     return Step(run, operands.register_read(slot), ())

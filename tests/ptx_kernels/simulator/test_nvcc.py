@@ -5,6 +5,7 @@ The text is not ours, so what the simulator takes PTX to mean is checked by some
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,19 @@ def test_block_reduce() -> None:
     blocks = [x[:128], x[128:256], x[256:]]
     np.testing.assert_allclose(sums.array, [b.astype(np.float64).sum() for b in blocks], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(maxima.array, [b.max() for b in blocks])
+
+
+@pytest.mark.parametrize("seed", [None, 1, 2])
+def test_last_block(seed: int | None) -> None:
+    """Twice with one counter, which the last block resets."""
+    x = RNG.standard_normal(3000).astype(np.float32)
+    partial, counter = out(7), np.zeros(1, np.uint32)
+    for _ in range(2):
+        total = out(1)
+        with contextlib.nullcontext() if seed is None else simulator.perturbation(seed):
+            run("last_block", read_only(x), partial, counter, total, x.size, grid=(7,))
+        np.testing.assert_allclose(total.array[0], x.astype(np.float64).sum(), rtol=1e-5, atol=1e-4)
+        assert counter[0] == 0
 
 
 def test_warp_reduce() -> None:

@@ -1,0 +1,57 @@
+"""Which kinds of accesses to one place are a race if they are in no order."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .clocks import Strong
+from .distance import BLOCKS, LANES
+
+#: Plain loads and stores; atomic updates and strong stores, those of .cta scope apart; strong loads; the reads of bulk
+#: copies.
+Kind = Literal["read", "write", "update", "block update", "observe", "fetch"]
+
+#: kind of an access -> (kind of another, what this one does, how far apart the two may not be)
+CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
+    "read": (
+        ("write", "reads what {} wrote", LANES),
+        ("update", "reads what {} updated by an atomic", LANES),
+        ("block update", "reads what {} updated by an atomic", LANES),
+    ),
+    "write": (
+        ("write", "writes what {} wrote", LANES),
+        ("read", "writes what {} read", LANES),
+        ("update", "writes what {} updated by an atomic", LANES),
+        ("block update", "writes what {} updated by an atomic", LANES),
+        ("observe", "writes what {} read", LANES),
+        ("fetch", "writes what a copy of {} read", LANES),
+    ),
+    "update": (
+        ("write", "updates by an atomic what {} wrote", LANES),
+        ("read", "updates by an atomic what {} read", LANES),
+        ("fetch", "updates by an atomic what a copy of {} read", LANES),
+        ("block update", "updates by an atomic what {} updated by one of .cta scope", BLOCKS),
+    ),
+    "block update": (
+        ("write", "updates by an atomic what {} wrote", LANES),
+        ("read", "updates by an atomic what {} read", LANES),
+        ("fetch", "updates by an atomic what a copy of {} read", LANES),
+        ("update", "updates by an atomic of .cta scope what {} updated", BLOCKS),
+        ("block update", "updates by an atomic of .cta scope what {} updated", BLOCKS),
+    ),
+    "observe": (
+        ("write", "reads what {} wrote", LANES),
+        ("block update", "reads what {} updated by an atomic of .cta scope", BLOCKS),
+    ),
+    "fetch": (
+        ("write", "reads what {} wrote", LANES),
+        ("update", "reads what {} updated by an atomic", LANES),
+        ("block update", "reads what {} updated by an atomic", LANES),
+    ),
+}
+
+
+def kind_of(strong: Strong) -> Kind:
+    if not strong.writes:
+        return "observe"
+    return "update" if strong.semantics.wide else "block update"
