@@ -74,7 +74,28 @@ def _check_members(frame: Frame, instruction: Instruction, members: np.ndarray) 
             position,
             f"membermask {int(members[position]):#x} names lanes {int(absent[position]):#x}, which are elsewhere",
         )
+    _check_agreement(frame, instruction, members)
     return members, here
+
+
+def _check_agreement(frame: Frame, instruction: Instruction, members: np.ndarray) -> None:
+    """An error if a lane that another one names has a membermask of its own."""
+    if (members == members[0]).all():
+        return
+    lanes = frame.all_lanes
+    masks = np.zeros(frame.batch.lanes, np.uint32)
+    masks[lanes] = members
+    theirs = masks.reshape(-1, WARP)[lanes // WARP]  # shape (lanes of the frame, lanes of a warp); 0: not here
+    named = members[:, None] >> np.arange(WARP, dtype=np.uint32) & np.uint32(1) == 1
+    other = named & (theirs != 0) & (theirs != members[:, None])
+    if other.any():
+        position = int(np.argmax(other.any(axis=1)))
+        lane = int(np.argmax(other[position]))
+        what = (
+            f"membermask {int(members[position]):#x} names lane {lane}, whose membermask is "
+            f"{int(theirs[position, lane]):#x}"
+        )
+        raise frame.fault(ShuffleError, instruction, position, what)
 
 
 def _full(frame: Frame, members: np.ndarray) -> bool:
