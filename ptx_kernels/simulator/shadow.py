@@ -66,25 +66,29 @@ class Shadow:
         Strong ones are served in the order of `turns`.
         """
         self._refine(width)
-        if self.must_be_written and kind != "write" and (strong is None or strong.reads):
-            self._check_written(frame, instruction, index, width, describe)
+        needs_bytes = self.must_be_written and kind != "write" and (strong is None or strong.reads)
         for other, what, least in CONFLICTS[kind]:
-            self._check(frame, instruction, other, index, width, what, describe, least)
+            records = self._at(other, index, width)
+            if other == "write" and needs_bytes and not (records.size and records.all()):
+                self._check_written(frame, instruction, index, width, describe)
+            if records.size:
+                self._check(frame, instruction, other, records, index, width, what, describe, least)
         if kind == "write":
-            self._overwrite(index, width, _stamps(frame))
+            stamps = _stamps(frame)
+            self._overwrite(index, width, stamps)
             after = self._at("write", index, width)
-            if not (after == _stamps(frame)).all():
+            if not (after == stamps).all():
                 what = "writes, at the same instruction, what {} wrote"
-                self._check(frame, instruction, "write", index, width, what, describe, WARPS)
+                self._check(frame, instruction, "write", after, index, width, what, describe, WARPS)
             return
         self._merge(kind, frame, index, width)
         if strong is not None and strong.writes and self._history is not None:
             assert turns is not None
-            records = np.broadcast_to(_stamps(frame), (index.size, width // self.granule))
-            self._history.add(kind, self._granules(index, width)[turns].ravel(), records[turns].ravel(), strong.returns)
+            stamps = np.broadcast_to(_stamps(frame), (index.size, width // self.granule))
+            self._history.add(kind, self._granules(index, width)[turns].ravel(), stamps[turns].ravel(), strong.returns)
         if kind == "block update":
             what = "updates by an atomic of .cta scope, at the same instruction, what {} updated"
-            self._check(frame, instruction, kind, index, width, what, describe, BLOCKS)
+            self._check(frame, instruction, kind, self._at(kind, index, width), index, width, what, describe, BLOCKS)
 
     def start_copy(
         self, kind: Kind, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe
@@ -95,9 +99,11 @@ class Shadow:
         if kind != "write":
             self._check_written(frame, instruction, index, width, describe)
         for other, what, least in CONFLICTS[kind]:
-            self._check(frame, instruction, other, index, width, what, describe, least)
-            if other != "fetch":
-                self._check_proxy(frame, instruction, other, index, width, f"this copy {what}", describe)
+            records = self._at(other, index, width)
+            if records.size:
+                self._check(frame, instruction, other, records, index, width, what, describe, least)
+            if records.size and other != "fetch":
+                self._check_proxy(frame, instruction, other, records, index, width, f"this copy {what}", describe)
 
     def end_copy(self, frame: Frame, index: np.ndarray, width: int, barriers: np.ndarray) -> None:
         """Bytes of a copy arrive; who knows of their mbarriers' phases may read them."""
@@ -109,15 +115,13 @@ class Shadow:
         frame: Frame,
         instruction: Instruction,
         kind: Kind,
+        records: np.ndarray,
         index: np.ndarray,
         width: int,
         what: str,
         describe: Describe,
     ) -> None:
         """Raises if the async proxy cannot see accesses that its lanes are in order with."""
-        records = self._at(kind, index, width)
-        if not records.size:
-            return
         apart = self._singly(frame, kind, index, width, records, unproxied(frame, records), unproxied)
         if apart.any():
             position = int(np.argmax(apart.any(axis=1)))
@@ -128,9 +132,6 @@ class Shadow:
     def _check_written(
         self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe
     ) -> None:
-        writes = self._at("write", index, width)
-        if writes.size and writes.all():
-            return
         missing = np.ones((index.size, 1), np.bool_)
         for kind in ("write", "update", "block update"):
             records = self._at(kind, index, width)  # type: ignore[arg-type]
@@ -178,10 +179,12 @@ class Shadow:
     def _overwrite(self, index: np.ndarray, width: int, stamps: np.ndarray) -> None:
         """Records writes, which all accesses so far are in order with."""
         self._view(self._allocated("write"), width)[index] = stamps
-        if self._history is not None:
-            for kind, records in self._records.items():
-                if records.size and kind != "write":
-                    self._view(records, width)[index] = 0
+        if self._history is None:
+            return
+        others = [records for kind, records in self._records.items() if records.size and kind != "write"]
+        if any(self._view(records, width)[index].any() for records in others):
+            for records in others:
+                self._view(records, width)[index] = 0
             self._history.forget(self._granules(index, width))
 
     def _merge(self, kind: Kind, frame: Frame, index: np.ndarray, width: int) -> None:
@@ -245,6 +248,7 @@ class Shadow:
         frame: Frame,
         instruction: Instruction,
         kind: Kind,
+        records: np.ndarray,
         index: np.ndarray,
         width: int,
         what: str,
@@ -252,9 +256,6 @@ class Shadow:
         least: int,
     ) -> None:
         """Raises if a record is of an access without order to this one, at least so far apart."""
-        records = self._at(kind, index, width)
-        if not records.size:
-            return
         apart = self._distance(frame, records)
         if apart is None or int(apart.max()) < least:
             return
