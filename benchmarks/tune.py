@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptx_kernels import tables
+from ptx_kernels import tables, tuning
 from ptx_kernels.assemble import TARGETS, assemble_all, tool_version
 from ptx_kernels.cost import INSTRUCTION_BUDGETS, Prediction, predict
 from ptx_kernels.devices import DEVICES, Device
@@ -30,7 +30,7 @@ from ptx_kernels.driver import DriverError
 from ptx_kernels.kernels.matvec import FORMATS
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.report import Code, codes, launch
-from ptx_kernels.work import formats, work
+from ptx_kernels.work import formats, packed_weights, work
 
 from .common import provenance
 from .gpu_kernels import rotated
@@ -59,10 +59,14 @@ class Pick:
     why: str = ""
 
 
-def over_budget(kernel: Kernel, machine: Code) -> str:
-    """Which budget for instructions the hot loop of a mat-vec breaks; empty: none."""
+def over_budget(kernel: Kernel, machine: Code, multiprocessors: int) -> str:
+    """Which budget for instructions the hot loop of a mat-vec breaks; empty: none.
+
+    Matrices whose rows do not fill the device have none: latency binds them, and most of their code runs once.
+    """
     limits = [INSTRUCTION_BUDGETS.get((format, kernel.arguments["m"])) for format in formats(kernel)]
-    if kernel.family == "gemm" or None in limits:
+    small = packed_weights(kernel) < tuning.ROWS_TO_FILL * multiprocessors * kernel.arguments["columns"]
+    if kernel.family == "gemm" or small or None in limits:
         return ""
     limit = max(each for each in limits if each)
     quant_bytes = work(kernel, machine.body, whole=not machine.looped).quant_bytes
@@ -86,16 +90,13 @@ class Model:
             for shape in shapes
             for config in space.candidates(shape, self._device.multiprocessors)
         }
-        built = [(key, space.build(*key[1:])) for key in wanted if key not in self._codes]
-        there = [(key, kernel) for key, kernel in built if kernel]
-        batches = [there[i : i + _BATCH] for i in range(0, len(there), _BATCH)]
-
-        def make(batch: list[tuple[Any, Kernel]]) -> list[Code]:
-            return codes([kernel for _, kernel in batch], self._device.arch)
-
+        built = {key: kernel for key in wanted if key not in self._codes and (kernel := space.build(*key[1:]))}
+        different = list({kernel.text: kernel for kernel in built.values()}.values())
+        batches = [different[i : i + _BATCH] for i in range(0, len(different), _BATCH)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            for batch, found in zip(batches, pool.map(make, batches), strict=True):
-                self._codes.update((key, machine) for (key, _), machine in zip(batch, found, strict=True))
+            made = list(itertools.chain(*pool.map(lambda batch: codes(batch, self._device.arch), batches)))
+        of_text = dict(zip((kernel.text for kernel in different), made, strict=True))
+        self._codes.update((key, of_text[kernel.text]) for key, kernel in built.items())
 
     def predictions(self, space: Space, shape: Shape) -> dict[Any, tuple[Prediction, str]]:
         """Of every candidate, with what speaks against it: that it breaks a budget, or spills."""
@@ -106,7 +107,11 @@ class Model:
             kernel = space.build(shape, config)
             asked = launch(kernel, machine) if kernel and machine else None
             if kernel and machine and asked and asked.resident_blocks:
-                against = "spilling" if machine.assembly.spill_store_bytes else over_budget(kernel, machine)
+                against = (
+                    "spilling"
+                    if machine.assembly.spill_store_bytes
+                    else over_budget(kernel, machine, self._device.multiprocessors)
+                )
                 found[config] = predict(asked, self._device), against
         return found
 

@@ -17,8 +17,9 @@ from .kernels.rms_norm import RmsNormConfig
 from .kernels.top_k import MAX_PART
 from .ptx import WARP
 
-#: On each multiprocessor: a dozen 16-byte loads per lane are then 24 KB in flight.
-_WARPS_TO_FILL = 4
+#: Of a matrix on each multiprocessor, for four warps with two rows each: a dozen 16-byte loads per lane are then 24 KB
+#: in flight.
+ROWS_TO_FILL = 8
 
 #: Activations that every block may normalize and quantize for itself: 64 KB from the L2, 20 KB of shared memory.
 INLINE_VALUES = 16384
@@ -38,7 +39,7 @@ def matvec(
     super_blocks = format in ("Q4_K", "Q5_K", "Q6_K")
     few = 4 if super_blocks else 8
     lanes = (8 if format in ("Q4_K", "Q5_K") else 16 if format == "Q8_0" else few) if m == 1 else few
-    rows = 2 if n >= 2 * _WARPS_TO_FILL * multiprocessors else 1
+    rows = 2 if n >= ROWS_TO_FILL * multiprocessors else 1
     loads = 4 // rows if m == 1 else 1  # blocks of a lane in flight; many activations fill the registers instead
     resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else 4 if format == "Q5_K" else 5
     return MatvecConfig(
@@ -71,7 +72,7 @@ def fused_matvec(
     few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
     lanes = 8 if m == 1 or (output == "q8_1" and m > 4) else few  # four rows of many activations fill the registers
     inline = floats and m * columns <= INLINE_VALUES
-    filled = sum(rows) >= 2 * _WARPS_TO_FILL * multiprocessors
+    filled = sum(rows) >= ROWS_TO_FILL * multiprocessors
     warps, per_warp = 8 if inline else 4, min(2 if filled else 1, *rows)
     if output == "q8_1":
         warps, per_warp = (8, 4) if m > 2 and not inline else (16, 2)
