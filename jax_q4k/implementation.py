@@ -72,7 +72,8 @@ def implementation(
       name: `ptx` (PTX kernels; CUDA only), `xla` (plain JAX, any platform), `sim` (the PTX kernels run by the
         simulator; CPU only), or None: `ptx` on CUDA, `xla` elsewhere.
       activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the CUDA path has
-        a kernel that takes them so; `f32`: never quantized; None: `q8_1` for ptx and sim, `f32` for xla.
+        a kernel that takes them so; `f32`: never quantized; None: `f32` for xla, what is fastest for ptx and sim:
+        `q8_1`, or float16 for many rows on some GPUs (`jq.explain` says which).
       fused: names out of `jax_q4k.FUSIONS`: the operations that may be one kernel; the others are chains of simpler
         ones. False: none. None: all, each wherever it pays.
 

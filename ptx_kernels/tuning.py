@@ -6,8 +6,8 @@ the device that is chosen for, see `choices.on_device`.
 
 from __future__ import annotations
 
-from .choices import Rule, Tabled
-from .devices import REFERENCE
+from .choices import Rule, Tabled, current_device
+from .devices import REFERENCE, find_device
 from .kernels.gemm import GemmConfig
 from .kernels.matvec import MatvecConfig
 from .kernels.merge_attention import MergeConfig
@@ -122,6 +122,33 @@ def gemm(format: str, n: int, columns: int, m: int, *, multiprocessors: int = RE
     row_warps, column_warps, tiles, m_tile = next((c for c in choices if fills(*c)), choices[-1])
     stages = 2 if row_warps * tiles > 4 else {16: 4, 32: 3}.get(m_tile, 2)
     return GemmConfig(row_warps, column_warps, tiles, m_tile, stages)
+
+
+#: Issue slots that int8 products take for 16 x 8 x 32 of them, all of a step counted: `benchmarks.tensor_cores`.
+INT8_SLOTS = {"Q4_K": 19.3, "Q5_K": 20.9, "Q6_K": 28.1}
+_GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
+
+
+@Rule
+def half_gemm(
+    format: str, n: int, columns: int, m: int, *, multiprocessors: int = REFERENCE.multiprocessors
+) -> GemmConfig | None:
+    """Config of f16 products for a shape of `gemm`'s, or None where int8 ones are as fast, or nobody knows.
+
+    Int8 products wait for issue slots; f16 ones take half of these and wait for the tensor cores, whose f16 rate
+    decides on each device. They read activations of two bytes: 256 weight rows a block keep that near what the L2
+    delivers, and take the shared memory of an sm_90 (sm_100 has it too, but its rates of `mma.sync` are not known). So
+    large a tile pays where no more than a quarter of all rounds is idle. Of Q5_K 64 activations spill.
+    """
+    device = find_device(current_device().name)
+    if device is None or device.arch != "sm_90" or format not in INT8_SLOTS or m <= 32:
+        return None
+    tensor = 4 * 2 * 16 * 8 * 32 / device.mma_float_ops  # clocks of a quarter of a multiprocessor
+    config = GemmConfig(8, 1, 2, min(48 if format == "Q5_K" else 64, -(-m // 16) * 16), 2, products="f16")
+    blocks = -(-m // config.m_tile) * -(-n // config.rows)
+    rounds = -(-blocks // multiprocessors)
+    pays = INT8_SLOTS[format] >= _GAIN * tensor and 4 * blocks >= 3 * rounds * multiprocessors
+    return config if pays else None
 
 
 @Rule

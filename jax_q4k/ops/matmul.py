@@ -12,8 +12,10 @@ from ptx_kernels import formats, tuning
 from ptx_kernels.kernels.gemm import gemm
 from ptx_kernels.kernels.gemm import takes as gemm_takes
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, matvec
+from ptx_kernels.kernels.quantize_f16 import quantize_f16
 
 from ..arrays import QuantizedArray
+from ..custom_call import ptx_name
 from ..implementation import check_choice, current_choice
 from . import checks, dequantize, fused_matmul, quantize_q8_1  # fused_matmul: modules that use each other
 from .op import KernelCall, Op
@@ -47,7 +49,8 @@ def matmul(
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
         kernel that takes it so, on every implementation: for DOT_FORMATS up to eight rows (under `vmap`, of
         all examples together), and for more rows where k is a multiple of 64. None takes what
-        `jax_q4k.implementation` selected, else `q8_1` for ptx and sim and `f32` for xla.
+        `jax_q4k.implementation` selected, else `f32` for xla, and for ptx and sim what is fastest: `q8_1`, or, of
+        many rows on some GPUs, x rounded to float16, 256 columns of a row by a common power of two.
       implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
@@ -114,7 +117,7 @@ def kernels(
     activations: str | None,
     transposed: bool,
 ) -> list[jax.Array]:
-    """`matmul` of x (m, k), or its transpose of x (m, n), by PTX kernels; `activations` None means q8_1."""
+    """`matmul` of x (m, k), or its transpose of x (m, n), by PTX kernels; `activations` None: as is fastest."""
     if transposed:
         # Or XLA merges a weight's decoding in the backward pass with that in the forward pass, and every weight of a
         # model lies in memory decoded in between.
@@ -124,6 +127,10 @@ def kernels(
         (weights,) = dequantize.kernels(launch, *planes, format=format, dtype=jnp.dtype(jnp.float32))
         return [_dot(x, weights, transposed=transposed).astype(x.dtype)]
     n, columns = planes[0].shape[0], x.shape[1]
+    if activations is None and m > MAX_ROWS and (config := tuning.half_gemm(format, n, columns, m)):
+        halves = launch(quantize_f16(rows=m, columns=columns, dtype=ptx_name(x.dtype)), x)
+        (y,) = launch(gemm(format=format, n=n, columns=columns, m=m, config=config), *planes, *halves)
+        return [y.astype(x.dtype)]
     values, scale_sum = quantize_q8_1.kernels(launch, x)
     # Tensor cores for any number of rows beyond: a product of decoded weights in float32, which has none, is slower
     # at all sizes, even before the decoding.

@@ -104,6 +104,17 @@ def test_a_long_prompt_runs_on_tensor_cores():
     assert all(t.shared_bytes > 0 and t.block == (128, 1, 1) for t in gemms)
 
 
+def test_a_long_prompt_of_a_large_matrix_is_float16():
+    planes = [jax.ShapeDtypeStruct(shape, jnp.uint8) for shape in ((4096, 16, 128), (4096, 16, 64), (4096, 16, 16))]
+    planes.append(jax.ShapeDtypeStruct((4096, 16, 2), jnp.uint8))
+    x = jax.ShapeDtypeStruct((512, 4096), jnp.bfloat16)
+    program = jax.jit(lambda x, *planes: jq.matmul(x, jq.QuantizedArray("Q6_K", (4096, 4096), planes)))
+    quantize, product = aot.compile_program(program, x, *planes).ptx_launches
+    assert (quantize.name, quantize.shared_bytes) == ("quantize_f16", 0)
+    assert (product.name, product.block, product.grid) == ("gemm_q6_k_f16_m64", (256, 1, 1), (8, 16, 1))
+    assert 99 << 10 < product.shared_bytes <= 227 << 10
+
+
 def test_a_cache_that_is_not_donated_is_copied_and_seen():
     function, arguments = LLAMA.programs()["decode"]
     kept = jax.jit(lambda *arguments: function(*arguments))  # donation inside another jit has no effect

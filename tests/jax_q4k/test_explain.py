@@ -45,6 +45,19 @@ def test_a_matmul_on_a_gpu_that_is_not_there():
         assert part in text
 
 
+def test_prompts_are_float16_where_that_is_fastest():
+    x, w = floats(512, 4096), packed("Q4_K", 4096, 4096)
+    of = {
+        (device, activations): jq.explain(jq.matmul, x, w, platform="cuda", device=device, activations=activations)
+        for device in ("NVIDIA H200", "NVIDIA A100")
+        for activations in (None, "q8_1")
+    }
+    families = {key: [kernel.name for kernel in found.calls[0].kernels] for key, found in of.items()}
+    assert families.pop(("NVIDIA H200", None)) == ["quantize_f16", "gemm_q4_k_f16_m64"]
+    assert set(map(tuple, families.values())) == {("quantize_q8_1", "gemm_q4_k_m64")}
+    assert "chosen half_gemm(Q4_K, 4096, 4096, 512) -> GemmConfig(" in str(of["NVIDIA H200", None])
+
+
 def test_a_table_decides_for_its_device_alone(monkeypatch):
     row = tables.Row("matvec", ("Q4_K", 64, 512, 1), MatvecConfig(warps=2), 3e-6)
     monkeypatch.setattr(tables, "packaged", lambda: (tables.Table("a/l4.json", "NVIDIA L4", "measured", (row,)),))

@@ -58,6 +58,32 @@ def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m
         assert -(-m // config.m_tile) * -(-4096 // (2 * config.rows)) < enough
 
 
+@pytest.mark.parametrize(("device", "halves"), [("H200", True), ("A100", False), ("B200", False), ("RTX 5090", False)])
+def test_products_of_halves_where_their_rate_is_known_to_win(device, halves):
+    with on_device(target(f"NVIDIA {device}")):
+        assert [tuning.half_gemm(f, 14336, 4096, 512) is not None for f in ("Q4_K", "Q5_K", "Q6_K")] == [halves] * 3
+        assert tuning.half_gemm("Q8_0", 14336, 4096, 512) is None
+
+
+@pytest.mark.parametrize(
+    ("n", "m", "halves"),
+    [(4096, 512, True), (1024, 512, False), (1024, 2048, True), (6144, 512, False), (128256, 33, True)]
+    + [(128256, 32, False)],
+)
+def test_products_of_halves_where_their_tiles_fill_the_device(n, m, halves):
+    config = tuning.half_gemm("Q4_K", n, 4096, m)
+    assert (config is not None) == halves
+    if config is not None:
+        kernel = gemm_kernel(format="Q4_K", n=n, columns=4096, m=m, config=config)
+        blocks = kernel.grid[0] * kernel.grid[1]
+        assert blocks >= 0.75 * 132 * -(-blocks // 132) and config.m_tile < m + 16
+
+
+def test_nobody_knows_an_unknown_device():
+    with on_device(target("NVIDIA Unheard Of", 132)):
+        assert tuning.half_gemm("Q4_K", 14336, 4096, 512) is None
+
+
 def test_two_rows_a_warp_where_that_fills_the_device(multiprocessors):
     enough = 2 * 4 * multiprocessors
     assert [tuning.matvec("Q4_K", n, 4096, 1).rows_per_warp for n in (enough - 1, enough)] == [1, 2]

@@ -6,7 +6,8 @@ from helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k.ops.matmul import DOT_FORMATS, takes_q8_1
-from ptx_kernels import formats
+from jax_q4k.ops.matmul import _op as matmul_op
+from ptx_kernels import choices, formats
 
 from .random_weights import random_weights
 
@@ -83,6 +84,18 @@ def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
     with jq.implementation("sim"):
         got = jq.matmul(x, w)
     assert nmse(got, jq.matmul(x, w, activations="q8_1")) <= 1e-12
+
+
+@pytest.mark.parametrize(("activations", "least", "most"), [(None, 0, 1e-6), ("q8_1", 1e-6, 1e-3)])
+def test_many_rows_are_float16_only_where_nobody_asked_for_int8(activations, least, most):
+    """On an H200 of a single multiprocessor, which one block of 256 weight rows and 48 activations fills."""
+    w = random_weights("Q4_K", 256, 256)
+    x = jnp.asarray(rng.standard_normal((48, 256)), jnp.float32)
+    params = dict(format="Q4_K", activations=activations, transposed=False)
+    program = jax.jit(lambda x, *planes: matmul_op.composition(x, *planes, **params))
+    with choices.on_device(choices.target("NVIDIA H200", 1)):
+        (got,) = program(x, *w.planes)
+    assert least <= nmse(got, f64_product(x, w)) <= most
 
 
 def test_context_selects_the_activations_and_retraces_jit():

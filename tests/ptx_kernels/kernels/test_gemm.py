@@ -13,7 +13,7 @@ from ptx_kernels.kernels.gemm import FORMATS, HALF_FORMATS, GemmConfig, gemm
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import KernelError
-from ptx_kernels.sass import disassemble, hot_loop
+from ptx_kernels.sass import disassemble, enclosing_loop, hot_loop
 from ptx_kernels.simulator.traffic import total
 
 TOLERANCE = 1e-12
@@ -163,6 +163,21 @@ def test_instructions_per_4096_products(format: str, budget: float) -> None:
     assert loop is not None
     products = loop.count("mma") / (2 if format == "Q6_K" else 1)
     assert 0 < loop.issued() / products <= budget
+
+
+@pytest.mark.parametrize(("format", "budget"), [("Q4_K", 12), ("Q5_K", 16), ("Q6_K", 14)])
+def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
+    """All of a super-block's step per 16 x 8 x 32 products: mma alone takes 12.9 clocks of a scheduler on an H200."""
+    config = tuning.half_gemm(format, 14336, 4096, 512)
+    assert config is not None
+    kernel = gemm(format=format, n=14336, columns=4096, m=512, config=config)
+    code = disassemble(assemble(kernel.text, "sm_90").cubin)
+    loop = hot_loop(code)
+    step = loop and enclosing_loop(code, loop)
+    assert loop is not None and step is not None
+    products = 4 * loop.count("mma") / 2  # of four units
+    assert products == 8 * config.tiles * config.m_tile // 8
+    assert 0 < (step.issued() + 3 * loop.issued()) / products <= budget
 
 
 @pytest.mark.parametrize("m", [9, 16, 32, 48, 64, 512])
