@@ -96,7 +96,7 @@ def test_a_gpu_says_how_many_multiprocessors_it_has(monkeypatch):
     monkeypatch.setattr(op.jax, "devices", lambda: [Gpu()])
     assert (op.device().name, op.device().multiprocessors, op.device().assumed) == ("NVIDIA H100 PCIe", 114, False)
     monkeypatch.delattr(Gpu, "core_count")
-    assert op.device().multiprocessors == 132 and not op.device().assumed  # an H100's
+    assert op.device().multiprocessors == 114 and not op.device().assumed  # an H100 PCIe's
     monkeypatch.setattr(Gpu, "device_kind", "NVIDIA L4")
     assert op.device().assumed
 
