@@ -38,6 +38,7 @@ CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
         ("fetch", "updates by an atomic what a copy of {} read", LANES),
         ("update", "updates by an atomic of .cta scope what {} updated", BLOCKS),
         ("block update", "updates by an atomic of .cta scope what {} updated", BLOCKS),
+        ("observe", "updates by an atomic of .cta scope what {} read", BLOCKS),
     ),
     "observe": (
         ("write", "reads what {} wrote", LANES),
