@@ -7,9 +7,11 @@ from typing import Literal
 from .clocks import Strong
 from .distance import BLOCKS, LANES
 
-#: Plain loads and stores; atomic updates and strong stores, those of .cta scope apart; strong loads; the reads of bulk
-#: copies.
-Kind = Literal["read", "write", "update", "block update", "observe", "fetch"]
+#: Plain loads and stores; atomic updates and strong stores, strong loads, and those of them that have .cta scope; the
+#: reads of bulk copies.
+Kind = Literal["read", "write", "update", "block update", "observe", "block observe", "fetch"]
+
+READING = ("read", "observe", "block observe", "fetch")
 
 #: kind of an access -> (kind of another, what this one does, how far apart the two may not be)
 CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
@@ -24,6 +26,7 @@ CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
         ("update", "writes what {} updated by an atomic", LANES),
         ("block update", "writes what {} updated by an atomic", LANES),
         ("observe", "writes what {} read", LANES),
+        ("block observe", "writes what {} read", LANES),
         ("fetch", "writes what a copy of {} read", LANES),
     ),
     "update": (
@@ -31,6 +34,7 @@ CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
         ("read", "updates by an atomic what {} read", LANES),
         ("fetch", "updates by an atomic what a copy of {} read", LANES),
         ("block update", "updates by an atomic what {} updated by one of .cta scope", BLOCKS),
+        ("block observe", "updates by an atomic what {} read with .cta scope", BLOCKS),
     ),
     "block update": (
         ("write", "updates by an atomic what {} wrote", LANES),
@@ -39,10 +43,16 @@ CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
         ("update", "updates by an atomic of .cta scope what {} updated", BLOCKS),
         ("block update", "updates by an atomic of .cta scope what {} updated", BLOCKS),
         ("observe", "updates by an atomic of .cta scope what {} read", BLOCKS),
+        ("block observe", "updates by an atomic of .cta scope what {} read", BLOCKS),
     ),
     "observe": (
         ("write", "reads what {} wrote", LANES),
         ("block update", "reads what {} updated by an atomic of .cta scope", BLOCKS),
+    ),
+    "block observe": (
+        ("write", "reads what {} wrote", LANES),
+        ("update", "reads with .cta scope what {} updated by an atomic", BLOCKS),
+        ("block update", "reads with .cta scope what {} updated by an atomic", BLOCKS),
     ),
     "fetch": (
         ("write", "reads what {} wrote", LANES),
@@ -53,6 +63,6 @@ CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
 
 
 def kind_of(strong: Strong) -> Kind:
-    if not strong.writes:
-        return "observe"
-    return "update" if strong.semantics.wide else "block update"
+    if strong.writes:
+        return "update" if strong.semantics.wide else "block update"
+    return "observe" if strong.semantics.wide else "block observe"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .clocks import Strong
-from .conflicts import CONFLICTS, Kind
+from .conflicts import CONFLICTS, READING, Kind
 from .distance import BLOCKS, LEVEL, THREE, WARPS, distance, tell, unproxied
 from .errors import MissingProxyFence, SimulationError, UninitializedRead
 from .frame import Frame
@@ -204,7 +204,7 @@ class Shadow:
             order = np.argsort(level, axis=None, kind="stable")  # the farthest is written last
             granules = self._granules(index, width).ravel()
             records[granules[order]] = ((after & ~(THREE << LEVEL)) | level << LEVEL).ravel()[order]
-        if self._history is not None and kind in ("read", "observe", "fetch"):
+        if self._history is not None and kind in READING:
             self._remember(kind, index, width, before, np.broadcast_to(stamps, before.shape))
 
     def _remember(self, kind: Kind, index: np.ndarray, width: int, before: np.ndarray, now: np.ndarray) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .clocks import Places, Strong
-from .conflicts import Kind, kind_of
+from .conflicts import READING, Kind, kind_of
 from .errors import Misaligned, OutOfBounds, SharedRace
 from .frame import Frame
 from .memory import item_view
@@ -107,7 +107,7 @@ class SharedMemory:
         turns: np.ndarray | None = None,
     ) -> None:
         """What all accesses share: are the bytes there, does it race, what moves."""
-        what = {"read": "reads", "observe": "reads", "write": "writes"}.get(kind, "updates")
+        what = "reads" if kind in READING else "writes" if kind == "write" else "updates"
         self._check_copies(frame, instruction, index, width, what)
         self.shadow.access(kind, frame, instruction, index, width, self._describe(frame, index, width), strong, turns)
         if frame.batch.traffic is not None:

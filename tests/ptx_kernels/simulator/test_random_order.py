@@ -52,7 +52,7 @@ class Operation:
                 "store": f"st.{space}.u32 {where}, 1;",
                 "red": f"red.{self.order}.{scope}.{space}.add.u32 {where}, 1;",
                 "atom": f"atom.{self.order}.{scope}.{space}.add.u32 %r5, {where}, 1;",
-                "strong load": f"ld.{self.order}.gpu.{space}.u32 %r5, {where};",
+                "strong load": f"ld.{self.order}.{scope}.{space}.u32 %r5, {where};",
                 "strong store": f"st.{self.order}.{scope}.{space}.u32 {where}, 1;",
                 "fence": f"fence.acq_rel.{scope};",
             }[self.kind]
@@ -175,7 +175,7 @@ def program(rng: np.random.Generator, length: int) -> list[Operation]:
             order = "acquire"
         if kind in ("red", "strong store") and order in ("acquire", "acq_rel"):
             order = "release"
-        wide = kind == "strong load" or scope == "gpu" or rng.random() < 0.5
+        wide = scope == "gpu" or rng.random() < 0.5
         operations.append(Operation(kind, actor, place, order, wide))
     return operations
 
