@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ptx_kernels import choices
 from ptx_kernels.driver import Device, DriverError
 
 from . import gpu_kernels
@@ -116,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"benchmarks.gpu needs a CUDA GPU: {error}", file=sys.stderr)
         return NO_GPU
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the driver's buffers and JAX's share the GPU
-    with gpu:
+    with gpu, choices.on_device(choices.target(gpu.facts.name, gpu.facts.multiprocessors)):
         facts = gpu.facts
         for name, value in dataclasses.asdict(facts).items():
             print(f"{name:32} {value}")
