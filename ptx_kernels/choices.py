@@ -191,7 +191,7 @@ class Tabled(Rule[P, C]):
         family = tables.FAMILIES[self.name]
         for table in tables_in_force():
             row = table.nearest(self.name, *arguments)
-            if row and family.accepts(row.config, arguments):
+            if row and family.serves(row, arguments):
                 found = "this shape" if row.shape == arguments else f"the nearest shape, {family.describe(row.shape)}"
                 figures = ", ".join(filter(None, (f"{row.seconds * 1e6:.2f} us", row.why)))
                 name = Path(table.path).name

@@ -36,7 +36,8 @@ SOURCES = ("measured", "model")
 FOLDER = Path(__file__).with_name("tuned")
 
 _LARGEST = 1 << 40  # of every number of a shape
-_FARTHEST = 1.0  # octaves in each number up to which a row stands for a shape that is not its own
+_FARTHEST = 1.0  # octaves up to which a row stands for a shape that is not its own, all sizes together
+_ROWS = ("n", "rows")  # of weights: the keys that say how many
 
 
 class TuningTableError(ValueError):
@@ -47,7 +48,7 @@ class Match(enum.Enum):
     """How a row's value has to agree with that of the shape that is asked for."""
 
     EQUAL = "equal"
-    NEAR = "within an octave; of several numbers, each"
+    NEAR = "near: within an octave, all such values together"
     COVERS = "as large or larger by at most an octave, and the least such: what holds more rows holds fewer too"
 
 
@@ -73,8 +74,18 @@ class Family:
     keys: dict[str, Key]
     check: Callable[..., None]
 
+    def serves(self, row: Row, shape: tuple[Any, ...]) -> bool:
+        """Whether a neighbour's row goes with the shape too.
+
+        Not where it was chosen to share its own number of rows evenly: a fixed grid, or blocks that each quantize.
+        """
+        config = row.config
+        fixed = isinstance(config, MatvecConfig) and (config.persistent or config.activations == "inline_q8")
+        same = (ours == theirs for name, ours, theirs in zip(self.keys, shape, row.shape, strict=True) if name in _ROWS)
+        return (not fixed or all(same)) and self.accepts(config, shape)
+
     def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:
-        """Whether a Config from a neighbour's row goes with the shape too."""
+        """Whether a Config goes with the shape."""
         try:
             self.check(config, *shape)
         except (KernelError, ValueError):
@@ -102,7 +113,7 @@ class Family:
             elif key.match is Match.NEAR:
                 pairs = zip(theirs, asked, strict=True) if isinstance(theirs, tuple) else ((theirs, asked),)
                 off += [abs(math.log2(a / b)) for a, b in pairs]
-        return None if max(*covered, *off) > _FARTHEST else (sum(covered), sum(off))
+        return None if max(sum(covered), sum(off)) > _FARTHEST else (sum(covered), sum(off))
 
 
 def _count(value: Any) -> int | None:

@@ -113,7 +113,7 @@ def test_the_nearest_row_serves(n, columns, m, warps):
 
 
 def test_keys_of_joined_matrices():
-    """Formats, their number, what activations and results are must agree; every size lies within an octave."""
+    """Formats, their number, what activations and results are must agree; the sizes lie within an octave together."""
     t = table(
         fused(), fused(rows=[64, 128], seconds=2e-5), fused(m=4, seconds=3e-5), fused(formats=["Q4_K"], rows=[64])
     )
@@ -123,9 +123,18 @@ def test_keys_of_joined_matrices():
         return row and row.seconds
 
     assert found() == 1e-5 and found(rows=(64, 128)) == 2e-5 and found(m=3) == 3e-5
-    assert found(rows=(100, 60), columns=3072) == 1e-5
-    assert found(rows=(64, 270)) is found(columns=2000) is found(m=5) is None
+    assert found(rows=(70, 40), columns=3584) == 1e-5
+    assert found(rows=(90, 46), columns=3584) is found(columns=2000) is found(m=5) is None
     assert found(("Q6_K", "Q4_K")) is found(floats=False) is found(output="q8_1") is found(rows=(64,)) is None
+
+
+@pytest.mark.parametrize("config", [{"activations": "inline_q8"}, {"persistent": 3}, {}], ids=str)
+def test_what_shares_its_rows_evenly_is_for_no_others(config):
+    """Columns and m may differ all the same."""
+    (found,) = table(fused(config=config)).rows
+    family = tables.FAMILIES["fused_matvec"]
+    for rows, columns, served in (((64, 32), 4096, True), ((64, 32), 3584, True), ((65, 32), 4096, not config)):
+        assert family.serves(found, (("Q4_K", "Q6_K"), rows, columns, 1, True, "f32")) is served
 
 
 def test_keys_of_prompts():
