@@ -250,6 +250,8 @@ ATTENTION_CASES = (
     _attention("f32", 80, 1),
     _attention("f32", 256, 8),
     _attention("int8", 112, 7),
+    _attention("int8", 128, 8),
+    _attention("fp8", 256, 8),
     _attention("bf16", 128, 4, label="-split", splits=16),
     _attention("bf16", 128, 4, label="-contiguous", contiguous=True),
     _attention("bf16", 256, 2, label="-window-soft_cap", window=4096, soft_cap=50.0),

@@ -164,28 +164,28 @@ def paged_attention(
 ) -> PagedAttentionConfig:
     """Config for groups of num_heads / num_kv_heads query heads and contexts (or windows) of up to `capacity` tokens.
 
-    A whole group shares a block, up to eight query heads; of int8 and fp8, where a lane holds 16 values of each, four.
-    Warps wait for memory, so a block has eight of them, and each lane two tokens in flight, if registers allow: two
-    blocks of eight warps leave each lane 128 of them, of four warps 255. A context is split to fill two blocks on
-    each multiprocessor, no more, into parts of 64 tokens or more; below 256 tokens a second launch costs more.
+    A whole group shares a block, up to eight query heads. A lane's load is 16 bytes; of int8 and fp8, where that is 16
+    values of each query, 8 for more than four. Warps wait for memory, so a block has as many as its lanes' registers
+    allow: two blocks of eight leave each lane 128, of six 168, of four 255. Four tokens of each lane are in flight, two
+    where a split has fewer tokens. A context is split to fill two blocks on each multiprocessor, no more, into parts of
+    64 tokens or more; below 256 tokens a second launch costs more.
     """
-    size = PAGE_TYPES[dtype].size
-    runs = -(-head_dim * size // (16 * WARP))  # 16-byte runs of a vector in a lane
-    group = num_heads // num_kv_heads
-    queries = min(group, 4 if size == 1 else 8)
-    per_query = 2 * runs * 16 // size + 4  # the query, its weighted values, its running softmax
-
-    def registers(unroll: int) -> int:  # beside some that addresses take
-        return queries * per_query + unroll * runs * 16 + (16 if dtype == "int8" else 0)
-
+    size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
+    queries = min(group, 8)
+    load_bytes = 8 if size == 1 and queries > 4 else 16
+    loads = -(-head_dim * size // load_bytes)
+    runs = -(-loads // WARP)  # loads of a vector by a lane
+    streams = WARP // min(WARP, 1 << (loads - 1).bit_length())  # tokens that a warp holds at once
+    per_query = 2 * runs * load_bytes // size + 1  # values of the query, and weighted ones
+    per_token = 2 * runs * load_bytes // 4 + (4 if dtype == "int8" else 0)  # as they are stored; scales and where
     blocks = batch * num_kv_heads * -(-group // queries)
-    splits = min(2 * multiprocessors // blocks, capacity // 64) if capacity >= 256 else 1
-    return PagedAttentionConfig(
-        warps=8 if registers(2) <= 112 else 4,
-        queries=queries,
-        unroll=2 if registers(2) <= 192 else 1,
-        splits=max(1, splits),
-    )
+    splits = max(1, min(2 * multiprocessors // blocks, capacity // 64)) if capacity >= 256 else 1
+    for unroll in (4, 2):
+        registers = queries * per_query + unroll * per_token  # beside some for addresses and sums
+        warps = 8 if registers <= 80 else 6 if registers <= 114 else 4
+        if registers <= 190 and streams * warps * unroll <= capacity // splits:
+            break
+    return PagedAttentionConfig(warps, queries, unroll, splits=splits, load_bytes=load_bytes)
 
 
 @Rule

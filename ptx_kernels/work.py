@@ -19,7 +19,7 @@ from .sass import Loop, load_bits
 QUANT_BITS = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
 
 _DOT = 4  # products of a dp4a
-#: Families whose hot loop reads their inputs, each byte once: bytes of the inputs tell how many trips it takes.
+#: Families whose hot loop reads their inputs: bytes of the inputs tell how many trips it takes.
 _STREAMING = (
     "quantize_q8_1",
     "quantize_f16",
@@ -125,4 +125,7 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
     if kernel.family not in _STREAMING or not loads:
         return Work(nbytes, None, None)
     wide = sum(size for size in loads if size == max(loads))  # narrower ones are ids and scales
-    return Work(nbytes, nbytes / (wide * WARP), None)
+    again = 1
+    if kernel.family == "paged_attention":  # a block that has some of a group's queries reads all of K and V
+        again = math.ceil(arguments["num_heads"] / arguments["num_kv_heads"] / arguments["config"].queries)
+    return Work(nbytes, nbytes * again / (wide * WARP), None)

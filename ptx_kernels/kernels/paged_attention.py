@@ -23,6 +23,7 @@ class PagedAttentionConfig:
       resident_blocks: blocks that a multiprocessor's registers must have room for.
       splits: blocks that a sequence's tokens are dealt to (flash decoding, Dao et al. 2023). More than one leave
         partial results, which `merge_attention` puts together.
+      load_bytes: of a lane's loads of K and V, 16 or 8; with 8 a lane holds half as many values of each query.
     """
 
     warps: int = 4
@@ -30,6 +31,7 @@ class PagedAttentionConfig:
     unroll: int = 2
     resident_blocks: int = 2
     splits: int = 1
+    load_bytes: int = 16
 
 
 class _Held:
@@ -69,7 +71,7 @@ def paged_attention(
     """out[b, h] = softmax(scale * q[b, h] . K) V over the first context_lens[b] tokens of sequence b.
 
     A block has one sequence and up to `queries` query heads that share a KV head. A token's K is spread over
-    `lanes` lanes, 16 bytes each, so a warp holds WARP / lanes tokens at once; every group of lanes runs its own
+    `lanes` lanes, `load_bytes` each, so a warp holds WARP / lanes tokens at once; every group of lanes runs its own
     online softmax, merged over groups by shuffles and over warps in shared memory. Tokens beyond the context or
     before the window, and those whose page id is outside the pages, are not read. No token: zeros.
 
@@ -89,6 +91,8 @@ def paged_attention(
         raise KernelError(f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1")
     if soft_cap is not None and not soft_cap > 0:
         raise KernelError(f"soft_cap={soft_cap} must be positive")
+    if config.load_bytes not in (8, 16):
+        raise KernelError(f"load_bytes={config.load_bytes} must be 8 or 16")
     group = num_heads // num_kv_heads
     queries, splits = min(config.queries, group), config.splits
     q = k.input("q", f32, (batch, num_heads, head_dim))
@@ -99,7 +103,7 @@ def paged_attention(
     write = declare_result(k, batch, num_heads, head_dim, output, splits)
     head_blocks = -(-group // queries)
     k.launch((num_kv_heads * head_blocks, batch, splits), WARP * config.warps, resident_blocks=config.resident_blocks)
-    spread = Spread(k, head_dim, 16 // k_pages.rows.type.size)
+    spread = Spread(k, head_dim, config.load_bytes // k_pages.rows.type.size)
     streams = WARP // spread.lanes * config.warps  # tokens that the block holds at once
     step = streams * config.unroll
 
@@ -111,11 +115,11 @@ def paged_attention(
     # scores are exponents of 2; without a soft cap, their factor goes into q
     factor = scale * LOG2_E if soft_cap is None else scale / soft_cap
     query = [[x * factor for x in spread.load(q.at(sequence, head))] for head in heads]
-    states = [State(k, spread.width) for _ in heads]
+    state = State(k, queries, spread)
     if sink_logits is not None:
-        once = (stream == 0) & (split == 0)
-        for state, head in zip(states, heads, strict=True):
-            state.add_sink(k, sink_logits.at(head).load() * LOG2_E, once)
+        mine = [k.minimum(first + state.dealt.item(slot), group - 1) for slot in range(state.dealt.slots)]
+        logits = [sink_logits.at(kv_head * group + i).load() * LOG2_E for i in mine]
+        state.add_sinks(k, logits, (stream == 0) & (split == 0))
 
     length = k.minimum(k.maximum(context_lens.at(sequence).load(), 0), page_size * pages_per_sequence)
     start, stop = _share_of(k, length, window, split, splits, step)
@@ -135,12 +139,11 @@ def paged_attention(
         seen, loaded = [token[0] for token in tokens], [token[1:] for token in tokens]
         half = len(loaded[0]) // 2
         keys, values = [k_pages.values(x[:half]) for x in loaded], [v_pages.values(x[half:]) for x in loaded]
-        for mine, state in zip(query, states, strict=True):
-            scores = [k.warp_sum(dot(k, mine, key), lanes=spread.lanes) for key, _ in keys]
-            scores = [s if unit is None else s * unit for s, (_, unit) in zip(scores, keys, strict=True)]
-            if soft_cap is not None:
-                scores = [tanh(k, score) * (soft_cap * LOG2_E) for score in scores]
-            state.add(k, scores, seen, values)
+        scores = [state.dealt.sum([dot(k, mine, key) for mine in query]) for key, _ in keys]
+        scores = [s if unit is None else [x * unit for x in s] for s, (_, unit) in zip(scores, keys, strict=True)]
+        if soft_cap is not None:
+            scores = [[tanh(k, x) * (soft_cap * LOG2_E) for x in s] for s in scores]
+        state.add(k, scores, seen, values)
 
     # While a round computes, the next one's K and V are on their way, and the page ids of the one after that. Every
     # stream takes the same number of rounds, so that whole warps meet at the shuffles.
@@ -157,7 +160,7 @@ def paged_attention(
         with k.when(first + query < group) if group % queries else contextlib.nullcontext():
             write(place, merged)
 
-    merge_block(k, states, spread, head_dim, config.warps, finish)
+    merge_block(k, state, spread, head_dim, config.warps, finish)
 
 
 def _share_of(

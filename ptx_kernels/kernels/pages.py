@@ -54,12 +54,12 @@ class Pages:
     scales: Pointer | None
 
     def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
-        """A lane's share of one vector as it is stored, 16 bytes in four registers, and int8's scale behind it."""
+        """A lane's share of one vector as it is stored, four bytes in a register, and int8's scale behind it."""
         row = self.rows.at(*place)
         loaded: list[Value] = []
         for first, inside in spread.parts:
-            run = row.at(first)
-            loaded += (run if run.type is f32 else run.cast(u32)).load(vector=4, where=all_of(inside, where))
+            words = row.at(first) if row.type is f32 else row.at(first).cast(u32)
+            loaded += words.load_run(0, spread.run * row.type.size // 4, where=all_of(inside, where))
         return loaded if self.scales is None else [*loaded, self.scales.at(*place).load(where=where)]
 
     def values(self, loaded: Sequence[Value]) -> tuple[Sequence[Value], Value | float | None]:

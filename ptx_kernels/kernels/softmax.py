@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, Pointer, Value, Var, all_of, f32
+from ..ptx import WARP, Builder, Dealt, Pointer, Value, Var, all_of, f32
 from .activation import exp2
 from .pages import Spread
 from .vectors import store_floats
@@ -15,49 +16,59 @@ LOWEST = -3.0e38  # below every score; finite, so that no difference of two of t
 
 
 class State:
-    """One query in a lane: running maximum and sum of the scores' powers of 2, and the values weighted by these."""
+    """Some queries in a lane: running maximum and sum of the scores' powers of 2, and the values weighted by these.
 
-    def __init__(self, k: Builder, width: int) -> None:
-        self.highest: Var = k.var(f32, LOWEST)
-        self.total: Var = k.var(f32, 0.0)
-        self.values: list[Var] = [k.var(f32, 0.0) for _ in range(width)]
+    A warp's groups of lanes have tokens of their own. In a group `highest` and `total` are dealt, so that a softmax is
+    one lane's work for each query; of every query's `values` a lane has its share.
+    """
 
-    def rescale(self, k: Builder, highest: Value) -> None:
-        factor = exp2(k, self.highest - highest)
-        self.highest.set(highest)
-        self.total *= factor
-        for value in self.values:
-            value *= factor
+    def __init__(self, k: Builder, queries: int, spread: Spread) -> None:
+        self.dealt = Dealt(k, queries, spread.lanes)
+        self.highest: list[Var] = [k.var(f32, LOWEST) for _ in range(self.dealt.slots)]
+        self.total: list[Var] = [k.var(f32, 0.0) for _ in range(self.dealt.slots)]
+        self.values: list[list[Var]] = [[k.var(f32, 0.0) for _ in range(spread.width)] for _ in range(queries)]
+
+    def rescale(self, k: Builder, highest: Sequence[Value]) -> None:
+        factors = [exp2(k, mine - new) for mine, new in zip(self.highest, highest, strict=True)]
+        for mine, total, new, factor in zip(self.highest, self.total, highest, factors, strict=True):
+            mine.set(new)
+            total *= factor
+        for values, factor in zip(self.values, self.dealt.all(factors), strict=True):
+            for value in values:
+                value *= factor
 
     def add(
         self,
         k: Builder,
-        scores: Sequence[Value],
+        scores: Sequence[Sequence[Value]],
         seen: Sequence[Value],
         values: Sequence[tuple[Sequence[Value], Value | float | None]],
         counts: Sequence[Value] | None = None,
     ) -> None:
-        """Adds tokens by their scores in base 2. Beside a token's values stands their factor; None: 1.
+        """Adds tokens by their scores in base 2, dealt. Beside a token's values stands their factor; None: 1.
 
         `counts`: each stands for tokens already added up to this sum of weights, relative to its score.
         """
-        highest: Value = self.highest
-        for score, ok in zip(scores, seen, strict=True):
-            highest = k.maximum(highest, k.select(ok, score, LOWEST))
+        highest: list[Value] = [*self.highest]
+        for token, ok in zip(scores, seen, strict=True):
+            highest = [k.maximum(mine, k.select(ok, s, LOWEST)) for mine, s in zip(highest, token, strict=True)]
         self.rescale(k, highest)
-        for i, (score, ok) in enumerate(zip(scores, seen, strict=True)):
-            weight = k.select(ok, exp2(k, score - self.highest), 0.0)
-            k.accumulate(self.total, weight, 1.0 if counts is None else counts[i])
+        for i, (token, ok) in enumerate(zip(scores, seen, strict=True)):
+            weights = [k.select(ok, exp2(k, s - mine), 0.0) for s, mine in zip(token, self.highest, strict=True)]
+            for total, weight in zip(self.total, weights, strict=True):
+                k.accumulate(total, weight, 1.0 if counts is None else counts[i])
             vector, factor = values[i]
-            weighted = weight if factor is None else weight * factor
-            for mine, value in zip(self.values, vector, strict=True):
-                k.accumulate(mine, weighted, value)
+            weighted = self.dealt.all(weights if factor is None else [weight * factor for weight in weights])
+            for mine, weight in zip(self.values, weighted, strict=True):
+                for total, value in zip(mine, vector, strict=True):
+                    k.accumulate(total, weight, value)
 
-    def add_sink(self, k: Builder, score: Value, once: Value) -> None:
-        """A logit without a value, in an empty state; in one lane group of all, where `once` holds."""
-        bounded = k.select(score < LOWEST, k.const(f32, LOWEST), score)  # minus infinity counts for nothing
-        self.highest.set(k.select(once, bounded, LOWEST))
-        self.total.set(k.select(once, k.const(f32, 1.0), 0.0))
+    def add_sinks(self, k: Builder, scores: Sequence[Value], once: Value) -> None:
+        """Dealt logits without a value, in an empty state; in one lane group of all, where `once` holds."""
+        for highest, total, score in zip(self.highest, self.total, scores, strict=True):
+            bounded = k.select(score < LOWEST, k.const(f32, LOWEST), score)  # minus infinity counts for nothing
+            highest.set(k.select(once, bounded, LOWEST))
+            total.set(k.select(once, k.const(f32, 1.0), 0.0))
 
 
 @dataclass(frozen=True)
@@ -85,24 +96,26 @@ def dot(k: Builder, a: Sequence[Value], b: Sequence[Value]) -> Value:
 
 
 def merge_block(
-    k: Builder, states: list[State], spread: Spread, head_dim: int, warps: int, write: Callable[[int, Merged], None]
+    k: Builder, state: State, spread: Spread, head_dim: int, warps: int, write: Callable[[int, Merged], None]
 ) -> None:
-    """Merges every query's states over the block's lanes and warps; `write(query, merged)` then runs in one warp each.
+    """Merges every query over the block's lanes and warps; `write(query, merged)` then runs in one warp each.
 
     All threads must come here. Warps meet in shared memory, (queries, warps, head_dim).
     """
-    for state in states if spread.lanes < WARP else ():
+    if spread.lanes < WARP:
         _merge_lanes(k, state, spread.lanes)
-    marks = k.shared("warp_marks", f32, (len(states), warps, 2))
-    parts = k.shared("warp_parts", f32, (len(states), warps, head_dim))
+    marks = k.shared("warp_marks", f32, (len(state.values), warps, 2))
+    parts = k.shared("warp_parts", f32, (len(state.values), warps, head_dim))
     first_vector = k.lane_id < spread.lanes  # the other lanes hold the same
-    for i, state in enumerate(states):
-        marks.at(i, k.warp_id).store(0, (state.highest, state.total), where=k.lane_id == 0)
+    for i, values in enumerate(state.values):
+        slot = i % state.dealt.slots
+        mark = state.highest[slot], state.total[slot]
+        marks.at(i, k.warp_id).store(0, mark, where=k.lane_id == state.dealt.lane(i))
         row = parts.at(i, k.warp_id)
-        for run in spread.runs(state.values):
+        for run in spread.runs(values):
             store_floats(row.at(run.first), run.values, where=all_of(run.inside, first_vector))
     k.barrier()
-    for i in range(len(states)):
+    for i in range(len(state.values)):
         with k.when(k.warp_id == i % warps):
             write(i, _merge_warps(k, marks, parts, i))
 
@@ -110,9 +123,8 @@ def merge_block(
 def _merge_lanes(k: Builder, state: State, lanes: int) -> None:
     """Merges the warp's groups of lanes; afterwards each holds the whole warp's state."""
     apart = {"lanes": WARP // lanes, "stride": lanes}
-    state.rescale(k, k.warp_max(state.highest, **apart))
-    state.total.set(k.warp_sum(state.total, **apart))
-    for value in state.values:
+    state.rescale(k, [k.warp_max(highest, **apart) for highest in state.highest])
+    for value in itertools.chain(state.total, *state.values):
         value.set(k.warp_sum(value, **apart))
 
 

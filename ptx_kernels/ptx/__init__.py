@@ -1,6 +1,7 @@
 """The kernel language: Python that writes PTX text."""
 
 from .builder import WARP, Builder, kernel
+from .dealt import Dealt
 from .errors import KernelError
 from .instructions import INSTRUCTIONS, Instruction
 from .module import Buffer, Kernel
@@ -12,6 +13,7 @@ __all__ = [
     "WARP",
     "Buffer",
     "Builder",
+    "Dealt",
     "Instruction",
     "Kernel",
     "KernelError",

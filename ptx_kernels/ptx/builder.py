@@ -302,15 +302,16 @@ class Builder:
         """The value of lane (lane ^ mask); all 32 lanes must take part."""
         return self._shuffle("bfly", value, mask)
 
-    def shuffle(self, value: Value, lane: int) -> Value:
-        """The value of lane `lane`; all 32 lanes must take part."""
-        return self._shuffle("idx", value, lane)
+    def shuffle(self, value: Value, lane: int, *, lanes: int = WARP) -> Value:
+        """The value of lane `lane` of each group of `lanes`, a power of two; all 32 lanes must take part."""
+        return self._shuffle("idx", value, lane, WARP - lanes)
 
-    def _shuffle(self, mode: str, value: Value, lane: int) -> Value:
+    def _shuffle(self, mode: str, value: Value, lane: int, fixed: int = 0) -> Value:
+        """`fixed`: bits of a lane's number that are those of the lane that asks."""
         if value.type.register not in ("b32", "f32"):
             raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
         result = self.register(value.type)
-        self.write(f"shfl.sync.{mode}.b32 {result.name}, {value.name}, {lane}, 31, {_FULL_MASK};")
+        self.write(f"shfl.sync.{mode}.b32 {result.name}, {value.name}, {lane}, {fixed << 8 | 31}, {_FULL_MASK};")
         return result
 
     def warp_reduce(

@@ -13,6 +13,7 @@ from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.cost import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
+from ptx_kernels.ptx import Kernel
 from ptx_kernels.report import Figures, figures
 from ptx_kernels.work import QUANT_BITS
 
@@ -76,27 +77,62 @@ def test_q4_k_four_rows(n, k):
     assert found.mix["load global 128"] >= quant_loads(found, "Q4_K", 4)
 
 
-@pytest.mark.parametrize("dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4)])
-def test_paged_attention_reads_pages_in_16_bytes(dtype, group):
-    """K and V of two tokens at once, or one, by 16-byte loads; only page ids are narrower. All stay in flight."""
-    kernel = KERNELS["paged_attention"](
-        batch=1,
+def attention_kernel(dtype: str, head_dim: int, group: int, batch: int = 1) -> Kernel:
+    """Eight KV heads and contexts of 4096 tokens, as tuning has it."""
+    return KERNELS["paged_attention"](
+        batch=batch,
         num_heads=group * 8,
         num_kv_heads=8,
-        head_dim=128,
+        head_dim=head_dim,
         num_pages=1024,
         page_size=16,
         pages_per_sequence=256,
-        scale=128**-0.5,
+        scale=head_dim**-0.5,
         dtype=dtype,
-        config=tuning.paged_attention(1, group * 8, 8, 128, 4096, dtype),
+        config=tuning.paged_attention(batch, group * 8, 8, head_dim, 4096, dtype),
     )
+
+
+@pytest.mark.parametrize("dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4), ("fp8", 4), ("fp8", 8)])
+def test_paged_attention_reads_pages_in_wide_loads(dtype, group):
+    """K and V of several tokens at once, by loads as wide as tuning has them; only page ids are narrower.
+
+    All stay in flight.
+    """
+    kernel = attention_kernel(dtype, 128, group)
     found = figures(kernel, "sm_90")
+    bits = 8 * kernel.arguments["config"].load_bytes
     loads = {category: count for category, count in found.mix.items() if category.startswith("load")}
-    assert set(loads) == {"load global 128", "load global 32"}
+    assert set(loads) == {f"load global {bits}", "load global 32"}
     tokens = loads["load global 32"]  # one page id each
-    assert loads["load global 128"] == 2 * tokens == found.loads_in_flight
+    assert loads[f"load global {bits}"] == 2 * tokens
+    in_flight = 32 * kernel.arguments["config"].warps * found.blocks_per_multiprocessor * tokens * (2 * bits // 8 + 4)
+    assert found.bytes_in_flight == in_flight
     assert found.spill_bytes == 0
+
+
+#: Instructions of the hot loop for each value of K and V and query of a lane.
+@pytest.mark.parametrize(
+    "dtype, group, instructions",
+    [("bf16", 4, 2.6), ("bf16", 8, 2.3), ("int8", 4, 2.3), ("int8", 8, 2.3), ("fp8", 8, 2.5)],
+)
+def test_instructions_of_paged_attention(dtype, group, instructions):
+    kernel = attention_kernel(dtype, 128, group, batch=8)
+    config, size = kernel.arguments["config"], {"bf16": 2}.get(dtype, 1)
+    assert config.queries == group
+    products = 2 * config.unroll * config.load_bytes // size * group
+    assert figures(kernel, "sm_90").loop_instructions <= instructions * products
+
+
+def test_paged_attention_never_spills():
+    """A block holds any group of up to eight query heads, whatever the pages hold, on every architecture."""
+    kernels = {}
+    for dtype, head_dim in (("f32", 80), ("f32", 256), ("bf16", 240), ("int8", 240), ("fp8", 96)):
+        for group in (1, 2, 4, 5, 8):
+            kernel = attention_kernel(dtype, head_dim, group, batch=4)
+            assert kernel.arguments["config"].queries == group
+            kernels[kernel.text] = f"{dtype} head_dim={head_dim} group={group}"
+    assert spilled(kernels) == {}
 
 
 @pytest.mark.parametrize("n, k", SHAPES)

@@ -9,6 +9,7 @@ from ptx_kernels.assemble import assemble
 from ptx_kernels.cases import CASES
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS
+from ptx_kernels.kernels.paged_attention import PagedAttentionConfig
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.sass import Loop, disassemble, hot_loop, load_bits
 
@@ -109,3 +110,10 @@ def test_every_case_is_understood():
             assert set(packed) <= set(work.QUANT_BITS)
             bits = 8 * touched / work.packed_weights(kernel)
             assert min(work.QUANT_BITS[format] for format in packed) < bits
+
+
+def test_blocks_that_share_a_group_read_its_pages_each():
+    whole, halves = (attention(config=PagedAttentionConfig(queries=queries)) for queries in (4, 2))
+    found = [work.work(kernel, loop_of(kernel)) for kernel in (whole, halves)]
+    assert found[0].nbytes == found[1].nbytes
+    assert found[1].trips == 2 * found[0].trips

@@ -10,12 +10,14 @@ import pytest
 from helpers import nmse
 from oracles import attention, int8_vectors, loaded, stored
 
-from ptx_kernels import simulator
+from ptx_kernels import simulator, tuning
 from ptx_kernels.kernels.merge_attention import MergeConfig, merge_attention
 from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
-from ptx_kernels.kernels.pages import HEAD_DIMS
+from ptx_kernels.kernels.pages import HEAD_DIMS, PAGE_TYPES
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
+from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import KernelError
+from ptx_kernels.simulator.traffic import total
 
 DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
 TOLERANCE = 1e-11  # of every dtype: the oracle gets the same rounded pages
@@ -118,6 +120,34 @@ def test_head_dims(head_dim: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [32, 112, 256])
+def test_loads_of_8_bytes(head_dim: int, dtype: str) -> None:
+    config = PagedAttentionConfig(load_bytes=8, unroll=4, warps=1)
+    got, want = run([21, 3], head_dim=head_dim, dtype=dtype, kv_heads=1, group=5, config=config)
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [5, 8])
+def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
+    """As tuning has it. Sectors of 32 bytes beyond those of an empty context: K's, V's and int8's scales."""
+    tokens, head_dim = 64, 128
+    config = tuning.paged_attention(1, group, 1, head_dim, tokens, dtype)
+    shape = dict(batch=1, num_heads=group, num_kv_heads=1, head_dim=head_dim, num_pages=1, page_size=tokens)
+    kernel = paged_attention(**shape, pages_per_sequence=1, scale=0.1, dtype=dtype, contiguous=True, config=config)
+    sectors = []
+    for length in (0, tokens):
+        traffic = simulator.Traffic()
+        *operands, _ = random_operands(kernel)
+        buffers = [*operands, np.array([length], np.int32), np.zeros((1, group, head_dim), np.float32)]
+        simulator.launch(kernel.text, buffers, kernel.grid, kernel.block, traffic=traffic)
+        sectors.append(total(traffic.global_).moved)
+    once = 2 * tokens * head_dim * PAGE_TYPES[dtype].size // 32
+    scales = 2 * tokens if dtype == "int8" else 0  # each token's in a sector by itself, at most
+    assert once <= sectors[1] - sectors[0] <= once + scales
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_what_the_pages_dtype_costs(dtype: str) -> None:
     got, want = run([300, 77], dtype=dtype, rounded=False, q_size=1.0, config=replace(DEFAULT, splits=2))
     assert nmse(got, want) <= ROUNDING[dtype]
@@ -167,6 +197,7 @@ SPLIT = PagedAttentionConfig(splits=3, warps=1, unroll=1)
         dict(sinks=[1e4, -1e4, 2.0], config=SPLIT),
         dict(window=20, soft_cap=2.0, sinks=[1.0], dtype="bf16", contiguous=True, config=SPLIT),
         dict(window=20, soft_cap=2.0, sinks=[1.0], dtype="int8", group=3, config=replace(SPLIT, queries=2)),
+        dict(sinks=[0.3, -2.0, 5.0, -np.inf, 1.0, 7.0, 0.1], dtype="int8", group=7, kv_heads=1, config=SPLIT),
     ],
     ids=lambda options: "-".join(name for name in options if name != "config"),
 )
@@ -291,6 +322,7 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
         (dict(contiguous=True, batch=2), "num_pages=1 must be batch=2"),
         (dict(window=0), "window=0 must be an integer, at least 1"),
         (dict(soft_cap=0.0), "soft_cap=0.0 must be positive"),
+        (dict(config=PagedAttentionConfig(load_bytes=4)), "load_bytes=4 must be 8 or 16"),
         (dict(output="bf16"), "output='bf16' must be f32"),
         (dict(output="q8_1", head_dim=48), "head_dim=48 is a multiple of 32"),
         (dict(output="q8_1", config=PagedAttentionConfig(splits=2)), "output='q8_1' must be .*splits=2 is 1"),

@@ -11,7 +11,7 @@ import pytest
 from ptx_kernels import simulator
 from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.decode import decode
-from ptx_kernels.ptx import Builder, KernelError, all_of, f16, f32, kernel, pred, s32, u8, u32, u64
+from ptx_kernels.ptx import Builder, Dealt, KernelError, Value, all_of, f16, f32, kernel, pred, s32, u8, u32, u64
 
 
 def build(body, *, out_type=u32):
@@ -164,6 +164,45 @@ def test_reductions_reach_every_lane() -> None:
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id)), np.full(32, 496))
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id, lanes=8)), LANE.reshape(4, 8).sum(1).repeat(8))
     np.testing.assert_array_equal(lanes(lambda k: k.warp_max(k.lane_id, lanes=4, stride=8)), LANE % 8 + 24)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("width", [2, 4, 32])
+def test_sums_are_dealt_to_lanes(width: int, count: int) -> None:
+    """Number i is the sum of lane + 1000 i, so that it tells which it is; what a lane shows is made of all it has."""
+    sums = LANE.reshape(-1, width).sum(1, dtype=np.uint32)[LANE // width] + 1000 * width * np.arange(count)[:, None]
+
+    def shown(numbers):
+        return functools.reduce(lambda total, number: total * 3 + number, numbers)
+
+    def dealt(k: Builder) -> tuple[Dealt, list[Value]]:
+        deal = Dealt(k, count, width)
+        return deal, deal.sum([k.lane_id + 1000 * i for i in range(count)])
+
+    def own(k: Builder):
+        deal, numbers = dealt(k)
+        assert len(numbers) == deal.slots
+        return shown(numbers)
+
+    def own_items(k: Builder):
+        deal, _ = dealt(k)
+        return shown([k.minimum(deal.item(slot), count - 1) for slot in range(deal.slots)])
+
+    def everyones(k: Builder):
+        deal, numbers = dealt(k)
+        return shown(deal.all(numbers))
+
+    padded = 1 << (count - 1).bit_length()
+    slots, alike = max(1, padded // width), max(1, width // padded)
+    items = [np.minimum(LANE % width // alike * slots + slot, count - 1) for slot in range(slots)]
+    np.testing.assert_array_equal(lanes(own), shown([sums[item, LANE] for item in items]))
+    np.testing.assert_array_equal(lanes(own_items), shown(items))
+    np.testing.assert_array_equal(lanes(everyones), shown(sums))
+
+
+def test_shuffles_within_groups_of_lanes() -> None:
+    np.testing.assert_array_equal(lanes(lambda k: k.shuffle(k.lane_id, 5)), np.full(32, 5))
+    np.testing.assert_array_equal(lanes(lambda k: k.shuffle(k.lane_id, 5, lanes=8)), LANE // 8 * 8 + 5)
 
 
 def test_text_is_deterministic_and_declares_no_more_than_it_needs() -> None:
