@@ -18,6 +18,7 @@ from .ops.fused_matmul import qkv_matmul, rms_norm_matmul
 from .ops.gated_matmul import gated_matmul, mlp
 from .ops.matmul import matmul
 from .ops.paged_attention import paged_attention
+from .ops.paged_attention_matmul import paged_attention_matmul
 from .ops.quantize_q8_1 import quantize_q8_1
 from .ops.rms_norm import rms_norm
 from .ops.rope_append import rope_append
@@ -45,6 +46,7 @@ __all__ = [
     "matmul",
     "mlp",
     "paged_attention",
+    "paged_attention_matmul",
     "qkv_matmul",
     "quantize",
     "quantize_q8_1",

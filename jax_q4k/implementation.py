@@ -15,7 +15,15 @@ IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 ACTIVATIONS: tuple[str, ...] = get_args(Activations)
 
 #: What can be one kernel instead of a chain of them; `matmul`: its bias and residual.
-FUSIONS: tuple[str, ...] = ("matmul", "rms_norm_matmul", "qkv_matmul", "gated_matmul", "mlp", "rope_append")
+FUSIONS: tuple[str, ...] = (
+    "matmul",
+    "rms_norm_matmul",
+    "qkv_matmul",
+    "gated_matmul",
+    "mlp",
+    "rope_append",
+    "paged_attention_matmul",
+)
 
 
 class Choice(NamedTuple):

@@ -1,7 +1,7 @@
 """The decoder: a tree of Flax NNX modules whose weights stay packed.
 
 A pass differs from another only in what its attention reads and writes, so each pass is a function
-`attend(layer, q, k, v) -> out` given to the same blocks.
+`attend(layer, attention, q, k, v, x)` given to the same blocks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .config import Config
 Weight = jq.QuantizedArray | jax.Array
 Angles = tuple[jax.Array, jax.Array]  # as `rope.angles` gives them
 
-#: (layer index, its attention, q, k, v as projected, each (batch, time, heads, head_dim))
-#: -> (batch, time, num_heads, head_dim).
-Attend = Callable[[int, "Attention", jax.Array, jax.Array, jax.Array], jax.Array]
+#: (layer index, its attention, q, k, v as projected, each (batch, time, heads, head_dim), x)
+#: -> x plus what the attention makes of them, (batch, time, hidden_size) both.
+Attend = Callable[[int, "Attention", jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Linear(nnx.Module):
@@ -115,8 +115,26 @@ class Attention(nnx.Module):
         q, k, v = (
             y.reshape(*leading, -1, config.head_dim) for y in _project(x, norm, (self.query, self.key, self.value))
         )
-        out = attend(layer, self, q, k, v).reshape(*leading, -1)
+        return attend(layer, self, q, k, v, x)
+
+    def add_output(self, out: jax.Array, x: jax.Array) -> jax.Array:
+        """x + the output projection of the heads' vectors, out (batch, time, num_heads, head_dim)."""
+        out = out.reshape(*x.shape[:-1], -1)
         return self.output(out, x) if _are_linear(self.output) else x + self.output(out)
+
+    def add_paged(
+        self, q: jax.Array, pages: Pages, block_tables: jax.Array, lens: jax.Array, x: jax.Array
+    ) -> jax.Array:
+        """x + the attention of one turned q per sequence, (batch, 1, num_heads, head_dim), over its pages."""
+        k_pages, v_pages, *_ = pages
+        given = q[:, 0], k_pages, v_pages, block_tables, lens
+        if not _are_linear(self.output):
+            return self.add_output(jq.paged_attention(*given, **scales(pages))[:, None], x)
+        weight, bias = self.output.weight.get_value(), self.output.bias
+        y = jq.paged_attention_matmul(
+            *given, weight, bias=None if bias is None else bias.get_value(), residual=x[:, 0], **scales(pages)
+        )
+        return y[:, None]
 
     def rotate(self, q: jax.Array, k: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
         """q and k, normalized where the model does so, turned by `rope.angles` of the positions (batch, time)."""
@@ -199,8 +217,8 @@ class Decoder(nnx.Module):
         lengths = jnp.full(batch, time) if lengths is None else lengths
         angles = self._angles(_positions(tokens))
 
-        def attend(_: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return causal_attention(*attention.rotate(q, k, angles), v, lengths)
+        def attend(_: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
+            return attention.add_output(causal_attention(*attention.rotate(q, k, angles), v, lengths), x)
 
         return self._logits(self._hidden(tokens, attend))
 
@@ -223,10 +241,12 @@ class Decoder(nnx.Module):
         angles = self._angles(positions)
         pages: list[Pages] = []
 
-        def attend(layer: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attend(
+            layer: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, x: jax.Array
+        ) -> jax.Array:
             q, k = attention.rotate(q, k, angles)
             pages.append(append(cache.pages[layer], k, v, slots))
-            return causal_attention(q, k, v, lengths)
+            return attention.add_output(causal_attention(q, k, v, lengths), x)
 
         x = self._hidden(tokens, attend)
         if not all_positions:
@@ -254,12 +274,12 @@ class Decoder(nnx.Module):
         angles = self._angles(positions)
         pages: list[Pages] = []
 
-        def attend(layer: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        def attend(
+            layer: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, x: jax.Array
+        ) -> jax.Array:
             q, updated = attention.rotate_and_append(q, k, v, angles, cache.pages[layer], slots)
             pages.append(updated)
-            k_pages, v_pages, *_ = updated
-            out = jq.paged_attention(q[:, 0], k_pages, v_pages, cache.block_tables, lens, **scales(updated))
-            return out[:, None]
+            return attention.add_paged(q, updated, cache.block_tables, lens, x)
 
         x = self._hidden(token[:, None], attend)
         return self._logits(x[:, 0]), dataclasses.replace(cache, pages=pages, context_lens=lens)

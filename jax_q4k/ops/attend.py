@@ -43,47 +43,36 @@ class Operands(NamedTuple):
         return cls(*(next(left) if there else None for there in given))  # type: ignore[arg-type]
 
 
-def attend(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    k_scales: jax.Array | None,
-    v_scales: jax.Array | None,
-    block_tables: jax.Array | None,
-    context_lens: jax.Array,
-    sinks: Any,
-    *,
-    scale: float | None,
-    window: int | None,
-    soft_cap: float | None,
-    implementation: str | None,
-) -> jax.Array:
-    """What `paged_attention` and `attention` share once their arrays are checked."""
-    num_kv_heads = k.shape[1]
-    batch, num_heads, head_dim = q.shape
+def checked(
+    operands: Operands, *, scale: float | None, window: int | None, soft_cap: float | None
+) -> tuple[Operands, dict[str, Any]]:
+    """What all attention checks once its arrays and window are: operands and parameters of the primitive."""
+    num_kv_heads = operands.k.shape[1]
+    _, num_heads, head_dim = operands.q.shape
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
-    scale = head_dim**-0.5 if scale is None else checks.positive("scale", scale)
-    soft_cap = None if soft_cap is None else checks.positive("soft_cap", soft_cap)
-    if sinks is not None:
-        sinks = checks.float_array("sinks", sinks).astype(jnp.float32)
+    if operands.sinks is not None:
+        sinks = checks.float_array("sinks", operands.sinks).astype(jnp.float32)
         checks.same_shape("sinks", sinks, (num_heads,), "(num_heads,)")
-    if batch == 0:
-        return jnp.zeros(q.shape, jnp.float32)
-    operands = Operands(q, k, v, k_scales, v_scales, block_tables, context_lens, sinks)
-    (out,) = _op.bind(
-        *operands.given(),
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        contiguous=block_tables is None,
-        sinks=sinks is not None,
-        implementation=implementation,
-    )
+        operands = operands._replace(sinks=sinks)
+    return operands, {
+        "scale": head_dim**-0.5 if scale is None else checks.positive("scale", scale),
+        "window": window,
+        "soft_cap": None if soft_cap is None else checks.positive("soft_cap", soft_cap),
+        "contiguous": operands.block_tables is None,
+        "sinks": operands.sinks is not None,
+    }
+
+
+def attend(operands: Operands, params: dict[str, Any], implementation: str | None) -> jax.Array:
+    """Binds the primitive to what `checked` gives; (batch, num_heads, head_dim)."""
+    if operands.q.shape[0] == 0:
+        return jnp.zeros(operands.q.shape, jnp.float32)
+    (out,) = _op.bind(*operands.given(), **params, implementation=implementation)
     return out
 
 
-def _reference(
+def reference(
     *arrays: jax.Array, scale: float, window: int | None, soft_cap: float | None, contiguous: bool, sinks: bool
 ) -> list[jax.Array]:
     """The primitive in plain JAX."""
@@ -131,7 +120,7 @@ def _tokens(given: Operands) -> tuple[jax.Array, jax.Array, jax.Array]:
     return keys, values, jnp.repeat(known, page_size, axis=1)
 
 
-def _kernels(
+def kernels(
     launch: KernelCall,
     *arrays: jax.Array,
     scale: float,
@@ -139,8 +128,12 @@ def _kernels(
     soft_cap: float | None,
     contiguous: bool,
     sinks: bool,
+    output: str = "f32",
 ) -> list[jax.Array]:
-    """The primitive by PTX kernels: one, or two where the contexts are split."""
+    """The primitive by PTX kernels: one, or two where the contexts are split.
+
+    output: `q8_1`, where head_dim is a multiple of 32: what `quantize_q8_1` makes of (batch, num_heads * head_dim).
+    """
     given = Operands.restore(arrays, contiguous=contiguous, sinks=sinks)
     batch, num_heads, head_dim = given.q.shape
     num_pages, num_kv_heads, page_size, _ = given.k.shape
@@ -162,6 +155,7 @@ def _kernels(
         window=window,
         soft_cap=soft_cap,
         sinks=sinks,
+        output=output if config.splits == 1 else "f32",
         config=config,
     )
     results = launch(kernel, *arrays)
@@ -172,6 +166,7 @@ def _kernels(
         num_heads=num_heads,
         head_dim=head_dim,
         splits=config.splits,
+        output=output,
         config=tuning.merge_attention(head_dim, config.splits),
     )
     return launch(merge, *results)
@@ -181,4 +176,4 @@ def _abstract_eval(q: Any, *_: Any, **__: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(q.shape, jnp.float32)]
 
 
-_op = Op("paged_attention", abstract_eval=_abstract_eval, reference=_reference, kernels=_kernels)
+_op = Op("paged_attention", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)

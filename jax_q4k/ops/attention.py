@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from . import checks
-from .attend import attend
+from .attend import Operands, attend, checked
 
 
 def attention(
@@ -53,17 +53,5 @@ def attention(
         concrete = np.asarray(lengths)
         if concrete.min() < 0 or concrete.max() > capacity:
             raise ValueError(f"lengths={concrete.tolist()} must be 0 to capacity={capacity}")
-    return attend(
-        q,
-        k,
-        v,
-        k_scales,
-        v_scales,
-        None,
-        lengths,
-        sinks,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        implementation=implementation,
-    )
+    operands = Operands(q, k, v, k_scales, v_scales, None, lengths, sinks)
+    return attend(*checked(operands, scale=scale, window=window, soft_cap=soft_cap), implementation)

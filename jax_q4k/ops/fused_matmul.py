@@ -169,23 +169,37 @@ def by_kernels(launch: KernelCall, operands: Operands, eps: float, activations: 
     formats = tuple(w.format for w in weights)
     config = tuning.fused_matvec(formats, rows, columns, m, floats=True)
     given, norm = activation_operands(launch, config, x, norm_weight, eps)
+    if len(weights) == 1:
+        return one_matvec(launch, weights[0], given, biases[0], residual, config, **norm)
     planes = [plane for w in weights for plane in w.planes]
     has_bias = any(bias is not None for bias in biases)
     addends = [jnp.zeros(n) if b is None else b for b, n in zip(biases, rows, strict=True)] if has_bias else []
-    if len(weights) > 1:
-        kernel = qkv_matvec(formats=formats, rows=rows, columns=columns, m=m, biases=has_bias, config=config, **norm)
-        return launch(kernel, *planes, *given, *addends)
+    kernel = qkv_matvec(formats=formats, rows=rows, columns=columns, m=m, biases=has_bias, config=config, **norm)
+    return launch(kernel, *planes, *given, *addends)
+
+
+def one_matvec(
+    launch: KernelCall,
+    w: QuantizedArray,
+    given: Sequence[jax.Array],
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    config: MatvecConfig,
+    **norm: Any,
+) -> list[jax.Array]:
+    """The mat-vec of `given`: x (m, k) as `config` takes it, int8 with scales or f32, and what `norm` needs."""
+    n, columns = w.shape
     kernel = matvec(
-        format=formats[0],
-        n=rows[0],
+        format=w.format,
+        n=n,
         columns=columns,
-        m=m,
-        bias=has_bias,
+        m=given[0].shape[0],
+        bias=bias is not None,
         residual=residual is not None,
         config=config,
         **norm,
     )
-    return launch(kernel, *planes, *given, *addends, *([] if residual is None else [residual]))
+    return launch(kernel, *w.planes, *given, *(addend for addend in (bias, residual) if addend is not None))
 
 
 def joinable(weights: Sequence[QuantizedArray], m: int) -> bool:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import tuning
-from ptx_kernels.kernels.matvec import gated_matvec, matvec
+from ptx_kernels.kernels.matvec import gated_matvec
 from ptx_kernels.kernels.quantize_q8_1 import GROUP
 
 from ..arrays import QuantizedArray
@@ -24,6 +24,7 @@ from .fused_matmul import (
     by_kernels,
     joinable,
     kernel_steps,
+    one_matvec,
     public_steps,
     reference_steps,
     row_operands,
@@ -193,16 +194,7 @@ def kernels(
         return h
     if not hands_on:
         return by_kernels(launch, fused_matmul.Operands(h[0], residual, None, (down,), (None,)), 0.0, activations)
-    n = down.shape[0]
-    kernel = matvec(
-        format=down.format,
-        n=n,
-        columns=inner,
-        m=m,
-        residual=residual is not None,
-        config=tuning.fused_matvec((down.format,), (n,), inner, m),
-    )
-    return launch(kernel, *down.planes, *h, *([] if residual is None else [residual]))
+    return one_matvec(launch, down, h, None, residual, tuning.fused_matvec((down.format,), down.shape[:1], inner, m))
 
 
 def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArray]:

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from . import checks
-from .attend import attend
+from .attend import Operands, attend, checked
 
 
 def paged_attention(
@@ -56,6 +56,26 @@ def paged_attention(
         ids out of range.
       NotImplementedError: a derivative is asked for; there is none.
     """
+    operands, params = checked_pages(
+        q, k_pages, v_pages, block_tables, context_lens, sinks, k_scales, v_scales, scale, window, soft_cap
+    )
+    return attend(operands, params, implementation)
+
+
+def checked_pages(
+    q: Any,
+    k_pages: Any,
+    v_pages: Any,
+    block_tables: Any,
+    context_lens: Any,
+    sinks: Any,
+    k_scales: Any,
+    v_scales: Any,
+    scale: float | None,
+    window: int | None,
+    soft_cap: float | None,
+) -> tuple[Operands, dict[str, Any]]:
+    """The primitive's operands and parameters of `paged_attention`'s arguments."""
     k_pages, v_pages, k_scales, v_scales = checks.pages(k_pages, v_pages, k_scales, v_scales)
     num_pages, _, page_size, head_dim = k_pages.shape
     q, window = checks.query(q, "batch", None, head_dim), checks.window(window)
@@ -67,20 +87,8 @@ def paged_attention(
     checks.same_shape("context_lens", context_lens, (batch,), "(batch,)")
     if batch and checks.is_concrete(block_tables, context_lens):
         _check_values(np.asarray(block_tables), np.asarray(context_lens), num_pages, page_size, window)
-    return attend(
-        q,
-        k_pages,
-        v_pages,
-        k_scales,
-        v_scales,
-        block_tables,
-        context_lens,
-        sinks,
-        scale=scale,
-        window=window,
-        soft_cap=soft_cap,
-        implementation=implementation,
-    )
+    operands = Operands(q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, sinks)
+    return checked(operands, scale=scale, window=window, soft_cap=soft_cap)
 
 
 def _check_values(

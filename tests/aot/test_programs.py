@@ -164,6 +164,23 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
     assert program.rewrites(page_array(arguments)) == []
 
 
+@pytest.mark.parametrize("fused, launches", [(None, 9), (set(jq.FUSIONS) - {"paged_attention_matmul"}, 10)])
+def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_property):
+    """A step of two layers of Llama 3.1 8B's shape. Activations of eight rows are quantized once, and contexts split.
+
+    The norm makes q8_1 for Q, K and V, and for gate and up; the attention's merge for the output projection.
+    """
+    model = random_model(dataclasses.replace(LLAMA_3_1_8B, num_layers=2), abstract=True)
+    with jq.implementation(fused=fused):
+        programs = models.abstract_programs(model, batch=8, capacity=4096, cache_dtype=jnp.bfloat16)
+        function, arguments = programs["decode"]
+        program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+    layers = [layer_launches(program, i) for i in range(2)]
+    record_property("figure", f"llama-3.1-8b, 8 contexts of 4096: {len(layers[0])} kernels per layer, fused={fused}")
+    assert [len(layer) for layer in layers] == [launches] * 2
+    assert all(any(t.name == "merge_attention" for t in layer) for layer in layers)
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_as_xla_holds_them_assemble(name):
     """XLA hands PTX to the driver unread, so a kernel that ptxas refuses would fail only on a GPU."""

@@ -9,6 +9,8 @@ import pytest
 
 import jax_q4k as jq
 
+from .random_weights import random_weights
+
 NEW = jnp.ones((2, 1, 32))  # (tokens or batch, heads, head_dim)
 PAGES = jnp.zeros((2, 1, 16, 32))
 SLOTS, LENGTHS, TABLES = jnp.arange(2), jnp.array([3, 4]), jnp.array([[0], [1]])
@@ -20,6 +22,10 @@ CALLS = {
     "paged_attention-pages": (
         "paged_attention",
         lambda x: jq.paged_attention(NEW, PAGES + x.sum(), PAGES, TABLES, LENGTHS).sum(),
+    ),
+    "paged_attention_matmul": (
+        "paged_attention_matmul",
+        lambda x: jq.paged_attention_matmul(x, PAGES, PAGES, TABLES, LENGTHS, random_weights("Q8_0", 3, 32)).sum(),
     ),
     "attention": ("paged_attention", lambda x: jq.attention(x, PAGES, PAGES, LENGTHS).sum()),
     "append_kv": ("append_kv", lambda x: jq.append_kv(PAGES, PAGES, x, NEW, SLOTS)[0].sum()),
