@@ -156,7 +156,7 @@ def reference(*leaves: jax.Array, tree: Any, eps: float, activations: str | None
 
 
 def kernels(launch: KernelCall, *leaves: jax.Array, tree: Any, eps: float, activations: str | None) -> list[jax.Array]:
-    """The operation by PTX kernels; `activations` None: as is fastest."""
+    """The operation by PTX kernels; `activations` None: whichever is fastest."""
     return by_kernels(launch, jax.tree.unflatten(tree, leaves), eps, activations)
 
 

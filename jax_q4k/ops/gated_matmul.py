@@ -175,7 +175,7 @@ def reference(*leaves: jax.Array, tree: Any, eps: float, activation: str, activa
 def kernels(
     launch: KernelCall, *leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None
 ) -> list[jax.Array]:
-    """The operation by PTX kernels; `activations` None: as is fastest."""
+    """The operation by PTX kernels; `activations` None: whichever is fastest."""
     operands: Operands = jax.tree.unflatten(tree, leaves)
     x, residual, norm_weight, gate, up, down = operands
     (m, columns), inner = x.shape, gate.shape[0]

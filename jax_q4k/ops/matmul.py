@@ -117,7 +117,7 @@ def kernels(
     activations: str | None,
     transposed: bool,
 ) -> list[jax.Array]:
-    """`matmul` of x (m, k), or its transpose of x (m, n), by PTX kernels; `activations` None: as is fastest."""
+    """`matmul` of x (m, k), or its transpose of x (m, n), by PTX kernels; `activations` None: whichever is fastest."""
     if transposed:
         # Or XLA merges a weight's decoding in the backward pass with that in the forward pass, and every weight of a
         # model lies in memory decoded in between.

@@ -100,7 +100,7 @@ def _reference(*leaves: jax.Array, tree: Any, activations: str | None, **params:
 def _kernels(
     launch: KernelCall, *leaves: jax.Array, tree: Any, activations: str | None, **params: Any
 ) -> list[jax.Array]:
-    """The operation by PTX kernels; `activations` None means q8_1."""
+    """The operation by PTX kernels; `activations` None: whichever is fastest."""
     operands: Operands = jax.tree.unflatten(tree, leaves)
     given, w, bias, residual = operands
     m, _, head_dim = given.q.shape

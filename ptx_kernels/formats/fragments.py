@@ -74,7 +74,7 @@ class Halves:
 
 @dataclass(frozen=True)
 class Block:
-    """What 256 columns of a tile share: weights are scale * halves, plus offset * 32 * the minimum of their group.
+    """What 256 columns of a tile share: weights are scale * halves + offset / 32 * the minimum of their group.
 
     Attributes:
       scale, offset: f32, of rows g and g + 8; no offset: None.

@@ -174,7 +174,7 @@ def steps(k: Builder, plane: Pointer, unit: Value, multiples: tuple[int, int]) -
 
 
 def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> fragments.Block:
-    """d, -dmin / 32 and mins of the lane's rows (see `fragments.Block`)."""
+    """d, -32 * dmin and mins of the lane's rows (see `fragments.Block`)."""
     headers = [row.cast(u32).load_run(0, 4) for row in fragments.row_pair(k, planes[0])]
     minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
     return fragments.Block(

@@ -147,7 +147,7 @@ def _scales(k: Builder, plane: Pointer, unit: Value) -> list[list[Value]]:
     return [[word >> ((unit & 1) << 4) for word in row] for row in rows]
 
 
-def _steps(k: Builder, plane: Pointer, start: Value, blocks: int) -> list[Value]:
+def _block_scales(k: Builder, plane: Pointer, start: Value, blocks: int) -> list[Value]:
     """d of the lane's rows."""
     first = start + k.lane_id // 4 * blocks
     return [
@@ -163,7 +163,7 @@ def fragments_of(
     low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
     numbers = [
         [d * 0.25 * k.instruction("bfe.s32", s.bits(s32), b, 8).to(f32) for s in words for b in (0, 8)]
-        for words, d in zip(_scales(k, planes[2], unit), _steps(k, planes[3], start, blocks), strict=True)
+        for words, d in zip(_scales(k, planes[2], unit), _block_scales(k, planes[3], start, blocks), strict=True)
     ]
     pairs_of = list(zip(*numbers, strict=True))
     index = (unit >> 1) * 4 + (unit & 1)
@@ -172,7 +172,7 @@ def fragments_of(
 
 def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> fragments.Block:
     """d of the lane's rows (see `fragments.Block`)."""
-    first, second = _steps(k, planes[3], start, blocks)
+    first, second = _block_scales(k, planes[3], start, blocks)
     return fragments.Block((first, second))
 
 
