@@ -14,7 +14,7 @@ Activations = Literal["f32", "q8_1"]
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 ACTIVATIONS: tuple[str, ...] = get_args(Activations)
 
-#: What can be one kernel instead of a chain of them; `matmul`: its bias and residual.
+#: What can be fewer kernels than its steps; `matmul`: with its bias and residual.
 FUSIONS: tuple[str, ...] = (
     "matmul",
     "rms_norm_matmul",
@@ -82,8 +82,8 @@ def implementation(
       activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the CUDA path has
         a kernel that takes them so; `f32`: never quantized; None: `f32` for xla, what is fastest for ptx and sim:
         `q8_1`, or float16 for many rows on some GPUs (`jq.explain` says which).
-      fused: names out of `jax_q4k.FUSIONS`: the operations that may be one kernel; the others are chains of simpler
-        ones. False: none. None: all, each wherever it pays.
+      fused: names out of `jax_q4k.FUSIONS`: the operations that may be fewer kernels than their steps; the others are
+        chains of simpler ones. False: none. None: all, each wherever it pays.
 
     Raises:
       ValueError: an unknown name. A choice that cannot run on the platform raises when it is lowered.
