@@ -1,11 +1,17 @@
-"""The count of tensor cores' products, on one pair of Configs."""
+"""The count of tensor cores' products, on one format, and that what it found is what `tuning` and the docs say."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from benchmarks import tensor_cores
+from benchmarks.common import RESULTS
+from ptx_kernels import tuning
+from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.tuning import INT8_SLOTS
+
+DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
 
 
 def test_writes_bounds_and_errors(monkeypatch, tmp_path, capsys):
@@ -20,3 +26,27 @@ def test_writes_bounds_and_errors(monkeypatch, tmp_path, capsys):
     assert h200["int8"] >= 1.25 * h200["f16"]
     assert abs(rows["int8"]["step"] - INT8_SLOTS["Q4_K"]) <= 1
     assert "Q4_K" in capsys.readouterr().out
+
+
+def test_what_is_counted_is_what_tuning_chooses():
+    shape = tensor_cores.N, tensor_cores.COLUMNS, tensor_cores.M
+    for (format, products), config in tensor_cores.CONFIGS.items():
+        if products != "bf16":
+            rule = {"int8": tuning.gemm, "f16": tuning.half_gemm}[products]
+            assert rule.rule(format, *shape) == config
+
+
+def test_what_was_counted_is_what_tuning_weighs_and_the_docs_say():
+    rows = json.loads((RESULTS / "tensor_cores.json").read_text())["rows"]
+    slots = {row["format"]: round(row["step"], 1) for row in rows if row["products"] == "int8"}
+    assert {format: slots[format] for format in INT8_SLOTS} == INT8_SLOTS
+    docs = DOCS.read_text()
+    for row in rows:
+        config = GemmConfig(**row["config"])
+        clocks = [row["clocks"][device] for device in ("H200", "A100", "RTX 5090")]
+        cells = (
+            *(row["format"], row["products"], f"{config.rows} x {config.m_tile}", str(row["registers"])),
+            *(f"{row['hot_loop']:.1f}", f"{row['step']:.1f}", f"{row['nmse']:.1e}"),
+            *(f"{of[bound]:.1f} {bound}" for of in clocks for bound in [max(of, key=of.__getitem__)]),
+        )
+        assert f"| {' | '.join(cells)} |" in docs

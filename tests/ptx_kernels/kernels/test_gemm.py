@@ -180,6 +180,18 @@ def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
     assert 0 < (step.issued() + 3 * loop.issued()) / products <= budget
 
 
+@pytest.mark.parametrize("m", [33, 512])
+@pytest.mark.parametrize("format", HALF_FORMATS)
+def test_tuning_of_halves_fits_an_sm_90(format: str, m: int) -> None:
+    """No spills, and two stages in the shared memory of a block: every m_tile that the rule has."""
+    config = tuning.half_gemm(format, 128256, 4096, m)
+    assert config is not None and config.m_tile == (64 if m > 48 and format != "Q5_K" else 48)
+    kernel = gemm(format=format, n=128256, columns=4096, m=m, config=config)
+    found = assemble(kernel.text, "sm_90")
+    assert (found.spill_store_bytes, found.stack_bytes) == (0, 0)
+    assert kernel.dynamic_shared_bytes + found.shared_bytes <= 227 << 10
+
+
 @pytest.mark.parametrize("m", [9, 16, 32, 48, 64, 512])
 @pytest.mark.parametrize("format", FORMATS)
 def test_tuning_fits_every_target(format: str, m: int) -> None:
