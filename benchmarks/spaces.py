@@ -16,8 +16,8 @@ from ptx_kernels.ptx import Kernel, KernelError
 
 
 @dataclass(frozen=True)
-class Model:
-    """Sizes of a model: the rows of its matrices and their columns."""
+class Sizes:
+    """Of a model's matrices: rows and columns."""
 
     hidden: int
     kv: int  # rows of the key's and of the value's matrix
@@ -25,8 +25,8 @@ class Model:
     vocabulary: int
 
 
-LLAMA_8B, LLAMA_1B = Model(4096, 1024, 14336, 128256), Model(2048, 512, 8192, 128256)  # Llama 3.1 and 3.2
-QWEN_0_5B = Model(896, 128, 4864, 151936)  # Qwen 2.5
+LLAMA_8B, LLAMA_1B = Sizes(4096, 1024, 14336, 128256), Sizes(2048, 512, 8192, 128256)  # Llama 3.1 and 3.2
+QWEN_0_5B = Sizes(896, 128, 4864, 151936)  # Qwen 2.5
 
 #: (n, columns) of the matrices of these; a row serves shapes within an octave.
 SHAPES = (

@@ -15,7 +15,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,7 +171,9 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
     return Pick(best, seconds[best])
 
 
-def search(spaces: Sequence[Space], names: Sequence[str], seconds: float, pick: Any) -> Iterator[dict[str, Any]]:
+def search(
+    spaces: Sequence[Space], names: Sequence[str], seconds: float, pick: Callable[[Space, Shape, float], Pick | None]
+) -> Iterator[dict[str, Any]]:
     """The rows of a table: `pick(space, shape, end)` for each shape until the time is over; where it gives None, none.
 
     Each space has an equal part of the time, and what those before it left.

@@ -44,8 +44,8 @@ def test_the_model_writes_a_table(small, tmp_path):
 
 def test_rules_that_were_not_searched_stay(small, monkeypatch, tmp_path):
     path = tmp_path / "h200.json"
-    monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Model(256, 64, 512, 1024))
-    monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Model(256, 64, 512, 1024))
+    monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Sizes(256, 64, 512, 1024))
+    monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Sizes(256, 64, 512, 1024))
     monkeypatch.setattr(tune.Model, "best", lambda self, space, shape: tune.Pick(space.of_rule(shape, 132), 1e-6, "so"))
     monkeypatch.setattr(tune.Model, "prepare", lambda *_: None)
     command = ["--model", "--formats", "Q8_0", "--out", str(path)]
@@ -182,8 +182,8 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
 def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
     """A measured table of all rules decides for its device, for prompts and joined matrices too."""
     monkeypatch.setattr(tune, "Gpu", StandIn)
-    monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Model(256, 64, 512, 1024))
-    monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Model(512, 64, 1024, 1024))
+    monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Sizes(256, 64, 512, 1024))
+    monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Sizes(512, 64, 1024, 1024))
     monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--out", str(path)]) == 0
