@@ -20,7 +20,7 @@ from .frame import Frame
 from .loads_stores import address_of
 from .operands import Operands, Step
 from .program import Immediate, Instruction
-from .shadow import Describe
+from .shadow import Access
 
 if TYPE_CHECKING:
     from .batch import Batch
@@ -89,42 +89,27 @@ class BulkStores:
         if copy.lanes.size:
             frame.batch.shared.end_fetch(_of(frame, copy), copy.instruction, copy.sources, CHUNK)
 
-    def check_source(
-        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, what: str, describe: Describe
-    ) -> None:
-        """An error if writes to shared items, one per lane, meet bytes that a copy may not have read yet."""
+    def check_source(self, access: Access, what: str) -> None:
+        """An error if writes to shared memory, which `what` calls so, meet bytes that a copy may not have read yet."""
         for copy in self.under_way:
             starts = copy.sources[~copy.read] * CHUNK
-            self._check(frame, instruction, copy, index * width, width, starts, describe, f"{what} {{}}", "read")
+            self._check(access, copy, starts, what, "read")
 
-    def check_target(
-        self, frame: Frame, instruction: Instruction, base: int, index: np.ndarray, width: int, describe: Describe
-    ) -> None:
-        """An error if accesses to items of the buffer at `base` meet bytes that may not have arrived yet."""
+    def check_target(self, access: Access, base: int) -> None:
+        """An error if accesses to the buffer at `base` meet bytes that may not have arrived yet."""
         for copy in self.under_way:
             starts = (copy.targets - np.uint64(base)).astype(np.int64)  # far away if of another buffer
-            self._check(frame, instruction, copy, index * width, width, starts, describe, "touches {}", "stored")
+            self._check(access, copy, starts, "touches", "stored")
 
-    def _check(
-        self,
-        frame: Frame,
-        instruction: Instruction,
-        copy: Outgoing,
-        first: np.ndarray,
-        width: int,
-        starts: np.ndarray,
-        describe: Describe,
-        what: str,
-        done: str,
-    ) -> None:
-        meets = (first[:, None] < starts + CHUNK) & (first[:, None] + width > starts)
+    def _check(self, access: Access, copy: Outgoing, starts: np.ndarray, what: str, done: str) -> None:
+        width, first = access.width, access.items[:, None] * access.width
+        meets = (first < starts + CHUNK) & (first + width > starts)
         if meets.any():
-            position = int(np.argmax(meets.any(axis=1)))
             told = (
-                f"{describe(position)}: {what.format(f'{width} bytes')} that the copy of line {copy.instruction.line} "
+                f"{what} {width} bytes that the copy of line {copy.instruction.line} "
                 f"may not have {done} yet: its thread has not waited for its group"
             )
-            raise frame.fault(AsyncPending, instruction, position, told)
+            raise access.fault(AsyncPending, int(np.argmax(meets.any(axis=1))), told)
 
     def finish(self, batch: Batch) -> None:
         """The blocks end, and their shared memory with them."""

@@ -12,7 +12,7 @@ from .conflicts import Kind, kind_of
 from .errors import GlobalRace, Misaligned, NonCoherentRead, OutOfBounds, ReadOnlyWrite, UninitializedRead
 from .frame import Frame
 from .program import Instruction
-from .shadow import Shadow
+from .shadow import Access, Shadow
 
 Role = Literal["in", "out", "inout"]
 
@@ -218,9 +218,10 @@ class GlobalMemory:
             def describe(position: int) -> str:
                 return f"offset {int(where[position]) * width} of {buffer.name}"
 
+            access = Access(frame, instruction, where, width, describe)
             if frame.batch.bulk_stores is not None:
-                frame.batch.bulk_stores.check_target(frame, instruction, buffer.base, where, width, describe)
-            buffer.shadow.access(kind, frame, instruction, where, width, describe, strong, turns)
+                frame.batch.bulk_stores.check_target(access, buffer.base)
+            buffer.shadow.access(kind, access, strong, turns)
         if frame.batch.traffic is not None:
             frame.batch.traffic.count_global(frame, instruction, index, width)
 

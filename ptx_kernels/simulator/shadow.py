@@ -10,6 +10,7 @@ one place at one instruction, one of them wins, which PTX leaves open but allows
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,24 @@ from .history import History, farthest
 from .order import COPIED, LOWEST_BITS
 from .program import Instruction
 
-Describe = Callable[[int], str]  # position in the frame -> the place, in words
+
+class Access(NamedTuple):
+    """What an instruction does to a memory, lane by lane.
+
+    Attributes:
+      items: of `width` bytes, by their index, shape (lanes of the frame,).
+      describe: position in the frame -> the place, in words.
+    """
+
+    frame: Frame
+    instruction: Instruction
+    items: np.ndarray
+    width: int
+    describe: Callable[[int], str]
+
+    def fault(self, error: type[SimulationError], position: int, what: str) -> SimulationError:
+        """An error at the lane with this position in the frame."""
+        return self.frame.fault(error, self.instruction, position, f"{self.describe(position)}: {what}")
 
 
 class Shadow:
@@ -50,36 +68,24 @@ class Shadow:
         self._records: dict[Kind, np.ndarray] = dict.fromkeys(CONFLICTS, _NOTHING)
         self._history = History() if synchronizes else None
 
-    def access(
-        self,
-        kind: Kind,
-        frame: Frame,
-        instruction: Instruction,
-        index: np.ndarray,
-        width: int,
-        describe: Describe,
-        strong: Strong | None = None,
-        turns: np.ndarray | None = None,
-    ) -> None:
-        """Records accesses to items `index`, shape (lanes of the frame,), of `width` bytes; raises if one races.
-
-        Strong ones are served in the order of `turns`.
-        """
+    def access(self, kind: Kind, access: Access, strong: Strong | None = None, turns: np.ndarray | None = None) -> None:
+        """Records it; raises if it races. Strong ones are served in the order of `turns`."""
+        frame, _, index, width, _ = access
         self._refine(width)
         needs_bytes = self.must_be_written and kind != "write" and (strong is None or strong.reads)
         for other, what, least in CONFLICTS[kind]:
             records = self._at(other, index, width)
             if other == "write" and needs_bytes and not (records.size and records.all()):
-                self._check_written(frame, instruction, index, width, describe)
+                self._check_written(access)
             if records.size:
-                self._check(frame, instruction, other, records, index, width, what, describe, least)
+                self._check(access, other, records, what, least)
         if kind == "write":
             stamps = _stamps(frame)
             self._overwrite(index, width, stamps)
             after = self._at("write", index, width)
             if not (after == stamps).all():
                 what = "writes, at the same instruction, what {} wrote"
-                self._check(frame, instruction, "write", after, index, width, what, describe, WARPS)
+                self._check(access, "write", after, what, WARPS)
             return
         self._merge(kind, frame, index, width)
         if strong is not None and strong.writes and self._history is not None:
@@ -88,58 +94,43 @@ class Shadow:
             self._history.add(kind, self._granules(index, width)[turns].ravel(), stamps[turns].ravel(), strong.returns)
         if kind == "block update":
             what = "updates by an atomic of .cta scope, at the same instruction, what {} updated"
-            self._check(frame, instruction, kind, self._at(kind, index, width), index, width, what, describe, BLOCKS)
+            self._check(access, kind, self._at(kind, index, width), what, BLOCKS)
 
-    def start_copy(
-        self, kind: Kind, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe
-    ) -> None:
+    def start_copy(self, kind: Kind, access: Access) -> None:
         """Checks an access by the async proxy, without a record; since the accesses of threads that it would meet,
         its lanes must have a proxy fence behind them."""
-        self._refine(width)
+        self._refine(access.width)
         if kind != "write":
-            self._check_written(frame, instruction, index, width, describe)
+            self._check_written(access)
         for other, what, least in CONFLICTS[kind]:
-            records = self._at(other, index, width)
+            records = self._at(other, access.items, access.width)
             if records.size:
-                self._check(frame, instruction, other, records, index, width, what, describe, least)
+                self._check(access, other, records, what, least)
             if records.size and other != "fetch":
-                self._check_proxy(frame, instruction, other, records, index, width, f"this copy {what}", describe)
+                self._check_proxy(access, other, records, f"this copy {what}")
 
     def end_copy(self, frame: Frame, index: np.ndarray, width: int, barriers: np.ndarray) -> None:
         """Bytes of a copy arrive; who knows of their mbarriers' phases may read them."""
         stamps = frame.batch.order.stamps()[:1] & ~LOWEST_BITS | COPIED | barriers.astype(np.uint64)
         self._overwrite(index, width, stamps[:, None])
 
-    def _check_proxy(
-        self,
-        frame: Frame,
-        instruction: Instruction,
-        kind: Kind,
-        records: np.ndarray,
-        index: np.ndarray,
-        width: int,
-        what: str,
-        describe: Describe,
-    ) -> None:
+    def _check_proxy(self, access: Access, kind: Kind, records: np.ndarray, what: str) -> None:
         """Raises if the async proxy cannot see accesses that its lanes are in order with."""
-        apart = self._singly(frame, kind, index, width, records, unproxied(frame, records), unproxied)
+        apart = self._singly(access, kind, records, unproxied(access.frame, records), unproxied)
         if apart.any():
             position = int(np.argmax(apart.any(axis=1)))
-            thread = int(records[position, np.argmax(apart[position])] & LOWEST_BITS) % frame.batch.padded
+            thread = int(records[position, np.argmax(apart[position])] & LOWEST_BITS) % access.frame.batch.padded
             told = f"{what.format(f'thread {thread}')}, without a fence.proxy.async between"
-            raise frame.fault(MissingProxyFence, instruction, position, f"{describe(position)}: {told}")
+            raise access.fault(MissingProxyFence, position, told)
 
-    def _check_written(
-        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, describe: Describe
-    ) -> None:
-        missing = np.ones((index.size, 1), np.bool_)
+    def _check_written(self, access: Access) -> None:
+        missing = np.ones((access.items.size, 1), np.bool_)
         for kind in ("write", "update", "block update"):
-            records = self._at(kind, index, width)  # type: ignore[arg-type]
+            records = self._at(kind, access.items, access.width)  # type: ignore[arg-type]
             missing = missing & (records == 0) if records.size else missing
         if missing.any():
             position = int(np.argmax(missing.any(axis=1)))
-            what = f"{describe(position)}: nobody wrote all of these {width} bytes"
-            raise frame.fault(UninitializedRead, instruction, position, what)
+            raise access.fault(UninitializedRead, position, f"nobody wrote all of these {access.width} bytes")
 
     # --- records ----------------------------------------------------------------------------------------------------
 
@@ -223,10 +214,8 @@ class Shadow:
 
     def _singly(
         self,
-        frame: Frame,
+        access: Access,
         kind: Kind,
-        index: np.ndarray,
-        width: int,
         records: np.ndarray,
         apart: np.ndarray,
         measure: Callable[[Frame, np.ndarray], np.ndarray | None],
@@ -235,37 +224,27 @@ class Shadow:
         if self._history is None:
             return apart
         rows, columns = np.nonzero((apart != 0) & (records >> LEVEL & THREE != 0))
-        asked, single, returns = self._history.find(kind, self._granules(index, width)[rows, columns])
+        granules = self._granules(access.items, access.width)
+        asked, single, returns = self._history.find(kind, granules[rows, columns])
         if asked.size:
-            far = measure(frame.subset(rows[asked]), single[:, None])
+            far = measure(access.frame.subset(rows[asked]), single[:, None])
             far = np.zeros((asked.size, 1), np.uint64) if far is None else far
             apart = apart.copy()
             apart[rows, columns] = farthest(asked, far[:, 0], returns, rows.size)
         return apart
 
-    def _check(
-        self,
-        frame: Frame,
-        instruction: Instruction,
-        kind: Kind,
-        records: np.ndarray,
-        index: np.ndarray,
-        width: int,
-        what: str,
-        describe: Describe,
-        least: int,
-    ) -> None:
+    def _check(self, access: Access, kind: Kind, records: np.ndarray, what: str, least: int) -> None:
         """Raises if a record is of an access without order to this one, at least so far apart."""
-        apart = self._distance(frame, records)
+        apart = self._distance(access.frame, records)
         if apart is None or int(apart.max()) < least:
             return
-        apart = self._singly(frame, kind, index, width, records, apart, self._distance)
+        apart = self._singly(access, kind, records, apart, self._distance)
         if int(apart.max()) < least:
             return
         position = int(np.argmax((apart >= least).any(axis=1)))
         granule = int(np.argmax(apart[position] >= least))
-        told = tell(frame, position, what, int(apart[position, granule]), records[position, granule])
-        raise frame.fault(self.error, instruction, position, f"{describe(position)}: {told}")
+        told = tell(access.frame, position, what, int(apart[position, granule]), records[position, granule])
+        raise access.fault(self.error, position, told)
 
 
 def _stamps(frame: Frame) -> np.ndarray:

@@ -12,7 +12,7 @@ from .errors import Misaligned, OutOfBounds, SharedRace
 from .frame import Frame
 from .memory import item_view
 from .program import SHARED_BASE, Instruction
-from .shadow import Describe, Shadow
+from .shadow import Access, Shadow
 
 if TYPE_CHECKING:
     from .async_copy import AsyncCopies
@@ -84,14 +84,15 @@ class SharedMemory:
 
     def end_fetch(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int) -> None:
         """The frame's lanes have waited for it: that they read it now is what others have to be in order with."""
-        self.shadow.access("fetch", frame, instruction, index, width, self._describe(frame, index, width))
+        self.shadow.access("fetch", self._access(frame, instruction, index, width))
 
     def _start(
         self, kind: Kind, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int
     ) -> np.ndarray:
         index = self._locate(frame, instruction, addresses, 0, width)
-        self._check_copies(frame, instruction, index, width, "writes" if kind == "write" else "reads")
-        self.shadow.start_copy(kind, frame, instruction, index, width, self._describe(frame, index, width))
+        access = self._access(frame, instruction, index, width)
+        self._check_copies(access, "writes" if kind == "write" else "reads")
+        self.shadow.start_copy(kind, access)
         if frame.batch.traffic is not None:
             frame.batch.traffic.count_shared(frame, instruction, index, width)
         return index
@@ -108,17 +109,18 @@ class SharedMemory:
     ) -> None:
         """What all accesses share: are the bytes there, does it race, what moves."""
         what = "reads" if kind in READING else "writes" if kind == "write" else "updates"
-        self._check_copies(frame, instruction, index, width, what)
-        self.shadow.access(kind, frame, instruction, index, width, self._describe(frame, index, width), strong, turns)
+        access = self._access(frame, instruction, index, width)
+        self._check_copies(access, what)
+        self.shadow.access(kind, access, strong, turns)
         if frame.batch.traffic is not None:
             frame.batch.traffic.count_shared(frame, instruction, index, width)
 
-    def _check_copies(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, what: str) -> None:
+    def _check_copies(self, access: Access, what: str) -> None:
         if self.copies is not None:
-            self.copies.check(frame, instruction, index, width, what)
-        stores = frame.batch.bulk_stores
+            self.copies.check(access.frame, access.instruction, access.items, access.width, what)
+        stores = access.frame.batch.bulk_stores
         if stores is not None and what != "reads":
-            stores.check_source(frame, instruction, index, width, what, self._describe(frame, index, width))
+            stores.check_source(access, what)
 
     def _locate(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
@@ -146,5 +148,8 @@ class SharedMemory:
         starts = frame.of_lanes(frame.batch.block_of_lane) * self.stride
         return (offsets + starts) >> (width.bit_length() - 1)
 
-    def _describe(self, frame: Frame, index: np.ndarray, width: int) -> Describe:
-        return lambda position: frame.batch.program.shared_name(int(index[position]) * width % self.stride)
+    def _access(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int) -> Access:
+        def describe(position: int) -> str:
+            return frame.batch.program.shared_name(int(index[position]) * width % self.stride)
+
+        return Access(frame, instruction, index, width, describe)
