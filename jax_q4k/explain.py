@@ -128,13 +128,13 @@ def explain(
       predict: whether the cost model predicts each launch's time (`ptx_kernels.cost`), from what ptxas makes of it.
 
     Raises:
-      ValueError: an unknown platform, or a device that the model does not know. ToolNotFoundError: `predict` without
-        ptxas and nvdisasm. TuningTableError: the user's tuning table is malformed.
+      ValueError: an unknown platform, or a device that the model does not know. TypeError: a device that is no text.
+        ToolNotFoundError: `predict` without ptxas and nvdisasm. TuningTableError: the user's tuning table is malformed.
     """
     if platform not in (None, "cuda", "cpu"):
         raise ValueError(f"platform={platform!r} must be cuda, cpu or None")
     gpu = jax.default_backend() == "gpu" if platform is None else platform == "cuda"
-    target = choices.target(device) if device else device_here()
+    target = device_here() if device is None else choices.target(device)
     model = find_device(target.name) if predict else None
     if predict and model is None:
         raise ValueError(f"device={target.name!r} must be one of {', '.join(DEVICES)}, for predict=True")

@@ -57,11 +57,15 @@ def target(name: str, multiprocessors: int | None = None) -> Target:
         reference's (`assumed`).
 
     Raises:
-      ValueError: `multiprocessors` is not positive.
+      TypeError: a name that is no text, a number that is no integer. ValueError: `multiprocessors` is not positive.
     """
+    if not isinstance(name, str):
+        raise TypeError(f"device={name!r} must be a name as the driver reports it, such as {REFERENCE.name!r}")
     if multiprocessors is None:
         known = find_device(name)
         return Target(name, (known or REFERENCE).multiprocessors, assumed=known is None)
+    if not isinstance(multiprocessors, int) or isinstance(multiprocessors, bool):
+        raise TypeError(f"multiprocessors={multiprocessors!r} must be an integer")
     if multiprocessors < 1:
         raise ValueError(f"multiprocessors={multiprocessors} must be at least 1")
     return Target(name, multiprocessors)

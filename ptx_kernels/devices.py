@@ -64,7 +64,8 @@ DEVICES: dict[str, Device] = {
 #: What is assumed where no device is at hand: compiling ahead of time, simulating, reporting.
 REFERENCE = DEVICES["H200"]
 
-_OTHERS = {"Laptop", "MIG"}  # behind a model's name: another chip, or a part of this one
+#: Behind a model's name: another chip, or a part of this one (D: fewer multiprocessors or slower tensor cores).
+_OTHERS = {"D", "Laptop", "MIG"}
 
 
 def find_device(reported: str) -> Device | None:

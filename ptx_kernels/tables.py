@@ -19,6 +19,7 @@ import functools
 import json
 import math
 import reprlib
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -248,7 +249,7 @@ def _typed(where: str, value: Any, kind: Any) -> Any:
 
 def _positive(where: str, values: Mapping[str, Any], name: str, kind: type) -> Any:
     value = _field(where, values, name, kind)
-    most = _LARGEST if kind is int else math.inf
+    most = _LARGEST if kind is int else sys.float_info.max  # JSON's integers have no limit
     if not 0 < value < most:
         raise TuningTableError(f"{where}: {name}={reprlib.repr(value)} must be positive and below {most}")
     return value

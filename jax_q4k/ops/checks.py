@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from typing import Any
 
@@ -106,6 +107,8 @@ def number(name: str, value: Any) -> float:
     try:
         if not isinstance(value, (str, bytes)):
             return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):  # JAX's errors for traced values are TypeErrors
         pass
     raise TypeError(f"{name} is of type {type(value).__name__}; it must be a number that is known at tracing")

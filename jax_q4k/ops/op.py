@@ -126,9 +126,9 @@ class Op:
 
         def rows(arrays: Sequence[Any], axes: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
             count = row_operands(params)
-            if any(axis is not None for axis in axes[count:]):
-                return self._map(arrays, axes, **params)
             (batch,) = {a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None}
+            if not batch or any(axis is not None for axis in axes[count:]):  # no kernel has zero rows
+                return self._map(arrays, axes, **params)
             with_rows = [
                 jnp.broadcast_to(a, (batch, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
                 for a, axis in zip(arrays[:count], axes[:count], strict=True)

@@ -174,3 +174,8 @@ def test_machine_code_is_read_only_where_it_is_asked_for():
 def test_an_unknown_platform():
     with pytest.raises(ValueError, match="platform='tpu' must be cuda, cpu or None"):
         jq.explain(jq.matmul, floats(1, 256), packed("Q4_K", 8, 256), platform="tpu")
+
+
+def test_a_device_that_is_no_name():
+    with pytest.raises(TypeError, match="device=5 must be a name as the driver reports it"):
+        jq.explain(jq.matmul, floats(1, 256), packed("Q4_K", 8, 256), device=5)

@@ -18,6 +18,7 @@ DEVICES = [
     ("NVIDIA A100-SXM4-80GB", None, 108),
     ("NVIDIA H100 PCIe", None, 114),
     ("NVIDIA GeForce RTX 4090", None, 128),
+    ("NVIDIA GeForce RTX 4090 D", 114, 114),
     ("NVIDIA H200", None, 132),
     ("NVIDIA B200", None, 148),
     ("NVIDIA GeForce RTX 5090", None, 170),
@@ -141,3 +142,9 @@ def test_multiprocessors_come_from_the_device():
     assert tuning.argmax_splits.rule(128256, multiprocessors=7) == 7
     with pytest.raises(ValueError, match="multiprocessors=0 must be at least 1"):
         target("NVIDIA H200", 0)
+    for count in (1.5, float("nan"), True, "132"):
+        with pytest.raises(TypeError, match="multiprocessors=.* must be an integer"):
+            target("NVIDIA H200", count)
+    for name in (None, 5, b"H200"):
+        with pytest.raises(TypeError, match="device=.* must be a name as the driver reports it"):
+            target(name)

@@ -158,6 +158,7 @@ def test_no_sequences():
         (dict(context_lens=np.array([1, 2, 3, 2**32 + 4])), ValueError, "context_lens=.*2147483647"),
         (dict(block_tables=np.full((4, 3), 2**32)), ValueError, "block_tables holds page 2147483647"),
         (dict(scale=float("nan")), ValueError, "scale=nan"),
+        (dict(scale=10**400), ValueError, "scale=inf must be positive"),
         (dict(scale=0.0), ValueError, "scale=0.0 must be positive"),
         (dict(soft_cap=-1.0), ValueError, "soft_cap=-1.0 must be positive and finite"),
         (dict(soft_cap=1e300), ValueError, r"soft_cap=1e\+300 must be positive and finite in float32"),

@@ -85,6 +85,11 @@ def test_other_operations():
         np.testing.assert_array_equal(got, want)
 
 
-def test_no_examples():
-    w = random_weights("Q4_K", N, K)
-    assert jax.vmap(lambda x: jq.matmul(x, w))(jnp.zeros((0, 2, K))).shape == (0, 2, N)
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+def test_no_examples(implementation):
+    w, x = random_weights("Q4_K", N, K), jnp.zeros((0, 2, K))
+    with jq.implementation(implementation):
+        assert jax.vmap(lambda x: jq.matmul(x, w))(x).shape == (0, 2, N)
+        assert jax.vmap(lambda x: jq.qkv_matmul(x, [w, w])[1])(x).shape == (0, 2, N)
+        assert jax.vmap(lambda x: jq.rms_norm(x, jnp.ones(K), eps=1e-5))(x).shape == (0, 2, K)
+        assert jax.vmap(jq.argmax)(x).shape == (0, 2)
