@@ -124,7 +124,7 @@ def test_vmap_runs_each_example():
             ValueError,
             r"w has shape \(4, 100\); its k must be num_heads \* head_dim, 6 \* 128",
         ),
-        (dict(w=jnp.zeros(4)), ValueError, "w"),
+        (dict(w=jnp.zeros(4)), ValueError, r"w has shape \(4,\); it must have two axes \(n, k\)"),
         (dict(bias=np.zeros(3, np.float32)), ValueError, "bias has shape"),
         (dict(residual=np.zeros((3, 40), np.float32)), ValueError, "residual has shape"),
         (dict(q=jnp.zeros((2, 6, 64))), ValueError, "q has shape"),
