@@ -105,13 +105,13 @@ def _kernels(
     given, w, bias, residual = operands
     m, _, head_dim = given.q.shape
     n, columns = w.shape
-    config = tuning.fused_matvec((w.format,), (n,), columns, m, floats=True)
-    quantizes = config.activations != "q8_1"  # the mat-vec for itself
-    if activations == "f32" or head_dim % GROUP or quantizes or not fused_matmul.joinable((w,), m):
-        (out,) = attend.kernels(launch, *given.given(), **params)
-        return fused_matmul.by_kernels(launch, operands.product(out), 0.0, activations)
-    quantized = attend.kernels(launch, *given.given(), **params, output="q8_1")
-    return fused_matmul.one_matvec(launch, w, quantized, bias, residual, config)
+    if activations != "f32" and head_dim % GROUP == 0 and fused_matmul.joinable((w,), m):
+        config = tuning.fused_matvec((w.format,), (n,), columns, m, floats=True)
+        if config.activations == "q8_1":  # else the mat-vec quantizes for itself
+            quantized = attend.kernels(launch, *given.given(), **params, output="q8_1")
+            return fused_matmul.one_matvec(launch, w, quantized, bias, residual, config)
+    (out,) = attend.kernels(launch, *given.given(), **params)
+    return fused_matmul.by_kernels(launch, operands.product(out), 0.0, activations)
 
 
 def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArray]:

@@ -96,6 +96,12 @@ def test_where_attention_leaves_floats(sizes, activations):
     assert families[0] == "paged_attention" and (families[1:] == ["matvec"]) == (sizes["batch"] == 1)
 
 
+def test_only_configs_that_are_used_are_chosen():
+    given, addends = operands(9, n=8)
+    (call,) = jq.explain(jq.paged_attention_matmul, *given, platform="cuda", **addends).calls
+    assert [choice.rule for choice in call.chosen if choice.config] == ["paged_attention", "gemm"]
+
+
 def test_float_weights_and_no_rows():
     given, addends = operands(2)
     *pages, w = given
