@@ -20,9 +20,8 @@ _INIT = "fence.mbarrier_init.release.cluster"
 def compile_fence(operands: Operands, instruction: Instruction) -> Step:
     opcode = instruction.opcode
     first, *parts = opcode.split(".")
-    memory = opcode in _LEVELS or (
-        first == "fence" and parts[:-1] in ([], ["sc"], ["acq_rel"]) and parts[-1] in _SCOPES
-    )
+    *semantics, scope = parts or [""]
+    memory = opcode in _LEVELS or (first == "fence" and semantics in ([], ["sc"], ["acq_rel"]) and scope in _SCOPES)
     if not memory and opcode not in (*_PROXY, _INIT):
         raise operands.error(UnknownInstruction, instruction, f"{opcode} is no known instruction")
     operands.count(instruction, 0)

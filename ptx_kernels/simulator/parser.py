@@ -58,6 +58,9 @@ _LABEL = re.compile(r"[\w$%.]+")
 _INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|\d+)U?")
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
 _ADDRESS = re.compile(r"([\w$%.]+?)?\s*(?:([+-])\s*(-?(?:0[xX][0-9a-fA-F]+|\d+)))?")
+#: What a declaration may ask for: a thread's local memory and a module's constants as CUDA has them; and by choice.
+_MOST_BYTES = {"local": 512 << 10, "const": 64 << 10, "global": 1 << 30}
+_MOST_REGISTERS = 1 << 20
 _SPECIAL = re.compile(r"%(?:(?:n?tid|n?ctaid)\.[xyz]|laneid|warpid|nwarpid|lanemask_\w\w)")
 
 
@@ -238,6 +241,8 @@ class _Parser:
             if not several:
                 raise self.fail(position, f"`{declared.strip()}` is no register declaration")
             name, count = several.groups()
+            if count and int(count) > _MOST_REGISTERS:
+                raise self.fail(position, f"{count} registers {name}; the simulator takes up to {_MOST_REGISTERS}")
             for register in [name] if count is None else [f"{name}{i}" for i in range(int(count))]:
                 new = Register(register, len(function.registers), _CLASSES[match[1]])
                 self.declare(register, new, position)
@@ -250,7 +255,7 @@ class _Parser:
         extern, space, align, kind, bits, name, extents, initial = match.groups()
         size = int(bits) // 8
         alignment = int(align or size)
-        if alignment & (alignment - 1):
+        if not alignment or alignment & (alignment - 1):
             raise self.fail(position, f"alignment {alignment} is no power of two")
         if name in program.symbols or name in program.local_symbols or name in program.data:
             raise self.fail(position, f"{name} is declared twice")
@@ -265,6 +270,9 @@ class _Parser:
             if not extent:
                 raise self.fail(position, f"{name} has no size")
             size *= int(extent)
+        start = -(-program.local_bytes // alignment) * alignment if space == "local" else 0
+        if start + size > (most := _MOST_BYTES.get(space, start + size)):
+            raise self.fail(position, f"{name} ends at {start + size} bytes of .{space} memory; {most} are the most")
         if space in ("const", "global"):
             program.data[name] = Data(name, space, self.initial(initial, f"{kind}{bits}", size, position))
         elif space == "shared":
@@ -272,7 +280,6 @@ class _Parser:
             program.symbols[name] = SHARED_BASE + start
             program.static_shared_bytes = start + size
         else:
-            start = -(-program.local_bytes // alignment) * alignment
             program.local_symbols[name] = LOCAL_BASE + start
             program.local_bytes = start + size
 

@@ -327,6 +327,13 @@ def test_shuffles_with_absent_lanes() -> None:
         (".reg .b32 %r3;", simulator.ParseError, ["register %r3 is declared twice"]),
         (".reg .f64 %d<3>;", simulator.ParseError, ["declares no register class"]),
         (".local .b8 t[4]; .local .b8 t[4];", simulator.ParseError, ["t is declared twice"]),
+        (".local .b8 t[99999999999];", simulator.ParseError, ["t ends at 99999999999 bytes of .local memory; 524288"]),
+        (".local .b8 s; .local .align 1048576 .b8 t;", simulator.ParseError, ["t ends at 1048577 bytes of .local"]),
+        (".const .b8 t[65537];", simulator.ParseError, ["t ends at 65537 bytes of .const memory; 65536 are the most"]),
+        (".global .b8 t[99999999999];", simulator.ParseError, ["t ends at 99999999999 bytes of .global memory"]),
+        (".shared .align 0 .b8 t[4];", simulator.ParseError, ["alignment 0 is no power of two"]),
+        (".reg .b32 %q<99999999999>;", simulator.ParseError, ["99999999999 registers %q; the simulator takes up to"]),
+        ("fence;", simulator.UnknownInstruction, ["fence is no known instruction"]),
         (".shared .b8 y[4];", simulator.ParseError, ["y is declared twice"]),  # as a parameter of the entry
         (".local .b8 y[4];", simulator.ParseError, ["y is declared twice"]),
         (".reg .b32 y;", simulator.ParseError, ["register y is declared twice"]),
