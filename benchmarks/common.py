@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import importlib.metadata
 import json
@@ -59,6 +60,16 @@ def provenance() -> dict[str, Any]:
         "versions": versions(),
         "host": host(),
     }
+
+
+def results_file(arguments: list[str], name: str, description: str | None) -> Path:
+    """The file that a command line names, or else the repository's results of the benchmark `name`."""
+    parser = argparse.ArgumentParser(
+        f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = RESULTS / f"{name}.json"
+    parser.add_argument("file", nargs="?", type=Path, default=default, metavar="FILE", help="JSON to write")
+    return parser.parse_args(arguments).file
 
 
 def write_results(path: Path, results: dict[str, Any]) -> Path:

@@ -14,10 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
-from .common import RESULTS, write_results
+from .common import results_file, write_results
 
 ROWS, COLUMNS = 2048, 4096
 REPEATS = 3
@@ -67,6 +66,7 @@ def report() -> None:
 
 
 def main(arguments: list[str]) -> int:
+    file = results_file(arguments, "quantizers", __doc__)
     available = os.sched_getaffinity(0)
     results = [row for cores in ({max(available)}, available) for row in on_cores(cores)]
     print(f"{'format':8}{'cores':>6}{'million/s':>12}{'per CPU second':>16}{'MB':>8}")
@@ -76,9 +76,7 @@ def main(arguments: list[str]) -> int:
             f"{r['peak_megabytes_beyond_the_input']:8.0f}"
         )
     settings = {"rows": ROWS, "columns": COLUMNS, "repeats": REPEATS, "load_before": round(os.getloadavg()[0], 1)}
-    print(
-        write_results(Path(arguments[0]) if arguments else RESULTS / "quantizers.json", settings | {"results": results})
-    )
+    print(write_results(file, settings | {"results": results}))
     return 0
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from pathlib import Path
 
 import jax
 
@@ -20,7 +19,7 @@ from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.report import as_dicts, report, table
 
 from . import aot
-from .common import RESULTS, write_results
+from .common import results_file, write_results
 from .launches import layer_launches, page_array
 from .random_model import LLAMA_3_1_8B, random_model
 
@@ -45,6 +44,7 @@ def cases() -> list[Case]:
 
 
 def main(arguments: list[str]) -> int:
+    file = results_file(arguments, "static", __doc__)
     if reason := aot.unavailable():
         print(reason, file=sys.stderr)
         return 3
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         "registers": {arch: {f.label: f.registers for f in figures} for arch, figures in rows.items()},
         "spill_bytes": {arch: sum(f.spill_bytes for f in figures) for arch, figures in rows.items()},
     }
-    print(write_results(Path(arguments[0]) if arguments else RESULTS / "static.json", results))
+    print(write_results(file, results))
     return 0
 
 

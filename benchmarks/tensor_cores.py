@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,7 @@ from ptx_kernels.ptx.types import bf16x2
 from ptx_kernels.report import plain_table
 from ptx_kernels.sass import disassemble, enclosing_loop, hot_loop
 
-from .common import RESULTS, write_results
+from .common import results_file, write_results
 
 N, COLUMNS, M = 14336, 4096, 512  # Llama-3.1-8B's gate, a prompt of 512 tokens
 _PRODUCTS = 16 * 8 * 32
@@ -227,6 +226,7 @@ def table(measured: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...
 
 
 def main(arguments: list[str]) -> int:
+    file = results_file(arguments, "tensor_cores", __doc__)
     measured = rows()
     print(plain_table(*table(measured)))
     results: dict[str, Any] = {
@@ -235,7 +235,7 @@ def main(arguments: list[str]) -> int:
         "l2_bytes_per_clock": L2_BYTES,
         "rows": [vars(r) | {"config": vars(r.config)} for r in measured],
     }
-    print(write_results(Path(arguments[0]) if arguments else RESULTS / "tensor_cores.json", results))
+    print(write_results(file, results))
     return 0
 
 

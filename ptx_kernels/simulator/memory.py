@@ -56,6 +56,8 @@ class DeviceBuffer:
     shadow: Shadow | None = field(default=None, init=False, repr=False)  # of buffers that may be written
 
     def __post_init__(self) -> None:
+        if not isinstance(self.array, np.ndarray) or self.array.dtype.hasobject:
+            raise TypeError(f"buffer {self.name} must be a NumPy array of numbers, not {self.array!r:.80}")
         if not self.array.flags.c_contiguous or self.array.ctypes.data % 16:
             raise ValueError(f"buffer {self.name}: the array must be C-contiguous and 16-byte aligned")
         if self.role != "in" and not self.array.flags.writeable:

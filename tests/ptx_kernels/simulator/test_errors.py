@@ -432,6 +432,9 @@ def test_launches_that_do_not_fit() -> None:
         simulator.launch(text, [np.zeros(65, np.uint32)[1:]], (1,), (32,))
     with pytest.raises(ValueError, match="must be C-contiguous"):
         simulator.launch(text, [np.zeros((8, 8), np.uint32)[:, ::2]], (1,), (32,))
+    for no_array in (None, 5, [0] * 32, np.zeros(32, object)):
+        with pytest.raises(TypeError, match="buffer y must be a NumPy array of numbers, not"):
+            simulator.launch(text, [no_array], (1,), (32,))
 
 
 def test_missing_broadcast_after_a_reduction_shows() -> None:
