@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from ptx_kernels import formats, simulator
-from ptx_kernels.assemble import assemble, tool_version
+from ptx_kernels.assemble import ToolNotFoundError, assemble, tool_version
 from ptx_kernels.devices import DEVICES
 from ptx_kernels.formats import fragments, q4_k
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
@@ -227,7 +227,11 @@ def table(measured: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...
 
 def main(arguments: list[str]) -> int:
     file = results_file(arguments, "tensor_cores", __doc__)
-    measured = rows()
+    try:
+        measured = rows()
+    except ToolNotFoundError as error:
+        print(f"benchmarks.tensor_cores needs ptxas and nvdisasm: {error}", file=sys.stderr)
+        return 3
     print(plain_table(*table(measured)))
     results: dict[str, Any] = {
         "ptxas": tool_version("ptxas"),

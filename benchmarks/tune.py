@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ptx_kernels import tables, tuning
-from ptx_kernels.assemble import TARGETS, assemble_all, tool_version
+from ptx_kernels.assemble import TARGETS, ToolNotFoundError, assemble_all, tool_version
 from ptx_kernels.cost import INSTRUCTION_BUDGETS, Prediction, predict
 from ptx_kernels.devices import DEVICES, Device
 from ptx_kernels.driver import Device as Gpu
@@ -262,9 +262,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     spaces = [SPACES[rule] for rule in options.rules]
     seconds = options.seconds if options.seconds is not None else math.inf if options.model else 540
+    if not seconds > 0:
+        parser.error(f"--seconds {seconds} must be positive")
     if options.model:
         device = DEVICES[options.device]
-        table, name = model_table(device, spaces, options.formats, seconds), f"{device.slug}.model.json"
+        try:
+            table, name = model_table(device, spaces, options.formats, seconds), f"{device.slug}.model.json"
+        except ToolNotFoundError as error:
+            print(f"benchmarks.tune --model needs ptxas and nvdisasm: {error}", file=sys.stderr)
+            return 3
     else:
         try:
             with Gpu() as gpu:

@@ -118,6 +118,7 @@ def _arguments() -> argparse.ArgumentParser:
         of_family.add_argument(
             "--seeds",
             dest="_seeds",
+            metavar="COUNT",
             type=_parse_count,
             default=0,
             help="further runs that draw what hardware leaves open",

@@ -201,7 +201,7 @@ def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(tune, "Gpu", StandIn)
     monkeypatch.setattr(spaces, "SHAPES", ((64, 512),))
     path = tmp_path / "mine.json"
-    assert tune.main(["--formats", "Q4_K", "--out", str(path), "--seconds", "-1"]) == 0
+    assert tune.main(["--formats", "Q4_K", "--out", str(path), "--seconds", "1e-9"]) == 0
     assert tables.load(path).rows == ()
     assert "out of time at matvec('Q4_K', 64, 512, 1)" in capsys.readouterr().out
 
