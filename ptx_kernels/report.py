@@ -131,7 +131,10 @@ def launch(kernel: Kernel, machine: Code) -> Launch | None:
 
 
 def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", device: Device | None = None) -> Figures:
-    """Figures of `kernel` on `arch`; `device` None: the one that stands for the architecture."""
+    """Figures of `kernel` on `arch`; `device` None: the one that stands for the architecture.
+
+    Where not even one block fits on a multiprocessor, there is no prediction.
+    """
     device = device or device_of(arch)
     machine = code(kernel, arch)
     assembly, body = machine.assembly, machine.body
@@ -141,7 +144,7 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", dev
     done = work(kernel, body, whole=not machine.looped)
     mix, outstanding = body.mix(), body.outstanding()
     asked = launch(kernel, machine)
-    predicted = predict(asked, device) if asked else None
+    predicted = predict(asked, device) if asked and asked.resident_blocks else None
     classes = {
         name: sum(mix.get(category, 0) for category in categories) / done.quant_bytes
         for name, categories in CLASSES.items()

@@ -12,6 +12,7 @@ from ptx_kernels import formats, tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.cost import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.report import Figures, figures
@@ -194,3 +195,12 @@ def test_slim_kernels_live_in_the_registers_of_64_resident_warps():
     kernel = KERNELS["matvec"](format="Q4_K", n=4096, columns=4096, m=1, config=config)
     found = figures(kernel, "sm_90")
     assert (found.registers, found.spill_bytes, found.blocks_per_multiprocessor) == (32, 0, 2)
+
+
+def test_without_room_for_a_block_there_are_figures_but_no_prediction():
+    """199 KB of shared memory, where a multiprocessor of sm_80 has 163."""
+    config = GemmConfig(row_warps=8, column_warps=1, tiles=2, m_tile=64, stages=2, products="f16")
+    kernel = KERNELS["gemm"](format="Q6_K", n=4096, columns=14336, m=512, config=config)
+    found = figures(kernel, "sm_80")
+    assert (found.blocks_per_multiprocessor, found.occupancy, found.seconds) == (0, 0, None)
+    assert found.registers > 0 and found.instructions_per_quant_byte is not None
