@@ -12,6 +12,7 @@ from .explain import Explanation, explain
 from .implementation import FUSIONS, implementation
 from .ops.append_kv import append_kv
 from .ops.attention import attention
+from .ops.causal_attention import causal_attention
 from .ops.dequantize import dequantize
 from .ops.embedding import embedding
 from .ops.fused_matmul import qkv_matmul, rms_norm_matmul
@@ -37,6 +38,7 @@ __all__ = [
     "append_kv",
     "argmax",
     "attention",
+    "causal_attention",
     "dequantize",
     "embedding",
     "explain",

@@ -18,6 +18,7 @@ from ptx_kernels.choices import Choice, Target
 from ptx_kernels.devices import DEVICES, Device, find_device
 from ptx_kernels.ptx import Kernel
 
+from . import native
 from .custom_call import simulate_p
 from .implementation import IMPLEMENTATIONS
 from .ops.op import OPS, Op, default_implementation
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from ptx_kernels.report import Figures
 
 _LAYOUT_ONLY = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "jit", "optimization_barrier")
-_PLATFORMS = {"ptx": ("cuda",), "sim": ("cpu",), "xla": ("cpu", "cuda")}
+_PLATFORMS = {"ptx": ("cuda",), "native": ("cpu",), "sim": ("cpu",), "xla": ("cpu", "cuda")}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class Call:
       params: the primitive's parameters.
       implementation: what runs; `why` says who chose it.
       runnable: whether the platform has it; if not, lowering raises UnavailableError.
-      kernels: the launches of `ptx` and `sim`, in order; empty for `xla`.
+      kernels: the launches of `ptx` and `sim`, in order; empty for the others.
+      handlers: the calls of `native`, in order; empty for the others.
       figures: of each kernel, from its machine code, with the predicted time; empty unless asked for.
       chosen: the Configs of these kernels, and why.
       xla: the other operations around them (or, for `xla`, all), with their counts.
@@ -57,6 +59,7 @@ class Call:
     why: str
     runnable: bool
     kernels: tuple[Kernel, ...]
+    handlers: tuple[str, ...]
     figures: tuple[Figures, ...]
     chosen: tuple[Choice, ...]
     xla: dict[str, int]
@@ -70,6 +73,7 @@ class Call:
             f"  {params}" if params else "",
             f"  {self.implementation}: {self.why}",
             *map(_launch, self.kernels, self.figures or (None,) * len(self.kernels)),
+            *(f"  call {name}: kernels for {native.kernels()}" for name in self.handlers),
             *(f"  chosen {choice}" for choice in self.chosen),
             "  XLA: " + (", ".join(f"{n} x{c}" for n, c in self.xla.items())) if self.xla else "",
             *(f"  otherwise {text}" for text in self.otherwise),
@@ -168,14 +172,18 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     why = "asked for by name" if asked else f"the default on {platform}"
     if not runnable:
         why += f", but it runs on {_PLATFORMS[implementation][0]} only: lowering raises UnavailableError"
-    function = op.reference if implementation == "xla" else op.composition
+    elif implementation == "native" and not native.available():
+        runnable, why = False, f"{why}, but {native.problem()}"
+    function = {"xla": op.reference, "native": op.native}.get(implementation, op.composition)
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
     with choices.recorded() as made:
         inner = jax.make_jaxpr(lambda *arrays: function(*arrays, **params))(*shapes)
-    kernels, xla = [], Counter[str]()
+    kernels, handlers, xla = [], [], Counter[str]()
     for part, times in _equations(inner.jaxpr):
         if part.primitive is simulate_p:
             kernels += [part.params["kernel"]] * times
+        elif part.primitive.name == "ffi_call":
+            handlers += [part.params["target_name"]] * times
         elif part.primitive.name not in _LAYOUT_ONLY:
             xla[part.primitive.name] += times
     return Call(
@@ -188,6 +196,7 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
         why=why,
         runnable=runnable,
         kernels=tuple(kernels),
+        handlers=tuple(handlers),
         figures=_figures(kernels, model) if model else (),
         chosen=tuple(dict.fromkeys(made)) if kernels else (),
         xla=dict(xla),

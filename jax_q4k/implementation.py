@@ -1,4 +1,4 @@
-"""Which implementation of an operation runs: PTX kernels, plain JAX, or the kernels simulated."""
+"""Which implementation of an operation runs: PTX kernels, plain JAX, the CPU's own kernels, or PTX simulated."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
 
-Implementation = Literal["ptx", "xla", "sim"]
+Implementation = Literal["ptx", "native", "xla", "sim"]
 Activations = Literal["f32", "q8_1"]
 
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
@@ -77,11 +77,11 @@ def implementation(
     """Selects the implementation of every jax_q4k operation traced inside the block.
 
     Args:
-      name: `ptx` (PTX kernels; CUDA only), `xla` (plain JAX, any platform), `sim` (the PTX kernels run by the
-        simulator; CPU only), or None: `ptx` on CUDA, `xla` elsewhere.
+      name: `ptx` (PTX kernels; CUDA only), `native` (C++ kernels; CPU only), `xla` (plain JAX, any platform), `sim`
+        (the PTX kernels run by the simulator; CPU only), or None: `ptx` on CUDA, `xla` elsewhere.
       activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the CUDA path has
-        a kernel that takes them so; `f32`: never quantized; None: `f32` for xla, what is fastest for ptx and sim:
-        `q8_1`, or float16 for many rows on some GPUs (`jq.explain` says which).
+        a kernel that takes them so; `f32`: never quantized; None: `f32` for xla, `q8_1` for native, what is fastest
+        for ptx and sim: `q8_1`, or float16 for many rows on some GPUs (`jq.explain` says which).
       fused: names out of `jax_q4k.FUSIONS`: the operations that may be fewer kernels than their steps; the others are
         chains of simpler ones. False: none. None: all, each wherever it pays.
 

@@ -17,7 +17,6 @@ from flax import nnx
 import jax_q4k as jq
 
 from . import rope
-from .attention import causal_attention
 from .cache import PagedCache, Pages, append, rows, scales
 from .config import Config
 
@@ -218,7 +217,7 @@ class Decoder(nnx.Module):
         angles = self._angles(_positions(tokens))
 
         def attend(_: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
-            return attention.add_output(causal_attention(*attention.rotate(q, k, angles), v, lengths), x)
+            return attention.add_output(jq.causal_attention(*attention.rotate(q, k, angles), v, lengths), x)
 
         return self._logits(self._hidden(tokens, attend))
 
@@ -246,7 +245,7 @@ class Decoder(nnx.Module):
         ) -> jax.Array:
             q, k = attention.rotate(q, k, angles)
             pages.append(append(cache.pages[layer], k, v, slots))
-            return attention.add_output(causal_attention(q, k, v, lengths), x)
+            return attention.add_output(jq.causal_attention(q, k, v, lengths), x)
 
         x = self._hidden(tokens, attend)
         if not all_positions:

@@ -11,6 +11,7 @@ import numpy as np
 from ptx_kernels.kernels.append_kv import append_kv as append_kernel
 
 from ..custom_call import ptx_name
+from ..native import calls
 from . import checks
 from .op import KernelCall, Op
 from .quantize_q8_1 import to_int8
@@ -41,7 +42,7 @@ def append_kv(
       slot_mapping: (tokens,) integers.
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's scale is its largest
         magnitude / 127, its int8 the values over that, rounded.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       The updated (k_pages, v_pages), of int8 pages (k_pages, v_pages, k_scales, v_scales).
@@ -109,8 +110,13 @@ def kernels(launch: KernelCall, *arrays: jax.Array) -> list[jax.Array]:
     return launch(kernel, *arrays)
 
 
+def native(*arrays: jax.Array) -> list[jax.Array]:
+    """`append_kv` by the CPU's kernels, in place."""
+    return calls.rope_append(arrays[:-3], arrays[-3:], rope=False)
+
+
 def _abstract_eval(*arrays: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(p.shape, p.dtype) for p in arrays[:-3]]
 
 
-_op = Op("append_kv", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("append_kv", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)

@@ -12,6 +12,7 @@ from ptx_kernels.kernels.merge_attention import merge_attention
 from ptx_kernels.kernels.paged_attention import paged_attention
 
 from ..custom_call import ptx_name
+from ..native import calls
 from . import checks
 from .op import KernelCall, Op
 
@@ -172,8 +173,13 @@ def kernels(
     return launch(merge, *results)
 
 
+def native(*arrays: jax.Array, **params: Any) -> list[jax.Array]:
+    """The primitive by the CPU's kernels."""
+    return [calls.paged_attention(arrays, **params)]
+
+
 def _abstract_eval(q: Any, *_: Any, **__: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(q.shape, jnp.float32)]
 
 
-_op = Op("paged_attention", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("paged_attention", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)

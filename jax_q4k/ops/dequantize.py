@@ -21,7 +21,7 @@ def dequantize(w: Any, dtype: Any = jnp.float32, *, implementation: str | None =
     Args:
       w: QuantizedArray (n, k).
       dtype: float32, bfloat16 or float16.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       (n, k) of `dtype`.

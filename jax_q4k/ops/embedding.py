@@ -13,6 +13,7 @@ from ptx_kernels.kernels.decode import decode
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
+from ..native import calls
 from . import checks
 from .op import KernelCall, Op
 
@@ -24,7 +25,7 @@ def embedding(ids: Any, w: Any, dtype: Any = jnp.float32, *, implementation: str
       ids: (...,) integers.
       w: QuantizedArray (vocab, k), or a float array (vocab, k).
       dtype: float32, bfloat16 or float16.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       (..., k) of `dtype`.
@@ -65,6 +66,11 @@ def kernels(launch: KernelCall, ids: jax.Array, *planes: jax.Array, format: str,
     return launch(kernel, *planes, ids)
 
 
+def native(ids: jax.Array, *planes: jax.Array, format: str, dtype: Any) -> list[jax.Array]:
+    """`embedding` of ids (count,) by the CPU's kernels."""
+    return [calls.embedding(ids, QuantizedArray.of_planes(format, planes)).astype(dtype)]
+
+
 def _nan_outside(ids: jax.Array, vocab: int, rows: jax.Array) -> jax.Array:
     inside = (ids >= 0) & (ids < vocab)
     return jnp.where(inside[:, None], rows, jnp.nan)
@@ -75,4 +81,4 @@ def _abstract_eval(ids: Any, *planes: Any, format: str, dtype: Any) -> list[jax.
     return [jax.core.ShapedArray((ids.shape[0], k), dtype)]
 
 
-_op = Op("q4k_embedding", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("q4k_embedding", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)

@@ -15,6 +15,7 @@ from ptx_kernels.kernels.matvec import MAX_MATRICES, MAX_ROWS, MatvecConfig, mat
 
 from ..arrays import QuantizedArray
 from ..implementation import check_choice, current_choice
+from ..native import calls
 from . import checks, matmul, quantize_q8_1, rms_norm
 from .op import KernelCall, Op
 
@@ -202,6 +203,20 @@ def one_matvec(
     return launch(kernel, *w.planes, *given, *(addend for addend in (bias, residual) if addend is not None))
 
 
+def native(*leaves: jax.Array, tree: Any, eps: float, activations: str | None) -> list[jax.Array]:
+    """The operation by the CPU's kernels; `activations` None means q8_1."""
+    return by_native(jax.tree.unflatten(tree, leaves), eps, activations)
+
+
+def by_native(operands: Operands, eps: float, activations: str | None) -> list[jax.Array]:
+    """One call of all matrices."""
+    x, residual, norm_weight, weights, biases = operands
+    quantized = activations != "f32" and all(matmul.takes_q8_1(w.format, *x.shape) for w in weights)
+    return calls.products(
+        x, weights, quantized=quantized, norm_weight=norm_weight, eps=eps, biases=biases, residual=residual
+    )
+
+
 def joinable(weights: Sequence[QuantizedArray], m: int) -> bool:
     """Whether a mat-vec takes these matrices and m rows of activations."""
     return m <= MAX_ROWS and len(weights) <= MAX_MATRICES and all(w.format in matmul.DOT_FORMATS for w in weights)
@@ -260,7 +275,7 @@ def row_operands(params: dict[str, Any]) -> int:
     return 1 + (jax.tree.unflatten(tree, range(tree.num_leaves)).residual is not None)
 
 
-_op = Op("q4k_fused_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("q4k_fused_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
 _op.define_derivative_of(
     lambda *leaves, tree, eps, activations, implementation: chain(
         jax.tree.unflatten(tree, leaves), eps, *public_steps(activations, implementation)

@@ -16,6 +16,7 @@ from ptx_kernels.kernels.quantize_q8_1 import GROUP
 
 from ..arrays import QuantizedArray
 from ..implementation import check_choice, current_choice
+from ..native import calls
 from . import checks, fused_matmul, matmul
 from .fused_matmul import (
     Norm,
@@ -197,13 +198,26 @@ def kernels(
     return one_matvec(launch, down, h, None, residual, tuning.fused_matvec((down.format,), down.shape[:1], inner, m))
 
 
+def native(*leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None) -> list[jax.Array]:
+    """The operation by one or two calls of the CPU's kernels; `activations` None means q8_1."""
+    x, residual, norm_weight, gate, up, down = jax.tree.unflatten(tree, leaves)
+
+    def quantized(x: jax.Array, *weights: QuantizedArray) -> bool:
+        return activations != "f32" and all(matmul.takes_q8_1(w.format, *x.shape) for w in weights)
+
+    (h,) = calls.products(
+        x, [gate, up], quantized=quantized(x, gate, up), norm_weight=norm_weight, eps=eps, activation=activation
+    )
+    return [h] if down is None else calls.products(h, [down], quantized=quantized(h, down), residual=residual)
+
+
 def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArray]:
     operands: Operands = jax.tree.unflatten(tree, leaves)
     last = operands.gate if operands.down is None else operands.down
     return [jax.core.ShapedArray((operands.x.shape[0], last.shape[0]), jnp.float32)]
 
 
-_op = Op("q4k_gated_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("q4k_gated_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
 _op.define_derivative_of(
     lambda *leaves, tree, eps, activation, activations, implementation: chain(
         jax.tree.unflatten(tree, leaves), eps, activation, *public_steps(activations, implementation)

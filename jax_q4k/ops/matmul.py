@@ -17,6 +17,7 @@ from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
 from ..implementation import check_choice, current_choice
+from ..native import calls
 from . import checks, dequantize, fused_matmul, quantize_q8_1  # fused_matmul: modules that use each other
 from .op import KernelCall, Op
 
@@ -49,9 +50,9 @@ def matmul(
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
         kernel that takes it so, on every implementation: for DOT_FORMATS up to eight rows (under `vmap`, of
         all examples together), and for more rows where k is a multiple of 64. None takes what
-        `jax_q4k.implementation` selected, else `f32` for xla, and for ptx and sim what is fastest: `q8_1`, or, of
+        `jax_q4k.implementation` selected, else `f32` for xla, `q8_1` for native, and for ptx and sim what is fastest: `q8_1`, or, of
         many rows on some GPUs, x rounded to float16, 256 columns of a row by a common power of two.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       (..., n) of x's dtype.
@@ -140,6 +141,15 @@ def kernels(
     return [y.astype(x.dtype)]
 
 
+def native(x: jax.Array, *planes: jax.Array, format: str, activations: str | None, transposed: bool) -> list[jax.Array]:
+    """`matmul` of x (m, k), or its transpose of x (m, n), by the CPU's kernels; `activations` None means q8_1."""
+    if transposed:
+        return reference(x, *planes, format=format, activations="f32", transposed=True)
+    quantized = activations != "f32" and takes_q8_1(format, *x.shape)
+    w = QuantizedArray.of_planes(format, planes)
+    return [y.astype(x.dtype) for y in calls.products(x.astype(jnp.float32), [w], quantized=quantized)]
+
+
 def _dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Array:
     """x (m, k) times weights (n, k) transposed, in float32; `transposed`: x (m, n) times weights."""
     # HIGHEST: XLA's default for float32 on a GPU is tf32, 10 bits of mantissa.
@@ -159,7 +169,7 @@ def _abstract_eval(
     return [jax.core.ShapedArray((x.shape[0], blocks * formats.get(format).block_size if transposed else n), x.dtype)]
 
 
-_op = Op("q4k_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("q4k_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
 # Parameter `transposed`: x @ dequantize(w) instead; only derivatives set it, and with activations "f32".
 _op.define_derivative(
     tangent=lambda params: {**params, "activations": "f32"},

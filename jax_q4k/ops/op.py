@@ -14,6 +14,7 @@ from jax.interpreters import ad, batching, mlir
 from ptx_kernels import choices
 from ptx_kernels.devices import REFERENCE
 
+from .. import native
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
 from ..errors import UnavailableError
 from ..implementation import check_choice, current_choice
@@ -34,6 +35,8 @@ class Op:
       reference: `(*arrays, **params)` -> list of arrays, in plain JAX: the meaning of the operation.
       kernels: `(launch, *arrays, **params)` -> list of arrays: the same by PTX kernels. `launch(kernel, *operands)`
         runs one; plain JAX may stand between launches.
+      native: `(*arrays, **params)` -> list of arrays, by handlers of `jax_q4k.native`; None: XLA compiles the
+        reference well enough for a CPU.
     """
 
     def __init__(
@@ -43,12 +46,14 @@ class Op:
         abstract_eval: Callable[..., list[jax.core.ShapedArray]],
         reference: Callable[..., Arrays],
         kernels: Callable[..., Arrays],
+        native: Callable[..., Arrays] | None = None,
     ) -> None:
         self.name = name
         self.primitive = jax.extend.core.Primitive(name)
         self.primitive.multiple_results = True
         self.reference = reference
         self._kernels = kernels
+        self.native = native or reference
 
         @self.primitive.def_abstract_eval
         def _(*avals: Any, implementation: str | None, **params: Any) -> list[jax.core.ShapedArray]:
@@ -169,10 +174,16 @@ class Op:
     def _function(self, implementation: str, gpu: bool, params: dict[str, Any]) -> Callable[..., Arrays]:
         if implementation == "xla":
             return functools.partial(self.reference, **params)
+        if implementation == "native":
+            if gpu:
+                raise UnavailableError(f"{self.name}: implementation 'native' runs on the CPU only; use 'ptx' or 'xla'")
+            if not native.available():
+                raise UnavailableError(f"{self.name}: implementation 'native': {native.problem()}")
+            return functools.partial(self.native, **params)
         if implementation == "ptx" and not gpu:
             raise UnavailableError(
                 f"{self.name}: implementation 'ptx' needs a CUDA device; "
-                "'sim' runs the same kernels on the CPU, 'xla' runs plain JAX"
+                "'sim' runs the same kernels on the CPU, 'native' kernels of its own, 'xla' plain JAX"
             )
         if implementation == "sim" and gpu:
             raise UnavailableError(

@@ -46,7 +46,7 @@ def paged_attention(
         value; or None.
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32, as `append_kv` writes them: a
         value is its int8 times the scale of its page, head and slot.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       (batch, num_heads, head_dim) float32.

@@ -114,9 +114,16 @@ def _kernels(
     return fused_matmul.by_kernels(launch, operands.product(out), 0.0, activations)
 
 
+def _native(*leaves: jax.Array, tree: Any, activations: str | None, **params: Any) -> list[jax.Array]:
+    """The operation by the CPU's kernels; `activations` None means q8_1."""
+    operands: Operands = jax.tree.unflatten(tree, leaves)
+    (out,) = attend.native(*operands.attention.given(), **params)
+    return fused_matmul.by_native(operands.product(out), 0.0, activations)
+
+
 def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArray]:
     operands: Operands = jax.tree.unflatten(tree, leaves)
     return [jax.core.ShapedArray((operands.attention.q.shape[0], operands.w.shape[0]), jnp.float32)]
 
 
-_op = Op("paged_attention_matmul", abstract_eval=_abstract_eval, reference=_reference, kernels=_kernels)
+_op = Op("paged_attention_matmul", abstract_eval=_abstract_eval, reference=_reference, kernels=_kernels, native=_native)

@@ -26,7 +26,7 @@ def quantize_q8_1(x: Any, *, implementation: str | None = None) -> tuple[jax.Arr
 
     Args:
       x: (..., k) float32, bfloat16 or float16; k a multiple of 32.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       values int8 (..., k), and float32 (..., k / 32, 2): [..., 0] the scale, [..., 1] scale * sum of values.

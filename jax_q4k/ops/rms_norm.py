@@ -22,7 +22,7 @@ def rms_norm(x: Any, weight: Any, *, eps: float, implementation: str | None = No
       x: (..., k) float32, bfloat16 or float16.
       weight: (k,) of these dtypes.
       eps: added to the mean square, at least 0.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       (..., k) of x's dtype.

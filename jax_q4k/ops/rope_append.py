@@ -12,6 +12,7 @@ from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
 
 from ..custom_call import ptx_name
 from ..implementation import current_choice
+from ..native import calls
 from . import append_kv, checks, rms_norm
 from .op import KernelCall, Op
 
@@ -46,7 +47,7 @@ def rope_append(
       cos, sin: (tokens, rope_dim / 2) float32, rope_dim at most head_dim.
       q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it with `eps`
         (Qwen 3); None: as it is. Both or neither.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       The rotated q, and the updated k_pages, v_pages, and of int8 pages k_scales, v_scales.
@@ -153,9 +154,15 @@ def kernels(launch: KernelCall, *arrays: jax.Array, interleaved: bool, eps: floa
     return launch(kernel, *arrays)
 
 
+def native(*arrays: jax.Array, interleaved: bool, eps: float) -> list[jax.Array]:
+    """`rope_append` by the CPU's kernels, in place."""
+    pages, others = _split(arrays)
+    return calls.rope_append(pages, others, rope=True, interleaved=interleaved, eps=eps)
+
+
 def _abstract_eval(*arrays: Any, interleaved: bool, eps: float) -> list[Any]:
     pages, (q, *_) = _split(arrays)
     return [jax.core.ShapedArray(x.shape, x.dtype) for x in (*pages, q)]
 
 
-_op = Op("rope_append", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("rope_append", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)

@@ -23,7 +23,7 @@ def argmax(x: Any, *, implementation: str | None = None) -> jax.Array:
 
     Args:
       x: (..., n) float32, bfloat16 or float16, n at least 1.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       (...) int32.
@@ -47,7 +47,7 @@ def top_k(x: Any, k: int, *, implementation: str | None = None) -> tuple[jax.Arr
     Args:
       x: (..., n) float32, bfloat16 or float16.
       k: 1 to n.
-      implementation: `ptx`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
       (..., k) of x's dtype, and (..., k) int32.

@@ -11,7 +11,7 @@ from oracles import random_planes
 
 import jax_q4k as jq
 from jax_q4k import custom_call
-from jax_q4k.models.attention import causal_attention
+from jax_q4k.ops.causal_attention import causal_attention
 from ptx_kernels import formats
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 
@@ -53,7 +53,7 @@ def test_matmul_with_leading_axes() -> None:
     assert nmse(simulated, jq.matmul(x, w, activations="q8_1")) <= 1e-11
 
 
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_what_is_not_finite_spoils_its_row_alone(implementation: str, bad: float) -> None:
     x = normal(3, 256).at[1, 100].set(bad)
@@ -78,7 +78,7 @@ def test_quantize_q8_1() -> None:
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 def test_a_loop_that_decodes(implementation: str) -> None:
     """append_kv and paged_attention inside a jitted while_loop with a donated cache, against attention in float64."""
     heads, kv_heads, dim, steps = 4, 2, 32, 20
@@ -106,7 +106,7 @@ def test_a_loop_that_decodes(implementation: str) -> None:
             assert nmse(out[t, h], p @ v[: t + 1, h // 2] / p.sum()) <= 1e-11
 
 
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 def test_scan_over_stacked_weights(implementation: str) -> None:
     layers = [packed("Q4_K", 256, 256, seed) for seed in range(3)]
     stacked = jax.tree.map(lambda *planes: jnp.stack(planes), *layers)

@@ -8,9 +8,9 @@ import pytest
 from helpers import nmse
 
 from jax_q4k.models import rope
-from jax_q4k.models.attention import QUERY_BLOCK, causal_attention
 from jax_q4k.models.cache import PagedCache
 from jax_q4k.models.config import Config
+from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
 
 from .golden import NAMES, model, reference
 

@@ -19,7 +19,7 @@ def test_equals_the_formats_own_decoder(format, dtype):
     np.testing.assert_array_equal(got, jnp.asarray(want).astype(dtype))
 
 
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 def test_no_rows(implementation):
     w = random_weights("Q4_K", 4, 256)[:0]
     assert jq.dequantize(w, jnp.float16, implementation=implementation).shape == (0, 256)

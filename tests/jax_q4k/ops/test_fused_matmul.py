@@ -135,7 +135,7 @@ def test_jit_traces_again_where_the_fusions_change():
     assert len(traced) == 3
 
 
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 @pytest.mark.parametrize("name", CALLS)
 def test_derivatives_are_those_of_the_chain(name, implementation):
     a, along = operands(2), operands(2)
@@ -193,7 +193,7 @@ def test_vmap_of_norm_weights():
         assert nmse(got[i], jq.rms_norm_matmul(x[i], norms[i], DOWN, eps=EPS)) <= 1e-12
 
 
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 def test_float_weights_among_packed_ones(implementation):
     x, bias = normal(2, K), normal(32)
     dense = tuple(

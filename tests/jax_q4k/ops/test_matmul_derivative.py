@@ -81,7 +81,7 @@ def test_simulated_kernels_keep_the_activations_dtype(rows):
 
 
 @pytest.mark.parametrize("format", DOT_FORMATS)
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 def test_rounding_of_the_activations_is_passed_straight_through(format, implementation):
     w = random_weights(format, N, K)
     x, dx, dy = normal(2, K), normal(2, K), normal(2, N)

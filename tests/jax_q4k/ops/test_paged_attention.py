@@ -62,7 +62,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 @pytest.mark.parametrize("options", OPTIONS, ids="-".join)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.float8_e4m3fn])
 def test_options_and_quantized_pages(dtype, options, implementation):

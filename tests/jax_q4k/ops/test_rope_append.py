@@ -44,7 +44,7 @@ def exact(a, interleaved):
 
 
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 @pytest.mark.parametrize(
     ("dtype", "rope_dim", "qk_norm", "interleaved", "tolerance"),
     [
@@ -73,7 +73,7 @@ def test_rotates_and_writes_its_slots(dtype, rope_dim, qk_norm, interleaved, tol
 
 
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.int8, 1e-4), (jnp.float8_e4m3fn, 2e-3)])
 def test_quantized_pages(dtype, tolerance, implementation, fused):
     a = operands()

@@ -7,7 +7,7 @@ import jax_q4k as jq
 from ptx_kernels import tuning
 from ptx_kernels.kernels.top_k import MAX_PART
 
-IMPLEMENTATIONS = ["xla", "sim"]
+IMPLEMENTATIONS = ["xla", "native", "sim"]
 
 
 def values(*shape, distinct=50, dtype=jnp.float32):

@@ -26,7 +26,7 @@ def experts(count=3):
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
-@pytest.mark.parametrize("implementation", ["xla", "sim"])
+@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
 def test_matmul_of_mapped_rows_is_one_call(implementation, axis):
     w, x = random_weights("Q4_K", N, K), normal(2, 3, K)
 

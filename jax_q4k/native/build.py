@@ -1,0 +1,96 @@
+"""Compiles the CPU's kernels: `python -m jax_q4k.native.build`, and what `pip install` runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+LIBRARY = "libjax_q4k.so"
+HOW_TO = "with a C++17 compiler (g++, clang++ or $CXX), `python -m jax_q4k.native.build` builds it"
+_SOURCES = Path(__file__).with_name("src")
+_FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+]
+
+#: Machine -> its kernels: name and the flags that they need; `handlers.cpp` chooses at run time.
+_KERNELS = {
+    "x86_64": {
+        "avx512": ["-march=icelake-server", "-mtune=generic", "-mprefer-vector-width=512"],
+        "avx2": ["-march=haswell", "-mtune=generic"],
+        "portable": [],
+    },
+    "aarch64": {"neon": ["-march=armv8.2-a+dotprod+fp16"], "portable": []},
+}
+
+
+class BuildError(Exception):
+    """The library could not be compiled; the message says why."""
+
+
+def headers() -> str:
+    """The folder of XLA's FFI headers, from the jaxlib that is installed."""
+    import jaxlib  # all that an installation has at hand; it is what jax.ffi.include_dir() looks at
+
+    return str(Path(jaxlib.__file__).with_name("include"))
+
+
+def compile_library(target: Path, *, flags: Sequence[str] = ()) -> None:
+    """Compiles the library to `target`; `flags` are added to the compiler's and the linker's, such as a sanitizer's.
+
+    Raises BuildError.
+    """
+    compiler = shlex.split(os.environ.get("CXX", "c++"))
+    include = ["-isystem", headers()]
+    with tempfile.TemporaryDirectory() as folder:
+        commands = []
+        for name, machine in _KERNELS.get(platform.machine(), {"portable": []}).items():
+            defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
+            commands.append([*machine, *defines, "-c", str(_SOURCES / "kernels.cpp"), "-o", f"{folder}/{name}.o"])
+        commands.append([*include, "-c", str(_SOURCES / "handlers.cpp"), "-o", f"{folder}/handlers.o"])
+        objects = [command[-1] for command in commands]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(lambda command: _run([*compiler, *_FLAGS, *flags, *command]), commands))
+        partial = target.with_name(f"{target.name}.{os.getpid()}")
+        try:
+            _run([*compiler, "-shared", *flags, *objects, "-o", str(partial)])
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise BuildError(f"no C++ compiler: {error}") from error
+    if done.returncode:
+        raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr}")
+
+
+def main() -> int:
+    target = Path(__file__).with_name(LIBRARY)
+    try:
+        compile_library(target)
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(target)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

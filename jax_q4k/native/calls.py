@@ -1,0 +1,106 @@
+"""The handlers as functions of arrays: operands in the order, attributes by the names that `handlers.cpp` takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..arrays import QuantizedArray
+from . import call
+
+MAX_HEAD_DIM = 256  # of attention; a multiple of 16
+
+
+def products(
+    x: jax.Array,
+    weights: Sequence[QuantizedArray],
+    *,
+    quantized: bool,
+    norm_weight: jax.Array | None = None,
+    eps: float = 0.0,
+    biases: Sequence[jax.Array | None] | None = None,
+    residual: jax.Array | None = None,
+    activation: str | None = None,
+) -> list[jax.Array]:
+    """[residual +] [rms_norm](x) @ w.T [+ bias] for each w, or, with `activation`, that of the first times the second.
+
+    x float32 (m, k); biases (n_i,) float32; residual (m, n) float32. `quantized`: x becomes q8_1.
+    """
+    given = [None] * len(weights) if biases is None else list(biases)
+    m = x.shape[0]
+    rows = [w.shape[0] for w in (weights[:1] if activation else weights)]
+    return call(
+        "products",
+        [jax.ShapeDtypeStruct((m, n), jnp.float32) for n in rows],
+        x,
+        *([] if norm_weight is None else [norm_weight]),
+        *(plane for w in weights for plane in w.planes),
+        *(bias for bias in given if bias is not None),
+        *([] if residual is None else [residual]),
+        formats=",".join(w.format for w in weights),
+        biases="".join("0" if bias is None else "1" for bias in given),
+        activation=activation or "",
+        quantized=quantized,
+        norm=norm_weight is not None,
+        eps=float(eps),
+        residual=residual is not None,
+    )
+
+
+def embedding(ids: jax.Array, w: QuantizedArray) -> jax.Array:
+    """Rows `ids` int32 (count,) of w as float32 (count, k); NaN for an id outside."""
+    struct = jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), jnp.float32)
+    return call("embedding", [struct], ids, *w.planes, format=w.format)[0]
+
+
+def paged_attention(
+    arrays: Sequence[jax.Array],
+    *,
+    scale: float,
+    soft_cap: float | None,
+    window: int | None,
+    contiguous: bool,
+    sinks: bool,
+) -> jax.Array:
+    """Attention of q, the first of `arrays`, over pages: the operands of the primitive `paged_attention`."""
+    return call(
+        "paged_attention",
+        [jax.ShapeDtypeStruct(arrays[0].shape, jnp.float32)],
+        *arrays,
+        scale=float(scale),
+        soft_cap=float(soft_cap or 0.0),
+        window=int(window or 0),
+        contiguous=contiguous,
+        sinks=sinks,
+    )[0]
+
+
+def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Attention of every token over its own past: float32 (batch, time, heads, head_dim), lengths int32 (batch,)."""
+    return call("causal_attention", [jax.ShapeDtypeStruct(q.shape, jnp.float32)], q, k, v, lengths)[0]
+
+
+def rope_append(
+    pages: Sequence[jax.Array], others: Sequence[jax.Array], *, rope: bool, interleaved: bool = False, eps: float = 0.0
+) -> list[Any]:
+    """The pages with k and v at their slots, in place of the old ones, then with `rope` q, rotated.
+
+    `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; without k, v, slot_mapping.
+    """
+    results = [jax.ShapeDtypeStruct(page.shape, page.dtype) for page in pages]
+    if rope:
+        results.append(jax.ShapeDtypeStruct(others[0].shape, jnp.float32))
+    return call(
+        "rope_append",
+        results,
+        *pages,
+        *others,
+        aliases={i: i for i in range(len(pages))},
+        rope=rope,
+        interleaved=interleaved,
+        norms=len(others) == 8,
+        eps=float(eps),
+    )

@@ -1,0 +1,84 @@
+// Floats of other types, to and from float32.
+
+#pragma once
+
+#include "vectors.h"
+
+namespace jax_q4k {
+namespace {
+
+struct Half { uint16_t bits; };
+struct Bf16 { uint16_t bits; };
+struct E4m3 { uint8_t bits; };  // float8_e4m3fn: bias 7, no infinity
+
+template <class To, class From>
+To bits_of(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof to);
+  return to;
+}
+
+inline float to_float(float x) { return x; }
+inline float to_float(int8_t x) { return x; }
+inline float to_float(Half x) { return half(&x.bits); }
+inline float to_float(Bf16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits) << 16); }
+inline float to_float(E4m3 x) {
+  const uint32_t magnitude = x.bits & 0x7f;
+  float value = bits_of<float>((magnitude << 20) + 0x3c000000);
+  if (magnitude < 8) value = static_cast<float>(magnitude) * 0x1p-9f;  // XLA's threads take subnormal floats for zero
+  if (magnitude == 0x7f) value = __builtin_nanf("");
+  return x.bits & 0x80 ? -value : value;
+}
+
+// `count` elements as floats.
+template <class T>
+void load_floats(const T* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = to_float(from[i]);
+}
+#if defined(__F16C__)
+template <>
+void load_floats(const Half* from, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) halves(from + i).store(to + i);
+  for (; i < count; ++i) to[i] = to_float(from[i]);
+}
+#endif
+
+// Magnitude bits of a float whose exponent is `shift` bits wider than what is wanted, rounded to nearest even.
+inline uint32_t rounded(uint32_t bits, int shift) { return (bits + ((1u << (shift - 1)) - 1) + (bits >> shift & 1)) >> shift; }
+
+inline void from_float(float x, float* to) { *to = x; }
+inline void from_float(float x, Bf16* to) {
+  const uint32_t bits = bits_of<uint32_t>(x);
+  to->bits = static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded(bits, 16));
+}
+inline void from_float(float x, Half* to) {
+  const uint32_t bits = bits_of<uint32_t>(x), magnitude = bits & 0x7fffffff, sign = bits >> 16 & 0x8000;
+  uint32_t half_bits;
+  if (magnitude > 0x7f800000)
+    half_bits = 0x7e00;
+  else if (magnitude >= 0x477ff000)  // 65520, which rounds to infinity
+    half_bits = 0x7c00;
+  else if (magnitude < 0x38800000)  // 2^-14: a multiple of 2^-24
+    half_bits = static_cast<uint32_t>(__builtin_rintf(bits_of<float>(magnitude) * 0x1p24f));
+  else
+    half_bits = rounded(magnitude - 0x38000000, 13);
+  to->bits = static_cast<uint16_t>(sign | half_bits);
+}
+inline void from_float(float x, E4m3* to) {  // what is beyond 448 becomes 448
+  const uint32_t bits = bits_of<uint32_t>(x), sign = bits >> 24 & 0x80;
+  uint32_t magnitude = bits & 0x7fffffff, code;
+  if (magnitude > 0x7f800000) {
+    code = 0x7f;
+  } else {
+    if (magnitude > 0x43e00000) magnitude = 0x43e00000;  // 448
+    code = magnitude < 0x3c800000  // 2^-6: a multiple of 2^-9
+               ? static_cast<uint32_t>(__builtin_rintf(bits_of<float>(magnitude) * 512.0f))
+               : rounded(magnitude - 0x3c000000, 20);
+  }
+  to->bits = static_cast<uint8_t>(sign | code);
+}
+
+}  // namespace
+}  // namespace jax_q4k

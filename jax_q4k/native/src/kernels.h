@@ -1,0 +1,97 @@
+// What is compiled once per instruction set, as a table; `handlers.cpp` chooses one when the library is loaded.
+
+#pragma once
+
+#include <cstdint>
+
+namespace jax_q4k {
+
+constexpr int kSpan = 256;  // columns that rows are walked by
+constexpr int kLanes = 16;  // rows of activations that are multiplied at once, where there are many
+constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
+constexpr int kFew = 4;     // rows of activations up to which weights are unpacked in registers
+constexpr int kMaxHeadDim = 256;
+constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it
+
+// Element types of matrices (the block formats of GGUF, and floats) and of caches' pages.
+enum Type { kQ4_K, kQ5_K, kQ6_K, kQ8_0, kQ5_0, kQ4_0, kQ5_1, kF32, kF16, kBF16, kTypes };
+constexpr int kBlockFormats = kF32;
+enum PageType { kPageF32, kPageF16, kPageBF16, kPageInt8, kPageE4M3, kPageTypes };
+
+// A matrix (n, k): the planes of its format, or its elements. k is a multiple of the format's block.
+struct Matrix {
+  int64_t n, k;
+  Type type;
+  const uint8_t* planes[4];
+};
+
+// 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`); the sums are scale * sum of values.
+struct alignas(64) RowSpan {
+  int8_t values[kSpan];
+  float scale32[8], sum32[8];    // per group of 32
+  float scale16[16], sum16[16];  // per 16 columns, for formats that scale these
+};
+
+// The same of 16 rows, a lane each.
+struct alignas(64) BlockSpan {
+  int8_t values[kSpan / 4][kLanes][4];
+  float scale32[8][kLanes], sum32[8][kLanes], sum16[16][kLanes];
+};
+
+// Where keys and values lie: element (page, head, token, dimension) at page * page_stride + head * head_stride +
+// token * token_stride + dimension. Scales (of int8): contiguous (page, head, token).
+struct Tokens {
+  void *k, *v;
+  float *k_scales, *v_scales;
+  int64_t num_pages, num_heads, page_size, head_dim;
+  int64_t page_stride, head_stride, token_stride;
+};
+
+// A query that sees tokens [first, last) of its sequence, and its running softmax.
+struct Query {
+  const float* q;
+  int64_t first, last;
+  float highest, total;
+  float values[kMaxHeadDim];
+};
+
+struct AttentionOptions {
+  float scale, soft_cap;  // soft_cap 0: none
+};
+
+struct Kernels {
+  const char* name;
+  // y = x / sqrt(mean(x^2) + eps) * weight, of k elements.
+  void (*normalize)(const float* x, const float* weight, float eps, int64_t k, float* y);
+  // x (k,) -> its spans, zeros after k.
+  void (*quantize)(const float* x, int64_t k, RowSpan* spans);
+  // Span `s` of `count` <= 16 rows, `spans` apart, as a block; the other lanes are zero.
+  void (*pack)(const RowSpan* rows, int64_t spans, int count, int64_t s, BlockSpan* block);
+  // y[j * stride + r] = row (first + r) . row j of x, r < count, j < m <= kFew.
+  void (*few[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride);
+  // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile.
+  void (*many[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total);
+  // y[j * stride + r] = row (first + r) . x[j * k ...], in floats; `scratch` holds 4 * k of them.
+  void (*floats[kTypes])(const Matrix&, int64_t first, int64_t count, const float* x, int64_t m, float* y, int64_t stride,
+                         float* scratch);
+  // Row `row` as k floats.
+  void (*decode[kTypes])(const Matrix&, int64_t row, float* y);
+  // Adds tokens [offset, offset + 16) of a page, which are the sequence's from `start` on, to the queries.
+  void (*attend[kPageTypes])(const Tokens&, int64_t page, int64_t head, int64_t offset, int64_t start, Query*, int count,
+                             const AttentionOptions&);
+  // Adds what another part of a query's tokens came to.
+  void (*merge)(const Query& part, int64_t head_dim, Query* to);
+  // Stores a token's vectors (num_heads, head_dim) in a page.
+  void (*append[kPageTypes])(const Tokens&, int64_t page, int64_t offset, const float* k, const float* v);
+  // Turns the first 2 * half dimensions by angles: pairs (2 i, 2 i + 1) if interleaved, else (i, i + half).
+  void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
+  // y = activation(gate) * up of `count` elements; activation: x / (1 + e^-x), or GELU by tanh.
+  void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* y);
+};
+
+#if defined(__x86_64__)
+extern const Kernels kernels_avx512, kernels_avx2;
+#endif
+extern const Kernels kernels_portable;
+
+}  // namespace jax_q4k

@@ -1,0 +1,63 @@
+// Tasks on XLA's thread pool.
+
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_q4k {
+
+class Threads {
+ public:
+  explicit Threads(xla::ffi::ThreadPool* pool) : pool_(pool) {}
+
+  int64_t count() const { return std::max<int64_t>(1, pool_->num_threads()); }
+
+  // Calls task(i) for every i < count, in this thread and in those of the pool that are free, which take `grain` at a
+  // time. Which thread does what is open: results must not depend on it. Returns, or throws what a task threw, when
+  // all have been called.
+  template <class Task>
+  void run(int64_t count, int64_t grain, const Task& task) const {
+    const int64_t helpers = std::min(this->count(), (count + grain - 1) / grain) - 1;
+    if (helpers < 1) {
+      for (int64_t i = 0; i < count; ++i) task(i);
+      return;
+    }
+    // A helper may start after everything is done: all that it then touches is this.
+    struct State {
+      std::atomic<int64_t> next{0}, done{0};
+      std::atomic<bool> failed{false};
+      std::exception_ptr error;
+    };
+    auto state = std::make_shared<State>();
+    auto work = [state, count, grain, &task] {
+      int64_t start;
+      while ((start = state->next.fetch_add(grain, std::memory_order_relaxed)) < count) {
+        const int64_t stop = std::min(start + grain, count);
+        try {
+          for (int64_t i = start; i < stop; ++i) task(i);
+        } catch (...) {
+          if (!state->failed.exchange(true)) state->error = std::current_exception();
+        }
+        state->done.fetch_add(stop - start, std::memory_order_release);
+      }
+    };
+    for (int64_t i = 0; i < helpers; ++i) pool_->Schedule(std::function<void()>(work));
+    work();
+    for (int spins = 0; state->done.load(std::memory_order_acquire) < count; ++spins)
+      if (spins > 1000) std::this_thread::yield();
+    if (state->failed) std::rethrow_exception(state->error);
+  }
+
+ private:
+  xla::ffi::ThreadPool* pool_;
+};
+
+}  // namespace jax_q4k

@@ -1,0 +1,23 @@
+"""The kernels of every instruction set that this processor runs."""
+
+import platform
+
+import pytest
+
+from jax_q4k import native
+
+CANDIDATES = ("neon", "portable") if platform.machine() == "aarch64" else ("avx512", "avx2", "portable")
+
+
+@pytest.fixture(params=CANDIDATES)
+def kernels(request):
+    """Runs the test with these kernels."""
+    if not native.available():
+        pytest.skip(native.problem())
+    before = native.kernels()
+    try:
+        native.select(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield request.param
+    native.select(before)

@@ -1,0 +1,129 @@
+"""Products by the CPU's kernels against float64, with every instruction set at hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from helpers import nmse
+
+from jax_q4k import QuantizedArray
+from jax_q4k.native import calls
+from jax_q4k.ops.matmul import DOT_FORMATS
+from ptx_kernels import formats
+
+
+def matrix(format, n, k, kind="random", seed=0):
+    """(packed, float64) weights (n, k)."""
+    rng = np.random.default_rng(seed)
+    planes = oracles.random_planes(rng, format, n, k // formats.get(format).block_size, kind=kind)
+    return QuantizedArray.of_planes(format, tuple(map(jnp.asarray, planes))), oracles.weights(format, planes)
+
+
+def activations(m, k, seed=1):
+    return np.random.default_rng(seed).standard_normal((m, k)).astype(np.float32)
+
+
+def seen(x, quantized):
+    """What products see of x, in float64."""
+    return oracles.dequantized(*oracles.quantized(x)) if quantized else x.astype(np.float64)
+
+
+def columns(format, spans, blocks):
+    """256 * spans columns, and `blocks` of 32 more where the format's rows may end there."""
+    return 256 * spans + (32 * blocks if formats.get(format).block_size == 32 else 0)
+
+
+@pytest.mark.parametrize("format", DOT_FORMATS)
+def test_every_format_and_number_of_rows(kernels, format):
+    for n, m, spans, blocks in [
+        (1, 1, 1, 0),
+        (37, 3, 0, 3),
+        (67, 4, 2, 1),
+        (130, 5, 1, 5),
+        (70, 33, 3, 7),
+        (65, 130, 1, 0),
+    ]:
+        k = columns(format, spans, blocks) or 256
+        w, exact = matrix(format, n, k)
+        x = activations(m, k)
+        for quantized in (True, False):
+            (y,) = calls.products(jnp.asarray(x), [w], quantized=quantized)
+            assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10, (n, m, k, quantized)
+
+
+@pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
+@pytest.mark.parametrize("format", DOT_FORMATS)
+def test_extreme_weights(kernels, format, kind):
+    w, exact = matrix(format, 33, columns(format, 2, 3), kind)
+    for m in (1, 6):
+        x = activations(m, exact.shape[1])
+        for quantized in (True, False):
+            (y,) = calls.products(jnp.asarray(x), [w], quantized=quantized)
+            assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10
+
+
+def test_a_hundred_thousand_random_blocks(kernels):
+    w, exact = matrix("Q4_K", 391, 256 * 256, "extreme")
+    x = activations(1, exact.shape[1])
+    (y,) = calls.products(jnp.asarray(x), [w], quantized=True)
+    assert nmse(y, seen(x, True) @ exact.T) <= 1e-10
+
+
+@pytest.mark.parametrize("m", [2, 18])
+def test_norm_biases_and_residual(kernels, m):
+    k, x = 512, activations(m, 512)
+    (q, exact_q), (v, exact_v) = matrix("Q4_K", 48, k), matrix("Q6_K", 17, k, seed=5)
+    weight, bias, residual = (
+        np.random.default_rng(i).standard_normal(s, np.float32) for i, s in enumerate([k, 48, (m, 17)])
+    )
+    normalized = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-5) * weight
+    options = {"quantized": False, "norm_weight": jnp.asarray(weight), "eps": 1e-5}
+    both = calls.products(jnp.asarray(x), [q, v], biases=[jnp.asarray(bias), None], **options)
+    assert nmse(both[0], normalized @ exact_q.T + bias) <= 1e-10
+    assert nmse(both[1], normalized @ exact_v.T) <= 1e-10
+    (y,) = calls.products(jnp.asarray(x), [v], residual=jnp.asarray(residual), **options)
+    assert nmse(y, residual + normalized @ exact_v.T) <= 1e-10
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("m", [1, 19])
+def test_gate_and_up(kernels, activation, m):
+    (gate, exact_gate), (up, exact_up) = matrix("Q4_K", 70, 512), matrix("Q5_K", 70, 512, seed=3)
+    x = activations(m, 512)
+    (y,) = calls.products(jnp.asarray(x), [gate, up], quantized=True, activation=activation)
+    g = seen(x, True) @ exact_gate.T
+    u = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
+    gated = g / (1 + np.exp(-g)) if activation == "silu" else 0.5 * g * (1 + np.tanh(u))
+    assert nmse(y, gated * (seen(x, True) @ exact_up.T)) <= 1e-10
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("m", [2, 20])
+@pytest.mark.parametrize("quantized", [True, False])
+def test_a_bad_activation_spoils_its_row_alone(kernels, value, m, quantized):
+    w, exact = matrix("Q4_K", 40, 512)
+    x = activations(m, 512)
+    x[1, 300] = value
+    (y,) = calls.products(jnp.asarray(x), [w], quantized=quantized)
+    assert not np.isfinite(np.asarray(y)[1]).any()
+    others = np.delete(np.arange(m), 1)
+    assert nmse(np.asarray(y)[others], seen(x[others], quantized) @ exact.T) <= 1e-10
+
+
+def test_rows_of_a_table(kernels):
+    for format in DOT_FORMATS:
+        w, exact = matrix(format, 9, columns(format, 1, 2))
+        y = np.asarray(calls.embedding(jnp.array([3, -1, 8, 9, 0], jnp.int32), w))
+        np.testing.assert_array_equal(y[[0, 2, 4]], exact[[3, 8, 0]].astype(np.float32))
+        assert np.isnan(y[[1, 3]]).all()
+
+
+def test_results_do_not_depend_on_the_call(kernels):
+    """The same rows alone, among others, and again."""
+    w, _ = matrix("Q4_K", 300, 1024)
+    x = jnp.asarray(activations(40, 1024))
+    multiply = jax.jit(lambda x: calls.products(x, [w], quantized=True)[0])
+    whole = np.asarray(multiply(x))
+    np.testing.assert_array_equal(np.asarray(multiply(x)), whole)
+    np.testing.assert_array_equal(np.asarray(multiply(x[8:]))[8:], whole[16:])
