@@ -50,8 +50,9 @@ def matmul(
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
         kernel that takes it so, on every implementation: for DOT_FORMATS up to eight rows (under `vmap`, of
         all examples together), and for more rows where k is a multiple of 64. None takes what
-        `jax_q4k.implementation` selected, else `f32` for xla, `q8_1` for native, and for ptx and sim what is fastest: `q8_1`, or, of
-        many rows on some GPUs, x rounded to float16, 256 columns of a row by a common power of two.
+        `jax_q4k.implementation` selected, else `f32` for xla, `q8_1` for native, and for ptx and sim what is
+        fastest: `q8_1`, or, of many rows on some GPUs, x rounded to float16, 256 columns of a row by a common
+        power of two.
       implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
     Returns:
