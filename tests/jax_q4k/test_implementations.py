@@ -137,7 +137,7 @@ def test_choices_that_cannot_be() -> None:
     x, w = normal(1, 256), packed("Q4_K", 4, 256)
     with pytest.raises(jq.UnavailableError, match="implementation 'ptx' needs a CUDA device"):
         jq.matmul(x, w, implementation="ptx")
-    with pytest.raises(ValueError, match="implementation='cuda' must be one of ptx, xla, sim"):
+    with pytest.raises(ValueError, match="implementation='cuda' must be one of ptx, native, xla, sim"):
         jq.matmul(x, w, implementation="cuda")
     with pytest.raises(ValueError, match="activations='int8' must be one of f32, q8_1"):
         jq.matmul(x, w, activations="int8")
