@@ -6,10 +6,13 @@ Text goes to standard output, everything else to standard error. A failure is on
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 import jax
 from rich.console import Console
@@ -46,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
-        options.command(options, notes)
+        with contextlib.nullcontext() if options.writes_files else _ending_at_once():
+            options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)  # XLA may be compiling in a thread, and crashes where the interpreter ends under it
@@ -61,10 +65,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+@contextlib.contextmanager
+def _ending_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process inside the block, without an exception.
+
+    Python drops one that is raised in a finalizer, and tracing a program runs many.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (generate, inspect, perplexity, quantize):
         command.add_parser(commands)
+    parser.set_defaults(writes_files=False)
     return parser

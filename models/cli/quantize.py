@@ -19,7 +19,7 @@ from .output import UsageError, bytes_progress
 def add_parser(commands: Any) -> None:
     description = "Quantize a GGUF file or a Hugging Face checkpoint, one tensor in memory at a time."
     parser = commands.add_parser("quantize", help="make a smaller file of a model", description=description)
-    parser.set_defaults(command=_quantize)
+    parser.set_defaults(command=_quantize, writes_files=True)  # an interrupt must remove the half of one
     parser.add_argument("source", metavar="IN", help="a .gguf file, a .safetensors file or a checkpoint's folder")
     parser.add_argument("target", metavar="OUT.gguf")
     parser.add_argument("--type", choices=MIXTURES, default="Q4_K_M", help="default: Q4_K_M")

@@ -335,6 +335,7 @@ std::pair<Tokens, PageType> take_pages(Taker<Buffers>& from) {
   auto k = from.next("k_pages", {ffi::F32, ffi::F16, ffi::BF16, ffi::S8, ffi::F8E4M3FN}, {-1, -1, -1, -1});
   const auto d = k.dimensions();
   auto v = from.next("v_pages", {k.element_type()}, {d[0], d[1], d[2], d[3]});
+  if (d[1] < 1) fail("pages must have at least one head");
   if (d[2] % kTokens) fail("page_size must be a multiple of 16");
   if (d[3] < 16 || d[3] > kMaxHeadDim || d[3] % 16) fail("head_dim must be a multiple of 16 up to 256");
   Tokens tokens{k.untyped_data(), v.untyped_data(), nullptr, nullptr, d[0], d[1], d[2], d[3], d[1] * d[2] * d[3], d[2] * d[3], d[3]};

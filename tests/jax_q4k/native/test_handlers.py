@@ -43,12 +43,20 @@ def test_a_result_of_another_shape_is_refused():
 
 
 @needs_library
-def test_pages_of_a_size_without_kernels_are_refused():
-    q, lens = np.zeros((1, 2, 24), np.float32), np.ones(1, np.int32)
-    pages, tables = np.zeros((3, 1, 16, 24), np.float32), np.zeros((1, 2), np.int32)
+@pytest.mark.parametrize(
+    "heads, page_size, head_dim, message",
+    [
+        (1, 16, 24, "head_dim must be a multiple of 16"),
+        (1, 8, 32, "page_size must be a multiple of 16"),
+        (0, 16, 32, "at least one head"),
+    ],
+)
+def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
+    q, lens = np.zeros((1, 2, head_dim), np.float32), np.ones(1, np.int32)
+    pages, tables = np.zeros((3, heads, page_size, head_dim), np.float32), np.zeros((1, 2), np.int32)
     struct = jax.ShapeDtypeStruct(q.shape, jnp.float32)
     options = dict(scale=1.0, soft_cap=0.0, window=0, contiguous=False, sinks=False)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="head_dim must be a multiple of 16"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         native.call("paged_attention", [struct], q, pages, pages, tables, lens, **options)
 
 
