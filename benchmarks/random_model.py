@@ -29,6 +29,21 @@ LLAMA_3_1_8B = Config(
     rope_theta=500000.0,
 )
 
+#: 1.04 billion parameters: Llama 3.2 1B with a smaller vocabulary.
+LLAMA_1B = Config(
+    architecture="llama",
+    vocab_size=32000,
+    context_length=4096,
+    hidden_size=2048,
+    intermediate_size=8192,
+    num_layers=16,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=64,
+    rms_norm_eps=1e-5,
+    rope_theta=500000.0,
+)
+
 #: Values of the f16 fields that give random bytes zero mean and about unit variance.
 _SCALES = {"Q4_K": {"d": 1 / 260, "dmin": 7.5 / 260}, "Q6_K": {"d": 1 / 1400}}
 

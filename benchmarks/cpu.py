@@ -1,0 +1,174 @@
+"""How fast a CPU decodes, and how llama.cpp does: `python -m benchmarks.cpu [--model FILE] [--llama-bench PATH]`.
+
+A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two: loading, the first
+token, prompts of 128 and 512 tokens, 32 tokens decoded after none and after 2048, and the largest resident memory, with
+an f16 cache as llama.cpp has it. With the path of a `llama-bench` the same file is measured by it in turn, with as many
+threads on the same cores. Rates are medians of some runs after one that compiles; beside decoding stands the rate at
+which packed weights are read, and what these cores can read at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from .common import RESULTS, write_results
+
+PROMPTS = (128, 512)
+CONTEXTS = (0, 2048)
+NEW_TOKENS = 32
+REPEATS = 3
+
+
+def measure(path: str) -> dict[str, Any]:
+    """The figures of this process, on the cores that it may use."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    import jax_q4k as jq
+    from jax_q4k import models, native
+    from jax_q4k.models.cache import PagedCache
+    from jax_q4k.models.sampling import SamplingParams
+
+    with jq.implementation("native"):
+        begin = time.perf_counter()
+        model = models.from_gguf(path)
+        loaded = time.perf_counter()
+        models.generate(model, [[1, 300, 301, 302]], max_new_tokens=1, cache_dtype=jnp.float16)
+        figures: dict[str, Any] = {
+            "kernels": native.kernels(),
+            "load_seconds": loaded - begin,
+            "first_token_seconds": time.perf_counter() - loaded,
+        }
+        programs = model.programs(SamplingParams(temperature=0.0))
+
+        def prefill(tokens: int, room: int) -> Any:
+            cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
+            ids = np.random.default_rng(0).integers(300, model.config.vocab_size, (1, tokens)).astype(np.int32)
+            return programs.start(model.weights, ids, np.array([tokens], np.int32), cache, jax.random.key(0))
+
+        for tokens in PROMPTS:
+            figures[f"prefill_{tokens}"] = tokens / _median(lambda tokens=tokens: prefill(tokens, 16))
+        size = sum(leaf.nbytes for leaf in model.weights)
+        for context in CONTEXTS:
+            state = prefill(max(context, 1), NEW_TOKENS * (REPEATS + 1) + 1)
+
+            def decode() -> Any:
+                nonlocal state
+                state = programs.loop(model.weights, state, state.step + NEW_TOKENS)
+                return state.token
+
+            figures[f"decode_{context}"] = NEW_TOKENS / _median(decode)
+        figures["weights_gigabytes_per_second"] = figures["decode_0"] * size / 1e9
+        figures["weights_megabytes"] = size / 2**20
+        figures["peak_resident_megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return figures
+
+
+def _median(run: Any) -> float:
+    """Seconds of a run: the median of REPEATS, after one that compiles."""
+    import jax
+
+    jax.block_until_ready(run())
+    seconds = []
+    for _ in range(REPEATS):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+def read_bandwidth(cores: int) -> float:
+    """GB/s at which so many threads read memory that no cache holds."""
+    import numpy as np
+
+    parts = np.ones((cores, 2**26), np.float32)  # 256 MB each
+    best = 0.0
+    for _ in range(REPEATS):
+        threads = [threading.Thread(target=np.max, args=(part,)) for part in parts]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        best = max(best, parts.nbytes / (time.perf_counter() - start) / 1e9)
+    return best
+
+
+def on_cores(cores: set[int], path: str) -> dict[str, Any]:
+    """`measure` in a process that may use these cores alone, from its start: JAX sizes its thread pool then."""
+    code = (
+        f"import json, os; os.sched_setaffinity(0, {sorted(cores)}); from benchmarks import cpu; "
+        f"figures = cpu.measure({path!r}); figures['read_gigabytes_per_second'] = cpu.read_bandwidth({len(cores)}); "
+        "print(json.dumps(figures))"
+    )
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def llama_bench(program: str, cores: set[int], path: str) -> dict[str, Any]:
+    """The same figures by llama.cpp, with a thread on each of these cores."""
+    figures = {}
+    prompts, depths = ",".join(map(str, PROMPTS)), ",".join(map(str, CONTEXTS))
+    for arguments in (["-p", prompts, "-n", "0"], ["-p", "0", "-n", str(NEW_TOKENS), "-d", depths]):
+        command = [program, "-m", path, "-t", str(len(cores)), "-r", str(REPEATS), "-o", "json", *arguments]
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            preexec_fn=lambda: os.sched_setaffinity(0, cores),
+        )
+        for row in json.loads(done.stdout):
+            name = f"prefill_{row['n_prompt']}" if row["n_prompt"] else f"decode_{row['n_depth']}"
+            figures[name] = row["avg_ts"]
+    return figures
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__.split("\n")[0])
+    parser.add_argument("--model", help="a GGUF file; one of random weights is written otherwise")
+    parser.add_argument("--llama-bench", help="llama.cpp's benchmark, to measure in turn")
+    parser.add_argument("--json", type=Path, default=RESULTS / "cpu.json", help="where the results go")
+    options = parser.parse_args(arguments)
+    path = options.model
+    if path is None:
+        path = str(Path(tempfile.gettempdir()) / "random-llama-1b.Q4_K_M.gguf")
+        if not os.path.exists(path):
+            from . import random_file
+
+            print(f"writing {path} ...")
+            random_file.write(path)
+    available = sorted(os.sched_getaffinity(0))
+    results = []
+    for count in (n for n in (1, 2) if n <= len(available)):
+        cores = set(available[:count])
+        ours = on_cores(cores, path)
+        theirs = llama_bench(options.llama_bench, cores, path) if options.llama_bench else {}
+        results.append({"threads": count, "ours": ours, "llama.cpp": theirs})
+        print(f"{count} thread{'s' * (count > 1)}")
+        for name, value in ours.items():
+            if isinstance(value, str):
+                print(f"  {name:32}{value:>10}")
+                continue
+            peer = f"{theirs[name]:10.2f} llama.cpp, ratio {value / theirs[name]:.2f}" if name in theirs else ""
+            print(f"  {name:32}{value:10.2f}{peer}")
+    settings = {"model": Path(path).name, "repeats": REPEATS, "load_before": round(os.getloadavg()[0], 1)}
+    print(write_results(options.json, settings | {"results": results}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,67 @@
+"""A model of random weights as a GGUF file: something of a real model's size to measure."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jax_q4k import gguf, quantizers
+from jax_q4k.models import mixtures
+from jax_q4k.models.config import Config
+from jax_q4k.models.load import expected_tensors
+from jax_q4k.models.save import completed
+
+from .random_model import LLAMA_1B
+
+_PIECE = 1 << 21  # weights made at a time
+
+
+def write(
+    path: str | os.PathLike[str],
+    config: Config = LLAMA_1B,
+    type: str = "Q4_K_M",
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """Writes normally distributed weights, quantized to `type`, as large as keeps activations' size; norms are 1.
+
+    Embeddings are tied, and the vocabulary is SentencePiece's: special tokens, bytes and made-up words.
+    """
+    mixture = mixtures.get(type)
+    shapes = {name: shape for name, (shape, required) in expected_tensors(config).items() if required}
+    tensors = {
+        name: gguf.TensorPieces(kind, shape, functools.partial(_pieces, name, kind, shape))
+        for (name, kind), shape in zip(
+            mixtures.tensor_types(mixture, config, shapes).items(), shapes.values(), strict=True
+        )
+    }
+    metadata = completed(config.to_metadata() | _vocabulary(config.vocab_size), mixture.file_type)
+    gguf.write(path, metadata, tensors, progress=progress)
+
+
+def _pieces(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    if len(shape) == 1:
+        yield np.ones(shape, np.float32)
+        return
+    n, k = shape
+    step = _PIECE // k
+    for start in range(0, n, step):
+        random = np.random.default_rng([start, *name.encode()])
+        rows = random.standard_normal((min(step, n - start), k), np.float32) * np.float32(k**-0.5)
+        yield quantizers.quantize(rows, kind)
+
+
+def _vocabulary(size: int) -> dict[str, Any]:
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    words = [f"\u2581w{i}" for i in range(size - len(tokens))]
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens + words,
+        "tokenizer.ggml.scores": np.array([0.0] * len(tokens) + [-float(i) for i in range(len(words))], np.float32),
+        "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(words), np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
