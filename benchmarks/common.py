@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,20 @@ def host() -> str:
         models = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
         name = models[0].split(":", 1)[1].strip() if models else name
     return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
+
+
+def on_cores(cores: set[int], module: str, function: str, *args: Any) -> Any:
+    """What `benchmarks.module.function(*args)` returns in a process that may use these cores alone.
+
+    From its start: JAX sizes its thread pool then. What is returned must fit JSON, `args` must be literals.
+    """
+    code = (
+        f"import json, os; os.sched_setaffinity(0, {sorted(cores)}); from benchmarks import {module}; "
+        f"print(json.dumps({module}.{function}(*{args!r})))"
+    )
+    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def provenance() -> dict[str, Any]:

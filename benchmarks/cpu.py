@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .common import RESULTS, write_results
+from .common import RESULTS, on_cores, write_results
 
 PROMPTS = (128, 512)
 CONTEXTS = (0, 2048)
@@ -73,6 +73,7 @@ def measure(path: str) -> dict[str, Any]:
         figures["weights_gigabytes_per_second"] = figures["decode_0"] * size / 1e9
         figures["weights_megabytes"] = size / 2**20
         figures["peak_resident_megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    figures["read_gigabytes_per_second"] = read_bandwidth(len(os.sched_getaffinity(0)))
     return figures
 
 
@@ -104,18 +105,6 @@ def read_bandwidth(cores: int) -> float:
             thread.join()
         best = max(best, parts.nbytes / (time.perf_counter() - start) / 1e9)
     return best
-
-
-def on_cores(cores: set[int], path: str) -> dict[str, Any]:
-    """`measure` in a process that may use these cores alone, from its start: JAX sizes its thread pool then."""
-    code = (
-        f"import json, os; os.sched_setaffinity(0, {sorted(cores)}); from benchmarks import cpu; "
-        f"figures = cpu.measure({path!r}); figures['read_gigabytes_per_second'] = cpu.read_bandwidth({len(cores)}); "
-        "print(json.dumps(figures))"
-    )
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def llama_bench(program: str, cores: set[int], path: str) -> dict[str, Any]:
@@ -155,7 +144,7 @@ def main(arguments: list[str]) -> int:
     results = []
     for count in (n for n in (1, 2) if n <= len(available)):
         cores = set(available[:count])
-        ours = on_cores(cores, path)
+        ours = on_cores(cores, "cpu", "measure", path)
         theirs = llama_bench(options.llama_bench, cores, path) if options.llama_bench else {}
         results.append({"threads": count, "ours": ours, "llama.cpp": theirs})
         print(f"{count} thread{'s' * (count > 1)}")

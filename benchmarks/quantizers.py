@@ -7,16 +7,14 @@ the cores too, look at the rate per second of CPU time.
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from typing import Any
 
-from .common import results_file, write_results
+from .common import on_cores, results_file, write_results
 
 ROWS, COLUMNS = 2048, 4096
 REPEATS = 3
@@ -53,22 +51,10 @@ def measure_all() -> list[dict[str, Any]]:
     return [measure(format) for format in quantizers.names()]
 
 
-def on_cores(cores: set[int]) -> list[dict[str, Any]]:
-    """`measure_all` in a process that may use these cores alone, from its start: JAX sizes its thread pool then."""
-    code = f"import os; os.sched_setaffinity(0, {sorted(cores)}); from benchmarks import quantizers as q; q.report()"
-    environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True)
-    return json.loads(done.stdout)
-
-
-def report() -> None:
-    print(json.dumps(measure_all()))
-
-
 def main(arguments: list[str]) -> int:
     file = results_file(arguments, "quantizers", __doc__)
     available = os.sched_getaffinity(0)
-    results = [row for cores in ({max(available)}, available) for row in on_cores(cores)]
+    results = [row for cores in ({max(available)}, available) for row in on_cores(cores, "quantizers", "measure_all")]
     print(f"{'format':8}{'cores':>6}{'million/s':>12}{'per CPU second':>16}{'MB':>8}")
     for r in results:
         print(

@@ -44,11 +44,6 @@ class QuantizedArray:
         self.planes = tuple(planes)
 
     @classmethod
-    def of_planes(cls, format: str, planes: Sequence[Any]) -> QuantizedArray:
-        """The array that has these planes, whose shapes are not checked."""
-        return _make(format, tuple(planes))
-
-    @classmethod
     def from_gguf_bytes(cls, raw: Any, format: str, shape: Sequence[int]) -> QuantizedArray:
         """Bytes as a GGUF file holds them (any buffer) -> an array of shape (..., n, k).
 

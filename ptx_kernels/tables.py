@@ -29,7 +29,7 @@ from typing import Any
 from .devices import find_device
 from .kernels.gemm import GemmConfig
 from .kernels.matvec import MatvecConfig
-from .kernels.matvec.prologue import MOST_BYTES
+from .kernels.matvec.prologue import MOST_BYTES, int8_bytes
 from .kernels.quantize_q8_1 import GROUP
 from .ptx import KernelError
 
@@ -144,7 +144,7 @@ def _check_fused(
         raise ValueError(f"output={output!r} must be f32 or q8_1")
     if output == "q8_1" and (config.block_rows % GROUP or any(n % GROUP for n in rows)):
         raise ValueError(f"q8_1: rows={rows} and a block's {config.block_rows} must be multiples of {GROUP}")
-    if config.activations == "inline_q8" and m * columns * 5 // 4 > MOST_BYTES:  # a byte a value, 8 a group
+    if config.activations == "inline_q8" and int8_bytes(m, columns) > MOST_BYTES:
         raise ValueError(f"inline_q8: m={m} rows of columns={columns} take more than {MOST_BYTES} bytes")
     for format in formats:
         config.check(format, min(rows), columns, m)

@@ -33,11 +33,8 @@ def causal_attention(q: Any, k: Any, v: Any, lengths: Any, *, implementation: st
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit.
     """
-    q, k, v = (checks.float_array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (checks.float_array(name, x, checks.FLOAT32) for name, x in (("q", q), ("k", k), ("v", v)))
     lengths = checks.int32_array("lengths", lengths)
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dtype != jnp.float32:
-            raise TypeError(f"{name} has dtype {x.dtype}; it must be float32")
     if q.ndim != 4:
         raise ValueError(f"q has shape {q.shape}; it must be (batch, time, num_heads, head_dim)")
     batch, time, num_heads, head_dim = q.shape

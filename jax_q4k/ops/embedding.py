@@ -68,7 +68,7 @@ def kernels(launch: KernelCall, ids: jax.Array, *planes: jax.Array, format: str,
 
 def native(ids: jax.Array, *planes: jax.Array, format: str, dtype: Any) -> list[jax.Array]:
     """`embedding` of ids (count,) by the CPU's kernels."""
-    return [calls.embedding(ids, QuantizedArray.of_planes(format, planes)).astype(dtype)]
+    return [calls.embedding(ids, QuantizedArray.tree_unflatten(format, planes)).astype(dtype)]
 
 
 def _nan_outside(ids: jax.Array, vocab: int, rows: jax.Array) -> jax.Array:

@@ -147,7 +147,7 @@ def native(x: jax.Array, *planes: jax.Array, format: str, activations: str | Non
     if transposed:
         return reference(x, *planes, format=format, activations="f32", transposed=True)
     quantized = activations != "f32" and takes_q8_1(format, *x.shape)
-    w = QuantizedArray.of_planes(format, planes)
+    w = QuantizedArray.tree_unflatten(format, planes)
     return [y.astype(x.dtype) for y in calls.products(x.astype(jnp.float32), [w], quantized=quantized)]
 
 

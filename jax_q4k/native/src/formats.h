@@ -11,8 +11,14 @@
 namespace jax_q4k {
 namespace {
 
-// kGroup weights share a scale and a min: `scales` stores 256 / kGroup of each.
-// kSigned: quants are signed bytes, and mins are 0.
+// What a reader is made of: kGroup weights share a scale and a min, of which `scales` stores 256 / kGroup each. If
+// kSignedQuants, quants are signed bytes, and mins are 0.
+template <Type kType, int kColumns, bool kSignedQuants = false>
+struct Packed {
+  static constexpr int kGroup = kColumns, kPlanes = kLayouts[kType].planes;
+  static constexpr const int (&kBytes)[4] = kLayouts[kType].bytes;
+  static constexpr bool kSigned = kSignedQuants;
+};
 
 struct ScalesOfK {  // the 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit mins
   uint64_t scales, mins;
@@ -25,9 +31,7 @@ struct ScalesOfK {  // the 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eig
   }
 };
 
-struct Q4_K {
-  static constexpr int kGroup = 32, kPlanes = 1, kBytes[] = {144};
-  static constexpr bool kSigned = false;
+struct Q4_K : Packed<kQ4_K, 32> {
   static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
     ScalesOfK k(p[0] + 4);
     *scale = floats_of<uint8_t>(k.scales) * Floats8::all(half(p[0]));
@@ -38,9 +42,7 @@ struct Q4_K {
   }
 };
 
-struct Q5_K {
-  static constexpr int kGroup = 32, kPlanes = 1, kBytes[] = {176};
-  static constexpr bool kSigned = false;
+struct Q5_K : Packed<kQ5_K, 32> {
   static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) { Q4_K::scales(p, scale, min); }
   static Bytes quants(const uint8_t* const* p, int i) {
     Bytes high = fields<32>(twice<32>(p[0] + 16), 2 * i, 2 * i + 1, 1);
@@ -48,9 +50,7 @@ struct Q5_K {
   }
 };
 
-struct Q6_K {
-  static constexpr int kGroup = 16, kPlanes = 4, kBytes[] = {128, 64, 16, 2};  // ql, qh, scales, d
-  static constexpr bool kSigned = false;
+struct Q6_K : Packed<kQ6_K, 16> {
   static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
     Floats8 d = Floats8::all(half(p[3]));
     for (int i = 0; i < 2; ++i) {
@@ -70,9 +70,7 @@ struct Q6_K {
 
 // Eight blocks of 32 weights make a span.
 
-struct Q8_0 {
-  static constexpr int kGroup = 32, kPlanes = 2, kBytes[] = {256, 16};
-  static constexpr bool kSigned = true;
+struct Q8_0 : Packed<kQ8_0, 32, true> {
   static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
     *scale = halves(p[1]);
     *min = Floats8::all(0);
@@ -80,9 +78,7 @@ struct Q8_0 {
   static Bytes quants(const uint8_t* const* p, int i) { return Bytes::load(p[0] + 64 * i); }
 };
 
-struct Q4_0 {
-  static constexpr int kGroup = 32, kPlanes = 2, kBytes[] = {128, 16};
-  static constexpr bool kSigned = false;
+struct Q4_0 : Packed<kQ4_0, 32> {
   static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
     *scale = halves(p[1]);
     *min = *scale * Floats8::all(8);
@@ -90,9 +86,7 @@ struct Q4_0 {
   static Bytes quants(const uint8_t* const* p, int i) { return fields<16>(twice<16>(p[0] + 32 * i), 0, 4, 15); }
 };
 
-struct Q5_0 {
-  static constexpr int kGroup = 32, kPlanes = 3, kBytes[] = {128, 32, 16};  // qs, qh, d
-  static constexpr bool kSigned = false;
+struct Q5_0 : Packed<kQ5_0, 32> {
   static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
     *scale = halves(p[2]);
     *min = *scale * Floats8::all(16);
@@ -104,9 +98,7 @@ struct Q5_0 {
   }
 };
 
-struct Q5_1 {
-  static constexpr int kGroup = 32, kPlanes = 3, kBytes[] = {128, 32, 32};  // qs, qh, (d, m)
-  static constexpr bool kSigned = false;
+struct Q5_1 : Packed<kQ5_1, 32> {
   static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
     float d[8], m[8];
     for (int i = 0; i < 8; ++i) d[i] = half(p[2] + 4 * i), m[i] = -half(p[2] + 4 * i + 2);

@@ -133,26 +133,15 @@ T* scratch(Scratch kind, size_t count) {
   return static_cast<T*>(memory.data);
 }
 
-struct FormatName {
-  std::string_view name;
-  int block, planes, bytes[4];  // of a block
-};
-constexpr FormatName kFormats[kTypes] = {
-    {"Q4_K", 256, 1, {144}}, {"Q5_K", 256, 1, {176}},     {"Q6_K", 256, 4, {128, 64, 16, 2}},
-    {"Q8_0", 32, 2, {32, 2}}, {"Q5_0", 32, 3, {16, 4, 2}}, {"Q4_0", 32, 2, {16, 2}},
-    {"Q5_1", 32, 3, {16, 4, 4}}, {"F32", 1, 1, {4}},        {"F16", 1, 1, {2}},
-    {"BF16", 1, 1, {2}},
-};
-
 Type type_of(std::string_view name) {
   for (int i = 0; i < kTypes; ++i)
-    if (kFormats[i].name == name) return static_cast<Type>(i);
+    if (kLayouts[i].name == name) return static_cast<Type>(i);
   fail("unknown format " + std::string(name));
 }
 
 Matrix take_matrix(Operands& operands, std::string_view format) {
   Matrix w{0, 0, type_of(format), {}};
-  const FormatName& layout = kFormats[w.type];
+  const Layout& layout = kLayouts[w.type];
   if (w.type >= kBlockFormats) {
     const ffi::DataType element = w.type == kF32 ? ffi::F32 : w.type == kF16 ? ffi::F16 : ffi::BF16;
     auto buffer = operands.next("weights", {element}, {-1, -1});
@@ -162,7 +151,7 @@ Matrix take_matrix(Operands& operands, std::string_view format) {
   }
   for (int i = 0; i < layout.planes; ++i) {
     const int64_t n = i ? w.n : -1, blocks = i ? w.k / layout.block : -1;
-    auto buffer = operands.next("a plane of the weights", {ffi::U8}, {n, blocks, layout.bytes[i]});
+    auto buffer = operands.next("a plane of the weights", {ffi::U8}, {n, blocks, layout.bytes[i] * layout.block / kSpan});
     w.n = buffer.dimensions()[0], w.k = buffer.dimensions()[1] * layout.block;
     w.planes[i] = static_cast<const uint8_t*>(buffer.untyped_data());
   }

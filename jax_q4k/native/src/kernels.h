@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 namespace jax_q4k {
 
@@ -16,6 +17,24 @@ constexpr int kTokens = 16;  // that attention sees at a time; pages hold a mult
 // Element types of matrices (the block formats of GGUF, and floats) and of caches' pages.
 enum Type { kQ4_K, kQ5_K, kQ6_K, kQ8_0, kQ5_0, kQ4_0, kQ5_1, kF32, kF16, kBF16, kTypes };
 constexpr int kBlockFormats = kF32;
+
+// How a type is stored (`ptx_kernels/formats`): what GGUF calls it, columns of a block, and the bytes that every plane
+// has of kSpan columns.
+struct Layout {
+  std::string_view name;
+  int block, planes, bytes[4];
+};
+constexpr Layout kLayouts[kTypes] = {
+    {"Q4_K", 256, 1, {144}},         {"Q5_K", 256, 1, {176}},
+    {"Q6_K", 256, 4, {128, 64, 16, 2}},  // ql, qh, scales, d
+    {"Q8_0", 32, 2, {256, 16}},          // qs, d
+    {"Q5_0", 32, 3, {128, 32, 16}},      // qs, qh, d
+    {"Q4_0", 32, 2, {128, 16}},          // qs, d
+    {"Q5_1", 32, 3, {128, 32, 32}},      // qs, qh, (d, m)
+    {"F32", 1, 1, {1024}},           {"F16", 1, 1, {512}},
+    {"BF16", 1, 1, {512}},
+};
+
 enum PageType { kPageF32, kPageF16, kPageBF16, kPageInt8, kPageE4M3, kPageTypes };
 
 // A matrix (n, k): the planes of its format, or its elements. k is a multiple of the format's block.

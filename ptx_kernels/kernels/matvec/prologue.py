@@ -19,6 +19,11 @@ _STATIC_BYTES = 40 << 10  # what is larger is dynamic; the rest is for what else
 MOST_BYTES = 96 << 10  # every target gives a block 99 KB
 
 
+def int8_bytes(m: int, columns: int) -> int:
+    """Of m rows as q8_1 in shared memory: a byte a value, 8 a group."""
+    return m * columns * 5 // 4
+
+
 class Prologue:
     """The activations of a mat-vec: declares their operands and brings them to where the dot products read them.
 
@@ -45,7 +50,7 @@ class Prologue:
         self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
         self._whole = Floats(self._x)
         if inline:
-            dynamic = self._is_dynamic(m * columns * 5 // 4)  # a byte a value, 8 a group
+            dynamic = self._is_dynamic(int8_bytes(m, columns))
             values = k.shared("staged", s8, (m, columns), dynamic=dynamic)
             scale_sum = k.shared("staged_scale_sum", f32, (m, columns // GROUP, 2), dynamic=dynamic)
             self._staged, self._whole = (values, scale_sum), Quantized(values, scale_sum)

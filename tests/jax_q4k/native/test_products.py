@@ -17,7 +17,7 @@ def matrix(format, n, k, kind="random", seed=0):
     """(packed, float64) weights (n, k)."""
     rng = np.random.default_rng(seed)
     planes = oracles.random_planes(rng, format, n, k // formats.get(format).block_size, kind=kind)
-    return QuantizedArray.of_planes(format, tuple(map(jnp.asarray, planes))), oracles.weights(format, planes)
+    return QuantizedArray.tree_unflatten(format, tuple(map(jnp.asarray, planes))), oracles.weights(format, planes)
 
 
 def activations(m, k, seed=1):
