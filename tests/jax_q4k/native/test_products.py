@@ -63,6 +63,14 @@ def test_extreme_weights(kernels, format, kind):
             assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10
 
 
+def test_more_rows_than_one_unpacking_serves(kernels):
+    """A tile of weights is unpacked again for every 512 rows of activations."""
+    w, exact = matrix("Q4_K", 66, 256)
+    x = activations(530, 256)
+    (y,) = calls.products(jnp.asarray(x), [w], quantized=True)
+    assert nmse(y, seen(x, True) @ exact.T) <= 1e-10
+
+
 def test_a_hundred_thousand_random_blocks(kernels):
     w, exact = matrix("Q4_K", 391, 256 * 256, "extreme")
     x = activations(1, exact.shape[1])

@@ -1,0 +1,91 @@
+"""Attention and caches by the CPU's kernels, with every instruction set at hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from helpers import nmse
+
+import jax_q4k as jq
+from jax_q4k.ops import causal_attention
+
+DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int8, jnp.float8_e4m3fn]
+PAGE_SIZE = 16
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+def cache(dtype, num_pages, kv_heads, head_dim):
+    """Pages of random tokens, as keyword arguments beyond k_pages and v_pages."""
+    tokens = num_pages * PAGE_SIZE
+    pages = [jnp.zeros((num_pages, kv_heads, PAGE_SIZE, head_dim), dtype)] * 2
+    scales = [jnp.zeros((num_pages, kv_heads, PAGE_SIZE))] * 2 if dtype == jnp.int8 else [None, None]
+    k, v = normal(tokens, kv_heads, head_dim, seed=1), normal(tokens, kv_heads, head_dim, seed=2)
+    names = dict(zip(("k_scales", "v_scales"), scales, strict=True))
+    filled = jq.append_kv(*pages, k, v, np.arange(tokens), **names, implementation="xla")
+    return filled[:2], dict(zip(("k_scales", "v_scales"), filled[2:], strict=False))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"window": 700}, {"soft_cap": 2.0}, {"sinks": np.array([0.5, -1.0, 3.0, -np.inf], np.float32)}],
+    ids=str,
+)
+def test_contexts_of_several_parts(kernels, options):
+    """Parts have 512 tokens: of none, one, some of a second, and three."""
+    lens, per_sequence = np.array([0, 512, 513, 1300], np.int32), 82
+    (k, v), _ = cache(jnp.float32, 4 * per_sequence, 2, 32)
+    tables = np.random.default_rng(0).permutation(4 * per_sequence).reshape(4, per_sequence).astype(np.int32)
+    q = normal(4, 4, 32)
+    got = jq.paged_attention(q, k, v, tables, lens, **options, implementation="native")
+    want = oracles.attention(q, np.asarray(k), np.asarray(v), tables, lens, 32**-0.5, **options)
+    assert nmse(got, want) <= 1e-11
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_pages_of_every_type(kernels, dtype):
+    (k, v), scales = cache(dtype, 6, 2, 48)
+    tables, lens = np.array([[5, 0, 3], [1, 4, 2]], np.int32), np.array([17, 48], np.int32)
+    q = normal(2, 6, 48)
+    got, want = (jq.paged_attention(q, k, v, tables, lens, **scales, implementation=name) for name in ("native", "xla"))
+    assert nmse(got, want) <= 1e-11
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rope_append(kernels, dtype, interleaved):
+    (k_pages, v_pages), scales = cache(dtype, 3, 2, 32)
+    q, k, v = normal(5, 4, 32), normal(5, 2, 32, seed=3) * 100, normal(5, 2, 32, seed=4) * 1e-3
+    angles = np.random.default_rng(0).uniform(0, 6, (5, 12)).astype(np.float32)
+    arrays = q, k, v, k_pages, v_pages, np.array([3, -1, 40, 16, 47], np.int32), np.cos(angles), np.sin(angles)
+    norms = dict(q_norm=normal(32, seed=5), k_norm=normal(32, seed=6), eps=1e-5) if interleaved else {}
+    for got, want in zip(
+        *(
+            jq.rope_append(*arrays, interleaved=interleaved, **norms, **scales, implementation=name)
+            for name in ("native", "xla")
+        ),
+        strict=True,
+    ):
+        got, want = (np.asarray(x.astype(jnp.float32)) for x in (got, want))
+        assert nmse(got, want) <= (1e-12 if dtype == jnp.float32 else 1e-6)  # a rounding may fall the other way
+
+
+@pytest.mark.parametrize("time", [1, 16, 37])
+def test_causal_attention(kernels, time):
+    q, k, v = normal(2, time, 4, 48), normal(2, time, 2, 48, seed=1), normal(2, time, 2, 48, seed=2)
+    lengths = np.array([time, max(1, time - 5)], np.int32)
+    k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
+    got = np.asarray(jax.jit(lambda *a: jq.causal_attention(*a, implementation="native"))(q, k, v, lengths))
+    (want,) = causal_attention.reference(*map(jnp.asarray, (q, k, v, lengths)))
+    for row, length in enumerate(lengths):
+        assert nmse(got[row, :length], np.asarray(want)[row, :length]) <= 1e-12
+
+
+def test_a_bad_key_spoils_what_sees_it_alone(kernels):
+    q, k, v = normal(1, 20, 2, 32), normal(1, 20, 2, 32, seed=1), normal(1, 20, 2, 32, seed=2)
+    k[0, 7, 1] = np.nan
+    got = np.asarray(jq.causal_attention(q, k, v, np.array([20]), implementation="native"))[0]
+    assert np.isfinite(got[:7]).all() and np.isfinite(got[:, 0]).all() and np.isnan(got[7:, 1]).all()
