@@ -7,7 +7,8 @@ from helpers import GOLDEN, nmse
 
 import jax_q4k as jq
 from jax_q4k import models, native
-from models import golden
+
+from . import golden
 
 pytestmark = pytest.mark.skipif(not native.available(), reason=native.problem() or "the library is there")
 
