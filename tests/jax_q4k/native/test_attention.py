@@ -1,5 +1,7 @@
 """Attention and caches by the CPU's kernels, with every instruction set at hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +33,7 @@ def cache(dtype, num_pages, kv_heads, head_dim):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 700}, {"soft_cap": 2.0}, {"sinks": np.array([0.5, -1.0, 3.0, -np.inf], np.float32)}],
+    [{}, {"window": 700}, {"soft_cap": 2.0}, {"sinks": np.array([0.5, -1.0, 200.0, -np.inf], np.float32)}],
     ids=str,
 )
 def test_contexts_of_several_parts(kernels, options):
@@ -52,6 +54,32 @@ def test_pages_of_every_type(kernels, dtype):
     q = normal(2, 6, 48)
     got, want = (jq.paged_attention(q, k, v, tables, lens, **scales, implementation=name) for name in ("native", "xla"))
     assert nmse(got, want) <= 1e-11
+
+
+def test_page_ids_outside_the_pages_are_not_read(kernels):
+    (k, v), _ = cache(jnp.float32, 4, 2, 32)
+    tables = np.array([[0, -1, 3], [4, 2, 2**31 - 1], [-(2**31), 7, 9]], np.int32)
+    arrays = normal(3, 4, 32), k, v, tables, np.array([48, 40, 33], np.int32)
+    got, want = (  # outside a program such ids are refused
+        np.asarray(jax.jit(functools.partial(jq.paged_attention, implementation=name))(*arrays))
+        for name in ("native", "xla")
+    )
+    assert nmse(got, want) <= 1e-12 and not got[2].any()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
+def test_values_are_stored_rounded_to_even(kernels, dtype):
+    """Every value of 8 bits of mantissa over many powers of two, all ties of f16 and fp8, the largest, and NaN."""
+    mantissas = 1 + np.arange(512) / 512
+    powers = 2.0 ** np.array([-26, -25, -24, -20, -15, -14, -10, -9, -8, -7, -6, -1, 0, 5, 8, 15], np.float64)
+    ties = [2049, 2051, 65519, 65520, 1e9, 448, 464, 480, np.inf, np.nan, 0, 1 + 2.0**-8, 1 + 3 * 2.0**-8]
+    values = np.concatenate([np.outer(powers, mantissas).ravel(), ties, np.zeros(19)]).astype(np.float32)
+    values = np.concatenate([values, -values]).reshape(-1, 1, 32)
+    values = np.concatenate([values, np.zeros((-len(values) % PAGE_SIZE, 1, 32), np.float32)])
+    pages = [jnp.zeros((len(values) // PAGE_SIZE, 1, PAGE_SIZE, 32), dtype)] * 2
+    arrays = *pages, values, values, np.arange(len(values), dtype=np.int32)
+    for got, want in zip(*(jq.append_kv(*arrays, implementation=name) for name in ("native", "xla")), strict=True):
+        np.testing.assert_array_equal(np.asarray(got.astype(jnp.float32)), np.asarray(want.astype(jnp.float32)))
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
