@@ -49,6 +49,9 @@ void few_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, i
   };
 
   for (int64_t s = 0; s < whole; ++s) {
+    for (int r = 0; r < R; ++r)
+      for (int i = 0; i < Format::kPlanes; ++i)
+        for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(planes[r][i] + 2 * R * (w.k / kSpan) * Format::kBytes[i] + b, 0, 3);
     add_span(s);
     for (int r = 0; r < R; ++r)
       for (int i = 0; i < Format::kPlanes; ++i) planes[r][i] += Format::kBytes[i];
