@@ -41,30 +41,40 @@ inline int32_t quantize_group(const float* x, int64_t count, int8_t* values, flo
 
 inline void quantize_row(const float* x, int64_t k, RowSpan* spans) {
   for (int64_t start = 0; start < k; start += kSpan, ++spans) {
-    std::memset(spans, 0, sizeof *spans);
+    if (k - start < kSpan) std::memset(spans, 0, sizeof *spans);
     for (int g = 0; g < 8 && start + 32 * g < k; ++g) {
+      int8_t values[2][16];
       float scale;
-      int8_t* values = spans->values + 32 * g;
-      const int32_t total = quantize_group(x + start + 32 * g, 32, values, &scale);
-      int32_t first = 0;
-      for (int i = 0; i < 16; ++i) first += values[i];
-      const int32_t sums[2] = {first, total - first};
+      const int32_t total = quantize_group(x + start + 32 * g, 32, values[0], &scale);
+      int32_t sums[2] = {0, total};
+      for (int i = 0; i < 16; ++i) sums[0] += values[0][i];
+      sums[1] -= sums[0];
       for (int i = 0; i < 2; ++i) {
+        std::memcpy(spans->values[g % 2 * 2 + i] + g / 2 * 16, values[i], 16);
         spans->scale16[2 * g + i] = scale;
         spans->sum16[2 * g + i] = scale * static_cast<float>(sums[i]);
       }
-      spans->scale32[g] = scale;
-      spans->sum32[g] = scale * static_cast<float>(total);
+      spans->scale_sum32[g][0] = scale;
+      spans->scale_sum32[g][1] = scale * static_cast<float>(total);
+    }
+    for (int i = 0; i < 2; ++i) {
+      const Bytes raise = Bytes::all(kRaised);
+      const Ints sums = dot(raise, SignedBytes::load(spans->values[2 * i]));
+      (Ints::all(0) - dot(raise, SignedBytes::load(spans->values[2 * i + 1]), sums)).store(spans->raised[i]);
     }
   }
 }
 
 inline void pack_rows(const RowSpan* rows, int64_t spans, int count, int64_t s, BlockSpan* block) {
-  std::memset(block, 0, sizeof *block);
+  if (count < kLanes) std::memset(block, 0, sizeof *block);
   for (int lane = 0; lane < count; ++lane) {
     const RowSpan& from = rows[lane * spans + s];
-    for (int i = 0; i < kSpan / 4; ++i) std::memcpy(block->values[i][lane], from.values + 4 * i, 4);
-    for (int g = 0; g < 8; ++g) block->scale32[g][lane] = from.scale32[g], block->sum32[g][lane] = from.sum32[g];
+    for (int i = 0; i < kSpan / 4; ++i) std::memcpy(block->values[i][lane], from.values[0] + 4 * i, 4);
+    for (int g = 0; g < 8; ++g) {
+      block->scale32[g][lane] = from.scale_sum32[g][0], block->sum32[g][lane] = from.scale_sum32[g][1];
+      const int32_t* raised = from.raised[g % 2] + g / 2 * 4;
+      block->raised[g][lane] = raised[0] + raised[1] + raised[2] + raised[3];
+    }
     for (int g = 0; g < 16; ++g) block->sum16[g][lane] = from.sum16[g];
   }
 }

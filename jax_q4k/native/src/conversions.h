@@ -21,7 +21,7 @@ To bits_of(From from) {
 
 inline float to_float(float x) { return x; }
 inline float to_float(int8_t x) { return x; }
-inline float to_float(Half x) { return half(&x.bits); }
+inline float to_float(Half x) { return half(x.bits); }
 inline float to_float(Bf16 x) { return bits_of<float>(static_cast<uint32_t>(x.bits) << 16); }
 inline float to_float(E4m3 x) {
   const uint32_t magnitude = x.bits & 0x7f;
@@ -40,7 +40,7 @@ void load_floats(const T* from, int64_t count, float* to) {
 template <>
 void load_floats(const Half* from, int64_t count, float* to) {
   int64_t i = 0;
-  for (; i + 8 <= count; i += 8) halves(from + i).store(to + i);
+  for (; i + 16 <= count; i += 16) to_float(Halves::load(from + i)).store(to + i);
   for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 #endif

@@ -1,7 +1,8 @@
 // Packed rows, read in spans of 256 weights: weight = scale * quant - min, with unsigned quants of a byte.
 //
-// One reader per block format; layouts as `ptx_kernels/formats` splits them into planes. Formats without a minimum
-// have one all the same: what their signed quants are raised by, times the scale.
+// One reader per block format; layouts as `ptx_kernels/formats` splits them into planes. A span's quants come in four
+// steps of 64: step i has columns [64 q + 16 i, + 16) of each quarter q, 16 bytes each. So four lanes that sum products
+// of four bytes stay with one group of 16 columns for a step, with one of 32 for two.
 
 #pragma once
 
@@ -11,100 +12,104 @@
 namespace jax_q4k {
 namespace {
 
-// What a reader is made of: kGroup weights share a scale and a min, of which `scales` stores 256 / kGroup each. If
-// kSignedQuants, quants are signed bytes, and mins are 0.
-template <Type kType, int kColumns, bool kSignedQuants = false>
+// What a reader is made of. kGroup weights share a scale, and `scales` gives all of a span: if kGroup is 32, scale and
+// min of each group in turn; if 16, the scales, of which mins are the kOffset-fold. If kSigned, quants are signed bytes
+// plus kRaised, which products start less, and mins are 0.
+template <Type kType, int kColumns, int kMin = 0, bool kSignedQuants = false>
 struct Packed {
-  static constexpr int kGroup = kColumns, kPlanes = kLayouts[kType].planes;
+  static constexpr int kGroup = kColumns, kOffset = kMin, kPlanes = kLayouts[kType].planes;
   static constexpr const int (&kBytes)[4] = kLayouts[kType].bytes;
   static constexpr bool kSigned = kSignedQuants;
 };
 
-struct ScalesOfK {  // the 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit mins
-  uint64_t scales, mins;
-  explicit ScalesOfK(const uint8_t* p) {
-    uint32_t a, b, c;
-    std::memcpy(&a, p, 4), std::memcpy(&b, p + 4, 4), std::memcpy(&c, p + 8, 4);
-    uint64_t high_scales = (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030), high_mins = (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030);
-    scales = (a & 0x3f3f3f3f) | high_scales << 32;
-    mins = (b & 0x3f3f3f3f) | high_mins << 32;
-  }
-};
+// The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit mins, times d and dmin before them.
+JAX_Q4K_INLINE Floats scales_of_k(const uint8_t* p) {
+  uint32_t a, b, c;
+  std::memcpy(&a, p + 4, 4), std::memcpy(&b, p + 8, 4), std::memcpy(&c, p + 12, 4);
+  const uint64_t high_scales = (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030);
+  const uint64_t high_mins = (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030);
+  return alternating_bytes((a & 0x3f3f3f3f) | high_scales << 32, (b & 0x3f3f3f3f) | high_mins << 32) * repeated_halves(p);
+}
+
+// Nibbles of 128 bytes: the low ones of every 32 are as many columns, the high ones the next.
+template <int i>
+JAX_Q4K_INLINE Bytes nibbles(const uint8_t* p) {
+  constexpr int kShift = i / 2 * 4;
+  return fields<kShift, kShift, kShift, kShift, 15>(every_second<i % 2>(p));
+}
+
+// Bits of every byte's low half, in its high half.
+JAX_Q4K_INLINE Bytes upper(const Bytes& v) { return (v.as<uint32_t>() << Words::all(4)).as<uint8_t>(); }
 
 struct Q4_K : Packed<kQ4_K, 32> {
-  static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
-    ScalesOfK k(p[0] + 4);
-    *scale = floats_of<uint8_t>(k.scales) * Floats8::all(half(p[0]));
-    *min = floats_of<uint8_t>(k.mins) * Floats8::all(half(p[0] + 2));
-  }
-  static Bytes quants(const uint8_t* const* p, int i) {
-    return fields<32>(twice<32>(p[0] + 16 + 32 * i), 0, 4, 15);
-  }
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return scales_of_k(p[0]); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return nibbles<i>(p[0] + 16); }
 };
 
 struct Q5_K : Packed<kQ5_K, 32> {
-  static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) { Q4_K::scales(p, scale, min); }
-  static Bytes quants(const uint8_t* const* p, int i) {
-    Bytes high = fields<32>(twice<32>(p[0] + 16), 2 * i, 2 * i + 1, 1);
-    return fields<32>(twice<32>(p[0] + 48 + 32 * i), 0, 4, 15) | (high * Bytes::all(16));
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return scales_of_k(p[0]); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
+    const uint8_t* high = p[0] + 16 + i % 2 * 16;  // bit g: of group g
+    constexpr int g = i / 2;
+    return nibbles<i>(p[0] + 48) | upper(fields<g, g + 2, g + 4, g + 6, 1>(joined(high, high, high, high)));
   }
 };
 
-struct Q6_K : Packed<kQ6_K, 16> {
-  static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
-    Floats8 d = Floats8::all(half(p[3]));
-    for (int i = 0; i < 2; ++i) {
-      uint64_t bytes;
-      std::memcpy(&bytes, p[2] + 8 * i, 8);
-      scale[i] = floats_of<int8_t>(bytes) * d;
-      min[i] = scale[i] * Floats8::all(32);
-    }
+struct Q6_K : Packed<kQ6_K, 16, 32> {
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
+    uint16_t d;
+    std::memcpy(&d, p[3], 2);
+    return to_float(Vector<int8_t, 16>::load(p[2])) * Floats::all(half(d));
   }
-  static Bytes quants(const uint8_t* const* p, int i) {
-    Bytes low = Bytes::load(p[0] + i / 2 * 64);
-    low = fields<32>(low, i % 2 * 4, i % 2 * 4, 15);
-    Bytes high = fields<32>(twice<32>(p[1] + i / 2 * 32), i % 2 * 4, i % 2 * 4 + 2, 3);
-    return low | (high.as<uint32_t>() * Words::all(16)).template as<uint8_t>();
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
+    const uint8_t *low = p[0] + 16 * i, *high = p[1] + i % 2 * 16;  // of 128 columns; those after lie 64 and 32 bytes on
+    constexpr int g = i / 2 * 2;
+    return fields<0, 4, 0, 4, 15>(joined(low, low, low + 64, low + 64)) |
+           upper(fields<g, g + 4, g, g + 4, 3>(joined(high, high, high + 32, high + 32)));
   }
 };
 
 // Eight blocks of 32 weights make a span.
 
-struct Q8_0 : Packed<kQ8_0, 32, true> {
-  static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
-    *scale = halves(p[1]);
-    *min = Floats8::all(0);
+struct Q8_0 : Packed<kQ8_0, 32, 0, true> {
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return doubled_halves(p[1]) * alternating(1, 0); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
+    const uint8_t* at = p[0] + 16 * i;
+    return joined(at, at + 64, at + 128, at + 192) ^ Bytes::all(kRaised);
   }
-  static Bytes quants(const uint8_t* const* p, int i) { return Bytes::load(p[0] + 64 * i); }
 };
 
 struct Q4_0 : Packed<kQ4_0, 32> {
-  static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
-    *scale = halves(p[1]);
-    *min = *scale * Floats8::all(8);
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return doubled_halves(p[1]) * alternating(1, 8); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
+    constexpr int kShift = i % 2 * 4;
+    return fields<kShift, kShift, kShift, kShift, 15>(every_second<i / 2>(p[0]));
   }
-  static Bytes quants(const uint8_t* const* p, int i) { return fields<16>(twice<16>(p[0] + 32 * i), 0, 4, 15); }
 };
 
 struct Q5_0 : Packed<kQ5_0, 32> {
-  static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
-    *scale = halves(p[2]);
-    *min = *scale * Floats8::all(16);
-  }
-  static Bytes quants(const uint8_t* const* p, int i) {
-    uint64_t bits;
-    std::memcpy(&bits, p[1] + 8 * i, 8);
-    return Q4_0::quants(p, i) | where(bits, 16);
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return doubled_halves(p[2]) * alternating(1, 16); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
+    uint64_t bits = 0;
+    for (int q = 3; q >= 0; --q) {
+      uint16_t quarter;
+      std::memcpy(&quarter, p[1] + 8 * q + 2 * i, 2);
+      bits = bits << 16 | quarter;
+    }
+    return Q4_0::quants<i>(p) | where(bits, 16);
   }
 };
 
 struct Q5_1 : Packed<kQ5_1, 32> {
-  static void scales(const uint8_t* const* p, Floats8* scale, Floats8* min) {
-    float d[8], m[8];
-    for (int i = 0; i < 8; ++i) d[i] = half(p[2] + 4 * i), m[i] = -half(p[2] + 4 * i + 2);
-    *scale = Floats8::load(d), *min = Floats8::load(m);
-  }
-  static Bytes quants(const uint8_t* const* p, int i) { return Q5_0::quants(p, i); }
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return to_float(Halves::load(p[2])) * alternating(1, -1); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return Q5_0::quants<i>(p); }
 };
 
 // Where a plane of a row's span lies.

@@ -44,17 +44,20 @@ struct Matrix {
   const uint8_t* planes[4];
 };
 
-// 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`); the sums are scale * sum of values.
+// 256 activations of a row as int8 in groups of 32 (`jax_q4k.quantize_q8_1`), in the order of steps (`formats.h`); the
+// sums are scale * sum of values.
 struct alignas(64) RowSpan {
-  int8_t values[kSpan];
-  float scale32[8], sum32[8];    // per group of 32
+  int8_t values[4][64];
+  float scale_sum32[8][2];       // per group of 32
   float scale16[16], sum16[16];  // per 16 columns, for formats that scale these
+  int32_t raised[2][16];         // -kRaised * the sums of what a lane of two steps multiplies
 };
 
 // The same of 16 rows, a lane each.
 struct alignas(64) BlockSpan {
   int8_t values[kSpan / 4][kLanes][4];
   float scale32[8][kLanes], sum32[8][kLanes], sum16[16][kLanes];
+  int32_t raised[8][kLanes];
 };
 
 // Where keys and values lie: element (page, head, token, dimension) at page * page_stride + head * head_stride +

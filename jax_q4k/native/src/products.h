@@ -8,66 +8,89 @@
 namespace jax_q4k {
 namespace {
 
+template <class Format>
+JAX_Q4K_INLINE Ints start_of(const int32_t* raised) {
+  return Format::kSigned ? Ints::load(raised) : Ints::all(0);
+}
+
+template <class Format>
+JAX_Q4K_INLINE Ints dot_of(const Bytes& quants, const SignedBytes& values, const Ints& acc) {
+  return Format::kSigned ? dot_raised(quants, values, acc) : dot(quants, values, acc);
+}
+
 // `few` for R rows of the matrix and M of activations; where there are fewer, the last ones are taken again.
 template <class Format, int R, int M>
 void few_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
-  constexpr int kParts = 32 / Format::kGroup;  // eight scales each
+  constexpr bool k32 = Format::kGroup == 32;
   const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
   const uint8_t* planes[R][Format::kPlanes];
   const RowSpan* values[M];
-  Floats total[M][R];
-  Floats8 low[M][R];  // what mins take away
+  Floats total[M][R], low[M][R];  // low: what mins take away, in odd lanes if kGroup is 32
   for (int r = 0; r < R; ++r)
     for (int i = 0; i < Format::kPlanes; ++i) planes[r][i] = plane<Format>(w, i, first + (r < count ? r : count - 1), 0);
   for (int j = 0; j < M; ++j) {
     values[j] = x + (j < m ? j : m - 1) * spans;
-    for (int r = 0; r < R; ++r) total[j][r] = Floats::all(0), low[j][r] = Floats8::all(0);
+    for (int r = 0; r < R; ++r) total[j][r] = low[j][r] = Floats::all(0);
   }
 
-  auto add_span = [&](int64_t s) {
-    Floats scales[M][R];
-    for (int r = 0; r < R; ++r) {
-      Floats8 scale[kParts], min[kParts];
-      Format::scales(planes[r], scale, min);
-      for (int j = 0; j < M; ++j) {
-        const RowSpan& span = values[j][s];
-        for (int i = 0; i < kParts; ++i)
-          low[j][r] = fma(min[i], Floats8::load(kParts == 1 ? span.sum32 : span.sum16 + 8 * i), low[j][r]);
-        scales[j][r] = joined(scale) * Floats::load(kParts == 1 ? span.scale32 : span.scale16);
-      }
-    }
+  CutSpan<Format> cut[R];
+  for (int64_t start = 0, end = whole; start < spans; start = end, end = spans) {  // the whole ones, and one that is cut
+    if (start == whole)
+      for (int r = 0; r < R; ++r) cut[r].copy(w, first + (r < count ? r : count - 1), planes[r]);
+    for (int64_t s = start; s < end; ++s) {
+      const uint8_t* at[R][Format::kPlanes];
+      Floats scales[M][R];
 #pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
       for (int r = 0; r < R; ++r) {
-        const Bytes quants = Format::quants(planes[r], i);
+#pragma GCC unroll 4
+        for (int i = 0; i < Format::kPlanes; ++i) {
+          at[r][i] = planes[r][i] + (s - start) * Format::kBytes[i];
+          // The same span of the rows after the next ones: no prefetcher finds streams that jump from row to row.
+#pragma GCC unroll 4
+          for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(at[r][i] + 2 * R * whole * Format::kBytes[i] + b);
+        }
+        const Floats scale = Format::scales(at[r]);
+#pragma GCC unroll 4
         for (int j = 0; j < M; ++j) {
-          const SignedBytes bytes = SignedBytes::load(values[j][s].values + 64 * i);
-          const Ints products = Format::kSigned ? dot_signed(quants, bytes) : dot(quants, bytes);
-          total[j][r] = fma(to_float(products), spread<Format::kGroup>(scales[j][r], i), total[j][r]);
+          const RowSpan& span = values[j][s];
+          scales[j][r] = scale * Floats::load(k32 ? span.scale_sum32[0] : span.scale16);
+          low[j][r] = k32 ? low[j][r] + scales[j][r] : fma(scale, Floats::load(span.sum16), low[j][r]);
         }
       }
-  };
-
-  for (int64_t s = 0; s < whole; ++s) {
-    for (int r = 0; r < R; ++r)
-      for (int i = 0; i < Format::kPlanes; ++i)
-        for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(planes[r][i] + 2 * R * (w.k / kSpan) * Format::kBytes[i] + b, 0, 3);
-    add_span(s);
-    for (int r = 0; r < R; ++r)
-      for (int i = 0; i < Format::kPlanes; ++i) planes[r][i] += Format::kBytes[i];
+      auto add_step = [&](auto step) __attribute__((always_inline)) {
+        constexpr int kStep = decltype(step)::value;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const Bytes quants = Format::template quants<kStep>(at[r]);
+          const Bytes more = k32 ? Format::template quants<kStep + k32>(at[r]) : quants;  // of the same groups
+#pragma GCC unroll 4
+          for (int j = 0; j < M; ++j) {
+            Ints products = start_of<Format>(values[j][s].raised[kStep / 2]);
+            products = dot_of<Format>(quants, SignedBytes::load(values[j][s].values[kStep]), products);
+            if (k32) products = dot_of<Format>(more, SignedBytes::load(values[j][s].values[kStep + k32]), products);
+            total[j][r] = fma(to_float(products), quad<kStep>(scales[j][r]), total[j][r]);
+          }
+        }
+      };
+      add_step(std::integral_constant<int, 0>());
+      if (!k32) add_step(std::integral_constant<int, 1 - k32>());
+      add_step(std::integral_constant<int, 2>());
+      if (!k32) add_step(std::integral_constant<int, 3 - k32>());
+    }
   }
-  CutSpan<Format> cut[R];
-  if (whole < spans) {
-    for (int r = 0; r < R; ++r) cut[r].copy(w, first + (r < count ? r : count - 1), planes[r]);
-    add_span(whole);
-  }
-  for (int j = 0; j < M && j < m; ++j)
-    for (int r = 0; r < R && r < count; ++r) y[j * stride + r] = sum(total[j][r]) - sum(low[j][r]);
+  const Floats part_of_min = k32 ? alternating(0, 1) : Floats::all(Format::kOffset);
+#pragma GCC unroll 4
+  for (int j = 0; j < M; ++j)
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const float sums = sum(total[j][r]) - sum(low[j][r] * part_of_min);
+      if (j < m && r < count) y[j * stride + r] = sums;
+    }
 }
 
 template <class Format>
 void few(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
-  constexpr int R = 2;  // rows that share the loads of activations
+  constexpr int R = kWidth == 64 ? 2 : 1;  // rows at a time, as registers allow
   static_assert(kFew == 4);
   for (int64_t r = 0; r < count; r += R) {
     auto* rows = m == 1 ? few_rows<Format, R, 1> : m == 2 ? few_rows<Format, R, 2> : few_rows<Format, R, 4>;
@@ -82,42 +105,50 @@ struct alignas(64) Unpacked {
 };
 
 template <class Format>
+void store_quants(const uint8_t* const* planes, uint8_t* to) {
+  Format::template quants<0>(planes).store(to);
+  Format::template quants<1>(planes).store(to + 64);
+  Format::template quants<2>(planes).store(to + 128);
+  Format::template quants<3>(planes).store(to + 192);
+}
+
+template <class Format>
 void unpack(const uint8_t* const* planes, int64_t r, Unpacked* to) {
-  constexpr int kGroups = kSpan / Format::kGroup;
-  for (int i = 0; i < 4; ++i) Format::quants(planes, i).store(to->quants[r] + 64 * i);
-  Floats8 scale[kGroups / 8], min[kGroups / 8];
-  Format::scales(planes, scale, min);
-  float scales[kGroups], mins[kGroups];
-  std::memcpy(scales, scale, sizeof scales), std::memcpy(mins, min, sizeof mins);
-  for (int g = 0; g < kGroups; ++g) to->scale[g][r] = scales[g], to->min[g][r] = -mins[g];
+  store_quants<Format>(planes, to->quants[r]);
+  float scales[16];
+  Format::scales(planes).store(scales);
+  if (Format::kGroup == 32)
+    for (int g = 0; g < 8; ++g) to->scale[g][r] = scales[2 * g], to->min[g][r] = -scales[2 * g + 1];
+  else
+    for (int g = 0; g < 16; ++g) to->scale[g][r] = scales[g], to->min[g][r] = scales[g] * -Format::kOffset;
 }
 
 // total[r][b] += rows [row, row + R) of the tile times B blocks of activations, `spans` apart.
 template <class Format, int R, int B>
 void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans, float* total, int64_t pitch) {
-  constexpr int kGroups = kSpan / Format::kGroup, kSteps = Format::kGroup / 4;
+  constexpr bool k32 = Format::kGroup == 32;
   Floats acc[R][B];
   for (int r = 0; r < R; ++r)
     for (int b = 0; b < B; ++b) acc[r][b] = Floats::load(total + r * pitch + b * kLanes);
-  for (int g = 0; g < kGroups; ++g) {
+  for (int g = 0; g < kSpan / Format::kGroup; ++g) {
     Ints products[R][B];
     for (int r = 0; r < R; ++r)
-      for (int b = 0; b < B; ++b) products[r][b] = Ints::all(0);
+      for (int b = 0; b < B; ++b) products[r][b] = start_of<Format>(x[b * spans].raised[g]);
+    const int first = k32 ? g % 2 * 32 + g / 2 * 4 : g % 4 * 16 + g / 4 * 4;  // of the group's words, in the order of steps
 #pragma GCC unroll 8
-    for (int i = 0; i < kSteps; ++i)
+    for (int i = 0; i < Format::kGroup / 4; ++i)
       for (int r = 0; r < R; ++r) {
+        const int word = first + i / 4 * 16 + i % 4;
         uint32_t four;
-        std::memcpy(&four, w.quants[row + r] + (g * kSteps + i) * 4, 4);
+        std::memcpy(&four, w.quants[row + r] + word * 4, 4);
         const Bytes quants = Words::all(four).template as<uint8_t>();
-        for (int b = 0; b < B; ++b) {
-          const SignedBytes values = SignedBytes::load(x[b * spans].values[g * kSteps + i]);
-          products[r][b] = Format::kSigned ? dot_signed(quants, values, products[r][b]) : dot(quants, values, products[r][b]);
-        }
+        for (int b = 0; b < B; ++b)
+          products[r][b] = dot_of<Format>(quants, SignedBytes::load(x[b * spans].values[word]), products[r][b]);
       }
     for (int b = 0; b < B; ++b) {
       const BlockSpan& span = x[b * spans];
       const Floats scale = Floats::load(span.scale32[g * Format::kGroup / 32]);
-      const Floats sums = Floats::load(Format::kGroup == 32 ? span.sum32[g] : span.sum16[g]);
+      const Floats sums = Floats::load(k32 ? span.sum32[g] : span.sum16[g]);
       for (int r = 0; r < R; ++r) {
         acc[r][b] = fma(Floats::all(w.scale[g][row + r]) * scale, to_float(products[r][b]), acc[r][b]);
         acc[r][b] = fma(Floats::all(w.min[g][row + r]), sums, acc[r][b]);
@@ -158,21 +189,21 @@ void many(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int
 
 template <class Format>
 void decode_packed(const Matrix& w, int64_t row, float* y) {
-  constexpr int kGroups = kSpan / Format::kGroup;
+  constexpr bool k32 = Format::kGroup == 32;
   for (int64_t s = 0; s * kSpan < w.k; ++s) {
     const uint8_t* planes[Format::kPlanes];
     for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, s);
     CutSpan<Format> cut;
     if ((s + 1) * kSpan > w.k) cut.copy(w, row, planes);
-    uint8_t quants[kSpan];
-    float scale[kGroups], min[kGroups], values[kSpan];
-    for (int i = 0; i < 4; ++i) Format::quants(planes, i).store(quants + 64 * i);
-    Floats8 scales[kGroups / 8], mins[kGroups / 8];
-    Format::scales(planes, scales, mins);
-    std::memcpy(scale, scales, sizeof scale), std::memcpy(min, mins, sizeof min);
-    for (int g = 0; g < kGroups; ++g)
-      for (int i = g * Format::kGroup; i < (g + 1) * Format::kGroup; ++i)
-        values[i] = (Format::kSigned ? static_cast<float>(static_cast<int8_t>(quants[i])) : static_cast<float>(quants[i])) * scale[g] - min[g];
+    alignas(64) uint8_t quants[4][4][16];
+    float scales[16], values[kSpan];
+    store_quants<Format>(planes, quants[0][0]);
+    Format::scales(planes).store(scales);
+    for (int c = 0; c < kSpan; ++c) {
+      const uint8_t quant = quants[c / 16 % 4][c / 64][c % 16];
+      const float scale = scales[k32 ? c / 32 * 2 : c / 16], min = k32 ? scales[c / 32 * 2 + 1] : scale * Format::kOffset;
+      values[c] = static_cast<float>(Format::kSigned ? static_cast<int8_t>(quant - kRaised) : quant) * scale - min;
+    }
     std::memcpy(y + s * kSpan, values, sizeof(float) * (w.k - s * kSpan < kSpan ? w.k - s * kSpan : kSpan));
   }
 }

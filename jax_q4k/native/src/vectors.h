@@ -1,18 +1,23 @@
 // Vectors of 64 bytes, as one to four registers of the instruction set that this file is compiled for.
 //
 // Arithmetic is GCC's and Clang's vector extension; only what that cannot say is written once per instruction set:
-// dot products of bytes, conversions of f16, and a few permutations.
+// dot products of bytes, conversions of f16, and how a vector is put together from pieces.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
+
+// A vector in an argument is a vector in memory; kernels are fast only where everything below is inlined.
+#define JAX_Q4K_INLINE inline __attribute__((always_inline))
 
 namespace jax_q4k {
 namespace {  // this header's code differs between the files that include it: nothing of it may be merged
@@ -28,34 +33,36 @@ constexpr int kWidth = 16;
 template <class Element, int kBytes>
 struct Vector {
   static constexpr int kPart = kBytes < kWidth ? kBytes : kWidth, kParts = kBytes / kPart;
-  static constexpr int kLanes = kBytes / sizeof(Element);
+  static constexpr int kLanes = kBytes / sizeof(Element), kPartLanes = kPart / sizeof(Element);
   using Part __attribute__((vector_size(kPart))) = Element;
   Part part[kParts];
 
-  static Vector load(const void* from) {
-    Vector v;
-    std::memcpy(&v, from, kBytes);
+  static JAX_Q4K_INLINE Vector load(const void* from) {
+    Vector v;  // register by register: a copy of the whole goes through memory
+    for (int i = 0; i < kParts; ++i) std::memcpy(&v.part[i], static_cast<const char*>(from) + i * kPart, kPart);
     return v;
   }
-  static Vector all(Element value) {
+  static JAX_Q4K_INLINE Vector all(Element value) {
     Vector v;
     for (auto& part : v.part) part = value - Part{};
     return v;
   }
-  void store(void* to) const { std::memcpy(to, this, kBytes); }
+  JAX_Q4K_INLINE void store(void* to) const {
+    for (int i = 0; i < kParts; ++i) std::memcpy(static_cast<char*>(to) + i * kPart, &part[i], kPart);
+  }
 
   // The same bits as lanes of another type.
   template <class Other>
-  Vector<Other, kBytes> as() const {
+  JAX_Q4K_INLINE Vector<Other, kBytes> as() const {
     Vector<Other, kBytes> v;
-    std::memcpy(&v, this, kBytes);
+    for (int i = 0; i < kParts; ++i) v.part[i] = (typename Vector<Other, kBytes>::Part)part[i];
     return v;
   }
 };
 
 #define JAX_Q4K_OPERATOR(op)                                                        \
   template <class E, int N>                                                         \
-  Vector<E, N> operator op(const Vector<E, N>& a, const Vector<E, N>& b) {          \
+  JAX_Q4K_INLINE Vector<E, N> operator op(const Vector<E, N>& a, const Vector<E, N>& b) {          \
     Vector<E, N> c;                                                                 \
     for (int i = 0; i < Vector<E, N>::kParts; ++i) c.part[i] = a.part[i] op b.part[i]; \
     return c;                                                                       \
@@ -63,10 +70,12 @@ struct Vector {
 JAX_Q4K_OPERATOR(+)
 JAX_Q4K_OPERATOR(-)
 JAX_Q4K_OPERATOR(*)
+JAX_Q4K_OPERATOR(/)
 JAX_Q4K_OPERATOR(&)
 JAX_Q4K_OPERATOR(|)
 JAX_Q4K_OPERATOR(^)
 JAX_Q4K_OPERATOR(>>)
+JAX_Q4K_OPERATOR(<<)
 #undef JAX_Q4K_OPERATOR
 
 using Bytes = Vector<uint8_t, 64>;
@@ -74,35 +83,115 @@ using SignedBytes = Vector<int8_t, 64>;
 using Words = Vector<uint32_t, 64>;
 using Ints = Vector<int32_t, 64>;
 using Floats = Vector<float, 64>;
-using Floats8 = Vector<float, 32>;
+using Halves = Vector<uint16_t, 32>;  // f16, as many as Floats has lanes
 
-inline Floats to_float(const Ints& x) {
+// a * b + c, rounded once (the compiler contracts it where the hardware can).
+JAX_Q4K_INLINE Floats fma(const Floats& a, const Floats& b, const Floats& c) { return a * b + c; }
+
+JAX_Q4K_INLINE Floats larger(const Floats& a, const Floats& b) {
+  Floats c;
+  for (int i = 0; i < Floats::kParts; ++i) c.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+  return c;
+}
+
+// Lanes of a and then of b, by their numbers.
+template <class Part, int... kLane>
+JAX_Q4K_INLINE Part shuffled(Part a, Part b, std::integer_sequence<int, kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, kLane...);
+#else
+  using Index __attribute__((vector_size(sizeof(Part)))) = std::conditional_t<sizeof(a[0]) == 8, int64_t, int32_t>;
+  return __builtin_shuffle(a, b, Index{kLane...});
+#endif
+}
+
+template <int kLane, int... kLanes>
+JAX_Q4K_INLINE Floats quad_of(const Floats& v, std::integer_sequence<int, kLanes...>) {
+  Floats w;
+  for (int i = 0; i < Floats::kParts; ++i)
+    w.part[i] = shuffled(v.part[i], v.part[i], std::integer_sequence<int, (kLanes / 4 * 4 + kLane)...>());
+  return w;
+}
+// Of every four lanes, the one of that number four times.
+template <int kLane>
+JAX_Q4K_INLINE Floats quad(const Floats& v) {
+  return quad_of<kLane>(v, std::make_integer_sequence<int, Floats::kPartLanes>());
+}
+
+template <int... kLane>
+JAX_Q4K_INLINE void interleave(Floats::Part* a, Floats::Part* b, std::integer_sequence<int, kLane...>) {
+  constexpr int kHalf = Floats::kPartLanes / 2, kOther = Floats::kPartLanes;
+  const auto first = shuffled(*a, *b, std::integer_sequence<int, (kLane % 2 * kOther + kLane / 2)...>());
+  *b = shuffled(*a, *b, std::integer_sequence<int, (kLane % 2 * kOther + kHalf + kLane / 2)...>());
+  *a = first;
+}
+
+// Lane j of vector i becomes lane i of vector j.
+JAX_Q4K_INLINE void transpose(Floats (&v)[16]) {
+  constexpr int kLanes = Floats::kPartLanes;  // by squares of so many: interleaving i with i + half, as often as halves are
+  Floats to[16];
+  for (int i = 0; i < 16; i += kLanes)
+    for (int part = 0; part < Floats::kParts; ++part) {
+      Floats::Part square[kLanes];
+      for (int j = 0; j < kLanes; ++j) square[j] = v[i + j].part[part];
+      for (int step = 1; step < kLanes; step *= 2) {
+        Floats::Part next[kLanes];
+        for (int j = 0; j < kLanes / 2; ++j) {
+          interleave(&square[j], &square[j + kLanes / 2], std::make_integer_sequence<int, kLanes>());
+          next[2 * j] = square[j], next[2 * j + 1] = square[j + kLanes / 2];
+        }
+        std::memcpy(square, next, sizeof square);
+      }
+      for (int j = 0; j < kLanes; ++j) to[part * kLanes + j].part[i / kLanes] = square[j];
+    }
+  std::memcpy(v, to, sizeof to);
+}
+
+// All lanes by a + b, or another operation, in pairs.
+template <class Operation>
+JAX_Q4K_INLINE float reduced(const Floats& v, const Operation& operation) {
+  float lanes[16];
+  v.store(lanes);
+  for (int n = 8; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) lanes[i] = operation(lanes[i], lanes[i + n]);
+  return lanes[0];
+}
+JAX_Q4K_INLINE float sum(const Floats& v) {
+  return reduced(v, [](float a, float b) { return a + b; });
+}
+JAX_Q4K_INLINE float highest(const Floats& v) {
+  return reduced(v, [](float a, float b) { return a > b ? a : b; });
+}
+
+JAX_Q4K_INLINE Floats to_float(const Ints& x) {
   Floats y;
   for (int i = 0; i < Ints::kParts; ++i) y.part[i] = __builtin_convertvector(x.part[i], Floats::Part);
   return y;
 }
 
-// a * b + c, rounded once (the compiler contracts it where the hardware can).
-template <int N>
-inline Vector<float, N> fma(const Vector<float, N>& a, const Vector<float, N>& b, const Vector<float, N>& c) {
-  return a * b + c;
+// Sixteen bytes as floats.
+template <class Byte>
+JAX_Q4K_INLINE Floats to_float(const Vector<Byte, 16>& x) {
+#if defined(__AVX512F__)
+  Ints ints;
+  ints.part[0] = (Ints::Part)(Byte(-1) < 0 ? _mm512_cvtepi8_epi32((__m128i)x.part[0]) : _mm512_cvtepu8_epi32((__m128i)x.part[0]));
+#elif defined(__AVX2__)
+  Ints ints;
+  for (int i = 0; i < 2; ++i) {
+    const __m128i eight = i ? _mm_srli_si128((__m128i)x.part[0], 8) : (__m128i)x.part[0];
+    ints.part[i] = (Ints::Part)(Byte(-1) < 0 ? _mm256_cvtepi8_epi32(eight) : _mm256_cvtepu8_epi32(eight));
+  }
+#else
+  Byte bytes[16];
+  int32_t wide[16];
+  x.store(bytes);
+  for (int i = 0; i < 16; ++i) wide[i] = bytes[i];
+  const Ints ints = Ints::load(wide);
+#endif
+  return to_float(ints);
 }
 
-template <int N>
-inline float sum(const Vector<float, N>& v) {
-  auto total = v.part[0];
-  for (int i = 1; i < Vector<float, N>::kParts; ++i) total += v.part[i];
-  constexpr int kLanes = sizeof(total) / 4;
-  float lanes[kLanes];
-  std::memcpy(lanes, &total, sizeof total);
-  for (int n = kLanes / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) lanes[i] += lanes[i + n];
-  return lanes[0];
-}
-
-inline float half(const void* from) {
-  uint16_t bits;
-  std::memcpy(&bits, from, 2);
+JAX_Q4K_INLINE float half(uint16_t bits) {
 #if defined(__F16C__)
   return _cvtsh_ss(bits);
 #else
@@ -118,39 +207,69 @@ inline float half(const void* from) {
 #endif
 }
 
-// Eight f16 in a row.
-inline Floats8 halves(const void* from) {
-#if defined(__F16C__)
-  __m256 v = _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(from)));
-  return Floats8::load(&v);
+JAX_Q4K_INLINE Floats to_float(const Halves& x) {
+  Floats y;
+#if defined(__AVX512F__)
+  y.part[0] = (Floats::Part)_mm512_cvtph_ps((__m256i)x.part[0]);
+#elif defined(__F16C__)
+  y.part[0] = (Floats::Part)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)x.part[0]));
+  y.part[1] = (Floats::Part)_mm256_cvtph_ps(_mm256_extracti128_si256((__m256i)x.part[0], 1));
 #else
-  float v[8];
-  for (int i = 0; i < 8; ++i) v[i] = half(static_cast<const uint8_t*>(from) + 2 * i);
-  return Floats8::load(v);
+  uint16_t bits[16];
+  float values[16];
+  x.store(bits);
+  for (int i = 0; i < 16; ++i) values[i] = half(bits[i]);
+  y = Floats::load(values);
 #endif
+  return y;
 }
 
-// Eight bytes as floats.
-template <class Byte>
-inline Floats8 floats_of(uint64_t bytes) {
+// Two f16 in a row, eight times.
+JAX_Q4K_INLINE Floats repeated_halves(const uint8_t* two) {
+  uint32_t bits;
+  std::memcpy(&bits, two, 4);
+  return to_float(Vector<uint32_t, 32>::all(bits).as<uint16_t>());
+}
+
+// Eight f16 in a row, each twice.
+JAX_Q4K_INLINE Floats doubled_halves(const uint8_t* eight) {
 #if defined(__AVX2__)
-  __m128i packed = _mm_cvtsi64_si128(static_cast<long long>(bytes));
-  __m256i wide = Byte(-1) < 0 ? _mm256_cvtepi8_epi32(packed) : _mm256_cvtepu8_epi32(packed);
-  __m256 v = _mm256_cvtepi32_ps(wide);
-  return Floats8::load(&v);
+  const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(eight)));
+  const __m256i both = _mm256_or_si256(wide, _mm256_slli_epi32(wide, 16));
+  return to_float(Halves::load(&both));
 #else
-  Byte lanes[8];
-  std::memcpy(lanes, &bytes, 8);
-  float v[8];
-  for (int i = 0; i < 8; ++i) v[i] = lanes[i];
-  return Floats8::load(v);
+  uint16_t from[8], to[16];
+  std::memcpy(from, eight, 16);
+  for (int i = 0; i < 16; ++i) to[i] = from[i / 2];
+  return to_float(Halves::load(to));
 #endif
 }
 
-// acc[i] + the sum over j < 4 of a[4 i + j] * b[4 i + j]. a is at most 128, on NEON below.
-inline Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
+// a in even lanes, b in odd ones.
+JAX_Q4K_INLINE Floats alternating(float a, float b) {
+  float lanes[16];
+  for (int i = 0; i < 16; i += 2) lanes[i] = a, lanes[i + 1] = b;
+  return Floats::load(lanes);
+}
+
+// Eight bytes of `a` and of `b` in turn, as floats.
+JAX_Q4K_INLINE Floats alternating_bytes(uint64_t a, uint64_t b) {
+#if defined(__x86_64__)
+  const __m128i both = _mm_unpacklo_epi8(_mm_cvtsi64_si128(static_cast<long long>(a)), _mm_cvtsi64_si128(static_cast<long long>(b)));
+#else
+  uint8_t both[16];
+  for (int i = 0; i < 16; ++i) both[i] = static_cast<uint8_t>((i % 2 ? b : a) >> i / 2 * 8);
+#endif
+  return to_float(Vector<uint8_t, 16>::load(&both));
+}
+
+// acc[i] + the sum over j < 4 of a[4 i + j] * b[4 i + j]. a is at most 128, without VNNI.
+JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
 #if defined(__AVX512VNNI__)
   acc.part[0] = (Ints::Part)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)a.part[0], (__m512i)b.part[0]);
+#elif defined(__AVXVNNI__)
+  for (int i = 0; i < 2; ++i)
+    acc.part[i] = (Ints::Part)_mm256_dpbusd_avx_epi32((__m256i)acc.part[i], (__m256i)a.part[i], (__m256i)b.part[i]);
 #elif defined(__AVX2__)
   const __m256i ones = _mm256_set1_epi16(1);
   for (int i = 0; i < 2; ++i) {
@@ -172,87 +291,97 @@ inline Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
   return acc;
 }
 
-// `dot` of bytes that are signed: as 7 bits less the eighth, which is worth 128.
-inline Ints dot_signed(const Bytes& a, const SignedBytes& b, const Ints& acc = Ints::all(0)) {
-#if defined(__ARM_FEATURE_DOTPROD)
-  return dot(a, b, acc);  // which takes them so
+// What is added to signed bytes for `dot_raised`: with VNNI they become unsigned.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+constexpr int kRaised = 128;
 #else
+constexpr int kRaised = 0;
+#endif
+
+// `dot` of bytes that are signed, plus kRaised.
+JAX_Q4K_INLINE Ints dot_raised(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
+#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int i = 0; i < 2; ++i) {  // |a| * (b with a's sign)
+    const __m256i value = (__m256i)a.part[i];
+    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8((__m256i)b.part[i], value));
+    acc.part[i] += (Ints::Part)_mm256_madd_epi16(pairs, ones);
+  }
+  return acc;
+#elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+  return dot(a, b, acc);
+#else  // as 7 bits less the eighth, which is worth 128
   return dot(a & Bytes::all(0x7f), b, acc) - dot(a & Bytes::all(0x80), b);
 #endif
 }
 
-// [p[0, kRun), p[0, kRun), p[kRun, 2 kRun), ...]: each run of bytes twice, 64 in all.
-template <int kRun>
-inline Bytes twice(const uint8_t* p) {
+// 16 bytes from each address.
+JAX_Q4K_INLINE Bytes joined(const uint8_t* a, const uint8_t* b, const uint8_t* c, const uint8_t* d) {
+  Bytes v;
+#if defined(__AVX2__)
+  auto pair = [](const uint8_t* low, const uint8_t* high) __attribute__((always_inline)) {
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(low));
+    if (low == high) return _mm256_broadcastsi128_si256(first);
+    return _mm256_inserti128_si256(_mm256_castsi128_si256(first), _mm_loadu_si128(reinterpret_cast<const __m128i*>(high)), 1);
+  };
 #if defined(__AVX512F__)
-  __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  __m512i both = kRun == 32 ? _mm512_broadcast_i64x4(bytes)
-                            : _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 1, 0, 1, 2, 3, 2, 3),
-                                                       _mm512_castsi256_si512(bytes));
-  return Bytes::load(&both);
+  const __m256i low = pair(a, b);
+  v.part[0] = (Bytes::Part)(a == c && b == d ? _mm512_broadcast_i64x4(low)
+                                             : _mm512_inserti64x4(_mm512_castsi256_si512(low), pair(c, d), 1));
 #else
-  uint8_t bytes[64];
-  for (int i = 0; i < 64; i += 2 * kRun) std::memcpy(bytes + i, p + i / 2, kRun), std::memcpy(bytes + i + kRun, p + i / 2, kRun);
-  return Bytes::load(bytes);
+  v.part[0] = (Bytes::Part)pair(a, b), v.part[1] = (Bytes::Part)pair(c, d);
+#endif
+#else
+  std::memcpy(&v.part[0], a, 16), std::memcpy(&v.part[1], b, 16), std::memcpy(&v.part[2], c, 16), std::memcpy(&v.part[3], d, 16);
+#endif
+  return v;
+}
+
+// Of eight pieces of 16 bytes, the even ones, or the odd ones.
+template <int kOdd>
+JAX_Q4K_INLINE Bytes every_second(const uint8_t* p) {
+#if defined(__AVX512F__)
+  const __m512i first = _mm512_loadu_si512(p), second = _mm512_loadu_si512(p + 64);
+  Bytes v;
+  v.part[0] = (Bytes::Part)(_mm512_shuffle_i64x2(first, second, kOdd ? 0xdd : 0x88));
+  return v;
+#else
+  p += 16 * kOdd;
+  return joined(p, p + 32, p + 64, p + 96);
 #endif
 }
 
-// The bits from `low` on of each first run of kRun bytes, from `high` on of each second one; `mask` says how many.
-template <int kRun>
-inline Bytes fields(const Bytes& v, uint32_t low, uint32_t high, uint8_t mask) {
-  uint32_t shifts[16];
-  for (int i = 0; i < 16; ++i) shifts[i] = i * 4 / kRun % 2 ? high : low;
-  return (v.as<uint32_t>() >> Words::load(shifts)).template as<uint8_t>() & Bytes::all(mask);
+template <int kQuarters, int... kLane>
+JAX_Q4K_INLINE Words of_quarters(std::integer_sequence<int, kLane...>) {  // eight bits for each quarter, the first ones lowest
+  constexpr uint32_t kWords[16] = {(kQuarters >> kLane / 4 * 8 & 0xff)...};
+  return Words::load(kWords);
+}
+// Bits from a, b, c, d on of the words in the four quarters, as many as `mask` leaves of every byte.
+template <int a, int b, int c, int d, int kMask>
+JAX_Q4K_INLINE Bytes fields(const Bytes& v) {
+  if (a == b && b == c && c == d) return (v.as<uint32_t>() >> Words::all(a)).template as<uint8_t>() & Bytes::all(kMask);
+  const Words shifts = of_quarters<a | b << 8 | c << 16 | d << 24>(std::make_integer_sequence<int, 16>());
+  return (v.as<uint32_t>() >> shifts).template as<uint8_t>() & Bytes::all(kMask);
 }
 
 // `value` where the bit is set.
-inline Bytes where(uint64_t bits, uint8_t value) {
+JAX_Q4K_INLINE Bytes where(uint64_t bits, uint8_t value) {
+  Bytes v;
 #if defined(__AVX512BW__)
-  __m512i v = _mm512_maskz_set1_epi8(bits, static_cast<char>(value));
-  return Bytes::load(&v);
+  v.part[0] = (Bytes::Part)_mm512_maskz_set1_epi8(bits, static_cast<char>(value));
+#elif defined(__AVX2__)
+  const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+  const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201u));
+  for (int i = 0; i < 2; ++i) {
+    const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits >> 32 * i)), byte), bit);
+    v.part[i] = (Bytes::Part)_mm256_and_si256(_mm256_cmpeq_epi8(set, bit), _mm256_set1_epi8(static_cast<char>(value)));
+  }
 #else
   uint8_t bytes[64];
-  for (int i = 0; i < 8; ++i) {  // eight bits to bytes of 0 and 1, lowest first
-    uint64_t spread = (((bits >> 8 * i & 0xff) * 0x0101010101010101u & 0x8040201008040201u) + 0x7f7f7f7f7f7f7f7fu) >> 7;
-    spread = (spread & 0x0101010101010101u) * value;
-    std::memcpy(bytes + 8 * i, &spread, 8);
-  }
-  return Bytes::load(bytes);
+  for (int i = 0; i < 64; ++i) bytes[i] = bits >> i & 1 ? value : 0;
+  v = Bytes::load(bytes);
 #endif
-}
-
-// Sixteen lanes of the eight or sixteen that `scales` holds; of eight, the others mean nothing.
-inline Floats joined(const Floats8 (&scales)[2]) {
-  Floats v;
-  std::memcpy(&v, scales, 64);
   return v;
-}
-inline Floats joined(const Floats8 (&scales)[1]) {
-#if defined(__AVX512F__)
-  Floats v;
-  v.part[0] = (Floats::Part)_mm512_castps256_ps512((__m256)scales[0].part[0]);
-  return v;
-#else
-  const Floats8 both[2] = {scales[0], Floats8::all(0)};
-  return joined(both);
-#endif
-}
-
-// Lanes [i * 64 / kGroup, ...) of `scales`, each for kGroup / 4 lanes: what chunk i of 64 weights has, four a lane.
-template <int kGroup>
-inline Floats spread(const Floats& scales, int i) {
-#if defined(__AVX512F__)
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i index = _mm512_add_epi32(_mm512_srli_epi32(lane, kGroup == 32 ? 3 : 2), _mm512_set1_epi32(i * 64 / kGroup));
-  Floats v;
-  v.part[0] = (Floats::Part)_mm512_permutexvar_ps(index, (__m512)scales.part[0]);
-  return v;
-#else
-  float from[16], to[16];
-  scales.store(from);
-  for (int j = 0; j < 16; ++j) to[j] = from[i * 64 / kGroup + j / (kGroup / 4)];
-  return Floats::load(to);
-#endif
 }
 
 }  // namespace
