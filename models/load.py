@@ -158,7 +158,7 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
         blocks=[block(f"blk.{i}") for i in range(config.num_layers)],
         norm=norm("output_norm"),
         output=linear("output") if "output.weight" in tensors else None,
-        rope_frequencies=jnp.asarray(frequencies),
+        rope_frequencies=jax.device_put(frequencies),
         rope_divisors=divisors,
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import jax
@@ -19,7 +20,8 @@ from .metadata import Metadata
 from .source import Source
 from .tensors import TensorInfo, supported_types
 
-CHUNK = 1 << 23  # bytes read, checked and split at a time: the only copy beside the tensors themselves
+CHUNK = 1 << 20  # bytes read, checked and split at a time, while they are in a cache: all that is beside the tensors
+THREADS = min(len(os.sched_getaffinity(0)), 8)  # that read tensors
 BUFFER_ALIGNMENT = 64  # bytes; JAX takes over a CPU buffer that is so aligned, without a copy
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION: what the block layouts here are
 
@@ -68,7 +70,7 @@ class TensorFile:
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
         """A tensor as NumPy's arrays (planes of a packed one); checked as `gguf.read` does."""
-        reader = _TensorReader(self._source, self.header.data_start, self._check_scales, lambda count: None)
+        reader = _TensorReader(self._source, self.header.data_start, self._check_scales)
         return reader.tensor(self.header.tensors[name])
 
 
@@ -84,8 +86,7 @@ def read(
     Shapes are row-major: a matrix is (n, k), y = x @ w.T. Everything the file claims is checked before
     it is used; the first thing wrong raises GGUFError. `check(header)` may raise before any tensor is
     read. `check_scales` refuses a tensor with a NaN or infinite block scale (or element, in a plain
-    one). `progress(done, total)` is called with the bytes of tensor data loaded so far, at least once
-    per tensor.
+    one). `progress(done, total)` is called with the bytes of tensor data loaded so far, after every tensor.
     """
     with open_source(path) as file:
         return load(Source(file, os.fsdecode(path)), check=check, check_scales=check_scales, progress=progress)
@@ -102,17 +103,19 @@ def load(
     header = _loadable_header(source)
     if check is not None:
         check(header)
-    total, done = sum(info.nbytes for info in header.tensors.values()), 0
-
-    def advance(count: int) -> None:
-        nonlocal done
-        done += count
-        if progress is not None:
-            progress(done, total)
-
-    advance(0)
-    reader = _TensorReader(source, header.data_start, check_scales, advance)
-    return GGUFFile(header, {name: jax.device_put(reader.tensor(info)) for name, info in header.tensors.items()})
+    infos = header.tensors.values()
+    total, done = sum(info.nbytes for info in infos), 0
+    reader = _TensorReader(source, header.data_start, check_scales)
+    tensors: dict[str, QuantizedArray | jax.Array] = {}
+    if progress is not None:
+        progress(done, total)
+    with ThreadPoolExecutor(THREADS) as pool:
+        for info, tensor in zip(infos, pool.map(reader.tensor, infos), strict=True):
+            tensors[info.name] = jax.device_put(tensor)
+            done += info.nbytes
+            if progress is not None:
+                progress(done, total)
+    return GGUFFile(header, tensors)
 
 
 def _loadable_header(source: Source) -> Header:
@@ -140,7 +143,6 @@ class _TensorReader:
     source: Source
     data_start: int
     check_scales: bool
-    advance: Callable[[int], None]
 
     def tensor(self, info: TensorInfo) -> QuantizedArray | np.ndarray:
         plain = info.type.name in _PLAIN
@@ -155,7 +157,6 @@ class _TensorReader:
             self._read(info, start * dtype.itemsize, chunk)
             if self.check_scales:
                 self._require_finite(info, "element", start, (chunk & exponent) != exponent)
-            self.advance(chunk.nbytes)
         return values.reshape(info.shape)
 
     def _packed(self, info: TensorInfo, block: formats.BlockFormat) -> QuantizedArray:
@@ -174,7 +175,6 @@ class _TensorReader:
                     plane[start:stop] = part
             if self.check_scales:
                 self._require_finite(info, "a scale of block", start, block.finite(parts))
-            self.advance(raw.nbytes)
         leading = (*info.shape[:-1], info.shape[-1] // block.block_size)
         return QuantizedArray(block.name, info.shape, [plane.reshape(*leading, plane.shape[-1]) for plane in planes])
 

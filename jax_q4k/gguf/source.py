@@ -7,7 +7,9 @@ count as resident memory beside the copies of the tensors; a short read is an er
 from __future__ import annotations
 
 import io
+import os
 import struct
+import threading
 from typing import Any, NoReturn
 
 import numpy as np
@@ -22,10 +24,11 @@ _U64 = struct.Struct("<Q")
 
 
 class Source:
-    """A seekable binary file whose size is fixed when it is opened."""
+    """A seekable binary file whose size is fixed when it is opened; several threads may read it at a time."""
 
     def __init__(self, file: io.FileIO | io.BytesIO, name: str) -> None:
         self._file = file
+        self._lock = threading.Lock()  # held between a seek and its read
         self.name = name
         self.size = file.seek(0, io.SEEK_END)
 
@@ -34,25 +37,30 @@ class Source:
 
     def read_into(self, offset: int, target: memoryview, field: str) -> None:
         """Fill `target` with the bytes from `offset`, which the caller has checked against `size`."""
-        self._file.seek(offset)
-        done = 0
-        while done < len(target):
-            count = self._file.readinto(target[done:])
-            if not count:
-                self._shrank(offset, len(target), done, field)
-            done += count
+        self._fill(offset, target, field)
 
     def read(self, offset: int, size: int, field: str) -> bytes:
-        """`size` bytes from `offset`, checked by the caller; for less than the 2 GiB of one system call."""
-        self._file.seek(offset)
-        data = self._file.read(size)
-        if len(data) != size:
-            self._shrank(offset, size, len(data), field)
-        return data
+        """`size` bytes from `offset`, checked by the caller."""
+        data = bytearray(size)
+        self._fill(offset, memoryview(data), field)
+        return bytes(data)
 
-    def _shrank(self, offset: int, expected: int, got: int, field: str) -> NoReturn:
-        problem = f"the file shrank while it was read: expected {expected} bytes at byte {offset}, got {got}"
-        self.fail(field, problem)
+    def _fill(self, offset: int, target: memoryview, field: str) -> None:
+        done = 0
+        while done < len(target):
+            count = self._read_at(offset + done, target[done:])
+            if not count:
+                problem = "the file shrank while it was read: expected"
+                self.fail(field, f"{problem} {len(target)} bytes at byte {offset}, got {done}")
+            done += count
+
+    def _read_at(self, offset: int, target: memoryview) -> int:
+        """As many bytes as one system call gives."""
+        if isinstance(self._file, io.FileIO) and hasattr(os, "preadv"):  # needs no position that threads would share
+            return os.preadv(self._file.fileno(), [target], offset)
+        with self._lock:
+            self._file.seek(offset)
+            return self._file.readinto(target)
 
 
 class Cursor:

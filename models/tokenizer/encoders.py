@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from tokenizers import Tokenizer, models
@@ -22,8 +22,23 @@ LONGEST_MERGED = 256  # characters; a longer token is never formed by merging
 MAX_MERGES = 1 << 22
 
 
+def check(vocabulary: Vocabulary) -> None:
+    """Raises GGUFError for a vocabulary that no encoder can be built of, in less time than that takes."""
+    if vocabulary.model != "llama":
+        return
+    if len(_byte_ids(vocabulary)) < 256 and vocabulary.unknown_token_id is None:
+        problem = "has neither all of '<0x00>' to '<0xFF>' nor an unknown token"
+        raise GGUFError(vocabulary.file, KEY + "tokens", problem)
+    cuts = sum(len(token) - 1 for token in vocabulary.tokens if len(token) <= LONGEST_MERGED)
+    if cuts > MAX_MERGES:  # far from what real ones have, and still few of them may give two tokens
+        splits = _splits(vocabulary, _with_characters(vocabulary))
+        if next(itertools.islice(splits, MAX_MERGES, None), None) is not None:
+            problem = f"can be split into two other tokens in more than {MAX_MERGES} ways"
+            raise GGUFError(vocabulary.file, KEY + "tokens", problem)
+
+
 def build(vocabulary: Vocabulary) -> Encoder:
-    """The encoder of a vocabulary's model."""
+    """The encoder of a vocabulary's model, for one that `check` has passed."""
     return sentencepiece(vocabulary) if vocabulary.model == "llama" else byte_level(vocabulary)
 
 
@@ -46,29 +61,11 @@ def sentencepiece(vocabulary: Vocabulary) -> Encoder:
     first, which is the order of training; llama.cpp takes the leftmost pair. (Llama 2's runs of spaces share
     one score; both orders lead to the same ids there.)
     """
-    assert vocabulary.scores is not None
-    ids, tokens = dict(vocabulary.ids), vocabulary.tokens
-    # A character that only longer tokens hold can still take part in merges; on its own it becomes bytes.
-    for character in sorted(set().union(*tokens) - ids.keys()):
-        ids[character] = len(ids)
-    order = np.argsort(-vocabulary.scores, kind="stable").tolist()
-    splits = (
-        (token[:cut], token[cut:])
-        for token in (tokens[i] for i in order)
-        if len(token) <= LONGEST_MERGED
-        for cut in range(1, len(token))
-        if token[:cut] in ids and token[cut:] in ids
-    )
-    merges = list(itertools.islice(splits, MAX_MERGES + 1))
-    if len(merges) > MAX_MERGES:
-        problem = f"can be split into two other tokens in more than {MAX_MERGES} ways"
-        raise GGUFError(vocabulary.file, KEY + "tokens", problem)
-    byte_ids = [i for byte in range(256) if (i := vocabulary.ids.get(f"<0x{byte:02X}>")) is not None]
+    tokens, unknown = vocabulary.tokens, vocabulary.unknown_token_id
+    ids = _with_characters(vocabulary)
+    byte_ids = _byte_ids(vocabulary)
     has_bytes = len(byte_ids) == 256
-    unknown = vocabulary.unknown_token_id
-    if not has_bytes and unknown is None:
-        problem = "has neither all of '<0x00>' to '<0xFF>' nor an unknown token"
-        raise GGUFError(vocabulary.file, KEY + "tokens", problem)
+    merges = list(_splits(vocabulary, ids))
     model = models.BPE(
         vocab=ids,
         merges=merges,
@@ -90,3 +87,27 @@ def sentencepiece(vocabulary: Vocabulary) -> Encoder:
         return [part for i in found for part in parts.get(i, (i,))]
 
     return encode
+
+
+def _byte_ids(vocabulary: Vocabulary) -> list[int]:
+    """The ids of the byte tokens that are there, in the bytes' order."""
+    return [i for byte in range(256) if (i := vocabulary.ids.get(f"<0x{byte:02X}>")) is not None]
+
+
+def _with_characters(vocabulary: Vocabulary) -> dict[str, int]:
+    """Token -> id, and new ids for characters that only longer tokens hold: they can still take part in merges."""
+    ids = dict(vocabulary.ids)
+    for character in sorted(set().union(*vocabulary.tokens) - ids.keys()):
+        ids[character] = len(ids)
+    return ids
+
+
+def _splits(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """Every way of splitting a token into two of `ids`, tokens of the highest score first."""
+    assert vocabulary.scores is not None
+    for i in np.argsort(-vocabulary.scores, kind="stable").tolist():
+        token = vocabulary.tokens[i]
+        if len(token) <= LONGEST_MERGED:
+            for cut in range(1, len(token)):
+                if token[:cut] in ids and token[cut:] in ids:
+                    yield token[:cut], token[cut:]

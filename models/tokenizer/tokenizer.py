@@ -9,7 +9,8 @@ from functools import cached_property
 from gguf.constants import TokenType
 from tokenizers import pre_tokenizers
 
-from .encoders import SPACE, build
+from . import encoders
+from .encoders import SPACE
 from .streaming import StreamDecoder
 from .vocabulary import Vocabulary
 
@@ -33,7 +34,7 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self._encode = build(vocabulary)
+        encoders.check(vocabulary)
         self._byte_of = _byte_alphabet()
         self._types: list[int] = vocabulary.types.tolist()
         # A SentencePiece text starts with a space, and so does each part that follows a special token.
@@ -41,6 +42,11 @@ class Tokenizer:
         bos, eos = vocabulary.bos_token_id, vocabulary.eos_token_id
         self._before = [bos] if vocabulary.add_bos and bos is not None else []
         self._after = [eos] if vocabulary.add_eos and eos is not None else []
+
+    @cached_property
+    def _encode(self) -> encoders.Encoder:
+        """Built when the first text comes: it takes tenths of a second for a large vocabulary."""
+        return encoders.build(self.vocabulary)
 
     @property
     def vocab_size(self) -> int:

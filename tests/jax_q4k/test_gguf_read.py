@@ -60,6 +60,19 @@ def test_tensors_of_many_chunks(sample, monkeypatch):
     assert_same_as_ggufs_reader(jq.gguf.read(sample), sample)
 
 
+@pytest.mark.parametrize("threads", [1, 5])
+def test_tensors_read_by_several_threads(sample, monkeypatch, threads):
+    monkeypatch.setattr(jq.gguf.load, "CHUNK", 512)
+    monkeypatch.setattr(jq.gguf.load, "THREADS", threads)
+    assert_same_as_ggufs_reader(jq.gguf.read(sample), sample)
+
+
+def test_a_source_without_preadv(sample, monkeypatch):
+    monkeypatch.delattr(os, "preadv", raising=False)
+    monkeypatch.setattr(jq.gguf.load, "CHUNK", 512)
+    assert_same_as_ggufs_reader(jq.gguf.read(sample), sample)
+
+
 def test_a_header_longer_than_the_window(tmp_path, monkeypatch):
     monkeypatch.setattr(jq.gguf.source, "WINDOW", 100)
     path = write_sample(tmp_path / "sample.gguf")
