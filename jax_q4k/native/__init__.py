@@ -14,7 +14,7 @@ import numpy as np
 from . import build
 
 #: Name of each handler, without the prefix of its symbol and XLA target.
-HANDLERS = ("products", "embedding", "paged_attention", "causal_attention", "rope_append")
+HANDLERS = ("products", "embedding", "paged_attention", "causal_attention", "rope_append", "rotate")
 _PREFIX = "jax_q4k_"
 
 

@@ -104,3 +104,8 @@ def rope_append(
         norms=len(others) == 8,
         eps=float(eps),
     )
+
+
+def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
+    """x float32 (tokens, heads, head_dim), turned by the angles of cos and sin float32 (tokens, rope_dim / 2)."""
+    return call("rotate", [jax.ShapeDtypeStruct(x.shape, jnp.float32)], x, cos, sin, interleaved=interleaved)[0]

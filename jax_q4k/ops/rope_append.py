@@ -13,7 +13,7 @@ from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
 from ..custom_call import ptx_name
 from ..implementation import current_choice
 from ..native import calls
-from . import append_kv, checks, rms_norm
+from . import append_kv, checks, rms_norm, rotate
 from .op import KernelCall, Op
 
 
@@ -88,33 +88,13 @@ def rope_append(
                 rms_norm.rms_norm(x, weight, eps=eps, implementation=implementation)
                 for x, weight in zip((q, k), norms, strict=True)
             )
-        q, k = (rotate(x, cos, sin, interleaved=interleaved) for x in (q, k))
+        q, k = (rotate.rotate(x, cos, sin, interleaved=interleaved, implementation=implementation) for x in (q, k))
         k_pages, v_pages, k_scales, v_scales = given
         updated = append_kv.append_kv(
             k_pages, v_pages, k, v, slot_mapping, k_scales=k_scales, v_scales=v_scales, implementation=implementation
         )
         return q, *updated
     return q, *pages
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
-    """Rotates the first rope_dim dimensions of every head, in plain JAX.
-
-    Args:
-      x: (..., heads, head_dim) float32.
-      cos, sin: (..., rope_dim / 2).
-      interleaved: pairs are dimensions (2i, 2i + 1) if true, (i, i + rope_dim / 2) if not (NEOX).
-    """
-    half = cos.shape[-1]
-    cos, sin = cos[..., None, :], sin[..., None, :]
-    rotated, rest = x[..., : 2 * half], x[..., 2 * half :]
-    if interleaved:
-        a, b = rotated[..., 0::2], rotated[..., 1::2]
-    else:
-        a, b = rotated[..., :half], rotated[..., half:]
-    pair = a * cos - b * sin, a * sin + b * cos
-    joined = jnp.stack(pair, axis=-1).reshape(rotated.shape) if interleaved else jnp.concatenate(pair, axis=-1)
-    return jnp.concatenate([joined, rest], axis=-1) if rest.shape[-1] else joined
 
 
 def _split(arrays: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
@@ -127,10 +107,11 @@ def reference(*arrays: jax.Array, interleaved: bool, eps: float) -> list[jax.Arr
     """`rope_append` in plain JAX: the updated pages and the rotated q."""
     pages, (q, k, v, slot_mapping, cos, sin, *norms) = _split(arrays)
     for_both = norms or (None, None)
-    q, k = (
-        rotate(x if weight is None else rms_norm.reference(x, weight, eps=eps)[0], cos, sin, interleaved=interleaved)
+    normalized = (
+        x if weight is None else rms_norm.reference(x, weight, eps=eps)[0]
         for x, weight in zip((q, k), for_both, strict=True)
     )
+    q, k = (rotate.reference(x, cos, sin, interleaved=interleaved)[0] for x in normalized)
     return [*append_kv.reference(*pages, k, v, slot_mapping), q]
 
 

@@ -521,6 +521,32 @@ ffi::Error rope_append(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
   return error();
 }
 
+// Heads of x, turned by the angles of their tokens.
+ffi::Error rotate(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, bool interleaved) try {
+  Threads threads(&pool);
+  Operands operands("operands", args);
+  Results results("results", rets);
+  auto buffer = operands.next("x", {ffi::F32}, {-1, -1, -1});
+  const int64_t count = buffer.dimensions()[0], size = buffer.dimensions()[1] * buffer.dimensions()[2];
+  const int64_t heads = buffer.dimensions()[1], head_dim = buffer.dimensions()[2];
+  const float* x = static_cast<const float*>(buffer.untyped_data());
+  auto cos_buffer = operands.next("cos", {ffi::F32}, {count, -1});
+  const int64_t half = cos_buffer.dimensions()[1];
+  if (2 * half > head_dim) fail("cos has more angles than half of head_dim");
+  const float* cos = static_cast<const float*>(cos_buffer.untyped_data());
+  const float* sin = operands.floats("sin", {count, half});
+  operands.finish();
+  float* y = results.floats("y", {count, heads, head_dim});
+  results.finish();
+  threads.run(count, 4, [&](int64_t t) {
+    std::memcpy(y + t * size, x + t * size, size * sizeof(float));
+    for (int64_t h = 0; h < heads; ++h) kernels->rotate(y + t * size + h * head_dim, cos + t * half, sin + t * half, half, interleaved);
+  });
+  return ffi::Error::Success();
+} catch (...) {
+  return error();
+}
+
 }  // namespace
 }  // namespace jax_q4k
 
@@ -537,6 +563,7 @@ JAX_Q4K_HANDLER(paged_attention)
     .Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("contiguous").Attr<bool>("sinks"));
 JAX_Q4K_HANDLER(causal_attention));
 JAX_Q4K_HANDLER(rope_append).Attr<bool>("rope").Attr<bool>("interleaved").Attr<bool>("norms").Attr<float>("eps"));
+JAX_Q4K_HANDLER(rotate).Attr<bool>("interleaved"));
 
 extern "C" {
 // The name of the kernels in use.
