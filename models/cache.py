@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -64,9 +65,9 @@ class PagedCache:
         shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
         arrays = [(shape, dtype)] * 2 + ([(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else [])
         return cls(
-            pages=[tuple(jnp.zeros(*array) for array in arrays) for _ in range(config.num_layers)],
-            block_tables=jnp.arange(num_pages, dtype=jnp.int32).reshape(batch, per_sequence),
-            context_lens=jnp.zeros(batch, jnp.int32),
+            pages=[tuple(_zeros(*array) for array in arrays) for _ in range(config.num_layers)],
+            block_tables=jax.device_put(np.arange(num_pages, dtype=np.int32).reshape(batch, per_sequence)),
+            context_lens=jax.device_put(np.zeros(batch, np.int32)),
         )
 
     @property
@@ -80,9 +81,16 @@ class PagedCache:
 
     def slots(self, positions: jax.Array, valid: jax.Array) -> jax.Array:
         """Slots of token positions (batch, time), for `append_kv`: int32 (batch * time,), -1 where not valid."""
-        page = jnp.take_along_axis(self.block_tables, positions // self.page_size, axis=1, mode="clip")
-        slots = page * self.page_size + positions % self.page_size
+        size = jnp.int32(self.page_size)
+        page = jnp.take_along_axis(self.block_tables, jax.lax.div(positions, size), axis=1, mode="clip")
+        slots = page * size + jax.lax.rem(positions, size)
         return jnp.where(valid & (positions < self.capacity), slots, -1).reshape(-1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Compiled once for all layers: each needs pages of its own."""
+    return jnp.zeros(shape, dtype)
 
 
 def scales(pages: Pages) -> dict[str, Any]:

@@ -32,8 +32,9 @@ INTERVAL = 16
 #: Tokens. Caches of fewer would only mean more programs.
 MIN_CAPACITY = 64
 
-#: Seconds. A stream takes more tokens a call where a call takes longer: it decodes all weights once on a CPU.
-SLOW_CALL = 0.25
+#: Seconds. A stream takes more tokens a call where calls are shorter than a reader sees, so that little of their time
+#: is the host's, or where they are longer than this: plain JAX on a CPU decodes all weights once a call.
+FLUENT_CALL, SLOW_CALL = 1 / 60, 0.25
 
 
 @dataclasses.dataclass
@@ -169,16 +170,14 @@ def _pieces(run: _Run) -> Iterator[Piece]:
     (row,) = run.rows
     yielded, interval = 0, 1
     while True:
-        text = row.take_text()
-        for token in row.tokens[yielded:]:
-            yield Piece(token, text)
-            text = ""
+        for token, end in zip(row.tokens[yielded:], row.ends[yielded:], strict=True):
+            yield Piece(token, row.take_text(end))
         yielded = len(row.tokens)
         if run.done:
             (output,) = run.outputs()
-            yield Piece(None, text + row.take_text(), output)
+            yield Piece(None, row.take_text(), output)
             return
-        if run.advance(interval) > SLOW_CALL:
+        if not FLUENT_CALL < run.advance(interval) < SLOW_CALL:
             interval = min(2 * interval, INTERVAL)
 
 
@@ -212,6 +211,7 @@ class _Row:
 
     def __init__(self, tokenizer: Tokenizer | None, stop: StopStrings, end_ids: tuple[int, ...]) -> None:
         self.tokens: list[int] = []
+        self.ends: list[int] = []  # of the text that was certain with each token
         self.text = ""
         self.finish_reason: FinishReason | None = None
         # The ids continue a text, so their first space counts.
@@ -232,6 +232,7 @@ class _Row:
             self.text += self._stop.push(self._decoder.push(token))
             if self._stop.matched is not None:
                 self.finish_reason = "stop"
+        self.ends.append(len(self.text))
 
     def finish(self, reason: FinishReason) -> None:
         """Ends the row, unless it has ended, with the text that was held back."""
@@ -240,10 +241,13 @@ class _Row:
         self.finish_reason = reason
         if self._decoder is not None:
             self.text += self._stop.push(self._decoder.finish()) + self._stop.finish()
+        if self.ends:
+            self.ends[-1] = len(self.text)
 
-    def take_text(self) -> str:
-        """The text that was added since the last call."""
-        text, self._taken = self.text[self._taken :], len(self.text)
+    def take_text(self, end: int | None = None) -> str:
+        """The text from where the last call ended, up to `end`."""
+        end = len(self.text) if end is None else end
+        text, self._taken = self.text[self._taken : end], end
         return text
 
 
@@ -300,7 +304,8 @@ class _Run:
     def start(self) -> None:
         """Runs the prompts and samples each row's first token."""
         cache = PagedCache.create(self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype)
-        arguments = (self._model.weights, self._prompts, self._lengths, cache, self._params.key())
+        key = None if self._params.greedy else self._params.key()
+        arguments = (self._model.weights, self._prompts, self._lengths, cache, key)
         self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
     def advance(self, count: int) -> float:

@@ -42,15 +42,20 @@ class Model:
         self.metadata = Metadata(metadata)
         if "general.architecture" not in self.metadata:
             self.metadata = Metadata({**self.config.to_metadata(), **self.metadata})
-        self._graph, state = nnx.split(decoder)
-        self.weights, self._tree = jax.tree.flatten(state)
+        graph, state = nnx.split(decoder)
+        self.weights, tree = jax.tree.flatten(state)
+
+        # Programs keep this and not the model: a cycle of references would keep the weights after the last use.
+        def around(weights: list[jax.Array]) -> Decoder:
+            return nnx.merge(graph, jax.tree.unflatten(tree, weights))
+
+        self._around = around
         self._programs: dict[Any, Programs] = {}
-        self._full_pass = jax.jit(lambda weights, tokens, lengths: self.decoder(weights)(tokens, lengths))
+        self._full_pass = jax.jit(lambda weights, tokens, lengths: around(weights)(tokens, lengths))
 
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
         """The decoder's modules around `weights`, which may be tracers; None takes the model's own."""
-        leaves = self.weights if weights is None else weights
-        return nnx.merge(self._graph, jax.tree.unflatten(self._tree, leaves))
+        return self._around(self.weights if weights is None else weights)
 
     def logits(self, tokens: Any) -> jax.Array:
         """Full causal pass: tokens (batch, time) integers -> logits (batch, time, vocab_size) float32.
@@ -89,7 +94,7 @@ class Model:
         """The jitted programs of generation, made once per way of sampling and set of end tokens."""
         key = sampling, end_ids
         if key not in self._programs:
-            self._programs[key] = Programs(self.decoder, sampling, end_ids, on_gpu=self._on_gpu())
+            self._programs[key] = Programs(self._around, sampling, end_ids, on_gpu=self._on_gpu())
         return self._programs[key]
 
     def _on_gpu(self) -> bool:

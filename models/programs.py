@@ -35,7 +35,7 @@ class State:
       counts: int32 (batch,), new tokens of each row, an end token included.
       finished: bool (batch,), rows that sampled an end token or were stopped.
       step: int32, new tokens of a row that is not finished.
-      key: random key.
+      key: random key; greedy sampling leaves it as it is, and takes None too.
       seen: bool (batch, vocab_size), tokens that a repetition penalty applies to; None without one.
     """
 
@@ -45,7 +45,7 @@ class State:
     counts: jax.Array
     finished: jax.Array
     step: jax.Array
-    key: jax.Array
+    key: jax.Array | None
     seen: jax.Array | None
 
 
@@ -84,7 +84,7 @@ class Programs:
         tokens: jax.Array,
         lengths: jax.Array,
         cache: PagedCache,
-        key: jax.Array,
+        key: jax.Array | None,
     ) -> State:
         decoder = self._decoder(weights)
         logits, cache = decoder.prefill(tokens, lengths, cache)
@@ -120,7 +120,9 @@ class Programs:
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
         """Samples a token for every row that is not finished."""
         active = ~state.finished
-        key, draw = jax.random.split(state.key)
+        key = draw = state.key
+        if key is not None and not self._sampling.greedy:
+            key, draw = jax.random.split(key)
         token = jnp.where(active, sample(logits, draw, self._sampling, state.seen), state.token)
         ended = jnp.isin(token, jnp.array(self._end_ids, jnp.int32)) if self._end_ids else False
         return State(

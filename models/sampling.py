@@ -89,10 +89,12 @@ def mark_seen(seen: jax.Array, tokens: jax.Array) -> jax.Array:
     return seen.at[jnp.arange(seen.shape[0]), tokens].set(True)
 
 
-def sample(logits: jax.Array, key: jax.Array, params: SamplingParams, seen: jax.Array | None = None) -> jax.Array:
+def sample(
+    logits: jax.Array, key: jax.Array | None, params: SamplingParams, seen: jax.Array | None = None
+) -> jax.Array:
     """Next tokens, int32 (batch,).
 
-    logits: float (batch, vocab). key: a random key, a new one for each step; greedy ignores it.
+    logits: float (batch, vocab). key: a random key, a new one for each step; greedy ignores it, and takes None.
     seen: bool or counts (batch, vocab), needed if `params.needs_seen`; see `seen_tokens` and `mark_seen`.
     Raises ValueError at trace time where shapes do not fit.
     """
@@ -106,6 +108,8 @@ def sample(logits: jax.Array, key: jax.Array, params: SamplingParams, seen: jax.
     logits, indices = filter_logits(logits, params)
     # Shifted so that a tiny temperature gives -inf, never inf - inf.
     logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / params.temperature
+    if key is None:
+        raise ValueError("key is None; only greedy sampling needs no random key")
     choice = jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
     return choice if indices is None else jnp.take_along_axis(indices, choice[:, None], axis=-1)[:, 0]
 

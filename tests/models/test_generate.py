@@ -94,12 +94,34 @@ def test_stream_gives_what_generate_gives():
     assert sum(bool(piece.text) for piece in steps) >= 30  # as it comes, not all at the end
 
 
-def test_a_slow_stream_takes_more_tokens_a_call_up_to_a_bound(monkeypatch):
-    counts = []
+@pytest.mark.parametrize(
+    "seconds, counts",
+    [(1e9, [1, 2, 4, 8, 16, 16, 11]), (0.0, [1, 2, 4, 8, 16, 16, 11]), (0.1, [1] * 58)],
+    ids=["slow", "faster than one reads", "fluent"],
+)
+def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
+    got = []
     advance = _Run.advance
-    monkeypatch.setattr(_Run, "advance", lambda run, count: counts.append(count) or advance(run, count) + 1e9)
+
+    def timed(run, count):
+        before = len(run.rows[0].tokens)
+        advance(run, count)
+        got.append(len(run.rows[0].tokens) - before)
+        return seconds
+
+    monkeypatch.setattr(_Run, "advance", timed)
     *steps, _ = models.stream(model("llama-gqa"), reference("llama-gqa").prompt[:5], max_new_tokens=59)
-    assert counts == [1, 2, 4, 8, 16, 16, 16] and len(steps) == 59
+    assert got == counts and len(steps) == 59
+
+
+def test_tokens_of_one_call_have_their_own_text(monkeypatch):
+    """However many tokens a call takes, each piece has the text that its token made certain."""
+    advance = _Run.advance
+    texts = []
+    for seconds in (0.1, 0.0):
+        monkeypatch.setattr(_Run, "advance", lambda run, count, s=seconds: advance(run, count) * 0 + s)
+        texts.append([piece.text for piece in models.stream(model("text-spm"), PROMPT, max_new_tokens=32)])
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("call", ["generate", "stream"])

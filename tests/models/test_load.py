@@ -1,4 +1,6 @@
+import gc
 import types
+import weakref
 
 import gguf
 import jax
@@ -52,6 +54,20 @@ def test_progress_and_no_tokenizer():
     assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] > 1_000_000
     assert loaded.tokenizer is None and loaded.config.vocab_size == 512
     assert "llama, 2 layers" in repr(loaded)
+
+
+def test_a_model_goes_with_the_last_reference():
+    """Not when the garbage collector comes: two models may not fit."""
+    gc.disable()
+    try:
+        loaded = models.from_gguf(path("llama-gqa"))
+        models.generate(loaded, [1, 2, 3], max_new_tokens=2)
+        loaded.logits([[1, 2]])
+        weak = weakref.ref(loaded)
+        del loaded
+        assert weak() is None
+    finally:
+        gc.enable()
 
 
 def test_float_weights_give_the_logits_of_the_packed_ones():
