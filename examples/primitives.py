@@ -2,7 +2,7 @@
 
 python examples/primitives.py
 
-On a CUDA device the same program launches PTX kernels; on a CPU it is plain JAX, and the kernels can be simulated.
+On a CUDA device the same program launches PTX kernels; on a CPU it calls C++ kernels, and the PTX can be simulated.
 """
 
 from __future__ import annotations
@@ -38,15 +38,16 @@ def network(x: jax.Array, weights: jq.QuantizedArray) -> jax.Array:
     return jax.lax.scan(layer, x, weights)[0]
 
 
-y = network(x, stacked)
+with jq.implementation(activations="f32"):
+    y = network(x, stacked)
 want = x
 for w in layers:
     want = want + jnp.tanh(jnp.dot(want, w.dequantize().T, precision="highest"))
 print(f"{LAYERS} layers of {SIZE} x {SIZE}: {stacked.nbytes:,} bytes packed, {4 * stacked.size:,} as float32")
 print(f"largest difference from the decoded weights' result: {jnp.max(jnp.abs(y - want)):.1e}")
 
-# What a GPU's kernels make of it: int8 activations in groups of 32.
-with jq.implementation("xla", activations="q8_1"):
+# What kernels, a GPU's and a CPU's, make of it by default: int8 activations in groups of 32.
+with jq.implementation(activations="q8_1"):
     quantized = network(x, stacked)
 error = jnp.mean((quantized - want) ** 2) / jnp.mean(want**2)
 print(f"with int8 activations: normalized mean squared error {error:.1e}")

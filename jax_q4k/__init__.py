@@ -7,7 +7,7 @@ from ptx_kernels import __version__
 from . import gguf, quantizers
 from .arrays import QuantizedArray
 from .custom_call import EXPORT_CHECKS
-from .errors import CheckpointError, GGUFError, UnavailableError
+from .errors import CheckpointError, GGUFError, NativeUnavailableWarning, UnavailableError
 from .explain import Explanation, explain
 from .implementation import FUSIONS, implementation
 from .ops.append_kv import append_kv
@@ -32,6 +32,7 @@ __all__ = [
     "Explanation",
     "FUSIONS",
     "GGUFError",
+    "NativeUnavailableWarning",
     "QuantizedArray",
     "UnavailableError",
     "__version__",

@@ -16,11 +16,13 @@ from jax.interpreters import mlir
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.ptx.module import Buffer
 
+from . import native
+
 #: XLA:GPU's typed-FFI target that loads PTX text and launches it as a native kernel.
 TARGET = "__gpu$xla.gpu.ptx"
 
 #: Give this to `jax.export.export(..., disabled_checks=EXPORT_CHECKS)`: exporting refuses targets it does not know.
-EXPORT_CHECKS: Sequence[Any] = (jax.export.DisabledSafetyCheck.custom_call(TARGET),)
+EXPORT_CHECKS: Sequence[Any] = tuple(map(jax.export.DisabledSafetyCheck.custom_call, (TARGET, *native.TARGETS)))
 
 KernelCall = Callable[..., list[jax.Array]]
 

@@ -38,3 +38,10 @@ class CheckpointError(_FileError):
 
 class UnavailableError(RuntimeError):
     """An implementation that was asked for by name and cannot run on this platform."""
+
+
+class NativeUnavailableWarning(UserWarning):
+    """Operations on a CPU run in plain JAX because their C++ kernels are not there; the message says why.
+
+    Given once in a process, when the first such operation is lowered. `jax-q4k doctor` says more.
+    """

@@ -103,7 +103,10 @@ class Explanation:
         return sum(call.count * len(call.kernels) for call in self.calls)
 
     def __str__(self) -> str:
-        where = f"{self.platform} ({self.device}: {self.target})" if self.platform == "cuda" else self.platform
+        if self.platform == "cuda":
+            where = f"cuda ({self.device}: {self.target})"
+        else:
+            where = f"cpu ({f'kernels for {native.kernels()}' if native.available() else native.problem()})"
         total = sum(call.count for call in self.calls)
         head = f"on {where}: {len(self.calls)} kinds of calls, {total} calls, {self.launches} launches of PTX kernels"
         return "\n\n".join([head, *map(str, self.calls)])
@@ -166,14 +169,16 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     op: Op = OPS[equation.primitive]
     params = dict(equation.params)
     asked = params.pop("implementation")
-    implementation = asked or default_implementation(gpu)
     platform = "cuda" if gpu else "cpu"
+    implementation = asked or default_implementation(platform)
     runnable = platform in _PLATFORMS[implementation]
     why = "asked for by name" if asked else f"the default on {platform}"
     if not runnable:
         why += f", but it runs on {_PLATFORMS[implementation][0]} only: lowering raises UnavailableError"
     elif implementation == "native" and not native.available():
         runnable, why = False, f"{why}, but {native.problem()}"
+    elif not asked and implementation == "xla" and not gpu and op.has_native:
+        why += f", as {native.problem()}"
     function = {"xla": op.reference, "native": op.native}.get(implementation, op.composition)
     shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
     with choices.recorded() as made:

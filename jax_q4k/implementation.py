@@ -78,7 +78,8 @@ def implementation(
 
     Args:
       name: `ptx` (PTX kernels; CUDA only), `native` (C++ kernels; CPU only), `xla` (plain JAX, any platform), `sim`
-        (the PTX kernels run by the simulator; CPU only), or None: `ptx` on CUDA, `xla` elsewhere.
+        (the PTX kernels run by the simulator; CPU only), or None: `ptx` on CUDA; on a CPU `native`, or where the
+        library of these kernels is not there, `xla` with a NativeUnavailableWarning; `xla` elsewhere.
       activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the CUDA path has
         a kernel that takes them so; `f32`: never quantized; None: `f32` for xla, `q8_1` for native, what is fastest
         for ptx and sim: `q8_1`, or float16 for many rows on some GPUs (`jq.explain` says which).

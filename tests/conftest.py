@@ -80,5 +80,14 @@ def _default_device(request: pytest.FixtureRequest):
 
 
 @pytest.fixture
+def exact():
+    """Activations of products as they are, by every implementation."""
+    from jax_q4k import implementation
+
+    with implementation(activations="f32"):
+        yield
+
+
+@pytest.fixture
 def update_golden(request: pytest.FixtureRequest) -> bool:
     return request.config.getoption("--update-golden")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,30 +12,40 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..errors import NativeUnavailableWarning
 from . import build
 
 #: Name of each handler, without the prefix of its symbol and XLA target.
 HANDLERS = ("products", "embedding", "paged_attention", "causal_attention", "rope_append", "rotate")
-_PREFIX = "jax_q4k_"
+#: XLA's names of the handlers.
+TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)
 
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
     """The library, its handlers registered, and "", or None and why there is none."""
-    path = Path(__file__).with_name(build.LIBRARY)
+    path = library_path()
     if not path.exists():
         return None, f"{build.LIBRARY} was not built; {build.HOW_TO}"
     try:
         library = ctypes.CDLL(str(path))
-        for name in HANDLERS:
-            symbol = getattr(library, _PREFIX + name)
-            jax.ffi.register_ffi_target(_PREFIX + name, jax.ffi.pycapsule(symbol), platform="cpu")
+        library.jax_q4k_fingerprint.restype = ctypes.c_char_p
+        built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()
+        if now and built != now:  # an editable installation is not built again when its sources change
+            return None, f"{build.LIBRARY} was built from other sources than those beside it; {build.HOW_TO}"
+        for target in TARGETS:
+            jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
     except (OSError, AttributeError, RuntimeError, ValueError) as error:
         return None, f"{build.LIBRARY} cannot be used ({error}); {build.HOW_TO}"
     library.jax_q4k_kernels.restype = ctypes.c_char_p
     library.jax_q4k_select.restype = ctypes.c_bool
     library.jax_q4k_select.argtypes = [ctypes.c_char_p]
     return library, ""
+
+
+def library_path() -> Path:
+    """Where the library is, if it was built."""
+    return Path(__file__).with_name(build.LIBRARY)
 
 
 def available() -> bool:
@@ -45,6 +56,14 @@ def available() -> bool:
 def problem() -> str:
     """Why the library is not available, and what to do; empty if it is."""
     return _load()[1]
+
+
+@functools.cache
+def warn_if_unavailable() -> None:
+    """Says, once in a process, that plain JAX takes the place of the CPU's kernels, and what is missing."""
+    if not available():
+        message = f"plain JAX, which is slow, takes the place of the CPU's kernels: {problem()}"
+        warnings.warn(message, NativeUnavailableWarning, stacklevel=2)
 
 
 def kernels() -> str | None:
@@ -71,8 +90,10 @@ def call(
     **attributes: Any,
 ) -> list[jax.Array]:
     """One call of a handler; `aliases`: operand -> the result that takes its place."""
-    _load()
     typed = {key: np.float32(value) if isinstance(value, float) else value for key, value in attributes.items()}
     typed = {key: np.int64(v) if isinstance(v, int) and not isinstance(v, bool) else v for key, v in typed.items()}
-    ffi_call = jax.ffi.ffi_call(_PREFIX + name, results, input_output_aliases=dict(aliases or {}))
+    ffi_call = jax.ffi.ffi_call(f"jax_q4k_{name}", results, input_output_aliases=dict(aliases or {}))
     return list(ffi_call(*operands, **typed))
+
+
+_load()  # at import: a program that was exported elsewhere may call the handlers before anything is lowered here

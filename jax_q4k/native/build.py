@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shlex
@@ -37,6 +38,25 @@ _KERNELS = {
 }
 
 
+def kernels() -> dict[str, list[str]]:
+    """This machine's kernels, the best first."""
+    return _KERNELS.get(platform.machine(), {"portable": []})
+
+
+def compiler() -> list[str]:
+    """The C++ compiler's command."""
+    return shlex.split(os.environ.get("CXX", "c++"))
+
+
+def fingerprint() -> str | None:
+    """A hash of the sources and of the flags that they are compiled with; None where there are no sources."""
+    sources = sorted(path for path in _SOURCES.glob("*") if path.suffix in (".h", ".cpp"))
+    digest = hashlib.sha256(repr((_FLAGS, kernels())).encode())
+    for path in sources:
+        digest.update(f"{path.name} {path.stat().st_size} ".encode() + path.read_bytes())
+    return digest.hexdigest()[:16] if sources else None
+
+
 class BuildError(Exception):
     """The library could not be compiled; the message says why."""
 
@@ -53,20 +73,20 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> None:
 
     Raises BuildError.
     """
-    compiler = shlex.split(os.environ.get("CXX", "c++"))
     include = ["-isystem", headers()]
     with tempfile.TemporaryDirectory() as folder:
         commands = []
-        for name, machine in _KERNELS.get(platform.machine(), {"portable": []}).items():
+        for name, machine in kernels().items():
             defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
             commands.append([*machine, *defines, "-c", str(_SOURCES / "kernels.cpp"), "-o", f"{folder}/{name}.o"])
-        commands.append([*include, "-c", str(_SOURCES / "handlers.cpp"), "-o", f"{folder}/handlers.o"])
+        define = f'-DJAX_Q4K_FINGERPRINT="{fingerprint()}"'
+        commands.append([*include, define, "-c", str(_SOURCES / "handlers.cpp"), "-o", f"{folder}/handlers.o"])
         objects = [command[-1] for command in commands]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            list(pool.map(lambda command: _run([*compiler, *_FLAGS, *flags, *command]), commands))
+            list(pool.map(lambda command: _run([*compiler(), *_FLAGS, *flags, *command]), commands))
         partial = target.with_name(f"{target.name}.{os.getpid()}")
         try:
-            _run([*compiler, "-shared", *flags, *objects, "-o", str(partial)])
+            _run([*compiler(), "-shared", *flags, *objects, "-o", str(partial)])
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)

@@ -13,10 +13,13 @@ from . import call
 
 MAX_HEAD_DIM = 256  # of attention; a multiple of 16
 
+#: dtype of a float matrix -> its format.
+FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+
 
 def products(
     x: jax.Array,
-    weights: Sequence[QuantizedArray],
+    weights: Sequence[QuantizedArray | jax.Array],
     *,
     quantized: bool,
     norm_weight: jax.Array | None = None,
@@ -27,7 +30,8 @@ def products(
 ) -> list[jax.Array]:
     """[residual +] [rms_norm](x) @ w.T [+ bias] for each w, or, with `activation`, that of the first times the second.
 
-    x float32 (m, k); biases (n_i,) float32; residual (m, n) float32. `quantized`: x becomes q8_1.
+    x float32 (m, k); weights (n_i, k) packed or of a dtype of FLOATS; biases (n_i,) float32; residual (m, n) float32.
+    `quantized`: x becomes q8_1, for packed weights alone.
     """
     given = [None] * len(weights) if biases is None else list(biases)
     m = x.shape[0]
@@ -37,10 +41,10 @@ def products(
         [jax.ShapeDtypeStruct((m, n), jnp.float32) for n in rows],
         x,
         *([] if norm_weight is None else [norm_weight]),
-        *(plane for w in weights for plane in w.planes),
+        *(array for w in weights for array in _arrays(w)),
         *(bias for bias in given if bias is not None),
         *([] if residual is None else [residual]),
-        formats=",".join(w.format for w in weights),
+        formats=",".join(map(_format, weights)),
         biases="".join("0" if bias is None else "1" for bias in given),
         activation=activation or "",
         quantized=quantized,
@@ -50,10 +54,18 @@ def products(
     )
 
 
-def embedding(ids: jax.Array, w: QuantizedArray) -> jax.Array:
-    """Rows `ids` int32 (count,) of w as float32 (count, k); NaN for an id outside."""
+def _format(w: QuantizedArray | jax.Array) -> str:
+    return w.format if isinstance(w, QuantizedArray) else FLOATS[w.dtype.name]
+
+
+def _arrays(w: QuantizedArray | jax.Array) -> Sequence[jax.Array]:
+    return w.planes if isinstance(w, QuantizedArray) else (w,)
+
+
+def embedding(ids: jax.Array, w: QuantizedArray | jax.Array) -> jax.Array:
+    """Rows `ids` int32 (count,) of w (n, k), packed or floats, as float32 (count, k); NaN for an id outside."""
     struct = jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), jnp.float32)
-    return call("embedding", [struct], ids, *w.planes, format=w.format)[0]
+    return call("embedding", [struct], ids, *_arrays(w), format=_format(w))[0]
 
 
 def paged_attention(

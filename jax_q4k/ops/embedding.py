@@ -23,7 +23,7 @@ def embedding(ids: Any, w: Any, dtype: Any = jnp.float32, *, implementation: str
 
     Args:
       ids: (...,) integers.
-      w: QuantizedArray (vocab, k), or a float array (vocab, k).
+      w: QuantizedArray (vocab, k), or a float array (vocab, k), in which it is differentiable.
       dtype: float32, bfloat16 or float16.
       implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
 
@@ -47,7 +47,7 @@ def embedding(ids: Any, w: Any, dtype: Any = jnp.float32, *, implementation: str
     if quantized:
         (rows,) = _op.bind(flat, *w.planes, format=w.format, dtype=dtype, implementation=implementation)
     else:
-        rows = _nan_outside(flat, vocab, w[jnp.clip(flat, 0, vocab - 1)].astype(dtype))
+        (rows,) = _float_op.bind(flat, w, dtype=dtype, implementation=implementation)
     return rows.reshape(*ids.shape, k)
 
 
@@ -71,6 +71,22 @@ def native(ids: jax.Array, *planes: jax.Array, format: str, dtype: Any) -> list[
     return [calls.embedding(ids, QuantizedArray.tree_unflatten(format, planes)).astype(dtype)]
 
 
+def _float_reference(ids: jax.Array, w: jax.Array, *, dtype: Any) -> list[jax.Array]:
+    """`embedding` of ids (count,) and float rows in plain JAX."""
+    vocab = w.shape[0]
+    return [_nan_outside(ids, vocab, w[jnp.clip(ids, 0, vocab - 1)].astype(dtype))]
+
+
+def _float_kernels(launch: KernelCall, ids: jax.Array, w: jax.Array, *, dtype: Any) -> list[jax.Array]:
+    """XLA's gather serves float rows on a GPU."""
+    return _float_reference(ids, w, dtype=dtype)
+
+
+def _float_native(ids: jax.Array, w: jax.Array, *, dtype: Any) -> list[jax.Array]:
+    """By the CPU's kernels: XLA's gather of bfloat16 makes a float32 copy of the table."""
+    return [calls.embedding(ids, w).astype(dtype)]
+
+
 def _nan_outside(ids: jax.Array, vocab: int, rows: jax.Array) -> jax.Array:
     inside = (ids >= 0) & (ids < vocab)
     return jnp.where(inside[:, None], rows, jnp.nan)
@@ -82,3 +98,12 @@ def _abstract_eval(ids: Any, *planes: Any, format: str, dtype: Any) -> list[jax.
 
 
 _op = Op("q4k_embedding", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_float_op = Op(
+    "float_embedding",
+    abstract_eval=lambda ids, w, *, dtype: [jax.core.ShapedArray((ids.shape[0], w.shape[1]), dtype)],
+    reference=_float_reference,
+    kernels=_float_kernels,
+    native=_float_native,
+)
+_float_op.define_derivative_of(lambda ids, w, dtype, implementation: _float_reference(ids, w, dtype=dtype))
+_float_op.define_vmap_of(_float_reference)

@@ -19,6 +19,7 @@ from ..custom_call import ptx_name
 from ..implementation import check_choice, current_choice
 from ..native import calls
 from . import checks, dequantize, fused_matmul, quantize_q8_1  # fused_matmul: modules that use each other
+from .float_matmul import dot, float_matmul
 from .op import KernelCall, Op
 
 #: Formats with kernels that take int8 activations; more than MAX_ROWS rows of these go to tensor cores.
@@ -45,7 +46,7 @@ def matmul(
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
-      w: QuantizedArray (n, k), or a float array (n, k).
+      w: QuantizedArray (n, k), or a float array (n, k) of one of these dtypes, in which it is differentiable, too.
       bias: (n,) float array, or None. residual: (..., n) float array, or None.
       activations: `f32`: x as it is. `q8_1`: x quantized to int8 in groups of 32 wherever the CUDA path has a
         kernel that takes it so, on every implementation: for DOT_FORMATS up to eight rows (under `vmap`, of
@@ -88,7 +89,7 @@ def matmul(
             implementation=implementation,
         )
     else:
-        y = _dot(x.reshape(rows, k), w).astype(x.dtype)
+        y = float_matmul(x.reshape(rows, k), w, implementation=implementation)
     return y.reshape(*leading, n)
 
 
@@ -105,9 +106,9 @@ def reference(
     if activations == "q8_1" and takes_q8_1(format, *x.shape):
         values, scale_sum = quantize_q8_1.reference(x)
         groups = values.reshape(*scale_sum.shape[:-1], quantize_q8_1.GROUP).astype(jnp.float32)
-        y = _dot((groups * scale_sum[..., :1]).reshape(x.shape), weights)
+        y = dot((groups * scale_sum[..., :1]).reshape(x.shape), weights)
     else:
-        y = _dot(x, weights, transposed=transposed)
+        y = dot(x, weights, transposed=transposed)
     return [y.astype(x.dtype)]
 
 
@@ -127,7 +128,7 @@ def kernels(
     m = x.shape[0]
     if activations == "f32" or not takes_q8_1(format, *x.shape):
         (weights,) = dequantize.kernels(launch, *planes, format=format, dtype=jnp.dtype(jnp.float32))
-        return [_dot(x, weights, transposed=transposed).astype(x.dtype)]
+        return [dot(x, weights, transposed=transposed).astype(x.dtype)]
     n, columns = planes[0].shape[0], x.shape[1]
     if activations is None and m > MAX_ROWS and (config := tuning.half_gemm(format, n, columns, m)):
         halves = launch(quantize_f16(rows=m, columns=columns, dtype=ptx_name(x.dtype)), x)
@@ -149,18 +150,6 @@ def native(x: jax.Array, *planes: jax.Array, format: str, activations: str | Non
     quantized = activations != "f32" and takes_q8_1(format, *x.shape)
     w = QuantizedArray.tree_unflatten(format, planes)
     return [y.astype(x.dtype) for y in calls.products(x.astype(jnp.float32), [w], quantized=quantized)]
-
-
-def _dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """x (m, k) times weights (n, k) transposed, in float32; `transposed`: x (m, n) times weights."""
-    # HIGHEST: XLA's default for float32 on a GPU is tf32, 10 bits of mantissa.
-    return jax.lax.dot_general(
-        x.astype(jnp.float32),
-        weights.astype(jnp.float32),
-        (((1,), (0 if transposed else 1,)), ((), ())),
-        precision=jax.lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )
 
 
 def _abstract_eval(

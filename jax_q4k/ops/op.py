@@ -54,6 +54,7 @@ class Op:
         self.reference = reference
         self._kernels = kernels
         self.native = native or reference
+        self.has_native = native is not None
 
         @self.primitive.def_abstract_eval
         def _(*avals: Any, implementation: str | None, **params: Any) -> list[jax.core.ShapedArray]:
@@ -65,9 +66,10 @@ class Op:
 
         OPS[self.primitive] = self
         ad.primitive_jvps[self.primitive] = self._no_derivative  # until one is defined
-        batching.primitive_batchers[self.primitive] = self._map
-        mlir.register_lowering(self.primitive, self._lowering(gpu=False))
-        mlir.register_lowering(self.primitive, self._lowering(gpu=True), platform="cuda")
+        self._mapped: Callable[..., Any] = self._map
+        batching.primitive_batchers[self.primitive] = self._mapped
+        for platform in ("cpu", "cuda", None):  # None: any other
+            mlir.register_lowering(self.primitive, self._lowering(platform or "other"), platform=platform)
 
     def bind(self, *arrays: jax.Array, implementation: str | None, **params: Any) -> list[jax.Array]:
         """Binds the primitive; `implementation` None takes what `jax_q4k.implementation` selected."""
@@ -123,17 +125,29 @@ class Op:
 
         ad.primitive_jvps[self.primitive] = jvp
 
+    def define_vmap_of(self, composition: Callable[..., Arrays]) -> None:
+        """Makes `vmap` that of `composition(*arrays, **params)`, which is plain JAX with the same meaning."""
+
+        def mapped(
+            arrays: Sequence[Any], axes: Sequence[int | None], *, implementation: str | None, **params: Any
+        ) -> tuple[list[Any], list[int]]:
+            function = functools.partial(composition, **params)
+            out = list(jax.vmap(function, in_axes=tuple(axes))(*arrays))
+            return out, [0] * len(out)
+
+        self._mapped = batching.primitive_batchers[self.primitive] = mapped
+
     def define_vmap_of_rows(self, row_operands: Callable[[Params], int] = lambda _: 1) -> None:
         """Makes `vmap` over rows alone a single call on the rows of all examples, (batch * rows, k).
 
-        row_operands: parameters -> how many operands, the first ones, have rows.
+        Any other stays what it was before. row_operands: parameters -> how many operands, the first ones, have rows.
         """
 
         def rows(arrays: Sequence[Any], axes: Sequence[int | None], **params: Any) -> tuple[list[Any], list[int]]:
             count = row_operands(params)
             (batch,) = {a.shape[axis] for a, axis in zip(arrays, axes, strict=True) if axis is not None}
             if not batch or any(axis is not None for axis in axes[count:]):  # no kernel has zero rows
-                return self._map(arrays, axes, **params)
+                return self._mapped(arrays, axes, **params)
             with_rows = [
                 jnp.broadcast_to(a, (batch, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
                 for a, axis in zip(arrays[:count], axes[:count], strict=True)
@@ -159,9 +173,11 @@ class Op:
         out = jax.lax.map(example, mapped)
         return out, [0] * len(out)
 
-    def _lowering(self, *, gpu: bool) -> Callable[..., Any]:
+    def _lowering(self, platform: str) -> Callable[..., Any]:
         def rule(ctx: mlir.LoweringRuleContext, *operands: Any, implementation: str | None, **params: Any) -> Any:
-            function = self._function(implementation or default_implementation(gpu), gpu, params)
+            if implementation is None and platform == "cpu" and self.has_native:
+                native.warn_if_unavailable()
+            function = self._function(implementation or default_implementation(platform), platform, params)
             with choices.on_device(device()):
                 return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
@@ -171,21 +187,21 @@ class Op:
         """The operation by its kernels, each launched in the simulator: what `ptx` and `sim` run, to look at."""
         return self._kernels(launch_simulated, *arrays, **params)
 
-    def _function(self, implementation: str, gpu: bool, params: dict[str, Any]) -> Callable[..., Arrays]:
+    def _function(self, implementation: str, platform: str, params: dict[str, Any]) -> Callable[..., Arrays]:
         if implementation == "xla":
             return functools.partial(self.reference, **params)
         if implementation == "native":
-            if gpu:
+            if platform != "cpu":
                 raise UnavailableError(f"{self.name}: implementation 'native' runs on the CPU only; use 'ptx' or 'xla'")
             if not native.available():
                 raise UnavailableError(f"{self.name}: implementation 'native': {native.problem()}")
             return functools.partial(self.native, **params)
-        if implementation == "ptx" and not gpu:
+        if implementation == "ptx" and platform != "cuda":
             raise UnavailableError(
                 f"{self.name}: implementation 'ptx' needs a CUDA device; "
                 "'sim' runs the same kernels on the CPU, 'native' kernels of its own, 'xla' plain JAX"
             )
-        if implementation == "sim" and gpu:
+        if implementation == "sim" and platform != "cpu":
             raise UnavailableError(
                 f"{self.name}: implementation 'sim' runs on the CPU only; on a CUDA device use 'ptx' or 'xla'"
             )
@@ -193,9 +209,11 @@ class Op:
         return functools.partial(self._kernels, launch, **params)
 
 
-def default_implementation(gpu: bool) -> str:
-    """What runs where nobody asked for an implementation."""
-    return "ptx" if gpu else "xla"
+def default_implementation(platform: str) -> str:
+    """What runs where nobody asked for an implementation: on `cuda`, on `cpu`, on any other platform."""
+    if platform == "cuda":
+        return "ptx"
+    return "native" if platform == "cpu" and native.available() else "xla"
 
 
 def device() -> choices.Target:

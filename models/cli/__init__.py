@@ -1,6 +1,7 @@
-"""The command line: `jax-q4k generate`, `inspect`, `perplexity` and `quantize`, one module each.
+"""The command line: `jax-q4k doctor`, `generate`, `inspect`, `perplexity` and `quantize`, one module each.
 
-Text goes to standard output, everything else to standard error. A failure is one line and exit code 2.
+Text goes to standard output, everything else to standard error. A failure is one line and exit code 2; a command may
+return another.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from . import generate, inspect, perplexity, quantize
+from . import doctor, generate, inspect, perplexity, quantize
 from .output import UsageError, printable
 
 FAILURE = 2
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
         with contextlib.nullcontext() if options.writes_files else _ending_at_once():
-            options.command(options, notes)
+            code = options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:
         os._exit(INTERRUPTED)  # XLA may be compiling in a thread, and crashes where the interpreter ends under it
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         message = " ".join(printable(str(error)).split()) or type(error).__name__
         notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
         return FAILURE
-    return 0
+    return code or 0
 
 
 @contextlib.contextmanager
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (generate, inspect, perplexity, quantize):
+    for command in (doctor, generate, inspect, perplexity, quantize):
         command.add_parser(commands)
     parser.set_defaults(writes_files=False)
     return parser

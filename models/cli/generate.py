@@ -46,7 +46,8 @@ def add_parser(commands: Any) -> None:
     generate.add_argument(
         "--implementation",
         choices=IMPLEMENTATIONS,
-        help="ptx: kernels on CUDA (default there); xla: plain JAX (default elsewhere); sim: kernels, simulated",
+        help="ptx: kernels on CUDA (default there); native: kernels on a CPU (default there, if `jax-q4k doctor` finds "
+        "them); xla: plain JAX; sim: the kernels for CUDA, simulated",
     )
 
 

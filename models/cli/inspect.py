@@ -14,6 +14,8 @@ from rich.text import Text
 
 from jax_q4k.gguf import Header, TensorInfo, read_header
 
+from .output import table_console
+
 #: Characters of a value that are shown; chat templates have thousands.
 _WIDTH = 72
 
@@ -26,10 +28,7 @@ def add_parser(commands: Any) -> None:
 
 def _inspect(options: argparse.Namespace, notes: Console) -> None:
     header = read_header(options.model)
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)  # a pipe or a file has no width to fit
-    show(header, console)
+    show(header, table_console())
 
 
 def show(header: Header, console: Console) -> None:

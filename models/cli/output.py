@@ -30,6 +30,12 @@ def printable(text: str) -> str:
     return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def table_console() -> Console:
+    """Standard output for tables; a pipe or a file has no width to fit."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
 @contextlib.contextmanager
 def progress(title: str, notes: Console, *count: ProgressColumn) -> Iterator[Callable[[int, int], object]]:
     """A bar, on a terminal only, and what is called with (done, in all); `count`: columns that show these."""

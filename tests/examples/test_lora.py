@@ -12,6 +12,7 @@ import pytest
 from flax import nnx
 from helpers import GOLDEN, nmse
 
+import jax_q4k as jq
 from examples import lora
 from jax_q4k import QuantizedArray, models
 
@@ -37,9 +38,10 @@ def rows(decoder, batch=2, time=12):
 def test_adapters_change_nothing_at_first():
     plain = models.from_gguf(GGUF)
     tokens = rows(plain)
-    np.testing.assert_array_equal(
-        jax.jit(adapted_decoder().__call__)(tokens), jax.jit(plain.decoder().__call__)(tokens)
-    )
+    with jq.implementation("xla"):  # kernels round a chain otherwise than what fuses it
+        np.testing.assert_array_equal(
+            jax.jit(adapted_decoder().__call__)(tokens), jax.jit(plain.decoder().__call__)(tokens)
+        )
 
 
 def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
@@ -55,6 +57,7 @@ def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.usefixtures("exact")
 def test_gradient_is_that_of_the_model_with_decoded_weights():
     decoder = adapted_decoder()
     for seed, adapter in enumerate(lora.adapters(decoder).values()):  # b = 0 would leave a without a gradient
@@ -101,6 +104,7 @@ def test_bad_options_end_before_any_work(option, capsys):
     assert option in f"{ended.value}{capsys.readouterr().err}"
 
 
+@pytest.mark.usefixtures("exact")
 def test_merged_adapters_compute_the_same():
     decoder = adapted_decoder()
     for seed, adapter in enumerate(lora.adapters(decoder).values()):

@@ -36,6 +36,7 @@ def programs(name):
     )
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_full_pass(name):
     got = model(name).logits(reference(name).tokens[None])
@@ -43,6 +44,7 @@ def test_full_pass(name):
     assert nmse(got[0], reference(name).logits) <= 1e-8
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_prefill_and_paged_decode(name):
     """Beside another row, padded, on shuffled pages."""
@@ -64,6 +66,7 @@ def test_prefill_and_paged_decode(name):
     assert cache.context_lens.tolist() == [72, 44]
 
 
+@pytest.mark.usefixtures("exact")
 def test_last_position_and_inactive_rows():
     loaded, want = model("llama-gqa"), reference("llama-gqa")
     prefill, decode = programs("llama-gqa")
@@ -81,6 +84,7 @@ def test_last_position_and_inactive_rows():
         assert np.any(np.asarray(got[:2]) != old[:2])
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
     "dtype, tolerance", [(jnp.float16, 1e-5), (jnp.bfloat16, 1e-3), (jnp.int8, 2e-3), (jnp.float8_e4m3fn, 2e-2)]
 )
@@ -95,6 +99,7 @@ def test_narrow_caches_are_close(dtype, tolerance):
     assert 1e-10 <= error <= tolerance
 
 
+@pytest.mark.usefixtures("exact")
 def test_poison_in_the_cache_and_in_padding_does_not_matter():
     loaded, want = model("llama-gqa"), reference("llama-gqa")
     prefill, decode = programs("llama-gqa")

@@ -31,6 +31,7 @@ def compilations():
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_greedy_tokens_are_llama_cpps(name):
     want = reference(name)
@@ -39,6 +40,7 @@ def test_greedy_tokens_are_llama_cpps(name):
     assert out.text is None and out.finish_reason == "length"
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_batch_of_prompts_of_different_lengths(name):
     """The prompt alone, with 10 of its own greedy tokens, and cut short."""
@@ -59,6 +61,7 @@ def test_a_batch_whose_prompts_pad_to_different_buckets():
         assert out.tokens == models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
 
 
+@pytest.mark.usefixtures("exact")
 def test_text():
     assert model("text-spm").tokenizer.encode(PROMPT) == SPM["prompt"]
     out = models.generate(model("text-spm"), PROMPT, max_new_tokens=32)
@@ -84,6 +87,7 @@ def test_bytes_that_are_no_character_yet_come_with_the_end():
     assert row.text == "\N{REPLACEMENT CHARACTER}"
 
 
+@pytest.mark.usefixtures("exact")
 def test_stream_gives_what_generate_gives():
     pieces = list(models.stream(model("text-spm"), PROMPT, max_new_tokens=32))
     *steps, last = pieces
@@ -124,6 +128,7 @@ def test_tokens_of_one_call_have_their_own_text(monkeypatch):
     assert texts[0] == texts[1]
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_stop_strings(call):
     text = models.generate(model("text-spm"), PROMPT, max_new_tokens=32).text
@@ -159,6 +164,7 @@ def ends_early(monkeypatch):
     return loaded
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("stop", [(), "never"])
 def test_end_token(ends_early, stop):
     out = models.generate(ends_early, PROMPT, max_new_tokens=32, stop=stop)
@@ -171,6 +177,7 @@ def test_end_token(ends_early, stop):
     assert ignored.tokens == SPM["greedy_f32"] and ignored.finish_reason == "length"
 
 
+@pytest.mark.usefixtures("exact")
 def test_the_first_token_ends(ends_early):
     prompt = SPM["prompt"] + SPM["greedy_f32"][:5]
     out = models.generate(ends_early, prompt, max_new_tokens=8)
@@ -179,6 +186,7 @@ def test_the_first_token_ends(ends_early):
     assert piece.token is None and piece.output.tokens == []
 
 
+@pytest.mark.usefixtures("exact")
 def test_one_new_token():
     out = models.generate(model("text-spm"), PROMPT, max_new_tokens=1)
     assert out.tokens == SPM["greedy_f32"][:1] and np.isnan(out.timings.tokens_per_second)
@@ -235,11 +243,12 @@ def test_implementation_choice_is_part_of_the_programs_key():
     import jax_q4k as jq
 
     prompt = reference("llama-gqa").prompt[:15]  # one whose third token depends on the rounding of activations
-    with jq.implementation("xla", activations="q8_1"):
+    with jq.implementation(activations="q8_1"):
         quantized = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
-    plain = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
+    with jq.implementation(activations="f32"):
+        plain = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
     assert plain != quantized
-    with jq.implementation("xla", activations="q8_1"):
+    with jq.implementation(activations="q8_1"):
         pieces = models.stream(model("llama-gqa"), prompt, max_new_tokens=24)
     *_, last = pieces  # read outside of the block
     assert last.output.tokens == quantized

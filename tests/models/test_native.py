@@ -4,13 +4,14 @@ import json
 
 import pytest
 from helpers import GOLDEN, nmse
+from implementations import needs_native
 
 import jax_q4k as jq
-from jax_q4k import models, native
+from jax_q4k import models
 
 from . import golden
 
-pytestmark = pytest.mark.skipif(not native.available(), reason=native.problem() or "the library is there")
+pytestmark = needs_native
 
 
 @pytest.mark.parametrize("name", golden.NAMES)

@@ -70,6 +70,7 @@ def test_a_folder_whose_name_is_no_unicode(copy, tmp_path):
     assert models.from_gguf(tmp_path / "out.gguf").metadata["general.name"] == "tiny?"
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_logits_and_tokens(name, tmp_path, monkeypatch):
     tensors, config, divisors = checkpoints.weights(name)

@@ -571,6 +571,8 @@ const char* jax_q4k_kernels() { return jax_q4k::kernels->name; }
 // Uses the kernels of that name from now on, for tests and measurements; false if there are none or the processor
 // lacks what they need.
 bool jax_q4k_select(const char* name) { return jax_q4k::select(name); }
+// `build.fingerprint()` of what this was compiled from.
+const char* jax_q4k_fingerprint() { return JAX_Q4K_FINGERPRINT; }
 }
 
 #pragma GCC visibility pop

@@ -1,21 +1,25 @@
 """What handlers say to operands that don't fit, and what an installation without a library says."""
 
+import re
+import shutil
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import native
 from jax_q4k.native import build
 
-needs_library = pytest.mark.skipif(not native.available(), reason=native.problem() or "the library is there")
 FLOATS = jax.ShapeDtypeStruct((2, 8), jnp.float32)
 PRODUCTS = dict(formats="Q4_K", biases="0", activation="", quantized=True, norm=False, eps=0.0, residual=False)
 X, PLANE = np.zeros((2, 256), np.float32), np.zeros((8, 1, 144), np.uint8)
 
 
-@needs_library
+@needs_native
 @pytest.mark.parametrize(
     "operands, changes, message",
     [
@@ -36,13 +40,13 @@ def test_products_refuse_what_does_not_fit(operands, changes, message):
         native.call("products", [FLOATS], *map(jnp.asarray, operands), **PRODUCTS | changes)
 
 
-@needs_library
+@needs_native
 def test_a_result_of_another_shape_is_refused():
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"y has shape \(2, 9\); it must be \(2, 8\)"):
         native.call("products", [jax.ShapeDtypeStruct((2, 9), jnp.float32)], X, PLANE, **PRODUCTS)
 
 
-@needs_library
+@needs_native
 @pytest.mark.parametrize(
     "heads, page_size, head_dim, message",
     [
@@ -60,13 +64,76 @@ def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
         native.call("paged_attention", [struct], q, pages, pages, tables, lens, **options)
 
 
-def test_without_a_library_operations_say_what_to_do(monkeypatch, tmp_path):
+@pytest.fixture
+def no_library(monkeypatch):
+    """As where it was not built, and nobody has been told."""
     monkeypatch.setattr(native, "_load", lambda: (None, f"{build.LIBRARY} was not built; {build.HOW_TO}"))
+    native.warn_if_unavailable.cache_clear()
+    yield
+    native.warn_if_unavailable.cache_clear()
+
+
+def test_without_a_library_what_asks_for_it_says_what_to_do(no_library):
     w = jq.QuantizedArray("Q4_K", (8, 256), [jnp.asarray(PLANE)])
     with pytest.raises(jq.UnavailableError, match="was not built.*python -m jax_q4k.native.build"):
         jq.matmul(X[:, :256] + 2.5, w, implementation="native")
     assert not native.available() and native.kernels() is None
     assert "was not built" in str(jq.explain(lambda x: jq.matmul(x, w, implementation="native"), X))
+
+
+def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
+    w = jq.QuantizedArray("Q4_K", (8, 256), [jnp.asarray(PLANE)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.jit(lambda x: jq.matmul(x, w, implementation="xla"))(X)
+        jax.jit(lambda x: jq.rms_norm(x, X[0], eps=1e-5))(X)  # no kernel of the CPU's would have run
+        jax.jit(lambda x: jq.matmul(x, w)).trace(X).lower(lowering_platforms=("cuda",))
+    with pytest.warns(jq.NativeUnavailableWarning, match="plain JAX.*was not built.*python -m jax_q4k.native.build"):
+        text = jax.jit(lambda x: jq.matmul(x, w)).lower(X).as_text()
+    assert "dot_general" in text and "jax_q4k_" not in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jax.jit(lambda x: jq.matmul(x, w) + 1).lower(X)
+    for _ in range(2):
+        report = jq.explain(lambda x: jq.matmul(jq.rms_norm(x, X[0], eps=1e-5), w), X)
+        norm, product = report.calls
+        assert product.implementation == norm.implementation == "xla" and norm.why == "the default on cpu"
+        assert product.why.startswith("the default on cpu, as libjax_q4k.so was not built; ")
+        assert str(report).startswith("on cpu (libjax_q4k.so was not built; ")
+
+
+@needs_native
+def test_a_library_of_other_sources_is_not_used(monkeypatch):
+    monkeypatch.setattr(build, "fingerprint", lambda: "0" * 16)
+    library, why = native._load.__wrapped__()
+    assert library is None and re.match("libjax_q4k.so was built from other sources.*native.build` builds it", why)
+    monkeypatch.setattr(build, "fingerprint", lambda: None)  # as where the sources were not installed
+    assert native._load.__wrapped__()[1] == ""
+
+
+def test_a_file_that_is_no_library_is_not_used(monkeypatch, tmp_path):
+    path = tmp_path / build.LIBRARY
+    path.write_bytes(b"ELF")
+    monkeypatch.setattr(native, "library_path", lambda: path)
+    library, why = native._load.__wrapped__()
+    assert library is None and re.match(r"libjax_q4k.so cannot be used \(.*\); with a C\+\+17 compiler", why)
+
+
+def test_the_fingerprint_is_of_sources_and_flags(monkeypatch, tmp_path):
+    before = build.fingerprint()
+    assert re.fullmatch("[0-9a-f]{16}", before) and before == build.fingerprint()
+    monkeypatch.setattr(build, "_SOURCES", shutil.copytree(build._SOURCES, tmp_path / "src"))
+    assert build.fingerprint() == before
+    (tmp_path / "src" / "notes.txt").write_text("not compiled")
+    assert build.fingerprint() == before
+    with monkeypatch.context() as patched:
+        patched.setattr(build, "_FLAGS", [*build._FLAGS, "-g"])
+        assert build.fingerprint() != before
+    source = tmp_path / "src" / "vectors.h"
+    source.write_text(source.read_text() + "// ")
+    assert build.fingerprint() != before
+    shutil.rmtree(tmp_path / "src")
+    assert build.fingerprint() is None
 
 
 def test_without_a_compiler_the_build_says_so(monkeypatch, tmp_path):

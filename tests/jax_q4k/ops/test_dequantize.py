@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 from ptx_kernels import formats
@@ -19,7 +20,7 @@ def test_equals_the_formats_own_decoder(format, dtype):
     np.testing.assert_array_equal(got, jnp.asarray(want).astype(dtype))
 
 
-@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_no_rows(implementation):
     w = random_weights("Q4_K", 4, 256)[:0]
     assert jq.dequantize(w, jnp.float16, implementation=implementation).shape == (0, 256)

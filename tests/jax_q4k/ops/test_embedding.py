@@ -1,7 +1,10 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 from ptx_kernels import formats
@@ -18,10 +21,27 @@ def test_rows_of_the_decoded_table(format):
     np.testing.assert_array_equal(got, w.dequantize()[ids])
 
 
-def test_float_table_and_dtype():
-    table = jax.random.normal(jax.random.key(0), (10, 24))
-    got = jq.embedding(jnp.array([1, 7]), table, jnp.bfloat16)
-    np.testing.assert_array_equal(got, table[jnp.array([1, 7])].astype(jnp.bfloat16))
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_rows_of_a_float_table(dtype, implementation):
+    table, ids = jax.random.normal(jax.random.key(0), (10, 24), dtype), jnp.array([[1, 7], [9, -1]])
+    lookup = functools.partial(jq.embedding, implementation=implementation)
+    got, want = lookup(ids, table, jnp.bfloat16), table[ids].astype(jnp.bfloat16).at[1, 1].set(jnp.nan)
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got.astype(jnp.float32), want.astype(jnp.float32))
+    np.testing.assert_array_equal(jax.vmap(lookup, in_axes=(0, None))(ids, table), lookup(ids, table))
+    shifted = jnp.stack([table, table + 1])
+    np.testing.assert_array_equal(jax.vmap(lookup)(ids, shifted), list(map(lookup, ids, shifted)))
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_gradient_of_a_float_table(implementation):
+    def loss(table):
+        rows = jq.embedding(jnp.array([3, 1, 3]), table, implementation=implementation)
+        return jnp.sum(rows * jnp.arange(1.0, 4)[:, None])
+
+    gradient = jax.jit(jax.grad(loss))(jnp.ones((5, 8)))
+    np.testing.assert_array_equal(gradient, np.outer([0, 2, 0, 4, 0], np.ones(8)))
 
 
 @pytest.mark.parametrize("table", [random_weights("Q4_K", 10, 256), jnp.ones((10, 256))], ids=["packed", "float"])

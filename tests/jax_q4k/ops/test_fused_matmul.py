@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import nmse
+from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 
@@ -73,7 +74,7 @@ def operands(rows):
 @pytest.mark.parametrize("name", CALLS)
 def test_equals_the_definition(name, fused):
     a = operands(3)
-    with jq.implementation(fused=fused):
+    with jq.implementation(activations="f32", fused=fused):
         got = CALLS[name](*a)
     for y, want in zip(got, exact(name, *a), strict=True):
         assert y.dtype == jnp.float32
@@ -135,7 +136,7 @@ def test_jit_traces_again_where_the_fusions_change():
     assert len(traced) == 3
 
 
-@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("name", CALLS)
 def test_derivatives_are_those_of_the_chain(name, implementation):
     a, along = operands(2), operands(2)
@@ -165,7 +166,7 @@ def test_second_derivative_is_that_of_the_chain(name):
         def loss(x):
             return sum(jnp.sum(jnp.sin(y)) for y in CALLS[name](x, residual, norm_weight))
 
-        with jq.implementation(fused=fused):
+        with jq.implementation(activations="f32", fused=fused):
             return jax.jvp(jax.grad(loss), (x,), (v,))[1]
 
     assert nmse(hessian_product(None), hessian_product(False)) <= 1e-9
@@ -193,7 +194,7 @@ def test_vmap_of_norm_weights():
         assert nmse(got[i], jq.rms_norm_matmul(x[i], norms[i], DOWN, eps=EPS)) <= 1e-12
 
 
-@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_float_weights_among_packed_ones(implementation):
     x, bias = normal(2, K), normal(32)
     dense = tuple(
@@ -214,7 +215,7 @@ def test_results_have_the_dtype_of_x(dtype):
     x, residual = normal(2, 3, K, dtype=dtype), normal(2, 3, 24, dtype=dtype)
     for name, call in CALLS.items():
         want = exact(name, x.astype(jnp.float32), residual.astype(jnp.float32), NORM)
-        for y, expected in zip(call(x, residual, NORM), want, strict=True):
+        for y, expected in zip(call(x, residual, NORM, activations="f32"), want, strict=True):
             assert y.dtype == dtype and y.shape == expected.shape
             assert nmse(y, expected) <= 1e-5
 

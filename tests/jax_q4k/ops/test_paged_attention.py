@@ -6,6 +6,7 @@ import numpy as np
 import oracles
 import pytest
 from helpers import nmse
+from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 
@@ -62,7 +63,7 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("options", OPTIONS, ids="-".join)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.float8_e4m3fn])
 def test_options_and_quantized_pages(dtype, options, implementation):

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import nmse
+from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 from ptx_kernels.kernels.rms_norm import MAX_COLUMNS
@@ -20,7 +21,7 @@ def exact(x, weight, eps):
 
 
 @pytest.mark.parametrize("shape", [(96,), (2, 3, 1056), (2, 30)])  # 30: by XLA, on every implementation
-@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_equals_the_definition(implementation, shape):
     x, weight = normal(*shape), normal(shape[-1])
     y = jq.rms_norm(x, weight, eps=0.25, implementation=implementation)
@@ -48,7 +49,7 @@ def test_zeros_and_poison_stay_in_their_rows():
         assert not y[0].any() and jnp.isnan(y[1]).any() and jnp.isfinite(y[2]).all()
 
 
-@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_derivatives_in_both_operands(implementation):
     x, weight, dx, dweight, dy = normal(2, 64), normal(64), normal(2, 64), normal(64), normal(2, 64)
     eps = 0.25

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import nmse
+from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 
@@ -44,7 +45,7 @@ def exact(a, interleaved):
 
 
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
-@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(
     ("dtype", "rope_dim", "qk_norm", "interleaved", "tolerance"),
     [
@@ -73,7 +74,7 @@ def test_rotates_and_writes_its_slots(dtype, rope_dim, qk_norm, interleaved, tol
 
 
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "chain"])
-@pytest.mark.parametrize("implementation", ["xla", "native", "sim"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.int8, 1e-4), (jnp.float8_e4m3fn, 2e-3)])
 def test_quantized_pages(dtype, tolerance, implementation, fused):
     a = operands()

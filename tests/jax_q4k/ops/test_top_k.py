@@ -2,12 +2,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 from ptx_kernels import tuning
 from ptx_kernels.kernels.top_k import MAX_PART
-
-IMPLEMENTATIONS = ["xla", "native", "sim"]
 
 
 def values(*shape, distinct=50, dtype=jnp.float32):

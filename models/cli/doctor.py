@@ -1,0 +1,175 @@
+"""`jax-q4k doctor`: what this installation runs on this machine, by which kernels, and what is missing for more."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+import jax_q4k as jq
+from jax_q4k import native
+from jax_q4k.native import build
+from jax_q4k.ops.op import default_implementation
+from ptx_kernels import assemble
+
+from .output import table_console
+
+BROKEN = 1
+_PACKAGES = ("jax", "jaxlib", "numpy", "flax")
+_CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+
+#: Kernels -> the instruction sets that they need, by Linux's names.
+NEEDS = {
+    "avx512": ("avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512vbmi", "f16c"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "neon": ("asimddp", "asimdhp"),
+    "portable": (),
+}
+
+
+def add_parser(commands: Any) -> None:
+    description = "What runs on this machine, by which kernels, and what is missing. Exit code 1: something is broken."
+    parser = commands.add_parser("doctor", help="show what runs here, and why", description=description)
+    parser.set_defaults(command=_doctor)
+
+
+def _doctor(options: argparse.Namespace, notes: Console) -> int:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in (*_versions(), *_cpu(), *_gpu(), *_defaults()):
+        table.add_row(name, escape(value))
+    table_console().print(table)
+    broken = _broken()
+    if broken:
+        notes.print(f"[bold red]broken:[/] {escape(broken)}", soft_wrap=True)
+    return BROKEN if broken else 0
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    yield "jax-q4k", f"{jq.__version__} in {Path(jq.__file__).parent}"
+    yield "Python", f"{platform.python_version()} in {sys.prefix}"
+    yield from ((name, importlib.metadata.version(name)) for name in _PACKAGES)
+    yield "machine", f"{platform.system()} {platform.release()}, {platform.machine()}"
+
+
+def instruction_sets() -> frozenset[str]:
+    """The processor's, by Linux's names; empty where /proc does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    values = (line.split(":", 1)[1] for line in lines if line.split(":")[0].strip() in ("flags", "Features"))
+    return frozenset(next(values, "").split())
+
+
+def _cpu() -> Iterator[tuple[str, str]]:
+    has = instruction_sets()
+    known = sorted({name for needed in NEEDS.values() for name in needed} & has)
+    yield "instruction sets", ", ".join(known) or "none that there are kernels for"
+    yield "threads of XLA", _threads()
+    yield "C++ compiler", _compiler()
+    path, problem = native.library_path(), native.problem()
+    yield "CPU kernels", problem or f"{path}, built from the sources beside it"
+    used = native.kernels()
+    for name in build.kernels():
+        missing = [need for need in NEEDS[name] if need not in has]
+        if name == used:
+            state = "in use"
+        elif missing:
+            state = f"not in use: this processor lacks {', '.join(missing)}"
+        else:
+            state = "not in use: " + (f"{used} is faster" if used else "the library is not")
+        yield f"  {name}", state
+
+
+def _threads() -> str:
+    """As XLA's CPU client counts them when it starts."""
+    for name in ("PJRT_NPROC", "NPROC"):
+        if os.environ.get(name, "").isdecimal():
+            return f"{os.environ[name]}, as ${name} says"
+    return f"{len(os.sched_getaffinity(0))}, the CPUs that this process may use"
+
+
+def _compiler() -> str:
+    command = build.compiler()
+    if not command or shutil.which(command[0]) is None:
+        return f"not found: {' '.join(command)}; $CXX names another"
+    try:
+        printed = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"{' '.join(command)} does not run: {error}"
+    return f"{' '.join(command)}: {next(iter(printed.splitlines()), 'of no known version')}"
+
+
+def _gpu() -> Iterator[tuple[str, str]]:
+    plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
+    found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
+    yield "CUDA plugin", found or "not installed; pip install 'jax-q4k[cuda13]' brings it"
+    yield "CUDA driver", _driver()
+    try:
+        yield "ptxas", f"{assemble.tool_version('ptxas')}, {assemble.find_tool('ptxas')}"
+    except (assemble.ToolNotFoundError, OSError) as error:
+        yield "ptxas", f"{error} (reports and tests need it; programs do not)"
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _driver() -> str:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "not installed (libcuda.so.1)"
+    if error := driver.cuInit(0):
+        return f"cuInit returned error {error}"
+    count = ctypes.c_int()
+    driver.cuDeviceGetCount(ctypes.byref(count))
+    return f"{count.value} devices"
+
+
+def _defaults() -> Iterator[tuple[str, str]]:
+    yield "$JAX_PLATFORMS", os.environ.get("JAX_PLATFORMS") or "not set"
+    try:
+        yield "devices of JAX", ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in jax.devices())
+    except RuntimeError as error:
+        yield "devices of JAX", f"none: {error}"
+    on_cpu = default_implementation("cpu")
+    reason = f"C++ kernels for {native.kernels()}" if on_cpu == "native" else "plain JAX, which is slow"
+    yield "default on cpu", f"{on_cpu}: {reason}"
+    yield "default on cuda", f"{default_implementation('cuda')}: generated PTX kernels"
+
+
+def _broken() -> str | None:
+    """What is there and does not work."""
+    if not native.available():
+        return native.problem() if native.library_path().exists() else None
+    x = np.linspace(-1, 1, 256, dtype=np.float32)[None]
+    w = jq.quantize(np.linspace(-3, 5, 16 * 256, dtype=np.float32).reshape(16, 256), "Q8_0")
+    with jax.default_device(jax.devices("cpu")[0]):
+        try:
+            got, want = (jq.matmul(x, w, activations="f32", implementation=name) for name in ("native", "xla"))
+        except jax.errors.JaxRuntimeError as error:
+            return f"{build.LIBRARY} fails: {error}"
+        if not jnp.allclose(got, want, rtol=1e-4, atol=1e-4):
+            return f"{build.LIBRARY} computes a product that differs from plain JAX's by {jnp.max(jnp.abs(got - want))}"
+    return None

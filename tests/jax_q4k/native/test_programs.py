@@ -1,0 +1,137 @@
+"""Operations by the CPU's kernels, which are the default there, inside JAX's transformations and programs."""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from helpers import nmse
+from implementations import needs_native
+
+import jax_q4k as jq
+
+pytestmark = needs_native
+
+
+def normal(*shape, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(shape).standard_normal(shape), dtype)
+
+
+def packed(format, n, k):
+    planes = oracles.random_planes(np.random.default_rng(0), format, n, k // 256)
+    return jq.QuantizedArray(format, (n, k), tuple(map(jnp.asarray, planes)))
+
+
+def lowered(function, *arrays):
+    return jax.jit(function).lower(*arrays).as_text()
+
+
+def test_operations_with_kernels_take_them_by_default():
+    x, w, ids = normal(2, 256), packed("Q4_K", 8, 256), jnp.array([1, 2])
+    q, pages, tables = normal(1, 2, 32), jnp.zeros((2, 2, 16, 32)), jnp.zeros((1, 2), jnp.int32)
+    for function, arrays, handler in (
+        (jq.matmul, (x, w), "products"),
+        (jq.matmul, (x, w.dequantize(jnp.bfloat16)), "products"),
+        (lambda x, w: jq.mlp(x, w, w, w.dequantize()[:, :8]), (x, w), "products"),
+        (jq.embedding, (ids, w), "embedding"),
+        (jq.paged_attention, (q, pages, pages, tables, tables[:, 0]), "paged_attention"),
+        (jq.causal_attention, (q[None], q[None], q[None], ids[:1]), "causal_attention"),
+        (jq.append_kv, (pages, pages, q, q, ids[:1]), "rope_append"),
+    ):
+        assert f"@jax_q4k_{handler}(" in lowered(function, *arrays)
+        with jq.implementation("xla"):
+            assert "@jax_q4k_" not in lowered(function, *arrays)
+
+
+def test_elsewhere_they_are_not_taken():
+    x, w = normal(2, 256), packed("Q4_K", 8, 256)
+    text = jax.jit(jq.matmul).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    assert "jax_q4k_" not in text and "__gpu$xla.gpu.ptx" in text
+    text = jax.jit(jq.matmul).trace(x, w).lower(lowering_platforms=("tpu",)).as_text()
+    assert "jax_q4k_" not in text and "__gpu$xla.gpu.ptx" not in text
+
+
+def test_pages_that_are_donated_are_updated_in_place():
+    pages = [jnp.full((4, 2, 16, 32), value) for value in (1.0, 2.0)]
+    before = [page.unsafe_buffer_pointer() for page in pages]
+    new = normal(3, 2, 32)
+    program = jax.jit(jq.append_kv, donate_argnums=(0, 1)).lower(*pages, new, new, jnp.arange(3)).compile()
+    after = program(*pages, new, new, jnp.arange(3))
+    assert [page.unsafe_buffer_pointer() for page in after] == before and pages[0].is_deleted()
+    np.testing.assert_array_equal(after[0][0, :, :3], jnp.swapaxes(new, 0, 1))
+    assert program.memory_analysis().temp_size_in_bytes < pages[0].nbytes
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_gradients_of_a_layer_that_is_recomputed(dtype):
+    gate, down, norm = packed("Q4_K", 256, 256), packed("Q6_K", 256, 256), jnp.ones(256)
+    gate, down = (jq.quantize(np.asarray(w.dequantize()) / 64, w.format) for w in (gate, down))
+    x = normal(3, 256, dtype=dtype)
+
+    def loss(x, implementation=None):
+        def layer(x, _):
+            y = jq.mlp(x, gate, gate, down, norm_weight=norm, eps=1e-5, residual=x, implementation=implementation)
+            return jnp.tanh(y), None
+
+        return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, length=3)[0].astype(jnp.float32) ** 2)
+
+    got, want = jax.jit(jax.grad(loss))(x), jax.grad(lambda x: loss(x, "xla"))(x)
+    assert got.dtype == dtype and nmse(got, want) <= 1e-3  # of int8 activations
+
+
+def test_exported_programs():
+    x, w = normal(2, 256), packed("Q4_K", 8, 256)
+    program = jax.jit(lambda x, plane: jq.matmul(x, jq.QuantizedArray("Q4_K", (8, 256), (plane,))))
+    with pytest.raises(ValueError, match="jax_q4k_products"):
+        jax.export.export(program)(x, *w.planes)
+    exported = jax.export.export(program, platforms=("cpu", "cuda"), disabled_checks=jq.EXPORT_CHECKS)(x, *w.planes)
+    np.testing.assert_array_equal(exported.call(x, *w.planes), jq.matmul(x, w))
+
+
+def test_handlers_are_there_when_the_package_is_imported():
+    """For programs that were exported by another process."""
+    run("""
+import jax, jax.numpy as jnp, numpy as np, jax_q4k
+call = jax.ffi.ffi_call("jax_q4k_embedding", jax.ShapeDtypeStruct((1, 3), jnp.float32))
+np.testing.assert_array_equal(call(jnp.array([1]), jnp.arange(6.0).reshape(2, 3), format="F32"), [[3, 4, 5]])
+""")
+
+
+def test_sharded_over_devices():
+    """By shard_map each device multiplies its part; of a bare call XLA gathers the operands first."""
+    run("""
+import jax, jax.numpy as jnp, numpy as np, jax_q4k as jq
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((4,), ("model",))
+rng = np.random.default_rng(0)
+w = jq.quantize(rng.standard_normal((64, 256), np.float32), "Q4_K")
+x = rng.standard_normal((3, 256), np.float32)
+for w in (w, w.dequantize(jnp.bfloat16)):
+    want = jq.matmul(x, w)
+    split = jax.device_put(w, NamedSharding(mesh, P("model")))
+    mapped = jax.jit(jax.shard_map(jq.matmul, mesh=mesh, in_specs=(P(), P("model")), out_specs=P(None, "model")))
+    np.testing.assert_allclose(mapped(x, split), want, rtol=1e-6, atol=1e-5)
+    assert "all-gather" not in mapped.lower(x, split).compile().as_text()
+    np.testing.assert_allclose(jax.jit(jq.matmul)(x, split), want, rtol=1e-6, atol=1e-5)
+    rows = jax.device_put(jnp.tile(x, (4, 1)), NamedSharding(mesh, P("model")))
+    np.testing.assert_allclose(jax.jit(jq.matmul)(rows, w), np.tile(want, (4, 1)), rtol=1e-6, atol=1e-5)
+""", XLA_FLAGS="--xla_force_host_platform_device_count=4")  # fmt: skip
+
+
+def run(program, **environment):
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_results_do_not_depend_on_x64():
+    x, w = np.asarray(normal(2, 256)), packed("Q4_K", 8, 256)
+    want, rows = jq.matmul(x, w), jq.embedding(np.array([3, 9]), w)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(jq.matmul(x, w), want)
+        np.testing.assert_array_equal(jq.embedding(np.array([3, 2**40]), w), rows)

@@ -1,0 +1,107 @@
+"""`jax-q4k doctor`."""
+
+import platform
+import re
+
+import jax
+import numpy as np
+import pytest
+from implementations import needs_native
+
+import jax_q4k as jq
+from jax_q4k import native
+from jax_q4k.models import cli
+from jax_q4k.models.cli import doctor
+from jax_q4k.native import build
+
+
+@pytest.fixture
+def run(capsys):
+    """(exit code, name -> value, standard error) of a run."""
+
+    def run():
+        capsys.readouterr()
+        code = cli.main(["doctor"])
+        out, err = capsys.readouterr()
+        rows = (re.fullmatch(r" *(\S+(?: \S+)*) {2,}(\S.*?) *", line) for line in out.splitlines())
+        return code, {row[1]: row[2] for row in rows}, err
+
+    return run
+
+
+def test_versions_and_devices(run):
+    code, found, err = run()
+    assert (code, err) == (0, "")
+    assert found["jax-q4k"].startswith(f"{jq.__version__} in ")
+    assert found["Python"].startswith(platform.python_version())
+    assert (found["jax"], found["numpy"]) == (jax.__version__, np.__version__)
+    assert found["devices of JAX"].startswith(f"{jax.devices()[0].platform}: ")
+    assert found["default on cuda"].startswith("ptx: ")
+    assert {"CUDA plugin", "CUDA driver", "ptxas", "C++ compiler", "threads of XLA"} <= set(found)
+
+
+@needs_native
+def test_which_kernels_are_in_use(run):
+    _, found, _ = run()
+    assert [name for name in build.kernels() if found[name] == "in use"] == [native.kernels()]
+    assert found["default on cpu"] == f"native: C++ kernels for {native.kernels()}"
+    assert found["CPU kernels"].startswith(str(native.library_path()))
+
+
+@needs_native
+@pytest.mark.parametrize("name", build.kernels())
+def test_kernels_run_where_the_processor_has_what_they_need(name):
+    before = native.kernels()
+    try:
+        native.select(name)
+        runs = True
+    except ValueError:
+        runs = False
+    finally:
+        native.select(before)
+    assert runs == (set(doctor.NEEDS[name]) <= doctor.instruction_sets())
+
+
+def test_what_the_processor_lacks(run, monkeypatch):
+    monkeypatch.setattr(doctor, "instruction_sets", lambda: frozenset({"avx2", "fma"}))
+    monkeypatch.setattr(build, "kernels", lambda: dict.fromkeys(("avx2", "portable"), []))
+    monkeypatch.setattr(native, "kernels", lambda: "portable")
+    _, found, _ = run()
+    assert found["instruction sets"] == "avx2, fma"
+    assert found["avx2"] == "not in use: this processor lacks f16c" and found["portable"] == "in use"
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_without_a_library_and_with_a_broken_one(run, monkeypatch, tmp_path, there):
+    monkeypatch.setattr(native, "_load", lambda: (None, "libjax_q4k.so is of no use"))
+    monkeypatch.setattr(native, "library_path", lambda: tmp_path / build.LIBRARY)
+    if there:
+        (tmp_path / build.LIBRARY).touch()
+    code, found, err = run()
+    assert (code, err) == ((1, "broken: libjax_q4k.so is of no use\n") if there else (0, ""))
+    assert found["CPU kernels"] == "libjax_q4k.so is of no use"
+    assert found["default on cpu"].startswith("xla: plain JAX")
+    assert found["portable"] == "not in use: the library is not"
+
+
+@needs_native
+def test_kernels_that_compute_something_else(run, monkeypatch):
+    matmul = jq.matmul
+    monkeypatch.setattr(jq, "matmul", lambda *args, implementation, **options: matmul(*args, **options) + (
+        implementation == "native"
+    ))  # fmt: skip
+    code, _, err = run()
+    assert code == 1 and re.fullmatch(
+        r"broken: libjax_q4k.so computes a product that differs from plain JAX's by 1\.\d*\n", err
+    )
+
+
+@pytest.mark.parametrize("variable", ["PJRT_NPROC", "NPROC"])
+def test_threads_that_the_environment_asks_for(run, monkeypatch, variable):
+    monkeypatch.setenv(variable, "3")
+    assert run()[1]["threads of XLA"] == f"3, as ${variable} says"
+
+
+def test_no_compiler(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", f"{tmp_path}/none --std")
+    assert run()[1]["C++ compiler"] == f"not found: {tmp_path}/none --std; $CXX names another"
