@@ -3,14 +3,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import nmse
+from implementations import IMPLEMENTATIONS
 from oracles import rotated
 
-from jax_q4k import native
 from jax_q4k.ops.rotate import rotate
 
 rng = np.random.default_rng(0)
-needs_library = pytest.mark.skipif(not native.available(), reason=native.problem() or "the library is there")
-IMPLEMENTATIONS = ["xla", "sim", pytest.param("native", marks=needs_library)]
 
 
 def operands(tokens, heads, head_dim, rope_dim):
