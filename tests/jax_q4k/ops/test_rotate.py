@@ -3,9 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import nmse
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, needs_native
 from oracles import rotated
 
+from jax_q4k import native
 from jax_q4k.ops.rotate import rotate
 
 rng = np.random.default_rng(0)
@@ -60,7 +61,7 @@ def test_what_does_not_fit():
             rotate(given.pop("x"), given.pop("cos"), given.pop("sin"), **given)
 
 
-@needs_library
+@needs_native
 def test_the_handler_checks_its_operands():
     x, cos, sin = operands(4, 2, 32, 16)
     struct = jax.ShapeDtypeStruct(x.shape, jnp.float32)
