@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "activations.h"
@@ -32,21 +33,22 @@ inline Floats exp_of(const Floats& x) {
 }
 
 // A query's sums, now relative to `highest`, which is no lower than before.
-inline void rescale(Query& query, float highest, int dims) {
+inline void rescale(Query& query, float highest, int64_t dims) {
   if (query.highest == highest) return;
   const float factor = query.total == 0 ? 0 : __builtin_expf(query.highest - highest);
   query.highest = highest;
   query.total *= factor;
-  for (int d = 0; d < dims; ++d) query.values[d] *= factor;
+  for (int64_t d = 0; d < dims; d += kLanes) (Floats::load(query.values + d) * Floats::all(factor)).store(query.values + d);
 }
 
-inline void merge_query(const Query& part, int64_t head_dim, Query* to) {
+inline void merge_query(const Query& part, int64_t dims, Query* to) {
   if (part.total == 0) return;
   const float highest = !(part.highest <= to->highest) ? part.highest : to->highest;
-  rescale(*to, highest, static_cast<int>(head_dim));
+  rescale(*to, highest, dims);
   const float factor = __builtin_expf(part.highest - highest);
   to->total += part.total * factor;
-  for (int64_t d = 0; d < head_dim; ++d) to->values[d] += part.values[d] * factor;
+  for (int64_t d = 0; d < dims; d += kLanes)
+    fma(Floats::load(part.values + d), Floats::all(factor), Floats::load(to->values + d)).store(to->values + d);
 }
 
 template <class T>
@@ -56,58 +58,123 @@ void append_vector(const float* x, int64_t count, T* to, float*) {
 template <>
 void append_vector(const float* x, int64_t count, int8_t* to, float* scale) { quantize_group(x, count, to, scale); }
 
-// Adds 16 tokens from `start` of the sequence on, which lie from `offset` of a page on, to the queries that see them.
-template <class T>
-void attend_tokens(const Tokens& tokens, int64_t page, int64_t head, int64_t offset, int64_t start, Query* queries,
-                   int count, const AttentionOptions& options) {
-  const int dims = static_cast<int>(tokens.head_dim);
-  alignas(64) float k[kMaxHeadDim][kTokens], v[kTokens][kMaxHeadDim];
-  int64_t first = INT64_MAX, last = 0;  // seen by any query
-  for (int i = 0; i < count; ++i) {
-    first = queries[i].first < first ? queries[i].first : first;
-    last = queries[i].last > last ? queries[i].last : last;
+// Sixteen tokens as attention reads them: k (dims, 16), v (16, dims).
+struct alignas(64) TokenTile {
+  float k[kMaxHeadDim][kTokens], v[kTokens][kMaxHeadDim];
+};
+
+// Lanes [from, to); the others -inf.
+inline Floats only(const Floats& v, int from, int to) {
+  int32_t lane[16];
+  for (int i = 0; i < 16; ++i) lane[i] = i;
+  const Ints lanes = Ints::load(lane);
+  Floats w;
+  for (int i = 0; i < Floats::kParts; ++i)
+    w.part[i] = (lanes.part[i] >= from) & (lanes.part[i] < to) ? v.part[i] : Floats::all(-INFINITY).part[i];
+  return w;
+}
+
+// Adds tokens [from, to) of a tile, which all of Q queries see, to their sums.
+template <int Q>
+void attend_tile(const TokenTile& tile, int64_t dims, int from, int to, Query* queries, const AttentionOptions& options) {
+  Floats sums[2][Q], weights[Q];  // two chains of additions each
+  for (int i = 0; i < Q; ++i) sums[0][i] = sums[1][i] = Floats::all(0);
+  for (int64_t d = 0; d < dims; d += 2)
+    for (int j = 0; j < 2; ++j) {
+      const Floats k = Floats::load(tile.k[d + j]);
+      for (int i = 0; i < Q; ++i) sums[j][i] = fma(Floats::all(queries[i].q[d + j]), k, sums[j][i]);
+    }
+  for (int i = 0; i < Q; ++i) {
+    Query& query = queries[i];
+    Floats scores = (sums[0][i] + sums[1][i]) * Floats::all(options.scale);
+    if (options.soft_cap != 0) {
+      alignas(64) float capped[kTokens];
+      scores.store(capped);
+      for (float& score : capped) score = options.soft_cap * __builtin_tanhf(score / options.soft_cap);
+      scores = Floats::load(capped);
+    }
+    if (to - from < kTokens) scores = only(scores, from, to);
+    const float top = highest(scores);
+    rescale(query, top > query.highest ? top : query.highest, dims);
+    // Where all are -inf so far: every weight is 0, and not e^NaN.
+    weights[i] = exp_of(scores - Floats::all(query.highest == -INFINITY ? 0 : query.highest));
+    query.total += sum(weights[i]);
   }
+  alignas(64) float weight[Q][kTokens];
+  for (int i = 0; i < Q; ++i) weights[i].store(weight[i]);
+  for (int64_t d = 0; d < dims; d += kLanes) {
+    Floats values[2][Q];
+    for (int i = 0; i < Q; ++i) values[0][i] = Floats::load(queries[i].values + d), values[1][i] = Floats::all(0);
+    auto add = [&](int t, Floats (&to)[Q]) __attribute__((always_inline)) {
+      const Floats v = Floats::load(tile.v[t] + d);
+      for (int i = 0; i < Q; ++i) to[i] = fma(Floats::all(weight[i][t]), v, to[i]);
+    };
+    int t = from;
+    for (; t + 2 <= to; t += 2) add(t, values[0]), add(t + 1, values[1]);
+    if (t < to) add(t, values[0]);
+    for (int i = 0; i < Q; ++i) (values[0][i] + values[1][i]).store(queries[i].values + d);
+  }
+}
+
+// Tokens [start, start + 16) of a page from `offset` on, of which [first, last) of the sequence count; others are zero.
+template <class T>
+void load_tile(const Tokens& tokens, int64_t page, int64_t head, int64_t offset, int64_t start, int64_t first, int64_t last,
+               TokenTile* tile) {
+  static const T nothing[kMaxHeadDim] = {};
   const int64_t at = page * tokens.page_stride + head * tokens.head_stride + offset * tokens.token_stride;
   const int64_t scale_at = (page * tokens.num_heads + head) * tokens.page_size + offset;
+  const T *keys[kTokens], *values[kTokens];
   for (int t = 0; t < kTokens; ++t) {
-    alignas(64) float row[kMaxHeadDim] = {};
-    const bool seen = start + t >= first && start + t < last;
-    if (seen) {
-      const int64_t from = at + t * tokens.token_stride;
-      load_floats(static_cast<const T*>(tokens.k) + from, dims, row);
-      load_floats(static_cast<const T*>(tokens.v) + from, dims, v[t]);
-      if (tokens.k_scales) {
-        const float k_scale = tokens.k_scales[scale_at + t], v_scale = tokens.v_scales[scale_at + t];
-        for (int d = 0; d < dims; ++d) row[d] *= k_scale, v[t][d] *= v_scale;
-      }
-    }
-    for (int d = 0; d < dims; ++d) k[d][t] = row[d];
+    const bool counts = start + t >= first && start + t < last;
+    keys[t] = counts ? static_cast<const T*>(tokens.k) + at + t * tokens.token_stride : nothing;
+    values[t] = counts ? static_cast<const T*>(tokens.v) + at + t * tokens.token_stride : nothing;
   }
-  for (int i = 0; i < count; ++i) {
-    Query& query = queries[i];
-    const int from = query.first > start ? static_cast<int>(query.first - start) : 0;
-    const int to = query.last - start < kTokens ? static_cast<int>(query.last - start) : kTokens;
-    if (from >= to) continue;
-    Floats sums[4];
-    for (auto& part : sums) part = Floats::all(0);
-    for (int d = 0; d < dims; d += 4)
-      for (int j = 0; j < 4; ++j) sums[j] = fma(Floats::all(query.q[d + j]), Floats::load(k[d + j]), sums[j]);
-    alignas(64) float scores[kTokens], weights[kTokens];
-    ((sums[0] + sums[1]) + (sums[2] + sums[3])).store(scores);
-    float highest = query.highest;
-    for (int t = from; t < to; ++t) {
-      scores[t] *= options.scale;
-      if (options.soft_cap != 0) scores[t] = options.soft_cap * __builtin_tanhf(scores[t] / options.soft_cap);
-      highest = !(scores[t] <= highest) ? scores[t] : highest;  // NaN too
+  for (int64_t d = 0; d < tokens.head_dim; d += kLanes) {
+    Floats k[kTokens];
+#pragma GCC unroll 16
+    for (int t = 0; t < kTokens; ++t) {
+      k[t] = load_lanes(keys[t] + d);
+      Floats v = load_lanes(values[t] + d);
+      if (std::is_same_v<T, int8_t>) {
+        k[t] = k[t] * Floats::all(tokens.k_scales[scale_at + t]);
+        v = v * Floats::all(tokens.v_scales[scale_at + t]);
+      }
+      v.store(tile->v[t] + d);
     }
-    for (int t = 0; t < kTokens; ++t) scores[t] = t >= from && t < to ? scores[t] - highest : -INFINITY;
-    exp_of(Floats::load(scores)).store(weights);
-    rescale(query, highest, dims);
-    for (int t = from; t < to; ++t) query.total += weights[t];
-    for (int d = 0; d < dims; d += kTokens) {
-      Floats values = Floats::load(query.values + d);
-      for (int t = from; t < to; ++t) values = fma(Floats::all(weights[t]), Floats::load(v[t] + d), values);
-      values.store(query.values + d);
+    transpose(k);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) k[i].store(tile->k[d + i]);
+  }
+}
+
+// Asks for the 16 tokens of a page from `offset` on.
+template <class T>
+void prefetch_tile(const Tokens& tokens, int64_t page, int64_t head, int64_t offset) {
+  const int64_t at = page * tokens.page_stride + head * tokens.head_stride + offset * tokens.token_stride;
+  for (int64_t t = 0; t < kTokens; ++t)
+    for (int64_t d = 0; d < tokens.head_dim; d += 64 / sizeof(T)) {
+      __builtin_prefetch(static_cast<const T*>(tokens.k) + at + t * tokens.token_stride + d);
+      __builtin_prefetch(static_cast<const T*>(tokens.v) + at + t * tokens.token_stride + d);
+    }
+}
+
+template <class T>
+void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int64_t first, int64_t last, Query* queries,
+                   int count, const AttentionOptions& options) {
+  auto page_of = [&](int64_t at) { return at < last ? int64_t{pages[at / tokens.page_size]} : -1; };
+  auto usable = [&](int64_t page) { return page >= 0 && page < tokens.num_pages; };
+  TokenTile tile;
+  for (int64_t start = first / kTokens * kTokens; start < last; start += kTokens) {
+    const int64_t page = page_of(start), next = page_of(start + kTokens);
+    if (usable(page)) load_tile<T>(tokens, page, head, start % tokens.page_size, start, first, last, &tile);
+    if (usable(next)) prefetch_tile<T>(tokens, next, head, (start + kTokens) % tokens.page_size);
+    if (!usable(page)) continue;
+    auto bound = [&](int64_t token) { return static_cast<int>(std::clamp<int64_t>(token - start, 0, kTokens)); };
+    for (int i = 0, taken; i < count; i += taken) {  // four queries that see the same tokens, or one
+      const int from = bound(queries[i].first), to = bound(queries[i].last);
+      auto same = [&](int j) { return j < count && bound(queries[j].first) == from && bound(queries[j].last) == to; };
+      taken = same(i + 1) && same(i + 2) && same(i + 3) ? 4 : 1;
+      if (from < to) (taken == 4 ? attend_tile<4> : attend_tile<1>)(tile, tokens.head_dim, from, to, queries + i, options);
     }
   }
 }

@@ -214,9 +214,8 @@ void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, 
     const int64_t blocks = (m + kLanes - 1) / kLanes;
     float* total = scratch<float>(kTotals, kTile * blocks * kLanes);
     kernels->many[w.type](w, first, count, x.blocks + start / kLanes * x.spans, blocks, total);
-    for (int64_t b = 0; b < m; b += kLanes)  // transposed by pieces that stay in the first cache
-      for (int64_t r = 0; r < count; ++r)
-        for (int64_t j = b; j < std::min(b + kLanes, m); ++j) y[j * stride + r] = total[r * blocks * kLanes + j];
+    for (int64_t b = 0; b < m; b += kLanes)
+      kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, m - b), y + b * stride, stride);
   }
 }
 
@@ -398,11 +397,9 @@ ffi::Error paged_attention(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::R
     Query* mine = queries + t * group;
     for (int64_t i = 0; i < group; ++i)
       start_query(mine[i], q + (task.sequence * num_heads + task.head * group + i) * head_dim, task.first, task.last, head_dim);
-    for (int64_t at = task.first / kTokens * kTokens; at < task.last; at += kTokens) {
-      const int64_t page = contiguous ? task.sequence : tables[task.sequence * per_sequence + at / page_size];
-      if (page < 0 || page >= tokens.num_pages) continue;
-      kernels->attend[type](tokens, page, task.head, at % page_size, at, mine, static_cast<int>(group), options);
-    }
+    const int32_t row = static_cast<int32_t>(task.sequence);  // of a contiguous cache, its only page
+    const int32_t* pages = contiguous ? &row : tables + task.sequence * per_sequence;
+    kernels->attend[type](tokens, pages, task.head, task.first, task.last, mine, static_cast<int>(group), options);
   });
   // The parts of a context, merged in their order.
   size_t t = 0;
@@ -454,8 +451,8 @@ ffi::Error causal_attention(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::
     auto place = [&](int64_t i) { return ((b * time + first + i / group) * num_heads + head * group + i % group) * head_dim; };
     for (int64_t i = 0; i < count; ++i)
       start_query(queries[i], q + place(i), 0, std::min(first + i / group + 1, length), head_dim);
-    for (int64_t at = 0; at < std::min(first + kQueryTokens, length); at += kTokens)
-      kernels->attend[kPageF32](tokens, b, head, at, at, queries, static_cast<int>(count), options);
+    const int32_t page = static_cast<int32_t>(b);
+    kernels->attend[kPageF32](tokens, &page, head, 0, std::min(first + kQueryTokens, length), queries, static_cast<int>(count), options);
     for (int64_t i = 0; i < count; ++i) finish_query(queries[i], nullptr, head_dim, out + place(i));
   });
   return ffi::Error::Success();

@@ -98,8 +98,9 @@ struct Kernels {
                          float* scratch);
   // Row `row` as k floats.
   void (*decode[kTypes])(const Matrix&, int64_t row, float* y);
-  // Adds tokens [offset, offset + 16) of a page, which are the sequence's from `start` on, to the queries.
-  void (*attend[kPageTypes])(const Tokens&, int64_t page, int64_t head, int64_t offset, int64_t start, Query*, int count,
+  // Adds tokens [first, last) of a sequence, whose token i lies in pages[i / page_size], to the queries that see them;
+  // those of pages outside [0, num_pages) are left out.
+  void (*attend[kPageTypes])(const Tokens&, const int32_t* pages, int64_t head, int64_t first, int64_t last, Query*, int count,
                              const AttentionOptions&);
   // Adds what another part of a query's tokens came to.
   void (*merge)(const Query& part, int64_t head_dim, Query* to);
@@ -109,6 +110,8 @@ struct Kernels {
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
   // y = activation(gate) * up of `count` elements; activation: x / (1 + e^-x), or GELU by tanh.
   void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* y);
+  // to[j * stride + r] = from[r * pitch + j], j < m <= 16, r < count; 16 of a row of `from` can be read.
+  void (*transpose)(const float* from, int64_t pitch, int64_t count, int64_t m, float* to, int64_t stride);
 };
 
 #if defined(__x86_64__)

@@ -147,20 +147,24 @@ JAX_Q4K_INLINE void transpose(Floats (&v)[16]) {
   std::memcpy(v, to, sizeof to);
 }
 
-// All lanes by a + b, or another operation, in pairs.
+template <int kApart, class Part, class Operation, int... kLane>
+JAX_Q4K_INLINE Part folded(Part v, const Operation& operation, std::integer_sequence<int, kLane...> lanes) {
+  if constexpr (kApart == 0) return v;
+  else
+    return folded<kApart / 2>(operation(v, shuffled(v, v, std::integer_sequence<int, (kLane ^ kApart)...>())), operation, lanes);
+}
+// All lanes by an operation on vectors, in pairs.
 template <class Operation>
 JAX_Q4K_INLINE float reduced(const Floats& v, const Operation& operation) {
-  float lanes[16];
-  v.store(lanes);
-  for (int n = 8; n > 0; n /= 2)
-    for (int i = 0; i < n; ++i) lanes[i] = operation(lanes[i], lanes[i + n]);
-  return lanes[0];
+  Floats::Part total = v.part[0];
+  for (int i = 1; i < Floats::kParts; ++i) total = operation(total, v.part[i]);
+  return folded<Floats::kPartLanes / 2>(total, operation, std::make_integer_sequence<int, Floats::kPartLanes>())[0];
 }
 JAX_Q4K_INLINE float sum(const Floats& v) {
-  return reduced(v, [](float a, float b) { return a + b; });
+  return reduced(v, [](auto a, auto b) { return a + b; });
 }
 JAX_Q4K_INLINE float highest(const Floats& v) {
-  return reduced(v, [](float a, float b) { return a > b ? a : b; });
+  return reduced(v, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 JAX_Q4K_INLINE Floats to_float(const Ints& x) {
