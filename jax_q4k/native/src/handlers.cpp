@@ -203,6 +203,7 @@ Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, c
 }
 
 constexpr int64_t kManyRows = 512;  // of activations that share one unpacking of a tile
+constexpr int64_t kFloatRows = 64;  // of activations as they are that share it: as many as stay in a core's cache
 
 // Rows [first, first + count) of w times activations [start, start + m): y[j * stride + r].
 void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, int64_t start, int64_t m, float* y, int64_t stride) {
@@ -245,7 +246,7 @@ ffi::Error products(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remainin
 
   const Prepared prepared = prepare(threads, static_cast<const float*>(x_buffer.untyped_data()), m, k, norm_weight, eps, quantized);
   // A task is some rows of a matrix, times some of the activations.
-  const int64_t part = prepared.blocks ? kManyRows : std::max<int64_t>(m, 1), parts = (m + part - 1) / part;
+  const int64_t part = prepared.blocks ? kManyRows : kFloatRows, parts = (m + part - 1) / part;
   int64_t all_rows = 0;
   for (const Matrix& w : matrices) all_rows += w.n;
   const int64_t few_rows = std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
