@@ -170,7 +170,9 @@ std::vector<Matrix> take_matrices(Operands& operands, std::string_view names, in
   return matrices;
 }
 
-// What products take: rows of activations as they are, as int8, or as int8 in blocks of 16 rows.
+constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, rounding or turning a float
+
+// What products take: rows of activations as they are, as int8 (`rows`), or as int8 in blocks of 16 rows.
 struct Prepared {
   int64_t m, k, spans;
   const float* x;
@@ -180,24 +182,31 @@ struct Prepared {
 
 Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, const float* norm, float eps, bool quantized) {
   Prepared p{m, k, (k + kSpan - 1) / kSpan, x};
-  float* normalized = norm ? scratch<float>(kNormalized, m * k) : nullptr;
-  RowSpan* rows = quantized ? scratch<RowSpan>(kSpans, m * p.spans) : nullptr;
-  threads.run(m, m * k < 65536 ? m : 1, [&](int64_t j) {
-    const float* row = x + j * k;
-    if (norm) kernels->normalize(row, norm, eps, k, normalized + j * k), row = normalized + j * k;
-    if (quantized) kernels->quantize(row, k, rows + j * p.spans);
-  });
-  if (norm) p.x = normalized;
-  p.rows = rows;
+  auto row = [&](int64_t j, float* to) {  // row j, in `to` if it had to be normalized
+    if (norm) kernels->normalize(x + j * k, norm, eps, k, to);
+    return norm ? to : x + j * k;
+  };
   if (quantized && m > kFew) {
     const int64_t count = (m + kLanes - 1) / kLanes;
     BlockSpan* blocks = scratch<BlockSpan>(kBlocks, count * p.spans);
-    threads.run(count * p.spans, 8, [&](int64_t i) {
-      const int64_t b = i / p.spans;
+    threads.run(count, kEasy * kLanes * k, [&](int64_t b) {
       const int lanes = static_cast<int>(std::min<int64_t>(kLanes, m - b * kLanes));
-      kernels->pack(rows + b * kLanes * p.spans, p.spans, lanes, i % p.spans, blocks + i);
+      float* normalized = scratch<float>(kNormalized, k);
+      RowSpan* rows = scratch<RowSpan>(kSpans, kLanes * p.spans);
+      for (int i = 0; i < lanes; ++i) kernels->quantize(row(b * kLanes + i, normalized), k, rows + i * p.spans);
+      for (int64_t i = 0; i < p.spans; ++i) kernels->pack(rows, p.spans, lanes, i, blocks + b * p.spans + i);
     });
     p.blocks = blocks;
+  } else if (quantized) {
+    RowSpan* rows = scratch<RowSpan>(kSpans, m * p.spans);
+    threads.run(m, kEasy * k, [&](int64_t j) {
+      kernels->quantize(row(j, scratch<float>(kNormalized, k)), k, rows + j * p.spans);
+    });
+    p.rows = rows;
+  } else if (norm) {
+    float* normalized = scratch<float>(kNormalized, m * k);
+    threads.run(m, kEasy * k, [&](int64_t j) { row(j, normalized + j * k); });
+    p.x = normalized;
   }
   return p;
 }
@@ -207,16 +216,16 @@ constexpr int64_t kFloatRows = 64;  // of activations as they are that share it:
 
 // Rows [first, first + count) of w times activations [start, start + m): y[j * stride + r].
 void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, int64_t start, int64_t m, float* y, int64_t stride) {
-  if (!x.rows) {
-    kernels->floats[w.type](w, first, count, x.x + start * x.k, m, y, stride, scratch<float>(kRows, 4 * x.k));
-  } else if (!x.blocks) {
+  if (x.rows) {
     kernels->few[w.type](w, first, count, x.rows + start * x.spans, static_cast<int>(m), y, stride);
-  } else {
+  } else if (x.blocks) {
     const int64_t blocks = (m + kLanes - 1) / kLanes;
     float* total = scratch<float>(kTotals, kTile * blocks * kLanes);
     kernels->many[w.type](w, first, count, x.blocks + start / kLanes * x.spans, blocks, total);
     for (int64_t b = 0; b < m; b += kLanes)
       kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, m - b), y + b * stride, stride);
+  } else {
+    kernels->floats[w.type](w, first, count, x.x + start * x.k, m, y, stride, scratch<float>(kRows, 4 * x.k));
   }
 }
 
@@ -261,7 +270,8 @@ ffi::Error products(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remainin
       for (int64_t first = 0; first < matrices[i].n; first += rows)
         tasks.push_back({i, first, std::min(rows, matrices[i].n - first), p * part, std::min(part, m - p * part)});
 
-  threads.run(static_cast<int64_t>(tasks.size()), 1, [&](int64_t t) {
+  const int64_t work = all_rows * k * m / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
+  threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
     const Task& task = tasks[t];
     const Matrix& w = matrices[task.matrix];
     float* to = y[task.matrix] + task.start * w.n + task.first;
@@ -297,7 +307,7 @@ ffi::Error embedding(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remaini
   operands.finish();
   float* y = results.floats("y", {count, w.k});
   results.finish();
-  threads.run(count, 8, [&](int64_t i) {
+  threads.run(count, kEasy * w.k, [&](int64_t i) {
     if (ids[i] >= 0 && ids[i] < w.n)
       kernels->decode[w.type](w, ids[i], y + i * w.k);
     else
@@ -393,7 +403,10 @@ ffi::Error paged_attention(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::R
   }
   Query* queries = scratch<Query>(kQueries, tasks.size() * group);
   const AttentionOptions options{scale, soft_cap};
-  threads.run(static_cast<int64_t>(tasks.size()), 1, [&](int64_t t) {
+  int64_t seen = 0;
+  for (const Task& task : tasks) seen += task.last - task.first;
+  const int64_t work = 2 * seen * group * head_dim / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
+  threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
     const Task& task = tasks[t];
     Query* mine = queries + t * group;
     for (int64_t i = 0; i < group; ++i)
@@ -444,7 +457,7 @@ ffi::Error causal_attention(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::
                       time * kv_heads * head_dim, head_dim, kv_heads * head_dim};
   const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
   const AttentionOptions options{1.0f / std::sqrt(static_cast<float>(head_dim)), 0};
-  threads.run(batch * kv_heads * steps, 1, [&](int64_t t) {
+  threads.run(batch * kv_heads * steps, kQueryTokens * group * time * head_dim, [&](int64_t t) {
     const int64_t step = steps - 1 - t % steps, head = t / steps % kv_heads, b = t / steps / kv_heads;  // long ones first
     const int64_t first = step * kQueryTokens, count = std::min(kQueryTokens, time - first) * group;
     const int64_t length = std::clamp<int64_t>(lengths[b], 0, time);
@@ -492,7 +505,7 @@ ffi::Error rope_append(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::Remai
   }
   operands.finish();
   results.finish();
-  threads.run(count, 4, [&](int64_t t) {
+  threads.run(count, kEasy * (num_heads + kv_heads) * head_dim, [&](int64_t t) {
     auto turn = [&](const float* from, const float* norm, int64_t heads, float* to) {
       for (int64_t h = 0; h < heads; ++h) {
         float* x = to + h * head_dim;
@@ -536,7 +549,7 @@ ffi::Error rotate(ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingR
   operands.finish();
   float* y = results.floats("y", {count, heads, head_dim});
   results.finish();
-  threads.run(count, 4, [&](int64_t t) {
+  threads.run(count, kEasy * size, [&](int64_t t) {
     std::memcpy(y + t * size, x + t * size, size * sizeof(float));
     for (int64_t h = 0; h < heads; ++h) kernels->rotate(y + t * size + h * head_dim, cos + t * half, sin + t * half, half, interleaved);
   });

@@ -14,18 +14,25 @@
 
 namespace jax_q4k {
 
+// Multiply-adds. Waking a thread takes tens of microseconds, as long as about these; so many are left to each.
+constexpr int64_t kWorthWaking = 1 << 19;
+constexpr int64_t kWorthTaking = 1 << 14;  // that a thread takes at a time: an atomic addition for less would show
+
 class Threads {
  public:
   explicit Threads(xla::ffi::ThreadPool* pool) : pool_(pool) {}
 
   int64_t count() const { return std::max<int64_t>(1, pool_->num_threads()); }
 
-  // Calls task(i) for every i < count, in this thread and in those of the pool that are free, which take `grain` at a
-  // time. Which thread does what is open: results must not depend on it. Returns, or throws what a task threw, when
-  // all have been called.
+  // Calls task(i) for every i < count, in this thread and, where there is work enough, in those of the pool that are
+  // free. `work`: multiply-adds of a task, or what takes as long. Which thread does what is open: results must not
+  // depend on it. Returns, or throws what a task threw, when all have been called.
   template <class Task>
-  void run(int64_t count, int64_t grain, const Task& task) const {
-    const int64_t helpers = std::min(this->count(), (count + grain - 1) / grain) - 1;
+  void run(int64_t count, int64_t work, const Task& task) const {
+    work = std::clamp<int64_t>(work, 1, kWorthWaking);
+    const int64_t grain = std::max<int64_t>(kWorthTaking / work, 1), takes = (count + grain - 1) / grain;
+    const int64_t worth = count / ((kWorthWaking + work - 1) / work);
+    const int64_t helpers = std::min({this->count(), takes, worth}) - 1;
     if (helpers < 1) {
       for (int64_t i = 0; i < count; ++i) task(i);
       return;
@@ -37,7 +44,7 @@ class Threads {
       std::exception_ptr error;
     };
     auto state = std::make_shared<State>();
-    auto work = [state, count, grain, &task] {
+    auto help = [state, count, grain, &task] {
       int64_t start;
       while ((start = state->next.fetch_add(grain, std::memory_order_relaxed)) < count) {
         const int64_t stop = std::min(start + grain, count);
@@ -49,8 +56,8 @@ class Threads {
         state->done.fetch_add(stop - start, std::memory_order_release);
       }
     };
-    for (int64_t i = 0; i < helpers; ++i) pool_->Schedule(std::function<void()>(work));
-    work();
+    for (int64_t i = 0; i < helpers; ++i) pool_->Schedule(std::function<void()>(help));
+    help();
     for (int spins = 0; state->done.load(std::memory_order_acquire) < count; ++spins)
       if (spins > 1000) std::this_thread::yield();
     if (state->failed) std::rethrow_exception(state->error);
