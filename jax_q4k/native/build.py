@@ -27,7 +27,7 @@ _FLAGS = [
     "-Wextra",
 ]
 
-#: Machine -> its kernels: name and the flags that they need; `handlers.cpp` chooses at run time.
+#: Machine -> its kernels: name and the flags that they need; `library.cpp` chooses at run time.
 _KERNELS = {
     "x86_64": {
         "avx512": ["-march=icelake-server", "-mtune=generic", "-mprefer-vector-width=512"],
@@ -80,7 +80,8 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> None:
             defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
             commands.append([*machine, *defines, "-c", str(_SOURCES / "kernels.cpp"), "-o", f"{folder}/{name}.o"])
         define = f'-DJAX_Q4K_FINGERPRINT="{fingerprint()}"'
-        commands.append([*include, define, "-c", str(_SOURCES / "handlers.cpp"), "-o", f"{folder}/handlers.o"])
+        for name in ("products_handlers", "attention_handlers", "library"):
+            commands.append([*include, define, "-c", str(_SOURCES / f"{name}.cpp"), "-o", f"{folder}/{name}.o"])
         objects = [command[-1] for command in commands]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(lambda command: _run([*compiler(), *_FLAGS, *flags, *command]), commands))

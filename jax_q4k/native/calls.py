@@ -1,4 +1,4 @@
-"""The handlers as functions of arrays: operands in the order, attributes by the names that `handlers.cpp` takes."""
+"""The handlers as functions of arrays: operands in the order, attributes by the names that the C++ handlers take."""
 
 from __future__ import annotations
 

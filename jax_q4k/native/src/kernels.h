@@ -1,4 +1,4 @@
-// What is compiled once per instruction set, as a table; `handlers.cpp` chooses one when the library is loaded.
+// What is compiled once per instruction set, as a table; `library.cpp` chooses one when the library is loaded.
 
 #pragma once
 
@@ -118,5 +118,7 @@ struct Kernels {
 extern const Kernels kernels_avx512, kernels_avx2;
 #endif
 extern const Kernels kernels_portable;
+
+extern const Kernels* kernels;  // those in use
 
 }  // namespace jax_q4k

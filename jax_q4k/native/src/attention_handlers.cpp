@@ -1,0 +1,239 @@
+// Handlers of attention, of its cache, and of rotary embeddings.
+
+#include <cmath>
+
+#include "ffi.h"
+
+namespace jax_q4k {
+namespace {
+
+PageType page_type(ffi::DataType type) {
+  switch (type) {
+    case ffi::F32: return kPageF32;
+    case ffi::F16: return kPageF16;
+    case ffi::BF16: return kPageBF16;
+    case ffi::S8: return kPageInt8;
+    default: return kPageE4M3;
+  }
+}
+
+// Pages (num_pages, num_kv_heads, page_size, head_dim) of keys and of values, and the scales of int8 ones.
+template <class Buffers>
+std::pair<Tokens, PageType> take_pages(Taker<Buffers>& from) {
+  auto k = from.next("k_pages", {ffi::F32, ffi::F16, ffi::BF16, ffi::S8, ffi::F8E4M3FN}, {-1, -1, -1, -1});
+  const auto d = k.dimensions();
+  auto v = from.next("v_pages", {k.element_type()}, {d[0], d[1], d[2], d[3]});
+  if (d[1] < 1) fail("pages must have at least one head");
+  if (d[2] % kTokens) fail("page_size must be a multiple of 16");
+  if (d[3] < 16 || d[3] > kMaxHeadDim || d[3] % 16) fail("head_dim must be a multiple of 16 up to 256");
+  Tokens tokens{k.untyped_data(), v.untyped_data(), nullptr, nullptr, d[0], d[1], d[2], d[3], d[1] * d[2] * d[3], d[2] * d[3], d[3]};
+  if (k.element_type() == ffi::S8) {
+    tokens.k_scales = from.floats("k_scales", {d[0], d[1], d[2]});
+    tokens.v_scales = from.floats("v_scales", {d[0], d[1], d[2]});
+  }
+  return {tokens, page_type(k.element_type())};
+}
+
+void start_query(Query& query, const float* q, int64_t first, int64_t last, int64_t head_dim) {
+  query.q = q, query.first = first, query.last = last;
+  query.highest = -std::numeric_limits<float>::infinity(), query.total = 0;
+  std::fill_n(query.values, head_dim, 0.0f);
+}
+
+void finish_query(const Query& query, const float* sink, int64_t head_dim, float* out) {
+  float total = query.total, factor = 1;
+  if (sink && total != 0) {  // a logit in the denominator that has no value
+    const float highest = std::max(query.highest, *sink);
+    factor = std::exp(query.highest - highest);
+    total = total * factor + std::exp(*sink - highest);
+  }
+  for (int64_t d = 0; d < head_dim; ++d) out[d] = total == 0 ? 0.0f : query.values[d] * factor / total;
+}
+
+constexpr int64_t kPart = 512;  // tokens of a context that one task sees; so that sums do not depend on threads
+
+// One query token per sequence: softmax(scale * q . K) V over the tokens that the block tables name.
+void paged_attention(Call& call, float scale, float soft_cap,
+                           int64_t window, bool contiguous, bool has_sinks) {
+  auto& [threads, operands, results] = call;
+  auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1});
+  const int64_t batch = q_buffer.dimensions()[0], num_heads = q_buffer.dimensions()[1], head_dim = q_buffer.dimensions()[2];
+  const float* q = static_cast<const float*>(q_buffer.untyped_data());
+  const auto [tokens, type] = take_pages(operands);
+  if (tokens.head_dim != head_dim || num_heads % tokens.num_heads) fail("q's heads do not fit the pages");
+  const int32_t* tables = nullptr;
+  int64_t per_sequence = 1;
+  if (!contiguous) {
+    auto buffer = operands.next("block_tables", {ffi::S32}, {batch, -1});
+    tables = static_cast<const int32_t*>(buffer.untyped_data());
+    per_sequence = buffer.dimensions()[1];
+  } else if (tokens.num_pages != batch) {
+    fail("a contiguous cache must have one row per sequence");
+  }
+  const int32_t* lens = operands.ints("context_lens", {batch});
+  const float* sinks = has_sinks ? operands.floats("sinks", {num_heads}) : nullptr;
+  operands.finish();
+  float* out = results.floats("out", {batch, num_heads, head_dim});
+  results.finish();
+
+  const int64_t group = num_heads / tokens.num_heads, page_size = tokens.page_size;
+  struct Task {
+    int64_t sequence, head, first, last;
+  };
+  std::vector<Task> tasks;
+  for (int64_t b = 0; b < batch; ++b) {
+    const int64_t length = std::clamp<int64_t>(lens[b], 0, per_sequence * page_size);
+    const int64_t start = window > 0 ? std::max<int64_t>(length - window, 0) : 0;
+    for (int64_t h = 0; h < tokens.num_heads; ++h)
+      for (int64_t first = start / kPart * kPart; first < std::max<int64_t>(length, 1); first += kPart)
+        tasks.push_back({b, h, std::max(first, start), std::min(first + kPart, length)});
+  }
+  Query* queries = scratch<Query>(kQueries, tasks.size() * group);
+  const AttentionOptions options{scale, soft_cap};
+  int64_t seen = 0;
+  for (const Task& task : tasks) seen += task.last - task.first;
+  const int64_t work = 2 * seen * group * head_dim / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
+  threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
+    const Task& task = tasks[t];
+    Query* mine = queries + t * group;
+    for (int64_t i = 0; i < group; ++i)
+      start_query(mine[i], q + (task.sequence * num_heads + task.head * group + i) * head_dim, task.first, task.last, head_dim);
+    const int32_t row = static_cast<int32_t>(task.sequence);  // of a contiguous cache, its only page
+    const int32_t* pages = contiguous ? &row : tables + task.sequence * per_sequence;
+    kernels->attend[type](tokens, pages, task.head, task.first, task.last, mine, static_cast<int>(group), options);
+  });
+  // The parts of a context, merged in their order.
+  size_t t = 0;
+  while (t < tasks.size()) {
+    size_t end = t + 1;
+    while (end < tasks.size() && tasks[end].sequence == tasks[t].sequence && tasks[end].head == tasks[t].head) ++end;
+    for (int64_t i = 0; i < group; ++i) {
+      Query& merged = queries[t * group + i];
+      for (size_t part = t + 1; part < end; ++part) kernels->merge(queries[part * group + i], head_dim, &merged);
+      const int64_t head = tasks[t].head * group + i;
+      finish_query(merged, sinks ? sinks + head : nullptr, head_dim, out + (tasks[t].sequence * num_heads + head) * head_dim);
+    }
+    t = end;
+  }
+}
+
+constexpr int64_t kQueryTokens = 16;  // of a prompt, that share what is read of keys and values
+
+// softmax(q . K / sqrt(head_dim)) V over each token's own past, of fresh keys and values (batch, time, heads, head_dim).
+void causal_attention(Call& call) {
+  auto& [threads, operands, results] = call;
+  auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1, -1});
+  const auto d = q_buffer.dimensions();
+  const int64_t batch = d[0], time = d[1], num_heads = d[2], head_dim = d[3];
+  const float* q = static_cast<const float*>(q_buffer.untyped_data());
+  auto k_buffer = operands.next("k", {ffi::F32}, {batch, time, -1, head_dim});
+  const int64_t kv_heads = k_buffer.dimensions()[2];
+  float* v = operands.floats("v", {batch, time, kv_heads, head_dim});
+  const int32_t* lengths = operands.ints("lengths", {batch});
+  operands.finish();
+  float* out = results.floats("out", {batch, time, num_heads, head_dim});
+  results.finish();
+  if (kv_heads < 1 || num_heads % kv_heads) fail("num_heads must be a multiple of num_kv_heads");
+  if (head_dim < 16 || head_dim > kMaxHeadDim || head_dim % 16) fail("head_dim must be a multiple of 16 up to 256");
+  const Tokens tokens{k_buffer.untyped_data(), v, nullptr, nullptr, batch, kv_heads, time, head_dim,
+                      time * kv_heads * head_dim, head_dim, kv_heads * head_dim};
+  const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
+  const AttentionOptions options{1.0f / std::sqrt(static_cast<float>(head_dim)), 0};
+  threads.run(batch * kv_heads * steps, kQueryTokens * group * time * head_dim, [&](int64_t t) {
+    const int64_t step = steps - 1 - t % steps, head = t / steps % kv_heads, b = t / steps / kv_heads;  // long ones first
+    const int64_t first = step * kQueryTokens, count = std::min(kQueryTokens, time - first) * group;
+    const int64_t length = std::clamp<int64_t>(lengths[b], 0, time);
+    Query* queries = scratch<Query>(kQueries, count);
+    auto place = [&](int64_t i) { return ((b * time + first + i / group) * num_heads + head * group + i % group) * head_dim; };
+    for (int64_t i = 0; i < count; ++i)
+      start_query(queries[i], q + place(i), 0, std::min(first + i / group + 1, length), head_dim);
+    const int32_t page = static_cast<int32_t>(b);
+    kernels->attend[kPageF32](tokens, &page, head, 0, std::min(first + kQueryTokens, length), queries, static_cast<int>(count), options);
+    for (int64_t i = 0; i < count; ++i) finish_query(queries[i], nullptr, head_dim, out + place(i));
+  });
+}
+
+// Rotated q and k, k and v appended to the pages, which are updated in place.
+void rope_append(Call& call, bool rope, bool interleaved,
+                       bool norms, float eps) {
+  auto& [threads, operands, results] = call;
+  take_pages(operands);
+  const auto [tokens, type] = take_pages(results);
+  const int64_t head_dim = tokens.head_dim, kv_heads = tokens.num_heads;
+  int64_t num_heads = 0, half = 0;
+  const float *q = nullptr, *cos = nullptr, *sin = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  if (rope) {
+    auto buffer = operands.next("q", {ffi::F32}, {-1, -1, head_dim});
+    q = static_cast<const float*>(buffer.untyped_data()), num_heads = buffer.dimensions()[1];
+  }
+  auto k_buffer = operands.next("k", {ffi::F32}, {-1, kv_heads, head_dim});
+  const int64_t count = k_buffer.dimensions()[0];
+  const float* k = static_cast<const float*>(k_buffer.untyped_data());
+  const float* v = operands.floats("v", {count, kv_heads, head_dim});
+  const int32_t* slots = operands.ints("slot_mapping", {count});
+  float* out = nullptr;
+  if (rope) {
+    auto buffer = operands.next("cos", {ffi::F32}, {count, -1});
+    cos = static_cast<const float*>(buffer.untyped_data()), half = buffer.dimensions()[1];
+    if (2 * half > head_dim) fail("cos has more angles than half of head_dim");
+    sin = operands.floats("sin", {count, half});
+    if (norms) q_norm = operands.floats("q_norm", {head_dim}), k_norm = operands.floats("k_norm", {head_dim});
+    out = results.floats("q", {count, num_heads, head_dim});
+  }
+  operands.finish();
+  results.finish();
+  threads.run(count, kEasy * (num_heads + kv_heads) * head_dim, [&](int64_t t) {
+    auto turn = [&](const float* from, const float* norm, int64_t heads, float* to) {
+      for (int64_t h = 0; h < heads; ++h) {
+        float* x = to + h * head_dim;
+        if (norm)
+          kernels->normalize(from + h * head_dim, norm, eps, head_dim, x);
+        else
+          std::memcpy(x, from + h * head_dim, head_dim * sizeof(float));
+        kernels->rotate(x, cos + t * half, sin + t * half, half, interleaved);
+      }
+    };
+    const float* keys = k + t * kv_heads * head_dim;
+    if (rope) {
+      turn(q + t * num_heads * head_dim, q_norm, num_heads, out + t * num_heads * head_dim);
+      float* turned = scratch<float>(kRows, kv_heads * head_dim);
+      turn(keys, k_norm, kv_heads, turned);
+      keys = turned;
+    }
+    const int64_t slot = slots[t];
+    if (slot >= 0 && slot < tokens.num_pages * tokens.page_size)
+      kernels->append[type](tokens, slot / tokens.page_size, slot % tokens.page_size, keys, v + t * kv_heads * head_dim);
+  });
+}
+
+// Heads of x, turned by the angles of their tokens.
+void rotate(Call& call, bool interleaved) {
+  auto& [threads, operands, results] = call;
+  auto buffer = operands.next("x", {ffi::F32}, {-1, -1, -1});
+  const int64_t count = buffer.dimensions()[0], size = buffer.dimensions()[1] * buffer.dimensions()[2];
+  const int64_t heads = buffer.dimensions()[1], head_dim = buffer.dimensions()[2];
+  const float* x = static_cast<const float*>(buffer.untyped_data());
+  auto cos_buffer = operands.next("cos", {ffi::F32}, {count, -1});
+  const int64_t half = cos_buffer.dimensions()[1];
+  if (2 * half > head_dim) fail("cos has more angles than half of head_dim");
+  const float* cos = static_cast<const float*>(cos_buffer.untyped_data());
+  const float* sin = operands.floats("sin", {count, half});
+  operands.finish();
+  float* y = results.floats("y", {count, heads, head_dim});
+  results.finish();
+  threads.run(count, kEasy * size, [&](int64_t t) {
+    std::memcpy(y + t * size, x + t * size, size * sizeof(float));
+    for (int64_t h = 0; h < heads; ++h) kernels->rotate(y + t * size + h * head_dim, cos + t * half, sin + t * half, half, interleaved);
+  });
+}
+
+}  // namespace
+}  // namespace jax_q4k
+
+#pragma GCC visibility push(default)
+JAX_Q4K_HANDLER(paged_attention)
+    .Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("contiguous").Attr<bool>("sinks"));
+JAX_Q4K_HANDLER(causal_attention));
+JAX_Q4K_HANDLER(rope_append).Attr<bool>("rope").Attr<bool>("interleaved").Attr<bool>("norms").Attr<float>("eps"));
+JAX_Q4K_HANDLER(rotate).Attr<bool>("interleaved"));
+#pragma GCC visibility pop

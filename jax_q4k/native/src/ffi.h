@@ -1,0 +1,128 @@
+// What every handler starts from: operands and results that are checked as they are taken, scratch memory, errors.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"
+#include "threads.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jax_q4k {
+
+namespace ffi = xla::ffi;
+using Dims = ffi::Span<const int64_t>;
+
+struct Invalid {
+  std::string message;
+};
+[[noreturn]] inline void fail(std::string message) { throw Invalid{std::move(message)}; }
+
+inline std::string text(Dims dims) {
+  std::string s = "(";
+  for (size_t i = 0; i < dims.size(); ++i) s += (i ? ", " : "") + std::to_string(dims[i]);
+  return s + ")";
+}
+
+// The operands or results of a call, in order; each is checked as it is taken.
+template <class Buffers>
+class Taker {
+ public:
+  Taker(const char* what, const Buffers& buffers) : what_(what), buffers_(buffers) {}
+
+  // The next one; `dims` of -1 match anything.
+  ffi::AnyBuffer next(const char* name, std::initializer_list<ffi::DataType> types, std::initializer_list<int64_t> dims) {
+    if (at_ >= buffers_.size()) fail(std::string("too few ") + what_ + ": " + name + " is missing");
+    ffi::AnyBuffer buffer = get(at_++);
+    if (std::find(types.begin(), types.end(), buffer.element_type()) == types.end())
+      fail(std::string(name) + " has an element type that this call does not take");
+    bool fits = buffer.dimensions().size() == dims.size();
+    for (size_t i = 0; fits && i < dims.size(); ++i) fits = dims.begin()[i] < 0 || dims.begin()[i] == buffer.dimensions()[i];
+    if (!fits) fail(std::string(name) + " has shape " + text(buffer.dimensions()) + "; it must be " + text(Dims(dims.begin(), dims.size())));
+    return buffer;
+  }
+  float* floats(const char* name, std::initializer_list<int64_t> dims) {
+    return static_cast<float*>(next(name, {ffi::F32}, dims).untyped_data());
+  }
+  const int32_t* ints(const char* name, std::initializer_list<int64_t> dims) {
+    return static_cast<const int32_t*>(next(name, {ffi::S32}, dims).untyped_data());
+  }
+  void finish() const {
+    if (at_ != buffers_.size()) fail(std::string("too many ") + what_);
+  }
+
+ private:
+  ffi::AnyBuffer get(size_t i) const {
+    auto found = buffers_.template get<ffi::AnyBuffer>(i);
+    if (!found.has_value()) fail(std::string(what_) + " " + std::to_string(i) + " is no array");
+    if constexpr (std::is_same_v<Buffers, ffi::RemainingRets>)
+      return **found;
+    else
+      return *found;
+  }
+  const char* what_;
+  const Buffers& buffers_;
+  size_t at_ = 0;
+};
+using Operands = Taker<ffi::RemainingArgs>;
+using Results = Taker<ffi::RemainingRets>;
+
+// Memory of a thread that grows and is kept: steps of a loop allocate nothing. `kind` tells uses apart that overlap.
+enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kQueries, kScratches };
+template <class T>
+T* scratch(Scratch kind, size_t count) {
+  struct Memory {
+    void* data = nullptr;
+    size_t bytes = 0;
+    ~Memory() { std::free(data); }
+  };
+  static thread_local Memory memories[kScratches];
+  Memory& memory = memories[kind];
+  const size_t bytes = (count * sizeof(T) + 63) / 64 * 64;
+  if (bytes > memory.bytes) {
+    std::free(memory.data);
+    memory.data = std::aligned_alloc(64, bytes);
+    memory.bytes = memory.data ? bytes : 0;
+    if (!memory.data) throw std::bad_alloc();
+  }
+  return static_cast<T*>(memory.data);
+}
+
+struct Call {
+  Threads threads;
+  Operands operands;
+  Results results;
+};
+
+// `body` as XLA calls it: what it throws is an error of the program.
+template <class... Attributes>
+auto handler(void (*body)(Call&, Attributes...)) {
+  return [body](ffi::ThreadPool pool, ffi::RemainingArgs args, ffi::RemainingRets rets, Attributes... attributes) {
+    try {
+      Call call{Threads(&pool), Operands("operands", args), Results("results", rets)};
+      body(call, attributes...);
+      return ffi::Error::Success();
+    } catch (const Invalid& invalid) {
+      return ffi::Error::InvalidArgument("jax_q4k: " + invalid.message);
+    } catch (const std::bad_alloc&) {
+      return ffi::Error(ffi::ErrorCode::kResourceExhausted, "jax_q4k: out of memory");
+    } catch (const std::exception& other) {
+      return ffi::Error::Internal(std::string("jax_q4k: ") + other.what());
+    }
+  };
+}
+
+}  // namespace jax_q4k
+
+// A symbol for XLA: JAX_Q4K_HANDLER(name).Attr<...>("...")...);
+#define JAX_Q4K_HANDLER(name) XLA_FFI_DEFINE_HANDLER_SYMBOL( \
+    jax_q4k_##name, jax_q4k::handler(jax_q4k::name), \
+    xla::ffi::Ffi::Bind().Ctx<xla::ffi::ThreadPool>().RemainingArgs().RemainingRets()

@@ -1,0 +1,48 @@
+// Which kernels are in use, and what the library says of itself.
+
+#include <string_view>
+#include <vector>
+
+#include "kernels.h"
+
+namespace jax_q4k {
+namespace {
+
+// What this processor can run, the best first.
+std::vector<const Kernels*> usable() {
+  std::vector<const Kernels*> found;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  if (avx2 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512vbmi") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    found.push_back(&kernels_avx512);
+  if (avx2) found.push_back(&kernels_avx2);
+#endif
+  found.push_back(&kernels_portable);
+  return found;
+}
+
+bool select(std::string_view name) {
+  for (const Kernels* candidate : usable())
+    if (name == candidate->name) return kernels = candidate, true;
+  return false;
+}
+
+}  // namespace
+
+const Kernels* kernels = usable().front();
+
+}  // namespace jax_q4k
+
+#pragma GCC visibility push(default)
+extern "C" {
+// The name of the kernels in use.
+const char* jax_q4k_kernels() { return jax_q4k::kernels->name; }
+// Uses the kernels of that name from now on, for tests and measurements; false if there are none or the processor
+// lacks what they need.
+bool jax_q4k_select(const char* name) { return jax_q4k::select(name); }
+// `build.fingerprint()` of what this was compiled from.
+const char* jax_q4k_fingerprint() { return JAX_Q4K_FINGERPRINT; }
+}
+#pragma GCC visibility pop

@@ -1,0 +1,191 @@
+// Handlers of products and of embeddings.
+
+#include "ffi.h"
+
+namespace jax_q4k {
+namespace {
+
+Type type_of(std::string_view name) {
+  for (int i = 0; i < kTypes; ++i)
+    if (kLayouts[i].name == name) return static_cast<Type>(i);
+  fail("unknown format " + std::string(name));
+}
+
+Matrix take_matrix(Operands& operands, std::string_view format) {
+  Matrix w{0, 0, type_of(format), {}};
+  const Layout& layout = kLayouts[w.type];
+  if (w.type >= kBlockFormats) {
+    const ffi::DataType element = w.type == kF32 ? ffi::F32 : w.type == kF16 ? ffi::F16 : ffi::BF16;
+    auto buffer = operands.next("weights", {element}, {-1, -1});
+    w.n = buffer.dimensions()[0], w.k = buffer.dimensions()[1];
+    w.planes[0] = static_cast<const uint8_t*>(buffer.untyped_data());
+    return w;
+  }
+  for (int i = 0; i < layout.planes; ++i) {
+    const int64_t n = i ? w.n : -1, blocks = i ? w.k / layout.block : -1;
+    auto buffer = operands.next("a plane of the weights", {ffi::U8}, {n, blocks, layout.bytes[i] * layout.block / kSpan});
+    w.n = buffer.dimensions()[0], w.k = buffer.dimensions()[1] * layout.block;
+    w.planes[i] = static_cast<const uint8_t*>(buffer.untyped_data());
+  }
+  return w;
+}
+
+// `names` are separated by commas.
+std::vector<Matrix> take_matrices(Operands& operands, std::string_view names, int64_t k) {
+  std::vector<Matrix> matrices;
+  while (!names.empty()) {
+    const size_t end = std::min(names.find(','), names.size());
+    matrices.push_back(take_matrix(operands, names.substr(0, end)));
+    if (matrices.back().k != k) fail("weights have k=" + std::to_string(matrices.back().k) + "; x has " + std::to_string(k));
+    names.remove_prefix(std::min(end + 1, names.size()));
+  }
+  return matrices;
+}
+
+constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, rounding or turning a float
+
+// What products take: rows of activations as they are, as int8 (`rows`), or as int8 in blocks of 16 rows.
+struct Prepared {
+  int64_t m, k, spans;
+  const float* x;
+  const RowSpan* rows = nullptr;
+  const BlockSpan* blocks = nullptr;
+};
+
+Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, const float* norm, float eps, bool quantized) {
+  Prepared p{m, k, (k + kSpan - 1) / kSpan, x};
+  auto row = [&](int64_t j, float* to) {  // row j, in `to` if it had to be normalized
+    if (norm) kernels->normalize(x + j * k, norm, eps, k, to);
+    return norm ? to : x + j * k;
+  };
+  if (quantized && m > kFew) {
+    const int64_t count = (m + kLanes - 1) / kLanes;
+    BlockSpan* blocks = scratch<BlockSpan>(kBlocks, count * p.spans);
+    threads.run(count, kEasy * kLanes * k, [&](int64_t b) {
+      const int lanes = static_cast<int>(std::min<int64_t>(kLanes, m - b * kLanes));
+      float* normalized = scratch<float>(kNormalized, k);
+      RowSpan* rows = scratch<RowSpan>(kSpans, kLanes * p.spans);
+      for (int i = 0; i < lanes; ++i) kernels->quantize(row(b * kLanes + i, normalized), k, rows + i * p.spans);
+      for (int64_t i = 0; i < p.spans; ++i) kernels->pack(rows, p.spans, lanes, i, blocks + b * p.spans + i);
+    });
+    p.blocks = blocks;
+  } else if (quantized) {
+    RowSpan* rows = scratch<RowSpan>(kSpans, m * p.spans);
+    threads.run(m, kEasy * k, [&](int64_t j) {
+      kernels->quantize(row(j, scratch<float>(kNormalized, k)), k, rows + j * p.spans);
+    });
+    p.rows = rows;
+  } else if (norm) {
+    float* normalized = scratch<float>(kNormalized, m * k);
+    threads.run(m, kEasy * k, [&](int64_t j) { row(j, normalized + j * k); });
+    p.x = normalized;
+  }
+  return p;
+}
+
+constexpr int64_t kManyRows = 512;  // of activations that share one unpacking of a tile
+constexpr int64_t kFloatRows = 64;  // of activations as they are that share it: as many as stay in a core's cache
+
+// Rows [first, first + count) of w times activations [start, start + m): y[j * stride + r].
+void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, int64_t start, int64_t m, float* y, int64_t stride) {
+  if (x.rows) {
+    kernels->few[w.type](w, first, count, x.rows + start * x.spans, static_cast<int>(m), y, stride);
+  } else if (x.blocks) {
+    const int64_t blocks = (m + kLanes - 1) / kLanes;
+    float* total = scratch<float>(kTotals, kTile * blocks * kLanes);
+    kernels->many[w.type](w, first, count, x.blocks + start / kLanes * x.spans, blocks, total);
+    for (int64_t b = 0; b < m; b += kLanes)
+      kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, m - b), y + b * stride, stride);
+  } else {
+    kernels->floats[w.type](w, first, count, x.x + start * x.k, m, y, stride, scratch<float>(kRows, 4 * x.k));
+  }
+}
+
+// [residual +] [rms_norm](x) @ w.T [+ bias] of several matrices; or activation(x @ gate.T) * (x @ up.T) of two.
+void products(Call& call, std::string_view formats,
+                    std::string_view biases, std::string_view activation, bool quantized, bool norm, float eps, bool residual) {
+  auto& [threads, operands, results] = call;
+  auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
+  const int64_t m = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
+  const float* norm_weight = norm ? operands.floats("norm_weight", {k}) : nullptr;
+  const std::vector<Matrix> matrices = take_matrices(operands, formats, k);
+  const bool gated = !activation.empty();
+  if (gated && (matrices.size() != 2 || matrices[0].n != matrices[1].n)) fail("gate and up must have as many rows");
+  if (biases.size() != matrices.size() || (residual && matrices.size() != 1)) fail("biases or residual without a matrix");
+  std::vector<const float*> bias(matrices.size());
+  for (size_t i = 0; i < matrices.size(); ++i)
+    if (biases[i] == '1') bias[i] = operands.floats("bias", {matrices[i].n});
+  const float* addend = residual ? operands.floats("residual", {m, matrices[0].n}) : nullptr;
+  operands.finish();
+  std::vector<float*> y;
+  for (size_t i = 0; i < (gated ? 1 : matrices.size()); ++i) y.push_back(results.floats("y", {m, matrices[i].n}));
+  results.finish();
+  for (const Matrix& w : matrices)
+    if (quantized && w.type >= kBlockFormats) fail("floats are multiplied as floats");
+
+  const Prepared prepared = prepare(threads, static_cast<const float*>(x_buffer.untyped_data()), m, k, norm_weight, eps, quantized);
+  // A task is some rows of a matrix, times some of the activations.
+  const int64_t part = prepared.blocks ? kManyRows : kFloatRows, parts = (m + part - 1) / part;
+  int64_t all_rows = 0;
+  for (const Matrix& w : matrices) all_rows += w.n;
+  const int64_t few_rows = std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
+  const int64_t rows = prepared.blocks ? kTile : few_rows;
+  struct Task {
+    size_t matrix;
+    int64_t first, count, start, m;
+  };
+  std::vector<Task> tasks;
+  for (size_t i = 0; i < y.size(); ++i)
+    for (int64_t p = 0; p < parts; ++p)
+      for (int64_t first = 0; first < matrices[i].n; first += rows)
+        tasks.push_back({i, first, std::min(rows, matrices[i].n - first), p * part, std::min(part, m - p * part)});
+
+  const int64_t work = all_rows * k * m / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
+  threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
+    const Task& task = tasks[t];
+    const Matrix& w = matrices[task.matrix];
+    float* to = y[task.matrix] + task.start * w.n + task.first;
+    multiply(w, task.first, task.count, prepared, task.start, task.m, to, w.n);
+    if (gated) {
+      float* up = scratch<float>(kUp, task.m * task.count);
+      multiply(matrices[1], task.first, task.count, prepared, task.start, task.m, up, task.count);
+      for (int64_t j = 0; j < task.m; ++j)
+        kernels->gate(to + j * w.n, up + j * task.count, task.count, activation == "gelu", to + j * w.n);
+    }
+    for (int64_t j = 0; j < task.m; ++j) {
+      float* row = to + j * w.n;
+      if (bias[task.matrix])
+        for (int64_t r = 0; r < task.count; ++r) row[r] += bias[task.matrix][task.first + r];
+      if (addend)
+        for (int64_t r = 0; r < task.count; ++r) row[r] += addend[(task.start + j) * w.n + task.first + r];
+    }
+  });
+}
+
+// Rows `ids` of a matrix as floats; an id outside it gives a row of NaN.
+void embedding(Call& call, std::string_view format) {
+  auto& [threads, operands, results] = call;
+  auto ids_buffer = operands.next("ids", {ffi::S32}, {-1});
+  const int64_t count = ids_buffer.dimensions()[0];
+  const int32_t* ids = static_cast<const int32_t*>(ids_buffer.untyped_data());
+  const Matrix w = take_matrix(operands, format);
+  operands.finish();
+  float* y = results.floats("y", {count, w.k});
+  results.finish();
+  threads.run(count, kEasy * w.k, [&](int64_t i) {
+    if (ids[i] >= 0 && ids[i] < w.n)
+      kernels->decode[w.type](w, ids[i], y + i * w.k);
+    else
+      std::fill_n(y + i * w.k, w.k, std::numeric_limits<float>::quiet_NaN());
+  });
+}
+
+}  // namespace
+}  // namespace jax_q4k
+
+#pragma GCC visibility push(default)
+JAX_Q4K_HANDLER(products)
+    .Attr<std::string_view>("formats").Attr<std::string_view>("biases").Attr<std::string_view>("activation")
+    .Attr<bool>("quantized").Attr<bool>("norm").Attr<float>("eps").Attr<bool>("residual"));
+JAX_Q4K_HANDLER(embedding).Attr<std::string_view>("format"));
+#pragma GCC visibility pop
