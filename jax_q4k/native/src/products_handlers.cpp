@@ -42,8 +42,6 @@ std::vector<Matrix> take_matrices(Operands& operands, std::string_view names, in
   return matrices;
 }
 
-constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, rounding or turning a float
-
 // What products take: rows of activations as they are, as int8 (`rows`), or as int8 in blocks of 16 rows.
 struct Prepared {
   int64_t m, k, spans;
