@@ -2,12 +2,14 @@
 
 import json
 
+import jax.numpy as jnp
 import pytest
 from helpers import GOLDEN, nmse
 from implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.load import build
 
 from . import golden
 
@@ -25,3 +27,23 @@ def test_logits_and_greedy_tokens(name):
     theirs = json.loads((GOLDEN / f"{name}.json").read_text())["nmse_q8act"]
     with jq.implementation("native"):
         assert nmse(model.logits(tokens)[0], reference.logits) <= 1.2 * theirs  # llama.cpp's own int8 activations
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_a_model_of_16_bit_weights_stays_in_16_bits(dtype):
+    packed = golden.model("llama-gqa")
+    tensors = {
+        name: tensor.dequantize(dtype) if isinstance(tensor, jq.QuantizedArray) else tensor
+        for name, tensor in models.named_tensors(packed).items()
+    }
+    model = models.Model(build(packed.config, tensors))
+    programs = models.abstract_programs(model)
+    for name, (jitted, arguments) in programs.items():
+        assert "dot_general" not in jitted.trace(*arguments).lower().as_text(), name
+    jitted, arguments = programs["generate"]
+    compiled = jitted.trace(*arguments).lower().compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < max(leaf.nbytes for leaf in model.weights)
+    prompt = golden.reference("llama-gqa").prompt[None]
+    got = model.logits(prompt)
+    with jq.implementation("xla"):
+        assert nmse(got, model.logits(prompt)) <= 1e-8
