@@ -1,10 +1,11 @@
 """How fast a CPU decodes, and how llama.cpp does: `python -m benchmarks.cpu [--model FILE] [--llama-bench PATH]`.
 
-A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two: loading, the first
-token, prompts of 128 and 512 tokens, 32 tokens decoded after none and after 2048, and the largest resident memory, with
-an f16 cache as llama.cpp has it. With the path of a `llama-bench` the same file is measured by it in turn, with as many
-threads on the same cores. Rates are medians of some runs after one that compiles; beside decoding stands the rate at
-which packed weights are read, and what these cores can read at all.
+A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two: from loading to the
+first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens; 32 tokens decoded after none and after
+2048; and the largest resident memory up to each of these, with an f16 cache as llama.cpp has it. With the path of a
+`llama-bench` the same file is measured by it in turn, with as many threads on the same cores; its time to the first
+token is that of its whole process, which has nothing to import or to compile. Rates are medians of some runs after one
+that compiles; beside decoding stands the rate at which packed weights are read, and what these cores can read at all.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from typing import Any
 
 from .common import RESULTS, on_cores, write_results
 
+FIRST_PROMPT = (1, 300, 301, 302)
 PROMPTS = (128, 512)
 CONTEXTS = (0, 2048)
 NEW_TOKENS = 32
 REPEATS = 3
 
 
-def measure(path: str) -> dict[str, Any]:
-    """The figures of this process, on the cores that it may use."""
+def measure(path: str, started: float) -> dict[str, Any]:
+    """The figures of this process, on the cores that it may use; `started`: the time when it was."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -45,18 +47,22 @@ def measure(path: str) -> dict[str, Any]:
         begin = time.perf_counter()
         model = models.from_gguf(path)
         loaded = time.perf_counter()
-        models.generate(model, [[1, 300, 301, 302]], max_new_tokens=1, cache_dtype=jnp.float16)
+        peak_loaded = _peak_megabytes()
+        models.generate(model, [FIRST_PROMPT], max_new_tokens=1, cache_dtype=jnp.float16)
         figures: dict[str, Any] = {
             "kernels": native.kernels(),
             "load_seconds": loaded - begin,
-            "first_token_seconds": time.perf_counter() - loaded,
+            "load_to_first_token_seconds": time.perf_counter() - begin,
+            "process_to_first_token_seconds": time.time() - started,
+            "peak_megabytes_loaded": peak_loaded,
+            "peak_megabytes_first_token": _peak_megabytes(),
         }
         programs = model.programs(SamplingParams(temperature=0.0))
 
         def prefill(tokens: int, room: int) -> Any:
             cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
             ids = np.random.default_rng(0).integers(300, model.config.vocab_size, (1, tokens)).astype(np.int32)
-            return programs.start(model.weights, ids, np.array([tokens], np.int32), cache, jax.random.key(0))
+            return programs.start(model.weights, ids, np.array([tokens], np.int32), cache, None)
 
         for tokens in PROMPTS:
             figures[f"prefill_{tokens}"] = tokens / _median(lambda tokens=tokens: prefill(tokens, 16))
@@ -70,11 +76,16 @@ def measure(path: str) -> dict[str, Any]:
                 return state.token
 
             figures[f"decode_{context}"] = NEW_TOKENS / _median(decode)
+            figures[f"peak_megabytes_{max(context, *PROMPTS)}"] = _peak_megabytes()
         figures["weights_gigabytes_per_second"] = figures["decode_0"] * size / 1e9
         figures["weights_megabytes"] = size / 2**20
-        figures["peak_resident_megabytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     figures["read_gigabytes_per_second"] = read_bandwidth(len(os.sched_getaffinity(0)))
     return figures
+
+
+def _peak_megabytes() -> float:
+    """The most memory that this process ever had, mapped files included."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _median(run: Any) -> float:
@@ -109,18 +120,30 @@ def read_bandwidth(cores: int) -> float:
 
 def llama_bench(program: str, cores: set[int], path: str) -> dict[str, Any]:
     """The same figures by llama.cpp, with a thread on each of these cores."""
-    figures = {}
+
+    def run(*arguments: str) -> tuple[Any, float, float]:
+        """What it prints, its seconds and its largest resident memory."""
+        command = [program, "-m", path, "-t", str(len(cores)), "-o", "json", *arguments]
+        begin = time.perf_counter()
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, cores)
+        )
+        assert process.stdout is not None
+        printed = process.stdout.read()
+        _, status, usage = os.wait4(process.pid, 0)
+        if status:
+            raise subprocess.CalledProcessError(os.waitstatus_to_exitcode(status), command)
+        return json.loads(printed), time.perf_counter() - begin, usage.ru_maxrss / 1024
+
+    once = ["-n", "0", "-r", "1", "--no-warmup"]
+    first = [run("-p", str(len(FIRST_PROMPT)), *once) for _ in range(REPEATS)]
+    seconds = statistics.median(seconds for _, seconds, _ in first)
+    figures = {"load_to_first_token_seconds": seconds, "process_to_first_token_seconds": seconds}
+    figures["peak_megabytes_first_token"] = max(peak for _, _, peak in first)
+    figures[f"peak_megabytes_{max(PROMPTS)}"] = run("-p", str(max(PROMPTS)), *once)[2]
     prompts, depths = ",".join(map(str, PROMPTS)), ",".join(map(str, CONTEXTS))
     for arguments in (["-p", prompts, "-n", "0"], ["-p", "0", "-n", str(NEW_TOKENS), "-d", depths]):
-        command = [program, "-m", path, "-t", str(len(cores)), "-r", str(REPEATS), "-o", "json", *arguments]
-        done = subprocess.run(
-            command,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-            preexec_fn=lambda: os.sched_setaffinity(0, cores),
-        )
-        for row in json.loads(done.stdout):
+        for row in run("-r", str(REPEATS), *arguments)[0]:
             name = f"prefill_{row['n_prompt']}" if row["n_prompt"] else f"decode_{row['n_depth']}"
             figures[name] = row["avg_ts"]
     return figures
@@ -144,7 +167,7 @@ def main(arguments: list[str]) -> int:
     results = []
     for count in (n for n in (1, 2) if n <= len(available)):
         cores = set(available[:count])
-        ours = on_cores(cores, "cpu", "measure", path)
+        ours = on_cores(cores, "cpu", "measure", path, time.time())
         theirs = llama_bench(options.llama_bench, cores, path) if options.llama_bench else {}
         results.append({"threads": count, "ours": ours, "llama.cpp": theirs})
         print(f"{count} thread{'s' * (count > 1)}")
