@@ -34,7 +34,6 @@ REPEATS = 3
 
 def measure(path: str, started: float) -> dict[str, Any]:
     """The figures of this process, on the cores that it may use; `started`: the time when it was."""
-    import jax
     import jax.numpy as jnp
     import numpy as np
 
