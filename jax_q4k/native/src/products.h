@@ -93,8 +93,13 @@ void few(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m,
   constexpr int R = kWidth == 64 ? 2 : 1;  // rows at a time, as registers allow
   static_assert(kFew == 4);
   for (int64_t r = 0; r < count; r += R) {
-    auto* rows = m == 1 ? few_rows<Format, R, 1> : m == 2 ? few_rows<Format, R, 2> : few_rows<Format, R, 4>;
-    rows(w, first + r, count - r, x, m, y + r, stride);
+    if constexpr (kWidth == 16) {  // no registers for several rows of activations
+      const int64_t spans = (w.k + kSpan - 1) / kSpan;
+      for (int j = 0; j < m; ++j) few_rows<Format, R, 1>(w, first + r, count - r, x + j * spans, 1, y + j * stride + r, stride);
+    } else {
+      auto* rows = m == 1 ? few_rows<Format, R, 1> : m == 2 ? few_rows<Format, R, 2> : few_rows<Format, R, 4>;
+      rows(w, first + r, count - r, x, m, y + r, stride);
+    }
   }
 }
 
@@ -161,7 +166,7 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
 
 template <class Format>
 void many(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total) {
-  constexpr int R = kWidth == 64 ? 4 : 2, B = kWidth == 64 ? 2 : 1;  // as many sums as registers hold
+  constexpr int R = kWidth / 16, B = kWidth == 64 ? 2 : 1;  // as many sums as registers hold
   static_assert(kTile % R == 0);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, pitch = blocks * kLanes;
   std::memset(total, 0, sizeof(float) * kTile * pitch);

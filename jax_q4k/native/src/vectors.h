@@ -283,14 +283,12 @@ JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::a
 #elif defined(__ARM_FEATURE_DOTPROD)
   for (int i = 0; i < 4; ++i)
     acc.part[i] = (Ints::Part)vdotq_s32((int32x4_t)acc.part[i], (int8x16_t)a.part[i], (int8x16_t)b.part[i]);
-#else
-  uint8_t u[64];
-  int8_t s[64];
-  int32_t total[16];
-  a.store(u), b.store(s), acc.store(total);
-  for (int i = 0; i < 16; ++i)
-    for (int j = 0; j < 4; ++j) total[i] += u[4 * i + j] * s[4 * i + j];
-  acc = Ints::load(total);
+#else  // even and odd bytes by 16-bit products, of which a sum of two fits: a is at most 128
+  using Shorts = Vector<int16_t, 64>;
+  const Shorts eight = Shorts::all(8), low = a.as<int16_t>() & Shorts::all(0xff), high = a.as<int16_t>() >> eight;
+  const Shorts values = b.as<int16_t>();
+  const Ints pairs = (low * ((values << eight) >> eight) + (high & Shorts::all(0xff)) * (values >> eight)).as<int32_t>();
+  acc = acc + ((pairs << Ints::all(16)) >> Ints::all(16)) + (pairs >> Ints::all(16));
 #endif
   return acc;
 }
