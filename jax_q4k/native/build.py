@@ -23,6 +23,7 @@ _FLAGS = [
     "-fvisibility=hidden",
     "-fno-math-errno",
     "-fno-trapping-math",
+    "-ffp-contract=fast",  # GCC's default: also where an operator is a function
     "-Wall",
     "-Wextra",
 ]
@@ -31,6 +32,7 @@ _FLAGS = [
 _KERNELS = {
     "x86_64": {
         "avx512": ["-march=icelake-server", "-mtune=generic", "-mprefer-vector-width=512"],
+        "avxvnni": ["-march=haswell", "-mtune=generic", "-mavxvnni"],
         "avx2": ["-march=haswell", "-mtune=generic"],
         "portable": [],
     },
@@ -76,12 +78,13 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> None:
     include = ["-isystem", headers()]
     with tempfile.TemporaryDirectory() as folder:
         commands = []
-        for name, machine in kernels().items():
+        known = {name: machine for name, machine in kernels().items() if _knows(machine)}
+        for name, machine in known.items():
             defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
             commands.append([*machine, *defines, "-c", str(_SOURCES / "kernels.cpp"), "-o", f"{folder}/{name}.o"])
-        define = f'-DJAX_Q4K_FINGERPRINT="{fingerprint()}"'
+        defines = [f'-DJAX_Q4K_FINGERPRINT="{fingerprint()}"', *(f"-DJAX_Q4K_HAS_{name.upper()}" for name in known)]
         for name in ("products_handlers", "attention_handlers", "library"):
-            commands.append([*include, define, "-c", str(_SOURCES / f"{name}.cpp"), "-o", f"{folder}/{name}.o"])
+            commands.append([*include, *defines, "-c", str(_SOURCES / f"{name}.cpp"), "-o", f"{folder}/{name}.o"])
         objects = [command[-1] for command in commands]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             list(pool.map(lambda command: _run([*compiler(), *_FLAGS, *flags, *command]), commands))
@@ -91,6 +94,15 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> None:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _knows(machine: Sequence[str]) -> bool:
+    """Whether the compiler takes these flags: an old one may not, and makes a library without such kernels."""
+    try:
+        _run([*compiler(), *machine, "-x", "c++", "-fsyntax-only", os.devnull])
+    except BuildError:
+        return not machine  # no compiler at all: what is always compiled says so
+    return True
 
 
 def _run(command: list[str]) -> None:

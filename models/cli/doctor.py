@@ -36,6 +36,7 @@ _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 #: Kernels -> the instruction sets that they need, by Linux's names.
 NEEDS = {
     "avx512": ("avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512vbmi", "f16c"),
+    "avxvnni": ("avx2", "fma", "f16c", "avx_vnni"),
     "avx2": ("avx2", "fma", "f16c"),
     "neon": ("asimddp", "asimdhp"),
     "portable": (),

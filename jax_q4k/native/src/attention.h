@@ -70,7 +70,7 @@ inline Floats only(const Floats& v, int from, int to) {
   const Ints lanes = Ints::load(lane);
   Floats w;
   for (int i = 0; i < Floats::kParts; ++i)
-    w.part[i] = (lanes.part[i] >= from) & (lanes.part[i] < to) ? v.part[i] : Floats::all(-INFINITY).part[i];
+    w.part[i] = ((lanes.part[i] >= from) & (lanes.part[i] < to)) ? v.part[i] : Floats::all(-INFINITY).part[i];
   return w;
 }
 

@@ -114,10 +114,8 @@ struct Kernels {
   void (*transpose)(const float* from, int64_t pitch, int64_t count, int64_t m, float* to, int64_t stride);
 };
 
-#if defined(__x86_64__)
-extern const Kernels kernels_avx512, kernels_avx2;
-#endif
-extern const Kernels kernels_portable;
+// Those of other machines are not there.
+extern const Kernels kernels_avx512, kernels_avxvnni, kernels_avx2, kernels_neon, kernels_portable;
 
 extern const Kernels* kernels;  // those in use
 

@@ -64,6 +64,52 @@ def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
         native.call("paged_attention", [struct], q, pages, pages, tables, lens, **options)
 
 
+Q, LENS = np.zeros((1, 2, 32), np.float32), np.ones(1, np.int32)
+PAGES, TABLES, IDS = np.zeros((3, 1, 16, 32), np.float32), np.zeros((1, 2), np.int32), np.zeros(2, np.int32)
+PAGED = dict(scale=1.0, soft_cap=0.0, window=0, contiguous=False, sinks=False)
+ROPE = dict(rope=False, interleaved=False, norms=False, eps=0.0)
+BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "name, operands, attributes, result, message",
+    [
+        ("embedding", [], {"format": "F32"}, (2, 32), "too few operands: ids is missing"),
+        ("embedding", [IDS.astype(np.float32), X], {"format": "F32"}, (2, 256), "ids has an element type"),
+        ("embedding", [IDS, X], {"format": "BF16"}, (2, 256), "weights has an element type"),
+        ("embedding", [IDS, X], {"format": "Q4_K"}, (2, 256), "a plane of the weights has an element type"),
+        ("embedding", [IDS, X[0]], {"format": "F32"}, (2, 256), "weights has shape"),
+        ("embedding", [IDS, X], {"format": ""}, (2, 256), "unknown format"),
+        ("embedding", [IDS, X], {"format": "F32"}, (2, 255), "y has shape"),
+        ("embedding", [IDS, X], {"format": 3}, (2, 256), "(?i)attribute"),
+        ("embedding", [IDS, X], {}, (2, 256), "(?i)attribute"),
+        ("products", [X, PLANE], PRODUCTS | {"quantized": "yes"}, (2, 8), "(?i)attribute"),
+        ("products", [X, X], PRODUCTS | {"formats": "F32"}, (2, 2), "floats are multiplied as floats"),
+        ("products", [X, PLANE], PRODUCTS | {"formats": ""}, (2, 8), "without a matrix"),
+        ("products", [X, PLANE], PRODUCTS | {"norm": True}, (2, 8), "norm_weight has"),
+        ("paged_attention", [Q, PAGES, PAGES, TABLES], PAGED, Q.shape, "context_lens is missing"),
+        ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED | {"sinks": True}, Q.shape, "sinks is missing"),
+        ("paged_attention", [Q, PAGES, PAGES, LENS], PAGED | {"contiguous": True}, Q.shape, "one row per sequence"),
+        ("paged_attention", [Q, PAGES, PAGES[:2], TABLES, LENS], PAGED, Q.shape, "v_pages has shape"),
+        ("paged_attention", [Q, BYTES, BYTES, TABLES, LENS], PAGED, Q.shape, "k_scales has"),
+        ("paged_attention", [Q[:, :, :16], PAGES, PAGES, TABLES, LENS], PAGED, (1, 2, 16), "do not fit the pages"),
+        ("paged_attention", [Q, PAGES, PAGES, TABLES.repeat(2, 0), LENS], PAGED, Q.shape, "block_tables has shape"),
+        ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED, (1, 2, 31), "out has shape"),
+        ("causal_attention", [Q[None], Q[None], Q[None, :, :1], LENS], {}, (1, *Q.shape), "v has shape"),
+        ("causal_attention", [Q[None], *[Q[None, :, :0]] * 2, LENS], {}, (1, *Q.shape), "num_heads must be"),
+        ("causal_attention", [Q[None], Q[None], Q[None], TABLES], {}, (1, *Q.shape), "lengths has shape"),
+        ("rope_append", [PAGES, PAGES, Q[:, :1], Q[:, :1], LENS], ROPE, Q.shape, "k_pages has shape"),
+        ("rope_append", [PAGES, PAGES, Q[:, :1], Q[:, :1], LENS], ROPE, PAGES.shape, "v_pages is missing"),
+        ("rotate", [Q, ANGLES, ANGLES], {"interleaved": False}, Q.shape, "more angles than half of head_dim"),
+        ("rotate", [Q, ANGLES[:, :9], ANGLES[:, :8]], {"interleaved": False}, Q.shape, "sin has shape"),
+    ],
+)  # fmt: skip
+def test_handlers_refuse_what_does_not_fit(name, operands, attributes, result, message):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        native.call(name, [jax.ShapeDtypeStruct(result, jnp.float32)], *map(jnp.asarray, operands), **attributes)
+
+
 @pytest.fixture
 def no_library(monkeypatch):
     """As where it was not built, and nobody has been told."""

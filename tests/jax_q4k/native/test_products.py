@@ -1,5 +1,7 @@
 """Products by the CPU's kernels against float64, with every instruction set at hand."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,11 +73,32 @@ def test_more_rows_than_one_unpacking_serves(kernels):
     assert nmse(y, seen(x, True) @ exact.T) <= 1e-10
 
 
-def test_a_hundred_thousand_random_blocks(kernels):
-    w, exact = matrix("Q4_K", 391, 256 * 256, "extreme")
-    x = activations(1, exact.shape[1])
-    (y,) = calls.products(jnp.asarray(x), [w], quantized=True)
-    assert nmse(y, seen(x, True) @ exact.T) <= 1e-10
+@functools.cache  # float64 weights take longer than all kernels
+def hundred_thousand_blocks(format):
+    """Packed weights with extreme scales, activations of three rows, and their products."""
+    w, exact = matrix(format, 391, 256 * formats.get(format).block_size, "extreme")
+    x = activations(3, exact.shape[1])
+    return w, jnp.asarray(x), seen(x, True) @ exact.T
+
+
+@pytest.mark.parametrize("format", DOT_FORMATS)
+def test_a_hundred_thousand_random_blocks(kernels, format):
+    w, x, want = hundred_thousand_blocks(format)
+    many = jnp.tile(x, (3, 1))  # by tiles of unpacked rows
+    for given in (x[:1], x, many):
+        (y,) = calls.products(given, [w], quantized=True)
+        assert nmse(y, np.tile(want, (3, 1))[: len(given)]) <= 1e-10
+
+
+def test_random_shapes(kernels):
+    rng = np.random.default_rng(7)
+    shapes = [(int(rng.integers(1, 300)), int(rng.integers(1, 131)), int(rng.integers(1, 21))) for _ in range(6)]
+    for i, (n, m, blocks) in enumerate([*shapes, (4099, 1, 1), (4099, 130, 1)]):
+        format = DOT_FORMATS[i % len(DOT_FORMATS)]
+        w, exact = matrix(format, n, columns(format, 0, blocks) or 256)
+        x = activations(m, exact.shape[1])
+        (y,) = calls.products(jnp.asarray(x), [w], quantized=True)
+        assert nmse(y, seen(x, True) @ exact.T) <= 1e-10, (format, n, m, blocks)
 
 
 @pytest.mark.parametrize("m", [2, 18])

@@ -122,11 +122,42 @@ for w in (w, w.dequantize(jnp.bfloat16)):
 """, XLA_FLAGS="--xla_force_host_platform_device_count=4")  # fmt: skip
 
 
+def test_results_do_not_depend_on_the_number_of_threads():
+    """Of XLA's pool, whose size PJRT_NPROC sets."""
+    digests = [
+        run(
+            """
+import hashlib, pathlib, jax, jax.numpy as jnp, numpy as np, jax_q4k as jq
+rng = np.random.default_rng(0)
+normal = lambda *shape: rng.standard_normal(shape, np.float32)
+weights = [jq.quantize(normal(600, 512), name) for name in ("Q4_K", "Q6_K")]
+digest = hashlib.sha256()
+for x in (normal(1, 512), normal(70, 512)):
+    for w in (*weights, jnp.asarray(normal(600, 512))):
+        digest.update(np.asarray(jq.matmul(x, w)).tobytes())
+    digest.update(np.asarray(jq.matmul(x, weights[0], activations="f32")).tobytes())
+pages, tables = [normal(80, 2, 16, 32) for _ in "kv"], np.arange(80, dtype=np.int32).reshape(1, 80)
+digest.update(np.asarray(jq.paged_attention(normal(1, 4, 32), *pages, tables, np.array([1270], np.int32))).tobytes())
+q, k = normal(2, 90, 4, 32), normal(2, 90, 2, 32)
+digest.update(np.asarray(jq.causal_attention(q, k, k, np.array([90, 41]))).tobytes())
+threads = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")].count("tf_XLAEigen")
+print(threads, digest.hexdigest())
+""",
+            PJRT_NPROC=str(count),
+        ).split()
+        for count in (1, 2, 4, 8)
+    ]
+    threads, digests = zip(*digests, strict=True)
+    assert threads == ("1", "2", "4", "8") and len(set(digests)) == 1
+
+
 def run(program, **environment):
+    """What a program prints."""
     done = subprocess.run(
         [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_results_do_not_depend_on_x64():
