@@ -17,7 +17,7 @@ ifeq ($(findstring cuda,$(EXTRAS)),)
 export JAX_PLATFORMS ?= cpu
 endif
 
-.PHONY: demo test lint types clean
+.PHONY: demo test sanitize lint types clean
 
 demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo
@@ -38,6 +38,9 @@ demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 
 test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
 	$(BIN)/python -m pytest -n $(JOBS) -q
+
+sanitize: $(VENV)/.installed-test
+	.ci/sanitize $(abspath $(BIN)/python)
 
 lint: $(VENV)/.installed-lint
 	$(BIN)/ruff check . && $(BIN)/ruff format --check --quiet .

@@ -67,7 +67,7 @@ def warn_if_unavailable() -> None:
 
 
 def kernels() -> str | None:
-    """The instruction set whose kernels are in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None without a library."""
+    """The kernels in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None without a library."""
     library, _ = _load()
     return None if library is None else library.jax_q4k_kernels().decode()
 
