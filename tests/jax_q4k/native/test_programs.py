@@ -130,12 +130,13 @@ def test_results_do_not_depend_on_the_number_of_threads():
 import hashlib, pathlib, jax, jax.numpy as jnp, numpy as np, jax_q4k as jq
 rng = np.random.default_rng(0)
 normal = lambda *shape: rng.standard_normal(shape, np.float32)
-weights = [jq.quantize(normal(600, 512), name) for name in ("Q4_K", "Q6_K")]
+blocks = rng.integers(0, 256, (600, 2, 144), np.uint8)
+blocks[..., :4] = np.array([0.01, 0.02], np.float16).view(np.uint8)
+w = jq.QuantizedArray("Q4_K", (600, 512), (blocks,))
 digest = hashlib.sha256()
 for x in (normal(1, 512), normal(70, 512)):
-    for w in (*weights, jnp.asarray(normal(600, 512))):
-        digest.update(np.asarray(jq.matmul(x, w)).tobytes())
-    digest.update(np.asarray(jq.matmul(x, weights[0], activations="f32")).tobytes())
+    for product in (jq.matmul(x, w), jq.matmul(x, jnp.asarray(normal(600, 512))), jq.matmul(x, w, activations="f32")):
+        digest.update(np.asarray(product).tobytes())
 pages, tables = [normal(80, 2, 16, 32) for _ in "kv"], np.arange(80, dtype=np.int32).reshape(1, 80)
 digest.update(np.asarray(jq.paged_attention(normal(1, 4, 32), *pages, tables, np.array([1270], np.int32))).tobytes())
 q, k = normal(2, 90, 4, 32), normal(2, 90, 2, 32)
