@@ -53,8 +53,7 @@ void finish_query(const Query& query, const float* sink, int64_t head_dim, float
 constexpr int64_t kPart = 512;  // tokens of a context that one task sees; so that sums do not depend on threads
 
 // One query token per sequence: softmax(scale * q . K) V over the tokens that the block tables name.
-void paged_attention(Call& call, float scale, float soft_cap,
-                           int64_t window, bool contiguous, bool has_sinks) {
+void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bool contiguous, bool has_sinks) {
   auto& [threads, operands, results] = call;
   auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1});
   const int64_t batch = q_buffer.dimensions()[0], num_heads = q_buffer.dimensions()[1], head_dim = q_buffer.dimensions()[2];
@@ -154,8 +153,7 @@ void causal_attention(Call& call) {
 }
 
 // Rotated q and k, k and v appended to the pages, which are updated in place.
-void rope_append(Call& call, bool rope, bool interleaved,
-                       bool norms, float eps) {
+void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps) {
   auto& [threads, operands, results] = call;
   take_pages(operands);
   const auto [tokens, type] = take_pages(results);

@@ -45,7 +45,6 @@ void transpose_totals(const float* from, int64_t pitch, int64_t count, int64_t m
 }  // namespace
 
 #define JAX_Q4K_FORMATS(of) of<Q4_K>, of<Q5_K>, of<Q6_K>, of<Q8_0>, of<Q5_0>, of<Q4_0>, of<Q5_1>
-#define JAX_Q4K_FLOATS_OF(Format) floats<decode_packed<Format>>
 #define JAX_Q4K_PAGES(of) of<float>, of<Half>, of<Bf16>, of<int8_t>, of<E4m3>
 
 const Kernels JAX_Q4K_KERNELS = {
@@ -55,10 +54,8 @@ const Kernels JAX_Q4K_KERNELS = {
     pack_rows,
     {JAX_Q4K_FORMATS(few)},
     {JAX_Q4K_FORMATS(many)},
-    {JAX_Q4K_FLOATS_OF(Q4_K), JAX_Q4K_FLOATS_OF(Q5_K), JAX_Q4K_FLOATS_OF(Q6_K), JAX_Q4K_FLOATS_OF(Q8_0),
-     JAX_Q4K_FLOATS_OF(Q5_0), JAX_Q4K_FLOATS_OF(Q4_0), JAX_Q4K_FLOATS_OF(Q5_1), floats<decode_floats<float>>,
-     floats<decode_floats<Half>>, floats<decode_floats<Bf16>>},
     {JAX_Q4K_FORMATS(decode_packed), decode_floats<float>, decode_floats<Half>, decode_floats<Bf16>},
+    dot_rows,
     {JAX_Q4K_PAGES(attend_tokens)},
     merge_query,
     {JAX_Q4K_PAGES(append_token)},

@@ -11,6 +11,7 @@ constexpr int kSpan = 256;  // columns that rows are walked by
 constexpr int kLanes = 16;  // rows of activations that are multiplied at once, where there are many
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
 constexpr int kFew = 4;     // rows of activations up to which weights are unpacked in registers
+constexpr int kDecoded = 4;  // rows of weights that are decoded at a time, for products of floats
 constexpr int kMaxHeadDim = 256;
 constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it
 
@@ -93,11 +94,10 @@ struct Kernels {
   void (*few[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride);
   // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile.
   void (*many[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total);
-  // y[j * stride + r] = row (first + r) . x[j * k ...], in floats; `scratch` holds 4 * k of them.
-  void (*floats[kTypes])(const Matrix&, int64_t first, int64_t count, const float* x, int64_t m, float* y, int64_t stride,
-                         float* scratch);
   // Row `row` as k floats.
   void (*decode[kTypes])(const Matrix&, int64_t row, float* y);
+  // y[j * stride + r] = rows[r] . x[j], of rows (count <= kDecoded, k) and x (m, k).
+  void (*dots)(const float* rows, int count, const float* x, int64_t k, int64_t m, float* y, int64_t stride);
   // Adds tokens [first, last) of a sequence, whose token i lies in pages[i / page_size], to the queries that see them;
   // those of pages outside [0, num_pages) are left out.
   void (*attend[kPageTypes])(const Tokens&, const int32_t* pages, int64_t head, int64_t first, int64_t last, Query*, int count,

@@ -245,18 +245,9 @@ void dot_floats_of(const float* rows, const float* x, int64_t k, int64_t m, floa
   for (; j < m; ++j) dot_floats<R, 1>(rows, x + j * k, k, y + j * stride, stride);
 }
 
-template <void (*kDecode)(const Matrix&, int64_t, float*)>
-void floats(const Matrix& w, int64_t first, int64_t count, const float* x, int64_t m, float* y, int64_t stride,
-            float* scratch) {
-  constexpr int R = 4;
-  for (int64_t r = 0; r < count; r += R) {
-    const int64_t rows = count - r < R ? count - r : R;
-    for (int64_t i = 0; i < rows; ++i) kDecode(w, first + r + i, scratch + i * w.k);
-    if (rows == R)
-      dot_floats_of<R>(scratch, x, w.k, m, y + r, stride);
-    else
-      for (int64_t i = 0; i < rows; ++i) dot_floats_of<1>(scratch + i * w.k, x, w.k, m, y + r + i, stride);
-  }
+inline void dot_rows(const float* rows, int count, const float* x, int64_t k, int64_t m, float* y, int64_t stride) {
+  if (count == kDecoded) return dot_floats_of<kDecoded>(rows, x, k, m, y, stride);
+  for (int i = 0; i < count; ++i) dot_floats_of<1>(rows + i * k, x, k, m, y + i, stride);
 }
 
 }  // namespace

@@ -95,13 +95,18 @@ void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, 
     for (int64_t b = 0; b < m; b += kLanes)
       kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, m - b), y + b * stride, stride);
   } else {
-    kernels->floats[w.type](w, first, count, x.x + start * x.k, m, y, stride, scratch<float>(kRows, 4 * x.k));
+    float* rows = scratch<float>(kRows, kDecoded * x.k);
+    for (int64_t r = 0; r < count; r += kDecoded) {
+      const int n = static_cast<int>(std::min<int64_t>(kDecoded, count - r));
+      for (int i = 0; i < n; ++i) kernels->decode[w.type](w, first + r + i, rows + i * x.k);
+      kernels->dots(rows, n, x.x + start * x.k, x.k, m, y + r, stride);
+    }
   }
 }
 
 // [residual +] [rms_norm](x) @ w.T [+ bias] of several matrices; or activation(x @ gate.T) * (x @ up.T) of two.
-void products(Call& call, std::string_view formats,
-                    std::string_view biases, std::string_view activation, bool quantized, bool norm, float eps, bool residual) {
+void products(Call& call, std::string_view formats, std::string_view biases, std::string_view activation, bool quantized,
+              bool norm, float eps, bool residual) {
   auto& [threads, operands, results] = call;
   auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
   const int64_t m = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
