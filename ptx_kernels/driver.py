@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import importlib
 import math
@@ -31,6 +32,19 @@ Launch = tuple[Kernel, Sequence[int]]
 
 class DriverError(RuntimeError):
     """No usable CUDA device, or a CUDA call that failed; the message names the call and its error."""
+
+
+def count_devices() -> int:
+    """CUDA devices, as the driver counts them; without cuda-python. Raises DriverError if there is no driver to ask."""
+    try:
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise DriverError("the driver library libcuda.so.1 is not installed") from error
+    count = ctypes.c_int()
+    for name, arguments in (("cuInit", (0,)), ("cuDeviceGetCount", (ctypes.byref(count),))):
+        if code := getattr(library, name)(*arguments):
+            raise DriverError(f"{name} returned error {code}")
+    return count.value
 
 
 def _bindings() -> ModuleType:

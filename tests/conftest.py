@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 
 import pytest
+
+from ptx_kernels import driver
 
 
 @functools.cache
 def no_gpu_reason() -> str | None:
     """Why no CUDA device can be used, or None where one can; asks the driver, before JAX is imported."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "no CUDA device: the driver library libcuda.so.1 is not installed"
-    if error := driver.cuInit(0):
-        return f"no CUDA device: cuInit returned error {error}"
-    count = ctypes.c_int()
-    if error := driver.cuDeviceGetCount(ctypes.byref(count)):
-        return f"no CUDA device: cuDeviceGetCount returned error {error}"
-    if count.value == 0:
-        return "no CUDA device: the driver counts none"
+        if driver.count_devices() == 0:
+            return "no CUDA device: the driver counts none"
+    except driver.DriverError as error:
+        return f"no CUDA device: {error}"
     platforms = os.environ.get("JAX_PLATFORMS")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return f"JAX is told not to use CUDA: JAX_PLATFORMS={platforms}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
 import importlib.metadata
 import os
 import platform
@@ -25,7 +24,7 @@ import jax_q4k as jq
 from jax_q4k import native
 from jax_q4k.native import build
 from jax_q4k.ops.op import default_implementation
-from ptx_kernels import assemble
+from ptx_kernels import assemble, driver
 
 from .output import table_console
 
@@ -138,14 +137,9 @@ def _installed(package: str) -> str | None:
 
 def _driver() -> str:
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return "not installed (libcuda.so.1)"
-    if error := driver.cuInit(0):
-        return f"cuInit returned error {error}"
-    count = ctypes.c_int()
-    driver.cuDeviceGetCount(ctypes.byref(count))
-    return f"{count.value} devices"
+        return f"{driver.count_devices()} devices"
+    except driver.DriverError as error:
+        return str(error)
 
 
 def _defaults() -> Iterator[tuple[str, str]]:

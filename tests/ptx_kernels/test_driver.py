@@ -302,3 +302,30 @@ def test_bindings_have_what_is_called():
             assert hasattr(getattr(real, holder), member), f"{holder}.{member}"
     launch = real.cuLaunchKernel.__doc__.splitlines()[0]
     assert launch.count(",") == 10, launch
+
+
+@pytest.mark.parametrize("init, counting, expected", [(0, 0, 3), (100, 0, "cuInit returned error"), (0, 1, "Count")])
+def test_devices_are_counted_without_bindings(monkeypatch, init, counting, expected):
+    class Library:
+        def cuInit(self, flags):
+            return init
+
+        def cuDeviceGetCount(self, count):
+            count._obj.value = 3
+            return counting
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: Library())
+    if isinstance(expected, int):
+        assert driver.count_devices() == expected
+    else:
+        with pytest.raises(driver.DriverError, match=expected):
+            driver.count_devices()
+
+
+def test_no_driver_library_is_an_error_that_names_it(monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(driver.ctypes, "CDLL", missing)
+    with pytest.raises(driver.DriverError, match=r"libcuda\.so\.1 is not installed"):
+        driver.count_devices()

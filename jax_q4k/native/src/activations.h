@@ -1,4 +1,4 @@
-// Activations: RMSNorm, and int8 in groups of 32 (`jax_q4k.quantize_q8_1`) in two layouts.
+// Activations: RMSNorm, int8 in groups of 32 (`jax_q4k.quantize_q8_1`) in two layouts, and gates.
 
 #pragma once
 
@@ -87,6 +87,42 @@ inline void normalize_row(const float* x, const float* weight, float eps, int64_
   for (; i < k; ++i) rest += x[i] * x[i];
   const float factor = 1.0f / __builtin_sqrtf((sum(squares) + rest) / static_cast<float>(k) + eps);
   for (i = 0; i < k; ++i) y[i] = x[i] * factor * weight[i];
+}
+
+// e^x for x <= 0, to about 1e-7 of it; 0 below -87.
+inline Floats exp_of(const Floats& x) {
+  const Floats low = Floats::all(-87.0f);
+  Floats y;
+  for (int i = 0; i < Floats::kParts; ++i) {
+    auto part = x.part[i] < low.part[i] ? low.part[i] : x.part[i];
+    auto shifted = part * 1.44269504f + 12582912.0f;  // its low bits are the integer
+    auto n = shifted - 12582912.0f;
+    auto f = part - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
+    auto p = f * (1.0f / 5040) + 1.0f / 720;
+    p = p * f + 1.0f / 120, p = p * f + 1.0f / 24, p = p * f + 1.0f / 6, p = p * f + 0.5f, p = p * f + 1.0f, p = p * f + 1.0f;
+    using Lanes = typename Ints::Part;
+    auto power = ((Lanes)shifted << 23) + (Lanes)(Floats::Part{} + 1.0f);
+    p *= (Floats::Part)power;
+    y.part[i] = x.part[i] < low.part[i] ? Floats::Part{} : p;
+  }
+  return y;
+}
+
+inline void gate(const float* gates, const float* up, int64_t count, bool gelu, float* y) {
+  for (int64_t i = 0; i < count; i += kLanes) {
+    alignas(64) float ends[2][kLanes] = {};  // where fewer are left
+    const int64_t n = count - i < kLanes ? count - i : kLanes;
+    if (n < kLanes) std::memcpy(ends[0], gates + i, n * 4), std::memcpy(ends[1], up + i, n * 4);
+    const Floats x = Floats::load(n < kLanes ? ends[0] : gates + i), one = Floats::all(1);
+    // GELU by tanh: x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3), so that both are x / (1 + e^-z)
+    const Floats z = gelu ? Floats::all(1.5957691216f) * fma(Floats::all(0.044715f) * x * x, x, x) : x;
+    const Floats e = exp_of(Floats::all(0) - larger(z, Floats::all(0) - z));  // e^-|z|, which cannot overflow
+    Floats sigmoid;
+    for (int p = 0; p < Floats::kParts; ++p) sigmoid.part[p] = z.part[p] > 0 ? one.part[p] : e.part[p];
+    const Floats gated = x * (sigmoid / (one + e)) * Floats::load(n < kLanes ? ends[1] : up + i);
+    gated.store(ends[0]);
+    std::memcpy(y + i, ends[0], n * 4);
+  }
 }
 
 }  // namespace

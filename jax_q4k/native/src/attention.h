@@ -13,25 +13,6 @@ namespace jax_q4k {
 
 namespace {
 
-// e^x for x <= 0, to about 1e-7 of it; 0 below -87.
-inline Floats exp_of(const Floats& x) {
-  const Floats low = Floats::all(-87.0f);
-  Floats y;
-  for (int i = 0; i < Floats::kParts; ++i) {
-    auto part = x.part[i] < low.part[i] ? low.part[i] : x.part[i];
-    auto shifted = part * 1.44269504f + 12582912.0f;  // its low bits are the integer
-    auto n = shifted - 12582912.0f;
-    auto f = part - n * 0.693359375f + n * 2.12194440e-4f;  // ln 2 in two parts
-    auto p = f * (1.0f / 5040) + 1.0f / 720;
-    p = p * f + 1.0f / 120, p = p * f + 1.0f / 24, p = p * f + 1.0f / 6, p = p * f + 0.5f, p = p * f + 1.0f, p = p * f + 1.0f;
-    using Lanes = typename Ints::Part;
-    auto power = ((Lanes)shifted << 23) + (Lanes)(Floats::Part{} + 1.0f);
-    p *= (Floats::Part)power;
-    y.part[i] = x.part[i] < low.part[i] ? Floats::Part{} : p;
-  }
-  return y;
-}
-
 // A query's sums, now relative to `highest`, which is no lower than before.
 inline void rescale(Query& query, float highest, int64_t dims) {
   if (query.highest == highest) return;

@@ -17,6 +17,10 @@ PageType page_type(ffi::DataType type) {
   }
 }
 
+void check_head_dim(int64_t head_dim) {
+  if (head_dim < 16 || head_dim > kMaxHeadDim || head_dim % 16) fail("head_dim must be a multiple of 16 up to 256");
+}
+
 // Pages (num_pages, num_kv_heads, page_size, head_dim) of keys and of values, and the scales of int8 ones.
 template <class Buffers>
 std::pair<Tokens, PageType> take_pages(Taker<Buffers>& from) {
@@ -25,7 +29,7 @@ std::pair<Tokens, PageType> take_pages(Taker<Buffers>& from) {
   auto v = from.next("v_pages", {k.element_type()}, {d[0], d[1], d[2], d[3]});
   if (d[1] < 1) fail("pages must have at least one head");
   if (d[2] % kTokens) fail("page_size must be a multiple of 16");
-  if (d[3] < 16 || d[3] > kMaxHeadDim || d[3] % 16) fail("head_dim must be a multiple of 16 up to 256");
+  check_head_dim(d[3]);
   Tokens tokens{k.untyped_data(), v.untyped_data(), nullptr, nullptr, d[0], d[1], d[2], d[3], d[1] * d[2] * d[3], d[2] * d[3], d[3]};
   if (k.element_type() == ffi::S8) {
     tokens.k_scales = from.floats("k_scales", {d[0], d[1], d[2]});
@@ -133,7 +137,7 @@ void causal_attention(Call& call) {
   float* out = results.floats("out", {batch, time, num_heads, head_dim});
   results.finish();
   if (kv_heads < 1 || num_heads % kv_heads) fail("num_heads must be a multiple of num_kv_heads");
-  if (head_dim < 16 || head_dim > kMaxHeadDim || head_dim % 16) fail("head_dim must be a multiple of 16 up to 256");
+  check_head_dim(head_dim);
   const Tokens tokens{k_buffer.untyped_data(), v, nullptr, nullptr, batch, kv_heads, time, head_dim,
                       time * kv_heads * head_dim, head_dim, kv_heads * head_dim};
   const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
@@ -152,14 +156,32 @@ void causal_attention(Call& call) {
   });
 }
 
+// Angles (count, half) that turn pairs of a head's dimensions.
+struct Angles {
+  const float *cos = nullptr, *sin = nullptr;
+  int64_t half = 0;
+  bool interleaved = false;
+
+  // Turns a head of token t.
+  void turn(float* x, int64_t t) const { kernels->rotate(x, cos + t * half, sin + t * half, half, interleaved); }
+};
+
+Angles take_angles(Operands& operands, int64_t count, int64_t head_dim, bool interleaved) {
+  auto cos = operands.next("cos", {ffi::F32}, {count, -1});
+  const int64_t half = cos.dimensions()[1];
+  if (2 * half > head_dim) fail("cos has more angles than half of head_dim");
+  return {static_cast<const float*>(cos.untyped_data()), operands.floats("sin", {count, half}), half, interleaved};
+}
+
 // Rotated q and k, k and v appended to the pages, which are updated in place.
 void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps) {
   auto& [threads, operands, results] = call;
   take_pages(operands);
   const auto [tokens, type] = take_pages(results);
   const int64_t head_dim = tokens.head_dim, kv_heads = tokens.num_heads;
-  int64_t num_heads = 0, half = 0;
-  const float *q = nullptr, *cos = nullptr, *sin = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  int64_t num_heads = 0;
+  const float *q = nullptr, *q_norm = nullptr, *k_norm = nullptr;
+  Angles angles;
   if (rope) {
     auto buffer = operands.next("q", {ffi::F32}, {-1, -1, head_dim});
     q = static_cast<const float*>(buffer.untyped_data()), num_heads = buffer.dimensions()[1];
@@ -171,10 +193,7 @@ void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps)
   const int32_t* slots = operands.ints("slot_mapping", {count});
   float* out = nullptr;
   if (rope) {
-    auto buffer = operands.next("cos", {ffi::F32}, {count, -1});
-    cos = static_cast<const float*>(buffer.untyped_data()), half = buffer.dimensions()[1];
-    if (2 * half > head_dim) fail("cos has more angles than half of head_dim");
-    sin = operands.floats("sin", {count, half});
+    angles = take_angles(operands, count, head_dim, interleaved);
     if (norms) q_norm = operands.floats("q_norm", {head_dim}), k_norm = operands.floats("k_norm", {head_dim});
     out = results.floats("q", {count, num_heads, head_dim});
   }
@@ -188,7 +207,7 @@ void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps)
           kernels->normalize(from + h * head_dim, norm, eps, head_dim, x);
         else
           std::memcpy(x, from + h * head_dim, head_dim * sizeof(float));
-        kernels->rotate(x, cos + t * half, sin + t * half, half, interleaved);
+        angles.turn(x, t);
       }
     };
     const float* keys = k + t * kv_heads * head_dim;
@@ -211,17 +230,13 @@ void rotate(Call& call, bool interleaved) {
   const int64_t count = buffer.dimensions()[0], size = buffer.dimensions()[1] * buffer.dimensions()[2];
   const int64_t heads = buffer.dimensions()[1], head_dim = buffer.dimensions()[2];
   const float* x = static_cast<const float*>(buffer.untyped_data());
-  auto cos_buffer = operands.next("cos", {ffi::F32}, {count, -1});
-  const int64_t half = cos_buffer.dimensions()[1];
-  if (2 * half > head_dim) fail("cos has more angles than half of head_dim");
-  const float* cos = static_cast<const float*>(cos_buffer.untyped_data());
-  const float* sin = operands.floats("sin", {count, half});
+  const Angles angles = take_angles(operands, count, head_dim, interleaved);
   operands.finish();
   float* y = results.floats("y", {count, heads, head_dim});
   results.finish();
   threads.run(count, kEasy * size, [&](int64_t t) {
     std::memcpy(y + t * size, x + t * size, size * sizeof(float));
-    for (int64_t h = 0; h < heads; ++h) kernels->rotate(y + t * size + h * head_dim, cos + t * half, sin + t * half, half, interleaved);
+    for (int64_t h = 0; h < heads; ++h) angles.turn(y + t * size + h * head_dim, t);
   });
 }
 

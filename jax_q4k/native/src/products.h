@@ -192,6 +192,22 @@ void many(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int
   }
 }
 
+// to[j * stride + r] = from[r * pitch + j], j < m <= 16, r < count.
+inline void transpose_totals(const float* from, int64_t pitch, int64_t count, int64_t m, float* to, int64_t stride) {
+  for (int64_t r = 0; r < count; r += kLanes) {
+    const int64_t n = count - r < kLanes ? count - r : kLanes;
+    Floats square[kLanes];
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) square[i] = Floats::load(from + (r + (i < n ? i : 0)) * pitch);
+    transpose(square);
+    for (int64_t j = 0; j < m; ++j) {
+      float row[kLanes];
+      square[j].store(row);
+      std::memcpy(to + j * stride + r, row, n * 4);
+    }
+  }
+}
+
 template <class Format>
 void decode_packed(const Matrix& w, int64_t row, float* y) {
   constexpr bool k32 = Format::kGroup == 32;

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <utility>
 
 #if defined(__x86_64__)
@@ -100,7 +99,7 @@ JAX_Q4K_INLINE Part shuffled(Part a, Part b, std::integer_sequence<int, kLane...
 #if defined(__clang__)
   return __builtin_shufflevector(a, b, kLane...);
 #else
-  using Index __attribute__((vector_size(sizeof(Part)))) = std::conditional_t<sizeof(a[0]) == 8, int64_t, int32_t>;
+  using Index __attribute__((vector_size(sizeof(Part)))) = int32_t;
   return __builtin_shuffle(a, b, Index{kLane...});
 #endif
 }
@@ -303,13 +302,13 @@ constexpr int kRaised = 0;
 // `dot` of bytes that are signed, plus kRaised.
 JAX_Q4K_INLINE Ints dot_raised(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
 #if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
-  const __m256i ones = _mm256_set1_epi16(1);
-  for (int i = 0; i < 2; ++i) {  // |a| * (b with a's sign)
-    const __m256i value = (__m256i)a.part[i];
-    __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(value), _mm256_sign_epi8((__m256i)b.part[i], value));
-    acc.part[i] += (Ints::Part)_mm256_madd_epi16(pairs, ones);
+  Bytes magnitude;
+  SignedBytes turned;  // b with a's sign
+  for (int i = 0; i < 2; ++i) {
+    magnitude.part[i] = (Bytes::Part)_mm256_abs_epi8((__m256i)a.part[i]);
+    turned.part[i] = (SignedBytes::Part)_mm256_sign_epi8((__m256i)b.part[i], (__m256i)a.part[i]);
   }
-  return acc;
+  return dot(magnitude, turned, acc);
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
   return dot(a, b, acc);
 #else  // as 7 bits less the eighth, which is worth 128
