@@ -2,7 +2,8 @@
 
 A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two: from loading to the
 first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens; 32 tokens decoded after none and after
-2048; and the largest resident memory up to each of these, with an f16 cache as llama.cpp has it. With the path of a
+2048; and the largest resident memory: loaded, at the first token, in all, and of a process that runs but a prompt of
+512; with an f16 cache as llama.cpp has it. With the path of a
 `llama-bench` the same file is measured by it in turn, with as many threads on the same cores; its time to the first
 token is that of its whole process, which has nothing to import or to compile. Rates are medians of some runs after one
 that compiles; beside decoding stands the rate at which packed weights are read, and what these cores can read at all.
@@ -35,12 +36,9 @@ REPEATS = 3
 def measure(path: str, started: float) -> dict[str, Any]:
     """The figures of this process, on the cores that it may use; `started`: the time when it was."""
     import jax.numpy as jnp
-    import numpy as np
 
     import jax_q4k as jq
     from jax_q4k import models, native
-    from jax_q4k.models.cache import PagedCache
-    from jax_q4k.models.sampling import SamplingParams
 
     with jq.implementation("native"):
         begin = time.perf_counter()
@@ -56,30 +54,51 @@ def measure(path: str, started: float) -> dict[str, Any]:
             "peak_megabytes_loaded": peak_loaded,
             "peak_megabytes_first_token": _peak_megabytes(),
         }
-        programs = model.programs(SamplingParams(temperature=0.0))
-
-        def prefill(tokens: int, room: int) -> Any:
-            cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
-            ids = np.random.default_rng(0).integers(300, model.config.vocab_size, (1, tokens)).astype(np.int32)
-            return programs.start(model.weights, ids, np.array([tokens], np.int32), cache, None)
-
         for tokens in PROMPTS:
-            figures[f"prefill_{tokens}"] = tokens / _median(lambda tokens=tokens: prefill(tokens, 16))
-        size = sum(leaf.nbytes for leaf in model.weights)
+            figures[f"prefill_{tokens}"] = tokens / _median(lambda tokens=tokens: _prefill(model, tokens))
         for context in CONTEXTS:
-            state = prefill(max(context, 1), NEW_TOKENS * (REPEATS + 1) + 1)
+            state = _prefill(model, max(context, 1), NEW_TOKENS * (REPEATS + 1) + 1)
 
             def decode() -> Any:
                 nonlocal state
-                state = programs.loop(model.weights, state, state.step + NEW_TOKENS)
+                state = _programs(model).loop(model.weights, state, state.step + NEW_TOKENS)
                 return state.token
 
             figures[f"decode_{context}"] = NEW_TOKENS / _median(decode)
-            figures[f"peak_megabytes_{max(context, *PROMPTS)}"] = _peak_megabytes()
+        size = sum(leaf.nbytes for leaf in model.weights)
+        figures["peak_megabytes"] = _peak_megabytes()
         figures["weights_gigabytes_per_second"] = figures["decode_0"] * size / 1e9
         figures["weights_megabytes"] = size / 2**20
     figures["read_gigabytes_per_second"] = read_bandwidth(len(os.sched_getaffinity(0)))
     return figures
+
+
+def peak_of_prompt(path: str, tokens: int) -> float:
+    """The largest resident memory, in MiB, of this process, which does nothing but load a file and run a prompt."""
+    import jax
+
+    from jax_q4k import models
+
+    jax.block_until_ready(_prefill(models.from_gguf(path), tokens))
+    return _peak_megabytes()
+
+
+def _programs(model: Any) -> Any:
+    from jax_q4k.models.sampling import SamplingParams
+
+    return model.programs(SamplingParams(temperature=0.0))
+
+
+def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
+    """The state after a random prompt, with a cache for `room` tokens more."""
+    import jax.numpy as jnp
+    import numpy as np
+
+    from jax_q4k.models.cache import PagedCache
+
+    cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
+    ids = np.random.default_rng(0).integers(300, model.config.vocab_size, (1, tokens)).astype(np.int32)
+    return _programs(model).start(model.weights, ids, np.array([tokens], np.int32), cache, None)
 
 
 def _peak_megabytes() -> float:
@@ -167,6 +186,7 @@ def main(arguments: list[str]) -> int:
     for count in (n for n in (1, 2) if n <= len(available)):
         cores = set(available[:count])
         ours = on_cores(cores, "cpu", "measure", path, time.time())
+        ours[f"peak_megabytes_{max(PROMPTS)}"] = on_cores(cores, "cpu", "peak_of_prompt", path, max(PROMPTS))
         theirs = llama_bench(options.llama_bench, cores, path) if options.llama_bench else {}
         results.append({"threads": count, "ours": ours, "llama.cpp": theirs})
         print(f"{count} thread{'s' * (count > 1)}")

@@ -16,7 +16,7 @@ from ..errors import NativeUnavailableWarning
 from . import build
 
 #: Name of each handler, without the prefix of its symbol and XLA target.
-HANDLERS = ("products", "embedding", "paged_attention", "causal_attention", "rope_append", "rotate")
+HANDLERS = ("products", "mlp", "embedding", "paged_attention", "causal_attention", "rope_append", "rotate")
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)
 

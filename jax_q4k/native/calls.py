@@ -54,6 +54,41 @@ def products(
     )
 
 
+def mlp(
+    x: jax.Array,
+    gate: QuantizedArray,
+    up: QuantizedArray,
+    down: QuantizedArray,
+    *,
+    quantized: tuple[bool, bool],
+    activation: str,
+    norm_weight: jax.Array | None = None,
+    eps: float = 0.0,
+    residual: jax.Array | None = None,
+) -> jax.Array:
+    """[residual +] the product with `down` of what `products` gives for gate and up, some rows of x after the others.
+
+    quantized: whether x becomes q8_1, and whether what goes into `down` does.
+    """
+    m, n = x.shape[0], down.shape[0]
+    return call(
+        "mlp",
+        [jax.ShapeDtypeStruct((m, n), jnp.float32)],
+        x,
+        *([] if norm_weight is None else [norm_weight]),
+        *(array for w in (gate, up, down) for array in _arrays(w)),
+        *([] if residual is None else [residual]),
+        formats=f"{_format(gate)},{_format(up)}",
+        down=_format(down),
+        activation=activation,
+        quantized=quantized[0],
+        quantized_down=quantized[1],
+        norm=norm_weight is not None,
+        eps=float(eps),
+        residual=residual is not None,
+    )[0]
+
+
 def _format(w: QuantizedArray | jax.Array) -> str:
     return w.format if isinstance(w, QuantizedArray) else FLOATS[w.dtype.name]
 

@@ -199,16 +199,19 @@ def kernels(
 
 
 def native(*leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None) -> list[jax.Array]:
-    """The operation by one or two calls of the CPU's kernels; `activations` None means q8_1."""
-    x, residual, norm_weight, gate, up, down = jax.tree.unflatten(tree, leaves)
+    """The operation by a call of the CPU's kernels; `activations` None means q8_1."""
+    operands: Operands = jax.tree.unflatten(tree, leaves)
+    x, residual, norm_weight, gate, up, down = operands
+    (m, k), inner = x.shape, gate.shape[0]
 
-    def quantized(x: jax.Array, *weights: QuantizedArray) -> bool:
-        return activations != "f32" and all(matmul.takes_q8_1(w.format, *x.shape) for w in weights)
+    def quantized(columns: int, *weights: QuantizedArray) -> bool:
+        return activations != "f32" and all(matmul.takes_q8_1(w.format, m, columns) for w in weights)
 
-    (h,) = calls.products(
-        x, [gate, up], quantized=quantized(x, gate, up), norm_weight=norm_weight, eps=eps, activation=activation
-    )
-    return [h] if down is None else calls.products(h, [down], quantized=quantized(h, down), residual=residual)
+    options: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
+    first = quantized(k, gate, up)
+    if down is None:
+        return calls.products(x, [gate, up], quantized=first, **options)
+    return [calls.mlp(x, gate, up, down, quantized=(first, quantized(inner, down)), residual=residual, **options)]
 
 
 def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArray]:

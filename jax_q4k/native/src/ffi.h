@@ -76,7 +76,7 @@ using Operands = Taker<ffi::RemainingArgs>;
 using Results = Taker<ffi::RemainingRets>;
 
 // Memory of a thread that grows and is kept: steps of a loop allocate nothing. `kind` tells uses apart that overlap.
-enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kQueries, kScratches };
+enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kHidden, kQueries, kScratches };
 template <class T>
 T* scratch(Scratch kind, size_t count) {
   struct Memory {

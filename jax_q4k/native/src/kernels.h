@@ -10,7 +10,7 @@ namespace jax_q4k {
 constexpr int kSpan = 256;  // columns that rows are walked by
 constexpr int kLanes = 16;  // rows of activations that are multiplied at once, where there are many
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
-constexpr int kFew = 4;     // rows of activations up to which weights are unpacked in registers
+constexpr int kFew = 8;     // rows of activations up to which weights are unpacked in registers
 constexpr int kDecoded = 4;  // rows of weights that are decoded at a time, for products of floats
 constexpr int kMaxHeadDim = 256;
 constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it

@@ -90,17 +90,14 @@ void few_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, i
 
 template <class Format>
 void few(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
-  constexpr int R = kWidth == 64 ? 2 : 1;  // rows at a time, as registers allow
-  static_assert(kFew == 4);
-  for (int64_t r = 0; r < count; r += R) {
-    if constexpr (kWidth == 16) {  // no registers for several rows of activations
-      const int64_t spans = (w.k + kSpan - 1) / kSpan;
-      for (int j = 0; j < m; ++j) few_rows<Format, R, 1>(w, first + r, count - r, x + j * spans, 1, y + j * stride + r, stride);
-    } else {
-      auto* rows = m == 1 ? few_rows<Format, R, 1> : m == 2 ? few_rows<Format, R, 2> : few_rows<Format, R, 4>;
-      rows(w, first + r, count - r, x, m, y + r, stride);
+  constexpr int R = kWidth == 64 ? 2 : 1, M = kWidth == 16 ? 1 : 4;  // rows at a time, as registers allow
+  const int64_t spans = (w.k + kSpan - 1) / kSpan;
+  for (int64_t r = 0; r < count; r += R)
+    for (int j = 0; j < m; j += M) {
+      const int left = m - j;
+      auto* rows = left == 1 ? few_rows<Format, R, 1> : left == 2 ? few_rows<Format, R, (M + 1) / 2> : few_rows<Format, R, M>;
+      rows(w, first + r, count - r, x + j * spans, left, y + j * stride + r, stride);
     }
-  }
 }
 
 // A span of a tile of rows. Of scales and mins, groups come first, so that a group's are side by side.
@@ -167,7 +164,7 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
 template <class Format>
 void many(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total) {
   constexpr int R = kWidth / 16, B = kWidth == 64 ? 2 : 1;  // as many sums as registers hold
-  static_assert(kTile % R == 0);
+  static_assert(kTile % (R * B) == 0);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, pitch = blocks * kLanes;
   std::memset(total, 0, sizeof(float) * kTile * pitch);
   Unpacked tile;
@@ -180,15 +177,14 @@ void many(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int
       if ((s + 1) * kSpan > w.k) cut.copy(w, first + r, planes);
       unpack<Format>(planes, r, &tile);
     }
-    for (int64_t b = 0; b < blocks; b += B)
-      for (int64_t r = 0; r < count; r += R) {
-        const BlockSpan* block = x + b * spans + s;
-        float* to = total + r * pitch + b * kLanes;
-        if (b + B <= blocks)
-          add_span<Format, R, B>(tile, r, block, spans, to, pitch);
-        else
-          add_span<Format, R, 1>(tile, r, block, spans, to, pitch);
-      }
+    for (int64_t b = 0; b < blocks; b += B) {
+      const BlockSpan* block = x + b * spans + s;
+      float* to = total + b * kLanes;
+      if (b + B <= blocks)
+        for (int64_t r = 0; r < count; r += R) add_span<Format, R, B>(tile, r, block, spans, to + r * pitch, pitch);
+      else
+        for (int64_t r = 0; r < count; r += R * B) add_span<Format, R * B, 1>(tile, r, block, spans, to + r * pitch, pitch);
+    }
   }
 }
 

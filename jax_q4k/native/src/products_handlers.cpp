@@ -105,28 +105,27 @@ void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, 
 }
 
 // [residual +] [rms_norm](x) @ w.T [+ bias] of several matrices; or activation(x @ gate.T) * (x @ up.T) of two.
-void products(Call& call, std::string_view formats, std::string_view biases, std::string_view activation, bool quantized,
-              bool norm, float eps, bool residual) {
-  auto& [threads, operands, results] = call;
-  auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
-  const int64_t m = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
-  const float* norm_weight = norm ? operands.floats("norm_weight", {k}) : nullptr;
-  const std::vector<Matrix> matrices = take_matrices(operands, formats, k);
-  const bool gated = !activation.empty();
-  if (gated && (matrices.size() != 2 || matrices[0].n != matrices[1].n)) fail("gate and up must have as many rows");
-  if (biases.size() != matrices.size() || (residual && matrices.size() != 1)) fail("biases or residual without a matrix");
-  std::vector<const float*> bias(matrices.size());
-  for (size_t i = 0; i < matrices.size(); ++i)
-    if (biases[i] == '1') bias[i] = operands.floats("bias", {matrices[i].n});
-  const float* addend = residual ? operands.floats("residual", {m, matrices[0].n}) : nullptr;
-  operands.finish();
-  std::vector<float*> y;
-  for (size_t i = 0; i < (gated ? 1 : matrices.size()); ++i) y.push_back(results.floats("y", {m, matrices[i].n}));
-  results.finish();
-  for (const Matrix& w : matrices)
-    if (quantized && w.type >= kBlockFormats) fail("floats are multiplied as floats");
+struct Product {
+  std::vector<Matrix> matrices;
+  bool quantized;
+  std::string_view activation = {};
+  const float* norm = nullptr;
+  float eps = 0;
+  std::vector<const float*> bias = {};  // of each matrix, or none at all
 
-  const Prepared prepared = prepare(threads, static_cast<const float*>(x_buffer.untyped_data()), m, k, norm_weight, eps, quantized);
+  bool gated() const { return !activation.empty(); }
+};
+
+void check(const Product& p) {
+  if (p.gated() && (p.matrices.size() != 2 || p.matrices[0].n != p.matrices[1].n)) fail("gate and up must have as many rows");
+  for (const Matrix& w : p.matrices)
+    if (p.quantized && w.type >= kBlockFormats) fail("floats are multiplied as floats");
+}
+
+void run(const Threads& threads, const Product& p, const float* x, int64_t m, const float* residual, const std::vector<float*>& y) {
+  const std::vector<Matrix>& matrices = p.matrices;
+  const int64_t k = matrices[0].k;
+  const Prepared prepared = prepare(threads, x, m, k, p.norm, p.eps, p.quantized);
   // A task is some rows of a matrix, times some of the activations.
   const int64_t part = prepared.blocks ? kManyRows : kFloatRows, parts = (m + part - 1) / part;
   int64_t all_rows = 0;
@@ -139,9 +138,9 @@ void products(Call& call, std::string_view formats, std::string_view biases, std
   };
   std::vector<Task> tasks;
   for (size_t i = 0; i < y.size(); ++i)
-    for (int64_t p = 0; p < parts; ++p)
+    for (int64_t at = 0; at < parts; ++at)
       for (int64_t first = 0; first < matrices[i].n; first += rows)
-        tasks.push_back({i, first, std::min(rows, matrices[i].n - first), p * part, std::min(part, m - p * part)});
+        tasks.push_back({i, first, std::min(rows, matrices[i].n - first), at * part, std::min(part, m - at * part)});
 
   const int64_t work = all_rows * k * m / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
   threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
@@ -149,20 +148,71 @@ void products(Call& call, std::string_view formats, std::string_view biases, std
     const Matrix& w = matrices[task.matrix];
     float* to = y[task.matrix] + task.start * w.n + task.first;
     multiply(w, task.first, task.count, prepared, task.start, task.m, to, w.n);
-    if (gated) {
+    if (p.gated()) {
       float* up = scratch<float>(kUp, task.m * task.count);
       multiply(matrices[1], task.first, task.count, prepared, task.start, task.m, up, task.count);
       for (int64_t j = 0; j < task.m; ++j)
-        kernels->gate(to + j * w.n, up + j * task.count, task.count, activation == "gelu", to + j * w.n);
+        kernels->gate(to + j * w.n, up + j * task.count, task.count, p.activation == "gelu", to + j * w.n);
     }
+    const float* bias = p.bias.empty() ? nullptr : p.bias[task.matrix];
     for (int64_t j = 0; j < task.m; ++j) {
       float* row = to + j * w.n;
-      if (bias[task.matrix])
-        for (int64_t r = 0; r < task.count; ++r) row[r] += bias[task.matrix][task.first + r];
-      if (addend)
-        for (int64_t r = 0; r < task.count; ++r) row[r] += addend[(task.start + j) * w.n + task.first + r];
+      if (bias)
+        for (int64_t r = 0; r < task.count; ++r) row[r] += bias[task.first + r];
+      if (residual)
+        for (int64_t r = 0; r < task.count; ++r) row[r] += residual[(task.start + j) * w.n + task.first + r];
     }
   });
+}
+
+void products(Call& call, std::string_view formats, std::string_view biases, std::string_view activation, bool quantized,
+              bool norm, float eps, bool residual) {
+  auto& [threads, operands, results] = call;
+  auto x = operands.next("x", {ffi::F32}, {-1, -1});
+  const int64_t m = x.dimensions()[0], k = x.dimensions()[1];
+  const float* norm_weight = norm ? operands.floats("norm_weight", {k}) : nullptr;
+  Product p{take_matrices(operands, formats, k), quantized, activation, norm_weight, eps};
+  if (p.matrices.empty() || biases.size() != p.matrices.size() || (residual && p.matrices.size() != 1))
+    fail("biases or residual without a matrix");
+  for (size_t i = 0; i < biases.size(); ++i)
+    p.bias.push_back(biases[i] == '1' ? operands.floats("bias", {p.matrices[i].n}) : nullptr);
+  const float* addend = residual ? operands.floats("residual", {m, p.matrices[0].n}) : nullptr;
+  operands.finish();
+  check(p);
+  std::vector<float*> y;
+  for (size_t i = 0; i < (p.gated() ? 1 : p.matrices.size()); ++i) y.push_back(results.floats("y", {m, p.matrices[i].n}));
+  results.finish();
+  run(threads, p, static_cast<const float*>(x.untyped_data()), m, addend, y);
+}
+
+constexpr int64_t kNetworkRows = 256;  // of a long prompt that go through the network together: gate's result is large
+
+// [residual +] (activation(h @ gate.T) * (h @ up.T)) @ down.T of h = [rms_norm](x).
+void mlp(Call& call, std::string_view formats, std::string_view down, std::string_view activation, bool quantized,
+         bool quantized_down, bool norm, float eps, bool residual) {
+  auto& [threads, operands, results] = call;
+  auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
+  const int64_t m = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
+  const float* x = static_cast<const float*>(x_buffer.untyped_data());
+  const float* norm_weight = norm ? operands.floats("norm_weight", {k}) : nullptr;
+  const Product in{take_matrices(operands, formats, k), quantized, activation, norm_weight, eps};
+  if (!in.gated()) fail("activation is missing");
+  check(in);
+  const int64_t inner = in.matrices[0].n;
+  const Product out{take_matrices(operands, down, inner), quantized_down};
+  if (out.matrices.size() != 1) fail("down must be one matrix");
+  check(out);
+  const int64_t n = out.matrices[0].n;
+  const float* addend = residual ? operands.floats("residual", {m, n}) : nullptr;
+  operands.finish();
+  float* y = results.floats("y", {m, n});
+  results.finish();
+  for (int64_t start = 0; start < m; start += kNetworkRows) {
+    const int64_t rows = std::min(kNetworkRows, m - start);
+    float* h = scratch<float>(kHidden, rows * inner);
+    run(threads, in, x + start * k, rows, nullptr, {h});
+    run(threads, out, h, rows, addend ? addend + start * n : nullptr, {y + start * n});
+  }
 }
 
 // Rows `ids` of a matrix as floats; an id outside it gives a row of NaN.
@@ -190,5 +240,8 @@ void embedding(Call& call, std::string_view format) {
 JAX_Q4K_HANDLER(products)
     .Attr<std::string_view>("formats").Attr<std::string_view>("biases").Attr<std::string_view>("activation")
     .Attr<bool>("quantized").Attr<bool>("norm").Attr<float>("eps").Attr<bool>("residual"));
+JAX_Q4K_HANDLER(mlp)
+    .Attr<std::string_view>("formats").Attr<std::string_view>("down").Attr<std::string_view>("activation")
+    .Attr<bool>("quantized").Attr<bool>("quantized_down").Attr<bool>("norm").Attr<float>("eps").Attr<bool>("residual"));
 JAX_Q4K_HANDLER(embedding).Attr<std::string_view>("format"));
 #pragma GCC visibility pop

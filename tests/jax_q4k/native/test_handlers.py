@@ -16,7 +16,9 @@ from jax_q4k.native import build
 
 FLOATS = jax.ShapeDtypeStruct((2, 8), jnp.float32)
 PRODUCTS = dict(formats="Q4_K", biases="0", activation="", quantized=True, norm=False, eps=0.0, residual=False)
-X, PLANE = np.zeros((2, 256), np.float32), np.zeros((8, 1, 144), np.uint8)
+MLP = PRODUCTS | dict(formats="Q4_K,Q4_K", down="F32", activation="silu", quantized_down=False)
+del MLP["biases"]
+X, PLANE, THIN = np.zeros((2, 256), np.float32), np.zeros((8, 1, 144), np.uint8), np.zeros((256, 8), np.float32)
 
 
 @needs_native
@@ -88,6 +90,15 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
         ("products", [X, X], PRODUCTS | {"formats": "F32"}, (2, 2), "floats are multiplied as floats"),
         ("products", [X, PLANE], PRODUCTS | {"formats": ""}, (2, 8), "without a matrix"),
         ("products", [X, PLANE], PRODUCTS | {"norm": True}, (2, 8), "norm_weight has"),
+        ("mlp", [X, PLANE, PLANE, THIN], MLP | {"activation": ""}, X.shape, "activation is missing"),
+        ("mlp", [X, PLANE, PLANE, THIN], MLP | {"formats": "Q4_K", "activation": "gelu"}, X.shape, "gate and up"),
+        ("mlp", [X, PLANE, PLANE[:7], THIN], MLP, X.shape, "gate and up must have as many rows"),
+        ("mlp", [X, PLANE, PLANE, X], MLP, X.shape, "weights have k=256; x has 8"),
+        ("mlp", [X, PLANE, PLANE, THIN], MLP | {"down": "F32,F32"}, X.shape, "weights is missing"),
+        ("mlp", [X, PLANE, PLANE], MLP | {"down": ""}, X.shape, "down must be one matrix"),
+        ("mlp", [X, PLANE, PLANE, THIN], MLP | {"quantized_down": True}, X.shape, "floats are multiplied as floats"),
+        ("mlp", [X, PLANE, PLANE, THIN], MLP | {"residual": True}, X.shape, "residual is missing"),
+        ("mlp", [X, PLANE, PLANE, THIN, X], MLP, X.shape, "too many operands"),
         ("paged_attention", [Q, PAGES, PAGES, TABLES], PAGED, Q.shape, "context_lens is missing"),
         ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED | {"sinks": True}, Q.shape, "sinks is missing"),
         ("paged_attention", [Q, PAGES, PAGES, LENS], PAGED | {"contiguous": True}, Q.shape, "one row per sequence"),

@@ -42,7 +42,8 @@ def test_every_format_and_number_of_rows(kernels, format):
         (1, 1, 1, 0),
         (37, 3, 0, 3),
         (67, 4, 2, 1),
-        (130, 5, 1, 5),
+        (130, 7, 1, 5),
+        (70, 11, 1, 3),
         (70, 33, 3, 7),
         (65, 130, 1, 0),
     ]:
@@ -127,6 +128,27 @@ def test_gate_and_up(kernels, activation, m):
     u = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
     gated = g / (1 + np.exp(-g)) if activation == "silu" else 0.5 * g * (1 + np.tanh(u))
     assert nmse(y, gated * (seen(x, True) @ exact_up.T)) <= 1e-10
+
+
+@pytest.mark.parametrize("quantized", [True, False])
+@pytest.mark.parametrize("m", [1, 270])
+def test_the_whole_network(kernels, m, quantized):
+    """270 rows are more than go through it together."""
+    k, inner = 256, 320
+    (gate, exact_gate), (up, exact_up) = matrix("Q5_0", inner, k), matrix("Q5_0", inner, k, seed=3)
+    down, exact_down = matrix("Q8_0", 40, inner, seed=4)
+    x, residual, weight = activations(m, k), activations(m, 40), activations(1, k)[0]
+    options = {"norm_weight": jnp.asarray(weight), "eps": 1e-5, "activation": "silu"}
+    (h,) = calls.products(jnp.asarray(x), [gate, up], quantized=quantized, **options)
+    normalized = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-5) * weight
+    g = seen(normalized.astype(np.float32), quantized) @ exact_gate.T
+    u = seen(normalized.astype(np.float32), quantized) @ exact_up.T
+    assert nmse(h, g / (1 + np.exp(-g)) * u) <= 1e-6  # a rounding of the norm may round an int8 the other way
+    for quantized_down in (True, False):
+        given = {"quantized": (quantized, quantized_down), "residual": jnp.asarray(residual)}
+        y = calls.mlp(jnp.asarray(x), gate, up, down, **given, **options)
+        want = seen(np.asarray(h), quantized_down) @ exact_down.T
+        assert nmse(y - residual, want) <= (1e-6 if quantized_down else 1e-9)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
