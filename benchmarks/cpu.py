@@ -3,10 +3,10 @@
 A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two: from loading to the
 first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens; 32 tokens decoded after none and after
 2048; and the largest resident memory: loaded, at the first token, in all, and of a process that runs but a prompt of
-512; with an f16 cache as llama.cpp has it. With the path of a
-`llama-bench` the same file is measured by it in turn, with as many threads on the same cores; its time to the first
-token is that of its whole process, which has nothing to import or to compile. Rates are medians of some runs after one
-that compiles; beside decoding stands the rate at which packed weights are read, and what these cores can read at all.
+512. The cache is f16, as llama.cpp has it. With the path of a `llama-bench` the same file is measured by it in turn,
+with as many threads on the same cores; its time to the first token is that of its whole process, which has nothing to
+import or to compile. Rates are medians of some runs after one that compiles; beside decoding stands the rate at which
+packed weights are read, and what these cores can read at all.
 """
 
 from __future__ import annotations
