@@ -54,7 +54,7 @@ $(BIN)/python:
 	@$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of extras; "base" stands for none.
-$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+$(VENV)/.installed-%: pyproject.toml setup.py jax_q4k/native/build.py $(wildcard jax_q4k/native/src/*) | $(BIN)/python
 	@echo 'Installing into $(VENV) what "$*" needs (minutes the first time) ...'
 	@$(BIN)/python -m pip --disable-pip-version-check --quiet install --editable '.$(if $(filter-out base,$*),[$*])'
 	@touch $@

@@ -26,7 +26,9 @@ class BuildLibrary(build_ext):
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            native_build.compile_library(target)
+            left_out = native_build.compile_library(target)
+            if left_out:
+                warnings.warn(f"the compiler knows no kernels for {', '.join(left_out)}", stacklevel=1)
         except native_build.BuildError as error:
             warnings.warn(f"jax-q4k is installed without its CPU kernels: {error}", stacklevel=1)
 

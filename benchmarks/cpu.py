@@ -57,14 +57,7 @@ def measure(path: str, started: float) -> dict[str, Any]:
         for tokens in PROMPTS:
             figures[f"prefill_{tokens}"] = tokens / _median(lambda tokens=tokens: _prefill(model, tokens))
         for context in CONTEXTS:
-            state = _prefill(model, max(context, 1), NEW_TOKENS * (REPEATS + 1) + 1)
-
-            def decode() -> Any:
-                nonlocal state
-                state = _programs(model).loop(model.weights, state, state.step + NEW_TOKENS)
-                return state.token
-
-            figures[f"decode_{context}"] = NEW_TOKENS / _median(decode)
+            figures[f"decode_{context}"] = NEW_TOKENS / _decode_seconds(model, context)
         size = sum(leaf.nbytes for leaf in model.weights)
         figures["peak_megabytes"] = _peak_megabytes()
         figures["weights_gigabytes_per_second"] = figures["decode_0"] * size / 1e9
@@ -77,9 +70,11 @@ def peak_of_prompt(path: str, tokens: int) -> float:
     """The largest resident memory, in MiB, of this process, which does nothing but load a file and run a prompt."""
     import jax
 
+    import jax_q4k as jq
     from jax_q4k import models
 
-    jax.block_until_ready(_prefill(models.from_gguf(path), tokens))
+    with jq.implementation("native"):
+        jax.block_until_ready(_prefill(models.from_gguf(path), tokens))
     return _peak_megabytes()
 
 
@@ -99,6 +94,20 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
     cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
     ids = np.random.default_rng(0).integers(300, model.config.vocab_size, (1, tokens)).astype(np.int32)
     return _programs(model).start(model.weights, ids, np.array([tokens], np.int32), cache, None)
+
+
+def _decode_seconds(model: Any, context: int) -> float:
+    """Of NEW_TOKENS after a prompt of `context`, at least 1: each run starts from where the prompt left the cache."""
+    import jax
+    import jax.numpy as jnp
+
+    before = _prefill(model, max(context, 1), NEW_TOKENS + 1)
+
+    def copied() -> Any:  # the loop takes its state over
+        return jax.block_until_ready(jax.tree.map(jnp.copy, before))
+
+    states = iter([copied() for _ in range(REPEATS + 1)])
+    return _median(lambda: _programs(model).loop(model.weights, next(states), before.step + NEW_TOKENS).token)
 
 
 def _peak_megabytes() -> float:
@@ -142,10 +151,11 @@ def llama_bench(program: str, cores: set[int], path: str) -> dict[str, Any]:
     def run(*arguments: str) -> tuple[Any, float, float]:
         """What it prints, its seconds and its largest resident memory."""
         command = [program, "-m", path, "-t", str(len(cores)), "-o", "json", *arguments]
+        ours = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, cores)  # a process inherits them
         begin = time.perf_counter()
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, preexec_fn=lambda: os.sched_setaffinity(0, cores)
-        )
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        os.sched_setaffinity(0, ours)
         assert process.stdout is not None
         printed = process.stdout.read()
         _, status, usage = os.wait4(process.pid, 0)
@@ -162,6 +172,7 @@ def llama_bench(program: str, cores: set[int], path: str) -> dict[str, Any]:
     prompts, depths = ",".join(map(str, PROMPTS)), ",".join(map(str, CONTEXTS))
     for arguments in (["-p", prompts, "-n", "0"], ["-p", "0", "-n", str(NEW_TOKENS), "-d", depths]):
         for row in run("-r", str(REPEATS), *arguments)[0]:
+            figures["build"] = row["build_commit"]
             name = f"prefill_{row['n_prompt']}" if row["n_prompt"] else f"decode_{row['n_depth']}"
             figures[name] = row["avg_ts"]
     return figures
@@ -171,6 +182,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__.split("\n")[0])
     parser.add_argument("--model", help="a GGUF file; one of random weights is written otherwise")
     parser.add_argument("--llama-bench", help="llama.cpp's benchmark, to measure in turn")
+    parser.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="how many, each measured by itself")
     parser.add_argument("--json", type=Path, default=RESULTS / "cpu.json", help="where the results go")
     options = parser.parse_args(arguments)
     path = options.model
@@ -183,7 +195,7 @@ def main(arguments: list[str]) -> int:
             random_file.write(path)
     available = sorted(os.sched_getaffinity(0))
     results = []
-    for count in (n for n in (1, 2) if n <= len(available)):
+    for count in (n for n in options.cores if n <= len(available)):
         cores = set(available[:count])
         ours = on_cores(cores, "cpu", "measure", path, time.time())
         ours[f"peak_megabytes_{max(PROMPTS)}"] = on_cores(cores, "cpu", "peak_of_prompt", path, max(PROMPTS))

@@ -104,7 +104,11 @@ class QuantizedArray:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> QuantizedArray:
-        """Index leading axes (all but k) by integers, slices or integer arrays, as NumPy does."""
+        """Index leading axes (all but k) by integers, slices or integer arrays, as NumPy does.
+
+        Raises IndexError for too many and for what is out of range (of a traced array: the nearest row), TypeError for
+        others.
+        """
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) >= self.ndim:
             raise IndexError(f"{len(parts)} indices for shape {self.shape}: the last axis is packed")
@@ -160,4 +164,14 @@ def _checked_index(part: Any, axis: int, size: int) -> Any:
         if not -size <= part < size:  # jax.numpy would clamp
             raise IndexError(f"index {part} is out of range for axis {axis} of size {size}")
         return int(part)
+    if not isinstance(part, jax.core.Tracer):
+        values = np.asarray(part)
+        if (
+            np.issubdtype(values.dtype, np.integer)
+            and values.size
+            and not (-size <= values).all() & (values < size).all()
+        ):
+            raise IndexError(
+                f"an index of axis {axis} is out of range for size {size}: {values.min()} to {values.max()}"
+            )
     return part

@@ -217,6 +217,8 @@ def _figures(kernels: list[Kernel], model: Device) -> tuple[Figures, ...]:
 
 def _otherwise(implementation: str, platform: str) -> str:
     needed = "" if platform in _PLATFORMS[implementation] else f" and a {_PLATFORMS[implementation][0]} device"
+    if implementation == "native" and not native.available():
+        needed += f", and its library: {native.problem()}"
     return f"{implementation}: needs jax_q4k.implementation({implementation!r}){needed}"
 
 

@@ -76,6 +76,8 @@ def implementation(
 ) -> Iterator[None]:
     """Selects the implementation of every jax_q4k operation traced inside the block.
 
+    A block inside another starts from the defaults: it inherits nothing.
+
     Args:
       name: `ptx` (PTX kernels; CUDA only), `native` (C++ kernels; CPU only), `xla` (plain JAX, any platform), `sim`
         (the PTX kernels run by the simulator; CPU only), or None: `ptx` on CUDA; on a CPU `native`, or where the

@@ -8,3 +8,12 @@ SMALLEST = 8
 def bucket(size: int) -> int:
     """The smallest of 8, 16, 32, 64, ... that is at least `size`."""
     return max(SMALLEST, 1 << (size - 1).bit_length())
+
+
+def prompt_bucket(size: int) -> int:
+    """`bucket(size)` up to 64, then the smallest of 80, 96, 112, 128, 160, 192, ...: four to a doubling.
+
+    Padding is computed as tokens are, which costs more than a program that is compiled once.
+    """
+    step = bucket(size) // 8
+    return bucket(size) if size <= 64 else -(-size // step) * step

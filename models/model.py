@@ -12,7 +12,7 @@ from flax import nnx
 
 from jax_q4k.gguf import Metadata
 
-from .buckets import bucket
+from .buckets import prompt_bucket
 from .config import Config
 from .decoder import Decoder
 from .programs import Programs
@@ -78,7 +78,7 @@ class Model:
         if array.size == 0:
             return jnp.zeros((batch, time, self.config.vocab_size), jnp.float32)
         self.check_ids("tokens", array)
-        padded = np.zeros((batch, bucket(time)), np.int32)
+        padded = np.zeros((batch, prompt_bucket(time)), np.int32)
         padded[:, :time] = array
         return self._full_pass(self.weights, padded, np.full(batch, time, np.int32))[:, :time]
 

@@ -37,7 +37,7 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
     except (OSError, AttributeError, RuntimeError, ValueError) as error:
         return None, f"{build.LIBRARY} cannot be used ({error}); {build.HOW_TO}"
-    library.jax_q4k_kernels.restype = ctypes.c_char_p
+    library.jax_q4k_kernels.restype = library.jax_q4k_compiled.restype = ctypes.c_char_p
     library.jax_q4k_select.restype = ctypes.c_bool
     library.jax_q4k_select.argtypes = [ctypes.c_char_p]
     return library, ""
@@ -72,10 +72,17 @@ def kernels() -> str | None:
     return None if library is None else library.jax_q4k_kernels().decode()
 
 
+def compiled() -> list[str]:
+    """The kernels that the library has; an old compiler may have left some out."""
+    library, _ = _load()
+    return [] if library is None else library.jax_q4k_compiled().decode().split()
+
+
 def select(name: str) -> None:
     """Uses the kernels of that name from now on, in the whole process: for tests and measurements.
 
-    Raises ValueError if there are none, or the processor cannot run them.
+    No program may be running: kernels do not read what others prepared. Raises ValueError if there are none, or the
+    processor cannot run them.
     """
     library, why = _load()
     if library is None or not library.jax_q4k_select(name.encode()):
@@ -89,7 +96,10 @@ def call(
     aliases: Mapping[int, int] | None = None,
     **attributes: Any,
 ) -> list[jax.Array]:
-    """One call of a handler; `aliases`: operand -> the result that takes its place."""
+    """One call of a handler; `aliases`: operand -> the result that takes its place.
+
+    Operands that do not fit are a JaxRuntimeError when the program runs.
+    """
     typed = {key: np.float32(value) if isinstance(value, float) else value for key, value in attributes.items()}
     typed = {key: np.int64(v) if isinstance(v, int) and not isinstance(v, bool) else v for key, v in typed.items()}
     ffi_call = jax.ffi.ffi_call(f"jax_q4k_{name}", results, input_output_aliases=dict(aliases or {}))

@@ -1,4 +1,4 @@
-"""Compiles the CPU's kernels: `python -m jax_q4k.native.build`, and what `pip install` runs."""
+"""Compiles the CPU's kernels: for `python -m jax_q4k.native` and for `pip install`, which has JAX's headers alone."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 import platform
 import shlex
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 LIBRARY = "libjax_q4k.so"
-HOW_TO = "with a C++17 compiler (g++, clang++ or $CXX), `python -m jax_q4k.native.build` builds it"
+HOW_TO = "with a C++17 compiler (g++, clang++ or $CXX), `python -m jax_q4k.native` builds it"
 _SOURCES = Path(__file__).with_name("src")
 _FLAGS = [
     "-std=c++17",
@@ -28,12 +27,18 @@ _FLAGS = [
     "-Wextra",
 ]
 
-#: Machine -> its kernels: name and the flags that they need; `library.cpp` chooses at run time.
+_AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+
+#: Machine -> its kernels: name and the flags that they need; `library.cpp` asks the processor for the very same.
 _KERNELS = {
     "x86_64": {
-        "avx512": ["-march=icelake-server", "-mtune=generic", "-mprefer-vector-width=512"],
-        "avxvnni": ["-march=haswell", "-mtune=generic", "-mavxvnni"],
-        "avx2": ["-march=haswell", "-mtune=generic"],
+        "avx512": [
+            *_AVX2,
+            *(f"-mavx512{part}" for part in ("f", "bw", "dq", "vl", "vnni")),
+            "-mprefer-vector-width=512",
+        ],
+        "avxvnni": [*_AVX2, "-mavxvnni"],
+        "avx2": _AVX2,
         "portable": [],
     },
     "aarch64": {"neon": ["-march=armv8.2-a+dotprod+fp16"], "portable": []},
@@ -47,7 +52,7 @@ def kernels() -> dict[str, list[str]]:
 
 def compiler() -> list[str]:
     """The C++ compiler's command."""
-    return shlex.split(os.environ.get("CXX", "c++"))
+    return shlex.split(os.environ.get("CXX") or "c++")
 
 
 def fingerprint() -> str | None:
@@ -64,21 +69,23 @@ class BuildError(Exception):
 
 
 def headers() -> str:
-    """The folder of XLA's FFI headers, from the jaxlib that is installed."""
-    import jaxlib  # all that an installation has at hand; it is what jax.ffi.include_dir() looks at
-
+    """The folder of XLA's FFI headers, from the jaxlib that is installed; BuildError where there is none."""
+    try:
+        import jaxlib  # all that an installation has at hand; it is what jax.ffi.include_dir() looks at
+    except ImportError as error:
+        raise BuildError(f"no jaxlib, whose headers are needed: {error}") from error
     return str(Path(jaxlib.__file__).with_name("include"))
 
 
-def compile_library(target: Path, *, flags: Sequence[str] = ()) -> None:
+def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
     """Compiles the library to `target`; `flags` are added to the compiler's and the linker's, such as a sanitizer's.
 
-    Raises BuildError.
+    Returns the names of the kernels that the compiler is too old for. Raises BuildError.
     """
     include = ["-isystem", headers()]
     with tempfile.TemporaryDirectory() as folder:
         commands = []
-        known = {name: machine for name, machine in kernels().items() if _knows(machine)}
+        known = {name: machine for name, machine in kernels().items() if _knows(machine, Path(folder))}
         for name, machine in known.items():
             defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
             commands.append([*machine, *defines, "-c", str(_SOURCES / "kernels.cpp"), "-o", f"{folder}/{name}.o"])
@@ -86,7 +93,7 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> None:
         for name in ("products_handlers", "attention_handlers", "library"):
             commands.append([*include, *defines, "-c", str(_SOURCES / f"{name}.cpp"), "-o", f"{folder}/{name}.o"])
         objects = [command[-1] for command in commands]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda command: _run([*compiler(), *_FLAGS, *flags, *command]), commands))
         partial = target.with_name(f"{target.name}.{os.getpid()}")
         try:
@@ -94,12 +101,15 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> None:
             partial.replace(target)
         finally:
             partial.unlink(missing_ok=True)
+    return [name for name in kernels() if name not in known]
 
 
-def _knows(machine: Sequence[str]) -> bool:
+def _knows(machine: Sequence[str], folder: Path) -> bool:
     """Whether the compiler takes these flags: an old one may not, and makes a library without such kernels."""
+    empty = folder / "empty.cpp"
+    empty.touch()
     try:
-        _run([*compiler(), *machine, "-x", "c++", "-fsyntax-only", os.devnull])
+        _run([*compiler(), *machine, "-c", str(empty), "-o", str(folder / "empty.o")])
     except BuildError:
         return not machine  # no compiler at all: what is always compiled says so
     return True
@@ -112,18 +122,3 @@ def _run(command: list[str]) -> None:
         raise BuildError(f"no C++ compiler: {error}") from error
     if done.returncode:
         raise BuildError(f"{shlex.join(command)} failed:\n{done.stderr}")
-
-
-def main() -> int:
-    target = Path(__file__).with_name(LIBRARY)
-    try:
-        compile_library(target)
-    except BuildError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(target)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -1,4 +1,7 @@
-"""The handlers as functions of arrays: operands in the order, attributes by the names that the C++ handlers take."""
+"""The handlers as functions of arrays: operands in the order, attributes by the names that the C++ handlers take.
+
+Callers have checked shapes and dtypes; what does not fit all the same is a JaxRuntimeError when the program runs.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,7 @@ def mlp(
 ) -> jax.Array:
     """[residual +] the product with `down` of what `products` gives for gate and up, some rows of x after the others.
 
+    x float32 (m, k); gate and up (inner, k), down (n, inner), packed; residual and the result float32 (m, n).
     quantized: whether x becomes q8_1, and whether what goes into `down` does.
     """
     m, n = x.shape[0], down.shape[0]

@@ -80,7 +80,7 @@ def kernels(launch: KernelCall, *arrays: jax.Array) -> list[jax.Array]:
 
 
 def native(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
-    """`causal_attention` by the CPU's kernels, where there is one for head_dim."""
+    """`causal_attention` by the CPU's kernels, where there is one for head_dim, and in plain JAX elsewhere."""
     if q.shape[-1] % 16 or q.shape[-1] > calls.MAX_HEAD_DIM:
         return reference(q, k, v, lengths)
     return [calls.causal_attention(q, k, v, lengths)]

@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader has gone; what is buffered must not be tried again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1  # as rich does, where it meets this first
-    except _ERRORS as error:
+    except (*_ERRORS, RuntimeError) as error:
+        if not isinstance(error, _ERRORS) and "Unable to initialize backend" not in str(error):
+            raise
         message = " ".join(printable(str(error)).split()) or type(error).__name__
         notes.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
         return FAILURE

@@ -30,11 +30,12 @@ from .output import table_console
 
 BROKEN = 1
 _PACKAGES = ("jax", "jaxlib", "numpy", "flax")
+_NO_BACKEND = (RuntimeError, AssertionError)  # what JAX raises where $JAX_PLATFORMS names one that does not start
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 #: Kernels -> the instruction sets that they need, by Linux's names.
 NEEDS = {
-    "avx512": ("avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx512vbmi", "f16c"),
+    "avx512": ("avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "avx2", "fma", "f16c"),
     "avxvnni": ("avx2", "fma", "f16c", "avx_vnni"),
     "avx2": ("avx2", "fma", "f16c"),
     "neon": ("asimddp", "asimdhp"),
@@ -85,16 +86,20 @@ def _cpu() -> Iterator[tuple[str, str]]:
     yield "threads of XLA", _threads()
     yield "C++ compiler", _compiler()
     path, problem = native.library_path(), native.problem()
-    yield "CPU kernels", problem or f"{path}, built from the sources beside it"
-    used = native.kernels()
+    yield "CPU kernels", problem or f"{path}{', built from the sources beside it' if build.fingerprint() else ''}"
+    used, compiled = native.kernels(), native.compiled()
     for name in build.kernels():
         missing = [need for need in NEEDS[name] if need not in has]
         if name == used:
             state = "in use"
         elif missing:
             state = f"not in use: this processor lacks {', '.join(missing)}"
+        elif used is None:
+            state = "not in use: the library is not"
+        elif name not in compiled:
+            state = "not in the library: its compiler did not know them"
         else:
-            state = "not in use: " + (f"{used} is faster" if used else "the library is not")
+            state = f"not in use: {used} is faster"
         yield f"  {name}", state
 
 
@@ -146,7 +151,7 @@ def _defaults() -> Iterator[tuple[str, str]]:
     yield "$JAX_PLATFORMS", os.environ.get("JAX_PLATFORMS") or "not set"
     try:
         yield "devices of JAX", ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in jax.devices())
-    except RuntimeError as error:
+    except _NO_BACKEND as error:
         yield "devices of JAX", f"none: {error}"
     on_cpu = default_implementation("cpu")
     reason = f"C++ kernels for {native.kernels()}" if on_cpu == "native" else "plain JAX, which is slow"
@@ -158,10 +163,14 @@ def _broken() -> str | None:
     """What is there and does not work."""
     if not native.available():
         return native.problem() if native.library_path().exists() else None
+    try:
+        cpu = jax.devices("cpu")[0]
+    except _NO_BACKEND as error:
+        return f"JAX has no CPU: {error}"
     x = np.linspace(-1, 1, 256, dtype=np.float32)[None]
-    w = jq.quantize(np.linspace(-3, 5, 16 * 256, dtype=np.float32).reshape(16, 256), "Q8_0")
-    with jax.default_device(jax.devices("cpu")[0]):
+    with jax.default_device(cpu):
         try:
+            w = jq.quantize(np.linspace(-3, 5, 16 * 256, dtype=np.float32).reshape(16, 256), "Q8_0")
             got, want = (jq.matmul(x, w, activations="f32", implementation=name) for name in ("native", "xla"))
         except jax.errors.JaxRuntimeError as error:
             return f"{build.LIBRARY} fails: {error}"

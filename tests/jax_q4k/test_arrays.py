@@ -105,6 +105,8 @@ def test_iterating_gives_the_parts_of_the_first_axis():
         (..., TypeError, "index Ellipsis of axis 0 must be an integer, a slice or an integer array"),
         (None, TypeError, "index None of axis 0"),
         (True, TypeError, "index True of axis 0"),
+        (np.array([0, 3]), IndexError, "index of axis 0 is out of range for size 3: 0 to 3"),
+        ((0, np.array([[-5], [1]])), IndexError, "index of axis 1 is out of range for size 4: -5 to 1"),
     ],
 )
 def test_bad_indices(index, error, message):

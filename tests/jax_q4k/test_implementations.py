@@ -34,9 +34,10 @@ def normal(*shape: int, seed: int = 0, dtype=jnp.float32) -> jax.Array:
 def test_matmul(format: str, rows: int) -> None:
     x, w = normal(rows, 512), packed(format, 37, 512)
     simulated = jq.matmul(x, w, implementation="sim")
-    assert nmse(simulated, jq.matmul(x, w, activations="q8_1")) <= 1e-11
+    assert nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-11
     assert nmse(simulated, x @ w.dequantize().T) <= 1e-3
-    assert nmse(jq.matmul(x, w, implementation="sim", activations="f32"), jq.matmul(x, w, activations="f32")) <= 1e-11
+    simulated, plain = (jq.matmul(x, w, implementation=name, activations="f32") for name in ("sim", "xla"))
+    assert nmse(simulated, plain) <= 1e-11
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -44,14 +45,14 @@ def test_matmul_of_16_bit_activations(dtype) -> None:
     x, w = normal(2, 256, dtype=dtype), packed("Q4_K", 5, 256)
     simulated = jq.matmul(x, w, implementation="sim")
     assert simulated.dtype == dtype
-    assert nmse(simulated, jq.matmul(x, w, activations="q8_1")) <= 1e-5  # both round to 16 bits
+    assert nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-5  # both round to 16 bits
 
 
 def test_matmul_with_leading_axes() -> None:
     x, w = normal(2, 3, 256), packed("Q6_K", 10, 256)
     simulated = jq.matmul(x, w, implementation="sim")
     assert simulated.shape == (2, 3, 10)
-    assert nmse(simulated, jq.matmul(x, w, activations="q8_1")) <= 1e-11
+    assert nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-11
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -68,14 +69,14 @@ def test_dequantize_and_embedding(format: str, dtype) -> None:
     w = packed(format, 9, 256)
     ids = jnp.array([[3, 8], [-1, 9]])
     for call in (jq.dequantize, lambda *args, **options: jq.embedding(ids, *args, **options)):
-        got, want = call(w, dtype, implementation="sim"), call(w, dtype)
+        got, want = (call(w, dtype, implementation=name) for name in ("sim", "xla"))
         assert got.dtype == dtype
         np.testing.assert_array_equal(got.astype(jnp.float32), want.astype(jnp.float32))  # NaN rows are equal
 
 
 def test_quantize_q8_1() -> None:
     x = normal(2, 3, 96)
-    for got, want in zip(jq.quantize_q8_1(x, implementation="sim"), jq.quantize_q8_1(x), strict=True):
+    for got, want in zip(*(jq.quantize_q8_1(x, implementation=name) for name in ("sim", "xla")), strict=True):
         np.testing.assert_array_equal(got, want)
 
 

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 from helpers import GOLDEN
 
+import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.buckets import bucket
+from jax_q4k.implementation import Choice, current_choice
+from jax_q4k.models.buckets import bucket, prompt_bucket
+from jax_q4k.models.decoder import Decoder
 from jax_q4k.models.generate import _Row, _Run
 from jax_q4k.models.sampling import SamplingParams
 from jax_q4k.models.stopping import StopStrings
@@ -72,6 +75,7 @@ def test_text():
     assert out.timings.tokens_per_second == 31 / out.timings.decode
 
 
+@pytest.mark.usefixtures("exact")
 def test_prompt_and_text_together_are_the_whole_text():
     prompt = PROMPT + ';">'
     assert models.generate(model("text-spm"), prompt, max_new_tokens=2).text == " state state"
@@ -145,6 +149,7 @@ def test_stop_strings(call):
     assert stop in model("text-spm").tokenizer.decode(out.tokens)
 
 
+@pytest.mark.usefixtures("exact")
 def test_one_row_stops_and_the_others_go_on():
     other = "The sea"
     alone = [models.generate(model("text-spm"), prompt, max_new_tokens=24) for prompt in (PROMPT, other)]
@@ -240,7 +245,6 @@ def test_lengths_do_not_recompile(compilations):
 
 
 def test_implementation_choice_is_part_of_the_programs_key():
-    import jax_q4k as jq
 
     prompt = reference("llama-gqa").prompt[:15]  # one whose third token depends on the rounding of activations
     with jq.implementation(activations="q8_1"):
@@ -257,6 +261,20 @@ def test_implementation_choice_is_part_of_the_programs_key():
 @pytest.mark.parametrize("size, expected", [(1, 8), (8, 8), (9, 16), (64, 64), (65, 128), (1000, 1024)])
 def test_buckets(size, expected):
     assert bucket(size) == expected
+
+
+@pytest.mark.parametrize("size, expected", [(1, 8), (9, 16), (64, 64), (65, 80), (81, 96), (128, 128), (600, 640)])
+def test_buckets_of_prompts(size, expected):
+    assert prompt_bucket(size) == expected
+
+
+def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
+    seen = []
+    original = Decoder.decode
+    monkeypatch.setattr(Decoder, "decode", lambda *args: seen.append(current_choice()) or original(*args))
+    with jq.implementation("xla", activations="q8_1", fused=["mlp"]):
+        models.generate(model("llama-gqa"), [1, 2, 3], max_new_tokens=3, cache_dtype=jnp.bfloat16)
+    assert seen and set(seen) == {Choice("xla", "q8_1", frozenset(["mlp"]))}
 
 
 @pytest.mark.parametrize(

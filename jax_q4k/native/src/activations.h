@@ -30,9 +30,9 @@ inline int32_t quantize_group(const float* x, int64_t count, int8_t* values, flo
   const float inverse = 127.0f / amax;
   int32_t total = 0;
   for (int64_t i = 0; i < count; ++i) {
-    float scaled = __builtin_rintf(x[i] * inverse);
-    scaled = scaled > 127.0f ? 127.0f : scaled < -127.0f ? -127.0f : scaled;
-    const int32_t value = static_cast<int32_t>(scaled);
+    const float scaled = __builtin_rintf(x[i] * inverse);
+    // NaN, of 0 * infinity where amax is next to nothing, is no number in range either
+    const int32_t value = scaled > 127.0f ? 127 : scaled >= -127.0f ? static_cast<int32_t>(scaled) : scaled < 0 ? -127 : 0;
     values[i] = static_cast<int8_t>(value);
     total += value;
   }

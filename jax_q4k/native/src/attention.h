@@ -2,7 +2,6 @@
 
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
 #include "activations.h"
@@ -23,8 +22,9 @@ inline void rescale(Query& query, float highest, int64_t dims) {
 }
 
 inline void merge_query(const Query& part, int64_t dims, Query* to) {
+  to->seen |= part.seen;
   if (part.total == 0) return;
-  const float highest = !(part.highest <= to->highest) ? part.highest : to->highest;
+  const float highest = part.highest > to->highest ? part.highest : to->highest;
   rescale(*to, highest, dims);
   const float factor = __builtin_expf(part.highest - highest);
   to->total += part.total * factor;
@@ -33,11 +33,13 @@ inline void merge_query(const Query& part, int64_t dims, Query* to) {
 }
 
 template <class T>
-void append_vector(const float* x, int64_t count, T* to, float*) {
+void append_vector(const float* x, int64_t count, T* to, float*, int64_t) {
   for (int64_t i = 0; i < count; ++i) from_float(x[i], to + i);
 }
 template <>
-void append_vector(const float* x, int64_t count, int8_t* to, float* scale) { quantize_group(x, count, to, scale); }
+void append_vector(const float* x, int64_t count, int8_t* to, float* scales, int64_t at) {
+  quantize_group(x, count, to, scales + at);
+}
 
 // Sixteen tokens as attention reads them: k (dims, 16), v (16, dims).
 struct alignas(64) TokenTile {
@@ -67,6 +69,7 @@ void attend_tile(const TokenTile& tile, int64_t dims, int from, int to, Query* q
     }
   for (int i = 0; i < Q; ++i) {
     Query& query = queries[i];
+    query.seen = true;
     Floats scores = (sums[0][i] + sums[1][i]) * Floats::all(options.scale);
     if (options.soft_cap != 0) {
       alignas(64) float capped[kTokens];
@@ -105,10 +108,14 @@ void load_tile(const Tokens& tokens, int64_t page, int64_t head, int64_t offset,
   const int64_t at = page * tokens.page_stride + head * tokens.head_stride + offset * tokens.token_stride;
   const int64_t scale_at = (page * tokens.num_heads + head) * tokens.page_size + offset;
   const T *keys[kTokens], *values[kTokens];
+  float scales[2][kTokens];  // of keys and of values, where these are int8
   for (int t = 0; t < kTokens; ++t) {
     const bool counts = start + t >= first && start + t < last;
     keys[t] = counts ? static_cast<const T*>(tokens.k) + at + t * tokens.token_stride : nothing;
     values[t] = counts ? static_cast<const T*>(tokens.v) + at + t * tokens.token_stride : nothing;
+    if (!std::is_same_v<T, int8_t>) continue;
+    scales[0][t] = counts ? tokens.k_scales[scale_at + t] : 0;
+    scales[1][t] = counts ? tokens.v_scales[scale_at + t] : 0;
   }
   for (int64_t d = 0; d < tokens.head_dim; d += kLanes) {
     Floats k[kTokens];
@@ -117,8 +124,8 @@ void load_tile(const Tokens& tokens, int64_t page, int64_t head, int64_t offset,
       k[t] = load_lanes(keys[t] + d);
       Floats v = load_lanes(values[t] + d);
       if (std::is_same_v<T, int8_t>) {
-        k[t] = k[t] * Floats::all(tokens.k_scales[scale_at + t]);
-        v = v * Floats::all(tokens.v_scales[scale_at + t]);
+        k[t] = k[t] * Floats::all(scales[0][t]);
+        v = v * Floats::all(scales[1][t]);
       }
       v.store(tile->v[t] + d);
     }
@@ -150,7 +157,7 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
     if (usable(page)) load_tile<T>(tokens, page, head, start % tokens.page_size, start, first, last, &tile);
     if (usable(next)) prefetch_tile<T>(tokens, next, head, (start + kTokens) % tokens.page_size);
     if (!usable(page)) continue;
-    auto bound = [&](int64_t token) { return static_cast<int>(std::clamp<int64_t>(token - start, 0, kTokens)); };
+    auto bound = [&](int64_t token) { return static_cast<int>(token <= start ? 0 : token - start < kTokens ? token - start : kTokens); };
     for (int i = 0, taken; i < count; i += taken) {  // four queries that see the same tokens, or one
       const int from = bound(queries[i].first), to = bound(queries[i].last);
       auto same = [&](int j) { return j < count && bound(queries[j].first) == from && bound(queries[j].last) == to; };
@@ -165,8 +172,8 @@ void append_token(const Tokens& tokens, int64_t page, int64_t offset, const floa
   for (int64_t head = 0; head < tokens.num_heads; ++head) {
     const int64_t at = page * tokens.page_stride + head * tokens.head_stride + offset * tokens.token_stride;
     const int64_t scale_at = (page * tokens.num_heads + head) * tokens.page_size + offset;
-    append_vector(k + head * tokens.head_dim, tokens.head_dim, static_cast<T*>(tokens.k) + at, tokens.k_scales + scale_at);
-    append_vector(v + head * tokens.head_dim, tokens.head_dim, static_cast<T*>(tokens.v) + at, tokens.v_scales + scale_at);
+    append_vector(k + head * tokens.head_dim, tokens.head_dim, static_cast<T*>(tokens.k) + at, tokens.k_scales, scale_at);
+    append_vector(v + head * tokens.head_dim, tokens.head_dim, static_cast<T*>(tokens.v) + at, tokens.v_scales, scale_at);
   }
 }
 

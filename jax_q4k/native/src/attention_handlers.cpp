@@ -21,14 +21,20 @@ void check_head_dim(int64_t head_dim) {
   if (head_dim < 16 || head_dim > kMaxHeadDim || head_dim % 16) fail("head_dim must be a multiple of 16 up to 256");
 }
 
-// Pages (num_pages, num_kv_heads, page_size, head_dim) of keys and of values, and the scales of int8 ones.
+struct Pages {
+  Tokens tokens;
+  PageType type;
+};
+
+// (num_pages, num_kv_heads, page_size, head_dim) of keys and of values, and the scales of int8 ones; those of a
+// contiguous cache are as long as it is.
 template <class Buffers>
-std::pair<Tokens, PageType> take_pages(Taker<Buffers>& from) {
+Pages take_pages(Taker<Buffers>& from, bool contiguous = false) {
   auto k = from.next("k_pages", {ffi::F32, ffi::F16, ffi::BF16, ffi::S8, ffi::F8E4M3FN}, {-1, -1, -1, -1});
   const auto d = k.dimensions();
   auto v = from.next("v_pages", {k.element_type()}, {d[0], d[1], d[2], d[3]});
-  if (d[1] < 1) fail("pages must have at least one head");
-  if (d[2] % kTokens) fail("page_size must be a multiple of 16");
+  if (d[1] < 1 || d[2] < 1) fail("pages must have at least one head and one token");
+  if (!contiguous && d[2] % kTokens) fail("page_size must be a multiple of 16");
   check_head_dim(d[3]);
   Tokens tokens{k.untyped_data(), v.untyped_data(), nullptr, nullptr, d[0], d[1], d[2], d[3], d[1] * d[2] * d[3], d[2] * d[3], d[3]};
   if (k.element_type() == ffi::S8) {
@@ -40,18 +46,18 @@ std::pair<Tokens, PageType> take_pages(Taker<Buffers>& from) {
 
 void start_query(Query& query, const float* q, int64_t first, int64_t last, int64_t head_dim) {
   query.q = q, query.first = first, query.last = last;
-  query.highest = -std::numeric_limits<float>::infinity(), query.total = 0;
+  query.highest = -std::numeric_limits<float>::infinity(), query.total = 0, query.seen = false;
   std::fill_n(query.values, head_dim, 0.0f);
 }
 
 void finish_query(const Query& query, const float* sink, int64_t head_dim, float* out) {
   float total = query.total, factor = 1;
-  if (sink && total != 0) {  // a logit in the denominator that has no value
+  if (sink && query.seen) {  // a logit in the denominator that has no value
     const float highest = std::max(query.highest, *sink);
     factor = std::exp(query.highest - highest);
     total = total * factor + std::exp(*sink - highest);
   }
-  for (int64_t d = 0; d < head_dim; ++d) out[d] = total == 0 ? 0.0f : query.values[d] * factor / total;
+  for (int64_t d = 0; d < head_dim; ++d) out[d] = query.seen ? query.values[d] * factor / total : 0.0f;
 }
 
 constexpr int64_t kPart = 512;  // tokens of a context that one task sees; so that sums do not depend on threads
@@ -62,7 +68,8 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bo
   auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1});
   const int64_t batch = q_buffer.dimensions()[0], num_heads = q_buffer.dimensions()[1], head_dim = q_buffer.dimensions()[2];
   const float* q = static_cast<const float*>(q_buffer.untyped_data());
-  const auto [tokens, type] = take_pages(operands);
+  const Pages pages = take_pages(operands, contiguous);
+  const Tokens& tokens = pages.tokens;
   if (tokens.head_dim != head_dim || num_heads % tokens.num_heads) fail("q's heads do not fit the pages");
   const int32_t* tables = nullptr;
   int64_t per_sequence = 1;
@@ -102,8 +109,8 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bo
     for (int64_t i = 0; i < group; ++i)
       start_query(mine[i], q + (task.sequence * num_heads + task.head * group + i) * head_dim, task.first, task.last, head_dim);
     const int32_t row = static_cast<int32_t>(task.sequence);  // of a contiguous cache, its only page
-    const int32_t* pages = contiguous ? &row : tables + task.sequence * per_sequence;
-    kernels->attend[type](tokens, pages, task.head, task.first, task.last, mine, static_cast<int>(group), options);
+    const int32_t* table = contiguous ? &row : tables + task.sequence * per_sequence;
+    kernels->attend[pages.type](tokens, table, task.head, task.first, task.last, mine, static_cast<int>(group), options);
   });
   // The parts of a context, merged in their order.
   size_t t = 0;
@@ -173,22 +180,28 @@ Angles take_angles(Operands& operands, int64_t count, int64_t head_dim, bool int
   return {static_cast<const float*>(cos.untyped_data()), operands.floats("sin", {count, half}), half, interleaved};
 }
 
+constexpr int64_t kAppendTasks = 16;  // each has pages of its own, so that the last token of a slot is the one that stays
+
 // Rotated q and k, k and v appended to the pages, which are updated in place.
 void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps) {
   auto& [threads, operands, results] = call;
-  take_pages(operands);
-  const auto [tokens, type] = take_pages(results);
+  const Tokens old = take_pages(operands).tokens;
+  const Pages pages = take_pages(results);
+  const Tokens& tokens = pages.tokens;
+  if (old.k != tokens.k || old.v != tokens.v || old.k_scales != tokens.k_scales || old.v_scales != tokens.v_scales)
+    fail("pages must be updated in place");
   const int64_t head_dim = tokens.head_dim, kv_heads = tokens.num_heads;
-  int64_t num_heads = 0;
+  int64_t num_heads = 0, q_count = 0;
   const float *q = nullptr, *q_norm = nullptr, *k_norm = nullptr;
   Angles angles;
   if (rope) {
     auto buffer = operands.next("q", {ffi::F32}, {-1, -1, head_dim});
-    q = static_cast<const float*>(buffer.untyped_data()), num_heads = buffer.dimensions()[1];
+    q = static_cast<const float*>(buffer.untyped_data()), q_count = buffer.dimensions()[0], num_heads = buffer.dimensions()[1];
   }
   auto k_buffer = operands.next("k", {ffi::F32}, {-1, kv_heads, head_dim});
   const int64_t count = k_buffer.dimensions()[0];
   const float* k = static_cast<const float*>(k_buffer.untyped_data());
+  if (rope && q_count != count) fail("q has " + std::to_string(q_count) + " tokens; k has " + std::to_string(count));
   const float* v = operands.floats("v", {count, kv_heads, head_dim});
   const int32_t* slots = operands.ints("slot_mapping", {count});
   float* out = nullptr;
@@ -199,27 +212,32 @@ void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps)
   }
   operands.finish();
   results.finish();
-  threads.run(count, kEasy * (num_heads + kv_heads) * head_dim, [&](int64_t t) {
-    auto turn = [&](const float* from, const float* norm, int64_t heads, float* to) {
-      for (int64_t h = 0; h < heads; ++h) {
-        float* x = to + h * head_dim;
-        if (norm)
-          kernels->normalize(from + h * head_dim, norm, eps, head_dim, x);
-        else
-          std::memcpy(x, from + h * head_dim, head_dim * sizeof(float));
-        angles.turn(x, t);
-      }
-    };
-    const float* keys = k + t * kv_heads * head_dim;
-    if (rope) {
+  const int64_t kv_size = kv_heads * head_dim;
+  if (rope) {
+    float* keys = scratch<float>(kRows, count * kv_size);
+    threads.run(count, kEasy * (num_heads + kv_heads) * head_dim, [&](int64_t t) {
+      auto turn = [&](const float* from, const float* norm, int64_t heads, float* to) {
+        for (int64_t h = 0; h < heads; ++h) {
+          float* x = to + h * head_dim;
+          if (norm)
+            kernels->normalize(from + h * head_dim, norm, eps, head_dim, x);
+          else
+            std::memcpy(x, from + h * head_dim, head_dim * sizeof(float));
+          angles.turn(x, t);
+        }
+      };
       turn(q + t * num_heads * head_dim, q_norm, num_heads, out + t * num_heads * head_dim);
-      float* turned = scratch<float>(kRows, kv_heads * head_dim);
-      turn(keys, k_norm, kv_heads, turned);
-      keys = turned;
+      turn(k + t * kv_size, k_norm, kv_heads, keys + t * kv_size);
+    });
+    k = keys;
+  }
+  const int64_t tasks = std::min(count, kAppendTasks), slots_in_all = tokens.num_pages * tokens.page_size;
+  threads.run(tasks, kEasy * kv_size * count / std::max<int64_t>(tasks, 1), [&](int64_t task) {
+    for (int64_t t = 0; t < count; ++t) {
+      const int64_t page = slots[t] / tokens.page_size, offset = slots[t] % tokens.page_size;
+      if (slots[t] >= 0 && slots[t] < slots_in_all && page % tasks == task)
+        kernels->append[pages.type](tokens, page, offset, k + t * kv_size, v + t * kv_size);
     }
-    const int64_t slot = slots[t];
-    if (slot >= 0 && slot < tokens.num_pages * tokens.page_size)
-      kernels->append[type](tokens, slot / tokens.page_size, slot % tokens.page_size, keys, v + t * kv_heads * head_dim);
   });
 }
 

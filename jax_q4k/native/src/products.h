@@ -35,7 +35,7 @@ void few_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, i
 
   CutSpan<Format> cut[R];
   for (int64_t start = 0, end = whole; start < spans; start = end, end = spans) {  // the whole ones, and one that is cut
-    if (start == whole)
+    if (start == whole && end == spans)
       for (int r = 0; r < R; ++r) cut[r].copy(w, first + (r < count ? r : count - 1), planes[r]);
     for (int64_t s = start; s < end; ++s) {
       const uint8_t* at[R][Format::kPlanes];

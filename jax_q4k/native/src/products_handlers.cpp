@@ -81,7 +81,7 @@ Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, c
   return p;
 }
 
-constexpr int64_t kManyRows = 512;  // of activations that share one unpacking of a tile
+constexpr int64_t kManyRows = 512;  // of activations that are prepared together and share one unpacking of a tile
 constexpr int64_t kFloatRows = 64;  // of activations as they are that share it: as many as stay in a core's cache
 
 // Rows [first, first + count) of w times activations [start, start + m): y[j * stride + r].
@@ -117,30 +117,31 @@ struct Product {
 };
 
 void check(const Product& p) {
+  if (p.gated() && p.activation != "silu" && p.activation != "gelu") fail("unknown activation " + std::string(p.activation));
   if (p.gated() && (p.matrices.size() != 2 || p.matrices[0].n != p.matrices[1].n)) fail("gate and up must have as many rows");
   for (const Matrix& w : p.matrices)
     if (p.quantized && w.type >= kBlockFormats) fail("floats are multiplied as floats");
 }
 
-void run(const Threads& threads, const Product& p, const float* x, int64_t m, const float* residual, const std::vector<float*>& y) {
+void apply(const Product& p, const Threads& threads, const float* x, int64_t m, const float* residual, const std::vector<float*>& y) {
   const std::vector<Matrix>& matrices = p.matrices;
   const int64_t k = matrices[0].k;
   const Prepared prepared = prepare(threads, x, m, k, p.norm, p.eps, p.quantized);
   // A task is some rows of a matrix, times some of the activations.
-  const int64_t part = prepared.blocks ? kManyRows : kFloatRows, parts = (m + part - 1) / part;
+  const int64_t part = p.quantized ? m : kFloatRows;
   int64_t all_rows = 0;
   for (const Matrix& w : matrices) all_rows += w.n;
-  const int64_t few_rows = std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
-  const int64_t rows = prepared.blocks ? kTile : few_rows;
+  const int64_t share = std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
+  const int64_t rows = prepared.blocks ? kTile : share;
   struct Task {
     size_t matrix;
     int64_t first, count, start, m;
   };
   std::vector<Task> tasks;
   for (size_t i = 0; i < y.size(); ++i)
-    for (int64_t at = 0; at < parts; ++at)
+    for (int64_t start = 0; start < m; start += part)
       for (int64_t first = 0; first < matrices[i].n; first += rows)
-        tasks.push_back({i, first, std::min(rows, matrices[i].n - first), at * part, std::min(part, m - at * part)});
+        tasks.push_back({i, first, std::min(rows, matrices[i].n - first), start, std::min(part, m - start)});
 
   const int64_t work = all_rows * k * m / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
   threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
@@ -168,10 +169,12 @@ void run(const Threads& threads, const Product& p, const float* x, int64_t m, co
 void products(Call& call, std::string_view formats, std::string_view biases, std::string_view activation, bool quantized,
               bool norm, float eps, bool residual) {
   auto& [threads, operands, results] = call;
-  auto x = operands.next("x", {ffi::F32}, {-1, -1});
-  const int64_t m = x.dimensions()[0], k = x.dimensions()[1];
+  auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
+  const int64_t m = x_buffer.dimensions()[0], k = x_buffer.dimensions()[1];
+  const float* x = static_cast<const float*>(x_buffer.untyped_data());
   const float* norm_weight = norm ? operands.floats("norm_weight", {k}) : nullptr;
   Product p{take_matrices(operands, formats, k), quantized, activation, norm_weight, eps};
+  if (p.gated() && biases.find('1') != biases.npos) fail("gate and up take no bias");
   if (p.matrices.empty() || biases.size() != p.matrices.size() || (residual && p.matrices.size() != 1))
     fail("biases or residual without a matrix");
   for (size_t i = 0; i < biases.size(); ++i)
@@ -182,7 +185,11 @@ void products(Call& call, std::string_view formats, std::string_view biases, std
   std::vector<float*> y;
   for (size_t i = 0; i < (p.gated() ? 1 : p.matrices.size()); ++i) y.push_back(results.floats("y", {m, p.matrices[i].n}));
   results.finish();
-  run(threads, p, static_cast<const float*>(x.untyped_data()), m, addend, y);
+  for (int64_t start = 0; start < m; start += kManyRows) {
+    apply(p, threads, x + start * k, std::min(kManyRows, m - start), addend, y);
+    for (size_t i = 0; i < y.size(); ++i) y[i] += kManyRows * p.matrices[i].n;
+    if (addend) addend += kManyRows * p.matrices[0].n;
+  }
 }
 
 constexpr int64_t kNetworkRows = 256;  // of a long prompt that go through the network together: gate's result is large
@@ -210,8 +217,8 @@ void mlp(Call& call, std::string_view formats, std::string_view down, std::strin
   for (int64_t start = 0; start < m; start += kNetworkRows) {
     const int64_t rows = std::min(kNetworkRows, m - start);
     float* h = scratch<float>(kHidden, rows * inner);
-    run(threads, in, x + start * k, rows, nullptr, {h});
-    run(threads, out, h, rows, addend ? addend + start * n : nullptr, {y + start * n});
+    apply(in, threads, x + start * k, rows, nullptr, {h});
+    apply(out, threads, h, rows, addend ? addend + start * n : nullptr, {y + start * n});
   }
 }
 

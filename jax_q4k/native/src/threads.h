@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <new>
 #include <thread>
 
 #include "xla/ffi/api/ffi.h"
@@ -27,7 +28,7 @@ class Threads {
 
   // Calls task(i) for every i < count, in this thread and, where there is work enough, in those of the pool that are
   // free. `work`: multiply-adds of a task, or what takes as long. Which thread does what is open: results must not
-  // depend on it. Returns, or throws what a task threw, when all have been called.
+  // depend on it. Returns when all have been called; or throws what a task threw, when none is running any more.
   template <class Task>
   void run(int64_t count, int64_t work, const Task& task) const {
     work = std::clamp<int64_t>(work, 1, kWorthWaking);
@@ -57,7 +58,10 @@ class Threads {
         state->done.fetch_add(stop - start, std::memory_order_release);
       }
     };
-    for (int64_t i = 0; i < helpers; ++i) pool_->Schedule(std::function<void()>(help));
+    try {
+      for (int64_t i = 0; i < helpers; ++i) pool_->Schedule(std::function<void()>(help));
+    } catch (const std::bad_alloc&) {
+    }  // with fewer of them, then: those that were woken must find the task alive
     help();
     for (int spins = 0; state->done.load(std::memory_order_acquire) < count; ++spins)
       if (spins > 1000) std::this_thread::yield();

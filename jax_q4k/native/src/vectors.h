@@ -21,7 +21,10 @@
 namespace jax_q4k {
 namespace {  // this header's code differs between the files that include it: nothing of it may be merged
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && defined(__AVX512VNNI__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#define JAX_Q4K_AVX512  // what has less goes by AVX2
+#endif
+#if defined(JAX_Q4K_AVX512)
 constexpr int kWidth = 64;  // bytes of a register
 #elif defined(__AVX2__)
 constexpr int kWidth = 32;
@@ -175,7 +178,7 @@ JAX_Q4K_INLINE Floats to_float(const Ints& x) {
 // Sixteen bytes as floats.
 template <class Byte>
 JAX_Q4K_INLINE Floats to_float(const Vector<Byte, 16>& x) {
-#if defined(__AVX512F__)
+#if defined(JAX_Q4K_AVX512)
   Ints ints;
   ints.part[0] = (Ints::Part)(Byte(-1) < 0 ? _mm512_cvtepi8_epi32((__m128i)x.part[0]) : _mm512_cvtepu8_epi32((__m128i)x.part[0]));
 #elif defined(__AVX2__)
@@ -212,7 +215,7 @@ JAX_Q4K_INLINE float half(uint16_t bits) {
 
 JAX_Q4K_INLINE Floats to_float(const Halves& x) {
   Floats y;
-#if defined(__AVX512F__)
+#if defined(JAX_Q4K_AVX512)
   y.part[0] = (Floats::Part)_mm512_cvtph_ps((__m256i)x.part[0]);
 #elif defined(__F16C__)
   y.part[0] = (Floats::Part)_mm256_cvtph_ps(_mm256_castsi256_si128((__m256i)x.part[0]));
@@ -266,9 +269,9 @@ JAX_Q4K_INLINE Floats alternating_bytes(uint64_t a, uint64_t b) {
   return to_float(Vector<uint8_t, 16>::load(&both));
 }
 
-// acc[i] + the sum over j < 4 of a[4 i + j] * b[4 i + j]. a is at most 128, without VNNI.
+// acc[i] + the sum over j < 4 of a[4 i + j] * b[4 i + j]. a is at most 128 without VNNI, 127 on Arm.
 JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
-#if defined(__AVX512VNNI__)
+#if defined(JAX_Q4K_AVX512)
   acc.part[0] = (Ints::Part)_mm512_dpbusd_epi32((__m512i)acc.part[0], (__m512i)a.part[0], (__m512i)b.part[0]);
 #elif defined(__AVXVNNI__)
   for (int i = 0; i < 2; ++i)
@@ -293,7 +296,7 @@ JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::a
 }
 
 // What is added to signed bytes for `dot_raised`: with VNNI they become unsigned.
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#if defined(JAX_Q4K_AVX512) || defined(__AVXVNNI__)
 constexpr int kRaised = 128;
 #else
 constexpr int kRaised = 0;
@@ -301,7 +304,7 @@ constexpr int kRaised = 0;
 
 // `dot` of bytes that are signed, plus kRaised.
 JAX_Q4K_INLINE Ints dot_raised(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
-#if defined(__AVX2__) && !defined(__AVX512VNNI__) && !defined(__AVXVNNI__)
+#if defined(__AVX2__) && !defined(JAX_Q4K_AVX512) && !defined(__AVXVNNI__)
   Bytes magnitude;
   SignedBytes turned;  // b with a's sign
   for (int i = 0; i < 2; ++i) {
@@ -325,7 +328,7 @@ JAX_Q4K_INLINE Bytes joined(const uint8_t* a, const uint8_t* b, const uint8_t* c
     if (low == high) return _mm256_broadcastsi128_si256(first);
     return _mm256_inserti128_si256(_mm256_castsi128_si256(first), _mm_loadu_si128(reinterpret_cast<const __m128i*>(high)), 1);
   };
-#if defined(__AVX512F__)
+#if defined(JAX_Q4K_AVX512)
   const __m256i low = pair(a, b);
   v.part[0] = (Bytes::Part)(a == c && b == d ? _mm512_broadcast_i64x4(low)
                                              : _mm512_inserti64x4(_mm512_castsi256_si512(low), pair(c, d), 1));
@@ -341,7 +344,7 @@ JAX_Q4K_INLINE Bytes joined(const uint8_t* a, const uint8_t* b, const uint8_t* c
 // Of eight pieces of 16 bytes, the even ones, or the odd ones.
 template <int kOdd>
 JAX_Q4K_INLINE Bytes every_second(const uint8_t* p) {
-#if defined(__AVX512F__)
+#if defined(JAX_Q4K_AVX512)
   const __m512i first = _mm512_loadu_si512(p), second = _mm512_loadu_si512(p + 64);
   Bytes v;
   v.part[0] = (Bytes::Part)(_mm512_shuffle_i64x2(first, second, kOdd ? 0xdd : 0x88));
@@ -368,7 +371,7 @@ JAX_Q4K_INLINE Bytes fields(const Bytes& v) {
 // `value` where the bit is set.
 JAX_Q4K_INLINE Bytes where(uint64_t bits, uint8_t value) {
   Bytes v;
-#if defined(__AVX512BW__)
+#if defined(JAX_Q4K_AVX512)
   v.part[0] = (Bytes::Part)_mm512_maskz_set1_epi8(bits, static_cast<char>(value));
 #elif defined(__AVX2__)
   const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);

@@ -82,6 +82,42 @@ def test_values_are_stored_rounded_to_even(kernels, dtype):
         np.testing.assert_array_equal(np.asarray(got.astype(jnp.float32)), np.asarray(want.astype(jnp.float32)))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_contiguous_cache_of_any_length(kernels, dtype):
+    """Its last 16 tokens may be fewer; so may their scales."""
+    shape = 2, 2, 21, 32
+    k, v = normal(*shape), normal(*shape, seed=1)
+    scales = {}
+    if dtype == jnp.int8:
+        scales = {"k_scales": normal(*shape[:3], seed=2), "v_scales": normal(*shape[:3], seed=3)}
+        k, v = k * 40, v * 40
+    arrays = normal(2, 4, 32), jnp.asarray(k, dtype), jnp.asarray(v, dtype), np.array([21, 5])
+    got, want = (jq.attention(*arrays, **scales, implementation=name) for name in ("native", "xla"))
+    assert nmse(got, want) <= 1e-11
+
+
+def test_scores_of_nothing_but_infinities_are_nan(kernels):
+    """And not the zeros of an empty context; with a sink, which is finite, the tokens weigh nothing."""
+    (k, v), _ = cache(jnp.float32, 2, 1, 32)
+    k, tables, lens = jnp.abs(k) + 1, np.array([[0], [1]], np.int32), np.array([3, 0], np.int32)
+    q = jnp.full((2, 1, 32), -np.inf)
+    for sinks, first in ((None, np.nan), (np.zeros(1, np.float32), 0)):
+        for name in ("native", "xla"):
+            out = np.asarray(jq.paged_attention(q, k, v, tables, lens, sinks=sinks, implementation=name))
+            np.testing.assert_array_equal(out[0], np.full((1, 32), first), err_msg=name)
+            assert not out[1].any()
+
+
+def test_the_last_of_several_tokens_for_a_slot_stays(kernels):
+    """Whole: no thread writes a part of another token there."""
+    tokens = np.broadcast_to(np.arange(1, 601, dtype=np.float32)[:, None, None], (600, 4, 128))
+    slots = np.where(np.arange(600) % 2, 0, 17).astype(np.int32)
+    pages = [jnp.zeros((2, 4, PAGE_SIZE, 128))] * 2
+    for page in jq.append_kv(*pages, tokens, tokens, slots, implementation="native"):
+        page = np.asarray(page)
+        assert (page[0, :, 0] == 600).all() and (page[1, :, 1] == 599).all() and np.count_nonzero(page) == 2 * 4 * 128
+
+
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rope_append(kernels, dtype, interleaved):

@@ -33,7 +33,9 @@ X, PLANE, THIN = np.zeros((2, 256), np.float32), np.zeros((8, 1, 144), np.uint8)
         ([X, PLANE], {"formats": "Q4_X"}, "unknown format Q4_X"),
         ([X, PLANE], {"formats": "Q4_K,Q4_K"}, "is missing"),
         ([X, PLANE], {"biases": "00"}, "biases or residual"),
-        ([X, PLANE], {"activation": "silu"}, "gate and up"),
+        ([X, PLANE], {"activation": "silu"}, "gate and up must"),
+        ([X, PLANE], {"activation": "relu"}, "unknown activation relu"),
+        ([X, PLANE, PLANE, X[0, :8]], {"formats": "Q4_K,Q4_K", "activation": "silu", "biases": "01"}, "take no bias"),
         ([X, PLANE, X], {"residual": True}, r"residual has shape \(2, 256\); it must be \(2, 8\)"),
     ],
 )
@@ -55,6 +57,7 @@ def test_a_result_of_another_shape_is_refused():
         (1, 16, 24, "head_dim must be a multiple of 16"),
         (1, 8, 32, "page_size must be a multiple of 16"),
         (0, 16, 32, "at least one head"),
+        (1, 0, 32, "one token"),
     ],
 )
 def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
@@ -70,6 +73,7 @@ Q, LENS = np.zeros((1, 2, 32), np.float32), np.ones(1, np.int32)
 PAGES, TABLES, IDS = np.zeros((3, 1, 16, 32), np.float32), np.zeros((1, 2), np.int32), np.zeros(2, np.int32)
 PAGED = dict(scale=1.0, soft_cap=0.0, window=0, contiguous=False, sinks=False)
 ROPE = dict(rope=False, interleaved=False, norms=False, eps=0.0)
+TURN = ROPE | {"rope": True}
 BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
 
 
@@ -121,6 +125,50 @@ def test_handlers_refuse_what_does_not_fit(name, operands, attributes, result, m
         native.call(name, [jax.ShapeDtypeStruct(result, jnp.float32)], *map(jnp.asarray, operands), **attributes)
 
 
+@needs_native
+def test_pages_are_updated_in_place_or_not_at_all():
+    pages = jax.ShapeDtypeStruct(PAGES.shape, jnp.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="pages must be updated in place"):
+        native.call("rope_append", [pages, pages], PAGES, PAGES, Q[:, :1], Q[:, :1], LENS, **ROPE)
+
+
+@needs_native
+def test_q_and_k_must_have_as_many_tokens():
+    pages, k = jax.ShapeDtypeStruct(PAGES.shape, jnp.float32), np.zeros((4, 1, 32), np.float32)
+    others = Q, k, k, np.zeros(4, np.int32), *[np.zeros((4, 8), np.float32)] * 2
+    results = pages, pages, jax.ShapeDtypeStruct((4, 2, 32), jnp.float32)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="q has 1 tokens; k has 4"):
+        native.call("rope_append", results, PAGES, PAGES, *others, aliases={0: 0, 1: 1}, **TURN)
+
+
+@needs_native
+@pytest.mark.parametrize(
+    "name, operands, attributes, results",
+    [
+        ("products", [X[:0], PLANE], PRODUCTS, [(0, 8)]),
+        ("products", [X, PLANE[:0]], PRODUCTS, [(2, 0)]),
+        ("products", [X[:, :0], X[:, :0]], PRODUCTS | {"formats": "F32", "quantized": False}, [(2, 2)]),
+        ("mlp", [X[:0], PLANE, PLANE, THIN], MLP, [(0, 256)]),
+        ("mlp", [X, PLANE[:0], PLANE[:0], THIN[:, :0]], MLP, [(2, 256)]),
+        ("embedding", [IDS[:0], X], {"format": "F32"}, [(0, 256)]),
+        ("embedding", [IDS, X[:0]], {"format": "F32"}, [(2, 256)]),
+        ("paged_attention", [Q[:0], PAGES, PAGES, TABLES[:0], LENS[:0]], PAGED, [(0, 2, 32)]),
+        ("paged_attention", [Q, PAGES, PAGES, TABLES[:, :0], LENS], PAGED, [(1, 2, 32)]),
+        ("causal_attention", [Q[None, :0], Q[None, :0], Q[None, :0], LENS], {}, [(1, 0, 2, 32)]),
+        ("rope_append", [PAGES, PAGES, Q[:0, :1], Q[:0, :1], LENS[:0]], ROPE, [PAGES.shape] * 2),
+        ("rotate", [Q[:0], ANGLES[:0], ANGLES[:0]], {"interleaved": False}, [(0, 2, 32)]),
+        ("rotate", [Q[:, :0], ANGLES[:, :8], ANGLES[:, :8]], {"interleaved": False}, [(1, 0, 32)]),
+    ],
+)  # fmt: skip
+def test_nothing_is_no_fault(name, operands, attributes, results):
+    """Zeros where sums are empty, NaN for rows that a table without any lacks."""
+    structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in results]
+    aliases = {0: 0, 1: 1} if name == "rope_append" else None
+    got = native.call(name, structs, *map(jnp.asarray, operands), aliases=aliases, **attributes)
+    for array in map(np.asarray, got):
+        assert np.isnan(array).all() if name == "embedding" else not array.any()
+
+
 @pytest.fixture
 def no_library(monkeypatch):
     """As where it was not built, and nobody has been told."""
@@ -132,10 +180,12 @@ def no_library(monkeypatch):
 
 def test_without_a_library_what_asks_for_it_says_what_to_do(no_library):
     w = jq.QuantizedArray("Q4_K", (8, 256), [jnp.asarray(PLANE)])
-    with pytest.raises(jq.UnavailableError, match="was not built.*python -m jax_q4k.native.build"):
-        jq.matmul(X[:, :256] + 2.5, w, implementation="native")
+    with pytest.raises(jq.UnavailableError, match="was not built.*python -m jax_q4k.native"):
+        jax.jit(lambda x: jq.matmul(x, w, implementation="native")).lower(X)
     assert not native.available() and native.kernels() is None
     assert "was not built" in str(jq.explain(lambda x: jq.matmul(x, w, implementation="native"), X))
+    (call,) = jq.explain(lambda x: jq.matmul(x, w), X).calls
+    assert any("'native'), and its library: libjax_q4k.so was not built" in line for line in call.otherwise)
 
 
 def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
@@ -145,7 +195,7 @@ def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
         jax.jit(lambda x: jq.matmul(x, w, implementation="xla"))(X)
         jax.jit(lambda x: jq.rms_norm(x, X[0], eps=1e-5))(X)  # no kernel of the CPU's would have run
         jax.jit(lambda x: jq.matmul(x, w)).trace(X).lower(lowering_platforms=("cuda",))
-    with pytest.warns(jq.NativeUnavailableWarning, match="plain JAX.*was not built.*python -m jax_q4k.native.build"):
+    with pytest.warns(jq.NativeUnavailableWarning, match="plain JAX.*was not built.*python -m jax_q4k.native"):
         text = jax.jit(lambda x: jq.matmul(x, w)).lower(X).as_text()
     assert "dot_general" in text and "jax_q4k_" not in text
     with warnings.catch_warnings():
@@ -163,7 +213,7 @@ def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
 def test_a_library_of_other_sources_is_not_used(monkeypatch):
     monkeypatch.setattr(build, "fingerprint", lambda: "0" * 16)
     library, why = native._load.__wrapped__()
-    assert library is None and re.match("libjax_q4k.so was built from other sources.*native.build` builds it", why)
+    assert library is None and re.match("libjax_q4k.so was built from other sources.*jax_q4k.native` builds it", why)
     monkeypatch.setattr(build, "fingerprint", lambda: None)  # as where the sources were not installed
     assert native._load.__wrapped__()[1] == ""
 

@@ -59,7 +59,7 @@ def test_every_format_and_number_of_rows(kernels, format):
 @pytest.mark.parametrize("format", DOT_FORMATS)
 def test_extreme_weights(kernels, format, kind):
     w, exact = matrix(format, 33, columns(format, 2, 3), kind)
-    for m in (1, 6):
+    for m in (1, 6, 9):
         x = activations(m, exact.shape[1])
         for quantized in (True, False):
             (y,) = calls.products(jnp.asarray(x), [w], quantized=quantized)
@@ -164,6 +164,16 @@ def test_a_bad_activation_spoils_its_row_alone(kernels, value, m, quantized):
     assert nmse(np.asarray(y)[others], seen(x[others], quantized) @ exact.T) <= 1e-10
 
 
+@pytest.mark.parametrize("m", [2, 20])
+def test_activations_next_to_nothing(kernels, m):
+    """127 / 1e-37 is infinite in float32, and 0 times that is NaN."""
+    w, _ = matrix("Q4_K", 40, 512)
+    x = np.zeros((m, 512), np.float32)
+    x[:, ::32] = 1e-37
+    (y,) = calls.products(jnp.asarray(x), [w], quantized=True)
+    assert np.abs(np.asarray(y)).max() < 1e-33
+
+
 def test_rows_of_a_table(kernels):
     for format in DOT_FORMATS:
         w, exact = matrix(format, 9, columns(format, 1, 2))
@@ -173,10 +183,12 @@ def test_rows_of_a_table(kernels):
 
 
 def test_results_do_not_depend_on_the_call(kernels):
-    """The same rows alone, among others, and again."""
+    """The same rows among others, and again; a few rows (at most 8) and more are added up in another order each."""
     w, _ = matrix("Q4_K", 300, 1024)
     x = jnp.asarray(activations(40, 1024))
     multiply = jax.jit(lambda x: calls.products(x, [w], quantized=True)[0])
-    whole = np.asarray(multiply(x))
+    whole, few = np.asarray(multiply(x)), np.asarray(multiply(x[:7]))
     np.testing.assert_array_equal(np.asarray(multiply(x)), whole)
-    np.testing.assert_array_equal(np.asarray(multiply(x[8:]))[8:], whole[16:])
+    np.testing.assert_array_equal(np.asarray(multiply(x[8:])), whole[8:])
+    np.testing.assert_array_equal(np.asarray(multiply(x[4:7])), few[4:])
+    assert nmse(few, whole[:7]) <= 1e-12
