@@ -97,6 +97,29 @@ def test_kernels_that_compute_something_else(run, monkeypatch):
     )
 
 
+@needs_native
+def test_kernels_that_the_compiler_did_not_know(run, monkeypatch):
+    other = next(name for name in build.kernels() if name != native.kernels())
+    monkeypatch.setattr(native, "compiled", lambda: [native.kernels()])
+    monkeypatch.setattr(doctor, "instruction_sets", lambda: frozenset().union(*doctor.NEEDS.values()))
+    assert run()[1][other] == "not in the library: its compiler did not know them"
+
+
+@pytest.mark.parametrize("missing, code", [((), 1), (("cpu",), 0)])
+def test_a_backend_that_does_not_start(run, monkeypatch, missing, code):
+    devices = jax.devices
+
+    def failing(*platform):
+        if platform == missing:
+            raise RuntimeError("Unable to initialize backend 'tpu'")
+        return devices(*platform)
+
+    monkeypatch.setattr(jax, "devices", failing)
+    got, found, err = run()
+    assert got == code and ("broken: JAX has no device: Unable" in err) == bool(code)
+    assert found["devices of JAX"].startswith("none: Unable to") == bool(code)
+
+
 @pytest.mark.parametrize("variable", ["PJRT_NPROC", "NPROC"])
 def test_threads_that_the_environment_asks_for(run, monkeypatch, variable):
     monkeypatch.setenv(variable, "3")
@@ -106,3 +129,17 @@ def test_threads_that_the_environment_asks_for(run, monkeypatch, variable):
 def test_no_compiler(run, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", f"{tmp_path}/none --std")
     assert run()[1]["C++ compiler"] == f"not found: {tmp_path}/none --std; $CXX names another"
+
+
+def test_a_command_without_a_backend_fails_in_one_line(capsys, monkeypatch):
+    def fails(message):
+        def command(*_):
+            raise RuntimeError(message)
+
+        monkeypatch.setattr(doctor, "_doctor", command)
+        return cli.main(["doctor"])
+
+    assert fails("Unable to initialize backend 'tpu': there is none") == cli.FAILURE
+    assert capsys.readouterr().err == "error: Unable to initialize backend 'tpu': there is none\n"
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        fails("a fault of ours")
