@@ -10,10 +10,7 @@ def bucket(size: int) -> int:
     return max(SMALLEST, 1 << (size - 1).bit_length())
 
 
-def prompt_bucket(size: int) -> int:
-    """`bucket(size)` up to 64, then the smallest of 80, 96, 112, 128, 160, 192, ...: four to a doubling.
-
-    Padding is computed as tokens are, which costs more than a program that is compiled once.
-    """
+def fine_bucket(size: int) -> int:
+    """`bucket(size)` up to 64, then the smallest of 80, 96, 112, 128, 160, 192, ...: four to a doubling."""
     step = bucket(size) // 8
     return bucket(size) if size <= 64 else -(-size // step) * step

@@ -16,7 +16,7 @@ import jax_q4k as jq
 from jax_q4k.implementation import current_choice
 from jax_q4k.ops.checks import PAGE_DTYPES, float_dtype
 
-from .buckets import bucket, prompt_bucket
+from .buckets import bucket
 from .cache import PagedCache
 from .model import Model
 from .programs import State
@@ -110,7 +110,7 @@ def generate(
 
     The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is entered
     again every INTERVAL tokens. A row's greedy tokens depend on the other rows no more than by rounding. Prompts are
-    padded to one of few lengths (`prompt_bucket`), at most a quarter longer from 64 tokens on.
+    padded to `model.padded_length`.
 
     Args:
       prompts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
@@ -288,7 +288,7 @@ class _Run:
         self._model = model
         self._programs = model.programs(params, end_ids)
         self._lengths = np.array([len(ids) for ids in prompts], np.int32)
-        self._prompts = np.zeros((len(prompts), prompt_bucket(longest)), np.int32)
+        self._prompts = np.zeros((len(prompts), model.padded_length(longest)), np.int32)
         for row, ids in zip(self._prompts, prompts, strict=True):
             row[: len(ids)] = ids
         self._capacity = max(bucket(longest + self.max_new_tokens), MIN_CAPACITY)

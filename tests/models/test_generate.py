@@ -9,7 +9,7 @@ from helpers import GOLDEN
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.implementation import Choice, current_choice
-from jax_q4k.models.buckets import bucket, prompt_bucket
+from jax_q4k.models.buckets import bucket, fine_bucket
 from jax_q4k.models.decoder import Decoder
 from jax_q4k.models.generate import _Row, _Run
 from jax_q4k.models.sampling import SamplingParams
@@ -264,8 +264,14 @@ def test_buckets(size, expected):
 
 
 @pytest.mark.parametrize("size, expected", [(1, 8), (9, 16), (64, 64), (65, 80), (81, 96), (128, 128), (600, 640)])
-def test_buckets_of_prompts(size, expected):
-    assert prompt_bucket(size) == expected
+def test_fine_buckets(size, expected):
+    assert fine_bucket(size) == expected
+
+
+def test_prompts_are_padded_to_a_power_of_two_on_a_gpu(monkeypatch):
+    assert model("llama-gqa").padded_length(600) == 640
+    monkeypatch.setattr(models.Model, "_on_gpu", lambda _: True)
+    assert model("llama-gqa").padded_length(600) == 1024
 
 
 def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
