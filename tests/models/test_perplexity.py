@@ -27,6 +27,7 @@ def nats(model, window):
     return -log_p[np.arange(len(window) - 1), window[1:]].sum()
 
 
+@pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize("context", [7, 16, 32])
 def test_windows_begin_with_bos_and_cover_the_text(model, context):
     ids = model.tokenizer.encode(TEXT, add_special=False)
@@ -37,6 +38,7 @@ def test_windows_begin_with_bos_and_cover_the_text(model, context):
     assert found.nats == pytest.approx(sum(nats(model, window) for window in windows), rel=1e-5)
 
 
+@pytest.mark.usefixtures("exact")
 def test_without_bos_a_windows_first_token_is_context_only(model, monkeypatch):
     monkeypatch.setattr(model.tokenizer, "vocabulary", dataclasses.replace(model.tokenizer.vocabulary, add_bos=False))
     ids = model.tokenizer.encode(TEXT, add_special=False)
