@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def measure(path: str, started: float) -> dict[str, Any]:
             "peak_megabytes_first_token": _peak_megabytes(),
         }
         for tokens in PROMPTS:
-            figures[f"prefill_{tokens}"] = tokens / _median(lambda tokens=tokens: _prefill(model, tokens))
+            figures[f"prefill_{tokens}"] = tokens / _prefill_seconds(model, tokens)
         for context in CONTEXTS:
             figures[f"decode_{context}"] = NEW_TOKENS / _decode_seconds(model, context)
         size = sum(leaf.nbytes for leaf in model.weights)
@@ -96,20 +97,20 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
     return _programs(model).start(model.weights, ids, np.array([tokens], np.int32), cache, None)
 
 
+def _prefill_seconds(model: Any, tokens: int) -> float:
+    return _median(lambda _: _prefill(model, tokens))
+
+
 def _decode_seconds(model: Any, context: int) -> float:
     """Of NEW_TOKENS after a prompt of `context`, at least 1: each run starts from where the prompt left the cache."""
     import jax
     import jax.numpy as jnp
 
     before = _prefill(model, max(context, 1), NEW_TOKENS + 1)
-
-    seconds = []
-    for _ in range(REPEATS + 1):
-        state = jax.block_until_ready(jax.tree.map(jnp.copy, before))  # the loop takes it over
-        start = time.perf_counter()
-        jax.block_until_ready(_programs(model).loop(model.weights, state, before.step + NEW_TOKENS))
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])  # the first one compiles
+    return _median(
+        lambda state: _programs(model).loop(model.weights, state, before.step + NEW_TOKENS),
+        lambda: jax.tree.map(jnp.copy, before),  # the loop takes it over
+    )
 
 
 def _peak_megabytes() -> float:
@@ -117,17 +118,17 @@ def _peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def _median(run: Any) -> float:
-    """Seconds of a run: the median of REPEATS, after one that compiles."""
+def _median(run: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None) -> float:
+    """Seconds of run(prepare()), without preparing: the median of REPEATS, after one that compiles."""
     import jax
 
-    jax.block_until_ready(run())
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(REPEATS + 1):
+        prepared = jax.block_until_ready(prepare())
         start = time.perf_counter()
-        jax.block_until_ready(run())
+        jax.block_until_ready(run(prepared))
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return statistics.median(seconds[1:])
 
 
 def read_bandwidth(cores: int) -> float:

@@ -166,11 +166,7 @@ def _checked_index(part: Any, axis: int, size: int) -> Any:
         return int(part)
     if not isinstance(part, jax.core.Tracer):
         values = np.asarray(part)
-        if (
-            np.issubdtype(values.dtype, np.integer)
-            and values.size
-            and not (-size <= values).all() & (values < size).all()
-        ):
+        if np.issubdtype(values.dtype, np.integer) and ((values < -size) | (values >= size)).any():
             raise IndexError(
                 f"an index of axis {axis} is out of range for size {size}: {values.min()} to {values.max()}"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, cast, get_args
 
 import jax
@@ -91,8 +92,13 @@ def implementation(
     Raises:
       ValueError: an unknown name. A choice that cannot run on the platform raises when it is lowered.
     """
-    with _choice(check_choice(name, activations, fused)):
+    with chosen(check_choice(name, activations, fused)):
         yield
+
+
+def chosen(choice: Choice) -> AbstractContextManager[None]:
+    """The block traces under `choice`, whole: what `current_choice` gave elsewhere."""
+    return _choice(choice)
 
 
 def current_choice() -> Choice:

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jax_q4k as jq
-from jax_q4k.implementation import current_choice
+from jax_q4k.implementation import chosen, current_choice
 from jax_q4k.ops.checks import PAGE_DTYPES, float_dtype
 
 from .buckets import bucket
@@ -345,8 +344,7 @@ class _Run:
         batch, prompt_length = self._prompts.shape
         length = prompt_length if name == "start" else 0
         key = name, batch, length, self._capacity, self._cache_dtype, self._choice
-        chosen = self._choice
-        with jq.implementation(chosen.implementation, activations=chosen.activations, fused=chosen.fused):
+        with chosen(self._choice):
             if key not in self._programs.compiled:
                 began = time.perf_counter()
                 program.lower(*arguments).compile()  # calling it reuses what this compiles

@@ -200,8 +200,7 @@ def kernels(
 
 def native(*leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None) -> list[jax.Array]:
     """The operation by a call of the CPU's kernels; `activations` None means q8_1."""
-    operands: Operands = jax.tree.unflatten(tree, leaves)
-    x, residual, norm_weight, gate, up, down = operands
+    x, residual, norm_weight, gate, up, down = jax.tree.unflatten(tree, leaves)
     (m, k), inner = x.shape, gate.shape[0]
 
     def quantized(columns: int, *weights: QuantizedArray) -> bool:

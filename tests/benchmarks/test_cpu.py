@@ -1,5 +1,6 @@
 """`python -m benchmarks.cpu`, on a model of two small layers and a peer that prints made-up figures."""
 
+import dataclasses
 import json
 import os
 import stat
@@ -10,20 +11,11 @@ import pytest
 from implementations import needs_native
 
 from benchmarks import cpu, random_file
+from benchmarks.random_model import LLAMA_1B
 from jax_q4k import gguf, models, native
-from jax_q4k.models.config import Config
 
-SMALL = Config(
-    architecture="llama",
-    vocab_size=512,
-    context_length=4096,
-    hidden_size=256,
-    intermediate_size=256,
-    num_layers=2,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=64,
-    rms_norm_eps=1e-5,
+SMALL = dataclasses.replace(
+    LLAMA_1B, vocab_size=512, hidden_size=256, intermediate_size=256, num_layers=2, num_heads=4, num_kv_heads=2
 )
 
 PEER = """#!{python}

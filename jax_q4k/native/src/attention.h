@@ -157,7 +157,9 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
     if (usable(page)) load_tile<T>(tokens, page, head, start % tokens.page_size, start, first, last, &tile);
     if (usable(next)) prefetch_tile<T>(tokens, next, head, (start + kTokens) % tokens.page_size);
     if (!usable(page)) continue;
-    auto bound = [&](int64_t token) { return static_cast<int>(token <= start ? 0 : token - start < kTokens ? token - start : kTokens); };
+    auto bound = [&](int64_t token) {
+      return token <= start ? 0 : token - start < kTokens ? static_cast<int>(token - start) : kTokens;
+    };
     for (int i = 0, taken; i < count; i += taken) {  // four queries that see the same tokens, or one
       const int from = bound(queries[i].first), to = bound(queries[i].last);
       auto same = [&](int j) { return j < count && bound(queries[j].first) == from && bound(queries[j].last) == to; };

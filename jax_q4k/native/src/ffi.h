@@ -75,7 +75,8 @@ class Taker {
 using Operands = Taker<ffi::RemainingArgs>;
 using Results = Taker<ffi::RemainingRets>;
 
-// Memory of a thread that grows and is kept, so that steps of a loop need no pages from the system. `kind` tells uses apart that overlap.
+// Memory of a thread that grows and is kept, so that steps of a loop need no pages from the system. `kind` tells uses
+// apart that overlap.
 enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kHidden, kQueries, kScratches };
 template <class T>
 T* scratch(Scratch kind, size_t count) {

@@ -13,7 +13,7 @@ constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
 constexpr int kFew = 8;     // rows of activations up to which weights are unpacked in registers
 constexpr int kDecoded = 4;  // rows of weights that are decoded at a time, for products of floats
 constexpr int kMaxHeadDim = 256;
-constexpr int kTokens = 16;  // that attention sees at a time; where a sequence has several pages, they hold a multiple of it
+constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it, a sequence's only one may not
 
 // Element types of matrices (the block formats of GGUF, and floats) and of caches' pages.
 enum Type { kQ4_K, kQ5_K, kQ6_K, kQ8_0, kQ5_0, kQ4_0, kQ5_1, kF32, kF16, kBF16, kTypes };

@@ -1,5 +1,6 @@
 // Which kernels are in use, and what the library says of itself.
 
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -24,9 +25,14 @@ struct Cpuid {
 };
 #endif
 
-// What this processor can run, the best first. A compiler that does not know an instruction set leaves it out.
-std::vector<const Kernels*> usable() {
-  std::vector<const Kernels*> found;
+struct Candidate {
+  const Kernels* kernels;
+  bool runs;  // on this processor
+};
+
+// What was compiled, the best first. A compiler that does not know an instruction set leaves it out.
+std::vector<Candidate> candidates() {
+  std::vector<Candidate> found;
 #if defined(__x86_64__)
   const Cpuid one(1, 0), seven(7, 0), more(7, 1);
   uint32_t saved = 0, high;  // by the system, when it gives the processor to another thread
@@ -36,31 +42,39 @@ std::vector<const Kernels*> usable() {
 #endif
 #if defined(JAX_Q4K_HAS_AVX512)
   constexpr uint32_t kParts = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31;  // F, DQ, BW, VL
-  if (avx2 && (saved & 0xe6) == 0xe6 && (seven.b & kParts) == kParts && (seven.c >> 11 & 1)) found.push_back(&kernels_avx512);
+  const bool avx512 = (saved & 0xe6) == 0xe6 && (seven.b & kParts) == kParts, vnni = seven.c >> 11 & 1;
+  found.push_back({&kernels_avx512, avx2 && avx512 && vnni});
 #endif
 #if defined(JAX_Q4K_HAS_AVXVNNI)
-  if (avx2 && (more.a >> 4 & 1)) found.push_back(&kernels_avxvnni);
+  found.push_back({&kernels_avxvnni, avx2 && (more.a >> 4 & 1)});
 #endif
 #if defined(JAX_Q4K_HAS_AVX2)
-  if (avx2) found.push_back(&kernels_avx2);
+  found.push_back({&kernels_avx2, avx2});
 #endif
 #if defined(JAX_Q4K_HAS_NEON)
   const unsigned long bits = getauxval(AT_HWCAP);
-  if ((bits & HWCAP_ASIMDDP) && (bits & HWCAP_ASIMDHP)) found.push_back(&kernels_neon);
+  found.push_back({&kernels_neon, (bits & HWCAP_ASIMDDP) && (bits & HWCAP_ASIMDHP)});
 #endif
-  found.push_back(&kernels_portable);
+  found.push_back({&kernels_portable, true});
   return found;
 }
 
-bool select(std::string_view name) {
-  for (const Kernels* candidate : usable())
-    if (name == candidate->name) return kernels = candidate, true;
-  return false;
+// The best that run here, or those of that name if they do; nullptr where they do not.
+const Kernels* find(std::string_view name = {}) {
+  for (const Candidate& candidate : candidates())
+    if (candidate.runs && (name.empty() || name == candidate.kernels->name)) return candidate.kernels;
+  return nullptr;
+}
+
+std::string names() {
+  std::string all;
+  for (const Candidate& candidate : candidates()) all += std::string(candidate.kernels->name) + " ";
+  return all;
 }
 
 }  // namespace
 
-const Kernels* kernels = usable().front();
+const Kernels* kernels = find();
 
 }  // namespace jax_q4k
 
@@ -70,23 +84,15 @@ extern "C" {
 const char* jax_q4k_kernels() { return jax_q4k::kernels->name; }
 // Uses the kernels of that name from now on, for tests and measurements; false if there are none or the processor
 // lacks what they need.
-bool jax_q4k_select(const char* name) { return jax_q4k::select(name); }
+bool jax_q4k_select(const char* name) {
+  const jax_q4k::Kernels* found = *name ? jax_q4k::find(name) : nullptr;
+  if (found) jax_q4k::kernels = found;
+  return found;
+}
 // The names of all that were compiled, each with a space behind it.
 const char* jax_q4k_compiled() {
-  return ""
-#if defined(JAX_Q4K_HAS_AVX512)
-         "avx512 "
-#endif
-#if defined(JAX_Q4K_HAS_AVXVNNI)
-         "avxvnni "
-#endif
-#if defined(JAX_Q4K_HAS_AVX2)
-         "avx2 "
-#endif
-#if defined(JAX_Q4K_HAS_NEON)
-         "neon "
-#endif
-         "portable ";
+  static const std::string names = jax_q4k::names();
+  return names.c_str();
 }
 // `build.fingerprint()` of what this was compiled from.
 const char* jax_q4k_fingerprint() { return JAX_Q4K_FINGERPRINT; }
