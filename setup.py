@@ -28,7 +28,9 @@ class BuildLibrary(build_ext):
         try:
             left_out = native_build.compile_library(target)
             if left_out:
-                warnings.warn(f"the compiler knows no kernels for {', '.join(left_out)}", stacklevel=1)
+                warnings.warn(
+                    f"the compiler knows no kernels for {', '.join(left_out)}", stacklevel=1
+                )
         except native_build.BuildError as error:
             warnings.warn(f"jax-q4k is installed without its CPU kernels: {error}", stacklevel=1)
 
@@ -47,6 +49,10 @@ class PlainWheel(bdist_wheel):
         return "py3", "none", platform
 
 
-sources = sorted(str(path.relative_to(Path(__file__).parent)) for path in (FOLDER / "src").iterdir())
-library = Extension("jax_q4k.native.libjax_q4k", [s for s in sources if s.endswith(".cpp")], depends=sources)
+sources = sorted(
+    str(path.relative_to(Path(__file__).parent)) for path in (FOLDER / "src").iterdir()
+)
+library = Extension(
+    "jax_q4k.native.libjax_q4k", [s for s in sources if s.endswith(".cpp")], depends=sources
+)
 setup(ext_modules=[library], cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlainWheel})

@@ -1,7 +1,8 @@
 """Compiles jitted functions for a GPU that is not there, and tells what XLA made of them.
 
-JAX's CUDA plugin compiles from a description of the device (targets/*.txtpb, XLA's GpuTargetConfigProto); neither a
-GPU nor the CUDA libraries are needed. XLA does not look into the PTX of custom calls: `ptx_kernels.assemble` does.
+JAX's CUDA plugin compiles from a description of the device (targets/*.txtpb, XLA's
+GpuTargetConfigProto); neither a GPU nor the CUDA libraries are needed. XLA does not look into the
+PTX of custom calls: `ptx_kernels.assemble` does.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ TARGETS = Path(__file__).with_name("targets")
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program: its thunks in launch order, its optimized HLO and the temporary memory it takes."""
+    """A compiled program: its thunks in launch order, its optimized HLO and the temporary memory it
+    takes.
+    """
 
     thunks: tuple[Thunk, ...]
     hlo: str
@@ -54,9 +57,11 @@ class Program:
         return [t for t in self.thunks if t.kind == "kWhile"]
 
     def rewrites(self, array: Array) -> list[Thunk]:
-        """Launches other than our kernels that write a whole array of `array`'s type and size, in any shape.
+        """Launches other than our kernels that write a whole array of `array`'s type and size, in
+        any shape.
 
-        A copy is one, and so is a fusion that copies. Our kernels that update in place write into the operand.
+        A copy is one, and so is a fusion that copies. Our kernels that update in place write into
+        the operand.
         """
         ours = set(map(id, self.ptx_launches))
         return [
@@ -64,7 +69,10 @@ class Program:
             for t in self.launches
             if id(t) not in ours
             and t.instruction
-            and any((r.dtype, r.elements) == (array.dtype, array.elements) for r in t.instruction.results)
+            and any(
+                (r.dtype, r.elements) == (array.dtype, array.elements)
+                for r in t.instruction.results
+            )
         ]
 
 
@@ -94,8 +102,11 @@ def topology(target: str = "h200") -> Any:
     )
 
 
-def compile_program(function: Any, *args: Any, options: dict[str, Any] | None = None, target: str = "h200") -> Program:
-    """Compiles `function`, a jitted function, for arguments like `args` (arrays or ShapeDtypeStructs, in pytrees).
+def compile_program(
+    function: Any, *args: Any, options: dict[str, Any] | None = None, target: str = "h200"
+) -> Program:
+    """Compiles `function`, a jitted function, for arguments like `args` (arrays or
+    ShapeDtypeStructs, in pytrees).
 
     Args:
       options: XLA options beside those that `function` was jitted with.
@@ -112,12 +123,18 @@ def compile_program(function: Any, *args: Any, options: dict[str, Any] | None = 
         sequence = _dump(folder, "thunk_sequence_after_thunk_passes", "thunk_sequence")
         metadata = _dump(folder, "thunk_metadata")
     hlo = compiled.as_text()
-    return Program(parse_thunks(sequence, metadata, hlo), hlo, compiled.memory_analysis().temp_size_in_bytes)
+    return Program(
+        parse_thunks(sequence, metadata, hlo), hlo, compiled.memory_analysis().temp_size_in_bytes
+    )
 
 
 def _dump(folder: str, *parts: str) -> str:
-    """The first part that XLA wrote: it leaves out the sequence after its passes where they changed nothing."""
+    """The first part that XLA wrote: it leaves out the sequence after its passes where they changed
+    nothing.
+    """
     for part in parts:
         if files := list(Path(folder).glob(f"*.{part}.txt")):
             return files[0].read_text()
-    raise RuntimeError(f"XLA dumped no {parts[-1]}; a program taken from JAX's persistent cache leaves no dump")
+    raise RuntimeError(
+        f"XLA dumped no {parts[-1]}; a program taken from JAX's persistent cache leaves no dump"
+    )

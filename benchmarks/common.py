@@ -18,7 +18,9 @@ _PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "flax", "numpy", "cuda-bindin
 
 
 def commit() -> str | None:
-    """The commit that is checked out, `-dirty` if files differ from it; None outside a repository."""
+    """The commit that is checked out, `-dirty` if files differ from it; None outside a
+    repository.
+    """
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -47,7 +49,9 @@ def host() -> str:
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
-        models = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        models = [
+            line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")
+        ]
         name = models[0].split(":", 1)[1].strip() if models else name
     return f"{name}, {len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores"
 
@@ -55,14 +59,17 @@ def host() -> str:
 def on_cores(cores: set[int], module: str, function: str, *args: Any) -> Any:
     """What `benchmarks.module.function(*args)` returns in a process that may use these cores alone.
 
-    From its start: JAX sizes its thread pool then. What is returned must fit JSON, `args` must be literals.
+    From its start: JAX sizes its thread pool then. What is returned must fit JSON, `args` must be
+    literals.
     """
     code = (
         f"import json, os; os.sched_setaffinity(0, {sorted(cores)}); from benchmarks import {module}; "
         f"print(json.dumps({module}.{function}(*{args!r})))"
     )
     environment = os.environ | {"JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True
+    )
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -78,12 +85,18 @@ def provenance() -> dict[str, Any]:
 
 
 def results_file(arguments: list[str], name: str, description: str | None) -> Path:
-    """The file that a command line names, or else the repository's results of the benchmark `name`."""
+    """The file that a command line names, or else the repository's results of the benchmark
+    `name`.
+    """
     parser = argparse.ArgumentParser(
-        f"python -m benchmarks.{name}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        f"python -m benchmarks.{name}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     default = RESULTS / f"{name}.json"
-    parser.add_argument("file", nargs="?", type=Path, default=default, metavar="FILE", help="JSON to write")
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=default, metavar="FILE", help="JSON to write"
+    )
     return parser.parse_args(arguments).file
 
 

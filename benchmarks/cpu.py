@@ -1,12 +1,14 @@
-"""How fast a CPU decodes, and how llama.cpp does: `python -m benchmarks.cpu [--model FILE] [--llama-bench PATH]`.
+"""How fast a CPU decodes, and how llama.cpp does: `python -m benchmarks.cpu [--model FILE]
+[--llama-bench PATH]`.
 
-A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two: from loading to the
-first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens; 32 tokens decoded after none and after
-2048; and the largest resident memory: loaded, at the first token, in all, and of a process that runs but a prompt of
-512. The cache is f16, as llama.cpp has it. With the path of a `llama-bench` the same file is measured by it in turn,
-with as many threads on the same cores; its time to the first token is that of its whole process, which has nothing to
-import or to compile. Rates are medians of some runs after one that compiles; beside decoding stands the rate at which
-packed weights are read, and what these cores can read at all.
+A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two:
+from loading to the first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens;
+32 tokens decoded after none and after 2048; and the largest resident memory: loaded, at the first
+token, in all, and of a process that runs but a prompt of 512. The cache is f16, as llama.cpp has
+it. With the path of a `llama-bench` the same file is measured by it in turn, with as many threads
+on the same cores; its time to the first token is that of its whole process, which has nothing to
+import or to compile. Rates are medians of some runs after one that compiles; beside decoding stands
+the rate at which packed weights are read, and what these cores can read at all.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ REPEATS = 3
 
 
 def measure(path: str, started: float) -> dict[str, Any]:
-    """The figures of this process, on the cores that it may use; `started`: the time when it was."""
+    """The figures of this process, on the cores that it may use; `started`: the time when it
+    was.
+    """
     import jax.numpy as jnp
 
     import jax_q4k as jq
@@ -68,7 +72,9 @@ def measure(path: str, started: float) -> dict[str, Any]:
 
 
 def peak_of_prompt(path: str, tokens: int) -> float:
-    """The largest resident memory, in MiB, of this process, which does nothing but load a file and run a prompt."""
+    """The largest resident memory, in MiB, of this process, which does nothing but load a file and
+    run a prompt.
+    """
     import jax
 
     import jax_q4k as jq
@@ -93,7 +99,11 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
     from jax_q4k.models.cache import PagedCache
 
     cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
-    ids = np.random.default_rng(0).integers(300, model.config.vocab_size, (1, tokens)).astype(np.int32)
+    ids = (
+        np.random.default_rng(0)
+        .integers(300, model.config.vocab_size, (1, tokens))
+        .astype(np.int32)
+    )
     return _programs(model).start(model.weights, ids, np.array([tokens], np.int32), cache, None)
 
 
@@ -102,7 +112,9 @@ def _prefill_seconds(model: Any, tokens: int) -> float:
 
 
 def _decode_seconds(model: Any, context: int) -> float:
-    """Of NEW_TOKENS after a prompt of `context`, at least 1: each run starts from where the prompt left the cache."""
+    """Of NEW_TOKENS after a prompt of `context`, at least 1: each run starts from where the prompt
+    left the cache.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -119,7 +131,9 @@ def _peak_megabytes() -> float:
 
 
 def _median(run: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None) -> float:
-    """Seconds of run(prepare()), without preparing: the median of REPEATS, after one that compiles."""
+    """Seconds of run(prepare()), without preparing: the median of REPEATS, after one that
+    compiles.
+    """
     import jax
 
     seconds = []
@@ -182,11 +196,17 @@ def llama_bench(program: str, cores: set[int], path: str) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.cpu", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.cpu", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("--model", help="a GGUF file; one of random weights is written otherwise")
     parser.add_argument("--llama-bench", help="llama.cpp's benchmark, to measure in turn")
-    parser.add_argument("--cores", type=int, nargs="+", default=[1, 2], help="how many, each measured by itself")
-    parser.add_argument("--json", type=Path, default=RESULTS / "cpu.json", help="where the results go")
+    parser.add_argument(
+        "--cores", type=int, nargs="+", default=[1, 2], help="how many, each measured by itself"
+    )
+    parser.add_argument(
+        "--json", type=Path, default=RESULTS / "cpu.json", help="where the results go"
+    )
     options = parser.parse_args(arguments)
     path = options.model
     if path is None:
@@ -201,7 +221,9 @@ def main(arguments: list[str]) -> int:
     for count in (n for n in options.cores if n <= len(available)):
         cores = set(available[:count])
         ours = on_cores(cores, "cpu", "measure", path, time.time())
-        ours[f"peak_megabytes_{max(PROMPTS)}"] = on_cores(cores, "cpu", "peak_of_prompt", path, max(PROMPTS))
+        ours[f"peak_megabytes_{max(PROMPTS)}"] = on_cores(
+            cores, "cpu", "peak_of_prompt", path, max(PROMPTS)
+        )
         theirs = llama_bench(options.llama_bench, cores, path) if options.llama_bench else {}
         results.append({"threads": count, "ours": ours, "llama.cpp": theirs})
         print(f"{count} thread{'s' * (count > 1)}")
@@ -209,9 +231,17 @@ def main(arguments: list[str]) -> int:
             if isinstance(value, str):
                 print(f"  {name:32}{value:>10}")
                 continue
-            peer = f"{theirs[name]:10.2f} llama.cpp, ratio {value / theirs[name]:.2f}" if name in theirs else ""
+            peer = (
+                f"{theirs[name]:10.2f} llama.cpp, ratio {value / theirs[name]:.2f}"
+                if name in theirs
+                else ""
+            )
             print(f"  {name:32}{value:10.2f}{peer}")
-    settings = {"model": Path(path).name, "repeats": REPEATS, "load_before": round(os.getloadavg()[0], 1)}
+    settings = {
+        "model": Path(path).name,
+        "repeats": REPEATS,
+        "load_before": round(os.getloadavg()[0], 1),
+    }
     print(write_results(options.json, settings | {"results": results}))
     return 0
 

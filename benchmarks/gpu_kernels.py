@@ -27,13 +27,16 @@ _MIN_LAUNCHES = 16  # per replay, so that the replay's own cost is small beside 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A kernel's time inside a CUDA graph, with inputs rotated through more memory than the L2 holds.
+    """A kernel's time inside a CUDA graph, with inputs rotated through more memory than the L2
+    holds.
 
     Attributes:
       bytes: what must move at least: packed weights, or pages, or all operands and results.
       seconds, best, worst: per launch; median, least and most over the replays.
-      copy_fraction: bytes / seconds over the bandwidth of a copy (read plus written) in the same run.
-      predicted: seconds by the cost model, where ptxas and nvdisasm are at hand and it knows the device.
+      copy_fraction: bytes / seconds over the bandwidth of a copy (read plus written) in the same
+        run.
+      predicted: seconds by the cost model, where ptxas and nvdisasm are at hand and it knows the
+        device.
     """
 
     name: str
@@ -114,13 +117,19 @@ def presets() -> Iterator[tuple[str, Kernel, int, object]]:
     """The same of every strategy of the mat-vec, Q4_K, one row of activations (`batched`: four)."""
     for n, k in SHAPES:
         for preset, config in PRESETS.items():
-            kernel = KERNELS["matvec"](format="Q4_K", n=n, columns=k, m=4 if preset == "batched" else 1, config=config)
+            kernel = KERNELS["matvec"](
+                format="Q4_K", n=n, columns=k, m=4 if preset == "batched" else 1, config=config
+            )
             yield f"{PRESET} {preset} {n}x{k}", kernel, packed_bytes(kernel), config
 
 
 def products() -> Iterator[tuple[str, Kernel, int, object]]:
-    """The same of Llama-3.1-8B's joined projections, gated feed-forward, and products of prompts."""
-    qkv: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024), columns=4096, m=1)
+    """The same of Llama-3.1-8B's joined projections, gated feed-forward, and products of
+    prompts.
+    """
+    qkv: dict[str, Any] = dict(
+        formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024), columns=4096, m=1
+    )
     config = tuning.fused_matvec(**qkv)
     kernel = KERNELS["qkv_matvec"](**qkv, config=config)
     yield "qkv_matvec Q4_K Q4_K Q6_K", kernel, packed_bytes(kernel), config
@@ -135,13 +144,20 @@ def products() -> Iterator[tuple[str, Kernel, int, object]]:
 
 
 def others() -> Iterator[tuple[str, Kernel, int, object]]:
-    """The same for quantization, decoding to floats, and attention over bf16 pages (Llama-3.1-8B's heads)."""
+    """The same for quantization, decoding to floats, and attention over bf16 pages (Llama-3.1-8B's
+    heads).
+    """
     for k in (4096, 14336):
         kernel = KERNELS["quantize_q8_1"](rows=1, columns=k)
         yield f"quantize_q8_1 1x{k}", kernel, sum(b.nbytes for b in kernel.buffers), ""
     for format in ("Q4_K", "Q6_K"):
         kernel = KERNELS["decode"](format=format, n=14336, blocks=16, dtype="bf16")
-        yield f"decode {format} 14336x4096 to bf16", kernel, sum(b.nbytes for b in kernel.buffers), ""
+        yield (
+            f"decode {format} 14336x4096 to bf16",
+            kernel,
+            sum(b.nbytes for b in kernel.buffers),
+            "",
+        )
     for context in CONTEXTS:
         config = tuning.paged_attention(1, 32, 8, 128, context, "bf16")
         kernel = KERNELS["paged_attention"](
@@ -173,7 +189,9 @@ def table(rows: list[Measurement]) -> str:
         )
         for r in rows
     ]
-    return plain_table(("kernel", "MB", "us", "us, best-worst", "GB/s", "of copy", "us predicted"), cells)
+    return plain_table(
+        ("kernel", "MB", "us", "us, best-worst", "GB/s", "of copy", "us predicted"), cells
+    )
 
 
 def by_preset(rows: list[Measurement]) -> dict[str, dict[str, Measurement]]:
@@ -191,7 +209,10 @@ def preset_table(rows: list[Measurement]) -> str:
     found = by_preset(rows)
     shapes = list(dict.fromkeys(shape for of_preset in found.values() for shape in of_preset))
     cells = [
-        (preset, *(f"{of[shape].gigabytes_per_second:.0f}" if shape in of else "-" for shape in shapes))
+        (
+            preset,
+            *(f"{of[shape].gigabytes_per_second:.0f}" if shape in of else "-" for shape in shapes),
+        )
         for preset, of in found.items()
     ]
     return plain_table(("GB/s", *shapes), cells)
@@ -212,7 +233,9 @@ def chart(rows: list[Measurement], path: Path, title: str) -> Path | None:
         measured = [(x, of[shape]) for x, of in enumerate(found.values()) if shape in of]
         places = [x + (i + 0.5) * width - 0.4 for x, _ in measured]
         axes.bar(places, [m.gigabytes_per_second for _, m in measured], width, label=shape)
-    copy = next(m.gigabytes_per_second / m.copy_fraction for of in found.values() for m in of.values())
+    copy = next(
+        m.gigabytes_per_second / m.copy_fraction for of in found.values() for m in of.values()
+    )
     axes.axhline(copy, color="black", linewidth=1, linestyle="--", label="copy")
     axes.set_xticks(range(len(found)), list(found), rotation=30, ha="right")
     axes.set_ylabel("GB/s of packed Q4_K weights")

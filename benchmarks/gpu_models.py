@@ -1,4 +1,6 @@
-"""Times the decode loop of whole models under JAX: one compiled `while_loop`, as `models.generate` runs it."""
+"""Times the decode loop of whole models under JAX: one compiled `while_loop`, as `models.generate`
+runs it.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ class DecodeRate:
       weight_bytes: read per token: all weights but the embedding, of which one row is read.
       context: tokens in the cache when timing began.
       ms_per_token: median over segments of the loop; best and worst beside it.
-      copy_fraction: weight bytes per second over a copy's bandwidth; None where that was not measured.
+      copy_fraction: weight bytes per second over a copy's bandwidth; None where that was not
+        measured.
     """
 
     name: str
@@ -47,7 +50,9 @@ class DecodeRate:
 
 
 def weight_bytes_per_token(model: Model) -> int:
-    """Bytes of weights that one decode step reads; a tied embedding is read whole, as the output matrix."""
+    """Bytes of weights that one decode step reads; a tied embedding is read whole, as the output
+    matrix.
+    """
     total = sum(leaf.nbytes for leaf in model.weights)
     decoder = model.decoder()
     embedding: Any = decoder.embedding.get_value()
@@ -64,7 +69,9 @@ def decode_rate(
     cache_dtype: Any = jnp.bfloat16,
     copy_bandwidth: float | None = None,
 ) -> DecodeRate:
-    """Times `segments` runs of `tokens` steps each, after one to warm up, on a random prompt of `context` tokens."""
+    """Times `segments` runs of `tokens` steps each, after one to warm up, on a random prompt of
+    `context` tokens.
+    """
     programs = model.programs(SamplingParams())
     room = (segments + 2) * tokens
     prompt = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, context), np.int32)
@@ -82,7 +89,9 @@ def decode_rate(
         state = jax.block_until_ready(programs.loop(model.weights, state, until))
         milliseconds.append(1e3 * (time.perf_counter() - started) / tokens)
     if int(state.step) != (segments + 1) * tokens:
-        raise RuntimeError(f"{name}: {int(state.step)} steps were made, not {(segments + 1) * tokens}")
+        raise RuntimeError(
+            f"{name}: {int(state.step)} steps were made, not {(segments + 1) * tokens}"
+        )
     median = statistics.median(milliseconds)
     read = weight_bytes_per_token(model)
     return DecodeRate(
@@ -112,5 +121,14 @@ def table(rows: list[DecodeRate]) -> str:
         )
         for r in rows
     ]
-    header = ("decode, batch 1", "GB/token", "context", "ms/token", "best-worst", "tokens/s", "of copy", "compile s")
+    header = (
+        "decode, batch 1",
+        "GB/token",
+        "context",
+        "ms/token",
+        "best-worst",
+        "tokens/s",
+        "of copy",
+        "compile s",
+    )
     return plain_table(header, cells)

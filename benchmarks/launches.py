@@ -22,7 +22,13 @@ from .thunks import Array, Thunk
 
 SHAPES = {"llama-3.1-8b": LLAMA_3_1_8B}
 DEFAULT_MODEL = Path(__file__).parents[1] / "tests/data/golden/llama-gqa.Q4_K_M.gguf"
-_XLA_TYPES = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "int8": "s8", "float8_e4m3fn": "f8e4m3fn"}
+_XLA_TYPES = {
+    "float32": "f32",
+    "bfloat16": "bf16",
+    "float16": "f16",
+    "int8": "s8",
+    "float8_e4m3fn": "f8e4m3fn",
+}
 
 
 def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
@@ -30,7 +36,9 @@ def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
 
     XLA keeps one of several equal loop bodies, whose launches then all count as the first layer's.
     """
-    return [t for t in program.launches if t.instruction and f"/layer{layer}/" in t.instruction.op_name]
+    return [
+        t for t in program.launches if t.instruction and f"/layer{layer}/" in t.instruction.op_name
+    ]
 
 
 def page_array(arguments: Any) -> Array:
@@ -60,7 +68,8 @@ def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> 
             "  ours: " + ", ".join(f"{count} {family}" for family, count in families.most_common()),
             "  per layer: "
             + ", ".join(
-                f"{total} launches, {mine} ours ({count} layers)" for (total, mine), count in per_layer.items()
+                f"{total} launches, {mine} ours ({count} layers)"
+                for (total, mine), count in per_layer.items()
             ),
             f"  loops: {len(program.loops)}, in a CUDA graph: {len(in_graphs)}; copies: {len(copies)}; "
             f"of KV page arrays {pages}: {len(program.rewrites(pages))}",
@@ -76,14 +85,20 @@ def table(program: aot.Program) -> str:
         results = ", ".join(map(str, t.instruction.results)) if t.instruction else ""
         shape = f"{t.grid} x {t.block}" if t.grid else ""
         scope = t.instruction.op_name.rpartition("/")[0] if t.instruction else ""
-        rows.append(f"{t.id:4} {'*' if id(t) in ours else ' '} {t.name:36} {shape:30} {results}  {scope}")
+        rows.append(
+            f"{t.id:4} {'*' if id(t) in ours else ' '} {t.name:36} {shape:30} {results}  {scope}"
+        )
     return "\n".join(rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.launches", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.launches", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, type=Path)
-    parser.add_argument("--shape", choices=list(SHAPES), help="a known model's shape instead of a file")
+    parser.add_argument(
+        "--shape", choices=list(SHAPES), help="a known model's shape instead of a file"
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt-length", type=int, default=8)
     parser.add_argument(
@@ -93,7 +108,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="tokens of cache per sequence, so chosen that no other array is as large as a page array",
     )
     parser.add_argument("--cache-dtype", default="float32", choices=list(_XLA_TYPES))
-    parser.add_argument("--list", metavar="PROGRAM", help="list all launches of prefill, decode or generate")
+    parser.add_argument(
+        "--list", metavar="PROGRAM", help="list all launches of prefill, decode or generate"
+    )
     options = parser.parse_args(arguments)
     if reason := aot.unavailable():
         print(reason, file=sys.stderr)
@@ -107,7 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
         capacity=options.capacity,
         cache_dtype=jnp.dtype(options.cache_dtype),
     )
-    print(f"{options.shape or options.model.name} for {aot.topology().devices[0].device_kind}, JAX {jax.__version__}")
+    print(
+        f"{options.shape or options.model.name} for {aot.topology().devices[0].device_kind}, JAX {jax.__version__}"
+    )
     for name, (function, args) in programs.items():
         program = aot.compile_program(function, *args, options=models.CUDA_COMPILER_OPTIONS)
         print(describe(name, program, page_array(args), model.config.num_layers))
@@ -117,5 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_platforms", "cpu")  # nothing runs on a GPU; without its libraries, looking for one warns
+    jax.config.update(
+        "jax_platforms", "cpu"
+    )  # nothing runs on a GPU; without its libraries, looking for one warns
     sys.exit(main())

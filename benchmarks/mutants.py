@@ -1,8 +1,10 @@
-"""Small bugs in a kernel's PTX, one at a time: what `benchmarks.mutation` plants and the tests must find.
+"""Small bugs in a kernel's PTX, one at a time: what `benchmarks.mutation` plants and the tests must
+find.
 
-A mutant changes, drops or adds one line of the body. Every operator below is a mistake that someone writing or
-changing a kernel makes: a forgotten barrier, `<=` for `<`, a shift or mask that is off by one, swapped operands, a loop
-that ends a round early, a wrong stride, an address computed in 32 bits.
+A mutant changes, drops or adds one line of the body. Every operator below is a mistake that someone
+writing or
+changing a kernel makes: a forgotten barrier, `<=` for `<`, a shift or mask that is off by one,
+swapped operands, a loop that ends a round early, a wrong stride, an address computed in 32 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ _OFFSET = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`line` (from 0) of the text, `before`, becomes `after`, which may be several lines or none."""
+    """`line` (from 0) of the text, `before`, becomes `after`, which may be several lines or
+    none.
+    """
 
     operator: str
     line: int
@@ -42,7 +46,13 @@ class _Line:
     opcode: str
     operands: tuple[str, ...]
 
-    def changed(self, *, guard: str | None = None, opcode: str | None = None, operands: list[str] | None = None) -> str:
+    def changed(
+        self,
+        *,
+        guard: str | None = None,
+        opcode: str | None = None,
+        operands: list[str] | None = None,
+    ) -> str:
         parts = list(self.operands) if operands is None else operands
         return f"{self.indent}{self.guard if guard is None else guard}{opcode or self.opcode} {', '.join(parts)};"
 
@@ -97,31 +107,49 @@ class _Body:
         }
 
     def _unused(self, text: str) -> set[int]:
-        """Line numbers of instructions whose results nothing reads that may run later, or only other such ones."""
+        """Line numbers of instructions whose results nothing reads that may run later, or only
+        other such ones.
+        """
         labels = self._labels(text)
-        jumps = {line.number: labels[line.operands[-1]] for line in self.lines if line.operands[-1] in labels}
+        jumps = {
+            line.number: labels[line.operands[-1]]
+            for line in self.lines
+            if line.operands[-1] in labels
+        }
         readers: dict[str, list[int]] = {}
         for line in self.lines:
             has_effect = line.opcode.startswith(_WITH_EFFECT)
-            for register in _registers((line.guard, *(line.operands if has_effect else line.operands[1:]))):
+            for register in _registers(
+                (line.guard, *(line.operands if has_effect else line.operands[1:]))
+            ):
                 readers.setdefault(register, []).append(line.number)
 
         def later(number: int) -> int:
-            """The first line that may run after this one: the target of the farthest jump back, if there is one."""
+            """The first line that may run after this one: the target of the farthest jump back, if
+            there is one.
+            """
             start = number + 1
-            while (back := min((to for at, to in jumps.items() if at >= start), default=start)) < start:
+            while (
+                back := min((to for at, to in jumps.items() if at >= start), default=start)
+            ) < start:
                 start = back
             return start
 
         dead = {line.number for line in self.lines if not line.opcode.startswith(_WITH_EFFECT)}
-        candidates = [(line.number, later(line.number), _registers(line.operands[:1])) for line in self.lines]
+        candidates = [
+            (line.number, later(line.number), _registers(line.operands[:1])) for line in self.lines
+        ]
         changed = True
         while changed:
             used = {
                 number
                 for number, start, results in candidates
                 if number in dead
-                and any(at >= start and at != number and at not in dead for r in results for at in readers.get(r, ()))
+                and any(
+                    at >= start and at != number and at not in dead
+                    for r in results
+                    for at in readers.get(r, ())
+                )
             }
             changed = bool(used)
             dead -= used
@@ -129,14 +157,22 @@ class _Body:
 
     @staticmethod
     def _labels(text: str) -> dict[str, int]:
-        return {m[1]: i for i, m in enumerate(re.match(r"^([\w$]+):$", s) for s in text.split("\n")) if m}
+        return {
+            m[1]: i
+            for i, m in enumerate(re.match(r"^([\w$]+):$", s) for s in text.split("\n"))
+            if m
+        }
 
     def _loop_tests(self, text: str) -> set[int]:
         """Line numbers of the comparisons that the backward branches depend on."""
         labels = self._labels(text)
         tests = set()
         for at, line in enumerate(self.lines):
-            if line.opcode == "bra" and line.guard and labels.get(line.operands[0], line.number) < line.number:
+            if (
+                line.opcode == "bra"
+                and line.guard
+                and labels.get(line.operands[0], line.number) < line.number
+            ):
                 predicate = line.guard.strip("@! ")
                 for earlier in reversed(self.lines[:at]):
                     if earlier.operands[0] == predicate:
@@ -194,7 +230,11 @@ def flip_comparison(line: _Line, body: _Body) -> Iterator[str]:
 
 def negate_guard(line: _Line, body: _Body) -> Iterator[str]:
     if line.guard:
-        yield line.changed(guard=line.guard.replace("@!", "@") if "!" in line.guard else line.guard.replace("@", "@!"))
+        yield line.changed(
+            guard=line.guard.replace("@!", "@")
+            if "!" in line.guard
+            else line.guard.replace("@", "@!")
+        )
 
 
 def drop_guard(line: _Line, body: _Body) -> Iterator[str]:
@@ -228,7 +268,11 @@ def swap_operands(line: _Line, body: _Body) -> Iterator[str]:
 
 def shorten_loop(line: _Line, body: _Body) -> Iterator[str]:
     """One round less: the limit comes down by the index's step."""
-    if line.number in body.loop_tests and len(line.operands) == 3 and _NUMBER.fullmatch(line.operands[2]):
+    if (
+        line.number in body.loop_tests
+        and len(line.operands) == 3
+        and _NUMBER.fullmatch(line.operands[2])
+    ):
         limit, step = int(line.operands[2]), body.steps.get(line.operands[1], 1)
         if limit > step:
             yield line.with_operand(2, str(limit - step))
@@ -240,14 +284,20 @@ def change_offset(line: _Line, body: _Body) -> Iterator[str]:
         for index, operand in enumerate(line.operands):
             if match := _OFFSET.fullmatch(operand):
                 vector = re.search(r"\.v(\d)", line.opcode)
-                size = int(re.sub(r"\D", "", line.opcode.rsplit(".", 1)[1])) // 8 * int(vector[1] if vector else 1)
+                size = (
+                    int(re.sub(r"\D", "", line.opcode.rsplit(".", 1)[1]))
+                    // 8
+                    * int(vector[1] if vector else 1)
+                )
                 yield line.with_operand(index, f"[{match[1]}+{int(match[2] or 0) + size}]")
                 if match[2] and int(match[2]):
                     yield line.with_operand(index, f"[{match[1]}]")
 
 
 def change_stride(line: _Line, body: _Body) -> Iterator[str]:
-    if line.opcode.startswith(("mad.", "mul.lo", "mul.wide")) and _NUMBER.fullmatch(line.operands[2]):
+    if line.opcode.startswith(("mad.", "mul.lo", "mul.wide")) and _NUMBER.fullmatch(
+        line.operands[2]
+    ):
         stride = int(line.operands[2])
         yield line.with_operand(2, str(stride * 2))
         yield line.with_operand(2, str(stride + 4))
@@ -260,11 +310,15 @@ def drop_rounding(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def change_constant(line: _Line, body: _Body) -> Iterator[str]:
-    if line.opcode.startswith(("ld.", "st.", "bra", "bar", "and.b", "shl.", "shr.", "mad.", "mul.lo", "mul.wide")):
+    if line.opcode.startswith(
+        ("ld.", "st.", "bra", "bar", "and.b", "shl.", "shr.", "mad.", "mul.lo", "mul.wide")
+    ):
         return
     for index, operand in enumerate(line.operands[1:], start=1):
         if re.fullmatch(r"0[fF][0-9A-F]{8}", operand):
-            yield line.with_operand(index, "0f3F800000" if operand[2:] == "00000000" else "0f00000000")
+            yield line.with_operand(
+                index, "0f3F800000" if operand[2:] == "00000000" else "0f00000000"
+            )
         elif _NUMBER.fullmatch(operand) and line.opcode.startswith(
             ("mov.", "add.", "sub.", "setp.", "selp.", "min.", "max.")
         ):
@@ -281,8 +335,12 @@ def replace_opcode(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def delete_update(line: _Line, body: _Body) -> Iterator[str]:
-    """Of a register that other instructions write too; where it is the only one, any run would say so."""
-    if body.definitions.get(line.operands[0], 0) > 1 and not line.opcode.startswith(_WITHOUT_RESULT):
+    """Of a register that other instructions write too; where it is the only one, any run would say
+    so.
+    """
+    if body.definitions.get(line.operands[0], 0) > 1 and not line.opcode.startswith(
+        _WITHOUT_RESULT
+    ):
         yield ""
 
 
@@ -321,7 +379,9 @@ OPERATORS: dict[str, Operator] = {
 
 
 def mutants(text: str) -> dict[str, list[Mutant]]:
-    """Operator -> what it can do to this text, in the text's order; not where nothing uses an instruction's result."""
+    """Operator -> what it can do to this text, in the text's order; not where nothing uses an
+    instruction's result.
+    """
     body = _Body(text)
     return {
         name: [
@@ -335,19 +395,22 @@ def mutants(text: str) -> dict[str, list[Mutant]]:
     }
 
 
-# --- mutants that change nothing --------------------------------------------------------------------------------------
+# --- mutants that change nothing
+# --------------------------------------------------------------------------------------
 
 _INDEX_ARITHMETIC = tuple(
-    f"{name}." for name in "mov add sub mul mad and or xor not shl shr selp setp min max div rem cvt bfe bfi".split()
+    f"{name}."
+    for name in "mov add sub mul mad and or xor not shl shr selp setp min max div rem cvt bfe bfi".split()
 )
 _CLASSES = {"%p": "pred", "%r": "b32", "%rd": "b64"}
 
 
 def probe(text: str, mutant: Mutant) -> str | None:
-    """A kernel without parameters that traps if the mutant changes, in any of its threads, a number that anything but
-    index arithmetic uses.
+    """A kernel without parameters that traps if the mutant changes, in any of its threads, a number
+    that anything but index arithmetic uses.
 
-    Index arithmetic is what follows from the thread's place in the grid alone. None where the mutated instruction is
+    Index arithmetic is what follows from the thread's place in the grid alone. None where the
+    mutated instruction is
     no part of it: then one run proves nothing.
     """
     lines = instructions(text)
@@ -361,27 +424,48 @@ def probe(text: str, mutant: Mutant) -> str | None:
     if mutant.line not in index or len(after) != 1 or after[0].guard:
         return None
     target, sources = after[0].operands[0], _registers(after[0].operands[1:])
-    if target != index[mutant.line].operands[0] or not all(_is_index(s, index, writers) for s in sources):
+    if target != index[mutant.line].operands[0] or not all(
+        _is_index(s, index, writers) for s in sources
+    ):
         return None
     results = {line.operands[0] for line in index.values()}
-    used = {r for line in lines if line.number not in index for r in _registers((line.guard, *line.operands))}
+    used = {
+        r
+        for line in lines
+        if line.number not in index
+        for r in _registers((line.guard, *line.operands))
+    }
 
-    changed, again = {target}, []  # what depends on the mutated instruction, computed once more as %changed_...
+    changed, again = (
+        {target},
+        [],
+    )  # what depends on the mutated instruction, computed once more as %changed_...
     for number in sorted(index):
         line = after[0] if number == mutant.line else index[number]
         if number == mutant.line or changed.intersection(_registers(line.operands[1:])):
             changed.add(line.operands[0])
-            again.append(line.changed(operands=[_renamed(operand, changed) for operand in line.operands]))
+            again.append(
+                line.changed(operands=[_renamed(operand, changed) for operand in line.operands])
+            )
     declared = [f"  .reg .{_CLASSES[_kind(r)]} {_renamed(r, changed)};" for r in sorted(changed)]
     checks = []
     for register in sorted(changed & used & results):
         cls = _CLASSES[_kind(register)]
         differ = "xor.pred" if cls == "pred" else f"setp.ne.{cls}"
-        checks += [f"  {differ} %differs, {register}, {_renamed(register, changed)};", "  @%differs trap;"]
+        checks += [
+            f"  {differ} %differs, {register}, {_renamed(register, changed)};",
+            "  @%differs trap;",
+        ]
     all_lines = text.split("\n")
     header = "\n".join(all_lines[: lines[0].number])
     header = re.sub(r"(\.entry \w+)\([^)]*\)", r"\1()", header)
-    body = [*declared, "  .reg .pred %differs;", *(index[n].text for n in sorted(index)), *again, *checks]
+    body = [
+        *declared,
+        "  .reg .pred %differs;",
+        *(index[n].text for n in sorted(index)),
+        *again,
+        *checks,
+    ]
     return "\n".join([header, *body, "  ret;", "}", ""])
 
 
@@ -396,11 +480,15 @@ def _renamed(operand: str, changed: set[str]) -> str:
 
 def _is_index(register: str, index: dict[int, _Line], writers: dict[str, list[_Line]]) -> bool:
     """Whether it is a special register, or the result of index arithmetic."""
-    return "." in register or (len(writers.get(register, ())) == 1 and writers[register][0].number in index)
+    return "." in register or (
+        len(writers.get(register, ())) == 1 and writers[register][0].number in index
+    )
 
 
 def _index_arithmetic(lines: list[_Line], writers: dict[str, list[_Line]]) -> dict[int, _Line]:
-    """Line number -> the instructions that alone write their register, of immediates and other such registers."""
+    """Line number -> the instructions that alone write their register, of immediates and other such
+    registers.
+    """
     index: dict[int, _Line] = {}
     for line in lines:  # a register is written before it is read
         results = _registers(line.operands[:1])

@@ -1,11 +1,14 @@
-"""`python -m benchmarks.mutation [--subjects PATTERN ...] [--mutants 300] [--json FILE]`: do our checks find bugs?
+"""`python -m benchmarks.mutation [--subjects PATTERN ...] [--mutants 300] [--json FILE]`: do our
+checks find bugs?
 
-Plants small bugs (benchmarks/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a time, and runs what
-the tests run: the simulator with all its checks against the exact results, then again under perturbations of what
-hardware leaves open; and the rule that every float instruction states its rounding. A mutant that nothing notices
-survives. Those that compute the same as the kernel do not count: index arithmetic that gives every thread of the
-launch the same numbers (found by running it), and what tests/data/mutation/equivalent.toml lists with a reason.
-Survivors that are real bugs are explained there too.
+Plants small bugs (benchmarks/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a
+time, and runs what
+the tests run: the simulator with all its checks against the exact results, then again under
+perturbations of what hardware leaves open; and the rule that every float instruction states its
+rounding. A mutant that nothing notices survives. Those that compute the same as the kernel do not
+count: index arithmetic that gives every thread of the launch the same numbers (found by running
+it), and what tests/data/mutation/equivalent.toml lists with a reason. Survivors that are real bugs
+are explained there too.
 
 Deterministic for a seed: a subject's mutants depend on its label, its text and the seed alone.
 """
@@ -37,10 +40,13 @@ from .mutants import Mutant, mutants, probe
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = ROOT / "tests" / "data" / "mutation" / "equivalent.toml"
 SEEDS = (1, 2, 3)  # of the perturbations
-STEP_LIMIT = 4000  # basic blocks of a run, 10 times what the longest subject needs: mutants may loop forever
+STEP_LIMIT = (
+    4000  # basic blocks of a run, 10 times what the longest subject needs: mutants may loop forever
+)
 BAR = 0.95
 
-#: float instructions that leave their rounding to ptxas: tests/ptx_kernels/ptx/test_rows.py allows none in a kernel
+#: float instructions that leave their rounding to ptxas: tests/ptx_kernels/ptx/test_rows.py allows
+#: none in a kernel
 _UNROUNDED = re.compile(r"\b(?:add|sub|mul|fma|div|sqrt|rcp)(?:\.ftz|\.sat)*\.f(?:16|32)\b")
 
 
@@ -48,7 +54,8 @@ _UNROUNDED = re.compile(r"\b(?:add|sub|mul|fma|div|sqrt|rcp)(?:\.ftz|\.sat)*\.f(
 class Outcome:
     """`killed_by`: the error's name, `result`, `perturbed ...` or `rounding`; empty for a survivor.
 
-    `equivalent`: nothing found it, and the file of known mutants says why nothing can: it does not count.
+    `equivalent`: nothing found it, and the file of known mutants says why nothing can: it does not
+    count.
     """
 
     subject: str
@@ -60,8 +67,8 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Known:
-    """Mutants that need no finding, or are known not to be found. `subject` is a pattern as of file names; `before`
-    and `after` are lines with their registers' numbers left out."""
+    """Mutants that need no finding, or are known not to be found. `subject` is a pattern as of file
+    names; `before` and `after` are lines with their registers' numbers left out."""
 
     subject: str
     operator: str
@@ -80,8 +87,12 @@ class Known:
 
 
 def plain(line: str) -> str:
-    """A line with %r12 as %r, so that it stays the same when a kernel's registers are counted differently."""
-    return re.sub(r"(%[a-z]+)\d+", r"\1", " ".join(line.split())).replace("[", "(").replace("]", ")")
+    """A line with %r12 as %r, so that it stays the same when a kernel's registers are counted
+    differently.
+    """
+    return (
+        re.sub(r"(%[a-z]+)\d+", r"\1", " ".join(line.split())).replace("[", "(").replace("]", ")")
+    )
 
 
 def read_known(path: Path = KNOWN) -> list[Known]:
@@ -94,10 +105,13 @@ def read_known(path: Path = KNOWN) -> list[Known]:
 
 
 def _known(known: Sequence[Known], subject: str, mutant: Mutant, equivalent: bool) -> str:
-    return next((k.reason for k in known if k.equivalent == equivalent and k.matches(subject, mutant)), "")
+    return next(
+        (k.reason for k in known if k.equivalent == equivalent and k.matches(subject, mutant)), ""
+    )
 
 
-# --- one subject ----------------------------------------------------------------------------------------------------
+# --- one subject
+# ----------------------------------------------------------------------------------------------------
 
 
 def _subjects() -> ModuleType:
@@ -232,7 +246,9 @@ def table(title: str, groups: dict[str, list[Outcome]]) -> str:
     return "\n".join(lines)
 
 
-def _grouped(outcomes: Sequence[Outcome], key: Callable[[Outcome], str]) -> dict[str, list[Outcome]]:
+def _grouped(
+    outcomes: Sequence[Outcome], key: Callable[[Outcome], str]
+) -> dict[str, list[Outcome]]:
     groups: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
         groups.setdefault(key(outcome), []).append(outcome)
@@ -264,11 +280,15 @@ def report(outcomes: Sequence[Outcome], equivalent: Sequence[Outcome]) -> str:
     return "\n\n".join([*parts, f"{share}; {len(equivalent)} more known to be equivalent"])
 
 
-def results(outcomes: Sequence[Outcome], equivalent: Sequence[Outcome], seed: int) -> dict[str, Any]:
+def results(
+    outcomes: Sequence[Outcome], equivalent: Sequence[Outcome], seed: int
+) -> dict[str, Any]:
     """The same for the JSON file."""
 
     def counts(groups: dict[str, list[Outcome]]) -> dict[str, dict[str, int]]:
-        return {name: {"mutants": len(group), "killed": killed(group)} for name, group in groups.items()}
+        return {
+            name: {"mutants": len(group), "killed": killed(group)} for name, group in groups.items()
+        }
 
     return {
         "seed": seed,
@@ -283,14 +303,22 @@ def results(outcomes: Sequence[Outcome], equivalent: Sequence[Outcome], seed: in
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--subjects", nargs="*", default=["*"], help="patterns of labels in tests/subjects.py")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--subjects", nargs="*", default=["*"], help="patterns of labels in tests/subjects.py"
+    )
     parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, help="also write the outcomes here")
     arguments = parser.parse_args(argv)
-    chosen = [label for label in labels() if any(fnmatch.fnmatchcase(label, p) for p in arguments.subjects)]
+    chosen = [
+        label
+        for label in labels()
+        if any(fnmatch.fnmatchcase(label, p) for p in arguments.subjects)
+    ]
     if not chosen:
         parser.error(f"--subjects {' '.join(arguments.subjects)} are labels of none")
     outcomes: list[Outcome] = []
@@ -298,7 +326,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for done in run(chosen, arguments.mutants, arguments.seed, arguments.jobs):
         outcomes += (o for o in done if not o.equivalent)
         equivalent += (o for o in done if o.equivalent)
-        print(f"{len(outcomes):5} of {arguments.mutants}  {done[0].subject if done else ''}", file=sys.stderr)
+        print(
+            f"{len(outcomes):5} of {arguments.mutants}  {done[0].subject if done else ''}",
+            file=sys.stderr,
+        )
     outcomes.sort(key=lambda o: (o.subject, o.mutant.line, o.mutant.operator, o.mutant.after))
     print(report(outcomes, equivalent))
     if arguments.json:

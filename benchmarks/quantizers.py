@@ -1,8 +1,8 @@
 """How fast floats are quantized: `python -m benchmarks.quantizers [FILE]`.
 
 Every format on normally distributed rows, with one core and with all of them; writes
-`benchmarks/results/quantizers.json`. Each is the median of some runs, after one that compiles. Where other programs use
-the cores too, look at the rate per second of CPU time.
+`benchmarks/results/quantizers.json`. Each is the median of some runs, after one that compiles.
+Where other programs use the cores too, look at the rate per second of CPU time.
 """
 
 from __future__ import annotations
@@ -54,14 +54,23 @@ def measure_all() -> list[dict[str, Any]]:
 def main(arguments: list[str]) -> int:
     file = results_file(arguments, "quantizers", __doc__)
     available = os.sched_getaffinity(0)
-    results = [row for cores in ({max(available)}, available) for row in on_cores(cores, "quantizers", "measure_all")]
+    results = [
+        row
+        for cores in ({max(available)}, available)
+        for row in on_cores(cores, "quantizers", "measure_all")
+    ]
     print(f"{'format':8}{'cores':>6}{'million/s':>12}{'per CPU second':>16}{'MB':>8}")
     for r in results:
         print(
             f"{r['format']:8}{r['cores']:6}{r['million_per_second']:12.1f}{r['million_per_cpu_second']:16.1f}"
             f"{r['peak_megabytes_beyond_the_input']:8.0f}"
         )
-    settings = {"rows": ROWS, "columns": COLUMNS, "repeats": REPEATS, "load_before": round(os.getloadavg()[0], 1)}
+    settings = {
+        "rows": ROWS,
+        "columns": COLUMNS,
+        "repeats": REPEATS,
+        "load_before": round(os.getloadavg()[0], 1),
+    }
     print(write_results(file, settings | {"results": results}))
     return 0
 

@@ -26,12 +26,16 @@ def write(
     type: str = "Q4_K_M",
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Writes normally distributed weights, quantized to `type`, as large as keeps activations' size; norms are 1.
+    """Writes normally distributed weights, quantized to `type`, as large as keeps activations'
+    size; norms are 1.
 
-    Embeddings are tied, and the vocabulary is SentencePiece's: special tokens, bytes and made-up words.
+    Embeddings are tied, and the vocabulary is SentencePiece's: special tokens, bytes and made-up
+    words.
     """
     mixture = mixtures.get(type)
-    shapes = {name: shape for name, (shape, required) in expected_tensors(config).items() if required}
+    shapes = {
+        name: shape for name, (shape, required) in expected_tensors(config).items() if required
+    }
     tensors = {
         name: gguf.TensorPieces(kind, shape, functools.partial(_pieces, name, kind, shape))
         for (name, kind), shape in zip(
@@ -60,7 +64,9 @@ def _vocabulary(size: int) -> dict[str, Any]:
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": tokens + words,
-        "tokenizer.ggml.scores": np.array([0.0] * len(tokens) + [-float(i) for i in range(len(words))], np.float32),
+        "tokenizer.ggml.scores": np.array(
+            [0.0] * len(tokens) + [-float(i) for i in range(len(words))], np.float32
+        ),
         "tokenizer.ggml.token_type": np.array([2, 3, 3] + [6] * 256 + [1] * len(words), np.int32),
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,

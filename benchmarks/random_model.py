@@ -1,4 +1,6 @@
-"""Models of a given shape with random packed weights: for timing, where no file of that size is at hand."""
+"""Models of a given shape with random packed weights: for timing, where no file of that size is at
+hand.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,8 @@ def random_weight(key: jax.Array, format: str, n: int, k: int) -> QuantizedArray
 
 
 def tensor_format(name: str, num_layers: int) -> str | None:
-    """The format of a tensor in a Q4_K_M file: Q6_K for the output and some layers' attn_v and ffn_down; None: F32.
+    """The format of a tensor in a Q4_K_M file: Q6_K for the output and some layers' attn_v and
+    ffn_down; None: F32.
 
     The layers are llama.cpp's choice: the first and last eighth, and every third between.
     """
@@ -83,9 +86,11 @@ def tensor_format(name: str, num_layers: int) -> str | None:
 
 
 def random_model(config: Config, seed: int = 0, *, abstract: bool = False) -> Model:
-    """A model of `config` with its own output matrix and no tokenizer, laid out as Q4_K_M lays it out.
+    """A model of `config` with its own output matrix and no tokenizer, laid out as Q4_K_M lays it
+    out.
 
-    abstract: packed weights are shapes without data, which is enough to compile programs and takes no memory.
+    abstract: packed weights are shapes without data, which is enough to compile programs and takes
+    no memory.
     """
     tensors: dict[str, Any] = {}
     for i, (name, (shape, required)) in enumerate(expected_tensors(config).items()):
@@ -96,7 +101,9 @@ def random_model(config: Config, seed: int = 0, *, abstract: bool = False) -> Mo
         if format is None:
             tensors[name] = jnp.ones(shape)
         elif abstract:
-            make = functools.partial(lambda format, shape, key: random_weight(key, format, *shape), format, shape)
+            make = functools.partial(
+                lambda format, shape, key: random_weight(key, format, *shape), format, shape
+            )
             tensors[name] = jax.eval_shape(make, key)
         else:
             tensors[name] = random_weight(key, format, *shape)

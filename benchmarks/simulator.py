@@ -1,8 +1,9 @@
 """`python -m benchmarks.simulator [--json FILE]`: how fast the simulator runs.
 
-Three numbers matter: lane-instructions a second on a wide grid (20 million is the floor), the same with a loop on
-which lanes disagree, and the cost of a small launch, of which a simulated model makes hundreds. An instruction
-counts once per lane that executes it, also where all lanes hold one value and the simulator computes it once.
+Three numbers matter: lane-instructions a second on a wide grid (20 million is the floor), the same
+with a loop on which lanes disagree, and the cost of a small launch, of which a simulated model
+makes hundreds. An instruction counts once per lane that executes it, also where all lanes hold one
+value and the simulator computes it once.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .common import write_results
 
 _HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
 
-# y[warp] = sum over steps of w[warp, step, lane] . x[step, lane], four int8 at a time, 16-byte loads
+# y[warp] = sum over steps of w[warp, step, lane] . x[step, lane], four int8 at a time, 16-byte
+# loads
 _MATVEC = (
     _HEADER
     + """
@@ -62,9 +64,12 @@ END:
 }
 """
 )
-_REDUCE = "\n  ".join(f"shfl.sync.bfly.b32 %f1, %f0, {m}, 31, -1; add.rn.f32 %f0, %f0, %f1;" for m in (16, 8, 4, 2, 1))
+_REDUCE = "\n  ".join(
+    f"shfl.sync.bfly.b32 %f1, %f0, {m}, 31, -1; add.rn.f32 %f0, %f0, %f1;" for m in (16, 8, 4, 2, 1)
+)
 
-# a trip count per lane (thread % 64 rounds), so that the lanes of a warp leave the loop one after the other
+# a trip count per lane (thread % 64 rounds), so that the lanes of a warp leave the loop one after
+# the other
 _DIVERGENT = (
     _HEADER
     + """
@@ -114,7 +119,11 @@ def matvec(blocks: int, steps: int, threads: int = 128, *, batch_lanes: int = BA
     weights = rng.integers(0, 256, (rows, steps, 32, 16), np.uint8)
     x = rng.integers(-127, 128, (steps, 32, 16), np.int8)
     y = np.empty(rows, np.float32)
-    text = _MATVEC.replace("STEPS * 512", str(steps * 512)).replace("STEPS", str(steps)).replace("REDUCE", _REDUCE)
+    text = (
+        _MATVEC.replace("STEPS * 512", str(steps * 512))
+        .replace("STEPS", str(steps))
+        .replace("REDUCE", _REDUCE)
+    )
     buffers = [
         simulator.DeviceBuffer("w", weights, "in"),
         simulator.DeviceBuffer("x", x, "in"),
@@ -123,9 +132,14 @@ def matvec(blocks: int, steps: int, threads: int = 128, *, batch_lanes: int = BA
     start = time.perf_counter()
     statistics_ = simulator.launch(text, buffers, (blocks,), (threads,), batch_lanes=batch_lanes)
     seconds = time.perf_counter() - start
-    low = np.einsum("rslb,slb->r", (weights & 15).astype(np.float64), x.astype(np.float64), optimize=True)
+    low = np.einsum(
+        "rslb,slb->r", (weights & 15).astype(np.float64), x.astype(np.float64), optimize=True
+    )
     high = np.einsum(
-        "rslb,slb->r", (weights[..., :4] >> 4).astype(np.float64), x[..., :4].astype(np.float64), optimize=True
+        "rslb,slb->r",
+        (weights[..., :4] >> 4).astype(np.float64),
+        x[..., :4].astype(np.float64),
+        optimize=True,
     )
     assert np.array_equal(y, (low + high).astype(np.float32)), "the simulated mat-vec is wrong"
     return statistics_, seconds
@@ -141,7 +155,12 @@ def divergent(blocks: int, threads: int = 128) -> Run:
 def median_of(name: str, blocks: int, measure: Callable[[], Run], repeats: int) -> Result:
     measure()  # parses and warms up
     runs = [measure() for _ in range(repeats)]
-    return Result(name, blocks, runs[0][0].lane_instructions, statistics.median(seconds for _, seconds in runs))
+    return Result(
+        name,
+        blocks,
+        runs[0][0].lane_instructions,
+        statistics.median(seconds for _, seconds in runs),
+    )
 
 
 def main() -> None:
@@ -151,15 +170,22 @@ def main() -> None:
     arguments = parser.parse_args()
     results = [
         median_of("dp4a mat-vec, wide grid", 2048, lambda: matvec(2048, 16), arguments.repeats),
-        median_of("lanes leave a loop one by one", 2048, lambda: divergent(2048), arguments.repeats),
+        median_of(
+            "lanes leave a loop one by one", 2048, lambda: divergent(2048), arguments.repeats
+        ),
         median_of("small launch, 16 blocks", 16, lambda: matvec(16, 8), 4 * arguments.repeats),
         median_of("small launch, 2 blocks", 2, lambda: matvec(2, 8), 4 * arguments.repeats),
     ]
     print(f"{'case':32}{'blocks':>8}{'lane-instructions':>20}{'ms':>10}{'million/s':>12}")
     for r in results:
-        print(f"{r.name:32}{r.blocks:8}{r.lane_instructions:20,}{r.seconds * 1e3:10.2f}{r.rate:12.1f}")
+        print(
+            f"{r.name:32}{r.blocks:8}{r.lane_instructions:20,}{r.seconds * 1e3:10.2f}{r.rate:12.1f}"
+        )
     if arguments.json:
-        write_results(arguments.json, {"results": [asdict(r) | {"million_per_second": r.rate} for r in results]})
+        write_results(
+            arguments.json,
+            {"results": [asdict(r) | {"million_per_second": r.rate} for r in results]},
+        )
 
 
 if __name__ == "__main__":

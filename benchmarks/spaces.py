@@ -1,4 +1,6 @@
-"""What `benchmarks.tune` searches: shapes and Configs for each rule of `ptx_kernels.tuning` that tables overrule."""
+"""What `benchmarks.tune` searches: shapes and Configs for each rule of `ptx_kernels.tuning` that
+tables overrule.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ class Sizes:
     vocabulary: int
 
 
-LLAMA_8B, LLAMA_1B = Sizes(4096, 1024, 14336, 128256), Sizes(2048, 512, 8192, 128256)  # Llama 3.1 and 3.2
+LLAMA_8B, LLAMA_1B = (
+    Sizes(4096, 1024, 14336, 128256),
+    Sizes(2048, 512, 8192, 128256),
+)  # Llama 3.1 and 3.2
 QWEN_0_5B = Sizes(896, 128, 4864, 151936)  # Qwen 2.5
 
 #: (n, columns) of the matrices of these; a row serves shapes within an octave.
@@ -45,12 +50,14 @@ class Space:
     """What is searched for one rule.
 
     Attributes:
-      rule: its name in `ptx_kernels.tuning` and in `tables.FAMILIES`, which says what a shape consists of.
+      rule: its name in `ptx_kernels.tuning` and in `tables.FAMILIES`, which says what a shape
+        consists of.
       shapes: formats -> the shapes of a table, what matters most first: time may be short.
       varied: shape, the rule's Config, multiprocessors -> Configs worth trying beside the rule's.
-      kernel: shape -> the family of the kernel that stands for the rule's, and its arguments but for the Config.
-      code_shape: shape -> the one whose machine code stands for it where the model predicts: that of other shapes
-        differs in constants.
+      kernel: shape -> the family of the kernel that stands for the rule's, and its arguments but
+        for the Config.
+      code_shape: shape -> the one whose machine code stands for it where the model predicts: that
+        of other shapes differs in constants.
     """
 
     rule: str
@@ -81,16 +88,21 @@ class Space:
         """A table's row: the Config's fields that differ from their defaults."""
         family = tables.FAMILIES[self.rule]
         default = family.config()
-        fields = {name: value for name, value in vars(config).items() if value != getattr(default, name)}
+        fields = {
+            name: value for name, value in vars(config).items() if value != getattr(default, name)
+        }
         keys = dict(zip(family.keys, shape, strict=True))
-        return {"kernel": self.rule, **keys, "config": fields, "seconds": seconds} | ({"why": why} if why else {})
+        return {"kernel": self.rule, **keys, "config": fields, "seconds": seconds} | (
+            {"why": why} if why else {}
+        )
 
 
 def _fits(rule: str, config: Any, shape: Shape) -> bool:
     return tables.FAMILIES[rule].accepts(config, shape)
 
 
-# --- matvec -----------------------------------------------------------------------------------------------------
+# --- matvec
+# -----------------------------------------------------------------------------------------------------
 
 
 def _matvec_shapes(formats: Sequence[str]) -> Iterator[Shape]:
@@ -107,7 +119,9 @@ def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
     One row of activations is limited by loads, and the model does not see lines that are read in part: eight lanes or
     more, which read whole ones.
     """
-    named = [c for c in PRESETS.values() if c.activations == "q8_1" and c.lanes >= (8 if m == 1 else 4)]
+    named = [
+        c for c in PRESETS.values() if c.activations == "q8_1" and c.lanes >= (8 if m == 1 else 4)
+    ]
     varied = [
         MatvecConfig(
             lanes=lanes,
@@ -150,7 +164,11 @@ def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
                     ((format,), (h,), h, m, True, "f32"),
                     ((format,), (model.vocabulary,), h, m, True, "f32"),
                 ]
-                yield from (shape for shape in found if _fits("fused_matvec", tuning.fused_matvec.rule(*shape), shape))
+                yield from (
+                    shape
+                    for shape in found
+                    if _fits("fused_matvec", tuning.fused_matvec.rule(*shape), shape)
+                )
 
 
 def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> list[MatvecConfig]:
@@ -161,12 +179,23 @@ def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> lis
     """
     _, rows, _, m, _, output = shape
     changed = [replace(rule, unroll=unroll) for unroll in (1, 2)] if m == 1 else []
-    widths = (4, 8, 16) if m <= 2 or output == "q8_1" else (rule.warps,)  # more activations, more registers
+    widths = (
+        (4, 8, 16) if m <= 2 or output == "q8_1" else (rule.warps,)
+    )  # more activations, more registers
     for warps, per_warp in itertools.product(widths, (1, 2, 4)):
         config = replace(rule, warps=warps, rows_per_warp=per_warp)
-        if output == "q8_1" and config.block_rows % GROUP == 0 or rule.warps == warps or rule.rows_per_warp == per_warp:
+        if (
+            output == "q8_1"
+            and config.block_rows % GROUP == 0
+            or rule.warps == warps
+            or rule.rows_per_warp == per_warp
+        ):
             resident = max(1, rule.warps * rule.resident_blocks // warps)
-            even = tuning.even_blocks(rows, config.block_rows, resident, multiprocessors) if rule.persistent else 0
+            even = (
+                tuning.even_blocks(rows, config.block_rows, resident, multiprocessors)
+                if rule.persistent
+                else 0
+            )
             changed.append(replace(config, resident_blocks=resident, persistent=even))
     return [*changed, replace(rule, persistent=0)]
 

@@ -1,7 +1,8 @@
 """What can be said of the kernels' cost without a GPU: `python -m benchmarks.static [FILE]`.
 
-Assembles every kernel for every target and compiles the 8B decode loop ahead of time; writes registers, spills and,
-for the H200, the hot loops' instructions and predicted times to `benchmarks/results/static.json`.
+Assembles every kernel for every target and compiles the 8B decode loop ahead of time; writes
+registers, spills and, for the H200, the hot loops' instructions and predicted times to
+`benchmarks/results/static.json`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def launches_of_8b_step() -> dict[str, object]:
         "launches": len(program.launches),
         "ours": dict(Counter(launch.name for launch in program.ptx_launches)),
         "per_layer": len(layer_launches(program, 1)),
-        "outside_cuda_graphs": sum(not launch.is_in("kCommandBuffer") for launch in program.launches),
+        "outside_cuda_graphs": sum(
+            not launch.is_in("kCommandBuffer") for launch in program.launches
+        ),
         "copies_of_page_arrays": len(program.rewrites(page_array(arguments))),
     }
 
@@ -56,13 +59,19 @@ def main(arguments: list[str]) -> int:
         "ptxas": tool_version("ptxas"),
         "llama-3.1-8b generate": step,
         "kernels": as_dicts(rows["sm_90"]),
-        "registers": {arch: {f.label: f.registers for f in figures} for arch, figures in rows.items()},
-        "spill_bytes": {arch: sum(f.spill_bytes for f in figures) for arch, figures in rows.items()},
+        "registers": {
+            arch: {f.label: f.registers for f in figures} for arch, figures in rows.items()
+        },
+        "spill_bytes": {
+            arch: sum(f.spill_bytes for f in figures) for arch, figures in rows.items()
+        },
     }
     print(write_results(file, results))
     return 0
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_platforms", "cpu")  # nothing runs on a GPU; without its libraries, looking for one warns
+    jax.config.update(
+        "jax_platforms", "cpu"
+    )  # nothing runs on a GPU; without its libraries, looking for one warns
     sys.exit(main(sys.argv[1:]))

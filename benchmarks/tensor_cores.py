@@ -1,8 +1,10 @@
-"""Int8, f16 or bf16 on tensor cores? `python -m benchmarks.tensor_cores [FILE]` counts, and writes JSON.
+"""Int8, f16 or bf16 on tensor cores? `python -m benchmarks.tensor_cores [FILE]` counts, and writes
+JSON.
 
-For prompts' products with each format's Configs: instructions of a whole step (a super-block: copies, unpacking, mma,
-scales) per 16 x 8 x 32 products, by `ptxas -arch=sm_90`, and what bounds them on each device, in clocks of a quarter of
-a multiprocessor, which issues an instruction a clock:
+For prompts' products with each format's Configs: instructions of a whole step (a super-block:
+copies, unpacking, mma, scales) per 16 x 8 x 32 products, by `ptxas -arch=sm_90`, and what bounds
+them on each device, in clocks of a quarter of a multiprocessor, which issues an instruction a
+clock:
 
     issue    instructions of the step
     tensor   its mma's at the device's rate through mma.sync (`ptx_kernels.devices`)
@@ -53,7 +55,8 @@ CONFIGS: dict[tuple[str, str], GemmConfig] = {
 }
 
 
-# --- bf16 -------------------------------------------------------------------------------------------------------
+# --- bf16
+# -------------------------------------------------------------------------------------------------------
 
 
 def _bf16_pairs(k: Builder, word: Value, scale: Value, offset: Value) -> list[Value]:
@@ -88,7 +91,10 @@ def bf16_products(k: Builder, *, n: int, columns: int, m: int, config: GemmConfi
         TileCopy(k, Rows(x.cast(u8), first_m, config.m_tile), 512, threads),
     ]
     ring = Ring(k, config.stages, copies)
-    totals = [[[k.var(f32, 0.0) for _ in range(4)] for _ in range(config.m_tile // 8)] for _ in range(config.tiles)]
+    totals = [
+        [[k.var(f32, 0.0) for _ in range(4)] for _ in range(config.m_tile // 8)]
+        for _ in range(config.tiles)
+    ]
     for _ in range(config.stages - 1):
         ring.fill()
         k.cp_async_commit()
@@ -109,10 +115,20 @@ def bf16_products(k: Builder, *, n: int, columns: int, m: int, config: GemmConfi
             for group in range(2):
                 operands = []
                 for words, scales, offsets in tiles:
-                    steps_of = [(_twice(k, scales[group][r]), _twice(k, offsets[group][r])) for r in range(2)]
+                    steps_of = [
+                        (_twice(k, scales[group][r]), _twice(k, offsets[group][r]))
+                        for r in range(2)
+                    ]
                     quants = [(w >> 4 if group else w) & 0x0F0F0F0F for w in words]
-                    pairs = [_bf16_pairs(k, word, *steps_of[i % 2]) for i, word in enumerate(quants)]
-                    operands.append([[pairs[2 * i + r][p] for p in range(2) for r in range(2)] for i in range(2)])
+                    pairs = [
+                        _bf16_pairs(k, word, *steps_of[i % 2]) for i, word in enumerate(quants)
+                    ]
+                    operands.append(
+                        [
+                            [pairs[2 * i + r][p] for p in range(2) for r in range(2)]
+                            for i in range(2)
+                        ]
+                    )
                 lanes = values.at(k.lane_id % 8, k.lane_id // 8 * 16).at((unit * 2 + group) * 64)
                 for i in range(config.m_tile // 8):
                     b = k.ldmatrix(lanes.at(i * 8 * values.shape[1]))
@@ -147,7 +163,9 @@ def error(format: str, products: str) -> float:
     if products == "bf16":
         operands = [f32_to_bf16(x).reshape(16, -1, 4, 2, 2).swapaxes(-3, -2).reshape(x.shape)]
     else:
-        operands = simulator.run((quantize_f16 if products == "f16" else quantize_q8_1)(rows=16, columns=columns), x)
+        operands = simulator.run(
+            (quantize_f16 if products == "f16" else quantize_q8_1)(rows=16, columns=columns), x
+        )
     (y,) = simulator.run(build(format, products, 32, columns, 16, config), *planes, *operands)
     want = x.astype(np.float64) @ formats.get(format).decode(planes).astype(np.float64).T
     return float(np.sum((y - want) ** 2) / np.sum(want**2))
@@ -214,10 +232,26 @@ def rows() -> list[Row]:
 
 
 def table(measured: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    header = ("format", "products", "rows x m", "registers", "spills", "hot loop", "step", "NMSE", *DEVICES)
+    header = (
+        "format",
+        "products",
+        "rows x m",
+        "registers",
+        "spills",
+        "hot loop",
+        "step",
+        "NMSE",
+        *DEVICES,
+    )
     return header, [
         (
-            *(r.format, r.products, f"{r.config.rows} x {r.config.m_tile}", str(r.registers), str(r.spill_bytes)),
+            *(
+                r.format,
+                r.products,
+                f"{r.config.rows} x {r.config.m_tile}",
+                str(r.registers),
+                str(r.spill_bytes),
+            ),
             *(f"{r.hot_loop:.1f}", f"{r.step:.1f}", f"{r.nmse:.1e}"),
             *("{1:.1f} {0}".format(*r.bound(device)) for device in DEVICES),
         )

@@ -1,7 +1,9 @@
-"""Reads XLA:GPU's dump of a compiled program: what is launched, in order, and what lies in CUDA graphs.
+"""Reads XLA:GPU's dump of a compiled program: what is launched, in order, and what lies in CUDA
+graphs.
 
-Three texts say it: `*.thunk_sequence_after_thunk_passes.txt` (one line a thunk, nested by indentation),
-`*.thunk_metadata.txt` (thunk -> HLO instruction) and the optimized HLO (instruction -> shapes, target).
+Three texts say it: `*.thunk_sequence_after_thunk_passes.txt` (one line a thunk, nested by
+indentation), `*.thunk_metadata.txt` (thunk -> HLO instruction) and the optimized HLO (instruction
+-> shapes, target).
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from dataclasses import dataclass, field
 #: Thunks that hold other thunks and launch nothing themselves.
 CONTAINERS = ("kCommandBuffer", "kWhile", "kConditional", "kSequential")
 
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\(")
+_INSTRUCTION = re.compile(
+    r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\("
+)
 _SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,]*)\]")
 _TARGET = re.compile(r'custom_call_target="(?P<target>[^"]*)"')
 _OP_NAME = re.compile(r'op_name="(?P<name>[^"]*)"')
@@ -44,7 +48,9 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An HLO instruction. `target` is a custom call's; `op_name` the JAX operation it came from, if known."""
+    """An HLO instruction. `target` is a custom call's; `op_name` the JAX operation it came from, if
+    known.
+    """
 
     name: str
     opcode: str
@@ -57,7 +63,8 @@ class Instruction:
 class Thunk:
     """One step of the compiled program; `parents`, from the outermost in, hold it.
 
-    `grid`, `block` and `shared_bytes` are a kernel's, else None; `name` is the kernel's entry or the kind.
+    `grid`, `block` and `shared_bytes` are a kernel's, else None; `name` is the kernel's entry or
+    the kind.
     """
 
     id: int
@@ -98,10 +105,15 @@ def parse_thunks(sequence: str, metadata: str, hlo: str) -> tuple[Thunk, ...]:
     """All thunks in launch order, containers before what they hold.
 
     Raises:
-      ValueError: a line that looks like a thunk and cannot be read, or a launch that no HLO instruction explains.
+      ValueError: a line that looks like a thunk and cannot be read, or a launch that no HLO
+        instruction explains.
     """
     instructions = parse_hlo(hlo)
-    names = {int(m["id"] or 0): m["name"] for m in _METADATA.finditer(metadata) if m["kind"] not in CONTAINERS}
+    names = {
+        int(m["id"] or 0): m["name"]
+        for m in _METADATA.finditer(metadata)
+        if m["kind"] not in CONTAINERS
+    }
     thunks: list[Thunk] = []
     open_: list[tuple[int, Thunk]] = []  # (indentation, container) around the current line
     for line in sequence.splitlines():

@@ -1,8 +1,9 @@
 """Writes tuning tables: `python -m benchmarks.tune [--model]`.
 
-With a GPU: times Configs at each shape and writes the fastest ones. With `--model`: chooses by the cost model, from
-the machine code that ptxas makes for the device's architecture; needs no GPU. What is written to
-`ptx_kernels/tuned/` comes with the package; a file elsewhere is used where `JAX_Q4K_TUNING` names it.
+With a GPU: times Configs at each shape and writes the fastest ones. With `--model`: chooses by the
+cost model, from the machine code that ptxas makes for the device's architecture; needs no GPU. What
+is written to `ptx_kernels/tuned/` comes with the package; a file elsewhere is used where
+`JAX_Q4K_TUNING` names it.
 """
 
 from __future__ import annotations
@@ -62,10 +63,15 @@ class Pick:
 def over_budget(kernel: Kernel, machine: Code, multiprocessors: int) -> str:
     """Which budget for instructions the hot loop of a mat-vec breaks; empty: none.
 
-    Matrices whose rows do not fill the device have none: latency binds them, and most of their code runs once.
+    Matrices whose rows do not fill the device have none: latency binds them, and most of their code
+    runs once.
     """
-    limits = [INSTRUCTION_BUDGETS.get((format, kernel.arguments["m"])) for format in formats(kernel)]
-    small = packed_weights(kernel) < tuning.ROWS_TO_FILL * multiprocessors * kernel.arguments["columns"]
+    limits = [
+        INSTRUCTION_BUDGETS.get((format, kernel.arguments["m"])) for format in formats(kernel)
+    ]
+    small = (
+        packed_weights(kernel) < tuning.ROWS_TO_FILL * multiprocessors * kernel.arguments["columns"]
+    )
     if kernel.family == "gemm" or small or None in limits:
         return ""
     limit = max(each for each in limits if each)
@@ -90,11 +96,17 @@ class Model:
             for shape in shapes
             for config in space.candidates(shape, self._device.multiprocessors)
         }
-        built = {key: kernel for key in wanted if key not in self._codes and (kernel := space.build(*key[1:]))}
+        built = {
+            key: kernel
+            for key in wanted
+            if key not in self._codes and (kernel := space.build(*key[1:]))
+        }
         different = list({kernel.text: kernel for kernel in built.values()}.values())
         batches = [different[i : i + _BATCH] for i in range(0, len(different), _BATCH)]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            made = list(itertools.chain(*pool.map(lambda batch: codes(batch, self._device.arch), batches)))
+            made = list(
+                itertools.chain(*pool.map(lambda batch: codes(batch, self._device.arch), batches))
+            )
         of_text = dict(zip((kernel.text for kernel in different), made, strict=True))
         self._codes.update((key, of_text[kernel.text]) for key, kernel in built.items())
 
@@ -116,16 +128,22 @@ class Model:
         return found
 
     def spills(self, space: Space, shape: Shape, config: Any) -> bool:
-        """Whether any architecture's registers are too few: the table also serves devices that have none."""
+        """Whether any architecture's registers are too few: the table also serves devices that have
+        none.
+        """
         key = (space.rule, space.code_shape(shape), config)
         if key not in self._spills:
             kernel = space.build(*key[1:])
             made = assemble_all([kernel.text], TARGETS).values() if kernel else ()
-            self._spills[key] = any(assembly.spill_store_bytes or assembly.stack_bytes for assembly in made)
+            self._spills[key] = any(
+                assembly.spill_store_bytes or assembly.stack_bytes for assembly in made
+            )
         return self._spills[key]
 
     def best(self, space: Space, shape: Shape) -> Pick | None:
-        """What `METHOD` says; None where the model cannot say how long the rule's choice takes, or all spill."""
+        """What `METHOD` says; None where the model cannot say how long the rule's choice takes, or
+        all spill.
+        """
         rule = space.of_rule(shape, self._device.multiprocessors)
         left = self.predictions(space, shape)
         predicted = dict(left)
@@ -134,7 +152,11 @@ class Model:
         passed_over: Counter[str] = Counter()
         while left:
             enough = _EQUAL * min(prediction.seconds for prediction, _ in left.values())
-            slack = {c: p.bounds["issue"] + p.bounds["latency"] for c, (p, _) in left.items() if p.seconds <= enough}
+            slack = {
+                c: p.bounds["issue"] + p.bounds["latency"]
+                for c, (p, _) in left.items()
+                if p.seconds <= enough
+            }
             config = rule if rule in slack else min(slack, key=lambda c: slack[c])
             _, against = left.pop(config)
             if not against and self.spills(space, shape, config):
@@ -162,7 +184,10 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
     kernels = {config: kernel for config in configs if (kernel := space.build(shape, config))}
     seconds = {}
     with gpu.scope():
-        places = [addresses for _, addresses in rotated(gpu, next(iter(kernels.values())), gpu.facts.l2_bytes)]
+        places = [
+            addresses
+            for _, addresses in rotated(gpu, next(iter(kernels.values())), gpu.facts.l2_bytes)
+        ]
         for config, kernel in kernels.items():
             if time.monotonic() >= end:
                 return None
@@ -172,9 +197,13 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
 
 
 def search(
-    spaces: Sequence[Space], names: Sequence[str], seconds: float, pick: Callable[[Space, Shape, float], Pick | None]
+    spaces: Sequence[Space],
+    names: Sequence[str],
+    seconds: float,
+    pick: Callable[[Space, Shape, float], Pick | None],
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a table: `pick(space, shape, end)` for each shape until the time is over; where it gives None, none.
+    """The rows of a table: `pick(space, shape, end)` for each shape until the time is over; where
+    it gives None, none.
 
     Each space has an equal part of the time, and what those before it left.
     """
@@ -190,18 +219,25 @@ def search(
                 print(f"{space.rule}{shape}: left to the rule", flush=True)
                 continue
             row = space.row(shape, found.config, round(found.seconds, 9), found.why)
-            print(f"{space.rule}{shape}: {found.seconds * 1e6:.2f} us: {row['config']} {found.why}", flush=True)
+            print(
+                f"{space.rule}{shape}: {found.seconds * 1e6:.2f} us: {row['config']} {found.why}",
+                flush=True,
+            )
             yield row
 
 
-def model_table(device: Device, spaces: Sequence[Space], names: Sequence[str], seconds: float) -> dict[str, Any]:
+def model_table(
+    device: Device, spaces: Sequence[Space], names: Sequence[str], seconds: float
+) -> dict[str, Any]:
     model = Model(device)
     ready: set[tuple[str, Shape]] = set()
 
     def pick(space: Space, shape: Shape, _: float) -> Pick | None:
         if (space.rule, shape) not in ready:
             following = itertools.dropwhile(lambda each: each != shape, space.shapes(names))
-            ahead = list(itertools.islice(following, _AHEAD))  # so that there is a batch for every core
+            ahead = list(
+                itertools.islice(following, _AHEAD)
+            )  # so that there is a batch for every core
             model.prepare(space, ahead)
             ready.update((space.rule, each) for each in ahead)
         return model.best(space, shape)
@@ -217,8 +253,12 @@ def model_table(device: Device, spaces: Sequence[Space], names: Sequence[str], s
     }
 
 
-def measured_table(gpu: Gpu, spaces: Sequence[Space], names: Sequence[str], seconds: float) -> dict[str, Any]:
-    rows = list(search(spaces, names, seconds, lambda space, shape, end: timed(gpu, space, shape, end)))
+def measured_table(
+    gpu: Gpu, spaces: Sequence[Space], names: Sequence[str], seconds: float
+) -> dict[str, Any]:
+    rows = list(
+        search(spaces, names, seconds, lambda space, shape, end: timed(gpu, space, shape, end))
+    )
     facts = gpu.facts
     return {
         "device": facts.name,
@@ -230,7 +270,8 @@ def measured_table(gpu: Gpu, spaces: Sequence[Space], names: Sequence[str], seco
 
 
 def write_table(path: Path, table: dict[str, Any], searched: Sequence[str]) -> Path:
-    """Writes a table, a line for each row, with its provenance for each of the rules that were searched.
+    """Writes a table, a line for each row, with its provenance for each of the rules that were
+    searched.
 
     What the file holds of other rules for the same device, from the same source, stays.
     """
@@ -251,14 +292,26 @@ def write_table(path: Path, table: dict[str, Any], searched: Sequence[str]) -> P
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__)
-    parser.add_argument("--model", action="store_true", help="predict, instead of measuring on a GPU")
-    parser.add_argument("--device", choices=DEVICES, default="H200", help="that is predicted for (default: H200)")
     parser.add_argument(
-        "--rules", nargs="+", choices=SPACES, default=tuple(SPACES), help="only these; the file's rows of others stay"
+        "--model", action="store_true", help="predict, instead of measuring on a GPU"
+    )
+    parser.add_argument(
+        "--device", choices=DEVICES, default="H200", help="that is predicted for (default: H200)"
+    )
+    parser.add_argument(
+        "--rules",
+        nargs="+",
+        choices=SPACES,
+        default=tuple(SPACES),
+        help="only these; the file's rows of others stay",
     )
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
-    parser.add_argument("--seconds", type=float, help="time to search in (default: 540 to measure, else no limit)")
-    parser.add_argument("--out", type=Path, help="the table's file (default: ptx_kernels/tuned/DEVICE[.model].json)")
+    parser.add_argument(
+        "--seconds", type=float, help="time to search in (default: 540 to measure, else no limit)"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="the table's file (default: ptx_kernels/tuned/DEVICE[.model].json)"
+    )
     options = parser.parse_args(argv)
     spaces = [SPACES[rule] for rule in options.rules]
     seconds = options.seconds if options.seconds is not None else math.inf if options.model else 540
@@ -267,7 +320,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.model:
         device = DEVICES[options.device]
         try:
-            table, name = model_table(device, spaces, options.formats, seconds), f"{device.slug}.model.json"
+            table, name = (
+                model_table(device, spaces, options.formats, seconds),
+                f"{device.slug}.model.json",
+            )
         except ToolNotFoundError as error:
             print(f"benchmarks.tune --model needs ptxas and nvdisasm: {error}", file=sys.stderr)
             return 3

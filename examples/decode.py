@@ -2,7 +2,8 @@
 
 python examples/decode.py MODEL.gguf "Once upon a time"
 
-`models.generate` does the same with one jitted loop, sampling and batches; this is what lies beneath.
+`models.generate` does the same with one jitted loop, sampling and batches; this is what lies
+beneath.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import jax.numpy as jnp
 
 from jax_q4k import models
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+)
 parser.add_argument("model", metavar="MODEL.gguf")
 parser.add_argument("prompt")
 arguments = parser.parse_args()
@@ -25,8 +28,8 @@ if model.tokenizer is None:
 tokens = jnp.array([model.tokenizer.encode(arguments.prompt)])
 new_tokens = 24
 
-# Weights are arguments, so that they are no constants of the program; the cache is donated, so that its pages
-# are updated in place.
+# Weights are arguments, so that they are no constants of the program; the cache is donated, so that
+# its pages are updated in place.
 prefill = jax.jit(lambda weights, *args: model.decoder(weights).prefill(*args), donate_argnums=3)
 decode = jax.jit(lambda weights, *args: model.decoder(weights).decode(*args), donate_argnums=2)
 

@@ -19,7 +19,9 @@ from jax_q4k.custom_call import TARGET
 
 def custom_calls(module: Any) -> Iterator[Any]:
     """The attributes of every PTX custom call in a lowered module, in program order."""
-    functions = {op.name.value: op for op in module.body.operations if op.operation.name == "func.func"}
+    functions = {
+        op.name.value: op for op in module.body.operations if op.operation.name == "func.func"
+    }
 
     def walk(operation: Any) -> Iterator[Any]:
         for region in operation.regions:
@@ -28,7 +30,10 @@ def custom_calls(module: Any) -> Iterator[Any]:
                     name, attributes = op.operation.name, op.operation.attributes
                     if name == "func.call":
                         yield from walk(functions[attributes["callee"].value])
-                    elif name == "stablehlo.custom_call" and attributes["call_target_name"].value == TARGET:
+                    elif (
+                        name == "stablehlo.custom_call"
+                        and attributes["call_target_name"].value == TARGET
+                    ):
                         yield attributes["mhlo.backend_config"]
                     yield from walk(op)
 
@@ -41,7 +46,9 @@ def main(path: str) -> None:
     lowered = step.trace(*arguments).lower(lowering_platforms=("cuda",))
     launches: Counter[tuple[str, tuple[int, ...], tuple[int, ...], str]] = Counter()
     for call in custom_calls(lowered.compiler_ir("stablehlo")):
-        grid, block = ([call[f"{kind}_{axis}"].value for axis in "xyz"] for kind in ("grid", "block"))
+        grid, block = (
+            [call[f"{kind}_{axis}"].value for axis in "xyz"] for kind in ("grid", "block")
+        )
         launches[call["name"].value, tuple(grid), tuple(block), call["kernel_data"].value] += 1
 
     table = Table(title=f"PTX kernels of one decode step: {launches.total()} launches")

@@ -1,11 +1,13 @@
 """Fine-tune a packed GGUF model by LoRA adapters (https://arxiv.org/abs/2106.09685), in Flax NNX with optax.
 
     python examples/lora.py MODEL.gguf TEXT.txt --steps 100 --rank 8
-    python examples/lora.py MODEL.gguf --load lora.safetensors --steps 0    # saved adapters, no training
-    python examples/lora.py MODEL.gguf TEXT.txt --merge OUT.gguf    # and a file for any program that reads GGUF
+    python examples/lora.py MODEL.gguf --load lora.safetensors --steps 0    # saved adapters, no
+    training python examples/lora.py MODEL.gguf TEXT.txt --merge OUT.gguf    # and a file for any
+    program that reads GGUF
 
-Gradients flow through `jq.matmul` while its weights stay packed, bytes that training cannot change. What is trained is
-two small float32 matrices beside every projection of attention. The default text is a poem, short enough for a CPU.
+Gradients flow through `jq.matmul` while its weights stay packed, bytes that training cannot change.
+What is trained is two small float32 matrices beside every projection of attention. The default text
+is a poem, short enough for a CPU.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ def add_adapters(decoder: models.Decoder, rank: int, rngs: nnx.Rngs) -> None:
 def adapters(decoder: models.Decoder) -> dict[str, nnx.LoRAParam]:
     """Path in the tree -> adapter, such as `blocks.0.attention.query.lora_a` (k, rank)."""
     nodes = nnx.iter_graph(decoder)
-    return {".".join(map(str, path)): node for path, node in nodes if isinstance(node, nnx.LoRAParam)}
+    return {
+        ".".join(map(str, path)): node for path, node in nodes if isinstance(node, nnx.LoRAParam)
+    }
 
 
 def save_adapters(decoder: models.Decoder, path: Path) -> None:
@@ -51,7 +55,9 @@ def save_adapters(decoder: models.Decoder, path: Path) -> None:
 
 def load_adapters(decoder: models.Decoder, path: Path) -> None:
     saved, own = load_file(path), adapters(decoder)
-    if {name: a.shape for name, a in saved.items()} != {name: a.get_value().shape for name, a in own.items()}:
+    if {name: a.shape for name, a in saved.items()} != {
+        name: a.get_value().shape for name, a in own.items()
+    }:
         raise ValueError(f"{path} holds adapters of another model or of another --rank")
     if not all(a.dtype == np.float32 and np.isfinite(a).all() for a in saved.values()):
         raise ValueError(f"{path} must hold finite float32 numbers, as --save writes them")
@@ -60,11 +66,17 @@ def load_adapters(decoder: models.Decoder, path: Path) -> None:
 
 
 def merge_adapters(decoder: models.Decoder) -> None:
-    """Puts every adapter into its matrix, W + (a @ b).T, which is float32 then and may be quantized again."""
+    """Puts every adapter into its matrix, W + (a @ b).T, which is float32 then and may be quantized
+    again.
+    """
     for block in decoder.blocks:
         for name in PROJECTIONS:
             adapter = getattr(block.attention, name)
-            linear, a, b = adapter.base_module, adapter.lora_a.get_value(), adapter.lora_b.get_value()
+            linear, a, b = (
+                adapter.base_module,
+                adapter.lora_a.get_value(),
+                adapter.lora_b.get_value(),
+            )
             weight = linear.weight.get_value()
             weight = weight.dequantize() if isinstance(weight, jq.QuantizedArray) else weight
             linear.weight = nnx.Param(weight + (a @ b).T)
@@ -72,8 +84,12 @@ def merge_adapters(decoder: models.Decoder) -> None:
 
 
 def loss(decoder: models.Decoder, rows: jax.Array) -> jax.Array:
-    """Mean nats per token of rows (batch, time), of each token but the first, given those before it."""
-    return optax.softmax_cross_entropy_with_integer_labels(decoder(rows[:, :-1]), rows[:, 1:]).mean()
+    """Mean nats per token of rows (batch, time), of each token but the first, given those before
+    it.
+    """
+    return optax.softmax_cross_entropy_with_integer_labels(
+        decoder(rows[:, :-1]), rows[:, 1:]
+    ).mean()
 
 
 @nnx.jit
@@ -84,13 +100,17 @@ def train_step(decoder: models.Decoder, optimizer: nnx.Optimizer, rows: jax.Arra
     return value
 
 
-def train(decoder: models.Decoder, tokens: np.ndarray, start: list[int], options: argparse.Namespace) -> None:
+def train(
+    decoder: models.Decoder, tokens: np.ndarray, start: list[int], options: argparse.Namespace
+) -> None:
     """`options.steps` steps on random rows of `tokens` (count,), each with `start` before it."""
     optimizer = nnx.Optimizer(decoder, optax.adamw(options.learning_rate), wrt=nnx.LoRAParam)
     rng = np.random.default_rng(options.seed)
     length = min(options.row_length, len(tokens))
     before = np.tile(np.array(start, np.int32), (options.batch, 1))
-    with Progress(*Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")) as progress:
+    with Progress(
+        *Progress.get_default_columns(), TextColumn("loss {task.fields[loss]:.3f}")
+    ) as progress:
         task = progress.add_task("Training", total=options.steps, loss=float("nan"))
         for _ in range(options.steps):
             at = rng.integers(0, len(tokens) - length + 1, (options.batch, 1))
@@ -98,12 +118,19 @@ def train(decoder: models.Decoder, tokens: np.ndarray, start: list[int], options
             progress.update(task, advance=1, loss=float(train_step(decoder, optimizer, rows)))
 
 
-def report(when: str, model: models.Model, text: str, held_out: str, options: argparse.Namespace) -> None:
+def report(
+    when: str, model: models.Model, text: str, held_out: str, options: argparse.Namespace
+) -> None:
     trained, new = (
-        models.score(model, part, context=options.row_length + 1).bits_per_byte for part in (text, held_out)
+        models.score(model, part, context=options.row_length + 1).bits_per_byte
+        for part in (text, held_out)
     )
-    print(f"{when}: {trained:.3f} bits per byte of the text to learn, {new:.3f} of its held-out end")
-    sample = models.generate(model, options.prompt, max_new_tokens=options.new_tokens, temperature=0.7)
+    print(
+        f"{when}: {trained:.3f} bits per byte of the text to learn, {new:.3f} of its held-out end"
+    )
+    sample = models.generate(
+        model, options.prompt, max_new_tokens=options.new_tokens, temperature=0.7
+    )
     print(f"    {options.prompt}{sample.text}".replace("\n", "\n    "), end="\n\n")
 
 
@@ -132,35 +159,56 @@ def main(arguments: list[str] | None = None) -> None:
         train(decoder, tokens, model.tokenizer.encode(""), options)
         save_adapters(decoder, options.save)
         print(f"Saved: {options.save}")
-    # Any decoder makes a model: it generates with the adapters beside its weights, which are packed still.
+    # Any decoder makes a model: it generates with the adapters beside its weights, which are packed
+    # still.
     adapted = models.Model(decoder, model.tokenizer)
     report("With adapters", adapted, text, held_out, options)
     if options.merge:
         merge_adapters(decoder)
-        merged = models.quantize(models.Model(decoder, model.tokenizer, model.metadata), options.type)
+        merged = models.quantize(
+            models.Model(decoder, model.tokenizer, model.metadata), options.type
+        )
         models.save_gguf(merged, options.merge)
         report(f"Merged into {options.merge}", merged, text, held_out, options)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "model", nargs="?", type=Path, help="GGUF file (default: the model that comes with this package)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("text", nargs="?", type=Path, default=TEXT, help="UTF-8 text (default: %(default)s)")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        type=Path,
+        help="GGUF file (default: the model that comes with this package)",
+    )
+    parser.add_argument(
+        "text", nargs="?", type=Path, default=TEXT, help="UTF-8 text (default: %(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--learning-rate", type=float, default=5e-3)
     parser.add_argument("--batch", type=int, default=8, help="rows per step (default: %(default)s)")
-    parser.add_argument("--row-length", type=int, default=96, help="tokens per row (default: %(default)s)")
+    parser.add_argument(
+        "--row-length", type=int, default=96, help="tokens per row (default: %(default)s)"
+    )
     parser.add_argument("--prompt", default="Once upon a midnight dreary,")
-    parser.add_argument("--new-tokens", type=int, default=80, help="of the samples (default: %(default)s)")
+    parser.add_argument(
+        "--new-tokens", type=int, default=80, help="of the samples (default: %(default)s)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--load", type=Path, help="adapters to start from")
-    parser.add_argument("--save", type=Path, default=Path("lora.safetensors"), help="default: %(default)s")
-    parser.add_argument("--merge", type=Path, metavar="OUT.gguf", help="write the model with the adapters in it")
     parser.add_argument(
-        "--type", choices=mixtures.MIXTURES, default="Q4_K_M", help="of OUT.gguf (default: %(default)s)"
+        "--save", type=Path, default=Path("lora.safetensors"), help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--merge", type=Path, metavar="OUT.gguf", help="write the model with the adapters in it"
+    )
+    parser.add_argument(
+        "--type",
+        choices=mixtures.MIXTURES,
+        default="Q4_K_M",
+        help="of OUT.gguf (default: %(default)s)",
     )
     return parser
 

@@ -2,7 +2,8 @@
 
 python examples/primitives.py
 
-On a CUDA device the same program launches PTX kernels; on a CPU it calls C++ kernels, and the PTX can be simulated.
+On a CUDA device the same program launches PTX kernels; on a CPU it calls C++ kernels, and the PTX
+can be simulated.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ LAYERS, SIZE = 4, 512
 
 
 def random_q4_k(key: jax.Array, n: int, k: int) -> jq.QuantizedArray:
-    """Random 4-bit weights (n, k): per block of 256 two float16 scales, twelve bytes of sub-scales, 128 of quants."""
+    """Random 4-bit weights (n, k): per block of 256 two float16 scales, twelve bytes of sub-scales,
+    128 of quants.
+    """
     blocks = np.array(jax.random.bits(key, (n, k // 256, 144), jnp.uint8))
     blocks[..., :4] = np.array([2e-4, 1.5e-3], np.float16).view(np.uint8)
     return jq.QuantizedArray.from_gguf_bytes(blocks, "Q4_K", (n, k))
@@ -43,7 +46,9 @@ with jq.implementation(activations="f32"):
 want = x
 for w in layers:
     want = want + jnp.tanh(jnp.dot(want, w.dequantize().T, precision="highest"))
-print(f"{LAYERS} layers of {SIZE} x {SIZE}: {stacked.nbytes:,} bytes packed, {4 * stacked.size:,} as float32")
+print(
+    f"{LAYERS} layers of {SIZE} x {SIZE}: {stacked.nbytes:,} bytes packed, {4 * stacked.size:,} as float32"
+)
 print(f"largest difference from the decoded weights' result: {jnp.max(jnp.abs(y - want)):.1e}")
 
 # What kernels, a GPU's and a CPU's, make of it by default: int8 activations in groups of 32.

@@ -1,9 +1,11 @@
 """Public-domain English from two Debian packages: what `train_tiny.py` trains on.
 
-`r-cran-janeaustenr` holds Jane Austen's six novels (public domain; the package around them: MIT), an R data file.
-`sword-text-web` holds the World English Bible, a modern translation (public domain), a SWORD module.
+`r-cran-janeaustenr` holds Jane Austen's six novels (public domain; the package around them: MIT),
+an R data file. `sword-text-web` holds the World English Bible, a modern translation (public
+domain), a SWORD module.
 
-    apt-get download r-cran-janeaustenr sword-text-web    # fetched so, unpacked by dpkg, nothing is installed
+    apt-get download r-cran-janeaustenr sword-text-web    # fetched so, unpacked by dpkg, nothing is
+    installed
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ PACKAGES = ("r-cran-janeaustenr", "sword-text-web")
 AUSTEN = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
 BIBLE = "usr/share/sword/modules/texts/ztext/engWEB2015eb"
 ASCII = str.maketrans(
-    {"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "\u2014": "--", "\u2013": "-", "\u2026": "..."}
+    {
+        "\u2018": "'",
+        "\u2019": "'",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u2014": "--",
+        "\u2013": "-",
+        "\u2026": "...",
+    }
 )
 
 
@@ -36,11 +46,16 @@ def load(folder: pathlib.Path) -> list[str]:
 
 def from_files(paths: list[pathlib.Path]) -> list[str]:
     """Plain text files, paragraphs between blank lines."""
-    return [_paragraphs(path.read_text(encoding="utf-8", errors="replace").splitlines()) for path in paths]
+    return [
+        _paragraphs(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        for path in paths
+    ]
 
 
 def _austen(database: bytes) -> Iterator[str]:
-    """The novels: R's lazy-load database, per object a length and a zlib stream of one character vector."""
+    """The novels: R's lazy-load database, per object a length and a zlib stream of one character
+    vector.
+    """
     while database:
         stream = zlib.decompressobj()
         yield _paragraphs(list(_strings(stream.decompress(database[4:]))))
@@ -48,7 +63,9 @@ def _austen(database: bytes) -> Iterator[str]:
 
 
 def _strings(serialized: bytes) -> Iterator[str]:
-    """The elements of a character vector in R's XDR serialization (R Internals, 1.8), after its 23-byte header."""
+    """The elements of a character vector in R's XDR serialization (R Internals, 1.8), after its
+    23-byte header.
+    """
     kind, count = struct.unpack_from(">II", serialized, 23)
     if kind & 0xFF != 16:  # STRSXP
         raise ValueError(f"expected an R character vector, got type {kind & 0xFF}")
@@ -61,19 +78,29 @@ def _strings(serialized: bytes) -> Iterator[str]:
 
 
 def _paragraphs(lines: list[str]) -> str:
-    """Lines that were wrapped at 70 columns, blank lines between paragraphs -> a paragraph a line."""
+    """Lines that were wrapped at 70 columns, blank lines between paragraphs -> a paragraph a
+    line.
+    """
     paragraphs = re.split(r"\n\s*\n", "\n".join(line.strip() for line in lines))
-    joined = (" ".join(paragraph.split()).replace("_", "").translate(ASCII) for paragraph in paragraphs)
+    joined = (
+        " ".join(paragraph.split()).replace("_", "").translate(ASCII) for paragraph in paragraphs
+    )
     return "\n".join(paragraph for paragraph in joined if paragraph)
 
 
 def _bible(module: pathlib.Path) -> Iterator[str]:
-    """The books: SWORD's zText, whose index holds (offset, compressed size, size) of every zlib block."""
+    """The books: SWORD's zText, whose index holds (offset, compressed size, size) of every zlib
+    block.
+    """
     for testament in ("ot", "nt"):
         blocks = module.joinpath(f"{testament}.bzz").read_bytes()
-        for offset, size, _ in struct.iter_unpack("<III", module.joinpath(f"{testament}.bzs").read_bytes()):
+        for offset, size, _ in struct.iter_unpack(
+            "<III", module.joinpath(f"{testament}.bzs").read_bytes()
+        ):
             if size:
-                text = _plain(zlib.decompress(blocks[offset : offset + size]).decode(errors="replace"))
+                text = _plain(
+                    zlib.decompress(blocks[offset : offset + size]).decode(errors="replace")
+                )
                 if len(text) > 1000:  # titles and prefaces of parts
                     yield text
 
@@ -82,5 +109,7 @@ def _plain(osis: str) -> str:
     """OSIS markup -> a paragraph a line, without notes and titles."""
     osis = re.sub(r"<note\b.*?</note>|<title\b.*?</title>", "", osis, flags=re.DOTALL)
     osis = re.sub(r'<div\b[^>]*type="x-[a-z0-9]*"[^>]*>|<lg?\b[^>]*>|<chapter\b[^>]*>', "\n", osis)
-    text = re.sub(r"<[^>]*>", "", osis).replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
+    text = (
+        re.sub(r"<[^>]*>", "", osis).replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
+    )
     return _paragraphs(text.replace("\n", "\n\n").splitlines())

@@ -1,12 +1,13 @@
-"""Train a small llama on public-domain English, in Flax NNX with optax: the model that this package ships.
+"""Train a small llama on public-domain English, in Flax NNX with optax: the model that this package
+ships.
 
     pip install -e '.[train]'
     python examples/train_tiny.py /tmp/tiny                    # about an hour on two cores
     jax-q4k quantize /tmp/tiny/float.gguf /tmp/tiny/Q4_K_M.gguf --type Q4_K_M
 
-The decoder is the one that runs GGUF files, here with float32 weights. Training may be interrupted: the same command
-goes on from the last checkpoint in the work folder. There lie also the tokenizer, the held-out text, the losses
-(loss.jsonl, loss.png) and at the end the model, float.gguf.
+The decoder is the one that runs GGUF files, here with float32 weights. Training may be interrupted:
+the same command goes on from the last checkpoint in the work folder. There lie also the tokenizer,
+the held-out text, the losses (loss.jsonl, loss.png) and at the end the model, float.gguf.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     metadata = config.to_metadata() | {"general.name": "tiny-austen"} | words
     model = models.Model(decoder, models.tokenizer.from_metadata(metadata), metadata)
     models.save_gguf(model, work / "float.gguf")
-    sample = models.generate(model, "She was", max_new_tokens=min(64, options.context // 2), temperature=0.7)
+    sample = models.generate(
+        model, "She was", max_new_tokens=min(64, options.context // 2), temperature=0.7
+    )
     print("She was" + sample.text)
 
 
@@ -77,24 +80,35 @@ def _split(book: str) -> tuple[str, str]:
 
 
 def _check_settings(path: pathlib.Path, options: argparse.Namespace) -> None:
-    """Ends the program where the work folder is of a run with other settings: its checkpoints would not fit."""
-    settings = {name: getattr(options, name) for name in ("batch", "context", "vocab_size", "layers", "seed")}
+    """Ends the program where the work folder is of a run with other settings: its checkpoints would
+    not fit.
+    """
+    settings = {
+        name: getattr(options, name)
+        for name in ("batch", "context", "vocab_size", "layers", "seed")
+    }
     if not path.exists():
         path.write_text(json.dumps(settings))
     for name, before in json.loads(path.read_text()).items():
         if settings[name] != before:
             option = name.replace("_", "-")
-            raise SystemExit(f"{path.parent} is of a run with --{option} {before}: give that, or another folder")
+            raise SystemExit(
+                f"{path.parent} is of a run with --{option} {before}: give that, or another folder"
+            )
 
 
-def train_tokenizer(path: pathlib.Path, texts: tuple[str, ...], vocab_size: int) -> tokenizers.Tokenizer:
+def train_tokenizer(
+    path: pathlib.Path, texts: tuple[str, ...], vocab_size: int
+) -> tokenizers.Tokenizer:
     """A byte-level BPE with GPT-2's way of splitting words; token 0 is END."""
     if not path.exists():
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
         tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = tokenizers.decoders.ByteLevel()
         alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-        trainer = tokenizers.trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet)
+        trainer = tokenizers.trainers.BpeTrainer(
+            vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet
+        )
         tokenizer.train_from_iterator(texts, trainer)
         tokenizer.save(str(path))
     return tokenizers.Tokenizer.from_file(str(path))
@@ -114,16 +128,26 @@ class Text:
         """(rows, length + 1) int32: END, then text from the beginning of a paragraph."""
         starts = self.starts[self.starts <= len(self.tokens) - length]
         if not len(starts):
-            raise SystemExit(f"the text to train on has no window of {length} tokens; it must be several paragraphs")
+            raise SystemExit(
+                f"the text to train on has no window of {length} tokens; it must be several paragraphs"
+            )
         drawn = np.random.default_rng(seed).integers(0, starts[-1], rows, endpoint=True)
-        at = starts[np.searchsorted(starts, drawn)]  # each paragraph as often as the one before it is long
+        at = starts[
+            np.searchsorted(starts, drawn)
+        ]  # each paragraph as often as the one before it is long
         return self._rows([self.tokens[i : i + length] for i in at])
 
     def windows(self, length: int) -> np.ndarray:
-        """(rows, length + 1) int32: the whole text once (but its last, partial window), END before each row."""
+        """(rows, length + 1) int32: the whole text once (but its last, partial window), END before
+        each row.
+        """
         if len(self.tokens) < length:
-            raise SystemExit(f"the held-out text has {len(self.tokens)} tokens, less than a window of {length}")
-        return self._rows([self.tokens[i : i + length] for i in range(0, len(self.tokens) - length + 1, length)])
+            raise SystemExit(
+                f"the held-out text has {len(self.tokens)} tokens, less than a window of {length}"
+            )
+        return self._rows(
+            [self.tokens[i : i + length] for i in range(0, len(self.tokens) - length + 1, length)]
+        )
 
     def bits_per_byte(self, losses: list[jax.Array]) -> float:
         """The mean of losses in nats per token."""
@@ -135,7 +159,9 @@ class Text:
 
 
 def initial_decoder(config: models.Config, seed: int) -> models.Decoder:
-    """Norms of 1, normal matrices of deviation 0.02, smaller where they add to the residual stream."""
+    """Norms of 1, normal matrices of deviation 0.02, smaller where they add to the residual
+    stream.
+    """
     rng = np.random.default_rng(seed)
     weights = {}
     for name, (shape, required) in load.expected_tensors(config).items():
@@ -162,7 +188,9 @@ def optimizer(options: argparse.Namespace) -> optax.GradientTransformation:
         ],
         [options.warmup, options.steps - fall],
     )
-    rows_and_columns = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)  # a weight is (n, k)
+    rows_and_columns = optax.contrib.MuonDimensionNumbers(
+        reduction_axis=1, output_axis=0
+    )  # a weight is (n, k)
 
     def matrices(parameters: nnx.State) -> nnx.State:
         def kind(path: tuple, weight: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
@@ -181,14 +209,18 @@ def optimizer(options: argparse.Namespace) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), muon)
 
 
-def train(config: models.Config, training: Text, held_out: Text, options: argparse.Namespace) -> models.Decoder:
+def train(
+    config: models.Config, training: Text, held_out: Text, options: argparse.Namespace
+) -> models.Decoder:
     """The decoder after `options.steps` steps, from the last checkpoint if there is one."""
     console = Console()
     graph, parameters, constants = nnx.split(initial_decoder(config, options.seed), nnx.Param, ...)
     update = optimizer(options)
     state = {"parameters": parameters, "optimizer": update.init(parameters)}
     count = sum(leaf.size for leaf in jax.tree.leaves(parameters))
-    console.print(f"{count} parameters, {len(training.tokens)} tokens of {training.bytes} bytes to train on")
+    console.print(
+        f"{count} parameters, {len(training.tokens)} tokens of {training.bytes} bytes to train on"
+    )
 
     def loss(parameters: nnx.State, batch: jax.Array) -> jax.Array:
         """Mean nats per token of batch (rows, length + 1)."""
@@ -199,7 +231,10 @@ def train(config: models.Config, training: Text, held_out: Text, options: argpar
     def advance(state: dict, batch: jax.Array) -> tuple[dict, jax.Array]:
         value, gradient = jax.value_and_grad(loss)(state["parameters"], batch)
         change, progress = update.update(gradient, state["optimizer"], state["parameters"])
-        return {"parameters": optax.apply_updates(state["parameters"], change), "optimizer": progress}, value
+        return {
+            "parameters": optax.apply_updates(state["parameters"], change),
+            "optimizer": progress,
+        }, value
 
     windows = held_out.windows(options.context)
     windows = windows[:: -(-len(windows) // EVALUATION_WINDOWS)]
@@ -219,7 +254,12 @@ def train(config: models.Config, training: Text, held_out: Text, options: argpar
         state = checkpoints.restore(step, args=ocp.args.StandardRestore(state))
         console.print(f"going on from step {step}")
     log = options.work / "loss.jsonl"
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console) as progress:
         task = progress.add_task("training", total=options.steps, completed=step)
         values = []
@@ -232,10 +272,15 @@ def train(config: models.Config, training: Text, held_out: Text, options: argpar
                 trained, unseen = training.bits_per_byte(values), held_out_loss(state)
                 values = []
                 with log.open("a") as file:
-                    print(json.dumps({"step": step, "training": trained, "held_out": unseen}), file=file)
+                    print(
+                        json.dumps({"step": step, "training": trained, "held_out": unseen}),
+                        file=file,
+                    )
                 plot(log)
                 checkpoints.save(step, args=ocp.args.StandardSave(state))
-                console.print(f"step {step}: {trained:.3f} bits per byte in training, {unseen:.3f} held out")
+                console.print(
+                    f"step {step}: {trained:.3f} bits per byte in training, {unseen:.3f} held out"
+                )
     checkpoints.wait_until_finished()
     return nnx.merge(graph, state["parameters"], constants)
 
@@ -245,7 +290,11 @@ def plot(log: pathlib.Path) -> None:
     entries = {entry["step"]: entry for entry in map(json.loads, log.read_text().splitlines())}
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for name in ("training", "held_out"):
-        axes.plot(sorted(entries), [entries[step][name] for step in sorted(entries)], label=name.replace("_", " "))
+        axes.plot(
+            sorted(entries),
+            [entries[step][name] for step in sorted(entries)],
+            label=name.replace("_", " "),
+        )
     axes.set(xlabel="step", ylabel="bits per byte")
     axes.legend()
     axes.grid(alpha=0.3)
@@ -263,15 +312,24 @@ def _at_least(minimum: int) -> Callable[[str], int]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("work", type=pathlib.Path, help="folder for data, checkpoints and results")
-    parser.add_argument("--text", type=pathlib.Path, nargs="+", help="train on these text files instead")
+    parser.add_argument(
+        "--text", type=pathlib.Path, nargs="+", help="train on these text files instead"
+    )
     parser.add_argument("--steps", type=_at_least(0), default=2250)
     parser.add_argument("--batch", type=_at_least(1), default=8, help="windows per step")
     parser.add_argument(
-        "--context", type=_at_least(16), default=512, help="tokens per window, and the model's context length"
+        "--context",
+        type=_at_least(16),
+        default=512,
+        help="tokens per window, and the model's context length",
     )
-    parser.add_argument("--vocab-size", type=_at_least(257), default=4096, help="all bytes and one more at least")
+    parser.add_argument(
+        "--vocab-size", type=_at_least(257), default=4096, help="all bytes and one more at least"
+    )
     parser.add_argument("--layers", type=_at_least(1), default=6)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
     parser.add_argument("--warmup", type=int, default=100, help="steps")

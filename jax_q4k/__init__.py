@@ -1,4 +1,6 @@
-"""GGUF models inside JAX programs: packed weights, jit-compatible primitives, PTX kernels on a GPU."""
+"""GGUF models inside JAX programs: packed weights, jit-compatible primitives, PTX kernels on a
+GPU.
+"""
 
 from __future__ import annotations
 

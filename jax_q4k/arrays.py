@@ -20,9 +20,9 @@ class QuantizedArray:
     """A packed array of logical shape (..., n, k), quantized along k in ggml's blocks.
 
     `planes` holds one uint8 array (..., n, k / block_size, bytes) per plane of the format, in the
-    order of `ptx_kernels.formats.get(format).planes`. They are the leaves of the pytree; the format is
-    static. `shape` follows from the planes, so that `vmap`, `scan` and `shard_map`, which hand on parts
-    of the leaves, hand on arrays whose shape is right.
+    order of `ptx_kernels.formats.get(format).planes`. They are the leaves of the pytree; the format
+    is static. `shape` follows from the planes, so that `vmap`, `scan` and `shard_map`, which hand
+    on parts of the leaves, hand on arrays whose shape is right.
     """
 
     __slots__ = ("format", "planes")
@@ -34,12 +34,16 @@ class QuantizedArray:
         shape = _checked_shape(shape, block)
         if len(planes) != len(block.planes):
             wanted = ", ".join(plane.name for plane in block.planes)
-            raise ValueError(f"planes has {len(planes)} arrays; {format} has {len(block.planes)}: {wanted}")
+            raise ValueError(
+                f"planes has {len(planes)} arrays; {format} has {len(block.planes)}: {wanted}"
+            )
         for plane, data in zip(block.planes, planes, strict=True):
             want = (*shape[:-1], shape[-1] // block.block_size, plane.bytes_per_block)
             found, dtype = np.shape(data), getattr(data, "dtype", type(data).__name__)
             if found != want or dtype != np.uint8:
-                raise ValueError(f"plane {plane.name} of {format} {shape} must be uint8 {want}, not {dtype} {found}")
+                raise ValueError(
+                    f"plane {plane.name} of {format} {shape} must be uint8 {want}, not {dtype} {found}"
+                )
         self.format = format
         self.planes = tuple(planes)
 
@@ -47,8 +51,8 @@ class QuantizedArray:
     def from_gguf_bytes(cls, raw: Any, format: str, shape: Sequence[int]) -> QuantizedArray:
         """Bytes as a GGUF file holds them (any buffer) -> an array of shape (..., n, k).
 
-        Raises ValueError for an unknown format, a k that is no multiple of its block, or a byte count
-        that is not the shape's.
+        Raises ValueError for an unknown format, a k that is no multiple of its block, or a byte
+        count that is not the shape's.
         """
         block = formats.get(format)
         shape = _checked_shape(shape, block)
@@ -70,7 +74,9 @@ class QuantizedArray:
         return block.join([np.asarray(plane) for plane in self.planes]).tobytes()
 
     def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
-        """The weights as an array of this shape and a floating dtype; exactly ggml's values in float32."""
+        """The weights as an array of this shape and a floating dtype; exactly ggml's values in
+        float32.
+        """
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype={jnp.dtype(dtype).name} must be a floating type")
         return _dequantize(self, jnp.dtype(dtype))
@@ -97,7 +103,9 @@ class QuantizedArray:
 
     def __len__(self) -> int:
         if self.ndim < 2:
-            raise TypeError(f"a packed row of shape {self.shape} has no length: its one axis is packed")
+            raise TypeError(
+                f"a packed row of shape {self.shape} has no length: its one axis is packed"
+            )
         return self.shape[0]
 
     def __iter__(self) -> Iterator[QuantizedArray]:
@@ -106,13 +114,17 @@ class QuantizedArray:
     def __getitem__(self, index: Any) -> QuantizedArray:
         """Index leading axes (all but k) by integers, slices or integer arrays, as NumPy does.
 
-        Raises IndexError for too many and for what is out of range (of a traced array: the nearest row), TypeError for
-        others.
+        Raises IndexError for too many and for what is out of range (of a traced array: the nearest
+        row), TypeError for others.
         """
         parts = index if isinstance(index, tuple) else (index,)
         if len(parts) >= self.ndim:
-            raise IndexError(f"{len(parts)} indices for shape {self.shape}: the last axis is packed")
-        checked = tuple(_checked_index(part, axis, self.shape[axis]) for axis, part in enumerate(parts))
+            raise IndexError(
+                f"{len(parts)} indices for shape {self.shape}: the last axis is packed"
+            )
+        checked = tuple(
+            _checked_index(part, axis, self.shape[axis]) for axis, part in enumerate(parts)
+        )
         return _make(self.format, tuple(plane[checked] for plane in self.planes))
 
     def __repr__(self) -> str:
@@ -159,7 +171,9 @@ def _checked_index(part: Any, axis: int, size: int) -> Any:
     if isinstance(part, slice):
         return part
     if part is None or part is Ellipsis or isinstance(part, (bool, np.bool_)):
-        raise TypeError(f"index {part!r} of axis {axis} must be an integer, a slice or an integer array")
+        raise TypeError(
+            f"index {part!r} of axis {axis} must be an integer, a slice or an integer array"
+        )
     if isinstance(part, (int, np.integer)):
         if not -size <= part < size:  # jax.numpy would clamp
             raise IndexError(f"index {part} is out of range for axis {axis} of size {size}")

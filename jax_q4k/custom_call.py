@@ -1,4 +1,6 @@
-"""A built kernel as an operation inside a JAX program: an XLA custom call, or a run of the simulator."""
+"""A built kernel as an operation inside a JAX program: an XLA custom call, or a run of the
+simulator.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,21 @@ from . import native
 #: XLA:GPU's typed-FFI target that loads PTX text and launches it as a native kernel.
 TARGET = "__gpu$xla.gpu.ptx"
 
-#: Give this to `jax.export.export(..., disabled_checks=EXPORT_CHECKS)`: exporting refuses targets it does not know.
-EXPORT_CHECKS: Sequence[Any] = tuple(map(jax.export.DisabledSafetyCheck.custom_call, (TARGET, *native.TARGETS)))
+#: Give this to `jax.export.export(..., disabled_checks=EXPORT_CHECKS)`: exporting refuses targets
+#: it does not know.
+EXPORT_CHECKS: Sequence[Any] = tuple(
+    map(jax.export.DisabledSafetyCheck.custom_call, (TARGET, *native.TARGETS))
+)
 
 KernelCall = Callable[..., list[jax.Array]]
 
-_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int8": "int8", "float8_e4m3fn": "fp8"}
+_NAMES = {
+    "float32": "f32",
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "int8": "int8",
+    "float8_e4m3fn": "fp8",
+}
 #: What NumPy lacks and a buffer's type therefore holds as bits.
 _HELD_AS_BITS = {"bf16": np.dtype(jnp.bfloat16), "e4m3": np.dtype(jnp.float8_e4m3fn)}
 
@@ -52,7 +63,9 @@ def _check_operands(kernel: Kernel, operands: Sequence[Any]) -> None:
 
 
 def launch_ptx(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
-    """Launches `kernel` on the GPU through XLA's PTX custom call; `inout` buffers are updated in place."""
+    """Launches `kernel` on the GPU through XLA's PTX custom call; `inout` buffers are updated in
+    place.
+    """
     _check_operands(kernel, operands)
     call = jax.ffi.ffi_call(TARGET, _result_avals(kernel), input_output_aliases=kernel.aliases)
     grid, block = kernel.grid, kernel.block
@@ -79,8 +92,9 @@ def launch_simulated(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
     return simulate_p.bind(*operands, kernel=kernel)
 
 
-# A primitive rather than jax.pure_callback: the callback then gets NumPy arrays, where pure_callback would put
-# them on the device first, which can deadlock XLA's CPU thread pool while it waits for this very callback.
+# A primitive rather than jax.pure_callback: the callback then gets NumPy arrays, where
+# pure_callback would put them on the device first, which can deadlock XLA's CPU thread pool while
+# it waits for this very callback.
 simulate_p = jax.extend.core.Primitive("simulate_ptx")
 simulate_p.multiple_results = True
 
@@ -92,7 +106,8 @@ def _simulate_abstract_eval(*operands: Any, kernel: Kernel) -> list[jax.core.Sha
 
 @functools.cache
 def _simulator_thread() -> ThreadPoolExecutor:
-    """A thread for simulated launches, with the floating-point environment of the thread that first lowers one.
+    """A thread for simulated launches, with the floating-point environment of the thread that first
+    lowers one.
 
     XLA's own threads flush subnormals to zero, and NumPy in a callback on them would too.
     """
@@ -101,7 +116,9 @@ def _simulator_thread() -> ThreadPoolExecutor:
     return pool
 
 
-def _simulate_lowering(ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel) -> Sequence[Any]:
+def _simulate_lowering(
+    ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel
+) -> Sequence[Any]:
     from ptx_kernels import simulator  # only where it is used
 
     thread = _simulator_thread()

@@ -9,14 +9,18 @@ class _FileError(ValueError):
     """`file` and `field` say where, `problem` what was found and what was expected."""
 
     def __init__(self, file: str, field: str, problem: str) -> None:
-        super().__init__(file, field, problem)  # the arguments as they are: the error can be pickled
+        super().__init__(
+            file, field, problem
+        )  # the arguments as they are: the error can be pickled
         self.file = file
         self.field = field
         self.problem = problem
 
     def __str__(self) -> str:
         field, problem = (
-            text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+            text
+            if len(text) <= _LONGEST
+            else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
             for text in (self.field, self.problem)
         )
         return f"{self.file}: {field}: {problem}"
@@ -41,7 +45,8 @@ class UnavailableError(RuntimeError):
 
 
 class NativeUnavailableWarning(UserWarning):
-    """Operations on a CPU run in plain JAX because their C++ kernels are not there; the message says why.
+    """Operations on a CPU run in plain JAX because their C++ kernels are not there; the message
+    says why.
 
     Given once in a process, when the first such operation is lowered. `jax-q4k doctor` says more.
     """

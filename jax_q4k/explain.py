@@ -1,4 +1,6 @@
-"""What a program would run: kernels, Configs and the reasons for them, without running or compiling it."""
+"""What a program would run: kernels, Configs and the reasons for them, without running or compiling
+it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,15 @@ from .ops.op import device as device_here
 if TYPE_CHECKING:
     from ptx_kernels.report import Figures
 
-_LAYOUT_ONLY = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim", "slice", "jit", "optimization_barrier")
+_LAYOUT_ONLY = (
+    "reshape",
+    "squeeze",
+    "expand_dims",
+    "broadcast_in_dim",
+    "slice",
+    "jit",
+    "optimization_barrier",
+)
 _PLATFORMS = {"ptx": ("cuda",), "native": ("cpu",), "sim": ("cpu",), "xla": ("cpu", "cuda")}
 
 
@@ -44,7 +54,8 @@ class Call:
       runnable: whether the platform has it; if not, lowering raises UnavailableError.
       kernels: the launches of `ptx` and `sim`, in order; empty for the others.
       handlers: the calls of `native`, in order; empty for the others.
-      figures: of each kernel, from its machine code, with the predicted time; empty unless asked for.
+      figures: of each kernel, from its machine code, with the predicted time; empty unless asked
+        for.
       chosen: the Configs of these kernels, and why.
       xla: the other operations around them (or, for `xla`, all), with their counts.
       otherwise: the other implementations, and what they need.
@@ -66,7 +77,11 @@ class Call:
     otherwise: tuple[str, ...]
 
     def __str__(self) -> str:
-        plain = {name: value for name, value in self.params.items() if not isinstance(value, jax.tree_util.PyTreeDef)}
+        plain = {
+            name: value
+            for name, value in self.params.items()
+            if not isinstance(value, jax.tree_util.PyTreeDef)
+        }
         params = ", ".join(f"{name}={value}" for name, value in plain.items())
         lines = [
             f"{self.name} x{self.count}: {', '.join(self.operands)} -> {', '.join(self.results)}",
@@ -78,7 +93,9 @@ class Call:
             "  XLA: " + (", ".join(f"{n} x{c}" for n, c in self.xla.items())) if self.xla else "",
             *(f"  otherwise {text}" for text in self.otherwise),
         ]
-        return "\n".join(textwrap.fill(line, 118, subsequent_indent=" " * 6) for line in lines if line)
+        return "\n".join(
+            textwrap.fill(line, 118, subsequent_indent=" " * 6) for line in lines if line
+        )
 
 
 @dataclass(frozen=True)
@@ -99,7 +116,9 @@ class Explanation:
 
     @property
     def launches(self) -> int:
-        """Kernels of ours that the program asks for, a `while` loop's turn counted once; XLA merges equal ones."""
+        """Kernels of ours that the program asks for, a `while` loop's turn counted once; XLA merges
+        equal ones.
+        """
         return sum(call.count * len(call.kernels) for call in self.calls)
 
     def __str__(self) -> str:
@@ -120,23 +139,28 @@ def explain(
     predict: bool = False,
     **kwargs: Any,
 ) -> Explanation:
-    """What `function(*args, **kwargs)` would run on a platform, and why; nothing runs, and no GPU is needed.
+    """What `function(*args, **kwargs)` would run on a platform, and why; nothing runs, and no GPU
+    is needed.
 
-    Traces the function and finds jax_q4k's operations in it, also inside `jit`, `scan`, `while` and `cond`.
+    Traces the function and finds jax_q4k's operations in it, also inside `jit`, `scan`, `while` and
+    `cond`.
 
         print(jq.explain(jq.matmul, x, w, platform="cuda"))
 
     Args:
-      args, kwargs: what the function takes; `jax.ShapeDtypeStruct` stands for an array. Keywords that are no arrays
-        are passed on as they are.
+      args, kwargs: what the function takes; `jax.ShapeDtypeStruct` stands for an array. Keywords
+        that are no arrays are passed on as they are.
       platform: `cuda` or `cpu`; None: the one that programs run on here.
-      device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or else an H200. Of a
-        name that is not known the report says whose number of multiprocessors was assumed.
-      predict: whether the cost model predicts each launch's time (`ptx_kernels.cost`), from what ptxas makes of it.
+      device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or
+        else an H200. Of a name that is not known the report says whose number of multiprocessors
+        was assumed.
+      predict: whether the cost model predicts each launch's time (`ptx_kernels.cost`), from what
+        ptxas makes of it.
 
     Raises:
-      ValueError: an unknown platform, or a device that the model does not know. TypeError: a device that is no text.
-        ToolNotFoundError: `predict` without ptxas and nvdisasm. TuningTableError: the user's tuning table is malformed.
+      ValueError: an unknown platform, or a device that the model does not know. TypeError: a device
+        that is no text. ToolNotFoundError: `predict` without ptxas and nvdisasm. TuningTableError:
+        the user's tuning table is malformed.
     """
     if platform not in (None, "cuda", "cpu"):
         raise ValueError(f"platform={platform!r} must be cuda, cpu or None")
@@ -144,7 +168,9 @@ def explain(
     target = device_here() if device is None else choices.target(device)
     model = find_device(target.name) if predict else None
     if predict and model is None:
-        raise ValueError(f"device={target.name!r} must be one of {', '.join(DEVICES)}, for predict=True")
+        raise ValueError(
+            f"device={target.name!r} must be one of {', '.join(DEVICES)}, for predict=True"
+        )
     arrays = {name: value for name, value in kwargs.items() if _is_arrays(value)}
     options = {name: value for name, value in kwargs.items() if name not in arrays}
     traced = jax.make_jaxpr(functools.partial(function, **options))(*args, **arrays)
@@ -162,7 +188,9 @@ def explain(
 
 def _is_arrays(value: Any) -> bool:
     leaves = jax.tree.leaves(value)
-    return bool(leaves) and all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves)
+    return bool(leaves) and all(
+        hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves
+    )
 
 
 def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
@@ -205,7 +233,9 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
         figures=_figures(kernels, model) if model else (),
         chosen=tuple(dict.fromkeys(made)) if kernels else (),
         xla=dict(xla),
-        otherwise=tuple(_otherwise(name, platform) for name in IMPLEMENTATIONS if name != implementation),
+        otherwise=tuple(
+            _otherwise(name, platform) for name in IMPLEMENTATIONS if name != implementation
+        ),
     )
 
 
@@ -216,18 +246,30 @@ def _figures(kernels: list[Kernel], model: Device) -> tuple[Figures, ...]:
 
 
 def _otherwise(implementation: str, platform: str) -> str:
-    needed = "" if platform in _PLATFORMS[implementation] else f" and a {_PLATFORMS[implementation][0]} device"
+    needed = (
+        ""
+        if platform in _PLATFORMS[implementation]
+        else f" and a {_PLATFORMS[implementation][0]} device"
+    )
     if implementation == "native" and not native.available():
         needed += f", and its library: {native.problem()}"
     return f"{implementation}: needs jax_q4k.implementation({implementation!r}){needed}"
 
 
 def _launch(kernel: Kernel, figures: Figures | None) -> str:
-    blocks, threads = (re.sub("(x1)+$", "", "x".join(map(str, sizes))) for sizes in (kernel.grid, kernel.block))
-    shared = f", {kernel.dynamic_shared_bytes} bytes of dynamic shared memory" if kernel.dynamic_shared_bytes else ""
+    blocks, threads = (
+        re.sub("(x1)+$", "", "x".join(map(str, sizes))) for sizes in (kernel.grid, kernel.block)
+    )
+    shared = (
+        f", {kernel.dynamic_shared_bytes} bytes of dynamic shared memory"
+        if kernel.dynamic_shared_bytes
+        else ""
+    )
     predicted = ""
     if figures and figures.seconds is not None:
-        predicted = f"; predicted {figures.seconds * 1e6:.1f} us, {figures.bound} bound ({figures.device})"
+        predicted = (
+            f"; predicted {figures.seconds * 1e6:.1f} us, {figures.bound} bound ({figures.device})"
+        )
     return f"  launch {kernel.name}: {blocks} blocks of {threads} threads{shared}{predicted}"
 
 

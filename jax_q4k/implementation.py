@@ -1,4 +1,6 @@
-"""Which implementation of an operation runs: PTX kernels, plain JAX, the CPU's own kernels, or PTX simulated."""
+"""Which implementation of an operation runs: PTX kernels, plain JAX, the CPU's own kernels, or PTX
+simulated.
+"""
 
 from __future__ import annotations
 
@@ -39,28 +41,41 @@ class Choice(NamedTuple):
         return self.fused is None or name in self.fused
 
 
-# A user context is part of jit's cache key: a function traced under one choice is traced again under another.
+# A user context is part of jit's cache key: a function traced under one choice is traced again
+# under another.
 _choice = jax.make_user_context(Choice())
 
 
 def check_choice(
-    implementation: str | None, activations: str | None = None, fused: Collection[str] | Literal[False] | None = None
+    implementation: str | None,
+    activations: str | None = None,
+    fused: Collection[str] | Literal[False] | None = None,
 ) -> Choice:
     """Validates names; raises ValueError naming the argument and what it may be."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, or None")
+        raise ValueError(
+            f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, or None"
+        )
     if activations is not None and activations not in ACTIVATIONS:
-        raise ValueError(f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None")
+        raise ValueError(
+            f"activations={activations!r} must be one of {', '.join(ACTIVATIONS)}, or None"
+        )
     names: tuple[Any, ...] | None
     if fused is None:
         names = None
     elif fused is False:
         names = ()
     else:
-        names = tuple(fused) if isinstance(fused, Collection) and not isinstance(fused, str) else (fused,)
+        names = (
+            tuple(fused)
+            if isinstance(fused, Collection) and not isinstance(fused, str)
+            else (fused,)
+        )
     for name in names or ():
         if name not in FUSIONS:
-            raise ValueError(f"fused={name!r} must be a collection of {', '.join(FUSIONS)}, or False, or None")
+            raise ValueError(
+                f"fused={name!r} must be a collection of {', '.join(FUSIONS)}, or False, or None"
+            )
     return Choice(
         cast("Implementation | None", implementation),
         cast("Activations | None", activations),
@@ -80,17 +95,20 @@ def implementation(
     A block inside another starts from the defaults: it inherits nothing.
 
     Args:
-      name: `ptx` (PTX kernels; CUDA only), `native` (C++ kernels; CPU only), `xla` (plain JAX, any platform), `sim`
-        (the PTX kernels run by the simulator; CPU only), or None: `ptx` on CUDA; on a CPU `native`, or where the
-        library of these kernels is not there, `xla` with a NativeUnavailableWarning; `xla` elsewhere.
-      activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the CUDA path has
-        a kernel that takes them so; `f32`: never quantized; None: `f32` for xla, `q8_1` for native, what is fastest
+      name: `ptx` (PTX kernels; CUDA only), `native` (C++ kernels; CPU only), `xla` (plain JAX, any
+        platform), `sim` (the PTX kernels run by the simulator; CPU only), or None: `ptx` on CUDA;
+        on a CPU `native`, or where the library of these kernels is not there, `xla` with a
+        NativeUnavailableWarning; `xla` elsewhere.
+      activations: how matmul treats its activations. `q8_1`: int8 in groups of 32, wherever the
+        CUDA path has a kernel that takes them so; `f32`: never quantized; None: `f32` for xla,
+        `q8_1` for native, what is fastest
         for ptx and sim: `q8_1`, or float16 for many rows on some GPUs (`jq.explain` says which).
-      fused: names out of `jax_q4k.FUSIONS`: the operations that may be fewer kernels than their steps; the others are
-        chains of simpler ones. False: none. None: all, each wherever it pays.
+      fused: names out of `jax_q4k.FUSIONS`: the operations that may be fewer kernels than their
+        steps; the others are chains of simpler ones. False: none. None: all, each wherever it pays.
 
     Raises:
-      ValueError: an unknown name. A choice that cannot run on the platform raises when it is lowered.
+      ValueError: an unknown name. A choice that cannot run on the platform raises when it is
+        lowered.
     """
     with chosen(check_choice(name, activations, fused)):
         yield

@@ -11,7 +11,8 @@ from .arrays import QuantizedArray
 
 
 def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
-    """`jax_q4k.quantizers.quantize` as an array: w (..., k) -> a QuantizedArray of that shape, on the default device.
+    """`jax_q4k.quantizers.quantize` as an array: w (..., k) -> a QuantizedArray of that shape, on
+    the default device.
 
     Takes and raises what `jax_q4k.quantizers.quantize` does.
     """

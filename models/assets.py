@@ -13,7 +13,11 @@ def demo_path() -> Path:
     Raises FileNotFoundError where the package was built without it.
     """
     folder = importlib.resources.files("jax_q4k") / "assets"
-    found = [entry for entry in folder.iterdir() if entry.name.endswith(".gguf")] if folder.is_dir() else []
+    found = (
+        [entry for entry in folder.iterdir() if entry.name.endswith(".gguf")]
+        if folder.is_dir()
+        else []
+    )
     if len(found) != 1:
         raise FileNotFoundError(
             f"the demo model is not installed: {folder} holds {len(found)} .gguf files, expected one"

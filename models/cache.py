@@ -1,4 +1,6 @@
-"""A paged key/value cache: pages of tokens, and a table per sequence that says which pages are its own."""
+"""A paged key/value cache: pages of tokens, and a table per sequence that says which pages are its
+own.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,8 @@ from .config import Config
 
 PAGE_SIZE = 16  # tokens
 
-#: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim); of int8 pages also
-#: their scales, both float32 (num_pages, num_kv_heads, page_size).
+#: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim); of
+#: int8 pages also their scales, both float32 (num_pages, num_kv_heads, page_size).
 Pages = tuple[jax.Array, ...]
 
 
@@ -49,11 +51,12 @@ class PagedCache:
         page_size: int = PAGE_SIZE,
         dtype: Any = jnp.float32,
     ) -> PagedCache:
-        """An empty cache for `batch` sequences of up to `capacity` tokens, each with pages of its own.
+        """An empty cache for `batch` sequences of up to `capacity` tokens, each with pages of its
+        own.
 
         Raises:
-          ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots. TypeError: `dtype` is none of
-            float32, bfloat16, float16, int8, float8_e4m3fn.
+          ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots. TypeError: `dtype`
+            is none of float32, bfloat16, float16, int8, float8_e4m3fn.
         """
         dtype = float_dtype("dtype", dtype, PAGE_DTYPES)
         if batch < 1 or capacity < 1:
@@ -63,10 +66,14 @@ class PagedCache:
         if num_pages * page_size > np.iinfo(np.int32).max:
             raise ValueError(f"batch={batch} times capacity={capacity} must be below 2^31 tokens")
         shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
-        arrays = [(shape, dtype)] * 2 + ([(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else [])
+        arrays = [(shape, dtype)] * 2 + (
+            [(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else []
+        )
         return cls(
             pages=[tuple(_zeros(*array) for array in arrays) for _ in range(config.num_layers)],
-            block_tables=jax.device_put(np.arange(num_pages, dtype=np.int32).reshape(batch, per_sequence)),
+            block_tables=jax.device_put(
+                np.arange(num_pages, dtype=np.int32).reshape(batch, per_sequence)
+            ),
             context_lens=jax.device_put(np.zeros(batch, np.int32)),
         )
 
@@ -80,9 +87,13 @@ class PagedCache:
         return self.block_tables.shape[1] * self.page_size
 
     def slots(self, positions: jax.Array, valid: jax.Array) -> jax.Array:
-        """Slots of token positions (batch, time), for `append_kv`: int32 (batch * time,), -1 where not valid."""
+        """Slots of token positions (batch, time), for `append_kv`: int32 (batch * time,), -1 where
+        not valid.
+        """
         size = jnp.int32(self.page_size)
-        page = jnp.take_along_axis(self.block_tables, jax.lax.div(positions, size), axis=1, mode="clip")
+        page = jnp.take_along_axis(
+            self.block_tables, jax.lax.div(positions, size), axis=1, mode="clip"
+        )
         slots = page * size + jax.lax.rem(positions, size)
         return jnp.where(valid & (positions < self.capacity), slots, -1).reshape(-1)
 

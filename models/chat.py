@@ -1,9 +1,10 @@
 """Chat templates: a list of messages -> the prompt text that a model was trained on.
 
-A template is a Jinja program that comes with the model file, so it is not to be trusted. It runs in jinja2's
-`ImmutableSandboxedEnvironment` inside a process of its own, which ends when it exceeds its time, memory or
-output: no check inside of the process that renders can bound `'x' * 10**10` or nested loops. Starting that
-process takes some 50 ms.
+A template is a Jinja program that comes with the model file, so it is not to be trusted. It runs in
+jinja2's `ImmutableSandboxedEnvironment` inside a process of its own, which ends when it exceeds its
+time, memory or
+output: no check inside of the process that renders can bound `'x' * 10**10` or nested loops.
+Starting that process takes some 50 ms.
 """
 
 from __future__ import annotations
@@ -50,20 +51,25 @@ def render(
 ) -> str:
     """The prompt for a conversation; encode it with `parse_special=True, add_special=False`.
 
-    Messages that spell control tokens then contain them: a caller who minds must look for them first.
+    Messages that spell control tokens then contain them: a caller who minds must look for them
+    first.
 
-    source: a tokenizer, whose file brings the template, or a template's text. Take that text from the
-    operator, never from a request. messages: dicts with "role" and "content", plain JSON data; never read as
-    a template. add_generation_prompt: end with the header of the assistant's turn. variables: what else the
-    template reads, such as `tools` or `enable_thinking`, plain JSON data.
-    Raises ChatTemplateError, with the template's own message where it raises one; TypeError or ValueError
-    where messages or variables are not JSON data.
+    source: a tokenizer, whose file brings the template, or a template's text. Take that text from
+    the
+    operator, never from a request. messages: dicts with "role" and "content", plain JSON data;
+    never read as
+    a template. add_generation_prompt: end with the header of the assistant's turn. variables: what
+    else the template reads, such as `tools` or `enable_thinking`, plain JSON data.
+    Raises ChatTemplateError, with the template's own message where it raises one; TypeError or
+    ValueError where messages or variables are not JSON data.
     """
     tokens: dict[str, str] = {}
     if isinstance(source, Tokenizer):
         template = source.chat_template
         if template is None:
-            raise ChatTemplateError(f"{source.vocabulary.file}: tokenizer.chat_template: is missing")
+            raise ChatTemplateError(
+                f"{source.vocabulary.file}: tokenizer.chat_template: is missing"
+            )
         for name, token in (("bos_token", source.bos_token_id), ("eos_token", source.eos_token_id)):
             tokens[name] = "" if token is None else source.token(token)
     elif isinstance(source, str):
@@ -86,14 +92,20 @@ def render(
 
 
 def _run(job: bytes, seconds: float) -> str:
-    command = [sys.executable, "-P", str(_WORKER)]  # -P: the worker's own folder stays off the module path
+    command = [
+        sys.executable,
+        "-P",
+        str(_WORKER),
+    ]  # -P: the worker's own folder stays off the module path
     try:
         done = subprocess.run(command, input=job, capture_output=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         raise ChatTemplateError(f"chat template took longer than {seconds} s") from None
     if done.returncode:
         last = done.stderr[-500:].decode(errors="replace").strip()
-        raise ChatTemplateError(f"chat template ended its process with status {done.returncode}: {last}")
+        raise ChatTemplateError(
+            f"chat template ended its process with status {done.returncode}: {last}"
+        )
     answer = json.loads(done.stdout)
     if "error" in answer:
         raise ChatTemplateError(f"chat template: {answer['error']}")

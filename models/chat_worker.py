@@ -17,7 +17,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class Generation(Extension):
-    """`{% generation %}`: marks the assistant's text for training; here its body is rendered as it is."""
+    """`{% generation %}`: marks the assistant's text for training; here its body is rendered as it
+    is.
+    """
 
     tags = {"generation"}
 
@@ -47,7 +49,9 @@ def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
 
 def environment() -> ImmutableSandboxedEnvironment:
     """What Hugging Face's `apply_chat_template` offers templates, in the sandbox."""
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation])
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+    )
     env.filters["tojson"] = to_json
     env.globals["raise_exception"] = raise_exception
     env.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)

@@ -61,7 +61,9 @@ class Config:
 
     @property
     def interleaved_rope(self) -> bool:
-        """Whether rotated pairs are dimensions (2i, 2i + 1), as llama files are laid out, or (i, i + half)."""
+        """Whether rotated pairs are dimensions (2i, 2i + 1), as llama files are laid out, or (i, i
+        + half).
+        """
         return self.architecture == "llama"
 
     @property
@@ -76,7 +78,8 @@ class Config:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str = "metadata") -> Config:
-        """The configuration that GGUF metadata describes, with llama.cpp's defaults for absent keys.
+        """The configuration that GGUF metadata describes, with llama.cpp's defaults for absent
+        keys.
 
         A sliding window bounds the context length, within which it has no effect.
 
@@ -84,13 +87,15 @@ class Config:
           metadata: keys as in the file. file: what error messages call the source.
 
         Raises:
-          jax_q4k.GGUFError: an architecture or feature that is not supported, a key that is missing, or a
-            value out of range, naming the key.
+          jax_q4k.GGUFError: an architecture or feature that is not supported, a key that is
+            missing, or a value out of range, naming the key.
         """
         architecture = metadata.get("general.architecture")
         if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
             found = "is missing" if architecture is None else f"{architecture!r} is not supported"
-            raise GGUFError(file, "general.architecture", f"{found}; supported are {', '.join(ARCHITECTURES)}")
+            raise GGUFError(
+                file, "general.architecture", f"{found}; supported are {', '.join(ARCHITECTURES)}"
+            )
         get = _Fields(metadata, architecture, file)
         get.refuse_unsupported()
 
@@ -98,16 +103,26 @@ class Config:
         num_heads = get.integer("attention.head_count", _MAX_HEADS)
         num_kv_heads = get.integer("attention.head_count_kv", num_heads, default=num_heads)
         if num_heads % num_kv_heads:
-            get.fail("attention.head_count_kv", f"{num_kv_heads} must divide attention.head_count={num_heads}")
+            get.fail(
+                "attention.head_count_kv",
+                f"{num_kv_heads} must divide attention.head_count={num_heads}",
+            )
         if "attention.key_length" not in get and hidden_size % num_heads:
-            get.fail("attention.head_count", f"{num_heads} must divide embedding_length={hidden_size}")
+            get.fail(
+                "attention.head_count", f"{num_heads} must divide embedding_length={hidden_size}"
+            )
         head_dim = get.integer("attention.key_length", _MAX_SIZE, default=hidden_size // num_heads)
         if head_dim not in HEAD_DIMS:
             supported = ", ".join(map(str, HEAD_DIMS))
-            get.fail("attention.key_length", f"a head_dim of {head_dim} is not supported; supported are {supported}")
+            get.fail(
+                "attention.key_length",
+                f"a head_dim of {head_dim} is not supported; supported are {supported}",
+            )
         value_length = get.integer("attention.value_length", _MAX_SIZE, default=head_dim)
         if value_length != head_dim:
-            get.fail("attention.value_length", f"{value_length} must equal the key length, {head_dim}")
+            get.fail(
+                "attention.value_length", f"{value_length} must equal the key length, {head_dim}"
+            )
         rope_dim = get.integer("rope.dimension_count", head_dim, default=head_dim)
         if rope_dim % 2:
             get.fail("rope.dimension_count", f"{rope_dim} must be even")
@@ -165,8 +180,12 @@ class _Fields:
     def fail(self, key: str, problem: str) -> NoReturn:
         raise GGUFError(self._file, self._prefix + key, problem)
 
-    def integer(self, key: str, maximum: int, *, default: int | None = None, minimum: int = 1) -> int:
-        """An integer of minimum..maximum; an array with one value per layer counts if all are equal."""
+    def integer(
+        self, key: str, maximum: int, *, default: int | None = None, minimum: int = 1
+    ) -> int:
+        """An integer of minimum..maximum; an array with one value per layer counts if all are
+        equal.
+        """
         value = self._value(key, default)
         if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
             value = value[0].item()
@@ -174,7 +193,9 @@ class _Fields:
             self.fail(key, f"must be an integer from {minimum} to {maximum}, not {value!r}")
         return value
 
-    def number(self, key: str, minimum: float, maximum: float, *, default: float | None = None) -> float:
+    def number(
+        self, key: str, minimum: float, maximum: float, *, default: float | None = None
+    ) -> float:
         """A number above `minimum` and up to `maximum`."""
         value = self._value(key, default)
         numeric = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -52,8 +52,8 @@ class RMSNorm(nnx.Module):
         return jq.rms_norm(x, self.weight.get_value(), eps=self.eps)
 
 
-# Where a step may be one kernel, the modules of its parts hand it their weights. Another module may stand in a
-# Linear's place, such as an adapter around it: then each part runs by itself.
+# Where a step may be one kernel, the modules of its parts hand it their weights. Another module may
+# stand in a Linear's place, such as an adapter around it: then each part runs by itself.
 
 
 def _are_linear(*modules: nnx.Module) -> bool:
@@ -85,13 +85,17 @@ class MLP(nnx.Module):
         modules = self.gate, self.up, self.down
         if _are_linear(*modules) and all(module.bias is None for module in modules):
             weights = (module.weight.get_value() for module in modules)
-            return jq.mlp(x, *weights, norm_weight=norm.weight.get_value(), eps=norm.eps, residual=x)
+            return jq.mlp(
+                x, *weights, norm_weight=norm.weight.get_value(), eps=norm.eps, residual=x
+            )
         gate, up = _project(x, norm, (self.gate, self.up))
         return x + self.down(jax.nn.silu(gate) * up)
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions; `q_norm` and `k_norm` are per head (Qwen 3)."""
+    """Grouped-query attention with rotary positions; `q_norm` and `k_norm` are per head (Qwen
+    3).
+    """
 
     def __init__(
         self,
@@ -112,38 +116,57 @@ class Attention(nnx.Module):
         """x + the attention of norm(x), x (batch, time, hidden_size)."""
         config, leading = self.config, x.shape[:-1]
         q, k, v = (
-            y.reshape(*leading, -1, config.head_dim) for y in _project(x, norm, (self.query, self.key, self.value))
+            y.reshape(*leading, -1, config.head_dim)
+            for y in _project(x, norm, (self.query, self.key, self.value))
         )
         return attend(layer, self, q, k, v, x)
 
     def add_output(self, out: jax.Array, x: jax.Array) -> jax.Array:
-        """x + the output projection of the heads' vectors, out (batch, time, num_heads, head_dim)."""
+        """x + the output projection of the heads' vectors, out (batch, time, num_heads,
+        head_dim).
+        """
         out = out.reshape(*x.shape[:-1], -1)
         return self.output(out, x) if _are_linear(self.output) else x + self.output(out)
 
     def add_paged(
         self, q: jax.Array, pages: Pages, block_tables: jax.Array, lens: jax.Array, x: jax.Array
     ) -> jax.Array:
-        """x + the attention of one turned q per sequence, (batch, 1, num_heads, head_dim), over its pages."""
+        """x + the attention of one turned q per sequence, (batch, 1, num_heads, head_dim), over its
+        pages.
+        """
         k_pages, v_pages, *_ = pages
         given = q[:, 0], k_pages, v_pages, block_tables, lens
         if not _are_linear(self.output):
             return self.add_output(jq.paged_attention(*given, **scales(pages))[:, None], x)
         weight, bias = self.output.weight.get_value(), self.output.bias
         y = jq.paged_attention_matmul(
-            *given, weight, bias=None if bias is None else bias.get_value(), residual=x[:, 0], **scales(pages)
+            *given,
+            weight,
+            bias=None if bias is None else bias.get_value(),
+            residual=x[:, 0],
+            **scales(pages),
         )
         return y[:, None]
 
     def rotate(self, q: jax.Array, k: jax.Array, angles: Angles) -> tuple[jax.Array, jax.Array]:
-        """q and k, normalized where the model does so, turned by `rope.angles` of the positions (batch, time)."""
+        """q and k, normalized where the model does so, turned by `rope.angles` of the positions
+        (batch, time).
+        """
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         interleaved = self.config.interleaved_rope
-        return rope.rotate(q, *angles, interleaved=interleaved), rope.rotate(k, *angles, interleaved=interleaved)
+        return rope.rotate(q, *angles, interleaved=interleaved), rope.rotate(
+            k, *angles, interleaved=interleaved
+        )
 
     def rotate_and_append(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, angles: Angles, pages: Pages, slots: jax.Array
+        self,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        angles: Angles,
+        pages: Pages,
+        slots: jax.Array,
     ) -> tuple[jax.Array, Pages]:
         """The turned q, and the pages with the turned k and v at slots (batch * time,)."""
         norms = self.q_norm, self.k_norm
@@ -168,9 +191,13 @@ class Attention(nnx.Module):
 
 
 class Block(nnx.Module):
-    """One layer: attention, then the feed-forward network, each normalized before and added after."""
+    """One layer: attention, then the feed-forward network, each normalized before and added
+    after.
+    """
 
-    def __init__(self, attn_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: MLP) -> None:
+    def __init__(
+        self, attn_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: MLP
+    ) -> None:
         self.attn_norm, self.attention = attn_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
@@ -185,7 +212,8 @@ class Decoder(nnx.Module):
       embedding: (vocab_size, hidden_size), packed or float.
       output: None where it is tied to the embedding.
       rope_frequencies: (rope_dim / 2,), as `rope.frequencies` gives them.
-      rope_divisors: (rope_dim / 2,), what went into the frequencies; kept so that a saved file holds it.
+      rope_divisors: (rope_dim / 2,), what went into the frequencies; kept so that a saved file
+        holds it.
     """
 
     def __init__(
@@ -216,13 +244,22 @@ class Decoder(nnx.Module):
         lengths = jnp.full(batch, time) if lengths is None else lengths
         angles = self._angles(_positions(tokens))
 
-        def attend(_: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
-            return attention.add_output(jq.causal_attention(*attention.rotate(q, k, angles), v, lengths), x)
+        def attend(
+            _: int, attention: Attention, q: jax.Array, k: jax.Array, v: jax.Array, x: jax.Array
+        ) -> jax.Array:
+            return attention.add_output(
+                jq.causal_attention(*attention.rotate(q, k, angles), v, lengths), x
+            )
 
         return self._logits(self._hidden(tokens, attend))
 
     def prefill(
-        self, tokens: jax.Array, lengths: jax.Array, cache: PagedCache, *, all_positions: bool = False
+        self,
+        tokens: jax.Array,
+        lengths: jax.Array,
+        cache: PagedCache,
+        *,
+        all_positions: bool = False,
     ) -> tuple[jax.Array, PagedCache]:
         """A full causal pass that stores keys and values from position 0 on.
 
@@ -233,7 +270,8 @@ class Decoder(nnx.Module):
           all_positions: logits of every token instead of each row's last.
 
         Returns:
-          Logits float32 (batch, vocab_size), or (batch, time, vocab_size) of all positions, and the cache.
+          Logits float32 (batch, vocab_size), or (batch, time, vocab_size) of all positions, and the
+          cache.
         """
         positions = _positions(tokens)
         slots = cache.slots(positions, positions < lengths[:, None])
@@ -260,8 +298,8 @@ class Decoder(nnx.Module):
         Args:
           token: (batch,) int32.
           cache: with room for one more token in every active sequence.
-          active: bool (batch,), None for all; the other sequences are left as they are and their logits
-            mean nothing.
+          active: bool (batch,), None for all; the other sequences are left as they are and their
+            logits mean nothing.
 
         Returns:
           Logits float32 (batch, vocab_size), and the cache.
@@ -289,14 +327,20 @@ class Decoder(nnx.Module):
     def _hidden(self, tokens: jax.Array, attend: Attend) -> jax.Array:
         x = jq.embedding(tokens, self.embedding.get_value())
         for layer, block in enumerate(self.blocks):
-            with jax.named_scope(f"layer{layer}"):  # shows in profiles and in XLA's names of launches
+            with jax.named_scope(
+                f"layer{layer}"
+            ):  # shows in profiles and in XLA's names of launches
                 x = block(x, layer, attend)
         return x
 
     def _logits(self, x: jax.Array) -> jax.Array:
         if self.output is not None and not _are_linear(self.output):
             return self.output(self.norm(x))
-        weight, bias = (self.embedding, None) if self.output is None else (self.output.weight, self.output.bias)
+        weight, bias = (
+            (self.embedding, None)
+            if self.output is None
+            else (self.output.weight, self.output.bias)
+        )
         return jq.rms_norm_matmul(
             x,
             self.norm.weight.get_value(),

@@ -31,8 +31,9 @@ INTERVAL = 16
 #: Tokens. Caches of fewer would only mean more programs.
 MIN_CAPACITY = 64
 
-#: Seconds. A stream takes more tokens a call where calls are shorter than a reader sees, so that little of their time
-#: is the host's, or where they are longer than this: plain JAX on a CPU decodes all weights once a call.
+#: Seconds. A stream takes more tokens a call where calls are shorter than a reader sees, so that
+#: little of their time is the host's, or where they are longer than this: plain JAX on a CPU
+#: decodes all weights once a call.
 FLUENT_CALL, SLOW_CALL = 1 / 60, 0.25
 
 
@@ -58,7 +59,11 @@ class Timings:
     @property
     def tokens_per_second(self) -> float:
         """Of the decoding; NaN if a single token was asked for."""
-        return self.decoded_tokens / self.decode if self.decoded_tokens and self.decode else float("nan")
+        return (
+            self.decoded_tokens / self.decode
+            if self.decoded_tokens and self.decode
+            else float("nan")
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +73,8 @@ class Output:
     Attributes:
       tokens: the new token ids, without the end token, with those of a stop string.
       text: what follows the prompt's text, up to a stop string; None if the model has no tokenizer.
-      finish_reason: `length` (max_new_tokens reached), `end` (an end token), `stop` (a stop string).
+      finish_reason: `length` (max_new_tokens reached), `end` (an end token), `stop` (a stop
+        string).
       timings: of the call; the outputs of a batch share them.
     """
 
@@ -107,27 +113,27 @@ def generate(
 ) -> Any:
     """Continues prompts by up to `max_new_tokens` tokens each.
 
-    The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is entered
-    again every INTERVAL tokens. A row's greedy tokens depend on the other rows no more than by rounding. Prompts are
-    padded to `model.padded_length`.
+    The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is
+    entered again every INTERVAL tokens. A row's greedy tokens depend on the other rows no more than
+    by rounding. Prompts are padded to `model.padded_length`.
 
     Args:
       prompts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
       max_new_tokens: at least 1.
-      temperature, top_k, top_p, min_p, repetition_penalty, seed: see `SamplingParams`; the defaults take the
-        most likely token.
+      temperature, top_k, top_p, min_p, repetition_penalty, seed: see `SamplingParams`; the defaults
+        take the most likely token.
       stop: strings that end a text; needs a tokenizer.
       ignore_end: do not end at the tokenizer's end tokens.
-      cache_dtype: of the cached keys and values: float32, bfloat16, float16, int8 (with a scale per token and head) or
-        float8_e4m3fn.
+      cache_dtype: of the cached keys and values: float32, bfloat16, float16, int8 (with a scale per
+        token and head) or float8_e4m3fn.
 
     Returns:
       An Output, or a list of them for a list of prompts.
 
     Raises:
-      ValueError: an empty prompt, an id outside the vocabulary, a prompt and new tokens beyond the context
-        length, a text without a tokenizer, a sampling parameter out of range. TypeError: prompts or
-        parameters of another type. All of them before any work.
+      ValueError: an empty prompt, an id outside the vocabulary, a prompt and new tokens beyond the
+        context length, a text without a tokenizer, a sampling parameter out of range. TypeError:
+        prompts or parameters of another type. All of them before any work.
     """
     params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     rows, single = _rows(model, prompts)
@@ -156,7 +162,8 @@ def stream(
 ) -> Iterator[Piece]:
     """Continues one prompt token by token; arguments, checks and result as `generate`'s.
 
-    The checks run at the call. The texts of all pieces together are the text of the last piece's `output`.
+    The checks run at the call. The texts of all pieces together are the text of the last piece's
+    `output`.
     """
     params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
     rows, single = _rows(model, prompt)
@@ -184,14 +191,18 @@ def _pieces(run: _Run) -> Iterator[Piece]:
 def _rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
     """Every prompt as int32 ids, and whether there was a single one instead of a list."""
     if not isinstance(prompts, Sequence | np.ndarray | jax.Array):  # a str is a Sequence
-        raise TypeError(f"prompts is of type {type(prompts).__name__}; it must be a text, ids, or a list of either")
+        raise TypeError(
+            f"prompts is of type {type(prompts).__name__}; it must be a text, ids, or a list of either"
+        )
     single = isinstance(prompts, str) or (
         len(prompts) > 0 and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
     )
     rows = [prompts] if single else list(prompts)
     if not rows or (single and len(prompts) == 0):
         raise ValueError("prompts is empty; at least one prompt of at least one token is needed")
-    return [_ids(model, row, "prompt" if single else f"prompts[{i}]") for i, row in enumerate(rows)], single
+    return [
+        _ids(model, row, "prompt" if single else f"prompts[{i}]") for i, row in enumerate(rows)
+    ], single
 
 
 def _ids(model: Model, prompt: Any, name: str) -> np.ndarray:
@@ -201,7 +212,9 @@ def _ids(model: Model, prompt: Any, name: str) -> np.ndarray:
         prompt = model.tokenizer.encode(prompt)
     ids = np.asarray(prompt)
     if ids.ndim != 1 or ids.size == 0:
-        raise ValueError(f"{name} has shape {ids.shape}; it must be a text or ids (time,), at least one")
+        raise ValueError(
+            f"{name} has shape {ids.shape}; it must be a text or ids (time,), at least one"
+        )
     model.check_ids(name, ids)
     return ids.astype(np.int32)
 
@@ -209,7 +222,9 @@ def _ids(model: Model, prompt: Any, name: str) -> np.ndarray:
 class _Row:
     """One sequence on the host: its new tokens, and their text as far as it is certain."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stop: StopStrings, end_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, stop: StopStrings, end_ids: tuple[int, ...]
+    ) -> None:
         self.tokens: list[int] = []
         self.ends: list[int] = []  # of the text that was certain with each token
         self.text = ""
@@ -281,7 +296,9 @@ class _Run:
         self.has_stops = bool(stops)
         if self.has_stops and model.tokenizer is None:
             raise ValueError(f"stop={stop!r} needs a tokenizer, which the model has not")
-        end_ids = () if ignore_end or model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
+        end_ids = (
+            () if ignore_end or model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
+        )
         self.rows = [_Row(model.tokenizer, StopStrings(stops), end_ids) for _ in prompts]
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
         self._model = model
@@ -303,13 +320,17 @@ class _Run:
 
     def start(self) -> None:
         """Runs the prompts and samples each row's first token."""
-        cache = PagedCache.create(self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype)
+        cache = PagedCache.create(
+            self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype
+        )
         key = None if self._params.greedy else self._params.key()
         arguments = (self._model.weights, self._prompts, self._lengths, cache, key)
         self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
     def advance(self, count: int) -> float:
-        """Samples up to `count` more tokens per row; returns the seconds it took, compiling left out."""
+        """Samples up to `count` more tokens per row; returns the seconds it took, compiling left
+        out.
+        """
         until = np.int32(min(self._pushed + count, self.max_new_tokens))
         arguments = self._model.weights, self._state, until
         seconds = self._call("loop", self._programs.loop, *arguments)
@@ -319,7 +340,12 @@ class _Run:
     def outputs(self) -> list[Output]:
         self.timings.new_tokens = sum(len(row.tokens) for row in self.rows)
         return [
-            Output(row.tokens, None if self._model.tokenizer is None else row.text, row.finish_reason, self.timings)
+            Output(
+                row.tokens,
+                None if self._model.tokenizer is None else row.text,
+                row.finish_reason,
+                self.timings,
+            )
             for row in self.rows
             if row.finish_reason is not None
         ]
@@ -340,7 +366,9 @@ class _Run:
             self._state = dataclasses.replace(self._state, finished=jnp.asarray(finished))
 
     def _call(self, name: str, program: Any, *arguments: Any) -> float:
-        """Runs a program and collects its tokens; returns the seconds that took, compiling left out."""
+        """Runs a program and collects its tokens; returns the seconds that took, compiling left
+        out.
+        """
         batch, prompt_length = self._prompts.shape
         length = prompt_length if name == "start" else 0
         key = name, batch, length, self._capacity, self._cache_dtype, self._choice

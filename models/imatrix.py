@@ -1,4 +1,6 @@
-"""llama.cpp's importance matrices: how much each column of a weight matrix matters for its output."""
+"""llama.cpp's importance matrices: how much each column of a weight matrix matters for its
+output.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,9 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """GGUF tensor name -> float32 (k,): the mean square of the activations that met each column.
 
-    The layout is that of llama.cpp's `llama-imatrix`: per tensor NAME.in_sum2 (k,), sums of squares, and NAME.counts
-    (1,), how many rows they are of. A tensor that met none has weights of 1.
+    The layout is that of llama.cpp's `llama-imatrix`: per tensor NAME.in_sum2 (k,), sums of
+    squares, and NAME.counts (1,), how many rows they are of. A tensor that met none has weights of
+    1.
 
     Raises:
       jax_q4k.GGUFError: no such file, or sums of experts, which no model here has.
@@ -25,7 +28,11 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     read = gguf.read(path)
     if read.metadata.get("general.type") != "imatrix":
         found = read.metadata.get("general.type")
-        raise GGUFError(file, "general.type", f"must be 'imatrix', not {found!r} (the older .dat format is not read)")
+        raise GGUFError(
+            file,
+            "general.type",
+            f"must be 'imatrix', not {found!r} (the older .dat format is not read)",
+        )
     sums, counts = (
         {
             name.removesuffix(end): _numbers(file, name, tensor)
@@ -38,7 +45,9 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     for name, total in sums.items():
         count = counts.get(name, np.zeros(0))
         if count.size != 1:
-            raise GGUFError(file, f"tensor {name + _COUNTS!r}", f"must hold one number, not {count.size}")
+            raise GGUFError(
+                file, f"tensor {name + _COUNTS!r}", f"must hold one number, not {count.size}"
+            )
         importance[name] = total / count if count[0] > 0 else np.ones_like(total)
     return importance
 

@@ -10,14 +10,22 @@ from typing import Any, NoReturn
 from jax_q4k.errors import CheckpointError
 
 _REQUIRED = object()
-_NAMES = {dict: "an object", list: "an array", str: "a string", int: "an integer", float: "a number", bool: "a boolean"}
+_NAMES = {
+    dict: "an object",
+    list: "an array",
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "a boolean",
+}
 
 
 def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
     """The value that a file holds: strict JSON in UTF-8, no key twice.
 
     Raises:
-      CheckpointError: no regular file, larger than `max_bytes`, not JSON. OSError: it cannot be read.
+      CheckpointError: no regular file, larger than `max_bytes`, not JSON. OSError: it cannot be
+        read.
     """
     file = os.fsdecode(path)
     if os.path.exists(path) and not os.path.isfile(path):
@@ -30,7 +38,9 @@ def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
         return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
         raise CheckpointError(file, "JSON", "is nested too deeply") from None
-    except ValueError as error:  # JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
+    except (
+        ValueError
+    ) as error:  # JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
         raise CheckpointError(file, "JSON", f"is malformed: {error}") from None
 
 
@@ -64,7 +74,9 @@ class Fields:
         raise CheckpointError(self.file, self._name(key), problem)
 
     def get(self, key: str, kind: type, default: Any = _REQUIRED) -> Any:
-        """The value of a key; null counts as missing. `float` takes integers too, and gives a finite float."""
+        """The value of a key; null counts as missing. `float` takes integers too, and gives a
+        finite float.
+        """
         value: Any = self.values.get(key)
         if value is None:
             if default is _REQUIRED:

@@ -26,7 +26,8 @@ def from_gguf(
     progress: Callable[[int, int], object] | None = None,
     check_scales: bool = True,
 ) -> Model:
-    """Loads a llama (Mistral included), qwen2 or qwen3 model, its weights packed as they lie in the file.
+    """Loads a llama (Mistral included), qwen2 or qwen3 model, its weights packed as they lie in the
+    file.
 
     Metadata and tensor shapes are checked before any tensor is read.
 
@@ -39,7 +40,8 @@ def from_gguf(
       The model; its tokenizer is None if the file holds no vocabulary.
 
     Raises:
-      jax_q4k.GGUFError: the file is malformed, or holds what is not supported. OSError: it cannot be read.
+      jax_q4k.GGUFError: the file is malformed, or holds what is not supported. OSError: it cannot
+        be read.
     """
     file = os.fsdecode(path)
     described: list[tuple[Config, Tokenizer | None]] = []
@@ -50,13 +52,18 @@ def from_gguf(
     loaded = gguf.read(path, check=check, check_scales=check_scales, progress=progress)
     divisors = loaded.tensors.get("rope_freqs.weight")
     if divisors is not None and not (_vector(divisors) > MIN_ROPE_DIVISOR).all():
-        raise GGUFError(file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}")
+        raise GGUFError(
+            file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}"
+        )
     config, words = described[0]
     return Model(build(config, loaded.tensors), words, loaded.metadata)
 
 
-def describe(metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str) -> tuple[Config, Tokenizer | None]:
-    """The configuration, and the tokenizer if there is one, of metadata and tensors that fit together.
+def describe(
+    metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str
+) -> tuple[Config, Tokenizer | None]:
+    """The configuration, and the tokenizer if there is one, of metadata and tensors that fit
+    together.
 
     tensors: name -> anything with `.shape`. Raises GGUFError naming the key or the tensor at fault.
     """
@@ -66,7 +73,9 @@ def describe(metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str)
         return config, None
     words = tokenizer.from_metadata(metadata, file)
     if words.vocab_size != config.vocab_size:
-        problem = f"has {words.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
+        problem = (
+            f"has {words.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
+        )
         raise GGUFError(file, "tokenizer.ggml.tokens", problem)
     return config, words
 
@@ -109,7 +118,9 @@ def expected_tensors(config: Config) -> dict[str, _Expected]:
 
 
 def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None:
-    """Raises GGUFError unless `tensors` (anything with `.shape`) are those of `config`, all and no others."""
+    """Raises GGUFError unless `tensors` (anything with `.shape`) are those of `config`, all and no
+    others.
+    """
     expected = expected_tensors(config)
     for name, (shape, required) in expected.items():
         if name in tensors:
@@ -120,7 +131,9 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
             raise GGUFError(file, f"tensor {name!r}", f"is missing, expected with shape {shape}")
     for name in tensors:
         if name not in expected:
-            raise GGUFError(file, f"tensor {name!r}", f"is not part of a {config.architecture} model")
+            raise GGUFError(
+                file, f"tensor {name!r}", f"is not part of a {config.architecture} model"
+            )
     if "output.bias" in tensors and "output.weight" not in tensors:
         raise GGUFError(file, "tensor 'output.bias'", "is there without 'output.weight'")
 
@@ -132,7 +145,9 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
         return _vector(tensors[name])
 
     def linear(name: str) -> Linear:
-        return Linear(tensors[f"{name}.weight"], vector(f"{name}.bias") if f"{name}.bias" in tensors else None)
+        return Linear(
+            tensors[f"{name}.weight"], vector(f"{name}.bias") if f"{name}.bias" in tensors else None
+        )
 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(vector(f"{name}.weight"), config.rms_norm_eps)
@@ -147,7 +162,9 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
             q_norm=norm(f"{prefix}.attn_q_norm") if config.qk_norm else None,
             k_norm=norm(f"{prefix}.attn_k_norm") if config.qk_norm else None,
         )
-        mlp = MLP(linear(f"{prefix}.ffn_gate"), linear(f"{prefix}.ffn_up"), linear(f"{prefix}.ffn_down"))
+        mlp = MLP(
+            linear(f"{prefix}.ffn_gate"), linear(f"{prefix}.ffn_up"), linear(f"{prefix}.ffn_down")
+        )
         return Block(norm(f"{prefix}.attn_norm"), attention, norm(f"{prefix}.ffn_norm"), mlp)
 
     divisors = vector("rope_freqs.weight") if "rope_freqs.weight" in tensors else None
@@ -182,7 +199,8 @@ _MODULES = {
 def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Array]:
     """GGUF's names -> a decoder's tensors: the inverse of `build`.
 
-    TypeError where another module stands in a Linear's or a RMSNorm's place, such as an adapter around it.
+    TypeError where another module stands in a Linear's or a RMSNorm's place, such as an adapter
+    around it.
     """
     decoder = model.decoder() if isinstance(model, Model) else model
     tensors: dict[str, Any] = {"token_embd.weight": decoder.embedding.get_value()}
@@ -190,10 +208,14 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
         tensors["rope_freqs.weight"] = decoder.rope_divisors.get_value()
 
     def add(name: str, module: Linear | RMSNorm | None) -> None:
-        if module is None:  # an output tied to the embedding, or norms that this architecture has not
+        if (
+            module is None
+        ):  # an output tied to the embedding, or norms that this architecture has not
             return
         if not isinstance(module, (Linear, RMSNorm)):
-            raise TypeError(f"{name} is a {type(module).__name__}; a GGUF file holds what Linear and RMSNorm hold")
+            raise TypeError(
+                f"{name} is a {type(module).__name__}; a GGUF file holds what Linear and RMSNorm hold"
+            )
         tensors[f"{name}.weight"] = module.weight.get_value()
         if isinstance(module, Linear) and module.bias is not None:
             tensors[f"{name}.bias"] = module.bias.get_value()

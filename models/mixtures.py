@@ -1,4 +1,6 @@
-"""Which type every tensor of a quantized model has, as llama.cpp's `llama_tensor_get_type` decides."""
+"""Which type every tensor of a quantized model has, as llama.cpp's `llama_tensor_get_type`
+decides.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from .config import Config
 
 
 def _outer_and_every_third(layer: int, layers: int) -> bool:
-    """The first and last eighth of the layers, which lose most by quantization, and every third between."""
+    """The first and last eighth of the layers, which lose most by quantization, and every third
+    between.
+    """
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
@@ -24,7 +28,9 @@ class Mixture:
 
     file_type: LlamaFileType
     type: str
-    better: Mapping[str, tuple[str, Callable[[int, int], bool]]] = dataclasses.field(default_factory=dict)
+    better: Mapping[str, tuple[str, Callable[[int, int], bool]]] = dataclasses.field(
+        default_factory=dict
+    )
     """Part of a layer -> (its type, whether in (layer, of so many layers))."""
 
 
@@ -54,8 +60,12 @@ def get(name: str) -> Mixture:
     return MIXTURES[name]
 
 
-def tensor_types(mixture: Mixture, config: Config, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
-    """Tensor name -> ggml's type name, for row-major shapes that fit `config`. Vectors (norms, biases) are F32."""
+def tensor_types(
+    mixture: Mixture, config: Config, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """Tensor name -> ggml's type name, for row-major shapes that fit `config`. Vectors (norms,
+    biases) are F32.
+    """
     tied = "output.weight" not in shapes
     types = {}
     for name, shape in shapes.items():
@@ -81,7 +91,9 @@ def _matrix_type(mixture: Mixture, config: Config, name: str) -> str:
 def _is_70b(config: Config) -> bool:
     """llama.cpp tells its 70B models by their layers."""
     grouped = config.num_heads != config.num_kv_heads
-    return config.num_layers == 80 and (config.architecture == "qwen2" or (config.architecture == "llama" and grouped))
+    return config.num_layers == 80 and (
+        config.architecture == "qwen2" or (config.architecture == "llama" and grouped)
+    )
 
 
 def _fits(kind: str, shape: tuple[int, ...]) -> bool:

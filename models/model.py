@@ -1,4 +1,6 @@
-"""A decoder that is ready to run: its weights as flat arrays, its tokenizer, its compiled programs."""
+"""A decoder that is ready to run: its weights as flat arrays, its tokenizer, its compiled
+programs.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,27 @@ from .tokenizer import Tokenizer
 class Model:
     """A decoder and its tokenizer.
 
-    The module tree is split once: programs take the weights as arguments, as a flat list, since weights that
-    a program closes over become constants of it, and splitting a tree at every call costs more than a step.
+    The module tree is split once: programs take the weights as arguments, as a flat list, since
+    weights that a program closes over become constants of it, and splitting a tree at every call
+    costs more than a step.
 
     Attributes:
       config: the decoder's dimensions.
       tokenizer: None if the file has no vocabulary; prompts are token ids then.
-      metadata: GGUF's keys and values, those of the tokenizer included: what a saved file says of the model.
+      metadata: GGUF's keys and values, those of the tokenizer included: what a saved file says of
+        the model.
       weights: the arrays of the decoder, packed ones as their planes.
     """
 
     def __init__(
-        self, decoder: Decoder, tokenizer: Tokenizer | None = None, metadata: Mapping[str, Any] | None = None
+        self,
+        decoder: Decoder,
+        tokenizer: Tokenizer | None = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """metadata: complete if it names `general.architecture`; otherwise the config's keys are added."""
+        """metadata: complete if it names `general.architecture`; otherwise the config's keys are
+        added.
+        """
         self.config: Config = decoder.config
         self.tokenizer = tokenizer
         self.metadata = Metadata(metadata)
@@ -45,7 +54,8 @@ class Model:
         graph, state = nnx.split(decoder)
         self.weights, tree = jax.tree.flatten(state)
 
-        # Programs keep this and not the model: a cycle of references would keep the weights after the last use.
+        # Programs keep this and not the model: a cycle of references would keep the weights after
+        # the last use.
         def around(weights: list[jax.Array]) -> Decoder:
             return nnx.merge(graph, jax.tree.unflatten(tree, weights))
 
@@ -54,27 +64,35 @@ class Model:
         self._full_pass = jax.jit(lambda weights, tokens, lengths: around(weights)(tokens, lengths))
 
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
-        """The decoder's modules around `weights`, which may be tracers; None takes the model's own."""
+        """The decoder's modules around `weights`, which may be tracers; None takes the model's
+        own.
+        """
         return self._around(self.weights if weights is None else weights)
 
     def logits(self, tokens: Any) -> jax.Array:
-        """Full causal pass: tokens (batch, time) integers -> logits (batch, time, vocab_size) float32.
+        """Full causal pass: tokens (batch, time) integers -> logits (batch, time, vocab_size)
+        float32.
 
-        Position t predicts token t + 1. One program serves all lengths up to the next of 8, 16, 32, ...
-        Inside a program of your own call `model.decoder(weights)(tokens)`, with `model.weights` as its argument.
+        Position t predicts token t + 1. One program serves all lengths up to the next of 8, 16, 32,
+        ... Inside a program of your own call `model.decoder(weights)(tokens)`, with `model.weights`
+        as its argument.
 
         Raises:
-          TypeError: `tokens` holds no integers, or is traced. ValueError: not two axes, more tokens than the context,
-            or an id outside the vocabulary.
+          TypeError: `tokens` holds no integers, or is traced. ValueError: not two axes, more tokens
+            than the context, or an id outside the vocabulary.
         """
         if isinstance(tokens, jax.core.Tracer):
-            raise TypeError("tokens is traced; inside a program call model.decoder(weights)(tokens)")
+            raise TypeError(
+                "tokens is traced; inside a program call model.decoder(weights)(tokens)"
+            )
         array = np.asarray(tokens)
         if array.ndim != 2:
             raise ValueError(f"tokens has shape {array.shape}; it must be (batch, time)")
         batch, time = array.shape
         if time > self.config.context_length:
-            raise ValueError(f"tokens has time={time}; the context length is {self.config.context_length}")
+            raise ValueError(
+                f"tokens has time={time}; the context length is {self.config.context_length}"
+            )
         if array.size == 0:
             return jnp.zeros((batch, time, self.config.vocab_size), jnp.float32)
         self.check_ids("tokens", array)
@@ -85,28 +103,36 @@ class Model:
     def padded_length(self, time: int) -> int:
         """Tokens that a prompt of `time` is padded to, so that few programs serve all lengths.
 
-        On a GPU, where compiling takes longer than padding, a power of two; elsewhere, from 64 on, a quarter more at
-        most.
+        On a GPU, where compiling takes longer than padding, a power of two; elsewhere, from 64 on,
+        a quarter more at most.
         """
         return bucket(time) if self._on_gpu() else fine_bucket(time)
 
     def check_ids(self, name: str, ids: np.ndarray) -> None:
-        """Raises TypeError unless `ids` holds integers, ValueError if one is outside the vocabulary."""
+        """Raises TypeError unless `ids` holds integers, ValueError if one is outside the
+        vocabulary.
+        """
         if not np.issubdtype(ids.dtype, np.integer):
             raise TypeError(f"{name} has dtype {ids.dtype}; it must hold integers")
         wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)]
         if wrong.size:
-            raise ValueError(f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}")
+            raise ValueError(
+                f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
+            )
 
     def programs(self, sampling: SamplingParams, end_ids: tuple[int, ...] = ()) -> Programs:
-        """The jitted programs of generation, made once per way of sampling and set of end tokens."""
+        """The jitted programs of generation, made once per way of sampling and set of end
+        tokens.
+        """
         key = sampling, end_ids
         if key not in self._programs:
             self._programs[key] = Programs(self._around, sampling, end_ids, on_gpu=self._on_gpu())
         return self._programs[key]
 
     def _on_gpu(self) -> bool:
-        devices = getattr(self.weights[0], "devices", None)  # none: weights that stand for shapes only
+        devices = getattr(
+            self.weights[0], "devices", None
+        )  # none: weights that stand for shapes only
         return devices is not None and next(iter(devices())).platform == "gpu"
 
     def __repr__(self) -> str:

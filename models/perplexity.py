@@ -25,7 +25,9 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean nats per token, infinite beyond float64; it compares models of one tokenizer only."""
+        """exp of the mean nats per token, infinite beyond float64; it compares models of one
+        tokenizer only.
+        """
         try:
             return math.exp(self.nats / self.tokens)
         except OverflowError:
@@ -38,18 +40,24 @@ class Score:
 
 
 def score(
-    model: Model, text: str, *, context: int | None = None, progress: Callable[[int, int], object] | None = None
+    model: Model,
+    text: str,
+    *,
+    context: int | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Score:
     """Predicts `text` in windows that follow one another without overlap.
 
-    Every window begins with the tokenizer's BOS, where it adds one; without it a window's first token is context only.
+    Every window begins with the tokenizer's BOS, where it adds one; without it a window's first
+    token is context only.
 
     Args:
       context: tokens per window, BOS included; None takes the model's context length, 512 at most.
       progress: called with (windows done, windows in all).
 
     Raises:
-      ValueError: no tokenizer, a context below 2 or beyond the model's, a text too short to predict anything.
+      ValueError: no tokenizer, a context below 2 or beyond the model's, a text too short to predict
+        anything.
     """
     tokenizer, longest = model.tokenizer, model.config.context_length
     if tokenizer is None:
@@ -57,12 +65,18 @@ def score(
     length = min(longest, 512) if context is None else context
     if not 2 <= length <= longest:
         raise ValueError(f"context={context} must be 2 to {longest}, the model's context length")
-    start = [tokenizer.bos_token_id] if tokenizer.vocabulary.add_bos and tokenizer.bos_token_id is not None else []
+    start = (
+        [tokenizer.bos_token_id]
+        if tokenizer.vocabulary.add_bos and tokenizer.bos_token_id is not None
+        else []
+    )
     ids = tokenizer.encode(text, add_special=False)
     room = length - len(start)
     windows = [ids[i : i + room] for i in range(0, len(ids), room)]
     if not start:
-        windows = [window for window in windows if len(window) > 1]  # nothing to predict in one token
+        windows = [
+            window for window in windows if len(window) > 1
+        ]  # nothing to predict in one token
     if not windows:
         raise ValueError("text has too few tokens to predict any")
 

@@ -1,4 +1,6 @@
-"""The jitted programs of generation: start (prompt), loop (tokens until done), decode (one step)."""
+"""The jitted programs of generation: start (prompt), loop (tokens until done), decode (one
+step).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from .cache import PagedCache
 from .decoder import Decoder
 from .sampling import SamplingParams, mark_seen, sample, seen_tokens
 
-#: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it by itself.
+#: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it
+#: by itself.
 CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
     "xla_gpu_graph_min_graph_size": "1",
@@ -50,14 +53,16 @@ class State:
 
 
 class Programs:
-    """The programs of one model, one way of sampling and one set of end tokens; each compiles per shape.
+    """The programs of one model, one way of sampling and one set of end tokens; each compiles per
+    shape.
 
     Attributes:
-      start: (weights, tokens (batch, time), lengths (batch,), cache, key) -> State: stores the prompts and
-        samples each row's first token. The cache is donated.
-      loop: (weights, state, until) -> State: one `lax.while_loop` that goes on until `until` tokens are
-        sampled in all or every row is finished. The state is donated.
-      decode: (weights, token (batch,), cache) -> logits, cache: one step by itself. The cache is donated.
+      start: (weights, tokens (batch, time), lengths (batch,), cache, key) -> State: stores the
+        prompts and samples each row's first token. The cache is donated.
+      loop: (weights, state, until) -> State: one `lax.while_loop` that goes on until `until` tokens
+        are sampled in all or every row is finished. The state is donated.
+      decode: (weights, token (batch,), cache) -> logits, cache: one step by itself. The cache is
+        donated.
       compiled: what `generate` has compiled so far; jit's own cache is what counts.
     """
 
@@ -114,7 +119,9 @@ class Programs:
 
         return jax.lax.while_loop(unfinished, step, state)
 
-    def _decode(self, weights: Weights, token: jax.Array, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
+    def _decode(
+        self, weights: Weights, token: jax.Array, cache: PagedCache
+    ) -> tuple[jax.Array, PagedCache]:
         return self._decoder(weights).decode(token, cache)
 
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
@@ -146,15 +153,20 @@ def abstract_programs(
     sampling: SamplingParams | None = None,
     cache_dtype: Any = jnp.float32,
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The programs with shapes to lower them for, no data needed: name -> (jitted function, arguments).
+    """The programs with shapes to lower them for, no data needed: name -> (jitted function,
+    arguments).
 
-    `jitted.trace(*arguments).lower(lowering_platforms=("cuda",))` lowers one for a GPU on a machine without;
-    pass CUDA_COMPILER_OPTIONS to `compile` then. Keys: `prefill`, `decode`, `generate` (the whole loop).
+    `jitted.trace(*arguments).lower(lowering_platforms=("cuda",))` lowers one for a GPU on a machine
+    without;
+    pass CUDA_COMPILER_OPTIONS to `compile` then. Keys: `prefill`, `decode`, `generate` (the whole
+    loop).
     """
     programs = Programs(model.decoder, sampling or SamplingParams(), on_gpu=False)
     struct = jax.ShapeDtypeStruct
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
-    cache = jax.eval_shape(lambda: PagedCache.create(model.config, batch, capacity, dtype=cache_dtype))
+    cache = jax.eval_shape(
+        lambda: PagedCache.create(model.config, batch, capacity, dtype=cache_dtype)
+    )
     tokens, vector = struct((batch, prompt_length), jnp.int32), struct((batch,), jnp.int32)
     key = jax.eval_shape(lambda: jax.random.key(0))
     state = jax.eval_shape(programs.start, weights, tokens, vector, cache, key)

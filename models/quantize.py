@@ -30,32 +30,40 @@ Importance = Mapping[str, Any]
 def quantize(model: Model, type: str, importance: Importance | None = None) -> Model:
     """The model with its matrices quantized by llama.cpp's recipe for `type`.
 
-    Norms and biases become float32. A matrix that already has its type keeps its bytes; another packed one is
-    decoded first, so that its error adds to the new one's: quantize from floats where there are any.
+    Norms and biases become float32. A matrix that already has its type keeps its bytes; another
+    packed one is decoded first, so that its error adds to the new one's: quantize from floats where
+    there are any.
 
     Args:
       type: "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K" or "Q8_0".
-      importance: GGUF tensor name -> (k,) non-negative weights, as an imatrix holds them; tensors without an entry
-        are quantized without.
+      importance: GGUF tensor name -> (k,) non-negative weights, as an imatrix holds them; tensors
+        without an entry are quantized without.
 
     Returns:
-      A new model with the same configuration and tokenizer; its metadata says `type` in `general.file_type`.
+      A new model with the same configuration and tokenizer; its metadata says `type` in
+      `general.file_type`.
 
     Raises:
-      ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite or too large
-        weights, naming the tensor. TypeError: no Model.
+      ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite
+        or too large weights, naming the tensor. TypeError: no Model.
     """
     mixture = mixtures.get(type)
     if not isinstance(model, Model):
-        raise TypeError(f"model is a {model.__class__.__name__}; it must be a Model (quantize_file takes paths)")
+        raise TypeError(
+            f"model is a {model.__class__.__name__}; it must be a Model (quantize_file takes paths)"
+        )
     named = named_tensors(model)
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     importance = _checked(importance, shapes)
     tensors = {}
     for name, kind in mixtures.tensor_types(mixture, model.config, shapes).items():
-        pieces = list(_pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name)))
+        pieces = list(
+            _pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name))
+        )
         tensors[name] = _array(pieces, kind, shapes[name])
-    return Model(build(model.config, tensors), model.tokenizer, completed(model.metadata, mixture.file_type))
+    return Model(
+        build(model.config, tensors), model.tokenizer, completed(model.metadata, mixture.file_type)
+    )
 
 
 def quantize_file(
@@ -75,14 +83,16 @@ def quantize_file(
       progress: called with (bytes written, bytes in all).
 
     Raises:
-      ValueError: as `quantize` does. jax_q4k.GGUFError, jax_q4k.CheckpointError: what is wrong with the source;
-        all but the values of its weights is checked before anything is written. OSError: a file cannot be read or
-        written.
+      ValueError: as `quantize` does. jax_q4k.GGUFError, jax_q4k.CheckpointError: what is wrong with
+        the source; all but the values of its weights is checked before anything is written.
+        OSError: a file cannot be read or written.
     """
     mixture = mixtures.get(type)
     with open_source(source) as opened:
         shapes = opened.tensors
-        described = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()}
+        described = {
+            name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()
+        }
         config, _ = describe(opened.metadata, described, opened.name)
         importance = _checked(importance, shapes)
 
@@ -96,14 +106,20 @@ def quantize_file(
         gguf.write(path, completed(opened.metadata, mixture.file_type), tensors, progress=progress)
 
 
-def _pieces(name: str, tensor: QuantizedArray | np.ndarray, kind: str, importance: Any) -> Iterator[np.ndarray]:
+def _pieces(
+    name: str, tensor: QuantizedArray | np.ndarray, kind: str, importance: Any
+) -> Iterator[np.ndarray]:
     """The bytes of a tensor (NumPy's arrays) in type `kind`, some rows at a time."""
     if isinstance(tensor, QuantizedArray) and tensor.format == kind:
         yield from gguf.TensorPieces.of(name, tensor).pieces()
         return
     for start, rows in _decoded(tensor):
         try:
-            yield _floats(rows, kind) if kind in _FLOATS else quantizers.quantize(rows, kind, importance)
+            yield (
+                _floats(rows, kind)
+                if kind in _FLOATS
+                else quantizers.quantize(rows, kind, importance)
+            )
         except ValueError as error:
             raise ValueError(f"tensor {name!r}, rows from {start} on: {error}") from error
 
@@ -113,7 +129,11 @@ def _decoded(tensor: QuantizedArray | np.ndarray) -> Iterator[tuple[int, np.ndar
     step = max(1, _PIECE // tensor.shape[-1])
     for start in range(0, tensor.shape[0] if tensor.ndim > 1 else 1, step):
         part = tensor[start : start + step] if tensor.ndim > 1 else tensor
-        rows = formats.get(part.format).decode(part.planes) if isinstance(part, QuantizedArray) else part
+        rows = (
+            formats.get(part.format).decode(part.planes)
+            if isinstance(part, QuantizedArray)
+            else part
+        )
         yield start, rows.reshape(-1, tensor.shape[-1])
 
 
@@ -124,12 +144,16 @@ def _floats(rows: np.ndarray, kind: str) -> np.ndarray:
     if bad.size:
         row, column = bad[0]
         limit = np.finfo(_FLOATS[kind]).max
-        raise ValueError(f"w[{row}, {column}] is {rows[row, column]}; {kind} takes finite values up to {limit:g}")
+        raise ValueError(
+            f"w[{row}, {column}] is {rows[row, column]}; {kind} takes finite values up to {limit:g}"
+        )
     return values
 
 
 def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArray | jax.Array:
-    data = np.concatenate([np.frombuffer(np.ascontiguousarray(piece), np.uint8) for piece in pieces])
+    data = np.concatenate(
+        [np.frombuffer(np.ascontiguousarray(piece), np.uint8) for piece in pieces]
+    )
     if kind in formats.names():
         return QuantizedArray.from_gguf_bytes(data, kind, shape)
     return jnp.asarray(data.view(_FLOATS[kind]).reshape(shape))
@@ -140,5 +164,7 @@ def _checked(importance: Importance | None, shapes: Mapping[str, tuple[int, ...]
         if name not in shapes:
             raise ValueError(f"importance names {name!r}, which is no tensor of the model")
         if np.shape(weights) != shapes[name][-1:]:
-            raise ValueError(f"importance of {name!r} has shape {np.shape(weights)}; it must be {shapes[name][-1:]}")
+            raise ValueError(
+                f"importance of {name!r} has shape {np.shape(weights)}; it must be {shapes[name][-1:]}"
+            )
     return importance or {}

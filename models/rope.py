@@ -16,7 +16,8 @@ __all__ = ["angles", "frequencies", "rotate"]
 def frequencies(config: Config, divisors: np.ndarray | None = None) -> np.ndarray:
     """Radians per token of every pair: theta ** (-2i / rope_dim) / factor, float32 (rope_dim / 2,).
 
-    divisors: (rope_dim / 2,), a file's `rope_freqs.weight`: how Llama 3 stretches its low frequencies.
+    divisors: (rope_dim / 2,), a file's `rope_freqs.weight`: how Llama 3 stretches its low
+    frequencies.
     """
     exponents = np.arange(0, config.rope_dim, 2, dtype=np.float64) / config.rope_dim
     radians = config.rope_theta**-exponents / config.rope_factor

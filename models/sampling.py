@@ -1,7 +1,8 @@
 """Choosing the next token from logits, inside jit.
 
-What a `SamplingParams` leaves switched off costs nothing: its fields are static and decide the graph, so
-greedy decoding is an argmax, and a sort over the vocabulary happens only for top-p without top-k.
+What a `SamplingParams` leaves switched off costs nothing: its fields are static and decide the
+graph, so greedy decoding is an argmax, and a sort over the vocabulary happens only for top-p
+without top-k.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ def _range(low: float, high: float, default: float, open_low: bool = False) -> A
 class SamplingParams:
     """How to sample; validated, hashable and static under jit.
 
-    Filters apply in llama.cpp's order: repetition penalty, top-k, top-p, min-p, then temperature, so which
-    tokens stay does not depend on the temperature.
+    Filters apply in llama.cpp's order: repetition penalty, top-k, top-p, min-p, then temperature,
+    so which tokens stay does not depend on the temperature.
     """
 
     temperature: float = _range(0, 100, 0.0)
@@ -38,8 +39,12 @@ class SamplingParams:
     min_p: float = _range(0, 1, 0.0)
     """Keep tokens at least this fraction as likely as the most likely one."""
     repetition_penalty: float = _range(0.01, 100, 1.0)
-    """Divides positive logits of tokens seen before, prompt included, and multiplies negative ones."""
-    seed: int = field(default=0, compare=False, metadata={"low": 0, "high": 2**32 - 1, "open_low": False})
+    """Divides positive logits of tokens seen before, prompt included, and multiplies negative
+    ones.
+    """
+    seed: int = field(
+        default=0, compare=False, metadata={"low": 0, "high": 2**32 - 1, "open_low": False}
+    )
     """For `key`. Not part of equality and hash, so that another seed compiles nothing anew."""
 
     def __post_init__(self) -> None:
@@ -69,7 +74,9 @@ class SamplingParams:
         return self.repetition_penalty != 1
 
     def key(self) -> jax.Array:
-        """The random key of `seed`. Not for use inside jit: the seed is not part of what is compiled."""
+        """The random key of `seed`. Not for use inside jit: the seed is not part of what is
+        compiled.
+        """
         return jax.random.key(self.seed)
 
 
@@ -94,9 +101,10 @@ def sample(
 ) -> jax.Array:
     """Next tokens, int32 (batch,).
 
-    logits: float (batch, vocab). key: a random key, a new one for each step; greedy ignores it, and takes None.
-    seen: bool or counts (batch, vocab), needed if `params.needs_seen`; see `seen_tokens` and `mark_seen`.
-    Raises ValueError at trace time where shapes do not fit.
+    logits: float (batch, vocab). key: a random key, a new one for each step; greedy ignores it, and
+    takes None.
+    seen: bool or counts (batch, vocab), needed if `params.needs_seen`; see `seen_tokens` and
+    `mark_seen`. Raises ValueError at trace time where shapes do not fit.
     """
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits of shape {logits.shape} must be (batch, vocab), neither empty")
@@ -111,14 +119,17 @@ def sample(
     if key is None:
         raise ValueError("key is None; only greedy sampling needs no random key")
     choice = jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
-    return choice if indices is None else jnp.take_along_axis(indices, choice[:, None], axis=-1)[:, 0]
+    return (
+        choice if indices is None else jnp.take_along_axis(indices, choice[:, None], axis=-1)[:, 0]
+    )
 
 
 def filter_logits(logits: jax.Array, params: SamplingParams) -> tuple[jax.Array, jax.Array | None]:
     """Top-k, top-p and min-p of logits float32 (batch, vocab): dropped ones become -inf.
 
-    Returns (logits, None), or, where they had to be ordered, the most likely first, float32 (batch, k), with
-    their tokens, int32 (batch, k). Of equal logits the lower token counts as the more likely.
+    Returns (logits, None), or, where they had to be ordered, the most likely first, float32 (batch,
+    k), with their tokens, int32 (batch, k). Of equal logits the lower token counts as the more
+    likely.
     """
     vocab = logits.shape[-1]
     indices = None
@@ -143,7 +154,9 @@ def _penalize(logits: jax.Array, seen: jax.Array | None, penalty: float) -> jax.
     if seen is None:
         raise ValueError(f"repetition_penalty={penalty} needs the tokens seen so far: pass seen")
     if seen.shape != logits.shape:
-        raise ValueError(f"seen of shape {seen.shape} must be (batch, vocab) as logits, {logits.shape}")
+        raise ValueError(
+            f"seen of shape {seen.shape} must be (batch, vocab) as logits, {logits.shape}"
+        )
     # llama.cpp's rule (CTRL, Keskar et al. 2019, with the sign respected).
     penalized = jnp.where(logits > 0, logits / penalty, logits * penalty)
     return jnp.where(seen.astype(bool), penalized, logits)

@@ -26,20 +26,25 @@ _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.M
 
 
 def save_gguf(
-    model: Model, path: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
+    model: Model,
+    path: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], object] | None = None,
 ) -> None:
     """Writes a model that llama.cpp and `from_gguf` load: the inverse of `from_gguf`.
 
-    Packed weights keep their bytes, float ones their type (float32, float16 or bfloat16); norms and biases are float32.
-    The metadata is the model's, with `general.file_type`, `general.quantization_version` and
-    `tokenizer.ggml.model` added where they are missing. A failure leaves no half-written file.
+    Packed weights keep their bytes, float ones their type (float32, float16 or bfloat16); norms and
+    biases are float32. The metadata is the model's, with `general.file_type`,
+    `general.quantization_version` and `tokenizer.ggml.model` added where they are missing. A
+    failure leaves no half-written file.
 
     Args:
       progress: called with (bytes of tensor data written, bytes in all).
 
     Raises:
-      ValueError: `model.metadata` describes another decoder, or lacks the tokenizer's keys; a float weight is NaN or
-        infinite. jax_q4k.GGUFError, a ValueError: the decoder's tensors are not those of its configuration.
+      ValueError: `model.metadata` describes another decoder, or lacks the tokenizer's keys; a float
+        weight is NaN or infinite. jax_q4k.GGUFError, a ValueError: the decoder's tensors are not
+        those of its configuration.
         TypeError: no Model, or weights of another type. OSError: the file cannot be written.
     """
     if not isinstance(model, Model):
@@ -50,8 +55,16 @@ def save_gguf(
     for name, tensor in tensors.items():
         if not isinstance(tensor, QuantizedArray) and not jnp.isfinite(tensor).all():
             raise ValueError(f"tensor {name!r} holds NaN or infinite weights")
-    pieces = {name: gguf.TensorPieces.of(name, _vectors_in_float32(tensor)) for name, tensor in tensors.items()}
-    gguf.write(path, completed(model.metadata, _file_type(model.metadata, pieces.values())), pieces, progress=progress)
+    pieces = {
+        name: gguf.TensorPieces.of(name, _vectors_in_float32(tensor))
+        for name, tensor in tensors.items()
+    }
+    gguf.write(
+        path,
+        completed(model.metadata, _file_type(model.metadata, pieces.values())),
+        pieces,
+        progress=progress,
+    )
 
 
 def _vectors_in_float32(tensor: Any) -> Any:
@@ -72,13 +85,19 @@ def _check_metadata(model: Model) -> None:
     for field in dataclasses.fields(Config):
         said, is_ = getattr(described, field.name), getattr(model.config, field.name)
         if said != is_:
-            raise ValueError(f"model.metadata describes {field.name}={said!r}, but the decoder has {is_!r}")
+            raise ValueError(
+                f"model.metadata describes {field.name}={said!r}, but the decoder has {is_!r}"
+            )
     if model.tokenizer is not None and not tokenizer.has_tokenizer(model.metadata):
-        raise ValueError("model.metadata holds no tokenizer.ggml.* keys, but the model has a tokenizer")
+        raise ValueError(
+            "model.metadata holds no tokenizer.ggml.* keys, but the model has a tokenizer"
+        )
 
 
 def _file_type(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]) -> int:
-    """`general.file_type`: the type of most weights; of packed ones what the metadata says, which knows mixtures."""
+    """`general.file_type`: the type of most weights; of packed ones what the metadata says, which
+    knows mixtures.
+    """
     weights: collections.Counter[str] = collections.Counter()
     for tensor in tensors:
         weights[tensor.type] += math.prod(tensor.shape)

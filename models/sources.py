@@ -30,7 +30,9 @@ class TensorSource(Protocol):
         """GGUF's names -> row-major shapes."""
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
-        """One tensor in host memory, packed or float32, float16 or bfloat16; finite, or an error names it."""
+        """One tensor in host memory, packed or float32, float16 or bfloat16; finite, or an error
+        names it.
+        """
 
 
 class GGUFSource(gguf.TensorFile):
@@ -44,7 +46,9 @@ class GGUFSource(gguf.TensorFile):
 
 
 def open_source(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[TensorSource]:
-    """A GGUF file, or a Hugging Face checkpoint: its folder, or a .safetensors file with its config beside it."""
+    """A GGUF file, or a Hugging Face checkpoint: its folder, or a .safetensors file with its config
+    beside it.
+    """
     if os.path.isdir(path) or os.fsdecode(path).endswith(".safetensors"):
         return CheckpointSource(path)
     return GGUFSource(path)

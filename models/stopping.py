@@ -8,8 +8,9 @@ from collections.abc import Iterable
 class StopStrings:
     """Passes text on until a stop string completes, and holds back what could still become one.
 
-    The match that completes first wins, the longest of those that complete together; so the outcome does not
-    depend on how the text is cut into pieces. Neither the stop string nor what follows it is passed on.
+    The match that completes first wins, the longest of those that complete together; so the outcome
+    does not depend on how the text is cut into pieces. Neither the stop string nor what follows it
+    is passed on.
     """
 
     def __init__(self, stops: str | Iterable[str] = ()) -> None:
@@ -28,7 +29,9 @@ class StopStrings:
         if self.matched is not None:
             return ""
         self._held += text
-        found = [(at + len(stop), at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0]
+        found = [
+            (at + len(stop), at, stop) for stop in self.stops if (at := self._held.find(stop)) >= 0
+        ]
         if found:
             _, at, self.matched = min(found)
             output, self._held = self._held[:at], ""

@@ -1,4 +1,6 @@
-"""`python -m ptx_kernels report | emit | simulate`: figures, text and runs of the kernels, without a GPU."""
+"""`python -m ptx_kernels report | emit | simulate`: figures, text and runs of the kernels, without
+a GPU.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +52,11 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
 
 
 def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | None]]:
-    """A builder's options: name -> (annotation, default or `Parameter.empty`, the argument it is a field of).
+    """A builder's options: name -> (annotation, default or `Parameter.empty`, the argument it is a
+    field of).
 
-    A dataclass argument (a Config) stands for its fields, with the defaults of the argument's own default.
+    A dataclass argument (a Config) stands for its fields, with the defaults of the argument's own
+    default.
     """
     function = inspect.unwrap(builder)
     hints = typing.get_type_hints(function)
@@ -66,11 +70,15 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
             continue
         field_hints = typing.get_type_hints(annotation)
         for field in dataclasses.fields(annotation):
-            default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            default = (
+                inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+            )
             if dataclasses.is_dataclass(parameter.default):
                 default = getattr(parameter.default, field.name)
             if field.name in options:
-                raise TypeError(f"{function.__name__}: field {field.name} of {parameter.name} is also an argument")
+                raise TypeError(
+                    f"{function.__name__}: field {field.name} of {parameter.name} is also an argument"
+                )
             options[field.name] = (field_hints[field.name], default, parameter.name)
     return options
 
@@ -99,21 +107,34 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"ptx_kernels {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    of_report = commands.add_parser("report", help="registers, spills, occupancy, hot loop of every kernel")
+    of_report = commands.add_parser(
+        "report", help="registers, spills, occupancy, hot loop of every kernel"
+    )
     of_report.add_argument("--arch", choices=TARGETS, default="sm_90")
     of_report.add_argument("--family", choices=sorted(KERNELS), help="only this family's kernels")
     of_report.add_argument(
-        "--preset", choices=[*PRESETS, "all"], help="a strategy of the mat-vec at Llama-3.1-8B's shapes, or all of them"
+        "--preset",
+        choices=[*PRESETS, "all"],
+        help="a strategy of the mat-vec at Llama-3.1-8B's shapes, or all of them",
     )
     of_report.add_argument(
-        "--markdown", metavar="FILE", type=Path, help="fill in docs/kernels.md, or its table of PRESET or FAMILY"
+        "--markdown",
+        metavar="FILE",
+        type=Path,
+        help="fill in docs/kernels.md, or its table of PRESET or FAMILY",
     )
-    of_report.add_argument("--json", action="store_true", help="every figure, with the instruction mix")
+    of_report.add_argument(
+        "--json", action="store_true", help="every figure, with the instruction mix"
+    )
 
     of_emit = commands.add_parser("emit", help="write a kernel's PTX text")
     for of_family in _add_families(of_emit):
-        of_family.add_argument("-o", dest="_output", metavar="FILE", type=Path, help="default: print it")
-    of_simulate = commands.add_parser("simulate", help="run a kernel on random operands, every access checked")
+        of_family.add_argument(
+            "-o", dest="_output", metavar="FILE", type=Path, help="default: print it"
+        )
+    of_simulate = commands.add_parser(
+        "simulate", help="run a kernel on random operands, every access checked"
+    )
     for of_family in _add_families(of_simulate):
         of_family.add_argument(
             "--seeds",
@@ -174,7 +195,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.exit(1, f"{error}\n")
         return 0
     if options.preset and options.family not in (None, "matvec"):
-        parser.error(f"--preset {options.preset} goes with --family matvec, not {options.family}: presets are its own")
+        parser.error(
+            f"--preset {options.preset} goes with --family matvec, not {options.family}: presets are its own"
+        )
     wanted = PRESETS if options.preset == "all" else [options.preset] if options.preset else []
     of_presets = [case for preset in wanted for case in preset_cases(preset)]
     cases = [case for case in of_presets or CASES if options.family in (None, case.family)]

@@ -1,6 +1,8 @@
-"""What ptxas makes of a kernel: registers, spills, shared memory, machine code, and the occupancy they allow.
+"""What ptxas makes of a kernel: registers, spills, shared memory, machine code, and the occupancy
+they allow.
 
-XLA and the driver compile PTX when it is loaded, on the GPU; assembling it here finds mistakes without one.
+XLA and the driver compile PTX when it is loaded, on the GPU; assembling it here finds mistakes
+without one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
 
 
 class ToolNotFoundError(FileNotFoundError):
-    """A CUDA tool is not installed; the message names the package that has it and where was looked."""
+    """A CUDA tool is not installed; the message names the package that has it and where was
+    looked.
+    """
 
 
 class AssemblyError(ValueError):
@@ -37,15 +41,17 @@ class AssemblyError(ValueError):
 def find_tool(name: str) -> Path:
     """Path of `ptxas` or `nvdisasm`.
 
-    Looks in the NVIDIA packages of this Python first, so that a project's pinned version decides its figures,
-    then on PATH, then in $CUDA_HOME/bin.
+    Looks in the NVIDIA packages of this Python first, so that a project's pinned version decides
+    its figures, then on PATH, then in $CUDA_HOME/bin.
 
     Raises:
       ToolNotFoundError: in none of them.
     """
     spec = importlib.util.find_spec("nvidia")
     roots = list(spec.submodule_search_locations or ()) if spec else []
-    candidates = [path for root in roots for path in sorted(Path(root).glob(f"*/bin/{name}"), reverse=True)]
+    candidates = [
+        path for root in roots for path in sorted(Path(root).glob(f"*/bin/{name}"), reverse=True)
+    ]
     if on_path := shutil.which(name):
         candidates.append(Path(on_path))
     if home := os.environ.get("CUDA_HOME"):
@@ -61,7 +67,9 @@ def find_tool(name: str) -> Path:
 
 def tool_version(name: str) -> str:
     """Release of `ptxas` or `nvdisasm`, for example `13.0.88`."""
-    text = subprocess.run([find_tool(name), "--version"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [find_tool(name), "--version"], capture_output=True, text=True, check=True
+    ).stdout
     match = re.search(r"\bV(\d+\.\d+\.\d+)", text)
     return match.group(1) if match else text.strip().splitlines()[-1]
 
@@ -72,7 +80,8 @@ class Assembly:
 
     Attributes:
       registers: 32-bit registers per thread.
-      spill_store_bytes, spill_load_bytes: local memory traffic per thread that a lack of registers causes.
+      spill_store_bytes, spill_load_bytes: local memory traffic per thread that a lack of registers
+        causes.
       stack_bytes: local memory per thread; not 0 also where an array is indexed at run time.
       shared_bytes: statically declared shared memory per block.
     """
@@ -170,16 +179,26 @@ def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assemb
         bodies.append(f"{entry}k{number}_{body}")
     needs = [line for line in dict.fromkeys(heads) if line.startswith((".version", ".target"))]
     highest = {
-        line.split()[0]: line for line in sorted(needs, key=lambda line: [int(n) for n in re.findall(r"\d+", line)])
+        line.split()[0]: line
+        for line in sorted(needs, key=lambda line: [int(n) for n in re.findall(r"\d+", line)])
     }
     rest = [line for line in dict.fromkeys(heads) if line not in needs]
-    entries, cubin = _ptxas("\n".join([highest[".version"], highest[".target"], *rest, *bodies]), arch)
+    entries, cubin = _ptxas(
+        "\n".join([highest[".version"], highest[".target"], *rest, *bodies]), arch
+    )
     made = {int(name[1:].split("_")[0]): (name, printed) for name, printed in entries.items()}
-    return [(name, _assembly(arch, printed, cubin)) for name, printed in (made[i] for i in range(len(texts)))]
+    return [
+        (name, _assembly(arch, printed, cubin))
+        for name, printed in (made[i] for i in range(len(texts)))
+    ]
 
 
-def assemble_all(texts: Iterable[str], archs: Iterable[str] = TARGETS) -> dict[tuple[str, str], Assembly]:
-    """Assembles every text for every architecture, several ptxas at a time; keyed by (text, arch)."""
+def assemble_all(
+    texts: Iterable[str], archs: Iterable[str] = TARGETS
+) -> dict[tuple[str, str], Assembly]:
+    """Assembles every text for every architecture, several ptxas at a time; keyed by (text,
+    arch).
+    """
     pairs = [(text, arch) for text in dict.fromkeys(texts) for arch in archs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(pairs, pool.map(lambda pair: assemble(*pair), pairs), strict=True))
@@ -187,7 +206,9 @@ def assemble_all(texts: Iterable[str], archs: Iterable[str] = TARGETS) -> dict[t
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """Limits of one multiprocessor (CUDA programming guide, specifications per compute capability)."""
+    """Limits of one multiprocessor (CUDA programming guide, specifications per compute
+    capability).
+    """
 
     warps: int
     blocks: int
@@ -233,7 +254,8 @@ def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -
     per_warp = -(-assembly.registers * 32 // _REGISTER_GRANULE) * _REGISTER_GRANULE
     shared = assembly.shared_bytes + dynamic_shared_bytes + _SHARED_RESERVED
     shared = -(-shared // _SHARED_GRANULE) * _SHARED_GRANULE
-    # warps live in four partitions with a quarter of the registers each, so only multiples of four help
+    # warps live in four partitions with a quarter of the registers each, so only multiples of four
+    # help
     fits = {
         "warps": limits.warps // warps,
         "registers": limits.registers // per_warp // 4 * 4 // warps,

@@ -1,6 +1,7 @@
 """The shapes that stand for each kernel family in reports, golden texts and assembly tests.
 
-A section per family, in the order in which a decode step meets them; CASES, last, joins the sections.
+A section per family, in the order in which a decode step meets them; CASES, last, joins the
+sections.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Case:
     arguments: dict[str, Any]
 
 
-# --- quantize_q8_1, quantize_f16 ----------------------------------------------------------------------------------
+# --- quantize_q8_1, quantize_f16
+# ----------------------------------------------------------------------------------
 
 QUANTIZE_CASES = tuple(
     Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
@@ -36,7 +38,8 @@ F16_CASES = tuple(
     for dtype in ("f32", "bf16", "f16")
 )
 
-# --- rms_norm ---------------------------------------------------------------------------------------------------
+# --- rms_norm
+# ---------------------------------------------------------------------------------------------------
 
 
 def _norm(output: str, columns: int, warps: int) -> Case:
@@ -44,14 +47,23 @@ def _norm(output: str, columns: int, warps: int) -> Case:
     return Case(f"rms_norm-{output}-{columns}", "rms_norm", arguments)
 
 
-NORM_CASES = (_norm("f32", 4096, 8), _norm("q8_1", 4096, 8), _norm("q8_1", 896, 2), _norm("q8_1", 16384, 32))
+NORM_CASES = (
+    _norm("f32", 4096, 8),
+    _norm("q8_1", 4096, 8),
+    _norm("q8_1", 896, 2),
+    _norm("q8_1", 16384, 32),
+)
 
 # --- matvec -----------------------------------------------------------------------------------------------------
 
 
 def _matvec(format: str, m: int, n: int = 4096, columns: int = 4096, **config: Any) -> Case:
     name = f"matvec-{format}-{n}x{columns}-m{m}"
-    return Case(name, "matvec", dict(format=format, n=n, columns=columns, m=m, config=MatvecConfig(**config)))
+    return Case(
+        name,
+        "matvec",
+        dict(format=format, n=n, columns=columns, m=m, config=MatvecConfig(**config)),
+    )
 
 
 MATVEC_CASES = (
@@ -71,7 +83,16 @@ MATVEC_CASES = (
     _matvec("Q6_K", 4, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
     _matvec("Q6_K", 8, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
     *(
-        _matvec(format, m, n=4864, columns=896, rows_per_warp=2, lanes=lanes, unroll=unroll, resident_blocks=resident)
+        _matvec(
+            format,
+            m,
+            n=4864,
+            columns=896,
+            rows_per_warp=2,
+            lanes=lanes,
+            unroll=unroll,
+            resident_blocks=resident,
+        )
         for format, wide in (("Q8_0", 16), ("Q5_0", 8), ("Q4_0", 8), ("Q5_1", 8))
         for m, lanes, unroll, resident in ((1, wide, 2, 5), (4, 8, 1, 3))
     ),
@@ -134,7 +155,9 @@ GEMM_CASES = (
 # --- matvec with prologues and epilogues, gated_matvec, qkv_matvec ----------------------------------------------
 
 
-def _fused(label: str, family: str, preset: str, changes: dict[str, Any] | None = None, **arguments: Any) -> Case:
+def _fused(
+    label: str, family: str, preset: str, changes: dict[str, Any] | None = None, **arguments: Any
+) -> Case:
     config = replace(PRESETS[preset], **(changes or {}))
     arguments = {"columns": 4096, "m": 1, **arguments}
     return Case(f"{family}-{label}-m{arguments['m']}", family, dict(**arguments, config=config))
@@ -150,17 +173,42 @@ FUSED_CASES = (
     _fused("tiled", "matvec", "tiled", dict(rows_per_warp=2), m=4, **_Q4),
     _fused("chunked", "matvec", "chunked", columns=18944, **_Q4),
     _fused("chunked", "matvec", "chunked", dict(rows_per_warp=1), m=8, columns=27648, **_Q4),
-    _fused("inline_q8-norm", "matvec", "inline_q8", dict(persistent=264), norm=True, eps=1e-5, **_Q4),
+    _fused(
+        "inline_q8-norm", "matvec", "inline_q8", dict(persistent=264), norm=True, eps=1e-5, **_Q4
+    ),
     _fused("inline_q8", "matvec", "inline_q8", dict(resident_blocks=2), m=8, **_DOWN),
     _fused("residual", "matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_DOWN),
     _fused(
-        "q8_1-output", "matvec", "batched", {**_GROUPS, "resident_blocks": 1, "lanes": 8}, m=4, output="q8_1", **_Q4
+        "q8_1-output",
+        "matvec",
+        "batched",
+        {**_GROUPS, "resident_blocks": 1, "lanes": 8},
+        m=4,
+        output="q8_1",
+        **_Q4,
     ),
     _fused("dp4a", "gated_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_PAIR),
     _fused("dp4a", "gated_matvec", "batched", dict(resident_blocks=2), m=8, **_PAIR),
     _fused("q8_1-output", "gated_matvec", "quarter_warp_dp4a", _GROUPS, output="q8_1", **_PAIR),
-    _fused("norm-q8_1-output", "gated_matvec", "inline_q8", _GROUPS, norm=True, eps=1e-5, output="q8_1", **_PAIR),
-    _fused("Q4_K-Q6_K", "gated_matvec", "batched", m=4, activation="gelu", formats=("Q4_K", "Q6_K"), n=14336),
+    _fused(
+        "norm-q8_1-output",
+        "gated_matvec",
+        "inline_q8",
+        _GROUPS,
+        norm=True,
+        eps=1e-5,
+        output="q8_1",
+        **_PAIR,
+    ),
+    _fused(
+        "Q4_K-Q6_K",
+        "gated_matvec",
+        "batched",
+        m=4,
+        activation="gelu",
+        formats=("Q4_K", "Q6_K"),
+        n=14336,
+    ),
     _fused("dp4a", "qkv_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_QKV),
     _fused("dp4a", "qkv_matvec", "batched", m=8, **_QKV),
     _fused("norm", "qkv_matvec", "inline_q8", norm=True, eps=1e-5, biases=True, **_QKV),
@@ -172,7 +220,9 @@ FUSED_CASES = (
 def _decode(format: str, dtype: str, lookups: int) -> Case:
     blocks = 4096 // formats.get(format).block_size
     label = f"{'embedding' if lookups else 'decode'}-{format}-{dtype}"
-    return Case(label, "decode", dict(format=format, n=4096, blocks=blocks, dtype=dtype, lookups=lookups))
+    return Case(
+        label, "decode", dict(format=format, n=4096, blocks=blocks, dtype=dtype, lookups=lookups)
+    )
 
 
 DECODE_CASES = tuple(
@@ -213,10 +263,14 @@ ROPE_CASES = (
 # --- paged_attention, merge_attention ---------------------------------------------------------------------------
 
 
-def _attention(dtype: str, head_dim: int, group: int, *, label: str = "", splits: int = 1, **options: Any) -> Case:
+def _attention(
+    dtype: str, head_dim: int, group: int, *, label: str = "", splits: int = 1, **options: Any
+) -> Case:
     """As `tuning` has it for a device that `splits` blocks per sequence and head fill."""
     contiguous = options.get("contiguous", False)
-    config = replace(tuning.paged_attention.rule(4, 8 * group, 8, head_dim, 4096, dtype), splits=splits)
+    config = replace(
+        tuning.paged_attention.rule(4, 8 * group, 8, head_dim, 4096, dtype), splits=splits
+    )
     return Case(
         f"paged_attention-{dtype}-d{head_dim}-g{group}{label}",
         "paged_attention",
@@ -244,7 +298,11 @@ def _merge(name: str, head_dim: int, **options: Any) -> Case:
 
 ATTENTION_CASES = (
     *(_attention("bf16", head_dim, 4) for head_dim in (128, 32, 64, 80, 96, 112, 256)),
-    *(_attention(dtype, head_dim, 4) for dtype in ("f32", "int8", "fp8") for head_dim in (64, 128, 256)),
+    *(
+        _attention(dtype, head_dim, 4)
+        for dtype in ("f32", "int8", "fp8")
+        for head_dim in (64, 128, 256)
+    ),
     *(_attention("bf16", 128, group) for group in (1, 2, 7, 8)),
     _attention("f16", 128, 4),
     _attention("f32", 80, 1),
@@ -269,8 +327,14 @@ def _search(family: str, columns: int, splits: int, **arguments: int) -> tuple[C
     """Both launches of a search over a vocabulary."""
     found = splits * arguments.get("count", 1)
     return (
-        Case(f"{family}-{columns}", family, dict(rows=1, columns=columns, splits=splits, **arguments)),
-        Case(f"{family}-{columns}-merge", family, dict(rows=1, columns=found, from_candidates=True, **arguments)),
+        Case(
+            f"{family}-{columns}", family, dict(rows=1, columns=columns, splits=splits, **arguments)
+        ),
+        Case(
+            f"{family}-{columns}-merge",
+            family,
+            dict(rows=1, columns=found, from_candidates=True, **arguments),
+        ),
     )
 
 

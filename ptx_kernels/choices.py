@@ -1,7 +1,8 @@
 """Who decides on a Config: tables before rules, and what they know of the device.
 
-The first that knows the shape decides: the user's table (the file that the environment variable `JAX_Q4K_TUNING`
-names), a table measured on the device, a table of the cost model for the device, a rule of `ptx_kernels.tuning`.
+The first that knows the shape decides: the user's table (the file that the environment variable
+`JAX_Q4K_TUNING` names), a table measured on the device, a table of the cost model for the device, a
+rule of `ptx_kernels.tuning`.
 """
 
 from __future__ import annotations
@@ -53,14 +54,17 @@ def target(name: str, multiprocessors: int | None = None) -> Target:
     """The device that the driver calls `name`.
 
     Args:
-      multiprocessors: as the device itself reports; None: as `devices` knows them of the name, or else the
-        reference's (`assumed`).
+      multiprocessors: as the device itself reports; None: as `devices` knows them of the name, or
+        else the reference's (`assumed`).
 
     Raises:
-      TypeError: a name that is no text, a number that is no integer. ValueError: `multiprocessors` is not positive.
+      TypeError: a name that is no text, a number that is no integer. ValueError: `multiprocessors`
+        is not positive.
     """
     if not isinstance(name, str):
-        raise TypeError(f"device={name!r} must be a name as the driver reports it, such as {REFERENCE.name!r}")
+        raise TypeError(
+            f"device={name!r} must be a name as the driver reports it, such as {REFERENCE.name!r}"
+        )
     if multiprocessors is None:
         known = find_device(name)
         return Target(name, (known or REFERENCE).multiprocessors, assumed=known is None)
@@ -92,7 +96,10 @@ def _short(config: Any) -> str:
     """A Config's fields that differ from their defaults."""
     if not dataclasses.is_dataclass(config):
         return str(config)
-    values = {field.name: (getattr(config, field.name), field.default) for field in dataclasses.fields(config)}
+    values = {
+        field.name: (getattr(config, field.name), field.default)
+        for field in dataclasses.fields(config)
+    }
     changed = (f"{name}={value!r}" for name, (value, default) in values.items() if value != default)
     return f"{type(config).__name__}({', '.join(changed)})"
 
@@ -144,7 +151,8 @@ def tables_in_force() -> list[tables.Table]:
 
 
 class Rule(Generic[P, C]):
-    """A function of `ptx_kernels.tuning` that chooses a Config (or a number) by itself; says so when asked.
+    """A function of `ptx_kernels.tuning` that chooses a Config (or a number) by itself; says so
+    when asked.
 
     A rule with a parameter `multiprocessors` gets those of the current device.
     """
@@ -169,10 +177,13 @@ class Rule(Generic[P, C]):
         """What it chooses for the current device, and why.
 
         Raises:
-          TypeError: `multiprocessors` is given: `on_device` says them. TuningTableError: the user's table is malformed.
+          TypeError: `multiprocessors` is given: `on_device` says them. TuningTableError: the user's
+            table is malformed.
         """
         if _MULTIPROCESSORS in kwargs:
-            raise TypeError(f"{self.name} takes multiprocessors from choices.on_device; {self.name}.rule takes any")
+            raise TypeError(
+                f"{self.name} takes multiprocessors from choices.on_device; {self.name}.rule takes any"
+            )
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         bound.arguments.pop(_MULTIPROCESSORS, None)
@@ -189,14 +200,20 @@ class Rule(Generic[P, C]):
 
 
 class Tabled(Rule[P, C]):
-    """A rule that tables overrule: `tables.FAMILIES` says how its arguments have to agree with a row's."""
+    """A rule that tables overrule: `tables.FAMILIES` says how its arguments have to agree with a
+    row's.
+    """
 
     def _decide(self, arguments: tuple[Any, ...]) -> tuple[C, str]:
         family = tables.FAMILIES[self.name]
         for table in tables_in_force():
             row = table.nearest(self.name, *arguments)
             if row and family.serves(row, arguments):
-                found = "this shape" if row.shape == arguments else f"the nearest shape, {family.describe(row.shape)}"
+                found = (
+                    "this shape"
+                    if row.shape == arguments
+                    else f"the nearest shape, {family.describe(row.shape)}"
+                )
                 figures = ", ".join(filter(None, (f"{row.seconds * 1e6:.2f} us", row.why)))
                 name = Path(table.path).name
                 return row.config, f"{table.source} for {table.device} ({name}), {found}: {figures}"

@@ -5,14 +5,16 @@ The model, for one launch whose memory traffic, loop trips and grid are known:
     seconds = LAUNCH + MEMORY_LATENCY + max(bandwidth * tail, issue * tail, latency)
 
     bandwidth   bytes that must move / what a copy reaches
-    issue       clocks that the busiest kind of unit needs for all instructions / (multiprocessors * clock)
-    latency     rounds * trips per warp * (loads / loads in flight * MEMORY_LATENCY + instructions * CLOCKS_ALONE)
-    tail        blocks of the busiest multiprocessor / blocks of the average one
-    rounds      how often a multiprocessor fills up with resident blocks until the grid is done
+    issue       clocks that the busiest kind of unit needs for all instructions / (multiprocessors *
+    clock) latency     rounds * trips per warp * (loads / loads in flight * MEMORY_LATENCY +
+    instructions * CLOCKS_ALONE) tail        blocks of the busiest multiprocessor / blocks of the
+    average one rounds      how often a multiprocessor fills up with resident blocks until the grid
+    is done
 
-`latency` is Little's law seen from one warp: it waits for its loads, then computes, and only the other resident warps
-hide that. The model knows no caches, bank conflicts or clocks that drop under load: it ranks choices and names what
-binds them; a measured table (`ptx_kernels.tuning`) overrules it.
+`latency` is Little's law seen from one warp: it waits for its loads, then computes, and only the
+other resident warps hide that. The model knows no caches, bank conflicts or clocks that drop under
+load: it ranks choices and names what binds them; a measured table (`ptx_kernels.tuning`) overrules
+it.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ from .sass import Outstanding, SassInstruction, load_bits
 
 LAUNCH = 1.3e-6  # seconds: an empty kernel inside a CUDA graph, measured on an H200
 MEMORY_LATENCY = 0.8e-6  # seconds: a load from HBM while many others are under way
-CLOCKS_ALONE = 2.0  # clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains
+CLOCKS_ALONE = (
+    2.0  # clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains
+)
 ISSUE_LANES = 128  # lane-instructions per clock and multiprocessor: four schedulers, a warp each
 
-#: Most instructions of the hot loop per byte of quants and lane that a mat-vec of (format, rows of activations) may
-#: take: instructions cost energy, and clocks where the model errs. An H200 keeps up with its memory below about 6.
+#: Most instructions of the hot loop per byte of quants and lane that a mat-vec of (format, rows of
+#: activations) may take: instructions cost energy, and clocks where the model errs. An H200 keeps
+#: up with its memory below about 6.
 INSTRUCTION_BUDGETS: dict[tuple[str, int], float] = {
     ("Q4_K", 1): 3.5,
     ("Q4_K", 4): 6.0,
@@ -51,13 +56,16 @@ _LOAD_STORE_BYTES = 128  # per clock, of L1 and shared memory
 
 @dataclass(frozen=True)
 class Unit:
-    """A kind of execution unit and the opcodes that keep it busy (their whole names, as patterns)."""
+    """A kind of execution unit and the opcodes that keep it busy (their whole names, as
+    patterns).
+    """
 
     name: str
     opcodes: re.Pattern[str]
 
 
-# An opcode may keep two units busy: integer multiply-adds and dp4a run on one half of the float lanes.
+# An opcode may keep two units busy: integer multiply-adds and dp4a run on one half of the float
+# lanes.
 _UNITS = tuple(
     Unit(name, re.compile(pattern))
     for name, pattern in (
@@ -93,16 +101,22 @@ def mma_products(opcode: str) -> int:
 
 
 def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, float]:
-    """Clocks of one multiprocessor that each kind of unit is busy when one warp executes `code` once."""
+    """Clocks of one multiprocessor that each kind of unit is busy when one warp executes `code`
+    once.
+    """
     clocks = {"issue": 32 * sum(i.name != "NOP" for i in code) / ISSUE_LANES}
     for unit in _UNITS:
         busy = [i for i in code if unit.opcodes.fullmatch(i.name)]
         if unit.name == "tensor":
-            rates = ((i, device.mma_int8_ops if i.name == "IMMA" else device.mma_float_ops) for i in busy)
+            rates = (
+                (i, device.mma_int8_ops if i.name == "IMMA" else device.mma_float_ops) for i in busy
+            )
             clocks[unit.name] = sum(2 * mma_products(i.opcode) / rate for i, rate in rates)
         elif unit.name == "load/store":
             clocks[unit.name] = sum(
-                1 if i.name == "SHFL" else max(32 / _LOAD_STORE_LANES, 4 * load_bits(i.opcode) / _LOAD_STORE_BYTES)
+                1
+                if i.name == "SHFL"
+                else max(32 / _LOAD_STORE_LANES, 4 * load_bits(i.opcode) / _LOAD_STORE_BYTES)
                 for i in busy
             )
         else:
@@ -153,7 +167,11 @@ class Prediction:
 
     @property
     def bounds(self) -> dict[str, float]:
-        return {"bandwidth": self.bandwidth * self.tail, "issue": self.issue * self.tail, "latency": self.latency}
+        return {
+            "bandwidth": self.bandwidth * self.tail,
+            "issue": self.issue * self.tail,
+            "latency": self.latency,
+        }
 
     @property
     def bound(self) -> str:

@@ -1,4 +1,6 @@
-"""Facts of devices that the cost model and the tuning tables need, from datasheets unless said otherwise."""
+"""Facts of devices that the cost model and the tuning tables need, from datasheets unless said
+otherwise.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +13,18 @@ class Device:
     """One GPU model.
 
     Attributes:
-      name: as the driver reports it, without `NVIDIA` and the form factor: the key of tuning tables.
+      name: as the driver reports it, without `NVIDIA` and the form factor: the key of tuning
+        tables.
       arch: the ptxas target whose machine code runs on it.
       clock_hz: boost clock of the multiprocessors.
       datasheet_bandwidth: of the memory, bytes/s.
-      bandwidth: bytes/s that a kernel can hope for: a device-to-device copy, read plus written, where one was
-        measured, else 0.9 of the datasheet.
-      fp32_lanes, integer_lanes: results per clock and multiprocessor of 32-bit float multiply-adds, and of 32-bit
-        integer adds, logic and shifts (CUDA programming guide, throughput of native arithmetic instructions).
-      mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through `mma.sync`.
+      bandwidth: bytes/s that a kernel can hope for: a device-to-device copy, read plus written,
+        where one was measured, else 0.9 of the datasheet.
+      fp32_lanes, integer_lanes: results per clock and multiprocessor of 32-bit float multiply-adds,
+        and of 32-bit integer adds, logic and shifts (CUDA programming guide, throughput of native
+        arithmetic instructions).
+      mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through
+        `mma.sync`.
       mma_float_ops: the same of f16 and bf16, added up in f32.
     """
 
@@ -46,17 +51,50 @@ _MB = 1 << 20
 #: GeForce cards add f16 up in f32 at half the rate of sums in f16.
 _geforce = functools.partial(Device, mma_int8_ops=2048, mma_float_ops=512)
 
-#: Multiprocessors, boost clocks, L2 and bandwidth: NVIDIA's datasheets and architecture papers of each model. The
-#: H200's 4.3 TB/s was measured; Hopper's `mma.sync` reaches about 0.62 of what `wgmma` does (Luo et al., 2024).
+#: Multiprocessors, boost clocks, L2 and bandwidth: NVIDIA's datasheets and architecture papers of
+#: each model. The H200's 4.3 TB/s was measured; Hopper's `mma.sync` reaches about 0.62 of what
+#: `wgmma` does (Luo et al., 2024).
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
-        Device("H200", "sm_90", 132, 1.98e9, 4.8e12, 4.3e12, 50 * _MB, mma_int8_ops=5080, mma_float_ops=2540),
-        Device("H100", "sm_90", 132, 1.98e9, 3.35e12, 3.0e12, 50 * _MB, mma_int8_ops=5080, mma_float_ops=2540),
-        Device("H100 PCIe", "sm_90", 114, 1.755e9, 2.039e12, 1.83e12, 50 * _MB, mma_int8_ops=5080, mma_float_ops=2540),
+        Device(
+            "H200",
+            "sm_90",
+            132,
+            1.98e9,
+            4.8e12,
+            4.3e12,
+            50 * _MB,
+            mma_int8_ops=5080,
+            mma_float_ops=2540,
+        ),
+        Device(
+            "H100",
+            "sm_90",
+            132,
+            1.98e9,
+            3.35e12,
+            3.0e12,
+            50 * _MB,
+            mma_int8_ops=5080,
+            mma_float_ops=2540,
+        ),
+        Device(
+            "H100 PCIe",
+            "sm_90",
+            114,
+            1.755e9,
+            2.039e12,
+            1.83e12,
+            50 * _MB,
+            mma_int8_ops=5080,
+            mma_float_ops=2540,
+        ),
         Device("A100", "sm_80", 108, 1.41e9, 2.039e12, 1.83e12, 40 * _MB, fp32_lanes=64),
         Device("B200", "sm_100", 148, 1.965e9, 8.0e12, 7.2e12, 126 * _MB),
-        _geforce("RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128),
+        _geforce(
+            "RTX 5090", "sm_120", 170, 2.407e9, 1.792e12, 1.61e12, 96 * _MB, integer_lanes=128
+        ),
         _geforce("RTX 4090", "sm_89", 128, 2.52e9, 1.008e12, 0.907e12, 72 * _MB),
     )
 }
@@ -64,12 +102,15 @@ DEVICES: dict[str, Device] = {
 #: What is assumed where no device is at hand: compiling ahead of time, simulating, reporting.
 REFERENCE = DEVICES["H200"]
 
-#: Behind a model's name: another chip, or a part of this one (D: fewer multiprocessors or slower tensor cores).
+#: Behind a model's name: another chip, or a part of this one (D: fewer multiprocessors or slower
+#: tensor cores).
 _OTHERS = {"D", "Laptop", "MIG"}
 
 
 def find_device(reported: str) -> Device | None:
-    """The device that a driver or JAX calls `reported` (`NVIDIA H200`, `NVIDIA A100-SXM4-80GB`), None if unknown."""
+    """The device that a driver or JAX calls `reported` (`NVIDIA H200`, `NVIDIA A100-SXM4-80GB`),
+    None if unknown.
+    """
     words = reported.replace("-", " ").split()
     if words[:2] == ["NVIDIA", "GeForce"]:
         words = words[2:]

@@ -1,4 +1,5 @@
-"""Kernels without JAX, through the CUDA driver (`pip install cuda-python`): launches, timing, device facts.
+"""Kernels without JAX, through the CUDA driver (`pip install cuda-python`): launches, timing,
+device facts.
 
     with driver.Device() as gpu:
         values, scales = gpu.run(kernel, x)
@@ -24,18 +25,24 @@ import numpy as np
 
 from .ptx import Kernel
 
-_STATIC_SHARED_LIMIT = 48 << 10  # a block gets more dynamic shared memory only when the function asks for it
+_STATIC_SHARED_LIMIT = (
+    48 << 10
+)  # a block gets more dynamic shared memory only when the function asks for it
 _POISON = 0xFF  # a NaN in every float type, -1 in every integer type
 
 Launch = tuple[Kernel, Sequence[int]]
 
 
 class DriverError(RuntimeError):
-    """No usable CUDA device, or a CUDA call that failed; the message names the call and its error."""
+    """No usable CUDA device, or a CUDA call that failed; the message names the call and its
+    error.
+    """
 
 
 def count_devices() -> int:
-    """CUDA devices, as the driver counts them; without cuda-python. Raises DriverError if there is no driver to ask."""
+    """CUDA devices, as the driver counts them; without cuda-python. Raises DriverError if there is
+    no driver to ask.
+    """
     try:
         library = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -107,7 +114,9 @@ class Device:
         self._device = self._call("cuDeviceGet", ordinal)
         self._context = self._call("cuDevicePrimaryCtxRetain", self._device)
         self._call("cuCtxSetCurrent", self._context)
-        self._stream = self._call("cuStreamCreate", int(self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING))
+        self._stream = self._call(
+            "cuStreamCreate", int(self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING)
+        )
         self._functions: dict[Kernel, Any] = {}
         self._modules: list[Any] = []
         self._allocated: list[int] = []
@@ -161,7 +170,8 @@ class Device:
             driver_cuda_version=f"{version // 1000}.{version % 1000 // 10}",
         )
 
-    # --- memory ---------------------------------------------------------------------------------------------
+    # --- memory
+    # ---------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -180,7 +190,13 @@ class Device:
     def empty(self, nbytes: int) -> int:
         """Address of new memory full of poison, so that what a kernel leaves unwritten shows."""
         address = self._allocate(nbytes)
-        self._call("cuMemsetD8Async", self._cuda.CUdeviceptr(address), _POISON, max(nbytes, 1), self._stream)
+        self._call(
+            "cuMemsetD8Async",
+            self._cuda.CUdeviceptr(address),
+            _POISON,
+            max(nbytes, 1),
+            self._stream,
+        )
         return address
 
     def _allocate(self, nbytes: int) -> int:
@@ -194,7 +210,11 @@ class Device:
         address = self._allocate(array.nbytes)
         if array.nbytes:
             self._call(
-                "cuMemcpyHtoDAsync", self._cuda.CUdeviceptr(address), array.ctypes.data, array.nbytes, self._stream
+                "cuMemcpyHtoDAsync",
+                self._cuda.CUdeviceptr(address),
+                array.ctypes.data,
+                array.nbytes,
+                self._stream,
             )
             self.synchronize()  # the copy reads `array`, which the caller may drop
         return address
@@ -211,7 +231,11 @@ class Device:
         array = np.empty(shape, dtype)
         if array.nbytes:
             self._call(
-                "cuMemcpyDtoHAsync", array.ctypes.data, self._cuda.CUdeviceptr(address), array.nbytes, self._stream
+                "cuMemcpyDtoHAsync",
+                array.ctypes.data,
+                self._cuda.CUdeviceptr(address),
+                array.nbytes,
+                self._stream,
             )
         self.synchronize()
         return array
@@ -219,7 +243,8 @@ class Device:
     def synchronize(self) -> None:
         self._call("cuStreamSynchronize", self._stream)
 
-    # --- kernels --------------------------------------------------------------------------------------------
+    # --- kernels
+    # --------------------------------------------------------------------------------------------
 
     def _function(self, kernel: Kernel) -> Any:
         if kernel not in self._functions:
@@ -234,16 +259,22 @@ class Device:
             self._modules.append(module)
             function = self._call("cuModuleGetFunction", module, kernel.name.encode())
             if kernel.dynamic_shared_bytes > _STATIC_SHARED_LIMIT:
-                limit = self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                limit = (
+                    self._cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                )
                 self._call("cuFuncSetAttribute", function, limit, kernel.dynamic_shared_bytes)
             self._functions[kernel] = function
         return self._functions[kernel]
 
     def launch(self, kernel: Kernel, addresses: Sequence[int]) -> None:
-        """Launches `kernel` on the stream; `addresses` are those of its operands, then of its results."""
+        """Launches `kernel` on the stream; `addresses` are those of its operands, then of its
+        results.
+        """
         expected = len(kernel.operands) + len(kernel.results)
         if len(addresses) != expected:
-            raise ValueError(f"kernel {kernel.name} takes {expected} addresses, got {len(addresses)}")
+            raise ValueError(
+                f"kernel {kernel.name} takes {expected} addresses, got {len(addresses)}"
+            )
         values = np.array(addresses, np.uint64)
         pointers = values.ctypes.data + values.itemsize * np.arange(len(values), dtype=np.uint64)
         self._call(
@@ -258,13 +289,16 @@ class Device:
         )
 
     def place(self, kernel: Kernel, operands: Sequence[np.ndarray]) -> list[int]:
-        """Addresses for `launch`: the operands uploaded, the results allocated, `inout` ones shared.
+        """Addresses for `launch`: the operands uploaded, the results allocated, `inout` ones
+        shared.
 
         Raises:
           TypeError: an operand's count, shape or item size is not what the kernel takes.
         """
         if len(operands) != len(kernel.operands):
-            raise TypeError(f"kernel {kernel.name} takes {len(kernel.operands)} operands, got {len(operands)}")
+            raise TypeError(
+                f"kernel {kernel.name} takes {len(kernel.operands)} operands, got {len(operands)}"
+            )
         for b, operand in zip(kernel.operands, operands, strict=True):
             if operand.shape != b.shape or operand.dtype.itemsize != b.type.size:
                 raise TypeError(
@@ -275,19 +309,24 @@ class Device:
         return given + [reused.get(i) or self.empty(b.nbytes) for i, b in enumerate(kernel.results)]
 
     def run(self, kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Runs `kernel` once, as `simulator.run` does: operands in, results out (bf16 as uint16 bits)."""
+        """Runs `kernel` once, as `simulator.run` does: operands in, results out (bf16 as uint16
+        bits).
+        """
         with self.scope():
             addresses = self.place(kernel, operands)
             self.launch(kernel, addresses)
             results = zip(addresses[len(operands) :], kernel.results, strict=True)
             return tuple(self.download(a, b.shape, b.type.dtype) for a, b in results)
 
-    # --- timing ---------------------------------------------------------------------------------------------
+    # --- timing
+    # ---------------------------------------------------------------------------------------------
 
     def time(self, launches: Sequence[Launch], *, replays: int = 30) -> Timing:
-        """Times a sequence of launches, captured once in a CUDA graph and replayed; seconds per launch.
+        """Times a sequence of launches, captured once in a CUDA graph and replayed; seconds per
+        launch.
 
-        Give the sequence inputs that rotate over more memory than the L2 cache, or it measures the cache.
+        Give the sequence inputs that rotate over more memory than the L2 cache, or it measures the
+        cache.
         """
         for kernel, _ in launches:
             self._function(kernel)  # loading is not allowed while capturing
@@ -299,14 +338,18 @@ class Device:
         return self._time(enqueue, len(launches), replays)
 
     def copy_bandwidth(self, nbytes: int = 1 << 30, *, replays: int = 20) -> float:
-        """Bytes read plus bytes written per second by a device-to-device copy: the practical ceiling."""
+        """Bytes read plus bytes written per second by a device-to-device copy: the practical
+        ceiling.
+        """
         with self.scope():
             source = self.upload(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
             target = self.empty(nbytes)
 
             def enqueue() -> None:
                 pointer = self._cuda.CUdeviceptr
-                self._call("cuMemcpyDtoDAsync", pointer(target), pointer(source), nbytes, self._stream)
+                self._call(
+                    "cuMemcpyDtoDAsync", pointer(target), pointer(source), nbytes, self._stream
+                )
 
             return 2 * nbytes / self._time(enqueue, 1, replays).median
 
@@ -319,7 +362,9 @@ class Device:
         finally:
             graph = self._call("cuStreamEndCapture", self._stream)
         runnable = self._call("cuGraphInstantiate", graph, 0)
-        start, end = (self._call("cuEventCreate", 0) for _ in range(2))  # 0: an event that keeps its time
+        start, end = (
+            self._call("cuEventCreate", 0) for _ in range(2)
+        )  # 0: an event that keeps its time
         seconds = []
         for replay in range(-3, replays):  # three to warm up
             self._call("cuEventRecord", start, self._stream)
@@ -336,5 +381,7 @@ class Device:
 
 
 def rotations(bytes_per_set: int, l2_bytes: int) -> int:
-    """How many sets of inputs to rotate over so that a launch finds none of its own in the L2 cache."""
+    """How many sets of inputs to rotate over so that a launch finds none of its own in the L2
+    cache.
+    """
     return max(1, min(64, math.ceil(4 * l2_bytes / max(bytes_per_set, 1))))

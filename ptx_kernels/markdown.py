@@ -1,6 +1,8 @@
-"""The tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md` writes them anew.
+"""The tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md` writes
+them anew.
 
-The text between them is written by hand. A table stands between `<!-- table: NAME -->` and `<!-- end -->`.
+The text between them is written by hand. A table stands between `<!-- table: NAME -->` and `<!--
+end -->`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,19 @@ from .report import Figures, figures, load_range, report
 ARCH = "sm_90"
 
 _HEADER = (
-    *("kernel", "registers", "spills", "shared", "occupancy", "instr/qB", "load", "int", "dot", "float", "control"),
+    *(
+        "kernel",
+        "registers",
+        "spills",
+        "shared",
+        "occupancy",
+        "instr/qB",
+        "load",
+        "int",
+        "dot",
+        "float",
+        "control",
+    ),
     *("load bits", "KB in flight", "bound", "us", "GB/s"),
 )
 
@@ -39,7 +53,10 @@ def _cells(f: Figures) -> tuple[str, ...]:
         str(f.shared_bytes),
         f"{f.occupancy:.0%}",
         _number(f.instructions_per_quant_byte, 2),
-        *(_number(f.classes.get(name), 1) for name in ("load", "integer", "dot", "float", "control")),
+        *(
+            _number(f.classes.get(name), 1)
+            for name in ("load", "integer", "dot", "float", "control")
+        ),
         load_range(f),
         f"{f.bytes_in_flight / 1024:.0f}" if f.widest_load else "-",
         f.bound or "-",
@@ -55,7 +72,9 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """`labels`: the first cell of each row, known without assembling anything; `make` gives the whole text."""
+    """`labels`: the first cell of each row, known without assembling anything; `make` gives the
+    whole text.
+    """
 
     labels: tuple[str, ...]
     make: Callable[[], str]
@@ -81,7 +100,10 @@ def _of_targets() -> Table:
             spilled = made[text, arch].spill_store_bytes
             return f"{made[text, arch].registers}{f' + {spilled} B' if spilled else ''}"
 
-        rows = ((preset, *(cell(text, arch) for arch in TARGETS)) for preset, text in zip(PRESETS, texts, strict=True))
+        rows = (
+            (preset, *(cell(text, arch) for arch in TARGETS))
+            for preset, text in zip(PRESETS, texts, strict=True)
+        )
         return _lines((f"preset, {n}x{columns}", *TARGETS), rows)
 
     return Table(tuple(PRESETS), make)
@@ -94,7 +116,13 @@ def _of_formats() -> Table:
         Case(
             f"{format} m={m}",
             "matvec",
-            dict(format=format, n=n, columns=columns, m=m, config=tuning.matvec.rule(format, n, columns, m)),
+            dict(
+                format=format,
+                n=n,
+                columns=columns,
+                m=m,
+                config=tuning.matvec.rule(format, n, columns, m),
+            ),
         )
         for format in FORMATS
         for m in (1, 4, 8)
@@ -103,7 +131,9 @@ def _of_formats() -> Table:
 
 
 def _of_budgets() -> Table:
-    """The static budgets and what the choices of `tuning` come to, the worst of Llama-3.1-8B's shapes."""
+    """The static budgets and what the choices of `tuning` come to, the worst of Llama-3.1-8B's
+    shapes.
+    """
 
     def matvecs(format: str, m: int, preset: str | None = None) -> list[Figures]:
         def config(n: int, columns: int) -> object:
@@ -116,14 +146,22 @@ def _of_budgets() -> Table:
         return [figures(kernel, ARCH) for kernel in built]
 
     budgets: dict[str, tuple[float, str, Callable[[], list[Figures]]]] = {
-        f"{format}, q8_1, m = {m}": (INSTRUCTION_BUDGETS[format, m], more, functools.partial(matvecs, format, m))
+        f"{format}, q8_1, m = {m}": (
+            INSTRUCTION_BUDGETS[format, m],
+            more,
+            functools.partial(matvecs, format, m),
+        )
         for format, m, more in (
             ("Q4_K", 1, "; 16-byte loads, >= 4 in flight; <= 80 registers"),
             ("Q6_K", 1, ""),
             ("Q4_K", 4, ""),
         )
     }
-    budgets["Q4_K, f32, m = 1"] = FLOAT_INSTRUCTION_BUDGET, "", lambda: matvecs("Q4_K", 1, "fused_f32")
+    budgets["Q4_K, f32, m = 1"] = (
+        FLOAT_INSTRUCTION_BUDGET,
+        "",
+        lambda: matvecs("Q4_K", 1, "fused_f32"),
+    )
 
     def make() -> str:
         rows = []
@@ -133,8 +171,19 @@ def _of_budgets() -> Table:
             loads = min(f.loads_in_flight for f in found)
             most = max(f.registers for f in found)
             spilled = max(f.spill_bytes for f in found)
-            rows.append((name, f"<= {budget}{more}", f"{instructions:.2f}", str(loads), str(most), str(spilled)))
-        return _lines(("kernel", "budget", "instr/qB", "16-byte loads in flight", "registers", "spills"), rows)
+            rows.append(
+                (
+                    name,
+                    f"<= {budget}{more}",
+                    f"{instructions:.2f}",
+                    str(loads),
+                    str(most),
+                    str(spilled),
+                )
+            )
+        return _lines(
+            ("kernel", "budget", "instr/qB", "16-byte loads in flight", "registers", "spills"), rows
+        )
 
     return Table(tuple(budgets), make)
 
@@ -146,7 +195,9 @@ def tables() -> dict[str, Table]:
         if family not in ("matvec", "decode"):
             found[f"family {family}"] = _of_cases([case for case in CASES if case.family == family])
     decode = [
-        c for c in CASES if c.family == "decode" and c.arguments["dtype"] == "bf16" and not c.arguments["lookups"]
+        c
+        for c in CASES
+        if c.family == "decode" and c.arguments["dtype"] == "bf16" and not c.arguments["lookups"]
     ]
     found["family decode"] = _of_cases(decode)
     return found | {"targets": _of_targets(), "formats": _of_formats(), "budgets": _of_budgets()}
@@ -163,7 +214,8 @@ def rewrite(path: Path, *, only: str | None = None) -> None:
     """Fills in every table of the file, or the one named `only`.
 
     Raises:
-      MarkdownError: the file names a table that there is not, or has none to fill in. OSError: no such file.
+      MarkdownError: the file names a table that there is not, or has none to fill in. OSError: no
+        such file.
     """
     known = tables()
 

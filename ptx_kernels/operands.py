@@ -1,5 +1,5 @@
-"""Random operands for any kernel, chosen by its buffers' names and types: sane scales, ids and pages in
-range."""
+"""Random operands for any kernel, chosen by its buffers' names and types: sane scales, ids and
+pages in range."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .ptx.instructions import f32_to_bf16
 
 
 def random_blocks(format: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Packed blocks as a file holds them, uint8 (*shape, block_bytes): random quants, small positive
-    scales."""
+    """Packed blocks as a file holds them, uint8 (*shape, block_bytes): random quants, small
+    positive scales."""
     block = formats.get(format)
     raw = rng.integers(0, 256, (*shape, block.block_bytes), np.uint8)
     for field in block.half_fields:
@@ -23,19 +23,30 @@ def random_blocks(format: str, shape: tuple[int, ...], rng: np.random.Generator)
     return raw
 
 
-def random_planes(format: str, n: int, blocks: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+def random_planes(
+    format: str, n: int, blocks: int, rng: np.random.Generator
+) -> tuple[np.ndarray, ...]:
     """Planes of a packed (n, blocks * block_size) matrix."""
-    return tuple(map(np.ascontiguousarray, formats.get(format).split(random_blocks(format, (n, blocks), rng))))
+    return tuple(
+        map(
+            np.ascontiguousarray, formats.get(format).split(random_blocks(format, (n, blocks), rng))
+        )
+    )
 
 
 def _matrices(planes: list[Buffer]) -> list[tuple[str, list[Buffer]]]:
-    """The packed matrices that the planes make up, in order: format and planes each, whose names may have a prefix."""
+    """The packed matrices that the planes make up, in order: format and planes each, whose names
+    may have a prefix.
+    """
     found = []
     known = sorted((formats.get(name) for name in formats.names()), key=lambda f: -len(f.planes))
     while planes:
         for block in known:
             own = planes[: len(block.planes)]
-            given = [(b.name.endswith(p.name), b.shape[-1]) for b, p in zip(own, block.planes, strict=False)]
+            given = [
+                (b.name.endswith(p.name), b.shape[-1])
+                for b, p in zip(own, block.planes, strict=False)
+            ]
             if given == [(True, p.bytes_per_block) for p in block.planes]:
                 break
         else:
@@ -63,8 +74,12 @@ def _integers(buffer: Buffer, buffers: dict[str, Buffer], rng: np.random.Generat
         pages = rng.permutation(max(num_pages, entries)) % num_pages
         return pages[:entries].reshape(buffer.shape)
     if buffer.name == "context_lens":
-        tables = buffers.get("block_tables")  # without them the pages are contiguous, one per sequence
-        capacity = page_size * (tables.shape[1] if tables is not None else num_pages // buffer.shape[0])
+        tables = buffers.get(
+            "block_tables"
+        )  # without them the pages are contiguous, one per sequence
+        capacity = page_size * (
+            tables.shape[1] if tables is not None else num_pages // buffer.shape[0]
+        )
         lengths = rng.integers(1, capacity + 1, buffer.shape)
         lengths[0] = capacity
         lengths[1:2] = 0
@@ -75,9 +90,9 @@ def _integers(buffer: Buffer, buffers: dict[str, Buffer], rng: np.random.Generat
 def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     """One array per operand of `kernel`, in order; bf16 as uint16 bits.
 
-    Integers are what their names mean: `ids` and `slot_mapping` hold a few out of range, `block_tables` sends
-    no two sequences to one page, `context_lens` starts with a full and an empty sequence where there are
-    several.
+    Integers are what their names mean: `ids` and `slot_mapping` hold a few out of range,
+    `block_tables` sends no two sequences to one page, `context_lens` starts with a full and an
+    empty sequence where there are several.
     """
     rng = np.random.default_rng(seed)
     buffers = {b.name: b for b in kernel.buffers}
@@ -92,7 +107,10 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
         if buffer.name in planes:
             return planes[buffer.name]
         if buffer.type.name == "e4m3":  # 0x7f and 0xff are NaN
-            return rng.integers(0, 0x7F, buffer.shape, np.uint8) | rng.integers(0, 2, buffer.shape, np.uint8) << 7
+            return (
+                rng.integers(0, 0x7F, buffer.shape, np.uint8)
+                | rng.integers(0, 2, buffer.shape, np.uint8) << 7
+            )
         if buffer.type.name == "s32":
             return _integers(buffer, buffers, rng).astype(np.int32)
         if buffer.type.name == "s8":
@@ -102,6 +120,8 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
             return np.abs(values) / 100
         if buffer.name == "marks":  # (highest score, sum of weights)
             return np.abs(values) + np.float32(1)
-        return f32_to_bf16(values) if buffer.type.name == "bf16" else values.astype(buffer.type.dtype)
+        return (
+            f32_to_bf16(values) if buffer.type.name == "bf16" else values.astype(buffer.type.dtype)
+        )
 
     return [make(buffer) for buffer in kernel.operands]

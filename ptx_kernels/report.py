@@ -1,4 +1,6 @@
-"""Static figures of kernels, from their machine code: what `python -m ptx_kernels report` prints."""
+"""Static figures of kernels, from their machine code: what `python -m ptx_kernels report`
+prints.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from .assemble import Assembly, assemble, assemble_all, assemble_together, occup
 from .cost import Launch, predict
 from .devices import DEVICES, Device
 from .ptx import WARP, Kernel
-from .sass import CATEGORIES, Loop, SassInstruction, disassemble, disassemble_all, hot_loop, load_bits
+from .sass import (
+    CATEGORIES,
+    Loop,
+    SassInstruction,
+    disassemble,
+    disassemble_all,
+    hot_loop,
+    load_bits,
+)
 from .work import work
 
 #: Classes of the hot loop's instructions and the categories of `sass` that they sum up.
@@ -30,16 +40,18 @@ class Figures:
 
     Attributes:
       shared_bytes: static and dynamic shared memory per block.
-      loop_instructions: instructions of the hot loop, 0 where the kernel has none; then the rest is of the whole
-        kernel, which runs each of its instructions once at most.
+      loop_instructions: instructions of the hot loop, 0 where the kernel has none; then the rest is
+        of the whole kernel, which runs each of its instructions once at most.
       mix: the hot loop's instructions by category.
       loads_in_flight: most 16-byte global loads outstanding at once per lane in the hot loop.
-      narrowest_load, widest_load: bits per lane of the hot loop's global loads; None without such loads.
-      instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales) and lane;
-        None where the loop multiplies no packed weights.
+      narrowest_load, widest_load: bits per lane of the hot loop's global loads; None without such
+        loads.
+      instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales)
+        and lane; None where the loop multiplies no packed weights.
       classes: the same by class (`CLASSES`); empty where that is None.
-      device: the one that `seconds` and `bound` are predicted for (`ptx_kernels.cost`); both None where the model
-        does not know how often the hot loop runs. `bounds`: the seconds of each bound by itself.
+      device: the one that `seconds` and `bound` are predicted for (`ptx_kernels.cost`); both None
+        where the model does not know how often the hot loop runs. `bounds`: the seconds of each
+        bound by itself.
       nbytes: that the launch must move through memory.
       bytes_in_flight: per multiprocessor, by the hot loop's global loads.
     """
@@ -110,7 +122,8 @@ def _code(assembly: Assembly, instructions: tuple[SassInstruction, ...]) -> Code
 
 
 def launch(kernel: Kernel, machine: Code) -> Launch | None:
-    """What one launch of `kernel` asks of a device; None where the trips through its hot loop are not known.
+    """What one launch of `kernel` asks of a device; None where the trips through its hot loop are
+    not known.
 
     `machine` may be that of a kernel that differs in its number of rows alone.
     """
@@ -130,7 +143,9 @@ def launch(kernel: Kernel, machine: Code) -> Launch | None:
     )
 
 
-def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", device: Device | None = None) -> Figures:
+def figures(
+    kernel: Kernel, arch: str, *, label: str = "", family: str = "", device: Device | None = None
+) -> Figures:
     """Figures of `kernel` on `arch`; `device` None: the one that stands for the architecture.
 
     Where not even one block fits on a multiprocessor, there is no prediction.
@@ -171,7 +186,9 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", dev
         classes=classes,
         device=device.name,
         nbytes=done.nbytes,
-        bytes_in_flight=predicted.bytes_in_flight if predicted else fit.warps * WARP * outstanding.nbytes,
+        bytes_in_flight=predicted.bytes_in_flight
+        if predicted
+        else fit.warps * WARP * outstanding.nbytes,
         seconds=predicted.seconds if predicted else None,
         bound=predicted.bound if predicted else None,
         bounds=predicted.bounds if predicted else {},
@@ -179,7 +196,9 @@ def figures(kernel: Kernel, arch: str, *, label: str = "", family: str = "", dev
 
 
 def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
-    """Figures of `cases` (`ptx_kernels.cases.CASES`), whose families `kernels` builds, in their order."""
+    """Figures of `cases` (`ptx_kernels.cases.CASES`), whose families `kernels` builds, in their
+    order.
+    """
     built = [(case, kernels[case.family](**case.arguments)) for case in cases]
     assemble_all((kernel.text for _, kernel in built), (arch,))
 
@@ -201,7 +220,11 @@ def load_range(f: Figures) -> str:
     """Bits of the narrowest and the widest global load: `32-128`."""
     if f.widest_load is None:
         return "-"
-    return f"{f.widest_load}" if f.narrowest_load == f.widest_load else f"{f.narrowest_load}-{f.widest_load}"
+    return (
+        f"{f.widest_load}"
+        if f.narrowest_load == f.widest_load
+        else f"{f.narrowest_load}-{f.widest_load}"
+    )
 
 
 def row(f: Figures) -> tuple[str, ...]:
@@ -247,7 +270,9 @@ def table(rows: Sequence[Figures]) -> str:
         "loads: bits of the global loads. in flight: most 16-byte loads outstanding per lane.",
         "KB/SM: bytes in flight per multiprocessor. bound, us: predicted by ptx_kernels.cost for the device.",
     )
-    return "\n".join([f"{arch}: {len(rows)} kernels", plain_table(_HEADER, map(row, rows)), "", *legend])
+    return "\n".join(
+        [f"{arch}: {len(rows)} kernels", plain_table(_HEADER, map(row, rows)), "", *legend]
+    )
 
 
 def as_dicts(rows: Sequence[Figures]) -> list[dict]:

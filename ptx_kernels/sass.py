@@ -1,7 +1,7 @@
 """Machine code (SASS): disassembly, loops, instruction mix and loads in flight.
 
-A kernel's speed limit is visible here before it ever runs: how many instructions its hot loop spends per byte
-of weights, how wide its loads are, and how many of them it has outstanding.
+A kernel's speed limit is visible here before it ever runs: how many instructions its hot loop
+spends per byte of weights, how wide its loads are, and how many of them it has outstanding.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class SassInstruction:
         return classify(self.opcode, self.operands)
 
 
-# The first row whose pattern matches an opcode's whole name decides. U and V prefix an operation's uniform
-# and video forms.
+# The first row whose pattern matches an opcode's whole name decides. U and V prefix an operation's
+# uniform and video forms.
 _CATEGORIES: tuple[tuple[str, str], ...] = (
     ("dp4a", r"IDP"),
     ("mma", r"[HIQDOB]G?MMA|UTC\w*MMA"),
@@ -85,7 +85,9 @@ CATEGORIES = (
 
 
 def load_bits(opcode: str) -> int:
-    """Bits that a load or store moves per lane: `LDG.E.128` -> 128, `LDG.E.U8` -> 8; 32 where none stand."""
+    """Bits that a load or store moves per lane: `LDG.E.128` -> 128, `LDG.E.U8` -> 8; 32 where none
+    stand.
+    """
     match = re.search(r"\.(?:[US])?(8|16|32|64|128|256)(?=\.|$)", opcode)
     return int(match.group(1)) if match else 32
 
@@ -181,14 +183,18 @@ class Loop:
     def outstanding(self) -> Outstanding:
         """Most global loads outstanding at once per lane, in steady state.
 
-        Walks the body twice in address order: a load is outstanding until an instruction names one of the
-        registers it fills. Loads that a loop issues for its next turn count too.
+        Walks the body twice in address order: a load is outstanding until an instruction names one
+        of the registers it fills. Loads that a loop issues for its next turn count too.
         """
         filled: dict[int, int] = {}  # first register of a load -> its bits
         most = Outstanding(0, 0, 0)
         for instruction in self.instructions * 2:
             named = _registers(instruction.operands)
-            filled = {r: bits for r, bits in filled.items() if not named & set(range(r, r + -(-bits // 32)))}
+            filled = {
+                r: bits
+                for r, bits in filled.items()
+                if not named & set(range(r, r + -(-bits // 32)))
+            }
             target = re.match(r"R(\d+),", instruction.operands)
             if instruction.category.startswith("load global") and target:
                 filled[int(target.group(1))] = load_bits(instruction.opcode)
@@ -203,7 +209,9 @@ class Loop:
 
 
 class Outstanding(NamedTuple):
-    """Global loads outstanding at once per lane: those of 16 bytes, all of them, and their bytes; the most of each."""
+    """Global loads outstanding at once per lane: those of 16 bytes, all of them, and their bytes;
+    the most of each.
+    """
 
     wide: int
     loads: int
@@ -270,9 +278,9 @@ def _dominators(successors: Sequence[set[int]]) -> dict[int, set[int]]:
 def _bodies(code: Sequence[SassInstruction]) -> tuple[list[tuple[int, int]], dict[int, set[int]]]:
     """Basic blocks as `_flow` has them, and of each natural loop the head and the blocks.
 
-    A backward jump alone is no loop: ptxas puts unlikely blocks behind the end of the code, and they jump
-    back. A loop is an edge to a block that dominates its source, with every block that reaches the source
-    without passing it.
+    A backward jump alone is no loop: ptxas puts unlikely blocks behind the end of the code, and
+    they jump back. A loop is an edge to a block that dominates its source, with every block that
+    reaches the source without passing it.
     """
     blocks, successors = _flow(code)
     dominators = _dominators(successors)
@@ -295,27 +303,38 @@ def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
         return []
     blocks, bodies = _bodies(code)
     inner = [
-        body for head, body in bodies.items() if not any(other <= body for h, other in bodies.items() if h != head)
+        body
+        for head, body in bodies.items()
+        if not any(other <= body for h, other in bodies.items() if h != head)
     ]
-    return [Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0] : blocks[b][1]])) for body in inner]
+    return [
+        Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0] : blocks[b][1]]))
+        for body in inner
+    ]
 
 
 def enclosing_loop(code: Sequence[SassInstruction], loop: Loop) -> Loop | None:
-    """The smallest natural loop that holds `loop`, one of the code's, and more; None where there is none."""
+    """The smallest natural loop that holds `loop`, one of the code's, and more; None where there is
+    none.
+    """
     blocks, bodies = _bodies(code)
     first = {i.address for i in loop.instructions}
     wider = [
-        Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0] : blocks[b][1]])) for body in bodies.values()
+        Loop(tuple(i for b in sorted(body) for i in code[blocks[b][0] : blocks[b][1]]))
+        for body in bodies.values()
     ]
-    holding = [w for w in wider if len(w) > len(loop) and first <= {i.address for i in w.instructions}]
+    holding = [
+        w for w in wider if len(w) > len(loop) and first <= {i.address for i in w.instructions}
+    ]
     return min(holding, key=len, default=None)
 
 
 def hot_loop(code: Sequence[SassInstruction]) -> Loop | None:
     """The innermost loop that does the kernel's work, or None where there is no loop.
 
-    The one with the most dot-product instructions (dp4a and mma); among equals, the most 16-byte global
-    loads; then the most instructions. ptxas unrolls a loop and leaves a remainder loop, which loses.
+    The one with the most dot-product instructions (dp4a and mma); among equals, the most 16-byte
+    global loads; then the most instructions. ptxas unrolls a loop and leaves a remainder loop,
+    which loses.
     """
 
     def work(loop: Loop) -> tuple[int, int, int]:

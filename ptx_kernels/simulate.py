@@ -1,4 +1,6 @@
-"""`python -m ptx_kernels simulate`: a kernel on random operands, every access checked, hardware's freedom drawn."""
+"""`python -m ptx_kernels simulate`: a kernel on random operands, every access checked, hardware's
+freedom drawn.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ class Result:
 
     Attributes:
       finite: share of its values that are; 1 for integers.
-      deviation: largest NMSE of a perturbed run against the plain one, 0 for the same bits; NaN if one has NaN where
-        the other has none.
+      deviation: largest NMSE of a perturbed run against the plain one, 0 for the same bits; NaN if
+        one has NaN where the other has none.
     """
 
     buffer: Buffer
@@ -50,7 +52,11 @@ class Simulation:
             shape = "x".join(map(str, result.buffer.shape))
             line = f"{result.buffer.name} {result.buffer.type} {shape}: {result.finite:.2%} finite"
             if self.seeds:
-                how = "the same bits" if result.deviation == 0 else f"NMSE {result.deviation:.1e} at most"
+                how = (
+                    "the same bits"
+                    if result.deviation == 0
+                    else f"NMSE {result.deviation:.1e} at most"
+                )
                 line += f"; {how} under {self.seeds} seeds"
             lines.append(line)
         for memory, unit, counts in (
@@ -87,7 +93,9 @@ def _deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
 
 
 def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulation:
-    """Runs the kernel on random operands, then under `seeds` perturbations; SimulationError as the simulator raises."""
+    """Runs the kernel on random operands, then under `seeds` perturbations; SimulationError as the
+    simulator raises.
+    """
     operands = random_operands(kernel, operands_seed)
     start = time.perf_counter()
     plain, statistics = simulator.run_counted(kernel, *operands)
@@ -99,7 +107,9 @@ def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulati
         with simulator.perturbation(seed):
             perturbed = simulator.run(kernel, *operands)
         found = zip(kernel.results, plain, perturbed, strict=True)
-        deviations = [float(np.maximum(d, _deviation(*f))) for d, f in zip(deviations, found, strict=True)]
+        deviations = [
+            float(np.maximum(d, _deviation(*f))) for d, f in zip(deviations, found, strict=True)
+        ]
     results = tuple(
         Result(buffer, float(np.isfinite(_values(buffer, array)).mean()), deviation)
         for buffer, array, deviation in zip(kernel.results, plain, deviations, strict=True)

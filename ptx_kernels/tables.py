@@ -4,11 +4,11 @@
      "rows": [{"kernel": "matvec", "format": "Q4_K", "n": 4096, "columns": 14336, "m": 1,
                "config": {"warps": 4, ...}, "seconds": 1.0e-05}, ...]}
 
-A row is keyed by the arguments of its kernel's rule in `ptx_kernels.tuning`: `FAMILIES` lists them. Its `config` holds
-some of the fields of the kernel's Config; the others keep their defaults. `why` is optional: what the cost model says
-binds the launch, and what kept faster Configs out. `multiprocessors` is optional where `devices` knows the device.
-Everything beside `device`, `multiprocessors`, `source` and `rows` (driver, versions, commit, date) is provenance and
-not read.
+A row is keyed by the arguments of its kernel's rule in `ptx_kernels.tuning`: `FAMILIES` lists them.
+Its `config` holds some of the fields of the kernel's Config; the others keep their defaults. `why`
+is optional: what the cost model says binds the launch, and what kept faster Configs out.
+`multiprocessors` is optional where `devices` knows the device. Everything beside `device`,
+`multiprocessors`, `source` and `rows` (driver, versions, commit, date) is provenance and not read.
 """
 
 from __future__ import annotations
@@ -37,12 +37,16 @@ SOURCES = ("measured", "model")
 FOLDER = Path(__file__).with_name("tuned")
 
 _LARGEST = 1 << 40  # of every number of a shape
-_FARTHEST = 1.0  # octaves up to which a row stands for a shape that is not its own, all sizes together
+_FARTHEST = (
+    1.0  # octaves up to which a row stands for a shape that is not its own, all sizes together
+)
 _ROWS = ("n", "rows")  # of weights: the keys that say how many
 
 
 class TuningTableError(ValueError):
-    """A tuning table that is malformed; the message names the file, the place in it, the value and the rule."""
+    """A tuning table that is malformed; the message names the file, the place in it, the value and
+    the rule.
+    """
 
 
 class Match(enum.Enum):
@@ -55,7 +59,9 @@ class Match(enum.Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """One argument of a rule: `kind` is str, int, bool, or a list of str or int (a tuple in Python)."""
+    """One argument of a rule: `kind` is str, int, bool, or a list of str or int (a tuple in
+    Python).
+    """
 
     kind: Any
     match: Match
@@ -68,7 +74,8 @@ class Family:
     Attributes:
       config: what they hold.
       keys: by which they are found: the rule's arguments, in their order.
-      check: `(config, *shape)`; raises KernelError or ValueError for a Config that does not go with a shape.
+      check: `(config, *shape)`; raises KernelError or ValueError for a Config that does not go with
+        a shape.
     """
 
     config: type
@@ -78,11 +85,18 @@ class Family:
     def serves(self, row: Row, shape: tuple[Any, ...]) -> bool:
         """Whether a neighbour's row goes with the shape too.
 
-        Not where it was chosen to share its own number of rows evenly: a fixed grid, or blocks that each quantize.
+        Not where it was chosen to share its own number of rows evenly: a fixed grid, or blocks that
+        each quantize.
         """
         config = row.config
-        fixed = isinstance(config, MatvecConfig) and (config.persistent or config.activations == "inline_q8")
-        same = (ours == theirs for name, ours, theirs in zip(self.keys, shape, row.shape, strict=True) if name in _ROWS)
+        fixed = isinstance(config, MatvecConfig) and (
+            config.persistent or config.activations == "inline_q8"
+        )
+        same = (
+            ours == theirs
+            for name, ours, theirs in zip(self.keys, shape, row.shape, strict=True)
+            if name in _ROWS
+        )
         return (not fixed or all(same)) and self.accepts(config, shape)
 
     def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:
@@ -96,7 +110,9 @@ class Family:
     def describe(self, shape: tuple[Any, ...]) -> str:
         """The numbers of a shape: `n=4096 columns=4096 m=1`."""
         named = zip(self.keys.items(), shape, strict=True)
-        return " ".join(f"{name}={value}" for (name, key), value in named if key.match is not Match.EQUAL)
+        return " ".join(
+            f"{name}={value}" for (name, key), value in named if key.match is not Match.EQUAL
+        )
 
     def equal_part(self, shape: tuple[Any, ...]) -> tuple[Any, ...]:
         """What all rows that may serve a shape share with it."""
@@ -104,7 +120,9 @@ class Family:
         return tuple(value if key.match is Match.EQUAL else _count(value) for key, value in named)
 
     def distance(self, row: tuple[Any, ...], shape: tuple[Any, ...]) -> tuple[float, float] | None:
-        """(octaves that `row` covers too much, octaves that it lies off), the smaller the better; None: too far."""
+        """(octaves that `row` covers too much, octaves that it lies off), the smaller the better;
+        None: too far.
+        """
         covered, off = [0.0], [0.0]
         for key, theirs, asked in zip(self.keys.values(), row, shape, strict=True):
             if key.match is Match.COVERS:
@@ -112,7 +130,11 @@ class Family:
                     return None
                 covered.append(math.log2(theirs / asked))
             elif key.match is Match.NEAR:
-                pairs = zip(theirs, asked, strict=True) if isinstance(theirs, tuple) else ((theirs, asked),)
+                pairs = (
+                    zip(theirs, asked, strict=True)
+                    if isinstance(theirs, tuple)
+                    else ((theirs, asked),)
+                )
                 off += [abs(math.log2(a / b)) for a, b in pairs]
         return None if max(sum(covered), sum(off)) > _FARTHEST else (sum(covered), sum(off))
 
@@ -137,15 +159,23 @@ def _check_fused(
     output: str,
 ) -> None:
     if not formats or len(rows) not in (1, len(formats)):
-        raise ValueError(f"rows={rows} must be those of each of formats={formats}, or one number for all")
+        raise ValueError(
+            f"rows={rows} must be those of each of formats={formats}, or one number for all"
+        )
     if config.activations not in (("q8_1", "inline_q8") if floats else ("q8_1",)):
-        raise ValueError(f"activations={config.activations!r} must be q8_1, or with floats inline_q8")
+        raise ValueError(
+            f"activations={config.activations!r} must be q8_1, or with floats inline_q8"
+        )
     if output not in ("f32", "q8_1"):
         raise ValueError(f"output={output!r} must be f32 or q8_1")
     if output == "q8_1" and (config.block_rows % GROUP or any(n % GROUP for n in rows)):
-        raise ValueError(f"q8_1: rows={rows} and a block's {config.block_rows} must be multiples of {GROUP}")
+        raise ValueError(
+            f"q8_1: rows={rows} and a block's {config.block_rows} must be multiples of {GROUP}"
+        )
     if config.activations == "inline_q8" and int8_bytes(m, columns) > MOST_BYTES:
-        raise ValueError(f"inline_q8: m={m} rows of columns={columns} take more than {MOST_BYTES} bytes")
+        raise ValueError(
+            f"inline_q8: m={m} rows of columns={columns} take more than {MOST_BYTES} bytes"
+        )
     for format in formats:
         config.check(format, min(rows), columns, m)
 
@@ -161,7 +191,9 @@ _FORMAT, _SIZE = Key(str, Match.EQUAL), Key(int, Match.NEAR)
 #: What may be in a table, by the name of the rule that it overrules.
 FAMILIES: dict[str, Family] = {
     "matvec": Family(
-        MatvecConfig, dict(format=_FORMAT, n=_SIZE, columns=_SIZE, m=Key(int, Match.COVERS)), _check_matvec
+        MatvecConfig,
+        dict(format=_FORMAT, n=_SIZE, columns=_SIZE, m=Key(int, Match.COVERS)),
+        _check_matvec,
     ),
     "fused_matvec": Family(
         MatvecConfig,
@@ -175,13 +207,19 @@ FAMILIES: dict[str, Family] = {
         ),
         _check_fused,
     ),
-    "gemm": Family(GemmConfig, dict(format=_FORMAT, n=_SIZE, columns=_SIZE, m=Key(int, Match.COVERS)), _check_gemm),
+    "gemm": Family(
+        GemmConfig,
+        dict(format=_FORMAT, n=_SIZE, columns=_SIZE, m=Key(int, Match.COVERS)),
+        _check_gemm,
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Row:
-    """The Config for one shape (the values of its family's keys), with the seconds measured or predicted."""
+    """The Config for one shape (the values of its family's keys), with the seconds measured or
+    predicted.
+    """
 
     kernel: str
     shape: tuple[Any, ...]
@@ -207,25 +245,34 @@ class Table:
         """Whether it is of this device, and of one that is cut into as many multiprocessors."""
         mine, other = find_device(self.device), find_device(device)
         count = self.multiprocessors or (mine and mine.multiprocessors)
-        return (self.device == device or (mine is not None and mine == other)) and count in (None, multiprocessors)
+        return (self.device == device or (mine is not None and mine == other)) and count in (
+            None,
+            multiprocessors,
+        )
 
     @functools.cached_property
     def _by_equal_part(self) -> dict[tuple[Any, ...], list[Row]]:
         found: dict[tuple[Any, ...], list[Row]] = {}
         for row in self.rows:
-            found.setdefault((row.kernel, *FAMILIES[row.kernel].equal_part(row.shape)), []).append(row)
+            found.setdefault((row.kernel, *FAMILIES[row.kernel].equal_part(row.shape)), []).append(
+                row
+            )
         return found
 
     def nearest(self, kernel: str, *shape: Any) -> Row | None:
         """The row whose shape is nearest, or None where none is near.
 
-        Equal in what must be equal (formats, ...). Of those that cover the shape (as many rows of activations at
-        least) those that cover least more; among them the least distance in octaves, all numbers added up. The first
-        of equals.
+        Equal in what must be equal (formats, ...). Of those that cover the shape (as many rows of
+        activations at least) those that cover least more; among them the least distance in octaves,
+        all numbers added up. The first of equals.
         """
         family = FAMILIES[kernel]
         rows = self._by_equal_part.get((kernel, *family.equal_part(shape)), [])
-        near = [(distance, row) for row in rows if (distance := family.distance(row.shape, shape)) is not None]
+        near = [
+            (distance, row)
+            for row in rows
+            if (distance := family.distance(row.shape, shape)) is not None
+        ]
         return min(near, key=lambda pair: pair[0], default=(None, None))[1]
 
 
@@ -239,7 +286,9 @@ def _typed(where: str, value: Any, kind: Any) -> Any:
     choices = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     if choices:
         if value not in choices or isinstance(value, bool) != isinstance(choices[0], bool):
-            raise TuningTableError(f"{where}: {reprlib.repr(value)} must be one of {', '.join(map(str, choices))}")
+            raise TuningTableError(
+                f"{where}: {reprlib.repr(value)} must be one of {', '.join(map(str, choices))}"
+            )
         return value
     accepted = (int, float) if kind is float else kind
     if not isinstance(value, accepted) or isinstance(value, bool) != (kind is bool):
@@ -251,7 +300,9 @@ def _positive(where: str, values: Mapping[str, Any], name: str, kind: type) -> A
     value = _field(where, values, name, kind)
     most = _LARGEST if kind is int else sys.float_info.max  # JSON's integers have no limit
     if not 0 < value < most:
-        raise TuningTableError(f"{where}: {name}={reprlib.repr(value)} must be positive and below {most}")
+        raise TuningTableError(
+            f"{where}: {name}={reprlib.repr(value)} must be positive and below {most}"
+        )
     return value
 
 
@@ -265,7 +316,9 @@ def _key(where: str, values: Mapping[str, Any], name: str, kind: Any) -> Any:
     listed = _field(where, values, name, list)
     if not listed:
         raise TuningTableError(f"{where}: {name} is empty")
-    return tuple(_key(where, {f"{name}[{i}]": value}, f"{name}[{i}]", each) for i, value in enumerate(listed))
+    return tuple(
+        _key(where, {f"{name}[{i}]": value}, f"{name}[{i}]", each) for i, value in enumerate(listed)
+    )
 
 
 def _config(where: str, kernel: str, values: Mapping[str, Any]) -> Any:
@@ -273,8 +326,15 @@ def _config(where: str, kernel: str, values: Mapping[str, Any]) -> Any:
     hints = typing.get_type_hints(config)
     known = {field.name for field in dataclasses.fields(config)}
     if unknown := sorted(set(values) - known):
-        raise TuningTableError(f"{where}: config: {unknown[0]!r} must be one of {', '.join(sorted(known))}")
-    return config(**{name: _typed(f"{where}: config: {name}", value, hints[name]) for name, value in values.items()})
+        raise TuningTableError(
+            f"{where}: config: {unknown[0]!r} must be one of {', '.join(sorted(known))}"
+        )
+    return config(
+        **{
+            name: _typed(f"{where}: config: {name}", value, hints[name])
+            for name, value in values.items()
+        }
+    )
 
 
 def _row(where: str, values: Mapping[str, Any]) -> Row:
@@ -303,7 +363,8 @@ def parse(text: str | bytes, path: str) -> Table:
     """A table from a file's text.
 
     Raises:
-      TuningTableError: no JSON, what is missing, of a wrong type or unknown, a Config that its own shape refuses.
+      TuningTableError: no JSON, what is missing, of a wrong type or unknown, a Config that its own
+        shape refuses.
     """
     try:
         content = json.loads(text)
@@ -317,7 +378,9 @@ def parse(text: str | bytes, path: str) -> Table:
         _row(f"{path}: row {i}", _typed(f"{path}: row {i}", values, dict))
         for i, values in enumerate(_field(path, content, "rows", list))
     )
-    count = _positive(path, content, "multiprocessors", int) if "multiprocessors" in content else None
+    count = (
+        _positive(path, content, "multiprocessors", int) if "multiprocessors" in content else None
+    )
     return Table(path, _field(path, content, "device", str), source, rows, count)
 
 

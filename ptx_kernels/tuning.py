@@ -1,7 +1,8 @@
-"""Which Config a shape gets. Heuristics live here, not in the kernels; `choices` says how tables overrule them.
+"""Which Config a shape gets. Heuristics live here, not in the kernels; `choices` says how tables
+overrule them.
 
-A rule that has to fill a device takes its number of `multiprocessors`; called as `tuning.gemm(...)` it is given that of
-the device that is chosen for, see `choices.on_device`.
+A rule that has to fill a device takes its number of `multiprocessors`; called as `tuning.gemm(...)`
+it is given that of the device that is chosen for, see `choices.on_device`.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from .kernels.rms_norm import RmsNormConfig
 from .kernels.top_k import MAX_PART
 from .ptx import WARP
 
-#: Of a matrix on each multiprocessor, for four warps with two rows each: a dozen 16-byte loads per lane are then 24 KB
-#: in flight.
+#: Of a matrix on each multiprocessor, for four warps with two rows each: a dozen 16-byte loads per
+#: lane are then 24 KB in flight.
 ROWS_TO_FILL = 8
 
-#: Activations that every block may normalize and quantize for itself: 64 KB from the L2, 20 KB of shared memory.
+#: Activations that every block may normalize and quantize for itself: 64 KB from the L2, 20 KB of
+#: shared memory.
 INLINE_VALUES = 16384
 
 
@@ -31,16 +33,21 @@ def matvec(
 ) -> MatvecConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
-    Two rows a warp halve the loads of activations, which are the larger part of what a warp reads, wherever enough
-    rows are there to fill the device all the same. With one row of activations loads are the limit, so as many lanes
-    share 256 weights as read whole lines by 16 bytes each; with more, instructions are: as few lanes as can be. The
-    more activations, the more registers hold them, and the fewer blocks are resident: as many as spill on no target.
+    Two rows a warp halve the loads of activations, which are the larger part of what a warp reads,
+    wherever enough rows are there to fill the device all the same. With one row of activations
+    loads are the limit, so as many lanes share 256 weights as read whole lines by 16 bytes each;
+    with more, instructions are: as few lanes as can be. The more activations, the more registers
+    hold them, and the fewer blocks are resident: as many as spill on no target.
     """
     super_blocks = format in ("Q4_K", "Q5_K", "Q6_K")
     few = 4 if super_blocks else 8
-    lanes = (8 if format in ("Q4_K", "Q5_K") else 16 if format == "Q8_0" else few) if m == 1 else few
+    lanes = (
+        (8 if format in ("Q4_K", "Q5_K") else 16 if format == "Q8_0" else few) if m == 1 else few
+    )
     rows = 2 if n >= ROWS_TO_FILL * multiprocessors else 1
-    loads = 4 // rows if m == 1 else 1  # blocks of a lane in flight; many activations fill the registers instead
+    loads = (
+        4 // rows if m == 1 else 1
+    )  # blocks of a lane in flight; many activations fill the registers instead
     resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else 4 if format == "Q5_K" else 5
     return MatvecConfig(
         rows_per_warp=rows,
@@ -61,16 +68,21 @@ def fused_matvec(
     *,
     multiprocessors: int = REFERENCE.multiprocessors,
 ) -> MatvecConfig:
-    """Config of a mat-vec with a prologue or an epilogue, of `gated_matvec` or of `qkv_matvec` (several rows).
+    """Config of a mat-vec with a prologue or an epilogue, of `gated_matvec` or of `qkv_matvec`
+    (several rows).
 
-    With `floats`, f32 activations to begin with, `inline_q8` says that each block normalizes and quantizes for itself,
-    which pays while that is little work beside its share of the weights; `q8_1` that a kernel of its own does. Sixteen
-    warps are resident on a multiprocessor, whose lanes have 128 registers each and two blocks of weights in flight for
-    one row of activations; without the prologue's shared memory more rows take more registers. For q8_1 output a block
-    has the 32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue least.
+    With `floats`, f32 activations to begin with, `inline_q8` says that each block normalizes and
+    quantizes for itself, which pays while that is little work beside its share of the weights;
+    `q8_1` that a kernel of its own does. Sixteen warps are resident on a multiprocessor, whose
+    lanes have 128 registers each and two blocks of weights in flight for one row of activations;
+    without the prologue's shared memory more rows take more registers. For q8_1 output a block has
+    the 32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue
+    least.
     """
     few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
-    lanes = 8 if m == 1 or (output == "q8_1" and m > 4) else few  # four rows of many activations fill the registers
+    lanes = (
+        8 if m == 1 or (output == "q8_1" and m > 4) else few
+    )  # four rows of many activations fill the registers
     inline = floats and m * columns <= INLINE_VALUES
     filled = sum(rows) >= ROWS_TO_FILL * multiprocessors
     warps, per_warp = 8 if inline else 4, min(2 if filled else 1, *rows)
@@ -91,7 +103,8 @@ def fused_matvec(
 
 
 def even_blocks(rows: tuple[int, ...], block_rows: int, resident: int, multiprocessors: int) -> int:
-    """Blocks that share the rounds of all rows evenly, `resident` of them on each multiprocessor; 0: one round will do.
+    """Blocks that share the rounds of all rows evenly, `resident` of them on each multiprocessor;
+    0: one round will do.
 
     Each matrix's share of them is rounded up.
     """
@@ -101,19 +114,25 @@ def even_blocks(rows: tuple[int, ...], block_rows: int, resident: int, multiproc
 
 
 @Tabled
-def gemm(format: str, n: int, columns: int, m: int, *, multiprocessors: int = REFERENCE.multiprocessors) -> GemmConfig:
+def gemm(
+    format: str, n: int, columns: int, m: int, *, multiprocessors: int = REFERENCE.multiprocessors
+) -> GemmConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
-    Large tiles spend fewest instructions on unpacking and loads, but leave a device idle that has more multiprocessors
-    than there are blocks: the weights' rows of a block are cut until there are one and a half blocks for each, down to
-    16, whose columns four warps then share, and after that the activations' rows. Two tiles a warp spill for Q6_K, and
-    take too much memory for Q8_0 and Q5_1. Few activations make short stages, so that more of them are needed to keep
-    loads in flight; no choice needs more shared memory than the 99 KB that a block of sm_120 has.
+    Large tiles spend fewest instructions on unpacking and loads, but leave a device idle that has
+    more multiprocessors
+    than there are blocks: the weights' rows of a block are cut until there are one and a half
+    blocks for each, down to 16, whose columns four warps then share, and after that the
+    activations' rows. Two tiles a warp spill for Q6_K, and take too much memory for Q8_0 and Q5_1.
+    Few activations make short stages, so that more of them are needed to keep loads in flight; no
+    choice needs more shared memory than the 99 KB that a block of sm_120 has.
     """
     largest = min(64, -(-m // 16) * 16)
     one_tile = format in ("Q6_K", "Q8_0", "Q5_1")
     shapes = [(4, 1, 1 if one_tile else 2), (2, 2, 1 if one_tile else 2), (2, 2, 1), (1, 4, 1)]
-    choices = [(*shape, largest) for shape in shapes]  # row warps, column warps, tiles, rows of activations
+    choices = [
+        (*shape, largest) for shape in shapes
+    ]  # row warps, column warps, tiles, rows of activations
     choices += [(1, 4, 1, m_tile) for m_tile in (32, 16) if m_tile < largest]
 
     def fills(row_warps: int, column_warps: int, tiles: int, m_tile: int) -> bool:
@@ -124,7 +143,8 @@ def gemm(format: str, n: int, columns: int, m: int, *, multiprocessors: int = RE
     return GemmConfig(row_warps, column_warps, tiles, m_tile, stages)
 
 
-#: Issue slots that int8 products take for 16 x 8 x 32 of them, all of a step counted: `benchmarks.tensor_cores`.
+#: Issue slots that int8 products take for 16 x 8 x 32 of them, all of a step counted:
+#: `benchmarks.tensor_cores`.
 INT8_SLOTS = {"Q4_K": 19.3, "Q5_K": 20.9, "Q6_K": 28.1}
 _GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
 
@@ -133,18 +153,23 @@ _GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
 def half_gemm(
     format: str, n: int, columns: int, m: int, *, multiprocessors: int = REFERENCE.multiprocessors
 ) -> GemmConfig | None:
-    """Config of f16 products for a shape of `gemm`'s, or None where int8 ones are as fast, or nobody knows.
+    """Config of f16 products for a shape of `gemm`'s, or None where int8 ones are as fast, or
+    nobody knows.
 
-    Int8 products wait for issue slots; f16 ones take half of these and wait for the tensor cores, whose f16 rate
-    decides on each device. They read activations of two bytes: 256 weight rows a block keep that near what the L2
-    delivers, and take the shared memory of an sm_90 (sm_100 has it too, but its rates of `mma.sync` are not known). So
-    large a tile pays where no more than a quarter of all rounds is idle. Of Q5_K 64 activations spill.
+    Int8 products wait for issue slots; f16 ones take half of these and wait for the tensor cores,
+    whose f16 rate
+    decides on each device. They read activations of two bytes: 256 weight rows a block keep that
+    near what the L2 delivers, and take the shared memory of an sm_90 (sm_100 has it too, but its
+    rates of `mma.sync` are not known). So large a tile pays where no more than a quarter of all
+    rounds is idle. Of Q5_K 64 activations spill.
     """
     device = find_device(current_device().name)
     if device is None or device.arch != "sm_90" or format not in INT8_SLOTS or m <= 32:
         return None
     tensor = 4 * 2 * 16 * 8 * 32 / device.mma_float_ops  # clocks of a quarter of a multiprocessor
-    config = GemmConfig(8, 1, 2, min(48 if format == "Q5_K" else 64, -(-m // 16) * 16), 2, products="f16")
+    config = GemmConfig(
+        8, 1, 2, min(48 if format == "Q5_K" else 64, -(-m // 16) * 16), 2, products="f16"
+    )
     blocks = -(-m // config.m_tile) * -(-n // config.rows)
     rounds = -(-blocks // multiprocessors)
     pays = INT8_SLOTS[format] >= _GAIN * tensor and 4 * blocks >= 3 * rounds * multiprocessors
@@ -162,13 +187,16 @@ def paged_attention(
     *,
     multiprocessors: int = REFERENCE.multiprocessors,
 ) -> PagedAttentionConfig:
-    """Config for groups of num_heads / num_kv_heads query heads and contexts (or windows) of up to `capacity` tokens.
+    """Config for groups of num_heads / num_kv_heads query heads and contexts (or windows) of up to
+    `capacity` tokens.
 
-    A whole group shares a block, up to eight query heads. A lane's load is 16 bytes; of int8 and fp8, where that is 16
-    values of each query, 8 for more than four. Warps wait for memory, so a block has as many as its lanes' registers
-    allow: two blocks of eight leave each lane 128, of six 168, of four 255. Four tokens of each lane are in flight, two
-    where a split has fewer tokens. A context is split to fill two blocks on each multiprocessor, no more, into parts of
-    64 tokens or more; below 256 tokens a second launch costs more.
+    A whole group shares a block, up to eight query heads. A lane's load is 16 bytes; of int8 and
+    fp8, where that is 16 values of each query, 8 for more than four. Warps wait for memory, so a
+    block has as many as its lanes' registers
+    allow: two blocks of eight leave each lane 128, of six 168, of four 255. Four tokens of each
+    lane are in flight, two where a split has fewer tokens. A context is split to fill two blocks on
+    each multiprocessor, no more, into parts of 64 tokens or more; below 256 tokens a second launch
+    costs more.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
     queries = min(group, 8)
@@ -177,7 +205,9 @@ def paged_attention(
     runs = -(-loads // WARP)  # loads of a vector by a lane
     streams = WARP // min(WARP, 1 << (loads - 1).bit_length())  # tokens that a warp holds at once
     per_query = 2 * runs * load_bytes // size + 1  # values of the query, and weighted ones
-    per_token = 2 * runs * load_bytes // 4 + (4 if dtype == "int8" else 0)  # as they are stored; scales and where
+    per_token = 2 * runs * load_bytes // 4 + (
+        4 if dtype == "int8" else 0
+    )  # as they are stored; scales and where
     blocks = batch * num_kv_heads * -(-group // queries)
     splits = max(1, min(2 * multiprocessors // blocks, capacity // 64)) if capacity >= 256 else 1
     for unroll in (4, 2):
@@ -190,27 +220,36 @@ def paged_attention(
 
 @Rule
 def merge_attention(head_dim: int, splits: int) -> MergeConfig:
-    """Config for the merge of so many splits: all in flight at once, in up to eight warps, eight of each lane's."""
-    per_warp = WARP * 4 // (1 << (head_dim - 1).bit_length()) or 1  # splits that a warp's lanes hold, four values each
+    """Config for the merge of so many splits: all in flight at once, in up to eight warps, eight of
+    each lane's.
+    """
+    per_warp = (
+        WARP * 4 // (1 << (head_dim - 1).bit_length()) or 1
+    )  # splits that a warp's lanes hold, four values each
     warps = min(8, -(-splits // per_warp))
     return MergeConfig(warps=warps, unroll=min(8, -(-splits // (warps * per_warp))))
 
 
 @Rule
 def rms_norm(columns: int) -> RmsNormConfig:
-    """Config for rows of so many columns: four 16-byte loads a thread, in as many warps as that takes, at most 32."""
+    """Config for rows of so many columns: four 16-byte loads a thread, in as many warps as that
+    takes, at most 32.
+    """
     return RmsNormConfig(warps=min(1 << max(columns // 512 - 1, 0).bit_length(), 32))
 
 
 @Rule
 def argmax_splits(columns: int, *, multiprocessors: int = REFERENCE.multiprocessors) -> int:
-    """Blocks that search a row of so many values: one wave, of a thousand values each or more; 1: no second launch."""
+    """Blocks that search a row of so many values: one wave, of a thousand values each or more; 1:
+    no second launch.
+    """
     return _splits(columns, max(1024, -(-columns // multiprocessors)))
 
 
 @Rule
 def top_k_splits(columns: int, count: int) -> int:
-    """Blocks that sort a row's parts: as small ones as leave no more candidates than one block then sorts.
+    """Blocks that sort a row's parts: as small ones as leave no more candidates than one block then
+    sorts.
 
     1: no second launch. Raises ValueError for a `count` that two launches cannot serve.
     """
@@ -218,7 +257,9 @@ def top_k_splits(columns: int, count: int) -> int:
         return 1
     part = max(1024, count, -(-columns // (MAX_PART // count)))
     if part > MAX_PART:
-        raise ValueError(f"count={count} of {columns} values: parts of {part} are larger than {MAX_PART}")
+        raise ValueError(
+            f"count={count} of {columns} values: parts of {part} are larger than {MAX_PART}"
+        )
     return _splits(columns, part)
 
 

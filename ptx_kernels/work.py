@@ -1,6 +1,8 @@
-"""How much work a launch is: bytes through memory, weights behind each trip through the hot loop, trips.
+"""How much work a launch is: bytes through memory, weights behind each trip through the hot loop,
+trips.
 
-Trips are counted from what the loop's machine code does, and not from the kernel's own loop: ptxas unrolls as it likes.
+Trips are counted from what the loop's machine code does, and not from the kernel's own loop: ptxas
+unrolls as it likes.
 """
 
 from __future__ import annotations
@@ -38,9 +40,10 @@ class Work:
 
     Attributes:
       nbytes: that must pass through memory, each byte once.
-      trips: through the hot loop (or the whole kernel, where it has none), of all warps together; None: unknown.
-      quant_bytes: bytes of packed quants, without scales, behind one trip of one lane; None where a kernel
-        multiplies no packed weights there.
+      trips: through the hot loop (or the whole kernel, where it has none), of all warps together;
+        None: unknown.
+      quant_bytes: bytes of packed quants, without scales, behind one trip of one lane; None where a
+        kernel multiplies no packed weights there.
     """
 
     nbytes: int
@@ -74,12 +77,18 @@ def traffic(kernel: Kernel) -> int:
         if "num_pages" in arguments and name in ("k_pages", "v_pages", "k_scales", "v_scales"):
             if "tokens" in arguments:
                 return arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"])
-            held = 1 if arguments.get("contiguous") else arguments["batch"] * arguments["pages_per_sequence"] / rows
+            held = (
+                1
+                if arguments.get("contiguous")
+                else arguments["batch"] * arguments["pages_per_sequence"] / rows
+            )
             tokens = arguments["pages_per_sequence"] * arguments["page_size"]
             return held * min(1, (arguments.get("window") or tokens) / tokens)
         return arguments["lookups"] / rows if type_name == "u8" and arguments.get("lookups") else 1
 
-    return round(sum(min(1, share(b.name, b.type.name, b.shape[0])) * b.nbytes for b in kernel.buffers))
+    return round(
+        sum(min(1, share(b.name, b.type.name, b.shape[0])) * b.nbytes for b in kernel.buffers)
+    )
 
 
 def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
@@ -92,7 +101,9 @@ def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
     for format in packed:
         block = block_format(format).block_size
         columns = config.streams(format) * block
-        text = matvec(format=format, n=config.rows_per_warp, columns=columns, m=1, config=one_step).text
+        text = matvec(
+            format=format, n=config.rows_per_warp, columns=columns, m=1, config=one_step
+        ).text
         loads += len(re.findall(r"\bld\.global\S*\.nc\S*\.[bus](?:8|16|32|64)\b", text))
         weights += config.rows_per_warp * block / config.lanes_per_block(format)
     return weights / loads
@@ -105,11 +116,15 @@ def _weights_per_trip(kernel: Kernel, loop: Loop) -> float:
         return products / config.m_tile / WARP
     if dots := loop.count("dp4a"):
         return dots * _DOT / kernel.arguments["m"]
-    return sum(".CONSTANT" in i.opcode for i in loop.instructions) * weights_per_load(formats(kernel), config)
+    return sum(".CONSTANT" in i.opcode for i in loop.instructions) * weights_per_load(
+        formats(kernel), config
+    )
 
 
 def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
-    """Work of `kernel`, whose machine code's hot loop is `loop`; `whole`: it has none, `loop` is all of it."""
+    """Work of `kernel`, whose machine code's hot loop is `loop`; `whole`: it has none, `loop` is
+    all of it.
+    """
     nbytes, arguments = traffic(kernel), kernel.arguments
     packed = formats(kernel)
     weights = _weights_per_trip(kernel, loop) if packed else 0
@@ -121,11 +136,17 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
         again = math.ceil(arguments["m"] / arguments["config"].m_tile) if loop.count("mma") else 1
         trips = packed_weights(kernel) * again / (weights * WARP) if weights else None
         return Work(nbytes, trips, weights * bits / 8 or None)
-    loads = [load_bits(i.opcode) // 8 for i in loop.instructions if i.category.startswith("load global")]
+    loads = [
+        load_bits(i.opcode) // 8 for i in loop.instructions if i.category.startswith("load global")
+    ]
     if kernel.family not in _STREAMING or not loads:
         return Work(nbytes, None, None)
     wide = sum(size for size in loads if size == max(loads))  # narrower ones are ids and scales
     again = 1
-    if kernel.family == "paged_attention":  # a block that has some of a group's queries reads all of K and V
-        again = math.ceil(arguments["num_heads"] / arguments["num_kv_heads"] / arguments["config"].queries)
+    if (
+        kernel.family == "paged_attention"
+    ):  # a block that has some of a group's queries reads all of K and V
+        again = math.ceil(
+            arguments["num_heads"] / arguments["num_kv_heads"] / arguments["config"].queries
+        )
     return Work(nbytes, nbytes * again / (wide * WARP), None)

@@ -1,4 +1,6 @@
-"""Options and fixtures for every test, and where JAX runs: CUDA for `gpu`-marked tests, else the CPU."""
+"""Options and fixtures for every test, and where JAX runs: CUDA for `gpu`-marked tests, else the
+CPU.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from ptx_kernels import driver
 
 @functools.cache
 def no_gpu_reason() -> str | None:
-    """Why no CUDA device can be used, or None where one can; asks the driver, before JAX is imported."""
+    """Why no CUDA device can be used, or None where one can; asks the driver, before JAX is
+    imported.
+    """
     try:
         if driver.count_devices() == 0:
             return "no CUDA device: the driver counts none"
@@ -33,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Before anything imports JAX: its CUDA plugin, there to compile ahead of time, warns where no device is.
+    # Before anything imports JAX: its CUDA plugin, there to compile ahead of time, warns where no
+    # device is.
     if no_gpu_reason():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:

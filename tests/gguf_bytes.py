@@ -1,4 +1,6 @@
-"""GGUF files for tests: written byte by byte, so that they can be wrong, and a sound one with every type."""
+"""GGUF files for tests: written byte by byte, so that they can be wrong, and a sound one with every
+type.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,19 @@ ALIGNMENT = 32
 SMALL = (0, 1, 2, 7, 9, 12, 31, 32, 255, 256, 65535)
 LARGE = (1 << 31, 1 << 32, 1 << 36, 1 << 61, 1 << 63, (1 << 64) - 32)
 SPECIAL = (*SMALL, *LARGE, *(value - 1 for value in LARGE), (1 << 64) - 1)
-CHANGES = ("byte", "byte", "bit", "bit", "u32", "u64", "truncate", "delete", "insert", "repeat", "overwrite")
+CHANGES = (
+    "byte",
+    "byte",
+    "bit",
+    "bit",
+    "u32",
+    "u64",
+    "truncate",
+    "delete",
+    "insert",
+    "repeat",
+    "overwrite",
+)
 
 
 def u32(value: int) -> bytes:
@@ -48,7 +62,13 @@ def array_entry(key: str, kind: int, elements: list[bytes], count: int | None = 
 
 
 def tensor(name: str | bytes, dims: list[int], kind: int = Tensor.F32, offset: int = 0) -> bytes:
-    return string(name) + u32(len(dims)) + b"".join(map(u64, dims)) + struct.pack("<i", kind) + u64(offset)
+    return (
+        string(name)
+        + u32(len(dims))
+        + b"".join(map(u64, dims))
+        + struct.pack("<i", kind)
+        + u64(offset)
+    )
 
 
 def build(
@@ -65,7 +85,14 @@ def build(
     entries, tensors = entries or [], tensors or []
     tensor_count = len(tensors) if tensor_count is None else tensor_count
     entry_count = len(entries) if entry_count is None else entry_count
-    header = magic + version + u64(tensor_count) + u64(entry_count) + b"".join(entries) + b"".join(tensors)
+    header = (
+        magic
+        + version
+        + u64(tensor_count)
+        + u64(entry_count)
+        + b"".join(entries)
+        + b"".join(tensors)
+    )
     return header + bytes(-len(header) % ALIGNMENT) + data
 
 
@@ -115,7 +142,9 @@ def rewritten(path: Path, entries: dict[str, bytes]) -> bytes:
 
 
 def write_sample(path: Path, tokens: int = 60) -> Path:
-    """A sound file: every metadata type, a vocabulary, tensors of 1 to 3 axes in every type that is read."""
+    """A sound file: every metadata type, a vocabulary, tensors of 1 to 3 axes in every type that is
+    read.
+    """
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")
     for i, kind in enumerate(Value):
@@ -133,10 +162,14 @@ def write_sample(path: Path, tokens: int = 60) -> Path:
     writer.add_eos_token_id(9)
     for name in formats.names():
         block = formats.get(name)
-        raw = rng.integers(0, 256, (2, 3, 512 // block.block_size, block.block_bytes), dtype=np.uint8)
+        raw = rng.integers(
+            0, 256, (2, 3, 512 // block.block_size, block.block_bytes), dtype=np.uint8
+        )
         for field in block.half_fields:
             at = block.offset(field)
-            raw[..., at : at + 2] = rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)
+            raw[..., at : at + 2] = (
+                rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)
+            )
         writer.add_tensor(f"packed.{name}", raw.reshape(2, 3, -1), raw_dtype=Tensor[name])
     writer.add_tensor("plain.F32", rng.normal(size=(3, 5)).astype(np.float32))
     writer.add_tensor("plain.F16", rng.normal(size=7).astype(np.float16))

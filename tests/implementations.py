@@ -1,4 +1,6 @@
-"""What tests run operations by on a CPU; those by its kernels are skipped where their library is not there."""
+"""What tests run operations by on a CPU; those by its kernels are skipped where their library is
+not there.
+"""
 
 from __future__ import annotations
 
@@ -6,5 +8,7 @@ import pytest
 
 from jax_q4k import native
 
-needs_native = pytest.mark.skipif(not native.available(), reason=native.problem() or "the library is there")
+needs_native = pytest.mark.skipif(
+    not native.available(), reason=native.problem() or "the library is there"
+)
 IMPLEMENTATIONS = ("xla", pytest.param("native", marks=needs_native), "sim")

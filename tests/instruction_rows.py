@@ -1,7 +1,7 @@
 """Kernels that run every row of the instruction table on random and special values.
 
-One kernel runs a group of rows; thread t of its block runs each row on element t of that row's operands. Operands and
-results travel in slots of 8 bytes, whose low bytes are the register.
+One kernel runs a group of rows; thread t of its block runs each row on element t of that row's
+operands. Operands and results travel in slots of 8 bytes, whose low bytes are the register.
 """
 
 from __future__ import annotations
@@ -121,17 +121,85 @@ def _text(rows: list[Instruction], positions: int) -> str:
     return "\n".join([*lines, "  ret;", "}", ""])
 
 
-# --- operands -------------------------------------------------------------------------------------------------------
+# --- operands
+# -------------------------------------------------------------------------------------------------------
 
 _F32 = np.array(
-    [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 1e-45, -1e-45, 1.1754942e-38, 1.1754944e-38, -1.1754944e-38, 3.4028235e38]
-    + [0.5, 1.5, 2.5, -0.5, -2.5, 8388609.5, 1 + 2.0**-11, 1 + 3 * 2.0**-11, 1 + 2.0**-8, 1 + 3 * 2.0**-8, 65519, 65520]
-    + [2.0**-25, 3 * 2.0**-25, 2.0**-24, 127.5, 128, -128.5, -129, 255.5, 32767.5, 65535.5, 2147483648.0, 2147483520.0]
-    + [-2147483648.0, 4294967296.0, 4294967040.0, 9223372036854775808.0, -9223372036854775808.0, 1.8446744e19, 1e30],
+    [
+        0,
+        -0.0,
+        1,
+        -1,
+        np.inf,
+        -np.inf,
+        np.nan,
+        1e-45,
+        -1e-45,
+        1.1754942e-38,
+        1.1754944e-38,
+        -1.1754944e-38,
+        3.4028235e38,
+    ]
+    + [
+        0.5,
+        1.5,
+        2.5,
+        -0.5,
+        -2.5,
+        8388609.5,
+        1 + 2.0**-11,
+        1 + 3 * 2.0**-11,
+        1 + 2.0**-8,
+        1 + 3 * 2.0**-8,
+        65519,
+        65520,
+    ]
+    + [
+        2.0**-25,
+        3 * 2.0**-25,
+        2.0**-24,
+        127.5,
+        128,
+        -128.5,
+        -129,
+        255.5,
+        32767.5,
+        65535.5,
+        2147483648.0,
+        2147483520.0,
+    ]
+    + [
+        -2147483648.0,
+        4294967296.0,
+        4294967040.0,
+        9223372036854775808.0,
+        -9223372036854775808.0,
+        1.8446744e19,
+        1e30,
+    ],
     np.float32,
 )
 _F16 = np.array(
-    [0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 6e-8, -6e-8, 6.1e-5, 6.104e-5, 65504, -65504, 0.5, 1.5, 2.5, -2.5, 1.001]
+    [
+        0,
+        -0.0,
+        1,
+        -1,
+        np.inf,
+        -np.inf,
+        np.nan,
+        6e-8,
+        -6e-8,
+        6.1e-5,
+        6.104e-5,
+        65504,
+        -65504,
+        0.5,
+        1.5,
+        2.5,
+        -2.5,
+        1.001,
+    ]
     + [1024.5, 2047, 127.5, 255.5, 3.0, 0.3333],
     np.float16,
 )
@@ -146,9 +214,17 @@ def values_for(row: Instruction, rng: np.random.Generator) -> list[np.ndarray]:
         divisor = narrow(values[1], types[1])
         dividend = narrow(values[0], types[0])
         lowest = np.iinfo(types[0].dtype).min
-        bad = (divisor == 0) | ((divisor.view(np.dtype(f"i{divisor.itemsize}")) == -1) & (dividend == lowest))
+        bad = (divisor == 0) | (
+            (divisor.view(np.dtype(f"i{divisor.itemsize}")) == -1) & (dividend == lowest)
+        )
         values[1] = np.where(bad, np.uint64(3), values[1])
-    if name in ("bfe", "bfi", "shl", "shr", "shf"):  # positions and amounts, within the width and a bit beyond
+    if name in (
+        "bfe",
+        "bfi",
+        "shl",
+        "shr",
+        "shf",
+    ):  # positions and amounts, within the width and a bit beyond
         first = {"bfe": 1, "bfi": 2, "shl": 1, "shr": 1, "shf": 2}[name]
         for j in range(first, len(values)):
             values[j] = np.where(rng.random(THREADS) < 0.9, values[j] % np.uint64(70), values[j])
@@ -157,15 +233,23 @@ def values_for(row: Instruction, rng: np.random.Generator) -> list[np.ndarray]:
     if row.error is not None:
         magnitude = np.abs(narrow(values[-1], types[-1]))
         low, high = row.error.domain
-        inside = (magnitude >= low) & (magnitude <= high) if (low, high) != (0.0, np.inf) else np.full(THREADS, True)
-        values[-1] = np.where(inside, values[-1], np.array([1.25], np.float32).view(np.uint32).astype(np.uint64))
+        inside = (
+            (magnitude >= low) & (magnitude <= high)
+            if (low, high) != (0.0, np.inf)
+            else np.full(THREADS, True)
+        )
+        values[-1] = np.where(
+            inside, values[-1], np.array([1.25], np.float32).view(np.uint32).astype(np.uint64)
+        )
     return values
 
 
 def _values(type_: Type, rng: np.random.Generator) -> np.ndarray:
     if type_.name == "f32":
         scaled = rng.standard_normal(THREADS) * 2.0 ** rng.integers(-30, 40, THREADS)
-        floats = np.where(rng.random(THREADS) < 0.5, rng.choice(_F32, THREADS), scaled.astype(np.float32))
+        floats = np.where(
+            rng.random(THREADS) < 0.5, rng.choice(_F32, THREADS), scaled.astype(np.float32)
+        )
         return floats.astype(np.float32).view(np.uint32).astype(np.uint64)
     if type_.name in ("f16", "bf16"):
         return _halves(type_.name, rng).astype(np.uint64)
@@ -173,11 +257,26 @@ def _values(type_: Type, rng: np.random.Generator) -> np.ndarray:
         low, high = (_halves(type_.name[:-2], rng).astype(np.uint64) for _ in range(2))
         return high << np.uint64(16) | low
     bits = 8 * max(type_.size, 1)
-    limits = [0, 1, 2, 3, 7, 31, 32, 63, 64, (1 << bits - 1) - 1, 1 << bits - 1, (1 << bits) - 1, (1 << bits) - 2, 0xAA]
+    limits = [
+        0,
+        1,
+        2,
+        3,
+        7,
+        31,
+        32,
+        63,
+        64,
+        (1 << bits - 1) - 1,
+        1 << bits - 1,
+        (1 << bits) - 1,
+        (1 << bits) - 2,
+        0xAA,
+    ]
     special = rng.choice(np.array(limits, np.uint64), THREADS)
-    anything = rng.integers(0, 1 << 64, THREADS, np.uint64, endpoint=False) >> rng.integers(0, bits, THREADS).astype(
-        np.uint64
-    )
+    anything = rng.integers(0, 1 << 64, THREADS, np.uint64, endpoint=False) >> rng.integers(
+        0, bits, THREADS
+    ).astype(np.uint64)
     mask = np.uint64((1 << bits) - 1)
     return np.where(rng.random(THREADS) < 0.5, special, anything) & mask
 
@@ -215,7 +314,9 @@ def differences(row: Instruction, got: np.ndarray, want: np.ndarray) -> np.ndarr
 def _parts(slots: np.ndarray, type_: Type) -> np.ndarray:
     """Bits of a register's halves (of pairs) or of the register, shape (THREADS, parts)."""
     if type_.name.endswith("x2"):
-        return np.stack([slots & np.uint64(0xFFFF), slots >> np.uint64(16)], axis=1).astype(np.uint16)
+        return np.stack([slots & np.uint64(0xFFFF), slots >> np.uint64(16)], axis=1).astype(
+            np.uint16
+        )
     return slots.reshape(-1, 1)
 
 

@@ -15,8 +15,10 @@ def random_planes(
 ) -> tuple[np.ndarray, ...]:
     """Packed (n, blocks * block_size) weights.
 
-    `random`: all bits of quants and sub-block scales random, f16 scales of one magnitude. `extreme`: f16 scales from
-    subnormal to large, both signs. `zero` and `full`: every bit of quants and sub-block scales clear or set.
+    `random`: all bits of quants and sub-block scales random, f16 scales of one magnitude.
+    `extreme`: f16 scales from
+    subnormal to large, both signs. `zero` and `full`: every bit of quants and sub-block scales
+    clear or set.
     """
     block = formats.get(format)
     raw = rng.integers(0, 256, (n, blocks, block.block_bytes), np.uint8)
@@ -26,7 +28,9 @@ def random_planes(
         scale = rng.uniform(0.5, 1.5, (n, blocks)) * 2.0**-8
         if kind == "extreme":
             scale = rng.choice([6e-8, 3e-6, 1e-3, 1.0, -1.0, -6e-8], (n, blocks))
-        raw[..., block.offset(field) : block.offset(field) + 2] = scale.astype(np.float16)[..., None].view(np.uint8)
+        raw[..., block.offset(field) : block.offset(field) + 2] = scale.astype(np.float16)[
+            ..., None
+        ].view(np.uint8)
     return tuple(np.ascontiguousarray(p) for p in block.split(raw))
 
 
@@ -36,7 +40,9 @@ def weights(format: str, planes: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (m, k) -> int8 values (m, k) and (scale, scale * sum) float32 (m, k / 32, 2): q8_1 groups of 32."""
+    """float32 (m, k) -> int8 values (m, k) and (scale, scale * sum) float32 (m, k / 32, 2): q8_1
+    groups of 32.
+    """
     values, scale = int8_vectors(x.reshape(x.shape[0], -1, 32))
     total = values.sum(-1, dtype=np.int32).astype(np.float32)
     return values.reshape(x.shape), np.stack([scale, scale * total], -1)
@@ -44,34 +50,48 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def dequantized(values: np.ndarray, scale_sum: np.ndarray) -> np.ndarray:
     """What q8_1 groups stand for, float64 (m, k)."""
-    return (values.astype(np.float64).reshape(*scale_sum.shape[:2], 32) * scale_sum[..., :1]).reshape(values.shape)
+    return (
+        values.astype(np.float64).reshape(*scale_sum.shape[:2], 32) * scale_sum[..., :1]
+    ).reshape(values.shape)
 
 
 def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (m, k) -> what `quantize_f16` makes of it, float16 (m, k), and scales float32 (m, k / 256)."""
+    """float32 (m, k) -> what `quantize_f16` makes of it, float16 (m, k), and scales float32 (m, k /
+    256).
+    """
     blocks = x.reshape(x.shape[0], -1, 256)
     with np.errstate(invalid="ignore", over="ignore"):
         exponent = np.frexp(np.abs(blocks).max(-1))[1] - 1  # of [1, 2)
-        exponent = np.where(np.abs(blocks).max(-1) < 2.0**-126, -127, exponent)  # of zero and subnormals
+        exponent = np.where(
+            np.abs(blocks).max(-1) < 2.0**-126, -127, exponent
+        )  # of zero and subnormals
         inverse = np.minimum(14 - exponent, 126)
         rounded = (blocks * np.exp2(inverse.astype(np.float32))[..., None]).astype(np.float16)
-    scale = np.where(np.isfinite(blocks).all(-1), np.exp2(-inverse.astype(np.float32)), np.float32(np.nan))
+    scale = np.where(
+        np.isfinite(blocks).all(-1), np.exp2(-inverse.astype(np.float32)), np.float32(np.nan)
+    )
     return rounded.reshape(x.shape), scale
 
 
 def half_operands(x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """The operands by which f16 products take float32 x (m, k), and the float64 numbers that they stand for."""
+    """The operands by which f16 products take float32 x (m, k), and the float64 numbers that they
+    stand for.
+    """
     values, scale = halves(x)
     means = values.reshape(x.shape[0], -1, 32).astype(np.float64).mean(-1)
     high = means.astype(np.float16)
     low = (means - high).astype(np.float16)
     # every 16 columns: eight pairs, those in even places first
     pairs = values.reshape(x.shape[0], -1, 4, 2, 2).swapaxes(-3, -2).reshape(x.shape)
-    exact = (values.astype(np.float64).reshape(*scale.shape, 256) * scale[..., None]).reshape(x.shape)
+    exact = (values.astype(np.float64).reshape(*scale.shape, 256) * scale[..., None]).reshape(
+        x.shape
+    )
     return (pairs, np.stack([high, low], -1), scale), exact
 
 
-def activation_operands(config: MatvecConfig, x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+def activation_operands(
+    config: MatvecConfig, x: np.ndarray
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """A mat-vec's operands for float32 x (m, k), and the float64 numbers that its products see."""
     if config.activations == "f32":
         return (x,), x.astype(np.float64)
@@ -92,11 +112,15 @@ def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray
 
 
 def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Rope on (tokens, heads, head_dim) with (tokens, rope_dim / 2) cosines and sines, as complex numbers."""
+    """Rope on (tokens, heads, head_dim) with (tokens, rope_dim / 2) cosines and sines, as complex
+    numbers.
+    """
     out, half = x.astype(np.float64), cos.shape[1]
     for i in range(half):
         a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
-        turned = (out[..., a] + 1j * out[..., b]) * (cos[:, i].astype(float) + 1j * sin[:, i])[:, None]
+        turned = (out[..., a] + 1j * out[..., b]) * (cos[:, i].astype(float) + 1j * sin[:, i])[
+            :, None
+        ]
         out[..., a], out[..., b] = turned.real, turned.imag
     return out
 
@@ -139,7 +163,9 @@ def attention(
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 -> what a buffer of the kernel type `f32`, `f16`, `bf16` or `fp8` (the last two as bits) holds."""
+    """float32 -> what a buffer of the kernel type `f32`, `f16`, `bf16` or `fp8` (the last two as
+    bits) holds.
+    """
     if dtype == "bf16":
         return f32_to_bf16(x)
     if dtype == "fp8":
@@ -155,7 +181,9 @@ def loaded(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def int8_vectors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (..., head_dim) -> int8 of the same shape and the scales (...): the largest magnitude / 127."""
+    """float32 (..., head_dim) -> int8 of the same shape and the scales (...): the largest magnitude
+    / 127.
+    """
     amax = np.abs(x).max(-1)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         inverse = np.where(amax == 0, np.float32(0), np.float32(127) / amax)

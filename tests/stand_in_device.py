@@ -6,7 +6,9 @@ import contextlib
 
 from ptx_kernels.driver import DeviceFacts, Timing
 
-FACTS = DeviceFacts("Stand-in", "sm_90", 132, 1 << 20, 8 << 30, 1.98e9, 3.2e9, 6144, 228 << 10, "13.0")
+FACTS = DeviceFacts(
+    "Stand-in", "sm_90", 132, 1 << 20, 8 << 30, 1.98e9, 3.2e9, 6144, 228 << 10, "13.0"
+)
 
 
 class StandIn:

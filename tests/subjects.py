@@ -1,7 +1,9 @@
-"""Small kernels of every family with operands and what they must give: perturbed and mutated by tests and tools.
+"""Small kernels of every family with operands and what they must give: perturbed and mutated by
+tests and tools.
 
-To add one, write a function that returns a Subject and give it a label in SUBJECTS. Shapes should be small (a run
-takes milliseconds) but reach every branch of the text: tails, masks, several warps and blocks.
+To add one, write a function that returns a Subject and give it a label in SUBJECTS. Shapes should
+be small (a run takes milliseconds) but reach every branch of the text: tails, masks, several warps
+and blocks.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ class Subject:
     Attributes:
       wants: one per result; a bf16 result as floats. None: no one answer (not compared).
       finish: makes of the results what `wants` holds, where they are partial ones.
-      tolerance: largest NMSE of a result of floats; 0 asks for the very bits. Integers are compared exactly.
+      tolerance: largest NMSE of a result of floats; 0 asks for the very bits. Integers are compared
+        exactly.
     """
 
     kernel: Kernel
@@ -66,12 +69,14 @@ class Subject:
 
     @property
     def exact(self) -> bool:
-        """Whether hardware has no freedom in the results: perturbed runs then give the same bits."""
+        """Whether hardware has no freedom in the results: perturbed runs then give the same
+        bits.
+        """
         return _OPEN.search(self.kernel.text) is None
 
     def run(self, text: str | None = None, **options: Any) -> tuple[np.ndarray, ...]:
-        """The results of the kernel, or of another text in its place, with `simulator.run`'s options; SimulationError
-        as the simulator raises it."""
+        """The results of the kernel, or of another text in its place, with `simulator.run`'s
+        options; SimulationError as the simulator raises it."""
         kernel = self.kernel if text is None else replace(self.kernel, text=text, lines={})
         return simulator.run(kernel, *self.operands, **options)
 
@@ -81,7 +86,11 @@ class Subject:
             finished = zip(self.finish(*results), self.wants, strict=True)
             return all(nmse(got, want) <= self.tolerance for got, want in finished)
         found = zip(results, self.wants, self.kernel.results, strict=True)
-        return all(self._close(got, want, buffer.type.name) for got, want, buffer in found if want is not None)
+        return all(
+            self._close(got, want, buffer.type.name)
+            for got, want, buffer in found
+            if want is not None
+        )
 
     def _close(self, got: np.ndarray, want: np.ndarray, type: str) -> bool:
         if type in ("f32", "f16", "bf16") and self.tolerance:
@@ -97,11 +106,15 @@ def _rng(*seed: int) -> np.random.Generator:
 
 
 def quantize_subject(dtype: str) -> Subject:
-    """Three rows of three groups; one is all 0, one has 1 as its largest, and one a negative number."""
+    """Three rows of three groups; one is all 0, one has 1 as its largest, and one a negative
+    number.
+    """
     exact = _rng(2).standard_normal((3, 96), np.float32)
     exact[0, 32:64], exact[1, :32], exact[2, 70] = 0, np.linspace(-0.9, 1, 32), -9
     x = stored(exact, dtype)
-    return Subject(quantize_q8_1(rows=3, columns=96, dtype=dtype), (x,), quantized(loaded(x, dtype)), 0)
+    return Subject(
+        quantize_q8_1(rows=3, columns=96, dtype=dtype), (x,), quantized(loaded(x, dtype)), 0
+    )
 
 
 def rms_norm_subject(output: str) -> Subject:
@@ -116,11 +129,19 @@ def rms_norm_subject(output: str) -> Subject:
 
 
 def matvec_subject(
-    format: str, config: MatvecConfig, *, n: int = 6, columns: int = 2304, m: int = 2, tolerance: float = 1e-11
+    format: str,
+    config: MatvecConfig,
+    *,
+    n: int = 6,
+    columns: int = 2304,
+    m: int = 2,
+    tolerance: float = 1e-11,
 ) -> Subject:
     rng = _rng(n, columns, m)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
-    operands, x = activation_operands(config, rng.standard_normal((m, columns), np.float32) + np.float32(0.5))
+    operands, x = activation_operands(
+        config, rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
+    )
     kernel = matvec(format=format, n=n, columns=columns, m=m, config=config)
     return Subject(kernel, (*planes, *operands), (x @ weights(format, planes).T,), tolerance)
 
@@ -131,10 +152,17 @@ def preset_subject(config: MatvecConfig) -> Subject:
     return matvec_subject("Q4_K", config, columns=4352 if more else 2304)
 
 
-def normed_operands(config: MatvecConfig, m: int, columns: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5, and the numbers that its products see."""
+def normed_operands(
+    config: MatvecConfig, m: int, columns: int
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5, and the numbers that its
+    products see.
+    """
     rng = _rng(m, columns, 2)
-    x, weight = rng.standard_normal((m, columns), np.float32) + 1, rng.standard_normal(columns, np.float32)
+    x, weight = (
+        rng.standard_normal((m, columns), np.float32) + 1,
+        rng.standard_normal(columns, np.float32),
+    )
     norm = rms_norm(rows=m, columns=columns, eps=0.5, config=RmsNormConfig(config.warps))
     return (x, weight), activation_operands(config, simulator.run(norm, x, weight)[0])[1]
 
@@ -146,35 +174,74 @@ def fused_matvec_subject(config: MatvecConfig, output: str = "f32") -> Subject:
     operands, x = normed_operands(config, m, columns)
     bias, residual = rng.standard_normal(n, np.float32), rng.standard_normal((m, n), np.float32)
     build = functools.partial(
-        matvec, format="Q4_K", n=n, columns=columns, m=m, norm=True, eps=0.5, bias=True, residual=True, config=config
+        matvec,
+        format="Q4_K",
+        n=n,
+        columns=columns,
+        m=m,
+        norm=True,
+        eps=0.5,
+        bias=True,
+        residual=True,
+        config=config,
     )
     operands = (*planes, *operands, bias, residual)
     if output == "f32":
         return Subject(build(), operands, (x @ weights("Q4_K", planes).T + bias + residual,), 1e-11)
-    return Subject(build(output=output), operands, quantized(simulator.run(build(), *operands)[0]), 0)
+    return Subject(
+        build(output=output), operands, quantized(simulator.run(build(), *operands)[0]), 0
+    )
 
 
-def gated_subject(config: MatvecConfig, activation: str, pair: tuple[str, str] = ("Q4_K", "Q4_K")) -> Subject:
+def gated_subject(
+    config: MatvecConfig, activation: str, pair: tuple[str, str] = ("Q4_K", "Q4_K")
+) -> Subject:
     n, columns, m = 7, 1280, 2
     planes = [random_planes(_rng(10, i), format, n, 5) for i, format in enumerate(pair)]
-    operands, x = activation_operands(config, _rng(10).standard_normal((m, columns), np.float32) * np.float32(0.1))
+    operands, x = activation_operands(
+        config, _rng(10).standard_normal((m, columns), np.float32) * np.float32(0.1)
+    )
     gate, up = (x @ weights(format, mine).T for format, mine in zip(pair, planes, strict=True))
-    kernel = gated_matvec(formats=pair, n=n, columns=columns, m=m, activation=activation, config=config)
-    return Subject(kernel, (*planes[0], *planes[1], *operands), (gated(activation, gate, up),), 1e-11)
+    kernel = gated_matvec(
+        formats=pair, n=n, columns=columns, m=m, activation=activation, config=config
+    )
+    return Subject(
+        kernel, (*planes[0], *planes[1], *operands), (gated(activation, gate, up),), 1e-11
+    )
 
 
 def qkv_subject(config: MatvecConfig) -> Subject:
     types, rows, columns, m = ("Q4_K", "Q6_K"), (16, 5), 1280, 2  # the first fills its block
-    matrices = [random_planes(_rng(11, n), format, n, 5) for format, n in zip(types, rows, strict=True)]
+    matrices = [
+        random_planes(_rng(11, n), format, n, 5) for format, n in zip(types, rows, strict=True)
+    ]
     operands, x = normed_operands(config, m, columns)
     biases = [_rng(12, n).standard_normal(n, np.float32) for n in rows]
-    kernel = qkv_matvec(formats=types, rows=rows, columns=columns, m=m, norm=True, eps=0.5, biases=True, config=config)
-    wants = (x @ weights(f, planes).T + b for f, planes, b in zip(types, matrices, biases, strict=True))
-    return Subject(kernel, (*(p for planes in matrices for p in planes), *operands, *biases), tuple(wants), 1e-11)
+    kernel = qkv_matvec(
+        formats=types,
+        rows=rows,
+        columns=columns,
+        m=m,
+        norm=True,
+        eps=0.5,
+        biases=True,
+        config=config,
+    )
+    wants = (
+        x @ weights(f, planes).T + b for f, planes, b in zip(types, matrices, biases, strict=True)
+    )
+    return Subject(
+        kernel,
+        (*(p for planes in matrices for p in planes), *operands, *biases),
+        tuple(wants),
+        1e-11,
+    )
 
 
 def quantize_f16_subject(dtype: str) -> Subject:
-    """Five super-blocks in two blocks of warps; one is all 0, one has 1 as its largest, and one a negative number."""
+    """Five super-blocks in two blocks of warps; one is all 0, one has 1 as its largest, and one a
+    negative number.
+    """
     x = _rng(2).standard_normal((5, 256), np.float32)
     x[0], x[1], x[2, 70] = 0, np.linspace(-0.9, 1, 256), -9
     x = np.round(x * 64) / 64  # sums are exact
@@ -182,7 +249,9 @@ def quantize_f16_subject(dtype: str) -> Subject:
     return Subject(quantize_f16(rows=5, columns=256, dtype=dtype), (stored(x, dtype),), operands, 0)
 
 
-def gemm_subject(format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 19) -> Subject:
+def gemm_subject(
+    format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 19
+) -> Subject:
     rng = _rng(n, columns, m, 1)
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
     x = rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
@@ -205,17 +274,22 @@ def decode_subject(format: str, dtype: str = "f32") -> Subject:
 
 def embedding_subject() -> Subject:
     planes, ids = random_planes(_rng(5), "Q4_K", 5, 2), np.array([4, 0, -1, 5], np.int32)
-    want = np.concatenate([formats.get("Q4_K").decode(planes)[ids[:2]], np.full((2, 512), np.nan, np.float32)])
+    want = np.concatenate(
+        [formats.get("Q4_K").decode(planes)[ids[:2]], np.full((2, 512), np.nan, np.float32)]
+    )
     return Subject(decode(format="Q4_K", n=5, blocks=2, lookups=4), (*planes, ids), (want,), 0)
 
 
 def append_subject(dtype: str) -> Subject:
-    """Seven tokens, the second and third of which have no slot: a negative one, and the first behind the pages. Many
-    values lie halfway between two of a narrower type."""
+    """Seven tokens, the second and third of which have no slot: a negative one, and the first
+    behind the pages. Many values lie halfway between two of a narrower type."""
     rng = _rng(6)
     pages = [cached(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in range(2)]
     shape = (7, 2, 32)
-    new = [(rng.integers(-4096, 4097, shape) * 2.0 ** rng.integers(-20, -4, shape)).astype(np.float32) for _ in "kv"]
+    new = [
+        (rng.integers(-4096, 4097, shape) * 2.0 ** rng.integers(-20, -4, shape)).astype(np.float32)
+        for _ in "kv"
+    ]
     slots = np.array([7, -1, 12, 2, 0, 11, 5], np.int32)
     wants = [tuple(part.copy() for part in page) for page in pages]
     for want, values in zip(wants, new, strict=True):
@@ -245,13 +319,19 @@ def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32") -> Subjec
     radians = rng.uniform(0, 1000, (4, 20))
     angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
     norms = list(rng.uniform(0.5, 2, (2, 96)).astype(np.float32)) if qk_norm else []
-    turned = [rms_norm_oracle(x, w, 1e-2) for x, w in zip((q, k), norms, strict=True)] if qk_norm else [q, k]
+    turned = (
+        [rms_norm_oracle(x, w, 1e-2) for x, w in zip((q, k), norms, strict=True)]
+        if qk_norm
+        else [q, k]
+    )
     q_want, k_want = (rotated(x, *angles, interleaved) for x in turned)
     pages = [cached(page, dtype) for page in exact]
     wants = [tuple(part.copy() for part in page) for page in pages]
     for want, values in zip(wants, (k_want, v), strict=True):
         for token in (0, 3):
-            for part, held in zip(want, cached(values[token].astype(np.float32), dtype), strict=True):
+            for part, held in zip(
+                want, cached(values[token].astype(np.float32), dtype), strict=True
+            ):
                 part[slots[token] // 4, :, slots[token] % 4] = held
     kernel = rope_append(
         tokens=4,
@@ -268,7 +348,9 @@ def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32") -> Subjec
     )
     operands = (*_interleaved(pages), q, k, v, slots, *angles, *norms)
     if dtype == "int8":  # a value near the middle of two steps may round to either
-        return Subject(kernel, operands, (*_dequantized(*_interleaved(wants)), q_want), 1e-6, _dequantized)
+        return Subject(
+            kernel, operands, (*_dequantized(*_interleaved(wants)), q_want), 1e-6, _dequantized
+        )
     return Subject(kernel, operands, (*_interleaved(wants), q_want), 1e-12)
 
 
@@ -276,7 +358,11 @@ def _dequantized(
     k: np.ndarray, v: np.ndarray, k_scales: np.ndarray, v_scales: np.ndarray, *others: np.ndarray
 ) -> tuple[np.ndarray, ...]:
     """int8 pages as floats."""
-    return k * k_scales[..., None].astype(np.float64), v * v_scales[..., None].astype(np.float64), *others
+    return (
+        k * k_scales[..., None].astype(np.float64),
+        v * v_scales[..., None].astype(np.float64),
+        *others,
+    )
 
 
 _TWO_WARPS = PagedAttentionConfig(warps=2, queries=2)
@@ -286,7 +372,9 @@ def read_q8_1(values: np.ndarray, scale_sum: np.ndarray) -> tuple[np.ndarray, np
     """What q8_1 groups stand for, and by how much their sums of values are wrong: 0."""
     scale, total = scale_sum[..., 0], scale_sum[..., 1]
     sums = np.rint(np.divide(total, scale, out=total.copy(), where=scale != 0))
-    return dequantized(values, scale_sum), sums - values.reshape(*scale.shape, 32).sum(-1, dtype=np.int32)
+    return dequantized(values, scale_sum), sums - values.reshape(*scale.shape, 32).sum(
+        -1, dtype=np.int32
+    )
 
 
 def attention_subject(
@@ -301,9 +389,11 @@ def attention_subject(
     tolerance: float = 1e-11,
     **options: Any,
 ) -> Subject:
-    """Two KV heads of three query heads each; contexts of 37, 0, 1 and 48 tokens, the last of which fills its pages.
+    """Two KV heads of three query heads each; contexts of 37, 0, 1 and 48 tokens, the last of which
+    fills its pages.
 
-    What no context holds is NaN, tables name pages beyond the last there, and so do two entries within contexts.
+    What no context holds is NaN, tables name pages beyond the last there, and so do two entries
+    within contexts.
     """
     rng = _rng(1, head_dim)
     lengths = np.array([37, 0, 1, 48], np.int32)
@@ -327,7 +417,10 @@ def attention_subject(
     unused = np.broadcast_to(~used[:, None], (num_pages, 2, page_size))
     for page in pages:
         page[-1][unused] = {"bf16": 0x7FC0, "fp8": 0x7F}.get(dtype, np.nan)
-    held = [rows * scale[0][..., None] if (scale := rest) else loaded(rows, dtype) for rows, *rest in pages]
+    held = [
+        rows * scale[0][..., None] if (scale := rest) else loaded(rows, dtype)
+        for rows, *rest in pages
+    ]
     logits = rng.standard_normal(6).astype(np.float32) if sinks else None
     build = functools.partial(
         paged_attention,
@@ -366,9 +459,14 @@ def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
 
 
 def merge_subject(config: MergeConfig) -> Subject:
-    """Eleven splits, of which the third and the last are empty; of one head all; of one the scores lie far apart."""
+    """Eleven splits, of which the third and the last are empty; of one head all; of one the scores
+    lie far apart.
+    """
     rng = _rng(10)
-    parts, marks = rng.standard_normal((2, 3, 11, 48), np.float32), rng.uniform(1, 9, (2, 3, 11, 2)).astype(np.float32)
+    parts, marks = (
+        rng.standard_normal((2, 3, 11, 48), np.float32),
+        rng.uniform(1, 9, (2, 3, 11, 2)).astype(np.float32),
+    )
     marks[0, 1, :, 0] = [-300, 200, 0, 300, 299, -150, 0, 301, -299, 300, 0]
     for empty in (np.s_[:, :, [2, 10]], np.s_[1, 1]):
         parts[empty], marks[empty] = 0, [-3e38, 0]
@@ -379,8 +477,8 @@ def merge_subject(config: MergeConfig) -> Subject:
 def _searched(columns: int, places: tuple[int, ...] = ()) -> np.ndarray:
     """Rows to search, (5 + len(places), columns).
 
-    Neighbouring floats as the two largest, the smaller first; few values, so many ties; the same below 0; NaN; zeros of
-    both signs. Then rows whose largest value stands in each of `places`.
+    Neighbouring floats as the two largest, the smaller first; few values, so many ties; the same
+    below 0; NaN; zeros of both signs. Then rows whose largest value stands in each of `places`.
     """
     rng = _rng(7)
     shape = (1 + len(places), columns)
@@ -388,23 +486,31 @@ def _searched(columns: int, places: tuple[int, ...] = ()) -> np.ndarray:
     few = rng.choice([-1.5, -0.0, 0.0, 2.0, -np.inf, np.inf], columns)
     zeros = np.where(rng.random(columns) < 0.3, 0.0, -0.0)
     first = ordinary[0]
-    x = np.stack([first, few, -np.abs(first) - 2.0**-20, first, zeros, *ordinary[1:]]).astype(np.float32)
+    x = np.stack([first, few, -np.abs(first) - 2.0**-20, first, zeros, *ordinary[1:]]).astype(
+        np.float32
+    )
     x[0, -2:] = np.array([0x53800000, 0x53800001], np.uint32).view(np.float32)
-    x[2, 5:9] = np.array([0xB0000001, 0xB0000000, 0xB0000001, 0xB0000000], np.uint32).view(np.float32)
+    x[2, 5:9] = np.array([0xB0000001, 0xB0000000, 0xB0000001, 0xB0000000], np.uint32).view(
+        np.float32
+    )
     x[3, [columns // 2, columns - 2]] = np.nan
     x[np.arange(5, len(x)), list(places)] = 2.0**41
     return x
 
 
 def _ordered(x: np.ndarray, count: int) -> np.ndarray:
-    """Places of the `count` largest of each row, (rows, count): NaN first, then by value, then by place."""
+    """Places of the `count` largest of each row, (rows, count): NaN first, then by value, then by
+    place.
+    """
     key = np.where(np.isnan(x), -np.inf, -np.clip(x.astype(np.float64), -1e99, 1e99))
     return np.argsort(key, axis=1, kind="stable")[:, :count].astype(np.int32)
 
 
 def argmax_subject() -> Subject:
     x = _searched(300, (0, 63, 64, 93, 128, 149, 150, 213, 214, 278, 299))
-    want = np.concatenate([_ordered(x[:, :150], 1), 150 + _ordered(x[:, 150:], 1)], axis=1).astype(np.int32)
+    want = np.concatenate([_ordered(x[:, :150], 1), 150 + _ordered(x[:, 150:], 1)], axis=1).astype(
+        np.int32
+    )
     kernel = argmax(rows=16, columns=300, splits=2, config=ArgmaxConfig(warps=2, unroll=1))
     return Subject(kernel, (x,), (np.take_along_axis(x, want, 1), want), 0)
 
@@ -412,14 +518,20 @@ def argmax_subject() -> Subject:
 def argmax_of_candidates_subject() -> Subject:
     x = _searched(80, (0, 5, 18, 31, 32, 41, 59, 63, 64, 73, 79))
     indices = _rng(9).permutation(x.size).reshape(x.shape).astype(np.int32)
-    place = np.concatenate([_ordered(x[:, :40], 1), 40 + _ordered(x[:, 40:], 1)], axis=1).astype(np.int32)
-    kernel = argmax(rows=16, columns=80, splits=2, from_candidates=True, config=ArgmaxConfig(warps=1, unroll=1))
+    place = np.concatenate([_ordered(x[:, :40], 1), 40 + _ordered(x[:, 40:], 1)], axis=1).astype(
+        np.int32
+    )
+    kernel = argmax(
+        rows=16, columns=80, splits=2, from_candidates=True, config=ArgmaxConfig(warps=1, unroll=1)
+    )
     wants = np.take_along_axis(x, place, 1), np.take_along_axis(indices, place, 1)
     return Subject(kernel, (x, indices), wants, 0)
 
 
 def top_k_subject() -> Subject:
-    """Two parts of 71 and 70 values, of each of which the 71 largest are wanted: all, in order, and one more."""
+    """Two parts of 71 and 70 values, of each of which the 71 largest are wanted: all, in order, and
+    one more.
+    """
     x = _searched(141)
     places = [_ordered(x[:, :71], 71), 71 + _ordered(x[:, 71:], 70), np.full((5, 1), 141, np.int32)]
     want = np.concatenate(places, axis=1).astype(np.int32)
@@ -440,31 +552,51 @@ _HEAD_DIMS = {"f32": 64, "f16": 128, "bf16": 96, "int8": 48, "fp8": 32}
 
 SUBJECTS: dict[str, Callable[[], Subject]] = {
     **{f"quantize-{t}": functools.partial(quantize_subject, t) for t in ("f32", "f16", "bf16")},
-    **{f"quantize_f16-{t}": functools.partial(quantize_f16_subject, t) for t in ("f32", "f16", "bf16")},
-    **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
-    **{f"matvec-{name}": functools.partial(preset_subject, config) for name, config in PRESETS.items()},
     **{
-        f"matvec-{f}-{lanes}": functools.partial(matvec_subject, f, MatvecConfig(lanes=lanes, rows_per_warp=2))
+        f"quantize_f16-{t}": functools.partial(quantize_f16_subject, t)
+        for t in ("f32", "f16", "bf16")
+    },
+    **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
+    **{
+        f"matvec-{name}": functools.partial(preset_subject, config)
+        for name, config in PRESETS.items()
+    },
+    **{
+        f"matvec-{f}-{lanes}": functools.partial(
+            matvec_subject, f, MatvecConfig(lanes=lanes, rows_per_warp=2)
+        )
         for f, lanes in (("Q4_K", 4), ("Q5_K", 8), ("Q6_K", 4), ("Q6_K", 32))
     },
     "matvec-persistent": functools.partial(
         matvec_subject, "Q4_K", replace(PRESETS["dp4a"], persistent=2, warps=2), n=11, columns=256
     ),
-    "fused-f32": functools.partial(fused_matvec_subject, replace(PRESETS["tiled"], warps=2, persistent=2)),
-    "fused-q8_1": functools.partial(fused_matvec_subject, replace(PRESETS["inline_q8"], warps=16), "q8_1"),
+    "fused-f32": functools.partial(
+        fused_matvec_subject, replace(PRESETS["tiled"], warps=2, persistent=2)
+    ),
+    "fused-q8_1": functools.partial(
+        fused_matvec_subject, replace(PRESETS["inline_q8"], warps=16), "q8_1"
+    ),
     "chunked-rest": functools.partial(
         matvec_subject, "Q4_K", replace(PRESETS["chunked"], warps=2, rows_per_warp=2), n=3, m=8
     ),
-    "gated-silu": functools.partial(gated_subject, replace(PRESETS["multi_warp_dp4a"], persistent=2), "silu"),
+    "gated-silu": functools.partial(
+        gated_subject, replace(PRESETS["multi_warp_dp4a"], persistent=2), "silu"
+    ),
     "gated-gelu": functools.partial(gated_subject, PRESETS["batched"], "gelu", ("Q5_K", "Q6_K")),
     "qkv": functools.partial(qkv_subject, PRESETS["inline_q8"]),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
-    "gemm-Q5_1": functools.partial(gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15),
+    "gemm-Q5_1": functools.partial(
+        gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15
+    ),
     "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17),
     "gemm-f16-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16")),
-    "gemm-f16-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2, "f16"), n=33),
-    "gemm-f16-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 1, 1, 32, 2, "f16"), n=15),
+    "gemm-f16-Q5_K": functools.partial(
+        gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2, "f16"), n=33
+    ),
+    "gemm-f16-Q6_K": functools.partial(
+        gemm_subject, "Q6_K", GemmConfig(1, 1, 1, 32, 2, "f16"), n=15
+    ),
     **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,
@@ -473,8 +605,12 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "rope_append-norm": functools.partial(rope_subject, False, True),
     "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
     **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},
-    "attention-one_warp": functools.partial(attention_subject, 128, "f16", PagedAttentionConfig(warps=1, unroll=1)),
-    "attention-contiguous": functools.partial(attention_subject, contiguous=True, window=20, sinks=True),
+    "attention-one_warp": functools.partial(
+        attention_subject, 128, "f16", PagedAttentionConfig(warps=1, unroll=1)
+    ),
+    "attention-contiguous": functools.partial(
+        attention_subject, contiguous=True, window=20, sinks=True
+    ),
     "attention-soft_cap": functools.partial(attention_subject, 32, soft_cap=1.5, window=9),
     "attention-splits": functools.partial(
         attention_subject, config=PagedAttentionConfig(warps=1, splits=3, unroll=1), sinks=True

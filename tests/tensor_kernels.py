@@ -1,4 +1,6 @@
-"""Small kernels of the instructions that whole warps and copy engines run: for the simulator's tests and a device's."""
+"""Small kernels of the instructions that whole warps and copy engines run: for the simulator's
+tests and a device's.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ STAGES, STEPS, WORDS = 2, 5, 64
 
 @kernel
 def product(k: Builder, *, a_type: str, b_type: str, count: int) -> None:
-    """Each warp's own fragments: A (warps, 2 * count, 32), B (warps, count, 32), C and D (..., 4, 32)."""
+    """Each warp's own fragments: A (warps, 2 * count, 32), B (warps, count, 32), C and D (..., 4,
+    32).
+    """
     k.launch((1,), 32 * WARPS)
     number = f32 if a_type in ("f16", "bf16") else s32
     a = k.input("a", u32, (WARPS, 2 * count, 32))
@@ -19,7 +23,8 @@ def product(k: Builder, *, a_type: str, b_type: str, count: int) -> None:
     c = k.input("c", number, (WARPS, 4, 32))
     d = k.output("d", number, (WARPS, 4, 32))
     fragments = [
-        [p.at(k.warp_id, i, k.lane_id).load() for i in range(n)] for p, n in ((a, 2 * count), (b, count), (c, 4))
+        [p.at(k.warp_id, i, k.lane_id).load() for i in range(n)]
+        for p, n in ((a, 2 * count), (b, count), (c, 4))
     ]
     for i, value in enumerate(k.mma(*fragments, TYPES[a_type], TYPES[b_type])):
         d.at(k.warp_id, i, k.lane_id).store(0, value)
@@ -27,7 +32,9 @@ def product(k: Builder, *, a_type: str, b_type: str, count: int) -> None:
 
 @kernel
 def load_matrices(k: Builder, *, count: int, transpose: bool) -> None:
-    """Rows in any order: lane 8i + r points at row r of matrix i, 32 - lane rows from the start of x (33, 4) u32."""
+    """Rows in any order: lane 8i + r points at row r of matrix i, 32 - lane rows from the start of
+    x (33, 4) u32.
+    """
     k.launch((1,), 32)
     x, y = k.input("x", u32, (33, 4)), k.output("y", u32, (count, 32))
     rows = k.shared("rows", u32, (33, 4))
@@ -42,7 +49,9 @@ def load_matrices(k: Builder, *, count: int, transpose: bool) -> None:
 
 @kernel
 def pipeline(k: Builder) -> None:
-    """y = x + 1 by a warp that copies and one that computes, with a full and an empty barrier for each stage."""
+    """y = x + 1 by a warp that copies and one that computes, with a full and an empty barrier for
+    each stage.
+    """
     x, y = k.input("x", u32, (2, STEPS, WORDS)), k.output("y", u32, (2, STEPS, WORDS))
     k.launch((2,), 64)
     ring = k.shared("ring", u32, (STAGES, WORDS))
@@ -64,5 +73,7 @@ def pipeline(k: Builder) -> None:
         stage = step % STAGES
         k.mbarrier_wait(full.at(stage), (step // STAGES) & 1)
         for i in range(0, WORDS, 32):
-            y.at(k.block_id(), step, k.lane_id + i).store(0, ring.at(stage, k.lane_id + i).load() + 1)
+            y.at(k.block_id(), step, k.lane_id + i).store(
+                0, ring.at(stage, k.lane_id + i).load() + 1
+            )
         k.mbarrier_arrive(empty.at(stage))

@@ -1,7 +1,7 @@
 """GGUF files: a parser that trusts nothing, tensors loaded packed, and a writer.
 
-Layout: the GGUF specification (ggml/docs/gguf.md). Enumerations and block sizes are those of the `gguf`
-package.
+Layout: the GGUF specification (ggml/docs/gguf.md). Enumerations and block sizes are those of the
+`gguf` package.
 """
 
 from __future__ import annotations

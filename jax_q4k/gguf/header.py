@@ -1,4 +1,6 @@
-"""A GGUF file's header: counts, metadata and tensor descriptions, checked before anything is loaded."""
+"""A GGUF file's header: counts, metadata and tensor descriptions, checked before anything is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from .tensors import TensorInfo
 
 VERSIONS = (2, GGUF_VERSION)
 MAX_ALIGNMENT = 1 << 20
-MAX_ENTRIES = 1 << 16  # each of metadata and tensors: every one costs hundreds of bytes of Python objects
+MAX_ENTRIES = (
+    1 << 16
+)  # each of metadata and tensors: every one costs hundreds of bytes of Python objects
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -89,7 +93,11 @@ def _preamble(cursor: Cursor) -> tuple[int, int, int]:
     version = cursor.unpack(_U32, "version")
     if version not in VERSIONS:
         swapped = int.from_bytes(_U32.pack(version), "big")
-        found = f"{swapped} in big-endian order, which is not supported" if swapped in VERSIONS else version
+        found = (
+            f"{swapped} in big-endian order, which is not supported"
+            if swapped in VERSIONS
+            else version
+        )
         cursor.fail("version", f"expected {' or '.join(map(str, VERSIONS))}, got {found}")
     tensor_count = cursor.unpack(_U64, "tensor count")
     entry_count = cursor.unpack(_U64, "metadata count")
@@ -109,5 +117,7 @@ def _alignment(cursor: Cursor, kind: GGUFValueType, value: Any) -> int:
     if kind is not GGUFValueType.UINT32:
         cursor.fail("general.alignment", f"must be of type UINT32, not {kind.name}")
     if value == 0 or value & (value - 1) or value > MAX_ALIGNMENT:
-        cursor.fail("general.alignment", f"must be a power of two up to {MAX_ALIGNMENT}, not {value}")
+        cursor.fail(
+            "general.alignment", f"must be a power of two up to {MAX_ALIGNMENT}, not {value}"
+        )
     return value

@@ -20,7 +20,9 @@ from .metadata import Metadata
 from .source import Source
 from .tensors import TensorInfo, supported_types
 
-CHUNK = 1 << 20  # bytes read, checked and split at a time, while they are in a cache: all that is beside the tensors
+CHUNK = (
+    1 << 20
+)  # bytes read, checked and split at a time, while they are in a cache: all that is beside the tensors
 THREADS = min(len(os.sched_getaffinity(0)), 8)  # that read tensors
 BUFFER_ALIGNMENT = 64  # bytes; JAX takes over a CPU buffer that is so aligned, without a copy
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION: what the block layouts here are
@@ -41,14 +43,18 @@ class GGUFFile:
 
     @property
     def metadata(self) -> Metadata:
-        """Scalars as int, float, bool or str; arrays as list of str or one-dimensional NumPy arrays."""
+        """Scalars as int, float, bool or str; arrays as list of str or one-dimensional NumPy
+        arrays.
+        """
         return self.header.metadata
 
 
 class TensorFile:
-    """An open file whose header is checked, and whose tensors are read one at a time, into host memory.
+    """An open file whose header is checked, and whose tensors are read one at a time, into host
+    memory.
 
-    A context manager; the file stays open until it is left, so that what was checked is what is read.
+    A context manager; the file stays open until it is left, so that what was checked is what is
+    read.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, check_scales: bool = True) -> None:
@@ -81,15 +87,22 @@ def read(
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
 ) -> GGUFFile:
-    """Load a GGUF file, its block-quantized tensors as QuantizedArray, F32, F16 and BF16 as jax.Array.
+    """Load a GGUF file, its block-quantized tensors as QuantizedArray, F32, F16 and BF16 as
+    jax.Array.
 
-    Shapes are row-major: a matrix is (n, k), y = x @ w.T. Everything the file claims is checked before
-    it is used; the first thing wrong raises GGUFError. `check(header)` may raise before any tensor is
-    read. `check_scales` refuses a tensor with a NaN or infinite block scale (or element, in a plain
-    one). `progress(done, total)` is called with the bytes of tensor data loaded so far, after every tensor.
+    Shapes are row-major: a matrix is (n, k), y = x @ w.T. Everything the file claims is checked
+    before it is used; the first thing wrong raises GGUFError. `check(header)` may raise before any
+    tensor is read. `check_scales` refuses a tensor with a NaN or infinite block scale (or element,
+    in a plain one). `progress(done, total)` is called with the bytes of tensor data loaded so far,
+    after every tensor.
     """
     with open_source(path) as file:
-        return load(Source(file, os.fsdecode(path)), check=check, check_scales=check_scales, progress=progress)
+        return load(
+            Source(file, os.fsdecode(path)),
+            check=check,
+            check_scales=check_scales,
+            progress=progress,
+        )
 
 
 def load(
@@ -130,12 +143,16 @@ def _check_loadable(source: Source, header: Header) -> None:
         source.fail("split.count", f"must be 1, not {parts!r}: merge the parts into one file first")
     for info in header.tensors.values():
         if not info.supported:
-            problem = f"{info.type.name} is not supported; supported are {', '.join(supported_types())}"
+            problem = (
+                f"{info.type.name} is not supported; supported are {', '.join(supported_types())}"
+            )
             source.fail(f"tensor {info.name!r}: type", problem)
     version = header.metadata.get("general.quantization_version", QUANTIZATION_VERSION)
     packed = any(info.type.name not in _PLAIN for info in header.tensors.values())
     if packed and not (isinstance(version, int) and version == QUANTIZATION_VERSION):
-        source.fail("general.quantization_version", f"must be {QUANTIZATION_VERSION}, not {version!r}")
+        source.fail(
+            "general.quantization_version", f"must be {QUANTIZATION_VERSION}, not {version!r}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,10 +178,16 @@ class _TensorReader:
 
     def _packed(self, info: TensorInfo, block: formats.BlockFormat) -> QuantizedArray:
         count = info.nbytes // block.block_bytes
-        planes = [_aligned((count, plane.bytes_per_block), np.dtype(np.uint8)) for plane in block.planes]
+        planes = [
+            _aligned((count, plane.bytes_per_block), np.dtype(np.uint8)) for plane in block.planes
+        ]
         step = CHUNK // block.block_bytes
         # One plane is the block as it lies: read in place.
-        buffer = planes[0] if len(planes) == 1 else np.empty((min(step, count), block.block_bytes), np.uint8)
+        buffer = (
+            planes[0]
+            if len(planes) == 1
+            else np.empty((min(step, count), block.block_bytes), np.uint8)
+        )
         for start in range(0, count, step):
             stop = min(start + step, count)
             raw = buffer[start:stop] if len(planes) == 1 else buffer[: stop - start]
@@ -176,7 +199,9 @@ class _TensorReader:
             if self.check_scales:
                 self._require_finite(info, "a scale of block", start, block.finite(parts))
         leading = (*info.shape[:-1], info.shape[-1] // block.block_size)
-        return QuantizedArray(block.name, info.shape, [plane.reshape(*leading, plane.shape[-1]) for plane in planes])
+        return QuantizedArray(
+            block.name, info.shape, [plane.reshape(*leading, plane.shape[-1]) for plane in planes]
+        )
 
     def _read(self, info: TensorInfo, offset: int, target: np.ndarray) -> None:
         where = self.data_start + info.offset + offset
@@ -185,7 +210,9 @@ class _TensorReader:
     def _require_finite(self, info: TensorInfo, what: str, start: int, finite: np.ndarray) -> None:
         if not finite.all():
             problem = f"{what} {start + int(finite.argmin())} is NaN or infinite"
-            self.source.fail(f"tensor {info.name!r}", f"{problem} (check_scales=False loads it all the same)")
+            self.source.fail(
+                f"tensor {info.name!r}", f"{problem} (check_scales=False loads it all the same)"
+            )
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

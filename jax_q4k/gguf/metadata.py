@@ -1,7 +1,7 @@
 """Metadata values, and what a tokenizer's lists must satisfy together.
 
-Scalars become Python's int, float, bool and str; arrays of strings lists of str; arrays of numbers and
-booleans one-dimensional NumPy arrays of the file's type.
+Scalars become Python's int, float, bool and str; arrays of strings lists of str; arrays of numbers
+and booleans one-dimensional NumPy arrays of the file's type.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ DTYPES = {kind: np.dtype(code) for kind, code in _NUMBERS.items()}
 class Metadata(dict[str, Any]):
     """GGUF metadata: a dict, and in `types` the value types that a file gave to its scalars.
 
-    Python's int and float do not say whether a file held UINT16 or UINT32, FLOAT32 or FLOAT64 (arrays of numbers carry
-    their type as NumPy's), and a file that is loaded and saved keeps what it had.
+    Python's int and float do not say whether a file held UINT16 or UINT32, FLOAT32 or FLOAT64
+    (arrays of numbers carry their type as NumPy's), and a file that is loaded and saved keeps what
+    it had.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
@@ -85,7 +86,9 @@ def _array(cursor: Cursor, field: str) -> Any:
     if kind is GGUFValueType.ARRAY:
         cursor.fail(f"{field}: element type", "arrays in arrays are not supported")
     count = cursor.unpack(_U64, f"{field}: length")
-    size = 8 if kind is GGUFValueType.STRING else DTYPES[kind].itemsize  # of a string: its length alone
+    size = (
+        8 if kind is GGUFValueType.STRING else DTYPES[kind].itemsize
+    )  # of a string: its length alone
     if count > cursor.remaining // size:
         cursor.fail(
             f"{field}: length",
@@ -105,7 +108,8 @@ def _array(cursor: Cursor, field: str) -> Any:
 def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
     """The lists of a tokenizer agree in type and length, and its BOS and EOS are tokens.
 
-    The other special ids are the tokenizer's to check: real files name a padding token that is none.
+    The other special ids are the tokenizer's to check: real files name a padding token that is
+    none.
     """
     prefix = "tokenizer.ggml."
     tokens = metadata.get(prefix + "tokens")
@@ -118,9 +122,14 @@ def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
         if values is None:
             continue
         if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
-            source.fail(prefix + name, f"must be an array of {'floats' if kinds == 'f' else 'integers'}")
+            source.fail(
+                prefix + name, f"must be an array of {'floats' if kinds == 'f' else 'integers'}"
+            )
         if len(values) != len(tokens or ()):
-            source.fail(prefix + name, f"has {len(values)} entries, but there are {len(tokens or ())} tokens")
+            source.fail(
+                prefix + name,
+                f"has {len(values)} entries, but there are {len(tokens or ())} tokens",
+            )
     if tokens is None:
         return
     for name in ("bos_token_id", "eos_token_id"):
@@ -128,7 +137,9 @@ def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
-            source.fail(prefix + name, f"must be an integer from 0 to {len(tokens) - 1}, not {value!r}")
+            source.fail(
+                prefix + name, f"must be an integer from 0 to {len(tokens) - 1}, not {value!r}"
+            )
     types = metadata.get(prefix + "token_type")
     if types is not None:
         for i in np.flatnonzero(types == TokenType.BYTE).tolist():

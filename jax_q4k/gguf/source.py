@@ -1,7 +1,8 @@
 """Bytes of an untrusted file, read by offset with every bound checked.
 
-The file is read, not mapped: a mapped file that shrinks kills the process with SIGBUS, and its pages
-count as resident memory beside the copies of the tensors; a short read is an error like any other.
+The file is read, not mapped: a mapped file that shrinks kills the process with SIGBUS, and its
+pages count as resident memory beside the copies of the tensors; a short read is an error like any
+other.
 """
 
 from __future__ import annotations
@@ -17,14 +18,18 @@ import numpy as np
 from ..errors import GGUFError
 
 WINDOW = 1 << 18  # bytes read ahead while parsing
-MAX_STRING = 1 << 24  # bytes; chat templates, the longest strings of real files, have less than 2^20
+MAX_STRING = (
+    1 << 24
+)  # bytes; chat templates, the longest strings of real files, have less than 2^20
 MAX_STRINGS = 1 << 22  # per array; the largest vocabularies and merge lists have less than 2^20
 
 _U64 = struct.Struct("<Q")
 
 
 class Source:
-    """A seekable binary file whose size is fixed when it is opened; several threads may read it at a time."""
+    """A seekable binary file whose size is fixed when it is opened; several threads may read it at
+    a time.
+    """
 
     def __init__(self, file: io.FileIO | io.BytesIO, name: str) -> None:
         self._file = file
@@ -36,7 +41,9 @@ class Source:
         raise GGUFError(self.name, field, problem)
 
     def read_into(self, offset: int, target: memoryview, field: str) -> None:
-        """Fill `target` with the bytes from `offset`, which the caller has checked against `size`."""
+        """Fill `target` with the bytes from `offset`, which the caller has checked against
+        `size`.
+        """
         self._fill(offset, target, field)
 
     def read(self, offset: int, size: int, field: str) -> bytes:
@@ -56,7 +63,9 @@ class Source:
 
     def _read_at(self, offset: int, target: memoryview) -> int:
         """As many bytes as one system call gives."""
-        if isinstance(self._file, io.FileIO) and hasattr(os, "preadv"):  # needs no position that threads would share
+        if isinstance(self._file, io.FileIO) and hasattr(
+            os, "preadv"
+        ):  # needs no position that threads would share
             return os.preadv(self._file.fileno(), [target], offset)
         with self._lock:
             self._file.seek(offset)
@@ -64,7 +73,9 @@ class Source:
 
 
 class Cursor:
-    """Reads a header front to back; nothing is allocated before the bytes left are known to hold it."""
+    """Reads a header front to back; nothing is allocated before the bytes left are known to hold
+    it.
+    """
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -92,7 +103,9 @@ class Cursor:
         """A length of 8 bytes, then as many bytes of UTF-8."""
         size = self.unpack(_U64, f"{field}: length")
         if size > self.remaining:
-            self.fail(field, f"length {size} is more than the {self.remaining} bytes left in the file")
+            self.fail(
+                field, f"length {size} is more than the {self.remaining} bytes left in the file"
+            )
         if size > limit:
             self.fail(field, f"length {size} must be at most {limit} bytes")
         start = self._take(size, field)
@@ -126,7 +139,9 @@ class Cursor:
         return values
 
     def array(self, dtype: np.dtype, count: int, field: str) -> np.ndarray:
-        """`count` numbers, whose bytes the caller has checked against `remaining`, as an own array."""
+        """`count` numbers, whose bytes the caller has checked against `remaining`, as an own
+        array.
+        """
         values = np.empty(count, dtype)
         if count:
             self.source.read_into(self.position, values.data.cast("B"), field)

@@ -31,7 +31,9 @@ _I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies and what it is; `shape` is row-major, (..., n, k), the file's order reversed."""
+    """Where a tensor lies and what it is; `shape` is row-major, (..., n, k), the file's order
+    reversed.
+    """
 
     name: str
     type: GGMLQuantizationType
@@ -79,7 +81,9 @@ def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationT
     for dim in dims:
         if not 0 < dim < 1 << 63:
             signed = dim - (1 << 64) if dim >> 63 else dim
-            cursor.fail(f"{field}: dimensions", f"{dims}: every dimension must be positive, not {signed}")
+            cursor.fail(
+                f"{field}: dimensions", f"{dims}: every dimension must be positive, not {signed}"
+            )
     first = dims[0] if dims else 1
     if first % block:
         problem = f"{dims}: the first must be a multiple of {block}, the block of {kind.name}"
@@ -93,7 +97,9 @@ def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationT
     return nbytes
 
 
-def check_places(source: Source, tensors: list[TensorInfo], data_start: int, alignment: int) -> None:
+def check_places(
+    source: Source, tensors: list[TensorInfo], data_start: int, alignment: int
+) -> None:
     """Every tensor is aligned, inside the file, and alone in its bytes."""
     available = max(source.size - data_start, 0)
     for info in tensors:

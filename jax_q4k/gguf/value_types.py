@@ -11,7 +11,8 @@ from gguf.constants import GGUFValueType
 
 from .metadata import DTYPES, MAX_KEY
 
-# What a Python value becomes: the first that holds it. llama.cpp reads integers as UINT32, but token types as INT32.
+# What a Python value becomes: the first that holds it. llama.cpp reads integers as UINT32, but
+# token types as INT32.
 _SCALARS = ("BOOL", "STRING", "UINT32", "INT32", "UINT64", "INT64", "FLOAT32", "FLOAT64")
 _ELEMENTS = ("STRING", "BOOL", "INT32", "UINT32", "INT64", "UINT64", "FLOAT32", "FLOAT64")
 _EXACT = 1 << 53  # integers up to here are exact as floats
@@ -20,9 +21,9 @@ _EXACT = 1 << 53  # integers up to here are exact as floats
 def typed(metadata: Mapping[str, Any], key: str) -> tuple[GGUFValueType, GGUFValueType | None, Any]:
     """What to write for a key: its value type, an array's element type, the value as Python's own.
 
-    A scalar keeps the type that its file gave it (`Metadata.types`) if the value still fits; NumPy's scalars and arrays
-    keep theirs. Else an integer becomes the first of UINT32, INT32, UINT64 and INT64 that holds it (in a list INT32
-    before UINT32), and a float FLOAT32.
+    A scalar keeps the type that its file gave it (`Metadata.types`) if the value still fits;
+    NumPy's scalars and arrays keep theirs. Else an integer becomes the first of UINT32, INT32,
+    UINT64 and INT64 that holds it (in a list INT32 before UINT32), and a float FLOAT32.
 
     Raises:
       TypeError, ValueError: what GGUF does not hold, naming the key.
@@ -32,14 +33,20 @@ def typed(metadata: Mapping[str, Any], key: str) -> tuple[GGUFValueType, GGUFVal
     value = metadata[key]
     if isinstance(value, np.ndarray):
         if value.ndim != 1:
-            raise ValueError(f"metadata {key!r} has shape {value.shape}; GGUF's arrays have one axis")
+            raise ValueError(
+                f"metadata {key!r} has shape {value.shape}; GGUF's arrays have one axis"
+            )
         return GGUFValueType.ARRAY, _of_dtype(key, value.dtype), value.tolist()
     if isinstance(value, (list, tuple)):
-        elements = [element.item() if isinstance(element, np.generic) else element for element in value]
+        elements = [
+            element.item() if isinstance(element, np.generic) else element for element in value
+        ]
         for name in _ELEMENTS:
             if all(_fits(element, GGUFValueType[name]) for element in elements):
                 return GGUFValueType.ARRAY, GGUFValueType[name], elements
-        raise TypeError(f"metadata {key!r} must hold only texts, only booleans or only numbers of 64 bits")
+        raise TypeError(
+            f"metadata {key!r} must hold only texts, only booleans or only numbers of 64 bits"
+        )
     plain = value.item() if isinstance(value, np.generic) else value
     recorded = getattr(metadata, "types", {}).get(key)
     if recorded is not None and _fits(plain, recorded):
@@ -49,7 +56,9 @@ def typed(metadata: Mapping[str, Any], key: str) -> tuple[GGUFValueType, GGUFVal
     for name in _SCALARS:
         if _fits(plain, GGUFValueType[name]):
             return GGUFValueType[name], None, plain
-    raise TypeError(f"metadata {key!r} is {value!r}, expected a boolean, text, a number of 64 bits or a list of these")
+    raise TypeError(
+        f"metadata {key!r} is {value!r}, expected a boolean, text, a number of 64 bits or a list of these"
+    )
 
 
 def _fits(value: Any, kind: GGUFValueType) -> bool:

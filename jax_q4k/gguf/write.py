@@ -30,11 +30,15 @@ class TensorPieces:
 
     type: str  # ggml's name
     shape: tuple[int, ...]  # row-major
-    pieces: Callable[[], Iterable[Any]]  # contiguous arrays or bytes; one after the other they are the tensor
+    pieces: Callable[
+        [], Iterable[Any]
+    ]  # contiguous arrays or bytes; one after the other they are the tensor
 
     @classmethod
     def of(cls, name: str, tensor: Any) -> TensorPieces:
-        """What there is to write of a QuantizedArray, an array or TensorPieces; TypeError or ValueError naming it."""
+        """What there is to write of a QuantizedArray, an array or TensorPieces; TypeError or
+        ValueError naming it.
+        """
         if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_NAME:
             raise ValueError(f"tensor name {name!r} must be text of 1 to {MAX_NAME} bytes")
         if isinstance(tensor, cls):
@@ -45,7 +49,9 @@ class TensorPieces:
             dtype = str(getattr(tensor, "dtype", type(tensor).__name__))
             if dtype not in _PLAIN_TYPES:
                 supported = ", ".join(_PLAIN_TYPES)
-                raise TypeError(f"tensor {name!r} has dtype {dtype}; it must be a QuantizedArray or of {supported}")
+                raise TypeError(
+                    f"tensor {name!r} has dtype {dtype}; it must be a QuantizedArray or of {supported}"
+                )
             made = cls(_PLAIN_TYPES[dtype], tuple(tensor.shape), lambda: [np.asarray(tensor)])
         if made.type not in supported_types():
             raise ValueError(
@@ -73,25 +79,29 @@ def write(
 ) -> None:
     """Writes a GGUF file of version 3, which then takes the place of whatever file `path` was.
 
-    A failure or an interruption leaves the target as it was, and nothing beside it; a process that is killed leaves
-    the part it wrote there, `.HEX.gguf.partial`.
+    A failure or an interruption leaves the target as it was, and nothing beside it; a process that
+    is killed leaves the part it wrote there, `.HEX.gguf.partial`.
 
     Args:
-      metadata: must hold `general.architecture`. Values are bool, int, float, str, NumPy's scalars, arrays with one
-        axis, or lists of one of these kinds; `value_types.typed` says which type each has in the file. Tensors are
-        aligned to `general.alignment` bytes, 32 without it.
+      metadata: must hold `general.architecture`. Values are bool, int, float, str, NumPy's scalars,
+        arrays with one axis, or lists of one of these kinds; `value_types.typed` says which type
+        each has in the file. Tensors are aligned to `general.alignment` bytes, 32 without it.
       tensors: name -> QuantizedArray, float32, float16 or bfloat16 array, or `TensorPieces`.
       progress: called with (bytes of tensor data written, bytes in all).
 
     Raises:
-      TypeError, ValueError: a key, value, name, type or shape that GGUF does not hold, naming it. OSError: the file
-        cannot be written, naming `path`.
+      TypeError, ValueError: a key, value, name, type or shape that GGUF does not hold, naming it.
+        OSError: the file cannot be written, naming `path`.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise ValueError(f"metadata 'general.architecture' is {architecture!r}, expected the architecture's name")
+        raise ValueError(
+            f"metadata 'general.architecture' is {architecture!r}, expected the architecture's name"
+        )
     entries = {key: typed(metadata, key) for key in metadata}
-    alignment = _alignment(entries) if "general.alignment" in entries else gguf.GGUF_DEFAULT_ALIGNMENT
+    alignment = (
+        _alignment(entries) if "general.alignment" in entries else gguf.GGUF_DEFAULT_ALIGNMENT
+    )
     described = {name: TensorPieces.of(name, tensor) for name, tensor in tensors.items()}
     with _replacing(path) as partial, contextlib.closing(_Writer(partial, architecture)) as writer:
         writer.data_alignment = alignment
@@ -100,7 +110,11 @@ def write(
                 writer.add_key_value(key, value, kind, element)
         for name, tensor in described.items():
             writer.add_tensor_info(
-                name, tensor.shape, np.dtype(np.float32), tensor.nbytes, GGMLQuantizationType[tensor.type]
+                name,
+                tensor.shape,
+                np.dtype(np.float32),
+                tensor.nbytes,
+                GGMLQuantizationType[tensor.type],
             )
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -121,13 +135,22 @@ class _Writer(gguf.GGUFWriter):
 
 def _alignment(entries: Mapping[str, tuple[GGUFValueType, GGUFValueType | None, Any]]) -> int:
     kind, _, value = entries["general.alignment"]
-    if kind is not GGUFValueType.UINT32 or value == 0 or value & (value - 1) or value > MAX_ALIGNMENT:
-        raise ValueError(f"metadata 'general.alignment' is {value!r}; it must be a power of two up to {MAX_ALIGNMENT}")
+    if (
+        kind is not GGUFValueType.UINT32
+        or value == 0
+        or value & (value - 1)
+        or value > MAX_ALIGNMENT
+    ):
+        raise ValueError(
+            f"metadata 'general.alignment' is {value!r}; it must be a power of two up to {MAX_ALIGNMENT}"
+        )
     return value
 
 
 def _write_data(
-    writer: gguf.GGUFWriter, tensors: Mapping[str, TensorPieces], progress: Callable[[int, int], object] | None
+    writer: gguf.GGUFWriter,
+    tensors: Mapping[str, TensorPieces],
+    progress: Callable[[int, int], object] | None,
 ) -> None:
     assert writer.fout is not None
     file, total, done = writer.fout[0], sum(tensor.nbytes for tensor in tensors.values()), 0

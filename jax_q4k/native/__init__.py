@@ -1,4 +1,6 @@
-"""The CPU's kernels: XLA FFI handlers in a shared library that is built when the package is installed."""
+"""The CPU's kernels: XLA FFI handlers in a shared library that is built when the package is
+installed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,15 @@ from ..errors import NativeUnavailableWarning
 from . import build
 
 #: Name of each handler, without the prefix of its symbol and XLA target.
-HANDLERS = ("products", "mlp", "embedding", "paged_attention", "causal_attention", "rope_append", "rotate")
+HANDLERS = (
+    "products",
+    "mlp",
+    "embedding",
+    "paged_attention",
+    "causal_attention",
+    "rope_append",
+    "rotate",
+)
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)
 
@@ -31,10 +41,17 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p
         built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()
-        if now and built != now:  # an editable installation is not built again when its sources change
-            return None, f"{build.LIBRARY} was built from other sources than those beside it; {build.HOW_TO}"
+        if (
+            now and built != now
+        ):  # an editable installation is not built again when its sources change
+            return (
+                None,
+                f"{build.LIBRARY} was built from other sources than those beside it; {build.HOW_TO}",
+            )
         for target in TARGETS:
-            jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu")
+            jax.ffi.register_ffi_target(
+                target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu"
+            )
     except (OSError, AttributeError, RuntimeError, ValueError) as error:
         return None, f"{build.LIBRARY} cannot be used ({error}); {build.HOW_TO}"
     library.jax_q4k_kernels.restype = library.jax_q4k_compiled.restype = ctypes.c_char_p
@@ -60,14 +77,18 @@ def problem() -> str:
 
 @functools.cache
 def warn_if_unavailable() -> None:
-    """Says, once in a process, that plain JAX takes the place of the CPU's kernels, and what is missing."""
+    """Says, once in a process, that plain JAX takes the place of the CPU's kernels, and what is
+    missing.
+    """
     if not available():
         message = f"plain JAX, which is slow, takes the place of the CPU's kernels: {problem()}"
         warnings.warn(message, NativeUnavailableWarning, stacklevel=2)
 
 
 def kernels() -> str | None:
-    """The kernels in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None without a library."""
+    """The kernels in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None without a
+    library.
+    """
     library, _ = _load()
     return None if library is None else library.jax_q4k_kernels().decode()
 
@@ -81,8 +102,8 @@ def compiled() -> list[str]:
 def select(name: str) -> None:
     """Uses the kernels of that name from now on, in the whole process: for tests and measurements.
 
-    No program may be running: kernels do not read what others prepared. Raises ValueError if there are none, or the
-    processor cannot run them.
+    No program may be running: kernels do not read what others prepared. Raises ValueError if there
+    are none, or the processor cannot run them.
     """
     library, why = _load()
     if library is None or not library.jax_q4k_select(name.encode()):
@@ -100,9 +121,17 @@ def call(
 
     Operands that do not fit are a JaxRuntimeError when the program runs.
     """
-    typed = {key: np.float32(value) if isinstance(value, float) else value for key, value in attributes.items()}
-    typed = {key: np.int64(v) if isinstance(v, int) and not isinstance(v, bool) else v for key, v in typed.items()}
-    ffi_call = jax.ffi.ffi_call(f"jax_q4k_{name}", results, input_output_aliases=dict(aliases or {}))
+    typed = {
+        key: np.float32(value) if isinstance(value, float) else value
+        for key, value in attributes.items()
+    }
+    typed = {
+        key: np.int64(v) if isinstance(v, int) and not isinstance(v, bool) else v
+        for key, v in typed.items()
+    }
+    ffi_call = jax.ffi.ffi_call(
+        f"jax_q4k_{name}", results, input_output_aliases=dict(aliases or {})
+    )
     return list(ffi_call(*operands, **typed))
 
 

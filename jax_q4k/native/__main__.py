@@ -15,7 +15,10 @@ def main() -> int:
         return 1
     print(library_path())
     if left_out:
-        print(f"without kernels for {', '.join(left_out)}: this compiler does not know them", file=sys.stderr)
+        print(
+            f"without kernels for {', '.join(left_out)}: this compiler does not know them",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -1,4 +1,6 @@
-"""Compiles the CPU's kernels: for `python -m jax_q4k.native` and for `pip install`, which has JAX's headers alone."""
+"""Compiles the CPU's kernels: for `python -m jax_q4k.native` and for `pip install`, which has JAX's
+headers alone.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ _FLAGS = [
 
 _AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 
-#: Machine -> its kernels: name and the flags that they need; `library.cpp` asks the processor for the very same.
+#: Machine -> its kernels: name and the flags that they need; `library.cpp` asks the processor for
+#: the very same.
 _KERNELS = {
     "x86_64": {
         "avx512": [
@@ -56,7 +59,9 @@ def compiler() -> list[str]:
 
 
 def fingerprint() -> str | None:
-    """A hash of the sources and of the flags that they are compiled with; None where there are no sources."""
+    """A hash of the sources and of the flags that they are compiled with; None where there are no
+    sources.
+    """
     sources = sorted(path for path in _SOURCES.glob("*") if path.suffix in (".h", ".cpp"))
     digest = hashlib.sha256(repr((_FLAGS, kernels())).encode())
     for path in sources:
@@ -69,7 +74,9 @@ class BuildError(Exception):
 
 
 def headers() -> str:
-    """The folder of XLA's FFI headers, from the jaxlib that is installed; BuildError where there is none."""
+    """The folder of XLA's FFI headers, from the jaxlib that is installed; BuildError where there is
+    none.
+    """
     try:
         import jaxlib  # all that an installation has at hand; it is what jax.ffi.include_dir() looks at
     except ImportError as error:
@@ -78,20 +85,44 @@ def headers() -> str:
 
 
 def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
-    """Compiles the library to `target`; `flags` are added to the compiler's and the linker's, such as a sanitizer's.
+    """Compiles the library to `target`; `flags` are added to the compiler's and the linker's, such
+    as a sanitizer's.
 
     Returns the names of the kernels that the compiler is too old for. Raises BuildError.
     """
     include = ["-isystem", headers()]
     with tempfile.TemporaryDirectory() as folder:
         commands = []
-        known = {name: machine for name, machine in kernels().items() if _knows(machine, Path(folder))}
+        known = {
+            name: machine for name, machine in kernels().items() if _knows(machine, Path(folder))
+        }
         for name, machine in known.items():
             defines = [f"-DJAX_Q4K_KERNELS=kernels_{name}", f'-DJAX_Q4K_NAME="{name}"']
-            commands.append([*machine, *defines, "-c", str(_SOURCES / "kernels.cpp"), "-o", f"{folder}/{name}.o"])
-        defines = [f'-DJAX_Q4K_FINGERPRINT="{fingerprint()}"', *(f"-DJAX_Q4K_HAS_{name.upper()}" for name in known)]
+            commands.append(
+                [
+                    *machine,
+                    *defines,
+                    "-c",
+                    str(_SOURCES / "kernels.cpp"),
+                    "-o",
+                    f"{folder}/{name}.o",
+                ]
+            )
+        defines = [
+            f'-DJAX_Q4K_FINGERPRINT="{fingerprint()}"',
+            *(f"-DJAX_Q4K_HAS_{name.upper()}" for name in known),
+        ]
         for name in ("products_handlers", "attention_handlers", "library"):
-            commands.append([*include, *defines, "-c", str(_SOURCES / f"{name}.cpp"), "-o", f"{folder}/{name}.o"])
+            commands.append(
+                [
+                    *include,
+                    *defines,
+                    "-c",
+                    str(_SOURCES / f"{name}.cpp"),
+                    "-o",
+                    f"{folder}/{name}.o",
+                ]
+            )
         objects = [command[-1] for command in commands]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda command: _run([*compiler(), *_FLAGS, *flags, *command]), commands))
@@ -105,7 +136,9 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
 
 
 def _knows(machine: Sequence[str], folder: Path) -> bool:
-    """Whether the compiler takes these flags: an old one may not, and makes a library without such kernels."""
+    """Whether the compiler takes these flags: an old one may not, and makes a library without such
+    kernels.
+    """
     empty = folder / "empty.cpp"
     empty.touch()
     try:

@@ -1,6 +1,8 @@
-"""The handlers as functions of arrays: operands in the order, attributes by the names that the C++ handlers take.
+"""The handlers as functions of arrays: operands in the order, attributes by the names that the C++
+handlers take.
 
-Callers have checked shapes and dtypes; what does not fit all the same is a JaxRuntimeError when the program runs.
+Callers have checked shapes and dtypes; what does not fit all the same is a JaxRuntimeError when the
+program runs.
 """
 
 from __future__ import annotations
@@ -31,9 +33,11 @@ def products(
     residual: jax.Array | None = None,
     activation: str | None = None,
 ) -> list[jax.Array]:
-    """[residual +] [rms_norm](x) @ w.T [+ bias] for each w, or, with `activation`, that of the first times the second.
+    """[residual +] [rms_norm](x) @ w.T [+ bias] for each w, or, with `activation`, that of the
+    first times the second.
 
-    x float32 (m, k); weights (n_i, k) packed or of a dtype of FLOATS; biases (n_i,) float32; residual (m, n) float32.
+    x float32 (m, k); weights (n_i, k) packed or of a dtype of FLOATS; biases (n_i,) float32;
+    residual (m, n) float32.
     `quantized`: x becomes q8_1, for packed weights alone.
     """
     given = [None] * len(weights) if biases is None else list(biases)
@@ -69,9 +73,11 @@ def mlp(
     eps: float = 0.0,
     residual: jax.Array | None = None,
 ) -> jax.Array:
-    """[residual +] the product with `down` of what `products` gives for gate and up, some rows of x after the others.
+    """[residual +] the product with `down` of what `products` gives for gate and up, some rows of x
+    after the others.
 
-    x float32 (m, k); gate and up (inner, k), down (n, inner), packed; residual and the result float32 (m, n).
+    x float32 (m, k); gate and up (inner, k), down (n, inner), packed; residual and the result
+    float32 (m, n).
     quantized: whether x becomes q8_1, and whether what goes into `down` does.
     """
     m, n = x.shape[0], down.shape[0]
@@ -102,7 +108,9 @@ def _arrays(w: QuantizedArray | jax.Array) -> Sequence[jax.Array]:
 
 
 def embedding(ids: jax.Array, w: QuantizedArray | jax.Array) -> jax.Array:
-    """Rows `ids` int32 (count,) of w (n, k), packed or floats, as float32 (count, k); NaN for an id outside."""
+    """Rows `ids` int32 (count,) of w (n, k), packed or floats, as float32 (count, k); NaN for an id
+    outside.
+    """
     struct = jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), jnp.float32)
     return call("embedding", [struct], ids, *_arrays(w), format=_format(w))[0]
 
@@ -116,7 +124,9 @@ def paged_attention(
     contiguous: bool,
     sinks: bool,
 ) -> jax.Array:
-    """Attention of q, the first of `arrays`, over pages: the operands of the primitive `paged_attention`."""
+    """Attention of q, the first of `arrays`, over pages: the operands of the primitive
+    `paged_attention`.
+    """
     return call(
         "paged_attention",
         [jax.ShapeDtypeStruct(arrays[0].shape, jnp.float32)],
@@ -130,16 +140,26 @@ def paged_attention(
 
 
 def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Attention of every token over its own past: float32 (batch, time, heads, head_dim), lengths int32 (batch,)."""
-    return call("causal_attention", [jax.ShapeDtypeStruct(q.shape, jnp.float32)], q, k, v, lengths)[0]
+    """Attention of every token over its own past: float32 (batch, time, heads, head_dim), lengths
+    int32 (batch,).
+    """
+    return call("causal_attention", [jax.ShapeDtypeStruct(q.shape, jnp.float32)], q, k, v, lengths)[
+        0
+    ]
 
 
 def rope_append(
-    pages: Sequence[jax.Array], others: Sequence[jax.Array], *, rope: bool, interleaved: bool = False, eps: float = 0.0
+    pages: Sequence[jax.Array],
+    others: Sequence[jax.Array],
+    *,
+    rope: bool,
+    interleaved: bool = False,
+    eps: float = 0.0,
 ) -> list[Any]:
     """The pages with k and v at their slots, in place of the old ones, then with `rope` q, rotated.
 
-    `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; without k, v, slot_mapping.
+    `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; without k, v,
+    slot_mapping.
     """
     results = [jax.ShapeDtypeStruct(page.shape, page.dtype) for page in pages]
     if rope:
@@ -158,5 +178,9 @@ def rope_append(
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
-    """x float32 (tokens, heads, head_dim), turned by the angles of cos and sin float32 (tokens, rope_dim / 2)."""
-    return call("rotate", [jax.ShapeDtypeStruct(x.shape, jnp.float32)], x, cos, sin, interleaved=interleaved)[0]
+    """x float32 (tokens, heads, head_dim), turned by the angles of cos and sin float32 (tokens,
+    rope_dim / 2).
+    """
+    return call(
+        "rotate", [jax.ShapeDtypeStruct(x.shape, jnp.float32)], x, cos, sin, interleaved=interleaved
+    )[0]

@@ -30,26 +30,28 @@ def append_kv(
 ) -> tuple[jax.Array, ...]:
     """Writes k[t] and v[t] at slot slot_mapping[t] of the pages, rounded to the pages' dtype.
 
-    A slot is page * page_size + offset. A slot below 0 is skipped (padding), and so is one beyond the last
-    page. Two tokens of one slot: which of them is kept is not specified. The updated pages take the place of
-    the old ones where those are donated.
+    A slot is page * page_size + offset. A slot below 0 is skipped (padding), and so is one beyond
+    the last
+    page. Two tokens of one slot: which of them is kept is not specified. The updated pages take the
+    place of the old ones where those are donated.
 
     Args:
-      k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16, int8 or
-        float8_e4m3fn (what is beyond its largest value, 448, becomes that); page_size a multiple of 16, head_dim
-        one of 32, 48, ..., 256.
+      k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
+        int8 or float8_e4m3fn (what is beyond its largest value, 448, becomes that); page_size a
+        multiple of 16, head_dim one of 32, 48, ..., 256.
       k, v: (tokens, num_kv_heads, head_dim) float32.
       slot_mapping: (tokens,) integers.
-      k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's scale is its largest
-        magnitude / 127, its int8 the values over that, rounded.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's
+        scale is its largest magnitude / 127, its int8 the values over that, rounded.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
       The updated (k_pages, v_pages), of int8 pages (k_pages, v_pages, k_scales, v_scales).
 
     Raises:
-      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot beyond
-        the last page.
+      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot
+        beyond the last page.
       NotImplementedError: a derivative is asked for; there is none.
     """
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
@@ -66,9 +68,13 @@ def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
     slots = pages.shape[0] * pages.shape[2]
     if not checks.is_concrete(slot_mapping):
         return
-    highest = int(np.asarray(slot_mapping).max())  # by NumPy: what a traced program closes over is concrete too
+    highest = int(
+        np.asarray(slot_mapping).max()
+    )  # by NumPy: what a traced program closes over is concrete too
     if highest >= slots:
-        raise ValueError(f"slot_mapping holds {highest}; slots must be below num_pages * page_size = {slots}")
+        raise ValueError(
+            f"slot_mapping holds {highest}; slots must be below num_pages * page_size = {slots}"
+        )
 
 
 def reference(*arrays: jax.Array) -> list[jax.Array]:
@@ -85,7 +91,9 @@ def reference(*arrays: jax.Array) -> list[jax.Array]:
 
 
 def as_stored(k: jax.Array, v: jax.Array, dtype: Any) -> list[jax.Array]:
-    """What pages of that dtype hold of float32 k and v: both rounded and, for int8, the scales (without head_dim)."""
+    """What pages of that dtype hold of float32 k and v: both rounded and, for int8, the scales
+    (without head_dim).
+    """
     if dtype == jnp.float8_e4m3fn:
         largest = float(jnp.finfo(dtype).max)  # beyond it, the conversion would give NaN
         return [jnp.clip(x, -largest, largest).astype(dtype) for x in (k, v)]
@@ -119,4 +127,6 @@ def _abstract_eval(*arrays: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(p.shape, p.dtype) for p in arrays[:-3]]
 
 
-_op = Op("append_kv", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "append_kv", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native
+)

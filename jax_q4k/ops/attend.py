@@ -1,4 +1,6 @@
-"""Attention of one query token per sequence: the primitive behind `paged_attention` and `attention`."""
+"""Attention of one query token per sequence: the primitive behind `paged_attention` and
+`attention`.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ from .op import KernelCall, Op
 class Operands(NamedTuple):
     """The primitive's operands in order; those that are None are left out.
 
-    `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables (batch, num_kv_heads, capacity,
-    head_dim); int8 ones have scales of the first three axes.
+    `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables (batch,
+    num_kv_heads, capacity, head_dim); int8 ones have scales of the first three axes.
     """
 
     q: jax.Array
@@ -47,7 +49,9 @@ class Operands(NamedTuple):
 def checked(
     operands: Operands, *, scale: float | None, window: int | None, soft_cap: float | None
 ) -> tuple[Operands, dict[str, Any]]:
-    """What all attention checks once its arrays and window are: operands and parameters of the primitive."""
+    """What all attention checks once its arrays and window are: operands and parameters of the
+    primitive.
+    """
     num_kv_heads = operands.k.shape[1]
     _, num_heads, head_dim = operands.q.shape
     if num_heads % num_kv_heads:
@@ -74,7 +78,12 @@ def attend(operands: Operands, params: dict[str, Any], implementation: str | Non
 
 
 def reference(
-    *arrays: jax.Array, scale: float, window: int | None, soft_cap: float | None, contiguous: bool, sinks: bool
+    *arrays: jax.Array,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    contiguous: bool,
+    sinks: bool,
 ) -> list[jax.Array]:
     """The primitive in plain JAX."""
     given = Operands.restore(arrays, contiguous=contiguous, sinks=sinks)
@@ -95,7 +104,8 @@ def reference(
     if given.sinks is not None:
         logits = given.sinks.reshape(1, num_kv_heads, -1, 1)
         top = jnp.maximum(top, logits)
-    # Scores masked to -inf stay out of `exp`: -inf minus the -inf top of an empty sequence would be NaN.
+    # Scores masked to -inf stay out of `exp`: -inf minus the -inf top of an empty sequence would be
+    # NaN.
     weights = jnp.where(mask, jnp.exp(jnp.where(mask, scores - top, 0.0)), 0.0)
     values = jnp.where(visible[:, None, :, None], values, 0.0)  # 0 * NaN would be NaN
     total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -107,7 +117,9 @@ def reference(
 
 
 def _tokens(given: Operands) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(keys, values, known): float32 (batch, num_kv_heads, capacity, head_dim), and which tokens lie in real pages."""
+    """(keys, values, known): float32 (batch, num_kv_heads, capacity, head_dim), and which tokens
+    lie in real pages.
+    """
     rows, scales = (given.k, given.v), (given.k_scales, given.v_scales)
     floats = [r.astype(jnp.float32) for r in rows]
     floats = [f if s is None else f * s[..., None] for f, s in zip(floats, scales, strict=True)]
@@ -133,7 +145,8 @@ def kernels(
 ) -> list[jax.Array]:
     """The primitive by PTX kernels: one, or two where the contexts are split.
 
-    output: `q8_1`, where head_dim is a multiple of 32: what `quantize_q8_1` makes of (batch, num_heads * head_dim).
+    output: `q8_1`, where head_dim is a multiple of 32: what `quantize_q8_1` makes of (batch,
+    num_heads * head_dim).
     """
     given = Operands.restore(arrays, contiguous=contiguous, sinks=sinks)
     batch, num_heads, head_dim = given.q.shape
@@ -182,4 +195,10 @@ def _abstract_eval(q: Any, *_: Any, **__: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(q.shape, jnp.float32)]
 
 
-_op = Op("paged_attention", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "paged_attention",
+    abstract_eval=_abstract_eval,
+    reference=reference,
+    kernels=kernels,
+    native=native,
+)

@@ -27,12 +27,13 @@ def attention(
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first lengths[b] tokens of every sequence, in float32.
 
-    As `paged_attention`, with every sequence's keys and values in one run: what lies behind a sequence's length, NaN
-    included, does not matter.
+    As `paged_attention`, with every sequence's keys and values in one run: what lies behind a
+    sequence's length, NaN included, does not matter.
 
     Args:
       q: (batch, num_heads, head_dim) float32.
-      k, v: (batch, num_kv_heads, capacity, head_dim); dtypes and head_dim as `paged_attention` has them.
+      k, v: (batch, num_kv_heads, capacity, head_dim); dtypes and head_dim as `paged_attention` has
+        them.
       lengths: (batch,) integers; a length beyond the capacity counts as the capacity.
       scale, window, soft_cap, sinks, implementation: see `paged_attention`.
       k_scales, v_scales: of int8 k and v, (batch, num_kv_heads, capacity) float32.
@@ -41,7 +42,8 @@ def attention(
       (batch, num_heads, head_dim) float32.
 
     Raises:
-      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths out of range.
+      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths
+        out of range.
       NotImplementedError: a derivative is asked for; there is none.
     """
     k, v, k_scales, v_scales = checks.contiguous(k, v, k_scales, v_scales)

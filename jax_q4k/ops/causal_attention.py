@@ -11,21 +11,26 @@ from ..native import calls
 from . import checks
 from .op import KernelCall, Op
 
-#: Queries scored at a time in plain JAX: the scores take batch * num_heads * QUERY_BLOCK * time floats.
+#: Queries scored at a time in plain JAX: the scores take batch * num_heads * QUERY_BLOCK * time
+#: floats.
 QUERY_BLOCK = 256
 
 
-def causal_attention(q: Any, k: Any, v: Any, lengths: Any, *, implementation: str | None = None) -> jax.Array:
+def causal_attention(
+    q: Any, k: Any, v: Any, lengths: Any, *, implementation: str | None = None
+) -> jax.Array:
     """softmax(q . K / sqrt(head_dim)) V over each token's own past, in float32.
 
-    Tokens at or beyond lengths[b] are padding: whatever they hold, the others' results are the same.
+    Tokens at or beyond lengths[b] are padding: whatever they hold, the others' results are the
+    same.
 
     Args:
       q: (batch, time, num_heads, head_dim) float32.
-      k, v: (batch, time, num_kv_heads, head_dim) float32; query head h uses head h // (num_heads / num_kv_heads).
+      k, v: (batch, time, num_kv_heads, head_dim) float32; query head h uses head h // (num_heads /
+        num_kv_heads).
       lengths: (batch,) integers.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected. `ptx` and
-        `sim` have no kernel of their own for it: plain JAX, as `xla`.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Returns:
       (batch, time, num_heads, head_dim); what padding gets means nothing. Differentiable.
@@ -33,13 +38,17 @@ def causal_attention(q: Any, k: Any, v: Any, lengths: Any, *, implementation: st
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit.
     """
-    q, k, v = (checks.float_array(name, x, checks.FLOAT32) for name, x in (("q", q), ("k", k), ("v", v)))
+    q, k, v = (
+        checks.float_array(name, x, checks.FLOAT32) for name, x in (("q", q), ("k", k), ("v", v))
+    )
     lengths = checks.int32_array("lengths", lengths)
     if q.ndim != 4:
         raise ValueError(f"q has shape {q.shape}; it must be (batch, time, num_heads, head_dim)")
     batch, time, num_heads, head_dim = q.shape
     if k.ndim != 4 or (k.shape[:2], k.shape[3]) != ((batch, time), head_dim):
-        raise ValueError(f"k has shape {k.shape}; it must be ({batch}, {time}, num_kv_heads, {head_dim}), as q is")
+        raise ValueError(
+            f"k has shape {k.shape}; it must be ({batch}, {time}, num_kv_heads, {head_dim}), as q is"
+        )
     if k.shape[2] < 1 or num_heads % k.shape[2]:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={k.shape[2]}")
     checks.same_shape("v", v, k.shape, "k's shape")
@@ -63,7 +72,9 @@ def reference(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> l
         highest = jax.lax.Precision.HIGHEST
         scores = jnp.einsum("bqhgd,bkhd->bhgqk", queries, k, precision=highest)
         scores = jnp.where(positions <= at[:, None], scores, -jnp.inf)
-        return jnp.einsum("bhgqk,bkhd->bqhgd", jax.nn.softmax(scores, axis=-1), v, precision=highest)
+        return jnp.einsum(
+            "bhgqk,bkhd->bqhgd", jax.nn.softmax(scores, axis=-1), v, precision=highest
+        )
 
     if time <= QUERY_BLOCK:
         return [block(q, positions).reshape(batch, time, num_heads, head_dim)]
@@ -80,7 +91,9 @@ def kernels(launch: KernelCall, *arrays: jax.Array) -> list[jax.Array]:
 
 
 def native(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
-    """`causal_attention` by the CPU's kernels, where there is one for head_dim, and in plain JAX elsewhere."""
+    """`causal_attention` by the CPU's kernels, where there is one for head_dim, and in plain JAX
+    elsewhere.
+    """
     if q.shape[-1] % 16 or q.shape[-1] > calls.MAX_HEAD_DIM:
         return reference(q, k, v, lengths)
     return [calls.causal_attention(q, k, v, lengths)]
@@ -90,5 +103,11 @@ def _abstract_eval(q: Any, *_: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(q.shape, jnp.float32)]
 
 
-_op = Op("causal_attention", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "causal_attention",
+    abstract_eval=_abstract_eval,
+    reference=reference,
+    kernels=kernels,
+    native=native,
+)
 _op.define_derivative_of(lambda *arrays, implementation: reference(*arrays))

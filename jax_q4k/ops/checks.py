@@ -1,4 +1,6 @@
-"""Argument checks that the operations share: a message names the argument, its value and the rule."""
+"""Argument checks that the operations share: a message names the argument, its value and the
+rule.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from ..arrays import QuantizedArray
 #: What activations may be, and what pages.
 FLOAT32: tuple[np.dtype, ...] = (jnp.dtype(jnp.float32),)
 FLOAT_DTYPES: tuple[np.dtype, ...] = (*FLOAT32, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-PAGE_DTYPES: tuple[np.dtype, ...] = (*FLOAT_DTYPES, *(jnp.dtype(d) for d in (jnp.int8, jnp.float8_e4m3fn)))
+PAGE_DTYPES: tuple[np.dtype, ...] = (
+    *FLOAT_DTYPES,
+    *(jnp.dtype(d) for d in (jnp.int8, jnp.float8_e4m3fn)),
+)
 MIN_PAGE_SIZE = 16
 _FLOAT32_TINY, _FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
@@ -29,7 +34,9 @@ def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) 
     try:
         array = jnp.asarray(x)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{name} is of type {type(x).__name__}; it must be a float array") from error
+        raise TypeError(
+            f"{name} is of type {type(x).__name__}; it must be a float array"
+        ) from error
     if array.dtype not in dtypes:
         raise TypeError(f"{name} has dtype {array.dtype}; it must be {_names(dtypes)}")
     return array
@@ -44,7 +51,9 @@ def float_dtype(name: str, dtype: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYP
 
 
 def int32_array(name: str, x: Any) -> jax.Array:
-    """`x` as an int32 array, what int32 cannot hold as the nearest it can; TypeError if it holds no integers."""
+    """`x` as an int32 array, what int32 cannot hold as the nearest it can; TypeError if it holds no
+    integers.
+    """
     array = x if isinstance(x, jax.Array) else np.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise TypeError(f"{name} has dtype {array.dtype}; it must hold integers")
@@ -103,7 +112,9 @@ def positive(name: str, value: Any) -> float:
 
 
 def number(name: str, value: Any) -> float:
-    """`value` as a Python float; TypeError for what is no number, or is only known when the program runs."""
+    """`value` as a Python float; TypeError for what is no number, or is only known when the program
+    runs.
+    """
     try:
         if not isinstance(value, (str, bytes)):
             return float(value)
@@ -111,17 +122,23 @@ def number(name: str, value: Any) -> float:
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError):  # JAX's errors for traced values are TypeErrors
         pass
-    raise TypeError(f"{name} is of type {type(value).__name__}; it must be a number that is known at tracing")
+    raise TypeError(
+        f"{name} is of type {type(value).__name__}; it must be a number that is known at tracing"
+    )
 
 
 def integer(name: str, value: Any) -> int:
-    """`value` as a Python int; TypeError for what is none, or is only known when the program runs."""
+    """`value` as a Python int; TypeError for what is none, or is only known when the program
+    runs.
+    """
     try:
         if not isinstance(value, bool):
             return operator.index(value)
     except TypeError:
         pass
-    raise TypeError(f"{name} is of type {type(value).__name__}; it must be an integer that is known at tracing")
+    raise TypeError(
+        f"{name} is of type {type(value).__name__}; it must be an integer that is known at tracing"
+    )
 
 
 def window(value: Any) -> int | None:
@@ -137,7 +154,9 @@ def window(value: Any) -> int | None:
 def pages(
     k_pages: Any, v_pages: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """A cache's pages, (num_pages, num_kv_heads, page_size, head_dim) of one of PAGE_DTYPES, and int8's scales."""
+    """A cache's pages, (num_pages, num_kv_heads, page_size, head_dim) of one of PAGE_DTYPES, and
+    int8's scales.
+    """
     axes = "(num_pages, num_kv_heads, page_size, head_dim)"
     k_pages, v_pages = _keys_and_values("k_pages", k_pages, "v_pages", v_pages, axes)
     num_pages, num_kv_heads, page_size, _ = k_pages.shape
@@ -151,14 +170,18 @@ def pages(
 def contiguous(
     k: Any, v: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """Keys and values, (batch, num_kv_heads, capacity, head_dim) of one of PAGE_DTYPES, and int8's scales."""
+    """Keys and values, (batch, num_kv_heads, capacity, head_dim) of one of PAGE_DTYPES, and int8's
+    scales.
+    """
     k, v = _keys_and_values("k", k, "v", v, "(batch, num_kv_heads, capacity, head_dim)")
     if k.shape[1] < 1 or k.shape[2] < 1:
         raise ValueError(f"k has shape {k.shape}; only the batch may be empty")
     return k, v, *_scales("k", k, k_scales, v_scales)
 
 
-def _keys_and_values(k_name: str, k: Any, v_name: str, v: Any, axes: str) -> tuple[jax.Array, jax.Array]:
+def _keys_and_values(
+    k_name: str, k: Any, v_name: str, v: Any, axes: str
+) -> tuple[jax.Array, jax.Array]:
     k, v = float_array(k_name, k, PAGE_DTYPES), float_array(v_name, v, PAGE_DTYPES)
     if k.ndim != 4:
         raise ValueError(f"{k_name} has shape {k.shape}; it must be {axes}")
@@ -170,7 +193,9 @@ def _keys_and_values(k_name: str, k: Any, v_name: str, v: Any, axes: str) -> tup
     return k, v
 
 
-def _scales(name: str, rows: jax.Array, k_scales: Any, v_scales: Any) -> tuple[jax.Array | None, jax.Array | None]:
+def _scales(
+    name: str, rows: jax.Array, k_scales: Any, v_scales: Any
+) -> tuple[jax.Array | None, jax.Array | None]:
     given = {"k_scales": k_scales, "v_scales": v_scales}
     if rows.dtype != jnp.int8:
         for scales_name, scales in given.items():
@@ -186,18 +211,26 @@ def _scales(name: str, rows: jax.Array, k_scales: Any, v_scales: Any) -> tuple[j
 
 
 def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
-    """Queries, float32 (count, num_heads, head_dim), of any count if it is None; `axis` says what is counted."""
+    """Queries, float32 (count, num_heads, head_dim), of any count if it is None; `axis` says what
+    is counted.
+    """
     q = float_array("q", q, FLOAT32)
     if q.ndim != 3 or q.shape[-1] != head_dim or count not in (None, q.shape[0]):
         first = axis if count is None else f"{axis}={count}"
-        raise ValueError(f"q has shape {q.shape}; it must be ({first}, num_heads, head_dim={head_dim})")
+        raise ValueError(
+            f"q has shape {q.shape}; it must be ({first}, num_heads, head_dim={head_dim})"
+        )
     if q.shape[1] < 1:
         raise ValueError(f"q has shape {q.shape}; num_heads=0 must be positive")
     return q
 
 
-def new_tokens(k: Any, v: Any, slot_mapping: Any, pages: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A step's keys and values for such pages, float32 (tokens, num_kv_heads, head_dim), and slots, int32 (tokens,)."""
+def new_tokens(
+    k: Any, v: Any, slot_mapping: Any, pages: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """A step's keys and values for such pages, float32 (tokens, num_kv_heads, head_dim), and slots,
+    int32 (tokens,).
+    """
     slot_mapping = int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim != 1:
         raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be (tokens,)")

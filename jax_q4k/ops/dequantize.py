@@ -16,12 +16,14 @@ from .op import KernelCall, Op
 
 
 def dequantize(w: Any, dtype: Any = jnp.float32, *, implementation: str | None = None) -> jax.Array:
-    """The weights of `w` as floats: ggml's values exactly in float32, rounded to nearest in other dtypes.
+    """The weights of `w` as floats: ggml's values exactly in float32, rounded to nearest in other
+    dtypes.
 
     Args:
       w: QuantizedArray (n, k).
       dtype: float32, bfloat16 or float16.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
       (n, k) of `dtype`.

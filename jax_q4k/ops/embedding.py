@@ -18,14 +18,18 @@ from . import checks
 from .op import KernelCall, Op
 
 
-def embedding(ids: Any, w: Any, dtype: Any = jnp.float32, *, implementation: str | None = None) -> jax.Array:
-    """Rows `ids` of `w` as floats; only those rows are decoded. An id outside 0..vocab-1 gives a row of NaN.
+def embedding(
+    ids: Any, w: Any, dtype: Any = jnp.float32, *, implementation: str | None = None
+) -> jax.Array:
+    """Rows `ids` of `w` as floats; only those rows are decoded. An id outside 0..vocab-1 gives a
+    row of NaN.
 
     Args:
       ids: (...,) integers.
       w: QuantizedArray (vocab, k), or a float array (vocab, k), in which it is differentiable.
       dtype: float32, bfloat16 or float16.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
       (..., k) of `dtype`.
@@ -45,7 +49,9 @@ def embedding(ids: Any, w: Any, dtype: Any = jnp.float32, *, implementation: str
         return jnp.full((*ids.shape, k), jnp.nan, dtype)
     flat = ids.reshape(count)
     if quantized:
-        (rows,) = _op.bind(flat, *w.planes, format=w.format, dtype=dtype, implementation=implementation)
+        (rows,) = _op.bind(
+            flat, *w.planes, format=w.format, dtype=dtype, implementation=implementation
+        )
     else:
         (rows,) = _float_op.bind(flat, w, dtype=dtype, implementation=implementation)
     return rows.reshape(*ids.shape, k)
@@ -59,7 +65,9 @@ def reference(ids: jax.Array, *planes: jax.Array, format: str, dtype: Any) -> li
     return [_nan_outside(ids, vocab, rows)]
 
 
-def kernels(launch: KernelCall, ids: jax.Array, *planes: jax.Array, format: str, dtype: Any) -> list[jax.Array]:
+def kernels(
+    launch: KernelCall, ids: jax.Array, *planes: jax.Array, format: str, dtype: Any
+) -> list[jax.Array]:
     """`embedding` of ids (count,) by PTX kernels."""
     n, blocks, _ = planes[0].shape
     kernel = decode(format=format, n=n, blocks=blocks, dtype=ptx_name(dtype), lookups=ids.shape[0])
@@ -77,7 +85,9 @@ def _float_reference(ids: jax.Array, w: jax.Array, *, dtype: Any) -> list[jax.Ar
     return [_nan_outside(ids, vocab, w[jnp.clip(ids, 0, vocab - 1)].astype(dtype))]
 
 
-def _float_kernels(launch: KernelCall, ids: jax.Array, w: jax.Array, *, dtype: Any) -> list[jax.Array]:
+def _float_kernels(
+    launch: KernelCall, ids: jax.Array, w: jax.Array, *, dtype: Any
+) -> list[jax.Array]:
     """XLA's gather serves float rows on a GPU."""
     return _float_reference(ids, w, dtype=dtype)
 
@@ -97,13 +107,23 @@ def _abstract_eval(ids: Any, *planes: Any, format: str, dtype: Any) -> list[jax.
     return [jax.core.ShapedArray((ids.shape[0], k), dtype)]
 
 
-_op = Op("q4k_embedding", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "q4k_embedding",
+    abstract_eval=_abstract_eval,
+    reference=reference,
+    kernels=kernels,
+    native=native,
+)
 _float_op = Op(
     "float_embedding",
-    abstract_eval=lambda ids, w, *, dtype: [jax.core.ShapedArray((ids.shape[0], w.shape[1]), dtype)],
+    abstract_eval=lambda ids, w, *, dtype: [
+        jax.core.ShapedArray((ids.shape[0], w.shape[1]), dtype)
+    ],
     reference=_float_reference,
     kernels=_float_kernels,
     native=_float_native,
 )
-_float_op.define_derivative_of(lambda ids, w, dtype, implementation: _float_reference(ids, w, dtype=dtype))
+_float_op.define_derivative_of(
+    lambda ids, w, dtype, implementation: _float_reference(ids, w, dtype=dtype)
+)
 _float_op.define_vmap_of(_float_reference)

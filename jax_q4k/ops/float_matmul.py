@@ -1,4 +1,6 @@
-"""Activations times float weights: XLA's matrix product, and on a CPU kernels that read 16-bit weights as they are."""
+"""Activations times float weights: XLA's matrix product, and on a CPU kernels that read 16-bit
+weights as they are.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,9 @@ import jax.numpy as jnp
 from ..native import calls
 from .op import KernelCall, Op
 
-#: Rows of activations up to which the CPU's kernels take float32 weights. XLA's product of two float32 matrices is
-#: the faster one beyond; of 16-bit weights it would make a float32 copy, which it keeps while a loop runs.
+#: Rows of activations up to which the CPU's kernels take float32 weights. XLA's product of two
+#: float32 matrices is the faster one beyond; of 16-bit weights it would make a float32 copy, which
+#: it keeps while a loop runs.
 MAX_F32_ROWS = 32
 
 
@@ -25,7 +28,9 @@ def float_matmul(x: jax.Array, w: jax.Array, *, implementation: str | None) -> j
 
 
 def dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """x (m, k) times weights (n, k) transposed, in float32; `transposed`: x (m, n) times weights."""
+    """x (m, k) times weights (n, k) transposed, in float32; `transposed`: x (m, n) times
+    weights.
+    """
     # HIGHEST: XLA's default for float32 on a GPU is tf32, 10 bits of mantissa.
     return jax.lax.dot_general(
         x.astype(jnp.float32),
@@ -58,7 +63,13 @@ def _abstract_eval(x: Any, w: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray((x.shape[0], w.shape[0]), x.dtype)]
 
 
-_op = Op("float_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "float_matmul",
+    abstract_eval=_abstract_eval,
+    reference=reference,
+    kernels=kernels,
+    native=native,
+)
 _op.define_derivative_of(lambda x, w, implementation: reference(x, w))
 _op.define_vmap_of(reference)
 _op.define_vmap_of_rows()

@@ -1,4 +1,6 @@
-"""Matrix products with what stands around them in a decoder: RMSNorm before, biases and a residual after."""
+"""Matrix products with what stands around them in a decoder: RMSNorm before, biases and a residual
+after.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,8 @@ def qkv_matmul(
     activations: str | None = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Products of the same activations with several matrices, such as attention's projections to Q, K and V.
+    """Products of the same activations with several matrices, such as attention's projections to Q,
+    K and V.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
@@ -76,14 +79,17 @@ def qkv_matmul(
       activations, implementation: as `matmul` takes them.
 
     Returns:
-      One (..., n_i) of x's dtype per matrix. Differentiable as the chain of `rms_norm` and `matmul` is.
+      One (..., n_i) of x's dtype per matrix. Differentiable as the chain of `rms_norm` and `matmul`
+      is.
 
     Raises:
-      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name, norm_weight
-        without eps.
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
+        norm_weight without eps.
     """
     norm = None if norm_weight is None else (norm_weight, eps)
-    return products("qkv_matmul", x, tuple(weights), norm, biases, None, activations, implementation)
+    return products(
+        "qkv_matmul", x, tuple(weights), norm, biases, None, activations, implementation
+    )
 
 
 class Operands(NamedTuple):
@@ -106,29 +112,42 @@ def products(
     activations: str | None,
     implementation: str | None,
 ) -> tuple[jax.Array, ...]:
-    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w; `name`: which of FUSIONS the caller is."""
+    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w; `name`: which of FUSIONS
+    the caller is.
+    """
     x = checks.float_array("x", x)
     chosen = check_choice(implementation, activations).activations or current_choice().activations
-    weights = tuple(checks.weight(f"weights[{i}]" if len(weights) > 1 else "w", w) for i, w in enumerate(weights))
+    weights = tuple(
+        checks.weight(f"weights[{i}]" if len(weights) > 1 else "w", w)
+        for i, w in enumerate(weights)
+    )
     if not weights:
         raise ValueError("weights=() must hold at least one matrix")
     if x.ndim < 1 or any(x.shape[-1] != w.shape[1] for w in weights):
-        raise ValueError(f"x has shape {x.shape}; its last axis must be k of w {[w.shape for w in weights]}")
+        raise ValueError(
+            f"x has shape {x.shape}; its last axis must be k of w {[w.shape for w in weights]}"
+        )
     *leading, k = x.shape
     m = math.prod(leading)
     biases = (None,) * len(weights) if biases is None else tuple(biases)
     if len(biases) != len(weights):
-        raise ValueError(f"biases has {len(biases)} elements; it must have one for each of {len(weights)} matrices")
+        raise ValueError(
+            f"biases has {len(biases)} elements; it must have one for each of {len(weights)} matrices"
+        )
     shape = (*leading, weights[0].shape[0])
     operands = Operands(
         x.reshape(m, k).astype(jnp.float32),
-        None if residual is None else checks.float32("residual", residual, shape, "(..., n)").reshape(m, shape[-1]),
+        None
+        if residual is None
+        else checks.float32("residual", residual, shape, "(..., n)").reshape(m, shape[-1]),
         None if norm is None else checks.float32("norm_weight", norm[0], (k,), "(k,)"),
         weights,
         tuple(
             None
             if b is None
-            else checks.float32(f"biases[{i}]" if len(weights) > 1 else "bias", b, w.shape[:1], "(n,)")
+            else checks.float32(
+                f"biases[{i}]" if len(weights) > 1 else "bias", b, w.shape[:1], "(n,)"
+            )
             for i, (b, w) in enumerate(zip(biases, weights, strict=True))
         ),
     )
@@ -136,7 +155,9 @@ def products(
     fusible = m and all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
     if fusible and current_choice().fuses(name):
         leaves, tree = jax.tree.flatten(operands)
-        ys = _op.bind(*leaves, tree=tree, eps=eps, activations=chosen, implementation=implementation)
+        ys = _op.bind(
+            *leaves, tree=tree, eps=eps, activations=chosen, implementation=implementation
+        )
     else:
         ys = chain(operands, eps, *public_steps(chosen, implementation))
     return tuple(y.reshape(*leading, y.shape[-1]).astype(x.dtype) for y in ys)
@@ -151,17 +172,23 @@ def chain(operands: Operands, eps: float, norm: Norm, product: Product) -> list[
     return ys if residual is None else [residual + y for y in ys]
 
 
-def reference(*leaves: jax.Array, tree: Any, eps: float, activations: str | None) -> list[jax.Array]:
+def reference(
+    *leaves: jax.Array, tree: Any, eps: float, activations: str | None
+) -> list[jax.Array]:
     """The operation in plain JAX."""
     return chain(jax.tree.unflatten(tree, leaves), eps, *reference_steps(activations))
 
 
-def kernels(launch: KernelCall, *leaves: jax.Array, tree: Any, eps: float, activations: str | None) -> list[jax.Array]:
+def kernels(
+    launch: KernelCall, *leaves: jax.Array, tree: Any, eps: float, activations: str | None
+) -> list[jax.Array]:
     """The operation by PTX kernels; `activations` None: whichever is fastest."""
     return by_kernels(launch, jax.tree.unflatten(tree, leaves), eps, activations)
 
 
-def by_kernels(launch: KernelCall, operands: Operands, eps: float, activations: str | None) -> list[jax.Array]:
+def by_kernels(
+    launch: KernelCall, operands: Operands, eps: float, activations: str | None
+) -> list[jax.Array]:
     """One mat-vec of all matrices where there is one, else a kernel for each step."""
     x, residual, norm_weight, weights, biases = operands
     (m, columns), rows = x.shape, tuple(w.shape[0] for w in weights)
@@ -174,8 +201,14 @@ def by_kernels(launch: KernelCall, operands: Operands, eps: float, activations: 
         return one_matvec(launch, weights[0], given, biases[0], residual, config, **norm)
     planes = [plane for w in weights for plane in w.planes]
     has_bias = any(bias is not None for bias in biases)
-    addends = [jnp.zeros(n) if b is None else b for b, n in zip(biases, rows, strict=True)] if has_bias else []
-    kernel = qkv_matvec(formats=formats, rows=rows, columns=columns, m=m, biases=has_bias, config=config, **norm)
+    addends = (
+        [jnp.zeros(n) if b is None else b for b, n in zip(biases, rows, strict=True)]
+        if has_bias
+        else []
+    )
+    kernel = qkv_matvec(
+        formats=formats, rows=rows, columns=columns, m=m, biases=has_bias, config=config, **norm
+    )
     return launch(kernel, *planes, *given, *addends)
 
 
@@ -188,7 +221,9 @@ def one_matvec(
     config: MatvecConfig,
     **norm: Any,
 ) -> list[jax.Array]:
-    """The mat-vec of `given`: x (m, k) as `config` takes it, int8 with scales or f32, and what `norm` needs."""
+    """The mat-vec of `given`: x (m, k) as `config` takes it, int8 with scales or f32, and what
+    `norm` needs.
+    """
     n, columns = w.shape
     kernel = matvec(
         format=w.format,
@@ -200,7 +235,9 @@ def one_matvec(
         config=config,
         **norm,
     )
-    return launch(kernel, *w.planes, *given, *(addend for addend in (bias, residual) if addend is not None))
+    return launch(
+        kernel, *w.planes, *given, *(addend for addend in (bias, residual) if addend is not None)
+    )
 
 
 def native(*leaves: jax.Array, tree: Any, eps: float, activations: str | None) -> list[jax.Array]:
@@ -213,19 +250,34 @@ def by_native(operands: Operands, eps: float, activations: str | None) -> list[j
     x, residual, norm_weight, weights, biases = operands
     quantized = activations != "f32" and all(matmul.takes_q8_1(w.format, *x.shape) for w in weights)
     return calls.products(
-        x, weights, quantized=quantized, norm_weight=norm_weight, eps=eps, biases=biases, residual=residual
+        x,
+        weights,
+        quantized=quantized,
+        norm_weight=norm_weight,
+        eps=eps,
+        biases=biases,
+        residual=residual,
     )
 
 
 def joinable(weights: Sequence[QuantizedArray], m: int) -> bool:
     """Whether a mat-vec takes these matrices and m rows of activations."""
-    return m <= MAX_ROWS and len(weights) <= MAX_MATRICES and all(w.format in matmul.DOT_FORMATS for w in weights)
+    return (
+        m <= MAX_ROWS
+        and len(weights) <= MAX_MATRICES
+        and all(w.format in matmul.DOT_FORMATS for w in weights)
+    )
 
 
 def activation_operands(
-    launch: KernelCall, config: MatvecConfig, x: jax.Array, norm_weight: jax.Array | None, eps: float
+    launch: KernelCall,
+    config: MatvecConfig,
+    x: jax.Array,
+    norm_weight: jax.Array | None,
+    eps: float,
 ) -> tuple[list[jax.Array], dict[str, Any]]:
-    """The operands by which a mat-vec of `config` gets [rms_norm](x), and its arguments that say so.
+    """The operands by which a mat-vec of `config` gets [rms_norm](x), and its arguments that say
+    so.
 
     Either it makes int8 of x itself, or a kernel before does.
     """
@@ -240,7 +292,9 @@ def reference_steps(activations: str | None) -> tuple[Norm, Product]:
     """RMSNorm and product in plain JAX."""
 
     def product(x: jax.Array, w: QuantizedArray) -> jax.Array:
-        return matmul.reference(x, *w.planes, format=w.format, activations=activations, transposed=False)[0]
+        return matmul.reference(
+            x, *w.planes, format=w.format, activations=activations, transposed=False
+        )[0]
 
     return lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps)[0], product
 
@@ -249,7 +303,9 @@ def kernel_steps(launch: KernelCall, activations: str | None) -> tuple[Norm, Pro
     """RMSNorm and product by a kernel each."""
 
     def product(x: jax.Array, w: QuantizedArray) -> jax.Array:
-        return matmul.kernels(launch, x, *w.planes, format=w.format, activations=activations, transposed=False)[0]
+        return matmul.kernels(
+            launch, x, *w.planes, format=w.format, activations=activations, transposed=False
+        )[0]
 
     return lambda x, weight, eps: rms_norm.kernels(launch, x, weight, eps=eps)[0], product
 
@@ -260,10 +316,14 @@ def public_steps(activations: str | None, implementation: str | None) -> tuple[N
     def norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
         return rms_norm.rms_norm(x, weight, eps=eps, implementation=implementation)
 
-    return norm, functools.partial(matmul.matmul, activations=activations, implementation=implementation)
+    return norm, functools.partial(
+        matmul.matmul, activations=activations, implementation=implementation
+    )
 
 
-def _abstract_eval(*leaves: Any, tree: Any, eps: float, activations: str | None) -> list[jax.core.ShapedArray]:
+def _abstract_eval(
+    *leaves: Any, tree: Any, eps: float, activations: str | None
+) -> list[jax.core.ShapedArray]:
     operands: Operands = jax.tree.unflatten(tree, leaves)
     m, _ = operands.x.shape
     return [jax.core.ShapedArray((m, w.shape[0]), jnp.float32) for w in operands.weights]
@@ -275,7 +335,13 @@ def row_operands(params: dict[str, Any]) -> int:
     return 1 + (jax.tree.unflatten(tree, range(tree.num_leaves)).residual is not None)
 
 
-_op = Op("q4k_fused_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "q4k_fused_matmul",
+    abstract_eval=_abstract_eval,
+    reference=reference,
+    kernels=kernels,
+    native=native,
+)
 _op.define_derivative_of(
     lambda *leaves, tree, eps, activations, implementation: chain(
         jax.tree.unflatten(tree, leaves), eps, *public_steps(activations, implementation)

@@ -1,4 +1,6 @@
-"""The gated feed-forward network of a decoder: gate and up projections, their product, and the way down."""
+"""The gated feed-forward network of a decoder: gate and up projections, their product, and the way
+down.
+"""
 
 from __future__ import annotations
 
@@ -63,10 +65,22 @@ def gated_matmul(
       (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `matmul` is.
 
     Raises:
-      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name, norm_weight without
-        eps.
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
+        norm_weight without eps.
     """
-    return _gated("gated_matmul", x, gate, up, None, activation, norm_weight, eps, None, activations, implementation)
+    return _gated(
+        "gated_matmul",
+        x,
+        gate,
+        up,
+        None,
+        activation,
+        norm_weight,
+        eps,
+        None,
+        activations,
+        implementation,
+    )
 
 
 def mlp(
@@ -85,7 +99,8 @@ def mlp(
     """residual + gated_matmul(x, gate, up) @ dequantize(down).T.
 
     Args:
-      x, gate, up, activation, norm_weight, eps, activations, implementation: as `gated_matmul` takes them.
+      x, gate, up, activation, norm_weight, eps, activations, implementation: as `gated_matmul`
+      takes them.
       down: QuantizedArray (n, inner) where gate and up are (inner, k), or a float array.
       residual: (..., n) or None.
 
@@ -96,7 +111,19 @@ def mlp(
       TypeError, ValueError: as `gated_matmul`.
     """
     down = checks.weight("down", down)
-    return _gated("mlp", x, gate, up, down, activation, norm_weight, eps, residual, activations, implementation)
+    return _gated(
+        "mlp",
+        x,
+        gate,
+        up,
+        down,
+        activation,
+        norm_weight,
+        eps,
+        residual,
+        activations,
+        implementation,
+    )
 
 
 class Operands(NamedTuple):
@@ -131,14 +158,20 @@ def _gated(
     checks.same_shape("up", up, gate.shape, "gate's shape")
     inner, k = gate.shape
     if x.ndim < 1 or x.shape[-1] != k:
-        raise ValueError(f"x has shape {x.shape}; its last axis must be k={k}, as in gate {gate.shape}")
+        raise ValueError(
+            f"x has shape {x.shape}; its last axis must be k={k}, as in gate {gate.shape}"
+        )
     if down is not None and down.shape[1] != inner:
-        raise ValueError(f"down has shape {down.shape}; it must be (n, {inner}), as gate is {gate.shape}")
+        raise ValueError(
+            f"down has shape {down.shape}; it must be (n, {inner}), as gate is {gate.shape}"
+        )
     *leading, _ = x.shape
     m, n = math.prod(leading), inner if down is None else down.shape[0]
     operands = Operands(
         x.reshape(m, k).astype(jnp.float32),
-        None if residual is None else checks.float32("residual", residual, (*leading, n), "(..., n)").reshape(m, n),
+        None
+        if residual is None
+        else checks.float32("residual", residual, (*leading, n), "(..., n)").reshape(m, n),
         None if norm_weight is None else checks.float32("norm_weight", norm_weight, (k,), "(k,)"),
         gate,
         up,
@@ -146,7 +179,9 @@ def _gated(
     )
     eps = 0.0 if norm_weight is None else checks.epsilon("eps", eps)
     params = {"eps": eps, "activation": activation, "activations": chosen}
-    packed = all(isinstance(w, QuantizedArray) and w.shape[0] for w in (gate, up, down) if w is not None)
+    packed = all(
+        isinstance(w, QuantizedArray) and w.shape[0] for w in (gate, up, down) if w is not None
+    )
     if m and packed and current_choice().fuses(name):
         leaves, tree = jax.tree.flatten(operands)
         (y,) = _op.bind(*leaves, tree=tree, **params, implementation=implementation)
@@ -154,12 +189,16 @@ def _gated(
         (y,) = chain(operands, eps, activation, *public_steps(chosen, implementation))
     else:
         options: dict[str, Any] = {"activations": chosen, "implementation": implementation}
-        h = gated_matmul(operands.x, gate, up, activation=activation, norm_weight=norm_weight, eps=eps, **options)
+        h = gated_matmul(
+            operands.x, gate, up, activation=activation, norm_weight=norm_weight, eps=eps, **options
+        )
         y = matmul.matmul(h, down, residual=operands.residual, **options)
     return y.reshape(*leading, n).astype(x.dtype)
 
 
-def chain(operands: Operands, eps: float, activation: str, norm: Norm, product: Product) -> list[jax.Array]:
+def chain(
+    operands: Operands, eps: float, activation: str, norm: Norm, product: Product
+) -> list[jax.Array]:
     """The operation step by step."""
     x, residual, norm_weight, gate, up, down = operands
     h = x if norm_weight is None else norm(x, norm_weight, eps)
@@ -168,13 +207,20 @@ def chain(operands: Operands, eps: float, activation: str, norm: Norm, product: 
     return [y if residual is None else residual + y]
 
 
-def reference(*leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None) -> list[jax.Array]:
+def reference(
+    *leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None
+) -> list[jax.Array]:
     """The operation in plain JAX."""
     return chain(jax.tree.unflatten(tree, leaves), eps, activation, *reference_steps(activations))
 
 
 def kernels(
-    launch: KernelCall, *leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None
+    launch: KernelCall,
+    *leaves: jax.Array,
+    tree: Any,
+    eps: float,
+    activation: str,
+    activations: str | None,
 ) -> list[jax.Array]:
     """The operation by PTX kernels; `activations` None: whichever is fastest."""
     operands: Operands = jax.tree.unflatten(tree, leaves)
@@ -188,29 +234,59 @@ def kernels(
     config = tuning.fused_matvec(formats, (inner,), columns, m, floats=True, output=output)
     given, norm = activation_operands(launch, config, x, norm_weight, eps)
     kernel = gated_matvec(
-        formats=formats, n=inner, columns=columns, m=m, activation=activation, output=output, config=config, **norm
+        formats=formats,
+        n=inner,
+        columns=columns,
+        m=m,
+        activation=activation,
+        output=output,
+        config=config,
+        **norm,
     )
     h = launch(kernel, *gate.planes, *up.planes, *given)
     if down is None:
         return h
     if not hands_on:
-        return by_kernels(launch, fused_matmul.Operands(h[0], residual, None, (down,), (None,)), 0.0, activations)
-    return one_matvec(launch, down, h, None, residual, tuning.fused_matvec((down.format,), down.shape[:1], inner, m))
+        return by_kernels(
+            launch, fused_matmul.Operands(h[0], residual, None, (down,), (None,)), 0.0, activations
+        )
+    return one_matvec(
+        launch,
+        down,
+        h,
+        None,
+        residual,
+        tuning.fused_matvec((down.format,), down.shape[:1], inner, m),
+    )
 
 
-def native(*leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None) -> list[jax.Array]:
+def native(
+    *leaves: jax.Array, tree: Any, eps: float, activation: str, activations: str | None
+) -> list[jax.Array]:
     """The operation by a call of the CPU's kernels; `activations` None means q8_1."""
     x, residual, norm_weight, gate, up, down = jax.tree.unflatten(tree, leaves)
     (m, k), inner = x.shape, gate.shape[0]
 
     def quantized(columns: int, *weights: QuantizedArray) -> bool:
-        return activations != "f32" and all(matmul.takes_q8_1(w.format, m, columns) for w in weights)
+        return activations != "f32" and all(
+            matmul.takes_q8_1(w.format, m, columns) for w in weights
+        )
 
     options: dict[str, Any] = {"norm_weight": norm_weight, "eps": eps, "activation": activation}
     first = quantized(k, gate, up)
     if down is None:
         return calls.products(x, [gate, up], quantized=first, **options)
-    return [calls.mlp(x, gate, up, down, quantized=(first, quantized(inner, down)), residual=residual, **options)]
+    return [
+        calls.mlp(
+            x,
+            gate,
+            up,
+            down,
+            quantized=(first, quantized(inner, down)),
+            residual=residual,
+            **options,
+        )
+    ]
 
 
 def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArray]:
@@ -219,10 +295,19 @@ def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArr
     return [jax.core.ShapedArray((operands.x.shape[0], last.shape[0]), jnp.float32)]
 
 
-_op = Op("q4k_gated_matmul", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "q4k_gated_matmul",
+    abstract_eval=_abstract_eval,
+    reference=reference,
+    kernels=kernels,
+    native=native,
+)
 _op.define_derivative_of(
     lambda *leaves, tree, eps, activation, activations, implementation: chain(
-        jax.tree.unflatten(tree, leaves), eps, activation, *public_steps(activations, implementation)
+        jax.tree.unflatten(tree, leaves),
+        eps,
+        activation,
+        *public_steps(activations, implementation),
     )
 )
 _op.define_vmap_of_rows(row_operands)

@@ -28,36 +28,48 @@ def paged_attention(
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first context_lens[b] tokens of every sequence, in float32.
 
-    Query head h uses key/value head h // (num_heads / num_kv_heads). Token t of sequence b lies in page
-    block_tables[b, t // page_size] at offset t % page_size. A sequence of length 0 gives zeros; a length
-    beyond the table counts as the table's capacity; tokens whose page id is outside 0..num_pages-1 are left
-    out. What lies in pages beyond a sequence's length, NaN included, does not matter.
+    Query head h uses key/value head h // (num_heads / num_kv_heads). Token t of sequence b lies in
+    page block_tables[b, t // page_size] at offset t % page_size. A sequence of length 0 gives
+    zeros; a length beyond the table counts as the table's capacity; tokens whose page id is outside
+    0..num_pages-1 are left out. What lies in pages beyond a sequence's length, NaN included, does
+    not matter.
 
     Args:
       q: (batch, num_heads, head_dim) float32.
-      k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16, int8 or
-        float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 256.
+      k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
+        int8 or float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 256.
       block_tables: (batch, pages_per_sequence) integers.
       context_lens: (batch,) integers.
       scale: None means head_dim ** -0.5.
       window: sliding window: only the last `window` tokens of a context are seen, or None: all.
       soft_cap: scores become soft_cap * tanh(score / soft_cap), or None: they stay.
-      sinks: (num_heads,) floats, finite or -inf: a logit per query head that takes part in the softmax and has no
-        value; or None.
-      k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32, as `append_kv` writes them: a
-        value is its int8 times the scale of its page, head and slot.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      sinks: (num_heads,) floats, finite or -inf: a logit per query head that takes part in the
+        softmax and has no value; or None.
+      k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32, as
+        `append_kv` writes them: a value is its int8 times the scale of its page, head and slot.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
       (batch, num_heads, head_dim) float32.
 
     Raises:
-      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths and page
-        ids out of range.
+      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths
+        and page ids out of range.
       NotImplementedError: a derivative is asked for; there is none.
     """
     operands, params = checked_pages(
-        q, k_pages, v_pages, block_tables, context_lens, sinks, k_scales, v_scales, scale, window, soft_cap
+        q,
+        k_pages,
+        v_pages,
+        block_tables,
+        context_lens,
+        sinks,
+        k_scales,
+        v_scales,
+        scale,
+        window,
+        soft_cap,
     )
     return attend(operands, params, implementation)
 
@@ -83,16 +95,24 @@ def checked_pages(
     block_tables = checks.int32_array("block_tables", block_tables)
     context_lens = checks.int32_array("context_lens", context_lens)
     if block_tables.ndim != 2 or block_tables.shape[0] != batch or block_tables.shape[1] < 1:
-        raise ValueError(f"block_tables has shape {block_tables.shape}; it must be (batch={batch}, pages_per_sequence)")
+        raise ValueError(
+            f"block_tables has shape {block_tables.shape}; it must be (batch={batch}, pages_per_sequence)"
+        )
     checks.same_shape("context_lens", context_lens, (batch,), "(batch,)")
     if batch and checks.is_concrete(block_tables, context_lens):
-        _check_values(np.asarray(block_tables), np.asarray(context_lens), num_pages, page_size, window)
+        _check_values(
+            np.asarray(block_tables), np.asarray(context_lens), num_pages, page_size, window
+        )
     operands = Operands(q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, sinks)
     return checked(operands, scale=scale, window=window, soft_cap=soft_cap)
 
 
 def _check_values(
-    block_tables: np.ndarray, context_lens: np.ndarray, num_pages: int, page_size: int, window: int | None
+    block_tables: np.ndarray,
+    context_lens: np.ndarray,
+    num_pages: int,
+    page_size: int,
+    window: int | None,
 ) -> None:
     capacity = block_tables.shape[1] * page_size
     if context_lens.min() < 0 or context_lens.max() > capacity:
@@ -106,4 +126,6 @@ def _check_values(
         used &= first + page_size > context_lens[:, None] - window
     wrong = block_tables[used & ((block_tables < 0) | (block_tables >= num_pages))]
     if wrong.size:
-        raise ValueError(f"block_tables holds page {wrong[0]}; pages in use must be 0 to {num_pages - 1}")
+        raise ValueError(
+            f"block_tables holds page {wrong[0]}; pages in use must be 0 to {num_pages - 1}"
+        )

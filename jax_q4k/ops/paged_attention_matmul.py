@@ -38,10 +38,12 @@ def paged_attention_matmul(
 ) -> jax.Array:
     """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads side by side, in float32.
 
-    Where the product takes int8 activations that a kernel of its own would make, attention leaves them.
+    Where the product takes int8 activations that a kernel of its own would make, attention leaves
+    them.
 
     Args:
-      q, k_pages, v_pages, block_tables, context_lens, scale, window, soft_cap, sinks, k_scales, v_scales: as
+      q, k_pages, v_pages, block_tables, context_lens, scale, window, soft_cap, sinks, k_scales,
+      v_scales: as
         `paged_attention` takes them.
       w: QuantizedArray (n, num_heads * head_dim), or a float array.
       bias: (n,) or None. residual: (batch, n) or None.
@@ -51,18 +53,36 @@ def paged_attention_matmul(
       (batch, n) float32.
 
     Raises:
-      TypeError, ValueError: as `paged_attention` and `matmul`. NotImplementedError: a derivative is asked for.
+      TypeError, ValueError: as `paged_attention` and `matmul`. NotImplementedError: a derivative is
+        asked for.
     """
     chosen = check_choice(implementation, activations).activations or current_choice().activations
     given, params = checked_pages(
-        q, k_pages, v_pages, block_tables, context_lens, sinks, k_scales, v_scales, scale, window, soft_cap
+        q,
+        k_pages,
+        v_pages,
+        block_tables,
+        context_lens,
+        sinks,
+        k_scales,
+        v_scales,
+        scale,
+        window,
+        soft_cap,
     )
     w = checks.weight("w", w)
     batch, num_heads, head_dim = given.q.shape
     n, k = w.shape
     if k != num_heads * head_dim:
-        raise ValueError(f"w has shape {w.shape}; its k must be num_heads * head_dim, {num_heads} * {head_dim}")
-    if not (batch and n and isinstance(w, QuantizedArray) and current_choice().fuses("paged_attention_matmul")):
+        raise ValueError(
+            f"w has shape {w.shape}; its k must be num_heads * head_dim, {num_heads} * {head_dim}"
+        )
+    if not (
+        batch
+        and n
+        and isinstance(w, QuantizedArray)
+        and current_choice().fuses("paged_attention_matmul")
+    ):
         out = attend.attend(given, params, implementation).reshape(batch, k)
         options: dict[str, Any] = {"activations": chosen, "implementation": implementation}
         return matmul.matmul(out, w, bias=bias, residual=residual, **options)
@@ -70,7 +90,9 @@ def paged_attention_matmul(
         given,
         w,
         None if bias is None else checks.float32("bias", bias, (n,), "(n,)"),
-        None if residual is None else checks.float32("residual", residual, (batch, n), "(batch, n)"),
+        None
+        if residual is None
+        else checks.float32("residual", residual, (batch, n), "(batch, n)"),
     )
     leaves, tree = jax.tree.flatten(operands)
     (y,) = _op.bind(*leaves, tree=tree, **params, activations=chosen, implementation=implementation)
@@ -87,14 +109,20 @@ class Operands(NamedTuple):
 
     def product(self, out: jax.Array) -> fused_matmul.Operands:
         """What is left to do with attention's result."""
-        return fused_matmul.Operands(out.reshape(out.shape[0], -1), self.residual, None, (self.w,), (self.bias,))
+        return fused_matmul.Operands(
+            out.reshape(out.shape[0], -1), self.residual, None, (self.w,), (self.bias,)
+        )
 
 
-def _reference(*leaves: jax.Array, tree: Any, activations: str | None, **params: Any) -> list[jax.Array]:
+def _reference(
+    *leaves: jax.Array, tree: Any, activations: str | None, **params: Any
+) -> list[jax.Array]:
     """The operation in plain JAX."""
     operands: Operands = jax.tree.unflatten(tree, leaves)
     (out,) = attend.reference(*operands.attention.given(), **params)
-    return fused_matmul.chain(operands.product(out), 0.0, *fused_matmul.reference_steps(activations))
+    return fused_matmul.chain(
+        operands.product(out), 0.0, *fused_matmul.reference_steps(activations)
+    )
 
 
 def _kernels(
@@ -114,7 +142,9 @@ def _kernels(
     return fused_matmul.by_kernels(launch, operands.product(out), 0.0, activations)
 
 
-def _native(*leaves: jax.Array, tree: Any, activations: str | None, **params: Any) -> list[jax.Array]:
+def _native(
+    *leaves: jax.Array, tree: Any, activations: str | None, **params: Any
+) -> list[jax.Array]:
     """The operation by the CPU's kernels; `activations` None means q8_1."""
     operands: Operands = jax.tree.unflatten(tree, leaves)
     (out,) = attend.native(*operands.attention.given(), **params)
@@ -126,4 +156,10 @@ def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArr
     return [jax.core.ShapedArray((operands.attention.q.shape[0], operands.w.shape[0]), jnp.float32)]
 
 
-_op = Op("paged_attention_matmul", abstract_eval=_abstract_eval, reference=_reference, kernels=_kernels, native=_native)
+_op = Op(
+    "paged_attention_matmul",
+    abstract_eval=_abstract_eval,
+    reference=_reference,
+    kernels=_kernels,
+    native=_native,
+)

@@ -18,18 +18,21 @@ from .op import KernelCall, Op
 def quantize_q8_1(x: Any, *, implementation: str | None = None) -> tuple[jax.Array, jax.Array]:
     """Quantizes groups of 32 along the last axis: x ~ values * scale.
 
-    With amax the largest magnitude of a group: scale = amax * (1 / 127), value = round(x * (127 / amax)) with
-    halves to even, all in float32: ggml's `quantize_row_q8_1`, but for the scale's reciprocal, which XLA
-    would make of a division anyway, and for scale and sum staying float32. Where amax is zero, infinite or
-    NaN all values are 0; the scale of a group that holds Inf or NaN is Inf or NaN and its sum NaN, so that
-    such a row's products are NaN.
+    With amax the largest magnitude of a group: scale = amax * (1 / 127), value = round(x * (127 /
+    amax)) with
+    halves to even, all in float32: ggml's `quantize_row_q8_1`, but for the scale's reciprocal,
+    which XLA would make of a division anyway, and for scale and sum staying float32. Where amax is
+    zero, infinite or NaN all values are 0; the scale of a group that holds Inf or NaN is Inf or NaN
+    and its sum NaN, so that such a row's products are NaN.
 
     Args:
       x: (..., k) float32, bfloat16 or float16; k a multiple of 32.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
-      values int8 (..., k), and float32 (..., k / 32, 2): [..., 0] the scale, [..., 1] scale * sum of values.
+      values int8 (..., k), and float32 (..., k / 32, 2): [..., 0] the scale, [..., 1] scale * sum
+      of values.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: no axis, or k no multiple of 32.
@@ -50,7 +53,8 @@ def to_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     usable = (amax > 0) & jnp.isfinite(amax)
     inverse = jnp.where(usable, 127.0 / jnp.where(usable, amax, 1.0), 0.0)
     scaled = jnp.where(usable[..., None], x * inverse[..., None], 0.0)
-    # The bound matters for an amax below 2^-120, where the reciprocal's rounding or overflow could pass 127.
+    # The bound matters for an amax below 2^-120, where the reciprocal's rounding or overflow could
+    # pass 127.
     values = jnp.clip(jnp.round(scaled), -127, 127).astype(jnp.int8)
     return values, amax * jnp.float32(1 / 127)
 
@@ -72,7 +76,10 @@ def kernels(launch: KernelCall, x: jax.Array) -> list[jax.Array]:
 
 def _abstract_eval(x: Any) -> list[jax.core.ShapedArray]:
     m, k = x.shape
-    return [jax.core.ShapedArray((m, k), jnp.int8), jax.core.ShapedArray((m, k // GROUP, 2), jnp.float32)]
+    return [
+        jax.core.ShapedArray((m, k), jnp.int8),
+        jax.core.ShapedArray((m, k // GROUP, 2), jnp.float32),
+    ]
 
 
 _op = Op("quantize_q8_1", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)

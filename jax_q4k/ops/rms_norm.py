@@ -22,7 +22,8 @@ def rms_norm(x: Any, weight: Any, *, eps: float, implementation: str | None = No
       x: (..., k) float32, bfloat16 or float16.
       weight: (k,) of these dtypes.
       eps: added to the mean square, at least 0.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
       (..., k) of x's dtype.
@@ -49,7 +50,12 @@ def reference(x: jax.Array, weight: jax.Array, *, eps: float) -> list[jax.Array]
 
 
 def kernels(
-    launch: KernelCall, x: jax.Array, weight: jax.Array, *, eps: float, output: Literal["f32", "q8_1"] = "f32"
+    launch: KernelCall,
+    x: jax.Array,
+    weight: jax.Array,
+    *,
+    eps: float,
+    output: Literal["f32", "q8_1"] = "f32",
 ) -> list[jax.Array]:
     """`rms_norm` of float32 (m, k) by PTX kernels, or what `quantize_q8_1` makes of it.
 
@@ -59,7 +65,9 @@ def kernels(
     if columns % 4 or columns > MAX_COLUMNS:
         y = reference(x, weight, eps=eps)
         return y if output == "f32" else quantize_q8_1.kernels(launch, *y)
-    kernel = norm_kernel(rows=rows, columns=columns, eps=eps, output=output, config=tuning.rms_norm(columns))
+    kernel = norm_kernel(
+        rows=rows, columns=columns, eps=eps, output=output, config=tuning.rms_norm(columns)
+    )
     return launch(kernel, x, weight)
 
 

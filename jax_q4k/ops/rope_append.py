@@ -35,26 +35,29 @@ def rope_append(
     v_scales: Any = None,
     implementation: str | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Rotates q and k by their tokens' angles, and writes k and v into the pages as `append_kv` does.
+    """Rotates q and k by their tokens' angles, and writes k and v into the pages as `append_kv`
+    does.
 
-    The first rope_dim dimensions of every head turn in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama
-    files), else (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864). The
-    angles come as cosines and sines, which all layers of a step share.
+    The first rope_dim dimensions of every head turn in pairs: dimensions (2i, 2i + 1) if
+    `interleaved` (GPT-J, llama files), else (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the
+    token (https://arxiv.org/abs/2104.09864). The angles come as cosines and sines, which all layers
+    of a step share.
 
     Args:
       q: (tokens, num_heads, head_dim) float32. k, v: (tokens, num_kv_heads, head_dim) float32.
       k_pages, v_pages, slot_mapping, k_scales, v_scales: as `append_kv` takes them.
       cos, sin: (tokens, rope_dim / 2) float32, rope_dim at most head_dim.
-      q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it with `eps`
-        (Qwen 3); None: as it is. Both or neither.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it
+        with `eps` (Qwen 3); None: as it is. Both or neither.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
       The rotated q, and the updated k_pages, v_pages, and of int8 pages k_scales, v_scales.
 
     Raises:
-      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot beyond the last
-        page.
+      TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot
+        beyond the last page.
       NotImplementedError: a derivative is asked for; there is none.
     """
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
@@ -62,9 +65,14 @@ def rope_append(
     k, v, slot_mapping = checks.new_tokens(k, v, slot_mapping, pages[0])
     tokens, _, head_dim = k.shape
     q = checks.query(q, "tokens", tokens, head_dim)
-    cos, sin = checks.float_array("cos", cos, checks.FLOAT32), checks.float_array("sin", sin, checks.FLOAT32)
+    cos, sin = (
+        checks.float_array("cos", cos, checks.FLOAT32),
+        checks.float_array("sin", sin, checks.FLOAT32),
+    )
     if cos.ndim != 2 or cos.shape[0] != tokens or not 0 < 2 * cos.shape[1] <= head_dim:
-        raise ValueError(f"cos has shape {cos.shape}; it must be (tokens={tokens}, rope_dim / 2 <= {head_dim // 2})")
+        raise ValueError(
+            f"cos has shape {cos.shape}; it must be (tokens={tokens}, rope_dim / 2 <= {head_dim // 2})"
+        )
     checks.same_shape("sin", sin, cos.shape, "cos's shape")
     if not isinstance(interleaved, (bool, np.bool_)):
         raise TypeError(f"interleaved={interleaved!r} must be True or False")
@@ -73,7 +81,8 @@ def rope_append(
     norms: list[jax.Array] = []
     if q_norm is not None:
         norms = [
-            checks.float32(name, x, (head_dim,), "(head_dim,)") for name, x in (("q_norm", q_norm), ("k_norm", k_norm))
+            checks.float32(name, x, (head_dim,), "(head_dim,)")
+            for name, x in (("q_norm", q_norm), ("k_norm", k_norm))
         ]
     eps = checks.epsilon("eps", eps) if norms else 0.0
     if tokens == 0:
@@ -81,17 +90,29 @@ def rope_append(
     if current_choice().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
         arrays = (*pages, q, k, v, slot_mapping, cos, sin, *norms)
-        *pages, q = _op.bind(*arrays, interleaved=bool(interleaved), eps=eps, implementation=implementation)
+        *pages, q = _op.bind(
+            *arrays, interleaved=bool(interleaved), eps=eps, implementation=implementation
+        )
     else:
         if norms:
             q, k = (
                 rms_norm.rms_norm(x, weight, eps=eps, implementation=implementation)
                 for x, weight in zip((q, k), norms, strict=True)
             )
-        q, k = (rotate.rotate(x, cos, sin, interleaved=interleaved, implementation=implementation) for x in (q, k))
+        q, k = (
+            rotate.rotate(x, cos, sin, interleaved=interleaved, implementation=implementation)
+            for x in (q, k)
+        )
         k_pages, v_pages, k_scales, v_scales = given
         updated = append_kv.append_kv(
-            k_pages, v_pages, k, v, slot_mapping, k_scales=k_scales, v_scales=v_scales, implementation=implementation
+            k_pages,
+            v_pages,
+            k,
+            v,
+            slot_mapping,
+            k_scales=k_scales,
+            v_scales=v_scales,
+            implementation=implementation,
         )
         return q, *updated
     return q, *pages
@@ -115,7 +136,9 @@ def reference(*arrays: jax.Array, interleaved: bool, eps: float) -> list[jax.Arr
     return [*append_kv.reference(*pages, k, v, slot_mapping), q]
 
 
-def kernels(launch: KernelCall, *arrays: jax.Array, interleaved: bool, eps: float) -> list[jax.Array]:
+def kernels(
+    launch: KernelCall, *arrays: jax.Array, interleaved: bool, eps: float
+) -> list[jax.Array]:
     """`rope_append` by a PTX kernel."""
     pages, (q, _, _, _, cos, _, *norms) = _split(arrays)
     num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
@@ -146,4 +169,6 @@ def _abstract_eval(*arrays: Any, interleaved: bool, eps: float) -> list[Any]:
     return [jax.core.ShapedArray(x.shape, x.dtype) for x in (*pages, q)]
 
 
-_op = Op("rope_append", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "rope_append", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native
+)

@@ -13,17 +13,19 @@ from . import checks
 from .op import KernelCall, Op
 
 
-def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool, implementation: str | None = None) -> jax.Array:
+def rotate(
+    x: Any, cos: Any, sin: Any, *, interleaved: bool, implementation: str | None = None
+) -> jax.Array:
     """Rotates the first rope_dim dimensions of every head by its token's angles.
 
-    They turn in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else (i, i + rope_dim / 2) (NEOX,
-    Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
+    They turn in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else (i, i +
+    rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
 
     Args:
       x: (..., heads, head_dim) float32.
       cos, sin: (..., rope_dim / 2) float32, with x's leading axes and rope_dim at most head_dim.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected. `ptx` and
-        `sim` have no kernel of their own for it: plain JAX, as `xla`.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Returns:
       As x. Differentiable.
@@ -31,13 +33,18 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool, implementation: str
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit.
     """
-    x, cos, sin = (checks.float_array(name, a, checks.FLOAT32) for name, a in (("x", x), ("cos", cos), ("sin", sin)))
+    x, cos, sin = (
+        checks.float_array(name, a, checks.FLOAT32)
+        for name, a in (("x", x), ("cos", cos), ("sin", sin))
+    )
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}; it must be (..., heads, head_dim)")
     *leading, heads, head_dim = x.shape
     if cos.shape[:-1] != (*leading,) or not 0 < 2 * cos.shape[-1] <= head_dim:
         rows = "".join(f"{n}, " for n in leading)
-        raise ValueError(f"cos has shape {cos.shape}; it must be ({rows}rope_dim / 2 <= {head_dim // 2})")
+        raise ValueError(
+            f"cos has shape {cos.shape}; it must be ({rows}rope_dim / 2 <= {head_dim // 2})"
+        )
     checks.same_shape("sin", sin, cos.shape, "cos's shape")
     if not isinstance(interleaved, (bool, np.bool_)):
         raise TypeError(f"interleaved={interleaved!r} must be True or False")
@@ -48,7 +55,9 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool, implementation: str
     return out.reshape(x.shape)
 
 
-def reference(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> list[jax.Array]:
+def reference(
+    x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool
+) -> list[jax.Array]:
     """`rotate` in plain JAX: x (tokens, heads, head_dim), cos and sin (tokens, rope_dim / 2)."""
     half = cos.shape[-1]
     cos, sin = cos[:, None, :], sin[:, None, :]
@@ -58,7 +67,11 @@ def reference(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool
     else:
         a, b = rotated[..., :half], rotated[..., half:]
     pair = a * cos - b * sin, a * sin + b * cos
-    joined = jnp.stack(pair, axis=-1).reshape(rotated.shape) if interleaved else jnp.concatenate(pair, axis=-1)
+    joined = (
+        jnp.stack(pair, axis=-1).reshape(rotated.shape)
+        if interleaved
+        else jnp.concatenate(pair, axis=-1)
+    )
     return [jnp.concatenate([joined, rest], axis=-1) if rest.shape[-1] else joined]
 
 
@@ -76,5 +89,7 @@ def _abstract_eval(x: Any, *_: Any, interleaved: bool) -> list[jax.core.ShapedAr
     return [jax.core.ShapedArray(x.shape, jnp.float32)]
 
 
-_op = Op("rotate", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native)
+_op = Op(
+    "rotate", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native
+)
 _op.define_derivative_of(lambda *arrays, implementation, **params: reference(*arrays, **params))

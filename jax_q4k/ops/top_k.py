@@ -19,11 +19,13 @@ from .op import KernelCall, Op
 
 
 def argmax(x: Any, *, implementation: str | None = None) -> jax.Array:
-    """Index of the largest value along the last axis; ties go to the lowest, and the first NaN counts as the largest.
+    """Index of the largest value along the last axis; ties go to the lowest, and the first NaN
+    counts as the largest.
 
     Args:
       x: (..., n) float32, bfloat16 or float16, n at least 1.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
       (...) int32.
@@ -41,19 +43,22 @@ def argmax(x: Any, *, implementation: str | None = None) -> jax.Array:
 def top_k(x: Any, k: int, *, implementation: str | None = None) -> tuple[jax.Array, jax.Array]:
     """The k largest values along the last axis, descending, and their indices, as `jax.lax.top_k`.
 
-    Ties come in order of their indices; NaN counts as the largest, -0 as 0. On CUDA the kernels take a k of up to 4096,
-    and rows of up to 4096 * (4096 // k) values; what is larger is left to XLA.
+    Ties come in order of their indices; NaN counts as the largest, -0 as 0. On CUDA the kernels
+    take a k of up to 4096, and rows of up to 4096 * (4096 // k) values; what is larger is left to
+    XLA.
 
     Args:
       x: (..., n) float32, bfloat16 or float16.
       k: 1 to n.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation` selected.
+      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
+        selected.
 
     Returns:
       (..., k) of x's dtype, and (..., k) int32.
 
     Raises:
-      TypeError: a dtype that is not listed. ValueError: an empty axis, a k out of range, an unknown name.
+      TypeError: a dtype that is not listed. ValueError: an empty axis, a k out of range, an unknown
+        name.
       NotImplementedError: a derivative is asked for; there is none.
     """
     x = checks.float_array("x", x)
@@ -90,7 +95,9 @@ def _top_k_reference(x: jax.Array, *, count: int) -> list[jax.Array]:
 
 def _argmax_kernels(launch: KernelCall, x: jax.Array) -> list[jax.Array]:
     def build(rows: int, columns: int, splits: int, from_candidates: bool) -> Kernel:
-        return argmax_kernel(rows=rows, columns=columns, splits=splits, from_candidates=from_candidates)
+        return argmax_kernel(
+            rows=rows, columns=columns, splits=splits, from_candidates=from_candidates
+        )
 
     values, indices = _search(launch, x, tuning.argmax_splits(x.shape[1]), build)
     return [values[:, 0], indices[:, 0]]
@@ -98,7 +105,9 @@ def _argmax_kernels(launch: KernelCall, x: jax.Array) -> list[jax.Array]:
 
 def _top_k_kernels(launch: KernelCall, x: jax.Array, *, count: int) -> list[jax.Array]:
     def build(rows: int, columns: int, splits: int, from_candidates: bool) -> Kernel:
-        return top_k_kernel(rows=rows, columns=columns, count=count, splits=splits, from_candidates=from_candidates)
+        return top_k_kernel(
+            rows=rows, columns=columns, count=count, splits=splits, from_candidates=from_candidates
+        )
 
     if count > MAX_PART or x.shape[1] > MAX_PART * (MAX_PART // count):
         return _top_k_reference(x, count=count)
@@ -108,14 +117,19 @@ def _top_k_kernels(launch: KernelCall, x: jax.Array, *, count: int) -> list[jax.
 def _search(
     launch: KernelCall, x: jax.Array, splits: int, build: Callable[[int, int, int, bool], Kernel]
 ) -> list[jax.Array]:
-    """Values and indices (m, count): candidates of each row's `splits` parts, then the best of the candidates."""
+    """Values and indices (m, count): candidates of each row's `splits` parts, then the best of the
+    candidates.
+    """
     rows, columns = x.shape
     found = launch(build(rows, columns, splits, False), x)
     return found if splits == 1 else launch(build(rows, found[0].shape[1], 1, True), *found)
 
 
 def _argmax_shapes(x: Any) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(x.shape[:1], jnp.float32), jax.core.ShapedArray(x.shape[:1], jnp.int32)]
+    return [
+        jax.core.ShapedArray(x.shape[:1], jnp.float32),
+        jax.core.ShapedArray(x.shape[:1], jnp.int32),
+    ]
 
 
 def _top_k_shapes(x: Any, *, count: int) -> list[jax.core.ShapedArray]:
@@ -123,7 +137,11 @@ def _top_k_shapes(x: Any, *, count: int) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(shape, jnp.float32), jax.core.ShapedArray(shape, jnp.int32)]
 
 
-_argmax = Op("q4k_argmax", abstract_eval=_argmax_shapes, reference=_argmax_reference, kernels=_argmax_kernels)
+_argmax = Op(
+    "q4k_argmax", abstract_eval=_argmax_shapes, reference=_argmax_reference, kernels=_argmax_kernels
+)
 _argmax.define_vmap_of_rows()
-_top_k = Op("q4k_top_k", abstract_eval=_top_k_shapes, reference=_top_k_reference, kernels=_top_k_kernels)
+_top_k = Op(
+    "q4k_top_k", abstract_eval=_top_k_shapes, reference=_top_k_reference, kernels=_top_k_kernels
+)
 _top_k.define_vmap_of_rows()

@@ -1,8 +1,8 @@
 """Floats to ggml's blocks, on the CPU whatever JAX's default device is.
 
-`affine` and `symmetric` search for scales, `pack` makes bytes, `programs` puts them together for each format. A
-program takes one fixed number of blocks, so that memory is bounded and a block's bytes depend on nothing but its own
-values and importance.
+`affine` and `symmetric` search for scales, `pack` makes bytes, `programs` puts them together for
+each format. A program takes one fixed number of blocks, so that memory is bounded and a block's
+bytes depend on nothing but its own values and importance.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ __all__ = ["names", "quantize"]
 
 CHUNK = 32768  # weights of one program: with its temporaries, 30 bytes each, about a core's second-level cache
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
-_LEAST_IMPORTANCE = 2.0**-20  # of a block's largest: a value of importance zero is still rounded, not left to chance
+_LEAST_IMPORTANCE = (
+    2.0**-20
+)  # of a block's largest: a value of importance zero is still rounded, not left to chance
 
 
 def names() -> tuple[str, ...]:
@@ -34,43 +36,52 @@ def names() -> tuple[str, ...]:
 def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     """Rows of floats as ggml's blocks, the bytes that a GGUF file holds.
 
-    Minimizes over each block the sum of importance * sqrt(1 + x^2 / (2 * mean x^2)) * (x - weight)^2: ggml's objective
-    where it has an importance matrix. Q8_0 is ggml's to the bit and knows no importance. Values already on a grid of
-    the format keep it: to the bit in Q4_0, Q5_0 and Q8_0, within an ulp in the others as far as the values tell which
-    grid it was (see `affine`, `symmetric`).
+    Minimizes over each block the sum of importance * sqrt(1 + x^2 / (2 * mean x^2)) * (x -
+    weight)^2: ggml's objective where it has an importance matrix. Q8_0 is ggml's to the bit and
+    knows no importance. Values already on a grid of
+    the format keep it: to the bit in Q4_0, Q5_0 and Q8_0, within an ulp in the others as far as the
+    values tell which grid it was (see `affine`, `symmetric`).
 
     Args:
       w: (..., k), NumPy or JAX, float32, float16, bfloat16 or float64 (searched in float32).
       format: one of `names()`.
-      importance: (k,) weights of the squared errors, non-negative, their scale without meaning; a block in which all
-        are zero counts as even. None: all alike.
+      importance: (k,) weights of the squared errors, non-negative, their scale without meaning; a
+        block in which all are zero counts as even. None: all alike.
 
     Returns:
       uint8 (..., k / block_size, block_bytes).
 
     Raises:
-      ValueError: an unknown format; no axis, an empty one, or k no multiple of the block; a value that is NaN,
-        infinite or beyond the format's range, which names the first; an importance of another shape, or one that is
-        negative, NaN or infinite. TypeError: a dtype that is not listed, a boolean or complex importance, a tracer.
+      ValueError: an unknown format; no axis, an empty one, or k no multiple of the block; a value
+        that is NaN, infinite or beyond the format's range, which names the first; an importance of
+        another shape, or one that is
+        negative, NaN or infinite. TypeError: a dtype that is not listed, a boolean or complex
+        importance, a tracer.
     """
     if format not in names():  # a tuple: the argument need not be hashable
         raise ValueError(f"format={format!r} must be one of {', '.join(LIMITS)}")
     for name, argument in (("w", w), ("importance", importance)):
         if isinstance(argument, jax.core.Tracer):
-            raise TypeError(f"{name} is traced; quantize needs its values: call it outside jit, vmap and grad")
+            raise TypeError(
+                f"{name} is traced; quantize needs its values: call it outside jit, vmap and grad"
+            )
     block = formats.get(format)
     values = np.asarray(w)
     if values.dtype.name not in _DTYPES:
         raise TypeError(f"w has dtype {values.dtype.name}; it must be one of {', '.join(_DTYPES)}")
     if not values.ndim or not values.size:
-        raise ValueError(f"w has shape {values.shape}; it must have at least one axis, and every axis at least 1")
+        raise ValueError(
+            f"w has shape {values.shape}; it must have at least one axis, and every axis at least 1"
+        )
     *leading, k = values.shape
     if k % block.block_size:
         raise ValueError(
             f"w has shape {values.shape}: k={k} must be a multiple of {block.block_size}, {format}'s block"
         )
     even = np.ones((1, block.block_size), np.float32)
-    row_importance = even if importance is None else _checked_importance(importance, k, block.block_size)
+    row_importance = (
+        even if importance is None else _checked_importance(importance, k, block.block_size)
+    )
     flat = values.reshape(-1, block.block_size)
     packed = np.empty((len(flat), block.block_bytes), np.uint8)
     step = CHUNK // block.block_size
@@ -109,12 +120,16 @@ def _checked_importance(importance: Any, k: int, block_size: int) -> np.ndarray:
     if found.dtype.kind not in "iuf" and found.dtype.name != "bfloat16":
         raise TypeError(f"importance has dtype {found.dtype.name}; it must be real numbers")
     if found.shape != (k,):
-        raise ValueError(f"importance has shape {found.shape}; it must be ({k},), one number for each column of w")
+        raise ValueError(
+            f"importance has shape {found.shape}; it must be ({k},), one number for each column of w"
+        )
     found = found.astype(np.float64)
     bad = ~(np.isfinite(found) & (found >= 0))
     if bad.any():
         first = int(np.argmax(bad))
-        raise ValueError(f"importance[{first}] is {found[first]}; it must be finite and not negative")
+        raise ValueError(
+            f"importance[{first}] is {found[first]}; it must be finite and not negative"
+        )
     blocks = found.reshape(-1, block_size)
     largest = blocks.max(-1, keepdims=True)
     scaled = np.where(largest > 0, blocks / np.where(largest > 0, largest, 1), 1)

@@ -1,16 +1,18 @@
 """Formats with a scale and a minimum: weight = s * q - m with q in 0 to `top`.
 
-Weighted least squares in three steps. A sub-block alone: the values are rounded to quants with a number of trial
-steps; from the quants the best s and m follow in closed form, and the trial of least error wins. The super-block:
-all s, and then all m, have to be an f16 d times integers of 0 to 63; candidates for d are the integer parts of the
-largest. Last, scales and minimums one up or down are tried with the quants rounded anew, and all of that again after
-d and dmin were fitted to the quants of the whole super-block.
+Weighted least squares in three steps. A sub-block alone: the values are rounded to quants with a
+number of trial steps; from the quants the best s and m follow in closed form, and the trial of
+least error wins. The super-block: all s, and then all m, have to be an f16 d times integers of 0 to
+63; candidates for d are the integer parts of the largest. Last, scales and minimums one up or down
+are tried with the quants rounded anew, and all of that again after d and dmin were fitted to the
+quants of the whole super-block.
 
-Values that already lie on a grid of the format keep it, as far as they tell which: a trial step is a sub-block's
-range over each whole number of levels, so that one is exact, and the candidates for d then hold the d it came from.
-It takes sub-blocks that use at least about half of their levels and whose least value is not above zero. Of a few
-distinct values, or of positive ones, the first grid that is found to hold them need not fit in with the grids of the
-other sub-blocks; a second quantization then differs from the first, by as little as any quantization of such values.
+Values that already lie on a grid of the format keep it, as far as they tell which: a trial step is
+a sub-block's range over each whole number of levels, so that one is exact, and the candidates for d
+then hold the d it came from. It takes sub-blocks that use at least about half of their levels and
+whose least value is not above zero. Of a few distinct values, or of positive ones, the first grid
+that is found to hold them need not fit in with the grids of the other sub-blocks; a second
+quantization then differs from the first, by as little as any quantization of such values.
 """
 
 from __future__ import annotations
@@ -28,12 +30,17 @@ from .fit import SMALLEST_HALF, Best, best_of, half, reciprocal, rounded, where_
 _TRIALS = np.arange(5, -31, -1) / 3
 _MULTIPLE = 63  # scales and mins of sub-blocks have six bits
 _SHIFTS = 4  # levels that a sub-block's quants may move up to bring its minimum onto the multiples of dmin
-# Steps of a sub-block's (scale, min, quants): the last in whole levels, with the min that then fits best.
+# Steps of a sub-block's (scale, min, quants): the last in whole levels, with the min that then fits
+# best.
 _STEPS = [(n, m, 0) for n in (0, 1, -1) for m in (0, 1, -1)] + [(0, 0, t) for t in (1, -1, 2, -2)]
 
 
-def sub_blocks(x: jax.Array, w: jax.Array, top: int, lowest: float = 0) -> tuple[jax.Array, jax.Array]:
-    """The best s and m of x ~ s * q - m, q in 0 to `top`, m >= -`lowest`: x, w (values, ...) -> two arrays (...)."""
+def sub_blocks(
+    x: jax.Array, w: jax.Array, top: int, lowest: float = 0
+) -> tuple[jax.Array, jax.Array]:
+    """The best s and m of x ~ s * q - m, q in 0 to `top`, m >= -`lowest`: x, w (values, ...) -> two
+    arrays (...).
+    """
     low = jnp.minimum(x.min(0), lowest)
     span, y = x.max(0) - low, x - low
     sum_w, sum_wy = w.sum(0), (w * y).sum(0)
@@ -48,17 +55,23 @@ def sub_blocks(x: jax.Array, w: jax.Array, top: int, lowest: float = 0) -> tuple
         above = offset > lowest - low
         offset = jnp.where(above, lowest - low, offset)
         s = jnp.where(above, (sum_qy - offset * sum_q) * reciprocal(sum_qq), s)
-        gain = s * (2 * sum_qy - s * sum_qq - 2 * offset * sum_q) + offset * (2 * sum_wy - offset * sum_w)
+        gain = s * (2 * sum_qy - s * sum_qq - 2 * offset * sum_q) + offset * (
+            2 * sum_wy - offset * sum_w
+        )
         return -gain, s, offset
 
     over_span, zero = reciprocal(span), jnp.zeros_like(low)
-    best = best_of(_TRIALS, lambda t: fit(rounded(y * ((top + t) * over_span), 0, top)), (zero, zero, zero))
+    best = best_of(
+        _TRIALS, lambda t: fit(rounded(y * ((top + t) * over_span), 0, top)), (zero, zero, zero)
+    )
     _, s, offset = where_less(fit(rounded((y - best[2]) * reciprocal(best[1]), 0, top)), best)
     return s, -(offset + low)
 
 
 def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x, w (32, blocks) -> d, m (blocks,) f16 values, quants (32, blocks) of 0 to `top`; weight = d * q + m."""
+    """x, w (32, blocks) -> d, m (blocks,) f16 values, quants (32, blocks) of 0 to `top`; weight = d
+    * q + m.
+    """
     s, minimum = sub_blocks(x, w, top, jnp.inf)
 
     def quants(d: jax.Array, m: jax.Array) -> jax.Array:
@@ -77,10 +90,11 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, 
 
 
 def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An f16 d (blocks,) and integers n of 0 to 63 with d * n ~ values, errors weighted by `cost`; all (8, blocks).
+    """An f16 d (blocks,) and integers n of 0 to 63 with d * n ~ values, errors weighted by `cost`;
+    all (8, blocks).
 
-    Of the `choices` for a value the one counts that lies nearest to a multiple of d. Candidates for d are the integer
-    parts of the three largest first choices.
+    Of the `choices` for a value the one counts that lies nearest to a multiple of d. Candidates for
+    d are the integer parts of the three largest first choices.
     """
     largest = jax.lax.top_k(choices[0].T, 3)[0].T
 
@@ -93,7 +107,9 @@ def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array
             return jnp.abs(values - d * n), n
 
         return functools.reduce(
-            lambda best, values: where_less(distance(values), best), choices[1:], distance(choices[0])
+            lambda best, values: where_less(distance(values), best),
+            choices[1:],
+            distance(choices[0]),
         )
 
     def trial(parts: jax.Array) -> Best:
@@ -108,7 +124,8 @@ def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array
 
 
 def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
-    """x, w (32, 8, blocks) -> d, dmin (blocks,), scales, mins (8, blocks), quants (32, 8, blocks), all float32.
+    """x, w (32, 8, blocks) -> d, dmin (blocks,), scales, mins (8, blocks), quants (32, 8, blocks),
+    all float32.
 
     weight = d * scale * q - dmin * min; d and dmin are f16 values, neither negative.
     """
@@ -121,7 +138,9 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
         return (w * (s * q - x)).sum(0) / sum_w
 
     def neighbours(d: jax.Array, dmin: jax.Array, scale: jax.Array, minimum: jax.Array) -> Best:
-        """(error of the super-block, d, dmin, scales, mins): the best of a few steps from the given ones."""
+        """(error of the super-block, d, dmin, scales, mins): the best of a few steps from the given
+        ones.
+        """
         s = d * scale
         m = best_m(s, quants(s, dmin * minimum))
 
@@ -129,27 +148,43 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
             n = jnp.clip(scale + step[0], 0, _MULTIPLE)
             moved = jnp.round((m + step[2] * s) * reciprocal(dmin))
             n_min = jnp.clip(jnp.where(step[2] == 0, minimum + step[1], moved), 0, _MULTIPLE)
-            return (w * (d * n * quants(d * n, dmin * n_min) - dmin * n_min - x) ** 2).sum(0), n, n_min
+            return (
+                (w * (d * n * quants(d * n, dmin * n_min) - dmin * n_min - x) ** 2).sum(0),
+                n,
+                n_min,
+            )
 
         error, *integers = best_of(_STEPS, trial, (jnp.full_like(scale, jnp.inf), scale, minimum))
         return error.sum(0), d, dmin, *integers
 
     s, m = sub_blocks(x, w, top)
     q = quants(s, m)
-    spread = (w * q * q).sum(0) - (w * q).sum(0) ** 2 / sum_w  # what an error of s costs when m makes up for it
+    spread = (w * q * q).sum(0) - (w * q).sum(
+        0
+    ) ** 2 / sum_w  # what an error of s costs when m makes up for it
     d, scale = _multiples([s], jnp.maximum(spread, 0))
     s = d * scale
     m = jnp.maximum(best_m(s, quants(s, m)), 0)
     room = top - quants(s, m).max(0)
-    dmin, minimum = _multiples([m + jnp.minimum(room, shift) * s for shift in range(_SHIFTS + 1)], sum_w)
+    dmin, minimum = _multiples(
+        [m + jnp.minimum(room, shift) * s for shift in range(_SHIFTS + 1)], sum_w
+    )
     best = neighbours(d, dmin, scale, minimum)
 
     _, d, dmin, scale, minimum = best
     a, b = scale * quants(d * scale, dmin * minimum), -minimum  # x ~ d * a + dmin * b
-    aa, ab, bb, ax, bx = ((w * product).sum((0, 1)) for product in (a * a, a * b, b * b, a * x, b * x))
+    aa, ab, bb, ax, bx = (
+        (w * product).sum((0, 1)) for product in (a * a, a * b, b * b, a * x, b * x)
+    )
     determinant = aa * bb - ab * ab
     solvable = determinant > 1e-6 * aa * bb  # else rounding decides
-    fitted = half(jnp.where(solvable, (bb * ax - ab * bx) * reciprocal(determinant), (ax - ab * dmin) * reciprocal(aa)))
+    fitted = half(
+        jnp.where(
+            solvable,
+            (bb * ax - ab * bx) * reciprocal(determinant),
+            (ax - ab * dmin) * reciprocal(aa),
+        )
+    )
     fitted_min = half(jnp.where(solvable, (aa * bx - ab * ax) * reciprocal(determinant), dmin))
     refined = neighbours(jnp.maximum(fitted, 0), jnp.maximum(fitted_min, 0), scale, minimum)
     _, d, dmin, scale, minimum = where_less(refined, best)

@@ -1,8 +1,10 @@
 """What the searches for scales share: weights of the errors, rounding, keeping the better of two.
 
-Blocks are the last axis of every array here and in the searches, so that all of them go through each vector
-instruction together: x is (values, blocks), or (values, sub-blocks, blocks) where a block has sub-blocks. Sums over
-values and sub-blocks are sums over leading axes, and what belongs to a sub-block or block broadcasts as it is.
+Blocks are the last axis of every array here and in the searches, so that all of them go through
+each vector
+instruction together: x is (values, blocks), or (values, sub-blocks, blocks) where a block has
+sub-blocks. Sums over values and sub-blocks are sums over leading axes, and what belongs to a
+sub-block or block broadcasts as it is.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ Best = tuple[jax.Array, ...]  # an error, and what gives it
 def error_weights(x: jax.Array, importance: jax.Array) -> jax.Array:
     """importance * sqrt(1 + x^2 / (2 * mean of x^2 over the block)), of x's shape.
 
-    What ggml takes where it has an importance matrix, up to a constant factor: an error costs the more the larger the
-    weight is that it falls on. Positive wherever the importance is.
+    What ggml takes where it has an importance matrix, up to a constant factor: an error costs the
+    more the larger the weight is that it falls on. Positive wherever the importance is.
     """
     mean = jnp.mean(x * x, axis=tuple(range(x.ndim - 1)))
     return importance * jnp.sqrt(1 + x * x * reciprocal(2 * mean))
@@ -50,8 +52,12 @@ def where_less(new: Best, old: Best) -> Best:
     return tuple(jnp.where(new[0] < old[0], a, b) for a, b in zip(new, old, strict=True))
 
 
-def best_of(candidates: Sequence[Any] | np.ndarray, evaluate: Callable[[jax.Array], Best], start: Best) -> Best:
-    """The (error, ...) of least error among `start` and evaluate(candidate), and of equals the first."""
+def best_of(
+    candidates: Sequence[Any] | np.ndarray, evaluate: Callable[[jax.Array], Best], start: Best
+) -> Best:
+    """The (error, ...) of least error among `start` and evaluate(candidate), and of equals the
+    first.
+    """
 
     def step(best: Best, candidate: jax.Array) -> tuple[Best, None]:
         return where_less(evaluate(candidate), best), None

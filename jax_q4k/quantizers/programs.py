@@ -1,4 +1,6 @@
-"""The quantizer of each format: blocks of floats and their importance to the bytes that a file holds."""
+"""The quantizer of each format: blocks of floats and their importance to the bytes that a file
+holds.
+"""
 
 from __future__ import annotations
 
@@ -72,19 +74,23 @@ def _q6_k(x: jax.Array, w: jax.Array) -> Fields:
 def _q8_0(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
     """float32 (blocks, 32) -> uint8 (blocks, 34): ggml's bytes, which know no importance.
 
-    d = largest magnitude / 127 and q = x * (1 / d), halves away from zero, all in float32. In NumPy, since XLA may
-    multiply by a reciprocal where a division is written.
+    d = largest magnitude / 127 and q = x * (1 / d), halves away from zero, all in float32. In
+    NumPy, since XLA may multiply by a reciprocal where a division is written.
     """
     d = np.abs(x).max(-1, keepdims=True) / np.float32(127)
     scaled = x * np.divide(1, d, out=np.zeros_like(d), where=d >= np.finfo(np.float32).tiny)
     quants = np.trunc(scaled)
     quants += np.copysign(np.abs(scaled - quants) >= 0.5, scaled)
-    return np.concatenate([d.astype("<f2").view(np.uint8), quants.astype(np.int8).view(np.uint8)], axis=-1)
+    return np.concatenate(
+        [d.astype("<f2").view(np.uint8), quants.astype(np.int8).view(np.uint8)], axis=-1
+    )
 
 
 @dataclass(frozen=True)
 class _Search:
-    """`fields`: x and its errors' weights, float32 (*shape, blocks) -> fields of the struct, uint8 (blocks, bytes)."""
+    """`fields`: x and its errors' weights, float32 (*shape, blocks) -> fields of the struct, uint8
+    (blocks, bytes).
+    """
 
     shape: tuple[int, ...]  # (values,), or (values, sub-blocks)
     fields: Callable[[jax.Array, jax.Array], Fields]
@@ -99,7 +105,8 @@ _SEARCHES = {
     "Q6_K": _Search((16, 16), _q6_k),
 }
 
-# The largest magnitude that a block represents whatever the signs of its values: beyond it d would overflow.
+# The largest magnitude that a block represents whatever the signs of its values: beyond it d would
+# overflow.
 LIMITS = {
     "Q4_0": 7 * LARGEST_HALF,
     "Q5_0": 15 * LARGEST_HALF,

@@ -1,11 +1,13 @@
 """Formats with a scale alone: weight = s * q with q in -top to top - 1.
 
-Weighted least squares: the values are rounded to quants with a number of trial steps; from the quants the best s
-follows in closed form, and the trial of least error wins. A trial step is the value of largest magnitude over a
-number of levels, of either sign since the range of q is not symmetric.
+Weighted least squares: the values are rounded to quants with a number of trial steps; from the
+quants the best s follows in closed form, and the trial of least error wins. A trial step is the
+value of largest magnitude over a number of levels, of either sign since the range of q is not
+symmetric.
 
-Values that already lie on a grid of the format keep it, since whole numbers of levels are among the trials. In Q6_K,
-where the scales have to fit in with each other, that takes sub-blocks that use more than half of their levels.
+Values that already lie on a grid of the format keep it, since whole numbers of levels are among the
+trials. In Q6_K, where the scales have to fit in with each other, that takes sub-blocks that use
+more than half of their levels.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from .fit import SMALLEST_HALF, Best, best_of, half, reciprocal, rounded, where_
 def _trials(top: int, least: int, fractions: int) -> np.ndarray:
     """Numbers of levels: whole ones from `top` down to `least`, parts of one around `top`.
 
-    A negative number lets the largest value reach -top. Its opposite is another trial only where that would round to
+    A negative number lets the largest value reach -top. Its opposite is another trial only where
+    that would round to
     `top` and is clipped: below, it gives the same quants with the other sign.
     """
     parts = top + np.arange(-2 * fractions + 1, fractions) / fractions
@@ -32,14 +35,22 @@ def _trials(top: int, least: int, fractions: int) -> np.ndarray:
 
 
 def _steps(
-    x: jax.Array, w: jax.Array, top: int, trials: np.ndarray, stored: Callable[[jax.Array], jax.Array]
+    x: jax.Array,
+    w: jax.Array,
+    top: int,
+    trials: np.ndarray,
+    stored: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """The best s of x ~ s * q, as `stored` makes it, q in -top to top - 1: x, w (values, ...) -> (...)."""
+    """The best s of x ~ s * q, as `stored` makes it, q in -top to top - 1: x, w (values, ...) ->
+    (...).
+    """
     at = jnp.argmax(jnp.abs(x), axis=0)[None]
     over_largest = reciprocal(jnp.take_along_axis(x, at, axis=0)[0])
 
     def fit(inverse: jax.Array) -> Best:
-        """(error, s) of the least-squares line through q -> x, with the quants of step 1 / inverse."""
+        """(error, s) of the least-squares line through q -> x, with the quants of step 1 /
+        inverse.
+        """
         q = rounded(x * inverse, -top, top - 1)
         wq = w * q
         s = stored((wq * x).sum(0) * reciprocal((wq * q).sum(0)))
@@ -51,22 +62,30 @@ def _steps(
 
 
 def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
-    """x, w (32, blocks) -> d (blocks,) f16 values, quants (32, blocks) in -top to top - 1; float32."""
+    """x, w (32, blocks) -> d (blocks,) f16 values, quants (32, blocks) in -top to top - 1;
+    float32.
+    """
     d = _steps(x, w, top, _trials(top, 1, 8), half)
     return d, rounded(x * reciprocal(d), -top, top - 1)
 
 
-def super_blocks(x: jax.Array, w: jax.Array, top: int = 32) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x, w (16, 16, blocks) -> d (blocks,) f16 values, scales (16, blocks), quants (16, 16, blocks); float32.
+def super_blocks(
+    x: jax.Array, w: jax.Array, top: int = 32
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """x, w (16, 16, blocks) -> d (blocks,) f16 values, scales (16, blocks), quants (16, 16,
+    blocks); float32.
 
-    weight = d * scale * q with scales in -128 to 127. Candidates for d are the integer parts of the largest step.
+    weight = d * scale * q with scales in -128 to 127. Candidates for d are the integer parts of the
+    largest step.
     """
 
     def quants(s: jax.Array) -> jax.Array:
         return rounded(x * reciprocal(s), -top, top - 1)
 
     def neighbours(d: jax.Array, scale: jax.Array) -> Best:
-        """(error of the super-block, d, scales): the best of the given scales and those next to them."""
+        """(error of the super-block, d, scales): the best of the given scales and those next to
+        them.
+        """
 
         def trial(step: jax.Array) -> Best:
             n = jnp.clip(scale + step, -128, 127)
@@ -85,7 +104,9 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int = 32) -> tuple[jax.Array, 
         return (cost * (s - d * rounded(s / d, -128, 127)) ** 2).sum(0), d
 
     parts = np.concatenate([-np.arange(128, 63, -1), np.arange(127, 63, -1)])
-    _, d = best_of(parts, multiple, (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_HALF)))
+    _, d = best_of(
+        parts, multiple, (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_HALF))
+    )
     best = neighbours(d, rounded(s / d, -128, 127))
 
     _, d, scale = best

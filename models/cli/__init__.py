@@ -1,7 +1,8 @@
-"""The command line: `jax-q4k doctor`, `generate`, `inspect`, `perplexity` and `quantize`, one module each.
+"""The command line: `jax-q4k doctor`, `generate`, `inspect`, `perplexity` and `quantize`, one
+module each.
 
-Text goes to standard output, everything else to standard error. A failure is one line and exit code 2; a command may
-return another.
+Text goes to standard output, everything else to standard error. A failure is one line and exit code
+2; a command may return another.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt:
-        os._exit(INTERRUPTED)  # XLA may be compiling in a thread, and crashes where the interpreter ends under it
+        os._exit(
+            INTERRUPTED
+        )  # XLA may be compiling in a thread, and crashes where the interpreter ends under it
     except BrokenPipeError:
         # The reader has gone; what is buffered must not be tried again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -85,7 +88,9 @@ def _ending_at_once() -> Iterator[None]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jax-q4k", description="Run GGUF models whose weights stay packed.")
+    parser = argparse.ArgumentParser(
+        prog="jax-q4k", description="Run GGUF models whose weights stay packed."
+    )
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (doctor, generate, inspect, perplexity, quantize):

@@ -1,4 +1,6 @@
-"""`jax-q4k doctor`: what this installation runs on this machine, by which kernels, and what is missing for more."""
+"""`jax-q4k doctor`: what this installation runs on this machine, by which kernels, and what is
+missing for more.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,10 @@ from .output import table_console
 
 BROKEN = 1
 _PACKAGES = ("jax", "jaxlib", "numpy", "flax")
-_NO_BACKEND = (RuntimeError, AssertionError)  # what JAX raises where $JAX_PLATFORMS names one that does not start
+_NO_BACKEND = (
+    RuntimeError,
+    AssertionError,
+)  # what JAX raises where $JAX_PLATFORMS names one that does not start
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 #: Kernels -> the instruction sets that they need, by Linux's names.
@@ -45,7 +50,9 @@ NEEDS = {
 
 def add_parser(commands: Any) -> None:
     description = "What runs on this machine, by which kernels, and what is missing. Exit code 1: something is broken."
-    parser = commands.add_parser("doctor", help="show what runs here, and why", description=description)
+    parser = commands.add_parser(
+        "doctor", help="show what runs here, and why", description=description
+    )
     parser.set_defaults(command=_doctor)
 
 
@@ -75,7 +82,11 @@ def instruction_sets() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    values = (line.split(":", 1)[1] for line in lines if line.split(":")[0].strip() in ("flags", "Features"))
+    values = (
+        line.split(":", 1)[1]
+        for line in lines
+        if line.split(":")[0].strip() in ("flags", "Features")
+    )
     return frozenset(next(values, "").split())
 
 
@@ -86,7 +97,10 @@ def _cpu() -> Iterator[tuple[str, str]]:
     yield "threads of XLA", _threads()
     yield "C++ compiler", _compiler()
     path, problem = native.library_path(), native.problem()
-    yield "CPU kernels", problem or f"{path}{', built from the sources beside it' if build.fingerprint() else ''}"
+    yield (
+        "CPU kernels",
+        problem or f"{path}{', built from the sources beside it' if build.fingerprint() else ''}",
+    )
     used, compiled = native.kernels(), native.compiled()
     for name in build.kernels():
         missing = [need for need in NEEDS[name] if need not in has]
@@ -116,7 +130,9 @@ def _compiler() -> str:
     if not command or shutil.which(command[0]) is None:
         return f"not found: {' '.join(command)}; $CXX names another"
     try:
-        printed = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=20).stdout
+        printed = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, timeout=20
+        ).stdout
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{' '.join(command)} does not run: {error}"
     return f"{' '.join(command)}: {next(iter(printed.splitlines()), 'of no known version')}"
@@ -150,11 +166,16 @@ def _driver() -> str:
 def _defaults() -> Iterator[tuple[str, str]]:
     yield "$JAX_PLATFORMS", os.environ.get("JAX_PLATFORMS") or "not set"
     try:
-        yield "devices of JAX", ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in jax.devices())
+        yield (
+            "devices of JAX",
+            ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in jax.devices()),
+        )
     except _NO_BACKEND as error:
         yield "devices of JAX", f"none: {error}"
     on_cpu = default_implementation("cpu")
-    reason = f"C++ kernels for {native.kernels()}" if on_cpu == "native" else "plain JAX, which is slow"
+    reason = (
+        f"C++ kernels for {native.kernels()}" if on_cpu == "native" else "plain JAX, which is slow"
+    )
     yield "default on cpu", f"{on_cpu}: {reason}"
     yield "default on cuda", f"{default_implementation('cuda')}: generated PTX kernels"
 
@@ -175,7 +196,10 @@ def _broken() -> str | None:
     with jax.default_device(cpu):
         try:
             w = jq.quantize(np.linspace(-3, 5, 16 * 256, dtype=np.float32).reshape(16, 256), "Q8_0")
-            got, want = (jq.matmul(x, w, activations="f32", implementation=name) for name in ("native", "xla"))
+            got, want = (
+                jq.matmul(x, w, activations="f32", implementation=name)
+                for name in ("native", "xla")
+            )
         except jax.errors.JaxRuntimeError as error:
             return f"{build.LIBRARY} fails: {error}"
         if not jnp.allclose(got, want, rtol=1e-4, atol=1e-4):

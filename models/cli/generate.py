@@ -24,24 +24,46 @@ from .output import UsageError, load_model, printable
 
 
 def add_parser(commands: Any) -> None:
-    generate = commands.add_parser("generate", help="continue a prompt", description="Continue a prompt.")
+    generate = commands.add_parser(
+        "generate", help="continue a prompt", description="Continue a prompt."
+    )
     generate.set_defaults(command=_generate)
     which = generate.add_mutually_exclusive_group(required=True)
     which.add_argument("model", nargs="?", metavar="MODEL.gguf")
-    which.add_argument("--demo", action="store_true", help="run the small model that comes with this package")
+    which.add_argument(
+        "--demo", action="store_true", help="run the small model that comes with this package"
+    )
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT")
     prompt.add_argument("--tokens", metavar="IDS", help="prompt as token ids: 1,15043,29892")
-    generate.add_argument("--chat", action="store_true", help="put the prompt into the file's chat template")
-    generate.add_argument("-n", "--max-new-tokens", type=int, default=64, metavar="N", help="default: 64")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token")
-    generate.add_argument("--top-k", type=int, default=0, metavar="K", help="0, the default, keeps all tokens")
-    generate.add_argument("--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens")
-    generate.add_argument("--min-p", type=float, default=0.0, metavar="P", help="default: 0, all tokens")
-    generate.add_argument("--repetition-penalty", type=float, default=1.0, metavar="X", help="default: 1, none")
+    generate.add_argument(
+        "--chat", action="store_true", help="put the prompt into the file's chat template"
+    )
+    generate.add_argument(
+        "-n", "--max-new-tokens", type=int, default=64, metavar="N", help="default: 64"
+    )
+    generate.add_argument(
+        "--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token"
+    )
+    generate.add_argument(
+        "--top-k", type=int, default=0, metavar="K", help="0, the default, keeps all tokens"
+    )
+    generate.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens"
+    )
+    generate.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="default: 0, all tokens"
+    )
+    generate.add_argument(
+        "--repetition-penalty", type=float, default=1.0, metavar="X", help="default: 1, none"
+    )
     generate.add_argument("--seed", type=int, default=0, help="default: 0")
-    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end here; may be repeated")
-    generate.add_argument("--ignore-end", action="store_true", help="go on beyond the model's end token")
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end here; may be repeated"
+    )
+    generate.add_argument(
+        "--ignore-end", action="store_true", help="go on beyond the model's end token"
+    )
     generate.add_argument("--cache-dtype", choices=[str(d) for d in PAGE_DTYPES], default="float32")
     generate.add_argument(
         "--implementation",
@@ -87,7 +109,9 @@ def _prompt(options: argparse.Namespace, model: Model) -> str | list[int]:
         try:
             return [int(part) for part in options.tokens.split(",")]
         except ValueError:
-            raise UsageError(f"--tokens {options.tokens!r} must be integers between commas") from None
+            raise UsageError(
+                f"--tokens {options.tokens!r} must be integers between commas"
+            ) from None
     if model.tokenizer is None:
         raise UsageError(f"{options.model} holds no tokenizer: give the prompt as --tokens")
     if not options.chat:
@@ -117,7 +141,9 @@ def _summary(timings: Timings) -> str:
     parts = [f"{timings.new_tokens} tokens"]
     if timings.decoded_tokens:
         parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
-    parts.append(f"first token after {timings.first_token:.3f} s ({timings.prompt_tokens} prompt tokens)")
+    parts.append(
+        f"first token after {timings.first_token:.3f} s ({timings.prompt_tokens} prompt tokens)"
+    )
     if timings.compile:
         parts.append(f"compiled in {timings.compile:.1f} s")
     return ", ".join(parts)

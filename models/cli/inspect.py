@@ -21,7 +21,9 @@ _WIDTH = 72
 
 
 def add_parser(commands: Any) -> None:
-    parser = commands.add_parser("inspect", help="show what a file holds", description="Show what a file holds.")
+    parser = commands.add_parser(
+        "inspect", help="show what a file holds", description="Show what a file holds."
+    )
     parser.set_defaults(command=_inspect)
     parser.add_argument("model", metavar="MODEL.gguf")
 
@@ -73,13 +75,22 @@ def _types(tensors: list[TensorInfo]) -> Table:
     for name, group in sorted(by_type.items(), key=lambda item: -sum(t.nbytes for t in item[1])):
         nbytes, weights = sum(t.nbytes for t in group), sum(math.prod(t.shape) for t in group)
         share = f"{nbytes / total:.1%}"
-        table.add_row(name, f"{len(group)}", f"{weights:,}", f"{nbytes:,}", share, f"{8 * nbytes / weights:.4g}")
+        table.add_row(
+            name,
+            f"{len(group)}",
+            f"{weights:,}",
+            f"{nbytes:,}",
+            share,
+            f"{8 * nbytes / weights:.4g}",
+        )
     return table
 
 
 def _value(value: Any) -> str:
     if isinstance(value, (list, np.ndarray)):
-        first = ", ".join(_shortened(repr(v.item() if isinstance(v, np.generic) else v), 16) for v in value[:4])
+        first = ", ".join(
+            _shortened(repr(v.item() if isinstance(v, np.generic) else v), 16) for v in value[:4]
+        )
         return f"{len(value)}: [{first}{', ...' if len(value) > 4 else ''}]"
     return _shortened(repr(value), _WIDTH)
 

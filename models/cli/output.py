@@ -27,7 +27,10 @@ class UsageError(Exception):
 
 def printable(text: str) -> str:
     """Text without control characters, which a file or a model could steer a terminal with."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return "".join(
+        c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}"
+        for c in text
+    )
 
 
 def table_console() -> Console:
@@ -37,15 +40,21 @@ def table_console() -> Console:
 
 
 @contextlib.contextmanager
-def progress(title: str, notes: Console, *count: ProgressColumn) -> Iterator[Callable[[int, int], object]]:
-    """A bar, on a terminal only, and what is called with (done, in all); `count`: columns that show these."""
+def progress(
+    title: str, notes: Console, *count: ProgressColumn
+) -> Iterator[Callable[[int, int], object]]:
+    """A bar, on a terminal only, and what is called with (done, in all); `count`: columns that show
+    these.
+    """
     columns = (TextColumn(title), BarColumn(), *count, TimeRemainingColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def bytes_progress(title: str, notes: Console) -> contextlib.AbstractContextManager[Callable[[int, int], object]]:
+def bytes_progress(
+    title: str, notes: Console
+) -> contextlib.AbstractContextManager[Callable[[int, int], object]]:
     """`progress` of bytes."""
     return progress(title, notes, DownloadColumn(binary_units=True), TransferSpeedColumn())
 

@@ -22,8 +22,15 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(command=_perplexity)
     parser.add_argument("model", metavar="MODEL.gguf")
     parser.add_argument("text", metavar="TEXT", help="a UTF-8 file")
-    parser.add_argument("--context", type=int, metavar="N", help="tokens per window; default: the model's, up to 512")
-    parser.add_argument("--implementation", choices=IMPLEMENTATIONS, help="as in `jax-q4k generate`")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="N",
+        help="tokens per window; default: the model's, up to 512",
+    )
+    parser.add_argument(
+        "--implementation", choices=IMPLEMENTATIONS, help="as in `jax-q4k generate`"
+    )
 
 
 def _perplexity(options: argparse.Namespace, notes: Console) -> None:
@@ -32,7 +39,10 @@ def _perplexity(options: argparse.Namespace, notes: Console) -> None:
     except UnicodeDecodeError as error:
         raise UsageError(f"{options.text} is not UTF-8: byte {error.start}") from error
     model = load_model(options.model, notes)
-    with progress("Windows", notes, MofNCompleteColumn()) as report, jq.implementation(options.implementation):
+    with (
+        progress("Windows", notes, MofNCompleteColumn()) as report,
+        jq.implementation(options.implementation),
+    ):
         try:
             found = score(model, text, context=options.context, progress=report)
         except ValueError as error:

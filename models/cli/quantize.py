@@ -17,13 +17,23 @@ from .output import UsageError, bytes_progress
 
 
 def add_parser(commands: Any) -> None:
-    description = "Quantize a GGUF file or a Hugging Face checkpoint, one tensor in memory at a time."
-    parser = commands.add_parser("quantize", help="make a smaller file of a model", description=description)
-    parser.set_defaults(command=_quantize, writes_files=True)  # an interrupt must remove the half of one
-    parser.add_argument("source", metavar="IN", help="a .gguf file, a .safetensors file or a checkpoint's folder")
+    description = (
+        "Quantize a GGUF file or a Hugging Face checkpoint, one tensor in memory at a time."
+    )
+    parser = commands.add_parser(
+        "quantize", help="make a smaller file of a model", description=description
+    )
+    parser.set_defaults(
+        command=_quantize, writes_files=True
+    )  # an interrupt must remove the half of one
+    parser.add_argument(
+        "source", metavar="IN", help="a .gguf file, a .safetensors file or a checkpoint's folder"
+    )
     parser.add_argument("target", metavar="OUT.gguf")
     parser.add_argument("--type", choices=MIXTURES, default="Q4_K_M", help="default: Q4_K_M")
-    parser.add_argument("--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file")
+    parser.add_argument(
+        "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file"
+    )
     parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it is there")
 
 
@@ -43,7 +53,10 @@ def _quantize(options: argparse.Namespace, notes: Console) -> None:
         raise UsageError(error) from error
     before, after = _size(source), target.stat().st_size
     seconds = time.perf_counter() - started
-    notes.print(f"[dim]{before:,} -> {after:,} bytes ({after / before:.1%}) in {seconds:.1f} s[/]", soft_wrap=True)
+    notes.print(
+        f"[dim]{before:,} -> {after:,} bytes ({after / before:.1%}) in {seconds:.1f} s[/]",
+        soft_wrap=True,
+    )
 
 
 def _size(source: Path) -> int:

@@ -22,7 +22,8 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 
-#: GGUF's key -> that of config.json, its type, its value where it is missing or null (...: it must be there).
+#: GGUF's key -> that of config.json, its type, its value where it is missing or null (...: it must
+#: be there).
 _KEYS: dict[str, tuple[str, type, Any]] = {
     "vocab_size": ("vocab_size", int, ...),
     "context_length": ("max_position_embeddings", int, ...),
@@ -47,11 +48,15 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """A checkpoint's decoder. `metadata` holds GGUF's keys; the rest is what those leave to the tensors."""
+    """A checkpoint's decoder. `metadata` holds GGUF's keys; the rest is what those leave to the
+    tensors.
+    """
 
     config: Config
     metadata: dict[str, Any]
-    attention_bias: bool  # of all four projections, beside the biases that the architecture itself has
+    attention_bias: (
+        bool  # of all four projections, beside the biases that the architecture itself has
+    )
     mlp_bias: bool
     tied: bool  # the output layer is the embedding
     rope_divisors: np.ndarray | None  # float32 (rope_dim / 2,)
@@ -68,7 +73,9 @@ def describe(fields: Fields) -> Description:
     architecture = ARCHITECTURES[name]
     values: dict[str, Any] = {}
     for key, (json_key, kind, default) in _KEYS.items():
-        value = fields.get(json_key, kind) if default is ... else fields.get(json_key, kind, default)
+        value = (
+            fields.get(json_key, kind) if default is ... else fields.get(json_key, kind, default)
+        )
         if value is not None:
             values[key] = value
     if name != "LlamaForCausalLM":  # whose early files leave it out where it equals the heads
@@ -80,7 +87,9 @@ def describe(fields: Fields) -> Description:
         values["attention.sliding_window"] = window
     rope = _Rope(fields)
     values |= rope.values
-    metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": v for key, v in values.items()}
+    metadata = {"general.architecture": architecture} | {
+        f"{architecture}.{key}": v for key, v in values.items()
+    }
     try:
         config = Config.from_metadata(metadata, fields.file)
     except GGUFError as error:
@@ -91,7 +100,8 @@ def describe(fields: Fields) -> Description:
     return Description(
         config=config,
         metadata=config.to_metadata() | metadata,
-        attention_bias=name in ("LlamaForCausalLM", "Qwen3ForCausalLM") and fields.get("attention_bias", bool, False),
+        attention_bias=name in ("LlamaForCausalLM", "Qwen3ForCausalLM")
+        and fields.get("attention_bias", bool, False),
         mlp_bias=name == "LlamaForCausalLM" and fields.get("mlp_bias", bool, False),
         tied=fields.get("tie_word_embeddings", bool, False),
         rope_divisors=rope.divisors(config),
@@ -101,7 +111,10 @@ def describe(fields: Fields) -> Description:
 def _architecture(fields: Fields) -> str:
     names = fields.get("architectures", list)
     if len(names) != 1 or not isinstance(names[0], str) or names[0] not in ARCHITECTURES:
-        fields.fail("architectures", f"{names!r:.200} is not supported; supported are {', '.join(ARCHITECTURES)}")
+        fields.fail(
+            "architectures",
+            f"{names!r:.200} is not supported; supported are {', '.join(ARCHITECTURES)}",
+        )
     return names[0]
 
 
@@ -109,7 +122,10 @@ def _window(fields: Fields, name: str) -> int | None:
     """Tokens that the layers with a sliding window attend to."""
     for kind in fields.get("layer_types", list, []):
         if kind not in _LAYER_TYPES:
-            fields.fail("layer_types", f"{kind!r:.100} is not supported; supported are {', '.join(_LAYER_TYPES)}")
+            fields.fail(
+                "layer_types",
+                f"{kind!r:.100} is not supported; supported are {', '.join(_LAYER_TYPES)}",
+            )
     if name == "LlamaForCausalLM" or (
         name != "MistralForCausalLM" and not fields.get("use_sliding_window", bool, False)
     ):
@@ -118,14 +134,17 @@ def _window(fields: Fields, name: str) -> int | None:
 
 
 class _Rope:
-    """Rotary positions: `rope_parameters`, or in files of transformers 4 `rope_theta` and `rope_scaling`.
+    """Rotary positions: `rope_parameters`, or in files of transformers 4 `rope_theta` and
+    `rope_scaling`.
 
     values: GGUF's keys.
     """
 
     def __init__(self, fields: Fields) -> None:
         given = [
-            (key, inner) for key in ("rope_parameters", "rope_scaling") if (inner := fields.fields(key)) is not None
+            (key, inner)
+            for key in ("rope_parameters", "rope_scaling")
+            if (inner := fields.fields(key)) is not None
         ]
         if len(given) == 2 and given[0][1].values != given[1][1].values:
             fields.fail("rope_scaling", "differs from rope_parameters")
@@ -142,30 +161,47 @@ class _Rope:
             self.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self._factor()}
         elif self._kind not in ("default", "llama3"):
             supported = "default, linear, llama3"
-            self._fields.fail("rope_type", f"{self._kind[:100]!r} is not supported; supported are {supported}")
+            self._fields.fail(
+                "rope_type", f"{self._kind[:100]!r} is not supported; supported are {supported}"
+            )
 
     def divisors(self, config: Config) -> np.ndarray | None:
         """What Llama 3.1 divides each frequency by: float32 (rope_dim / 2,); None: nothing.
 
-        Wavelengths up to original_max_position_embeddings / high_freq_factor tokens stay, those from
-        original_max_position_embeddings / low_freq_factor on are stretched by `factor`; in between the frequency
-        is mixed linearly in original_max_position_embeddings / wavelength.
+        Wavelengths up to original_max_position_embeddings / high_freq_factor tokens stay, those
+        from original_max_position_embeddings / low_freq_factor on are stretched by `factor`; in
+        between the frequency is mixed linearly in original_max_position_embeddings / wavelength.
         """
         if self._kind != "llama3":
             return None
         get = self._fields.get
-        factor, low, high = self._factor(), get("low_freq_factor", float), get("high_freq_factor", float)
+        factor, low, high = (
+            self._factor(),
+            get("low_freq_factor", float),
+            get("high_freq_factor", float),
+        )
         original = get("original_max_position_embeddings", int)
         if not 0 < low < high:
-            self._fields.fail("high_freq_factor", f"must be above low_freq_factor={low}, and that above 0, not {high}")
+            self._fields.fail(
+                "high_freq_factor",
+                f"must be above low_freq_factor={low}, and that above 0, not {high}",
+            )
         if not 0 < original <= 1 << 28:
-            self._fields.fail("original_max_position_embeddings", f"must be from 1 to {1 << 28}, not {original}")
-        turns = original * frequencies(config).astype(np.float64) / (2 * math.pi)  # original / wavelength
-        kept = np.clip((turns - low) / (high - low), 0.0, 1.0)  # the part of the frequency that is not stretched
+            self._fields.fail(
+                "original_max_position_embeddings", f"must be from 1 to {1 << 28}, not {original}"
+            )
+        turns = (
+            original * frequencies(config).astype(np.float64) / (2 * math.pi)
+        )  # original / wavelength
+        kept = np.clip(
+            (turns - low) / (high - low), 0.0, 1.0
+        )  # the part of the frequency that is not stretched
         return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
 
     def _factor(self) -> float:
         factor = self._fields.get("factor", float)
         if not MIN_ROPE_DIVISOR < factor <= 1e6:
-            self._fields.fail("factor", f"must be a number above {MIN_ROPE_DIVISOR} and up to 1e6, not {factor}")
+            self._fields.fail(
+                "factor", f"must be a number above {MIN_ROPE_DIVISOR} and up to 1e6, not {factor}"
+            )
         return factor

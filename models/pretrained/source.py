@@ -42,7 +42,8 @@ _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 class CheckpointSource:
-    """A Hugging Face checkpoint, checked but for the values of its weights, which are read one tensor at a time.
+    """A Hugging Face checkpoint, checked but for the values of its weights, which are read one
+    tensor at a time.
 
     A context manager, whose end closes the file that was read last.
 
@@ -55,11 +56,12 @@ class CheckpointSource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """path: a folder, or one .safetensors file whose config.json and tokenizer.json lie beside it.
+        """path: a folder, or one .safetensors file whose config.json and tokenizer.json lie beside
+        it.
 
         Raises:
-          jax_q4k.CheckpointError: a file is malformed, the parts do not fit together, or it asks for what is not
-            supported. OSError: a file cannot be read.
+          jax_q4k.CheckpointError: a file is malformed, the parts do not fit together, or it asks
+            for what is not supported. OSError: a file cannot be read.
         """
         self.name = os.fsdecode(path)
         given = Path(self.name)
@@ -69,15 +71,21 @@ class CheckpointSource:
         fields = _object(folder / "config.json", MAX_CONFIG)
         self.description = config.describe(fields)
         self.config = self.description.config
-        folder_name = folder.resolve().name.encode(errors="replace").decode()  # which need not be Unicode
+        folder_name = (
+            folder.resolve().name.encode(errors="replace").decode()
+        )  # which need not be Unicode
         title = {"general.type": "model", "general.name": folder_name or "model"}
-        self.metadata = self.description.metadata | title | _tokenizer(folder, fields, self.config.vocab_size)
+        self.metadata = (
+            self.description.metadata | title | _tokenizer(folder, fields, self.config.vocab_size)
+        )
         self._weights = Weights(given)
         self._stored_names = self._match()
         self.tensors: dict[str, tuple[int, ...]] = {
             name: self._weights.stored[stored].shape for name, stored in self._stored_names.items()
         }
-        self.nbytes = {name: self._weights.stored[stored].nbytes for name, stored in self._stored_names.items()}
+        self.nbytes = {
+            name: self._weights.stored[stored].nbytes for name, stored in self._stored_names.items()
+        }
         if self.description.rope_divisors is not None:
             self.tensors[_ROPE] = self.description.rope_divisors.shape
             self.nbytes[_ROPE] = self.description.rope_divisors.nbytes
@@ -97,7 +105,8 @@ class CheckpointSource:
         return tokenizer.has_tokenizer(self.metadata)
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor under GGUF's name, its rows in GGUF's order; norms and biases as float32, others as stored.
+        """A tensor under GGUF's name, its rows in GGUF's order; norms and biases as float32, others
+        as stored.
 
         Raises CheckpointError if a value is NaN or infinite, or the file is not what it was.
         """
@@ -107,11 +116,15 @@ class CheckpointSource:
         values = values.astype(np.float32) if values.ndim == 1 else values
         part = name.split(".")[-2]
         if self.config.interleaved_rope and part in ("attn_q", "attn_k"):
-            return interleaved(values, self.config.num_heads if part == "attn_q" else self.config.num_kv_heads)
+            return interleaved(
+                values, self.config.num_heads if part == "attn_q" else self.config.num_kv_heads
+            )
         return values
 
     def _match(self) -> dict[str, str]:
-        """GGUF's names -> the checkpoint's, of all tensors but the rope divisors; no others are there."""
+        """GGUF's names -> the checkpoint's, of all tensors but the rope divisors; no others are
+        there.
+        """
         names: dict[str, str] = {}
         for name, (shape, _) in expected_tensors(self.config).items():
             if not self._is_part(name):
@@ -119,7 +132,9 @@ class CheckpointSource:
             names[name] = stored_name = checkpoint_name(name)
             stored = self._weights.stored.get(stored_name)
             if stored is None:
-                raise CheckpointError(self.name, f"tensor {stored_name!r}", f"is missing, expected with shape {shape}")
+                raise CheckpointError(
+                    self.name, f"tensor {stored_name!r}", f"is missing, expected with shape {shape}"
+                )
             if stored.dtype not in DTYPES:
                 problem = f"has dtype {stored.dtype}, which is not supported; supported are {', '.join(DTYPES)}"
                 raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
@@ -128,7 +143,9 @@ class CheckpointSource:
                 raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
         known = set(names.values())
         for stored_name, stored in self._weights.stored.items():
-            tied = self.description.tied and stored_name == "lm_head.weight"  # the embedding is taken in its place
+            tied = (
+                self.description.tied and stored_name == "lm_head.weight"
+            )  # the embedding is taken in its place
             if stored_name not in known and not tied and not _BUFFER.fullmatch(stored_name):
                 architecture = self.config.architecture
                 problem = f"is not part of a {architecture} model as config.json describes it"
@@ -158,7 +175,8 @@ def checkpoint_name(name: str) -> str:
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection, or its bias, for rope on pairs (2i, 2i + 1) in place of (i, i + half).
+    """Rows of a query or key projection, or its bias, for rope on pairs (2i, 2i + 1) in place of
+    (i, i + half).
 
     rows: (heads * head_dim, ...) -> the same shape, contiguous.
     """
@@ -180,7 +198,9 @@ def _tokenizer(folder: Path, fields: json_fields.Fields, vocab_size: int) -> dic
     if described is None:
         for name in ("tokenizer.model", "vocab.json", "tekken.json"):
             if (folder / name).exists():
-                raise CheckpointError(str(folder), "tokenizer.json", f"is missing; {name} alone is not supported")
+                raise CheckpointError(
+                    str(folder), "tokenizer.json", f"is missing; {name} alone is not supported"
+                )
         return {}
     settings = _optional(folder / "tokenizer_config.json", MAX_CONFIG)
     values = {} if settings is None else dict(settings.values)
@@ -206,17 +226,28 @@ def _text(path: Path) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise CheckpointError(str(path), "text", f"expected UTF-8, got {error.reason} at byte {error.start}") from None
+        raise CheckpointError(
+            str(path), "text", f"expected UTF-8, got {error.reason} at byte {error.start}"
+        ) from None
 
 
 def _add_ids(
-    metadata: dict[str, Any], fields: json_fields.Fields, generation: json_fields.Fields | None, vocab_size: int
+    metadata: dict[str, Any],
+    fields: json_fields.Fields,
+    generation: json_fields.Fields | None,
+    vocab_size: int,
 ) -> None:
-    """BOS and EOS where the tokenizer's own files name none; further ids that end generation as EOT and EOM."""
+    """BOS and EOS where the tokenizer's own files name none; further ids that end generation as EOT
+    and EOM.
+    """
     tokens = metadata["tokenizer.ggml.tokens"]
     for name in ("bos", "eos"):
         key = f"{name}_token_id"
-        found = [(source, ids) for source in (generation, fields) if source and (ids := _ids(source, key, vocab_size))]
+        found = [
+            (source, ids)
+            for source in (generation, fields)
+            if source and (ids := _ids(source, key, vocab_size))
+        ]
         if not found:
             continue
         source, ids = found[0]  # generation_config.json has the last word

@@ -1,6 +1,7 @@
 """Tensors of safetensors files, read one at a time.
 
-The safetensors package checks that every tensor lies inside its file and that no two overlap. Files are read, not
+The safetensors package checks that every tensor lies inside its file and that no two overlap. Files
+are read, not
 mapped: pages of a map count as resident memory, and a mapped file that shrinks kills the process.
 """
 
@@ -45,7 +46,9 @@ class Weights:
     """The tensors of one file or of all files of an index: name -> Stored, in `stored`."""
 
     def __init__(self, path: Path) -> None:
-        """path: a .safetensors file, or a folder with model.safetensors or model.safetensors.index.json."""
+        """path: a .safetensors file, or a folder with model.safetensors or
+        model.safetensors.index.json.
+        """
         self._open: tuple[Path, Any] | None = None
         self._stack = contextlib.ExitStack()
         self.stored: dict[str, Stored] = {}
@@ -64,10 +67,14 @@ class Weights:
         self._stack.close()
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor, whose dtype must be one of DTYPES. Raises CheckpointError if a value is NaN or infinite."""
+        """A tensor, whose dtype must be one of DTYPES. Raises CheckpointError if a value is NaN or
+        infinite.
+        """
         stored = self.stored[name]
         file = str(stored.file)
-        values = _checked(stored.file, f"tensor {name!r}", lambda: self._handle(stored.file).get_tensor(name))
+        values = _checked(
+            stored.file, f"tensor {name!r}", lambda: self._handle(stored.file).get_tensor(name)
+        )
         if values.shape != stored.shape or values.dtype != DTYPES[stored.dtype]:
             raise CheckpointError(file, f"tensor {name!r}", "changed while the file was read")
         flat = values.reshape(-1)
@@ -90,16 +97,23 @@ class Weights:
                 part = handle.get_slice(name)
                 dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
                 if name in self.stored:
-                    raise CheckpointError(str(file), f"tensor {name!r}", f"is in {self.stored[name].file.name} too")
+                    raise CheckpointError(
+                        str(file), f"tensor {name!r}", f"is in {self.stored[name].file.name} too"
+                    )
                 self.stored[name] = Stored(file, dtype, shape)
 
     def _list_shards(self, index: Path) -> None:
         fields = json_fields.Fields(json_fields.read(index, MAX_INDEX), str(index))
         places: dict[str, str] = fields.get("weight_map", dict)
         for name, shard in places.items():
-            if not isinstance(shard, str) or Path(shard).name != shard or not shard.endswith(".safetensors"):
+            if (
+                not isinstance(shard, str)
+                or Path(shard).name != shard
+                or not shard.endswith(".safetensors")
+            ):
                 fields.fail(
-                    f"weight_map[{name[:100]!r}]", f"must name a .safetensors file in its folder, not {shard!r:.200}"
+                    f"weight_map[{name[:100]!r}]",
+                    f"must name a .safetensors file in its folder, not {shard!r:.200}",
                 )
         for shard in dict.fromkeys(places.values()):
             if not (index.parent / shard).exists():
@@ -107,10 +121,15 @@ class Weights:
             self._list(index.parent / shard)
         for name, shard in places.items():
             if name not in self.stored or self.stored[name].file.name != shard:
-                fields.fail(f"weight_map[{name[:100]!r}]", f"names {shard!r}, which does not hold the tensor")
+                fields.fail(
+                    f"weight_map[{name[:100]!r}]",
+                    f"names {shard!r}, which does not hold the tensor",
+                )
         for name, stored in self.stored.items():
             if name not in places:
-                raise CheckpointError(str(stored.file), f"tensor {name!r}", f"is not in {index.name}")
+                raise CheckpointError(
+                    str(stored.file), f"tensor {name!r}", f"is not in {index.name}"
+                )
 
 
 @contextlib.contextmanager

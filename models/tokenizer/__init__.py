@@ -1,7 +1,7 @@
 """Tokenizers built from a GGUF file's own metadata.
 
-SentencePiece vocabularies with scores (`tokenizer.ggml.model` = "llama") and byte-level BPE ("gpt2"). Ids
-equal llama.cpp's for the same text and flags.
+SentencePiece vocabularies with scores (`tokenizer.ggml.model` = "llama") and byte-level BPE
+("gpt2"). Ids equal llama.cpp's for the same text and flags.
 """
 
 from __future__ import annotations
@@ -17,20 +17,30 @@ from .streaming import StreamDecoder
 from .tokenizer import Tokenizer
 from .vocabulary import NO_VOCABULARY, Vocabulary
 
-__all__ = ["StreamDecoder", "Tokenizer", "from_gguf", "from_metadata", "has_tokenizer", "metadata_from_json"]
+__all__ = [
+    "StreamDecoder",
+    "Tokenizer",
+    "from_gguf",
+    "from_metadata",
+    "has_tokenizer",
+    "metadata_from_json",
+]
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
     """Whether the metadata holds a vocabulary at all (test models often hold none)."""
     model = metadata.get("tokenizer.ggml.model", "none")
-    return not isinstance(model, str) or model not in NO_VOCABULARY  # no str: `from_metadata` refuses it
+    return (
+        not isinstance(model, str) or model not in NO_VOCABULARY
+    )  # no str: `from_metadata` refuses it
 
 
 def from_metadata(metadata: Mapping[str, Any], file: str = "metadata") -> Tokenizer:
     """The tokenizer that GGUF metadata describes.
 
-    metadata: keys as in the file, arrays as any sequence. file: what error messages call the source.
-    Raises `jax_q4k.GGUFError` where the metadata is inconsistent or names a tokenizer that is not supported.
+    metadata: keys as in the file, arrays as any sequence. file: what error messages call the
+    source. Raises `jax_q4k.GGUFError` where the metadata is inconsistent or names a tokenizer that
+    is not supported.
     """
     return Tokenizer(Vocabulary.from_metadata(metadata, file))
 

@@ -17,13 +17,16 @@ Encoder = Callable[[str], list[int]]
 
 SPACE = "\u2581"  # what SentencePiece writes for a space
 
-# Far above any real vocabulary: a few megabytes of tokens can have billions of ways of splitting them.
+# Far above any real vocabulary: a few megabytes of tokens can have billions of ways of splitting
+# them.
 LONGEST_MERGED = 256  # characters; a longer token is never formed by merging
 MAX_MERGES = 1 << 22
 
 
 def check(vocabulary: Vocabulary) -> None:
-    """Raises GGUFError for a vocabulary that no encoder can be built of, in less time than that takes."""
+    """Raises GGUFError for a vocabulary that no encoder can be built of, in less time than that
+    takes.
+    """
     if vocabulary.model != "llama":
         return
     if len(_byte_ids(vocabulary)) < 256 and vocabulary.unknown_token_id is None:
@@ -48,18 +51,21 @@ def byte_level(vocabulary: Vocabulary) -> Encoder:
     pre = PRE_TOKENIZERS[vocabulary.pre]
     # The library keeps the last of two equal merges, llama.cpp the first.
     merges = list(dict.fromkeys(vocabulary.merges))
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.ignore_merges))
+    tokenizer = Tokenizer(
+        models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.ignore_merges)
+    )
     tokenizer.pre_tokenizer = splitter(pre)
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def sentencepiece(vocabulary: Vocabulary) -> Encoder:
-    """SentencePiece's BPE: of all neighbours that form a token, join those of the highest score first.
+    """SentencePiece's BPE: of all neighbours that form a token, join those of the highest score
+    first.
 
-    The library merges by rank of pairs, so every way of splitting a token in two becomes a merge, ranked by
-    the token's score. That is the same order as long as scores differ. Among equal scores the lower id goes
-    first, which is the order of training; llama.cpp takes the leftmost pair. (Llama 2's runs of spaces share
-    one score; both orders lead to the same ids there.)
+    The library merges by rank of pairs, so every way of splitting a token in two becomes a merge,
+    ranked by the token's score. That is the same order as long as scores differ. Among equal scores
+    the lower id goes first, which is the order of training; llama.cpp takes the leftmost pair.
+    (Llama 2's runs of spaces share one score; both orders lead to the same ids there.)
     """
     tokens, unknown = vocabulary.tokens, vocabulary.unknown_token_id
     ids = _with_characters(vocabulary)
@@ -95,7 +101,9 @@ def _byte_ids(vocabulary: Vocabulary) -> list[int]:
 
 
 def _with_characters(vocabulary: Vocabulary) -> dict[str, int]:
-    """Token -> id, and new ids for characters that only longer tokens hold: they can still take part in merges."""
+    """Token -> id, and new ids for characters that only longer tokens hold: they can still take
+    part in merges.
+    """
     ids = dict(vocabulary.ids)
     for character in sorted(set().union(*vocabulary.tokens) - ids.keys()):
         ids[character] = len(ids)

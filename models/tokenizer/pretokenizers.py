@@ -1,9 +1,10 @@
 r"""How byte-level BPE splits text into words before merging: `tokenizer.ggml.pre`.
 
-Each name stands for the split patterns of a published tokenizer.json, applied one after the other; what lies
-between matches is a word too. Patterns are those of llama.cpp (`llm_tokenizer_bpe`), which spells case-blind
-contractions out so that only ASCII letters fold, except `tekken`: llama.cpp approximates its letter classes
-(`\p{Lu}` and so on), which the regex engine here has, so the model's own pattern is used.
+Each name stands for the split patterns of a published tokenizer.json, applied one after the other;
+what lies between matches is a word too. Patterns are those of llama.cpp (`llm_tokenizer_bpe`),
+which spells case-blind contractions out so that only ASCII letters fold, except `tekken`: llama.cpp
+approximates its letter classes (`\p{Lu}` and so on), which the regex engine here has, so the
+model's own pattern is used.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ _CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _words(letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*") -> str:
-    r"""The pattern of the tiktoken line (cl100k and its relatives): they differ in `letters` and `digits`."""
+def _words(
+    letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+) -> str:
+    r"""The pattern of the tiktoken line (cl100k and its relatives): they differ in `letters` and
+    `digits`."""
     return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}|{symbols}|{_SPACES}"
 
 
@@ -93,11 +97,14 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES
 
 
 def by_patterns(patterns: tuple[str, ...], ignore_merges: bool) -> str | None:
-    """The name of these split patterns, spelled as published tokenizer.json files spell them; None: none has one.
+    """The name of these split patterns, spelled as published tokenizer.json files spell them; None:
+    none has one.
 
     Those files write case-blind contractions with `(?i:...)`, which folds U+017F to s too.
     """
-    spelled = tuple(pattern.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION) for pattern in patterns)
+    spelled = tuple(
+        pattern.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION) for pattern in patterns
+    )
     for name, pre in PRE_TOKENIZERS.items():
         if (pre.patterns, pre.ignore_merges) == (spelled, ignore_merges):
             return name

@@ -1,4 +1,6 @@
-"""Tokens known by their text: GGUF names few of them by key, and llama.cpp recognizes the rest so too."""
+"""Tokens known by their text: GGUF names few of them by key, and llama.cpp recognizes the rest so
+too.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ END_TEXTS = frozenset({
 
 @dataclass(frozen=True)
 class FillInMiddle:
-    """A fill-in-the-middle token: its texts serve where the key is missing; `ends` if it ends generation."""
+    """A fill-in-the-middle token: its texts serve where the key is missing; `ends` if it ends
+    generation.
+    """
 
     key: str
     texts: tuple[str, ...]
@@ -35,9 +39,13 @@ FILL_IN_MIDDLE = (
         "fim_mid_token_id",
         ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
     ),
-    FillInMiddle("fim_pad_token_id", ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"), ends=True),
     FillInMiddle(
-        "fim_rep_token_id", ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"), ends=True
+        "fim_pad_token_id", ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"), ends=True
+    ),
+    FillInMiddle(
+        "fim_rep_token_id",
+        ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+        ends=True,
     ),
     FillInMiddle("fim_sep_token_id", ("<|file_sep|>",), ends=True),
 )
@@ -52,7 +60,9 @@ def classify(
     """
     control = {ids[text] for text in END_TEXTS if text in ids}
     ends = set(control)
-    ends.update(token for token in (eos, named("eot_token_id"), named("eom_token_id")) if token is not None)
+    ends.update(
+        token for token in (eos, named("eot_token_id"), named("eom_token_id")) if token is not None
+    )
     for token_kind in FILL_IN_MIDDLE:
         token = named(token_kind.key)
         if token is None:

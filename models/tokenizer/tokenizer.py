@@ -16,10 +16,14 @@ from .vocabulary import Vocabulary
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's character -> byte: printable Latin-1 stands for itself, the rest follow from U+0100 on."""
+    """GPT-2's character -> byte: printable Latin-1 stands for itself, the rest follow from U+0100
+    on.
+    """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in plain]
-    alphabet = {chr(byte): byte for byte in plain} | {chr(0x100 + i): byte for i, byte in enumerate(shifted)}
+    alphabet = {chr(byte): byte for byte in plain} | {
+        chr(0x100 + i): byte for i, byte in enumerate(shifted)
+    }
     assert alphabet.keys() == set(pre_tokenizers.ByteLevel.alphabet())
     return alphabet
 
@@ -27,9 +31,9 @@ def _byte_alphabet() -> dict[str, int]:
 class Tokenizer:
     """A GGUF file's tokenizer. Ids equal llama.cpp's for the same text and flags.
 
-    Build one with `from_gguf` or `from_metadata`. Attributes: `vocabulary` (all that the file says),
-    `bos_token_id` (int or None), `eos_token_ids` (every id that ends generation, turn ends included),
-    `vocab_size`, `chat_template` (str or None).
+    Build one with `from_gguf` or `from_metadata`. Attributes: `vocabulary` (all that the file
+    says), `bos_token_id` (int or None), `eos_token_ids` (every id that ends generation, turn ends
+    included), `vocab_size`, `chat_template` (str or None).
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -37,7 +41,8 @@ class Tokenizer:
         encoders.check(vocabulary)
         self._byte_of = _byte_alphabet()
         self._types: list[int] = vocabulary.types.tolist()
-        # A SentencePiece text starts with a space, and so does each part that follows a special token.
+        # A SentencePiece text starts with a space, and so does each part that follows a special
+        # token.
         self._prefix = " " if vocabulary.model == "llama" and vocabulary.add_space_prefix else ""
         bos, eos = vocabulary.bos_token_id, vocabulary.eos_token_id
         self._before = [bos] if vocabulary.add_bos and bos is not None else []
@@ -81,9 +86,10 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
 
-        add_special: add BOS and EOS as the file asks. parse_special: read control tokens' text, such as
-        "<|im_end|>", as those tokens; leave it off for text from users. User-defined tokens are always read.
-        Raises TypeError unless `text` is a str, ValueError if it holds lone surrogates.
+        add_special: add BOS and EOS as the file asks. parse_special: read control tokens' text,
+        such as "<|im_end|>", as those tokens; leave it off for text from users. User-defined tokens
+        are always read. Raises TypeError unless `text` is a str, ValueError if it holds lone
+        surrogates.
         """
         if not isinstance(text, str):
             raise TypeError(f"text is of type {type(text).__name__}, expected str")
@@ -102,11 +108,13 @@ class Tokenizer:
                 prefix = ""
         return [*self._before, *ids, *self._after] if add_special else ids
 
-    def decode(self, ids: Iterable[int], skip_special: bool = True, strip_prefix: bool = True) -> str:
+    def decode(
+        self, ids: Iterable[int], skip_special: bool = True, strip_prefix: bool = True
+    ) -> str:
         """Text of token ids, the inverse of `encode`; bytes that are not UTF-8 become U+FFFD.
 
-        skip_special: leave out control and unknown tokens. strip_prefix: drop the space that a SentencePiece
-        tokenizer puts before a text; pass False for ids that continue a text.
+        skip_special: leave out control and unknown tokens. strip_prefix: drop the space that a
+        SentencePiece tokenizer puts before a text; pass False for ids that continue a text.
         Raises ValueError on an id outside of the vocabulary.
         """
         stream = self.stream(skip_special, strip_prefix)
@@ -117,7 +125,9 @@ class Tokenizer:
         return StreamDecoder(self, skip_special, strip_prefix)
 
     def token_bytes(self, token_id: int, skip_special: bool = False) -> bytes:
-        """The UTF-8 bytes a token stands for, perhaps part of a character. Unused tokens stand for none."""
+        """The UTF-8 bytes a token stands for, perhaps part of a character. Unused tokens stand for
+        none.
+        """
         token_id = self._check(token_id)
         text, kind = self.vocabulary.tokens[token_id], self._types[token_id]
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
@@ -138,7 +148,9 @@ class Tokenizer:
     def _check(self, token_id: int) -> int:
         token_id = operator.index(token_id)
         if not 0 <= token_id < self.vocab_size:
-            raise ValueError(f"token id {token_id} is outside of the vocabulary, 0 to {self.vocab_size - 1}")
+            raise ValueError(
+                f"token id {token_id} is outside of the vocabulary, 0 to {self.vocab_size - 1}"
+            )
         return token_id
 
     @cached_property

@@ -22,8 +22,9 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A checked vocabulary. Defaults of missing keys are llama.cpp's, except that byte-level BPE has no BOS
-    and EOS unless the file names them (llama.cpp then takes id 11, a comma in most vocabularies).
+    """A checked vocabulary. Defaults of missing keys are llama.cpp's, except that byte-level BPE
+    has no BOS and EOS unless the file names them (llama.cpp then takes id 11, a comma in most
+    vocabularies).
     """
 
     model: str  # "llama" (SentencePiece) or "gpt2" (byte-level BPE)
@@ -58,7 +59,10 @@ class _Reader:
         model = self.value("model", str, None)
         if model not in ("llama", "gpt2"):
             found = "is missing" if model is None else f"is {model!r}"
-            self.fail("model", f"{found}; supported are 'llama' (SentencePiece) and 'gpt2' (byte-level BPE)")
+            self.fail(
+                "model",
+                f"{found}; supported are 'llama' (SentencePiece) and 'gpt2' (byte-level BPE)",
+            )
         spm = model == "llama"
         pre = None if spm else self.pre_tokenizer()
         tokens, ids = self.tokens()
@@ -70,7 +74,10 @@ class _Reader:
         add_eos = self.value("add_eos_token", bool, False)
         for wanted, name, token in ((add_bos, "bos", bos), (add_eos, "eos", eos)):
             if wanted and token is None:
-                self.fail(f"{name}_token_id", f"is missing, but every text is to have one (add_{name}_token)")
+                self.fail(
+                    f"{name}_token_id",
+                    f"is missing, but every text is to have one (add_{name}_token)",
+                )
 
         ends, control = classify(ids, lambda key: self.token_id(key, count), eos)
         types = self.types(tokens)
@@ -110,7 +117,9 @@ class _Reader:
         values = self.metadata.get(KEY + name)
         if values is None:
             self.fail(name, "is missing")
-        if not isinstance(values, list | tuple) or not all(isinstance(value, str) for value in values):
+        if not isinstance(values, list | tuple) or not all(
+            isinstance(value, str) for value in values
+        ):
             self.fail(name, "is not an array of strings")
         return list(values)
 
@@ -123,7 +132,9 @@ class _Reader:
         if array.ndim != 1 or (array.dtype.kind not in kinds and array.size):
             self.fail(name, f"is not an array of {'numbers' if 'f' in kinds else 'integers'}")
         if len(array) != count:
-            self.fail(name, f"has {len(array)} entries, expected one for each of the {count} tokens")
+            self.fail(
+                name, f"has {len(array)} entries, expected one for each of the {count} tokens"
+            )
         return array.astype(dtype)
 
     def token_id(self, name: str, count: int, default: int | None = None) -> int | None:
@@ -154,7 +165,10 @@ class _Reader:
             self.fail("token_type", f"is {types[i]} for id {i}, expected 0 to {max(TokenType)}")
         for i in np.flatnonzero(types == TokenType.BYTE):
             if not BYTE_TOKEN.fullmatch(tokens[i]):
-                self.fail("tokens", f"id {i}, a byte token, is {tokens[i]!r}, expected '<0x00>' to '<0xFF>'")
+                self.fail(
+                    "tokens",
+                    f"id {i}, a byte token, is {tokens[i]!r}, expected '<0x00>' to '<0xFF>'",
+                )
         return types.astype(np.int32)
 
     def scores(self, count: int) -> np.ndarray:
@@ -170,12 +184,17 @@ class _Reader:
         for rank, merge in enumerate(self.strings("merges")):
             left, _, right = merge.partition(" ")
             if not (left in ids and right in ids and left + right in ids):
-                self.fail("merges", f"entry {rank} is {merge!r}, expected two tokens that form a third")
+                self.fail(
+                    "merges", f"entry {rank} is {merge!r}, expected two tokens that form a third"
+                )
             pairs.append((left, right))
         return tuple(pairs)
 
     def pre_tokenizer(self) -> str:
         pre = self.value("pre", str, "default")
         if pre not in PRE_TOKENIZERS:
-            self.fail("pre", f"is {pre!r}, which is unknown; supported are {', '.join(sorted(PRE_TOKENIZERS))}")
+            self.fail(
+                "pre",
+                f"is {pre!r}, which is unknown; supported are {', '.join(sorted(PRE_TOKENIZERS))}",
+            )
         return pre

@@ -1,7 +1,7 @@
 """ggml's block formats, one module each: byte layout, planes, decoder.
 
-Block formats are looked up by ggml's name: `get("Q4_K")`. F32, F16 and BF16 tensors have no blocks and
-are not listed here.
+Block formats are looked up by ggml's name: `get("Q4_K")`. F32, F16 and BF16 tensors have no blocks
+and are not listed here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 from . import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from .base import BlockFormat, Plane
 
-_FORMATS = {module.FORMAT.name: module.FORMAT for module in (q4_0, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k)}
+_FORMATS = {
+    module.FORMAT.name: module.FORMAT for module in (q4_0, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k)
+}
 
 __all__ = ["BlockFormat", "Plane", "get", "names"]
 

@@ -21,7 +21,9 @@ class Plane:
 
     @property
     def alignment(self) -> int:
-        """Bytes that every block's start in this plane is a multiple of: a power of two, at most 16."""
+        """Bytes that every block's start in this plane is a multiple of: a power of two, at most
+        16.
+        """
         return min(self.bytes_per_block & -self.bytes_per_block, WIDEST_LOAD)
 
 
@@ -69,8 +71,13 @@ class BlockFormat:
         return sum(size for _, size in self.struct[: names.index(field)])
 
     def split(self, raw: np.ndarray) -> tuple[np.ndarray, ...]:
-        """uint8 (..., blocks, block_bytes) -> uint8 (..., blocks, bytes) per plane; views where possible."""
-        parts = ([raw[..., offset : offset + size] for offset, size in p.offset_runs] for p in self.planes)
+        """uint8 (..., blocks, block_bytes) -> uint8 (..., blocks, bytes) per plane; views where
+        possible.
+        """
+        parts = (
+            [raw[..., offset : offset + size] for offset, size in p.offset_runs]
+            for p in self.planes
+        )
         return tuple(part[0] if len(part) == 1 else np.concatenate(part, axis=-1) for part in parts)
 
     def join(self, planes: Sequence[np.ndarray]) -> np.ndarray:
@@ -84,7 +91,9 @@ class BlockFormat:
         return raw
 
     def fields(self, planes: Sequence[Any]) -> dict[str, Any]:
-        """Planes (NumPy or JAX, uint8 (..., blocks, bytes)) -> {field: uint8 (..., blocks, its bytes)}."""
+        """Planes (NumPy or JAX, uint8 (..., blocks, bytes)) -> {field: uint8 (..., blocks, its
+        bytes)}.
+        """
         found = {}
         for (_, names), data in zip(self.layout, planes, strict=True):
             start = 0
@@ -96,8 +105,8 @@ class BlockFormat:
     def decode(self, planes: Sequence[Any], xp: Any = np) -> Any:
         """Planes -> float32 (..., blocks * block_size), the same values under NumPy and jax.numpy.
 
-        Every product of scale and quant is exact in float32 (at most 11 + 7 + 5 significant bits), so
-        that a compiler's contraction of multiply and subtract changes no bit.
+        Every product of scale and quant is exact in float32 (at most 11 + 7 + 5 significant bits),
+        so that a compiler's contraction of multiply and subtract changes no bit.
         """
         values = self.weights(self.fields(planes), xp)
         return values.reshape(*values.shape[:-2], values.shape[-2] * self.block_size)
@@ -105,7 +114,9 @@ class BlockFormat:
     def finite(self, planes: Sequence[np.ndarray]) -> np.ndarray:
         """bool (..., blocks): whether all f16 fields of a block are finite."""
         fields = self.fields(planes)
-        good = [(fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.half_fields]
+        good = [
+            (fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.half_fields
+        ]
         return np.logical_and.reduce(good)
 
 

@@ -8,7 +8,11 @@ from .unpack import Unpack
 
 _MODULES = (q4_k, q5_k, q6_k, q8_0, q5_0, q4_0, q5_1)
 
-PACKED_ROWS: dict[str, type[PackedRow]] = {module.FORMAT.name: module.PackedRow for module in _MODULES}
+PACKED_ROWS: dict[str, type[PackedRow]] = {
+    module.FORMAT.name: module.PackedRow for module in _MODULES
+}
 
 #: (decoder, threads that decode a block).
-DECODERS: dict[str, tuple[Unpack, int]] = {module.FORMAT.name: (module.unpack, module.PARTS) for module in _MODULES}
+DECODERS: dict[str, tuple[Unpack, int]] = {
+    module.FORMAT.name: (module.unpack, module.PARTS) for module in _MODULES
+}

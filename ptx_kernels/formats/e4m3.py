@@ -1,6 +1,8 @@
-"""fp8 of the kind e4m3fn (sign, 4 bits of exponent with bias 7, 3 of mantissa, no infinity) in plain instructions.
+"""fp8 of the kind e4m3fn (sign, 4 bits of exponent with bias 7, 3 of mantissa, no infinity) in
+plain instructions.
 
-The conversions of the PTX ISA need sm_89. Layout: Micikevicius et al. 2022, "FP8 Formats for Deep Learning".
+The conversions of the PTX ISA need sm_89. Layout: Micikevicius et al. 2022, "FP8 Formats for Deep
+Learning".
 """
 
 from __future__ import annotations
@@ -16,23 +18,34 @@ _ALIGN = 2.0**14  # an f32 of this size has units of 2^-9, those of e4m3's subno
 
 
 def decode(words: Words) -> list[Value]:
-    """The bytes of u32 words, lowest first, as f32 in units of UNIT: exact; the codes 0x7f and 0xff give NaN."""
+    """The bytes of u32 words, lowest first, as f32 in units of UNIT: exact; the codes 0x7f and 0xff
+    give NaN.
+    """
     values = []
     for word in words:
-        even, odd = _as_f16(word << 8, word << 7), _as_f16(word, word >> 1)  # bytes 0 and 2, 1 and 3
+        even, odd = (
+            _as_f16(word << 8, word << 7),
+            _as_f16(word, word >> 1),
+        )  # bytes 0 and 2, 1 and 3
         values += [half(even), half(odd), half(even, 1), half(odd, 1)]
     return values
 
 
 def _as_f16(sign: Value, rest: Value) -> Value:
-    """Two codes as f16: `sign` has each sign in bit 15 of a half, `rest` the other bits behind bit 14, as f16 has."""
+    """Two codes as f16: `sign` has each sign in bit 15 of a half, `rest` the other bits behind bit
+    14, as f16 has.
+    """
     magnitude = rest & 0x3F803F80
-    is_nan = (magnitude + 0x00800080) & 0x40004000  # all ones carry into the one exponent bit that is clear
+    is_nan = (
+        magnitude + 0x00800080
+    ) & 0x40004000  # all ones carry into the one exponent bit that is clear
     return magnitude | is_nan | (sign & 0x80008000)
 
 
 def encode(k: Builder, x: Value) -> Value:
-    """An f32 rounded to nearest even, as a u32 below 256; beyond +-448 it saturates, NaN stays NaN."""
+    """An f32 rounded to nearest even, as a u32 below 256; beyond +-448 it saturates, NaN stays
+    NaN.
+    """
     magnitude = k.minimum(k.instruction("abs.f32", x), LARGEST)
     bits = magnitude.bits(u32)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)

@@ -1,8 +1,9 @@
 """Packed rows as operand A of an integer mma: what the block formats' tensor-core readers share.
 
-A tile is 16 rows of 256 columns in shared memory. It splits into four units of two groups of 32 columns each, those
-that share bytes. `ldmatrix` hands out packed bytes just as mma wants the quants in them, four columns of rows g and
-g + 8 a lane (g = lane / 4), so that quants are unpacked where they lie.
+A tile is 16 rows of 256 columns in shared memory. It splits into four units of two groups of 32
+columns each, those that share bytes. `ldmatrix` hands out packed bytes just as mma wants the quants
+in them, four columns of rows g and g + 8 a lane (g = lane / 4), so that quants are unpacked where
+they lie.
 """
 
 from __future__ import annotations
@@ -23,13 +24,15 @@ Pair = tuple[Value, Value]  # of rows g and g + 8
 
 @dataclass(frozen=True)
 class Group:
-    """32 columns of a tile: its weights are quants * scale, plus an offset where the format has one.
+    """32 columns of a tile: its weights are quants * scale, plus an offset where the format has
+    one.
 
     Attributes:
       index: which of the eight groups of 256 columns, u32.
       words: the quants, operand A of m16n8k32.
       type: u8 or s8.
-      scales: f32, of all 32 columns, or of the first 16 and of the last; at most 21 significant bits.
+      scales: f32, of all 32 columns, or of the first 16 and of the last; at most 21 significant
+        bits.
       offsets: f32, or None.
     """
 
@@ -42,18 +45,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Halves:
-    """32 columns of a tile as exact f16: the numbers (byte - bias) * scale that a block's d multiplies.
+    """32 columns of a tile as exact f16: the numbers (byte - bias) * scale that a block's d
+    multiplies.
 
-    A byte becomes an f16 with no conversion, as the low bits of one whose exponent is `anchor`'s: 1024 + byte, or
-    64 + byte / 16; an fma of two such takes the anchor and the bias away and scales. Bytes (0, 1) and (2, 3) of a
-    lane make the two words of a row that an mma of 16 columns takes: its activations have their pairs in even places
-    first, then those in odd ones.
+    A byte becomes an f16 with no conversion, as the low bits of one whose exponent is `anchor`'s:
+    1024 + byte, or 64 + byte / 16; an fma of two such takes the anchor and the bias away and
+    scales. Bytes (0, 1) and (2, 3) of a lane make the two words of a row that an mma of 16 columns
+    takes: its activations have their pairs in even places first, then those in odd ones.
 
     Attributes:
       index: which of the eight groups of 256 columns, u32.
       words: the bytes, as operand A of m16n8k32 has them.
       anchor: 0x64 or 0x54, the upper byte of the f16.
-      steps: f16x2 (factor, addend) of rows g and g + 8, of all 32 columns or of the first 16 and of the last.
+      steps: f16x2 (factor, addend) of rows g and g + 8, of all 32 columns or of the first 16 and of
+        the last.
     """
 
     index: Value
@@ -66,19 +71,30 @@ class Halves:
         anchor = k.const(u32, self.anchor * 0x01010101)
         found: list[Words] = []
         for i, rows in enumerate(self.steps if len(self.steps) == 2 else [*self.steps] * 2):
-            pairs = [(self.words[2 * i + r], which, rows[r]) for which in (0x4140, 0x4342) for r in range(2)]
-            raised = [(k.instruction("prmt.b32", word, anchor, which).bits(f16x2), step) for word, which, step in pairs]
-            found.append([k.instruction("fma.rn.f16x2", value, *step).bits(u32) for value, step in raised])
+            pairs = [
+                (self.words[2 * i + r], which, rows[r])
+                for which in (0x4140, 0x4342)
+                for r in range(2)
+            ]
+            raised = [
+                (k.instruction("prmt.b32", word, anchor, which).bits(f16x2), step)
+                for word, which, step in pairs
+            ]
+            found.append(
+                [k.instruction("fma.rn.f16x2", value, *step).bits(u32) for value, step in raised]
+            )
         return found
 
 
 @dataclass(frozen=True)
 class Block:
-    """What 256 columns of a tile share: weights are scale * halves + offset / 32 * the minimum of their group.
+    """What 256 columns of a tile share: weights are scale * halves + offset / 32 * the minimum of
+    their group.
 
     Attributes:
       scale, offset: f32, of rows g and g + 8; no offset: None.
-      minimums: operand A of m16n8k16: those of group t, twice, then of group t + 4 (t = lane % 4); empty for none.
+      minimums: operand A of m16n8k16: those of group t, twice, then of group t + 4 (t = lane % 4);
+        empty for none.
     """
 
     scale: Pair
@@ -89,8 +105,9 @@ class Block:
 class Fragments(Protocol):
     """Reads one unit of a tile: `planes` are the format's, u8 (16 rows, pitch) in shared memory.
 
-    A plane of less than 4 bytes per block and row holds the aligned 4 bytes that the block's lie in: those of row r
-    at an odd number of blocks from the matrix's start, `start` (u32) + r * blocks, are the upper ones.
+    A plane of less than 4 bytes per block and row holds the aligned 4 bytes that the block's lie
+    in: those of row r at an odd number of blocks from the matrix's start, `start` (u32) + r *
+    blocks, are the upper ones.
     """
 
     def __call__(
@@ -101,11 +118,15 @@ class Fragments(Protocol):
 class HalfFragments(Protocol):
     """As Fragments, for f16; `block_of` in the same files reads what all units of a tile share."""
 
-    def __call__(self, k: Builder, planes: Sequence[Pointer], unit: Value) -> tuple[Halves, Halves]: ...
+    def __call__(
+        self, k: Builder, planes: Sequence[Pointer], unit: Value
+    ) -> tuple[Halves, Halves]: ...
 
 
 class HalfBlock(Protocol):
-    def __call__(self, k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> Block: ...
+    def __call__(
+        self, k: Builder, planes: Sequence[Pointer], start: Value, blocks: int
+    ) -> Block: ...
 
 
 def matrix(k: Builder, plane: Pointer, offset: Value | int) -> Words:
@@ -131,7 +152,9 @@ def twice(k: Builder, number: float) -> Value:
 
 def byte_halves(k: Builder, word: Value, byte: int, bias: int = 0) -> Value:
     """A byte of the word, less a bias, in both halves of an f16x2."""
-    raised = k.instruction("prmt.b32", word, k.const(u32, 0x64646464), 0x4040 + 0x0101 * byte).bits(f16x2)
+    raised = k.instruction("prmt.b32", word, k.const(u32, 0x64646464), 0x4040 + 0x0101 * byte).bits(
+        f16x2
+    )
     return k.instruction("sub.rn.f16x2", raised, twice(k, 1024 + bias))
 
 

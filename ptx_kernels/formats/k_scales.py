@@ -1,8 +1,8 @@
 """The 12 bytes of eight 6-bit (scale, min) pairs that Q4_K and Q5_K share.
 
 Source: ggml, `get_scale_min_k4`. With s the 12 bytes, sub-blocks 0 to 3 lie in the low six bits of
-s[j] (scale) and s[4 + j] (min); sub-block 4 + j has its low four bits in the nibbles of s[8 + j] and
-its high two in the top bits of s[j] (scale) and s[4 + j] (min).
+s[j] (scale) and s[4 + j] (min); sub-block 4 + j has its low four bits in the nibbles of s[8 + j]
+and its high two in the top bits of s[j] (scale) and s[4 + j] (min).
 """
 
 from __future__ import annotations
@@ -34,14 +34,18 @@ def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
 
 
 class PairReader:
-    """Reads scale and min of a lane's two sub-blocks, 2 * group and 2 * group + 1, from the header's words.
+    """Reads scale and min of a lane's two sub-blocks, 2 * group and 2 * group + 1, from the
+    header's words.
 
-    Which bits they are depends on the lane alone: shifts and masks are found once, and reading is then two
-    shifts and two masks with no select. With `share` given, the lanes of a group number `shares` and this is one of
+    Which bits they are depends on the lane alone: shifts and masks are found once, and reading is
+    then two shifts and two masks with no select. With `share` given, the lanes of a group number
+    `shares` and this is one of
     them: lanes 0 and 1 read the min of sub-block 2 * group + share, and the others zero.
     """
 
-    def __init__(self, k: Builder, group: Value, share: Value | None = None, shares: int = 2) -> None:
+    def __init__(
+        self, k: Builder, group: Value, share: Value | None = None, shares: int = 2
+    ) -> None:
         upper = group >= 2  # sub-blocks 4 to 7, whose bits are scattered
         none, two = k.const(u32, 0), k.const(u32, 2)
         shift = (group & 1) << 4
@@ -62,7 +66,9 @@ class PairReader:
     def read(self, words: Sequence[Value]) -> tuple[Value, list[Value]]:
         """The three u32 of the 12 bytes -> (scales of both sub-blocks in bytes 0 and 1, [mins])."""
         first, second, third = words
-        scales = ((third >> self._shift) & self._third_mask) | ((first >> self._joined_shift) & self._joined_mask)
+        scales = ((third >> self._shift) & self._third_mask) | (
+            (first >> self._joined_shift) & self._joined_mask
+        )
         mins = ((third >> self._min_shift) & self._min_third_mask) | (
             (second >> self._min_joined_shift) & self._min_joined_mask
         )
@@ -73,4 +79,6 @@ def minimums_of(words: Sequence[Value], group: Value) -> tuple[Value, Value]:
     """The mins of sub-blocks `group` < 4 and group + 4 out of the 12 bytes' three u32."""
     _, second, third = words
     shift = group << 3
-    return (second >> shift) & 63, ((third >> (shift + 4)) & 0x0F) | ((second >> (shift + 2)) & 0x30)
+    return (second >> shift) & 63, ((third >> (shift + 4)) & 0x0F) | (
+        (second >> (shift + 2)) & 0x30
+    )

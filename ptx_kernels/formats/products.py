@@ -1,7 +1,9 @@
-"""The two tensor-core products of tiles of packed rows: of integers, scaled after; of f16 that hold the scales.
+"""The two tensor-core products of tiles of packed rows: of integers, scaled after; of f16 that hold
+the scales.
 
-A product of 16 weight rows, 8 activations and 32 columns is one int8 mma, whose exact sums two or more float
-multiply-adds per number scale, or two f16 ones, which add up 256 columns before a float touches them.
+A product of 16 weight rows, 8 activations and 32 columns is one int8 mma, whose exact sums two or
+more float multiply-adds per number scale, or two f16 ones, which add up 256 columns before a float
+touches them.
 """
 
 from __future__ import annotations
@@ -16,14 +18,15 @@ from .unpack import Words
 
 Totals = list[list[list[Var]]]  # [tile of 16 weight rows][8 activations][as mma's C]
 GROUP = 32  # columns
-#: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no conversion
+#: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no
+#: conversion
 _MAGIC_BITS, _MAGIC = 0x4B400000, 12582912.0
 
 
 @dataclass(frozen=True)
 class PackedTile:
-    """16 weight rows of 256 columns: `planes` u8 (16, pitch) in shared memory, `start` and `blocks` as Fragments has
-    them."""
+    """16 weight rows of 256 columns: `planes` u8 (16, pitch) in shared memory, `start` and `blocks`
+    as Fragments has them."""
 
     planes: Sequence[Pointer]
     start: Value
@@ -41,15 +44,17 @@ class Products(Protocol):
 
 
 def pair_pitch(rows: int) -> int:
-    """Bytes from one group's pairs (scale, scale * sum) of so many activations, side by side, to the next group's."""
+    """Bytes from one group's pairs (scale, scale * sum) of so many activations, side by side, to
+    the next group's.
+    """
     return rows * 8 + 32
 
 
 class IntegerProducts:
     """`activations`: q8_1, values s8 and pairs f32 (8 groups, `pair_pitch`).
 
-    With s one of mma's integers, magic + s arrives as a float; times scale, less magic * scale, is s * scale rounded
-    once, because magic * scale is exact.
+    With s one of mma's integers, magic + s arrives as a float; times scale, less magic * scale, is
+    s * scale rounded once, because magic * scale is exact.
     """
 
     def __init__(self, k: Builder, fragments_of: Fragments, totals: Totals) -> None:
@@ -58,7 +63,10 @@ class IntegerProducts:
 
     def add(self, tiles: Sequence[PackedTile], unit: Value, activations: Sequence[Pointer]) -> None:
         values, pairs = activations
-        of_tiles = [self._fragments_of(self._k, tile.planes, unit, tile.start, tile.blocks) for tile in tiles]
+        of_tiles = [
+            self._fragments_of(self._k, tile.planes, unit, tile.start, tile.blocks)
+            for tile in tiles
+        ]
         for groups in zip(*of_tiles, strict=True):
             self._add_group(groups, values, pairs.reshape(UNITS * 2, pair_pitch(values.shape[0])))
 
@@ -76,7 +84,9 @@ class IntegerProducts:
                 parts = len(group.scales)  # of 32 / parts columns
                 for p, (pair, less) in enumerate(zip(group.scales, negative, strict=True)):
                     a = group.words if parts == 1 else group.words[2 * p : 2 * p + 2]
-                    products = k.mma(a, b if parts == 1 else b[p : p + 1], self._magic, group.type, s8)
+                    products = k.mma(
+                        a, b if parts == 1 else b[p : p + 1], self._magic, group.type, s8
+                    )
                     for j, product in enumerate(products):
                         scaled = k.fma(product.bits(f32), pair[j // 2], less[j // 2])
                         k.accumulate(total[i][j], scaled, (scale_0, scale_1)[j % 2])
@@ -89,12 +99,16 @@ class IntegerProducts:
 
 
 class HalfProducts:
-    """`activations`: values f16, in the order that `Halves` has them, means of groups as f16 (high, low), scales f32.
+    """`activations`: values f16, in the order that `Halves` has them, means of groups as f16 (high,
+    low), scales f32.
 
-    mma adds up 256 columns by itself; totals += (scale * sums + offset * minimums . means) * the activations' scale.
+    mma adds up 256 columns by itself; totals += (scale * sums + offset * minimums . means) * the
+    activations' scale.
     """
 
-    def __init__(self, k: Builder, halves_of: HalfFragments, block_of: HalfBlock, totals: Totals) -> None:
+    def __init__(
+        self, k: Builder, halves_of: HalfFragments, block_of: HalfBlock, totals: Totals
+    ) -> None:
         self._k, self._halves_of, self._block_of, self._totals = k, halves_of, block_of, totals
         self._sums = [[[k.var(f32, 0.0) for _ in range(4)] for _ in tile] for tile in totals]
         self._zeros = [k.const(f32, 0.0)] * 4
@@ -103,7 +117,9 @@ class HalfProducts:
         k, values = self._k, activations[0]
         for groups in zip(*(self._halves_of(k, tile.planes, unit) for tile in tiles), strict=True):
             weights = [group.operands(k) for group in groups]
-            fragments = values.at(k.lane_id % 8, k.lane_id // 8 * 16).at(groups[0].index * (GROUP * 2))
+            fragments = values.at(k.lane_id % 8, k.lane_id // 8 * 16).at(
+                groups[0].index * (GROUP * 2)
+            )
             for i in range(len(self._sums[0])):
                 words = k.ldmatrix(fragments.at(i * 8 * values.shape[1]))
                 for step in range(2):  # of 16 columns
@@ -133,5 +149,7 @@ class HalfProducts:
 
 
 def _two_fragments(k: Builder, rows: Pointer) -> Pointer:
-    """Where each lane points for `ldmatrix` of 32 bytes of 16 activations each: operand B of two mma's."""
+    """Where each lane points for `ldmatrix` of 32 bytes of 16 activations each: operand B of two
+    mma's.
+    """
     return rows.at(k.lane_id % 8 + k.lane_id // 16 * 8, k.lane_id // 8 % 2 * 16)

@@ -35,13 +35,17 @@ FORMAT = BlockFormat(
 
 
 class PackedRow:
-    """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles, and so as many weights of both halves of a block.
+    """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles, and so as many weights of both
+    halves of a block.
 
-    Flipping a nibble's top bit in the upper half of a byte makes it 16 * (q - 8) as int8, so the offset costs nothing.
-    Of one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see `dot.PackedRow`).
+    Flipping a nibble's top bit in the upper half of a byte makes it 16 * (q - 8) as int8, so the
+    offset costs nothing. Of one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see
+    `dot.PackedRow`).
     """
 
-    scale_type: Type = f16  # an element of the last plane: the block's scale, with or without its minimum
+    scale_type: Type = (
+        f16  # an element of the last plane: the block's scale, with or without its minimum
+    )
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         self._k, self._floats, self._part = k, share.floats, share.part
@@ -60,8 +64,15 @@ class PackedRow:
 
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         d, words = loaded
-        halves = [[(w & 0xF0F0F0F0) ^ 0x80808080 for w in half] for half in ([w << 4 for w in words], words)]
-        return Tile([signed_run(self._k, h, floats=self._floats) for h in halves], d.to(f32) * (1 / 16), signed=True)
+        halves = [
+            [(w & 0xF0F0F0F0) ^ 0x80808080 for w in half]
+            for half in ([w << 4 for w in words], words)
+        ]
+        return Tile(
+            [signed_run(self._k, h, floats=self._floats) for h in halves],
+            d.to(f32) * (1 / 16),
+            signed=True,
+        )
 
     def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
         return ()
@@ -82,7 +93,10 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     return [
         DecodedRun(
             16 * high,
-            [scale * (v - 8.0) for v in byte_floats(k, [(w >> 4 * high) & 0x0F0F0F0F for w in words])],
+            [
+                scale * (v - 8.0)
+                for v in byte_floats(k, [(w >> 4 * high) & 0x0F0F0F0F for w in words])
+            ],
         )
         for high in range(2)
     ]
@@ -93,11 +107,19 @@ def fragments_of(
 ) -> tuple[fragments.Group, fragments.Group]:
     """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `fragments.Fragments`)."""
     qs, d = planes
-    words = fragments.matrix(k, qs, unit * 32)  # two of each block: its low nibbles, then its high ones
-    nibbles_ = [[w << 4 for w in words[2 * i : 2 * i + 2]] + list(words[2 * i : 2 * i + 2]) for i in range(2)]
+    words = fragments.matrix(
+        k, qs, unit * 32
+    )  # two of each block: its low nibbles, then its high ones
+    nibbles_ = [
+        [w << 4 for w in words[2 * i : 2 * i + 2]] + list(words[2 * i : 2 * i + 2])
+        for i in range(2)
+    ]
     low, high = (
         fragments.Group(
-            unit * 2 + i, [(w & 0xF0F0F0F0) ^ 0x80808080 for w in nibbles_[i]], s8, [fragments.scaled(scale, 1 / 16)]
+            unit * 2 + i,
+            [(w & 0xF0F0F0F0) ^ 0x80808080 for w in nibbles_[i]],
+            s8,
+            [fragments.scaled(scale, 1 / 16)],
         )
         for i, scale in enumerate(fragments.half_pairs(k, d, unit * 4))
     )

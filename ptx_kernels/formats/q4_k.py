@@ -1,7 +1,7 @@
 """Q4_K: 256 weights in 144 bytes; weight = d * scale[s] * q - dmin * min[s], sub-blocks s of 32.
 
-Source: ggml, `block_q4_K`. Byte j of the 32-byte group c of `qs` holds weight 64c + j in its low nibble
-and weight 64c + 32 + j in its high one.
+Source: ggml, `block_q4_K`. Byte j of the 32-byte group c of `qs` holds weight 64c + j in its low
+nibble and weight 64c + 32 + j in its high one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def low_bits(qs: Any, xp: Any) -> Any:
-    """uint8 (..., 128) -> the nibbles of the eight sub-blocks, uint8 (..., 8, 32); Q5_K's low bits lie so too."""
+    """uint8 (..., 128) -> the nibbles of the eight sub-blocks, uint8 (..., 8, 32); Q5_K's low bits
+    lie so too.
+    """
     groups = qs.reshape(*qs.shape[:-1], 4, 32)
     return nibbles(groups, xp).reshape(*groups.shape[:-2], 8, 32)
 
@@ -38,10 +40,11 @@ FORMAT = BlockFormat(
 
 
 class PackedRow:
-    """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group (see `dot.PackedRow`).
+    """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group (see
+    `dot.PackedRow`).
 
-    Of 4 lanes each has a whole group and so both of its sub-blocks; of more, lanes / 4 share a group, and with q8_1
-    activations two of those add the min term of one sub-block each.
+    Of 4 lanes each has a whole group and so both of its sub-blocks; of more, lanes / 4 share a
+    group, and with q8_1 activations two of those add the min term of one sub-block each.
     """
 
     block_words = 36  # u32 of a block
@@ -59,8 +62,12 @@ class PackedRow:
         self._quants = first.at(share.part * self._count).moving()
         self.value_base = self._group * 64 + self._share * length
         self.runs: Sequence[tuple[int, int]] = ((0, length), (32, length))
-        self._one_each = shares > 1 and not share.floats  # of two mins; another lane has the other one
-        self._scales = k_scales.PairReader(k, self._group, self._share if self._one_each else None, shares)
+        self._one_each = (
+            shares > 1 and not share.floats
+        )  # of two mins; another lane has the other one
+        self._scales = k_scales.PairReader(
+            k, self._group, self._share if self._one_each else None, shares
+        )
 
     def load(self, row: int, block: int) -> tuple[Words, Words]:
         at = row * self._row_words + block * self.block_words
@@ -78,7 +85,8 @@ class PackedRow:
         if self._floats:
             words, multiple = self.seven_bits(*packed)
             runs = [
-                Run(anchored_floats(k, quants), s.to(f32), ANCHOR) for quants, s in zip(words, numbers, strict=True)
+                Run(anchored_floats(k, quants), s.to(f32), ANCHOR)
+                for quants, s in zip(words, numbers, strict=True)
             ]
         else:
             words, multiples = self.quant_bytes(*packed)
@@ -87,14 +95,20 @@ class PackedRow:
                 Run(quants, (s if own == multiple else s * (multiple // own)).bits(s32))
                 for quants, s, own in zip(words, numbers, multiples, strict=True)
             ]
-        return Tile(runs, d * (1 / multiple) if multiple > 1 else d, [dmin * m.to(f32) for m in minimums])
+        return Tile(
+            runs, d * (1 / multiple) if multiple > 1 else d, [dmin * m.to(f32) for m in minimums]
+        )
 
     def quant_bytes(self, quants: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:
-        """Bytes of the low and of the high sub-block, and the multiples of the quants that they are."""
+        """Bytes of the low and of the high sub-block, and the multiples of the quants that they
+        are.
+        """
         return ([q & 0x0F0F0F0F for q in quants], [q & 0xF0F0F0F0 for q in quants]), (1, 16)
 
     def seven_bits(self, quants: Words) -> tuple[tuple[Words, Words], int]:
-        """The same below 128, as large as they can be, so that their f32 lose least to the anchor."""
+        """The same below 128, as large as they can be, so that their f32 lose least to the
+        anchor.
+        """
         return ([(q << 3) & 0x78787878 for q in quants], [(q >> 1) & 0x78787878 for q in quants]), 8
 
     def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
@@ -109,12 +123,16 @@ PARTS = 8  # threads that decode a block: 16 bytes of nibbles each
 
 
 def unpack(
-    k: Builder, planes: Sequence[Pointer], part: Value, high_bits: Sequence[Value] | None = None, quants_at: int = 16
+    k: Builder,
+    planes: Sequence[Pointer],
+    part: Value,
+    high_bits: Sequence[Value] | None = None,
+    quants_at: int = 16,
 ) -> list[DecodedRun]:
     """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `unpack.Unpack`).
 
-    Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and, as
-    `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in bits 0 to 7.
+    Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and,
+    as `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in bits 0 to 7.
     """
     group, run = part >> 1, part & 1
     block = planes[0].cast(u32)
@@ -129,12 +147,18 @@ def unpack(
             fifth = [((bits >> (group * 2 + s)) & 0x01010101) << 4 for bits in high_bits]
             quants = [q | h for q, h in zip(quants, fifth, strict=True)]
         step, low = d * scale.to(f32), dmin * minimum.to(f32)
-        runs.append(DecodedRun(group * 64 + run * 16 + 32 * s, affine(byte_floats(k, quants), step, low)))
+        runs.append(
+            DecodedRun(group * 64 + run * 16 + 32 * s, affine(byte_floats(k, quants), step, low))
+        )
     return runs
 
 
-def headers(k: Builder, plane: Pointer, unit: Value) -> tuple[list[fragments.Pair], list[fragments.Pair]]:
-    """(d * scale, -dmin * min) of both sub-blocks of a unit, of the lane's rows; Q5_K's header is the same."""
+def headers(
+    k: Builder, plane: Pointer, unit: Value
+) -> tuple[list[fragments.Pair], list[fragments.Pair]]:
+    """(d * scale, -dmin * min) of both sub-blocks of a unit, of the lane's rows; Q5_K's header is
+    the same.
+    """
     reader = k_scales.PairReader(k, unit)
     scales, offsets = [], []
     for row in fragments.row_pair(k, plane):
@@ -149,7 +173,9 @@ def headers(k: Builder, plane: Pointer, unit: Value) -> tuple[list[fragments.Pai
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
 ) -> tuple[fragments.Group, fragments.Group]:
-    """The sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones (see `fragments.Fragments`)."""
+    """The sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones (see
+    `fragments.Fragments`).
+    """
     words = fragments.matrix(k, planes[0], unit * 32 + 16)
     (low, high), offsets = headers(k, planes[0], unit)
     sixteenth = fragments.scaled(high, 1 / 16)  # the high nibbles stay where they lie
@@ -163,12 +189,18 @@ Steps = tuple[fragments.Pair, fragments.Pair]  # of rows g and g + 8
 
 
 def steps(k: Builder, plane: Pointer, unit: Value, multiples: tuple[int, int]) -> list[Steps]:
-    """What makes f16 of both sub-blocks of a unit, of the lane's rows, whose bytes are so many times the quants."""
+    """What makes f16 of both sub-blocks of a unit, of the lane's rows, whose bytes are so many
+    times the quants.
+    """
     reader = k_scales.PairReader(k, unit)
-    rows = [reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in fragments.row_pair(k, plane)]
+    rows = [
+        reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in fragments.row_pair(k, plane)
+    ]
 
     def step(row: Value, i: int) -> fragments.Pair:
-        return fragments.step_of(k, fragments.byte_halves(k, row, i), 1 / multiples[i], -1024 / multiples[i])
+        return fragments.step_of(
+            k, fragments.byte_halves(k, row, i), 1 / multiples[i], -1024 / multiples[i]
+        )
 
     return [(step(rows[0], i), step(rows[1], i)) for i in range(2)]
 
@@ -184,7 +216,9 @@ def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -
     )
 
 
-def halves_of(k: Builder, planes: Sequence[Pointer], unit: Value) -> tuple[fragments.Halves, fragments.Halves]:
+def halves_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value
+) -> tuple[fragments.Halves, fragments.Halves]:
     """The sub-blocks of `fragments_of` as f16."""
     words = fragments.matrix(k, planes[0], unit * 32 + 16)
     low, high = steps(k, planes[0], unit, (1, 16))

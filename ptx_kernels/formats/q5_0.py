@@ -1,7 +1,8 @@
 """Q5_0: 32 weights in 22 bytes; weight = d * (q - 16).
 
-Source: ggml, `block_q5_0`. Byte j of `qs` holds the low four bits of weight j in its low nibble and of
-weight 16 + j in its high one; bit i of `qh`, a little-endian 32-bit word, is the fifth bit of weight i.
+Source: ggml, `block_q5_0`. Byte j of `qs` holds the low four bits of weight j in its low nibble and
+of weight 16 + j in its high one; bit i of `qh`, a little-endian 32-bit word, is the fifth bit of
+weight i.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from .unpack import DecodedRun, Words, byte_floats, shifted
 def quants(field: Mapping[str, Any], xp: Any) -> Any:
     """The fields qs and qh -> float32 (..., 32) of 0 to 31; Q5_1's lie so too."""
     fifth = bits(field["qh"][..., None], 8, 1, xp)  # (..., 4, 8, 1)
-    return (nibbles(field["qs"], xp) | (fifth.reshape(*field["qh"].shape[:-1], 32) << 4)).astype(np.float32)
+    return (nibbles(field["qs"], xp) | (fifth.reshape(*field["qh"].shape[:-1], 32) << 4)).astype(
+        np.float32
+    )
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -55,14 +58,19 @@ class PackedRow(q4_0.PackedRow):
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         d, words, fifth = loaded
         halves = self.quant_bytes(words, ~fifth, 3)
-        return Tile([signed_run(self._k, h, floats=self._floats) for h in halves], d.to(f32) * 0.125, signed=True)
+        return Tile(
+            [signed_run(self._k, h, floats=self._floats) for h in halves],
+            d.to(f32) * 0.125,
+            signed=True,
+        )
 
     def quant_bytes(self, words: Words, fifth: Value, shift: int) -> list[list[Value]]:
         """The quants, shifted left by so much in their bytes, of the lane's runs."""
         mine = fifth >> self.value_base
         return [
             [
-                (shifted(w, shift - 4 * high) & (0x0F0F0F0F << shift)) | _spread(mine >> (16 * high + 4 * i), shift + 4)
+                (shifted(w, shift - 4 * high) & (0x0F0F0F0F << shift))
+                | _spread(mine >> (16 * high + 4 * i), shift + 4)
                 for i, w in enumerate(words)
             ]
             for high in range(2)
@@ -74,7 +82,9 @@ class PackedRow(q4_0.PackedRow):
 
 
 def _spread(bits: Value, to: int) -> Value:
-    """The lowest four bits, each to bit `to` of a byte of its own: copies 7 bits apart do not meet."""
+    """The lowest four bits, each to bit `to` of a byte of its own: copies 7 bits apart do not
+    meet.
+    """
     return ((bits & 0xF) * ((0x00204081 << to) & 0xFFFFFFFF)) & (0x01010101 << to)
 
 
@@ -89,7 +99,9 @@ def unpack_quants(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
     for high in range(2):
         joined = []
         for i, word in enumerate(words):
-            joined.append(((word >> 4 * high) & 0x0F0F0F0F) | _spread(fifth >> (16 * high + 4 * i), 4))
+            joined.append(
+                ((word >> 4 * high) & 0x0F0F0F0F) | _spread(fifth >> (16 * high + 4 * i), 4)
+            )
         halves.append(byte_floats(k, joined))
     return halves
 
@@ -99,12 +111,17 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     qs, qh, d = planes
     scale = d.cast(f16).load().to(f32)
     return [
-        DecodedRun(16 * i, [scale * (v - 16.0) for v in values]) for i, values in enumerate(unpack_quants(k, qs, qh))
+        DecodedRun(16 * i, [scale * (v - 16.0) for v in values])
+        for i, values in enumerate(unpack_quants(k, qs, qh))
     ]
 
 
-def fragment_bytes(k: Builder, qs: Pointer, qh: Pointer, unit: Value, shift: int, flipped: bool) -> list[Words]:
-    """Of both blocks of a unit: the quants, shifted left by so much in their bytes, their top bit flipped or not."""
+def fragment_bytes(
+    k: Builder, qs: Pointer, qh: Pointer, unit: Value, shift: int, flipped: bool
+) -> list[Words]:
+    """Of both blocks of a unit: the quants, shifted left by so much in their bytes, their top bit
+    flipped or not.
+    """
     words = fragments.matrix(k, qs, unit * 32)  # two of each block, of rows g and g + 8
     columns = k.lane_id % 4 * 4
     rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in fragments.row_pair(k, qh)]
@@ -113,7 +130,8 @@ def fragment_bytes(k: Builder, qs: Pointer, qh: Pointer, unit: Value, shift: int
         fifths = [(~row[i] if flipped else row[i]) >> columns for row in rows]
         blocks.append(
             [
-                (shifted(w, shift - 4 * high) & (0x0F0F0F0F << shift)) | _spread(fifth >> (16 * high), shift + 4)
+                (shifted(w, shift - 4 * high) & (0x0F0F0F0F << shift))
+                | _spread(fifth >> (16 * high), shift + 4)
                 for high in range(2)
                 for w, fifth in zip(words[2 * i : 2 * i + 2], fifths, strict=True)
             ]

@@ -32,7 +32,9 @@ FORMAT = BlockFormat(
 
 
 class PackedRow(q5_0.PackedRow):
-    """A lane's share of Q5_1 rows: that of Q5_0, with unsigned quants and a minimum, which one lane of a block adds."""
+    """A lane's share of Q5_1 rows: that of Q5_0, with unsigned quants and a minimum, which one lane
+    of a block adds.
+    """
 
     scale_type = u32  # d and m
 
@@ -41,7 +43,10 @@ class PackedRow(q5_0.PackedRow):
         pair, words, fifth = loaded
         d, minimum = half(pair), -half(pair, 1)
         if self._floats:
-            runs = [Run(anchored_floats(k, fours), None, ANCHOR) for fours in self.quant_bytes(words, fifth, 2)]
+            runs = [
+                Run(anchored_floats(k, fours), None, ANCHOR)
+                for fours in self.quant_bytes(words, fifth, 2)
+            ]
             return Tile(runs, d * 0.25, (minimum, minimum))
         if self._count < 4:
             minimum = k.select(self._part == 0, minimum, 0.0)
@@ -71,7 +76,9 @@ def fragments_of(
     """Blocks 2 * unit and 2 * unit + 1 (see `fragments.Fragments`)."""
     qs, qh, dm = planes
     quants = q5_0.fragment_bytes(k, qs, qh, unit, 0, False)
-    (d_low, m_low), (d_high, m_high) = (fragments.half_pairs(k, dm, unit * 8 + 4 * i) for i in range(2))
+    (d_low, m_low), (d_high, m_high) = (
+        fragments.half_pairs(k, dm, unit * 8 + 4 * i) for i in range(2)
+    )
     return (
         fragments.Group(unit * 2, quants[0], u8, [d_low], m_low),
         fragments.Group(unit * 2 + 1, quants[1], u8, [d_high], m_high),

@@ -1,7 +1,7 @@
 """Q5_K: 256 weights in 176 bytes; weight = d * scale[s] * q - dmin * min[s], sub-blocks s of 32.
 
-Source: ggml, `block_q5_K`. `qs` as in Q4_K holds the low four bits; bit s of `qh[j]` is the fifth bit
-of weight 32s + j.
+Source: ggml, `block_q5_K`. `qs` as in Q4_K holds the low four bits; bit s of `qh[j]` is the fifth
+bit of weight 32s + j.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from .unpack import DecodedRun, Words
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    return k_scales.weights(field, q4_k.low_bits(field["qs"], xp) | (bits(field["qh"], 8, 1, xp) << 4), xp)
+    return k_scales.weights(
+        field, q4_k.low_bits(field["qs"], xp) | (bits(field["qh"], 8, 1, xp) << 4), xp
+    )
 
 
 FORMAT = BlockFormat(
@@ -39,17 +41,26 @@ class PackedRow(q4_k.PackedRow):
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         super().__init__(k, planes, share)
-        self._fifth = planes[0].cast(u32).at(share.row, share.block).at(self._share * self._count).moving()
+        self._fifth = (
+            planes[0].cast(u32).at(share.row, share.block).at(self._share * self._count).moving()
+        )
         self._shift = self._group * 2  # bit of the low sub-block; the high one's is the next
 
     def load(self, row: int, block: int) -> tuple[Words, Words, Words]:  # type: ignore[override]
         at = row * self._row_words + block * self.block_words
         return *super().load(row, block), self._fifth.load_run(at + 4, self._count)
 
-    def quant_bytes(self, quants: Words, fifth: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:  # type: ignore[override]
+    def quant_bytes(
+        self, quants: Words, fifth: Words
+    ) -> tuple[tuple[Words, Words], tuple[int, int]]:  # type: ignore[override]
         both = [h >> self._shift for h in fifth]
-        low = [(q & 0x0F0F0F0F) + ((b & 0x01010101) << 4) for q, b in zip(quants, both, strict=True)]
-        high = [((q >> 4) & 0x0F0F0F0F) + ((b & 0x02020202) << 3) for q, b in zip(quants, both, strict=True)]
+        low = [
+            (q & 0x0F0F0F0F) + ((b & 0x01010101) << 4) for q, b in zip(quants, both, strict=True)
+        ]
+        high = [
+            ((q >> 4) & 0x0F0F0F0F) + ((b & 0x02020202) << 3)
+            for q, b in zip(quants, both, strict=True)
+        ]
         return (low, high), (1, 1)
 
     def seven_bits(self, quants: Words, fifth: Words) -> tuple[tuple[Words, Words], int]:  # type: ignore[override]
@@ -75,7 +86,9 @@ def _quants(k: Builder, plane: Pointer, unit: Value) -> tuple[Words, Words]:
     fifth = [word >> (unit * 2) for word in fragments.matrix(k, plane, 16)]
     words = fragments.matrix(k, plane, unit * 32 + 48)
     low = [(q & 0x0F0F0F0F) | ((b << 4) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
-    high = [((q >> 4) & 0x0F0F0F0F) | ((b << 3) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
+    high = [
+        ((q >> 4) & 0x0F0F0F0F) | ((b << 3) & 0x10101010) for q, b in zip(words, fifth, strict=True)
+    ]
     return low, high
 
 
@@ -94,8 +107,12 @@ def fragments_of(
 block_of = q4_k.block_of
 
 
-def halves_of(k: Builder, planes: Sequence[Pointer], unit: Value) -> tuple[fragments.Halves, fragments.Halves]:
+def halves_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value
+) -> tuple[fragments.Halves, fragments.Halves]:
     """The same as f16."""
     low, high = _quants(k, planes[0], unit)
     low_steps, high_steps = q4_k.steps(k, planes[0], unit, (1, 1))
-    return fragments.Halves(unit * 2, low, 0x64, [low_steps]), fragments.Halves(unit * 2 + 1, high, 0x64, [high_steps])
+    return fragments.Halves(unit * 2, low, 0x64, [low_steps]), fragments.Halves(
+        unit * 2 + 1, high, 0x64, [high_steps]
+    )

@@ -1,4 +1,5 @@
-"""Q6_K: 256 weights in 210 bytes; weight = d * scale[s] * (q - 32), int8 scales of sub-blocks s of 16.
+"""Q6_K: 256 weights in 210 bytes; weight = d * scale[s] * (q - 32), int8 scales of sub-blocks s of
+16.
 
 Source: ggml, `block_q6_K`. The block has two halves h of 128 weights, each of four groups g of 32.
 Weight 128h + 32g + j takes its low four bits from byte 64h + 32(g % 2) + j of `ql` (low nibble for
@@ -41,12 +42,14 @@ FORMAT = BlockFormat(
 
 
 class PackedRow:
-    """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of one half (see `dot.PackedRow`).
+    """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of one half (see
+    `dot.PackedRow`).
 
-    Lane `part` of 4 has half h = part // 2 and values 16 * (part % 2) to + 15 of its groups; of 32, four values of
-    group g = part // 8 % 2 and of group g + 2. A quant is put into the upper six bits of its byte, and its top bit
-    flipped: that byte is 4 * (q - 32) as int8, so the offset of 32 costs neither a subtraction nor a dot product with
-    ones.
+    Lane `part` of 4 has half h = part // 2 and values 16 * (part % 2) to + 15 of its groups; of 32,
+    four values of group g = part // 8 % 2 and of group g + 2. A quant is put into the upper six
+    bits of its byte, and its top bit
+    flipped: that byte is 4 * (q - 32) as int8, so the offset of 32 costs neither a subtraction nor
+    a dot product with ones.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
@@ -92,10 +95,16 @@ class PackedRow:
         for group in self._groups:
             words = []
             for nibbles_, pairs in zip(low[group % len(low)], high, strict=True):
-                lower, upper = shifted(nibbles_, 2 if group < 2 else -2), shifted(pairs, 6 - 2 * group)
+                lower, upper = (
+                    shifted(nibbles_, 2 if group < 2 else -2),
+                    shifted(pairs, 6 - 2 * group),
+                )
                 words.append((lower & 0x3C3C3C3C) | (upper & 0xC0C0C0C0))
-            # groups g = 0..3 have sub-blocks 2g and 2g + 1 of this half: bytes 2g and 2g + 1 of its eight scales
-            scale = k.instruction("bfe.s32", scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8)
+            # groups g = 0..3 have sub-blocks 2g and 2g + 1 of this half: bytes 2g and 2g + 1 of its
+            # eight scales
+            scale = k.instruction(
+                "bfe.s32", scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8
+            )
             runs.append(signed_run(k, words, scale, floats=self._floats))
         return Tile(runs, d.to(f32) * 0.25, signed=True)
 
@@ -113,7 +122,9 @@ PARTS = 8  # threads that decode a block: 16 bytes of ql each
 
 
 def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """32 weights of a block: 16 of group g = part / 2 % 2 of half part / 4, 16 of group g + 2 (see `unpack.Unpack`)."""
+    """32 weights of a block: 16 of group g = part / 2 % 2 of half part / 4, 16 of group g + 2 (see
+    `unpack.Unpack`).
+    """
     ql, qh, scales, d = planes
     half_, group, run = part >> 2, (part >> 1) & 1, part & 1
     words = ql.cast(u32).at(part * 4).load(vector=4)
@@ -129,19 +140,34 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     return runs
 
 
-def _quants(k: Builder, planes: Sequence[Pointer], unit: Value, flipped: int) -> tuple[Words, Words]:
-    """4 * q of groups g = unit % 2 and g + 2 of half unit / 2, as operand A; `flipped`: bits of every byte's pairs."""
+def _quants(
+    k: Builder, planes: Sequence[Pointer], unit: Value, flipped: int
+) -> tuple[Words, Words]:
+    """4 * q of groups g = unit % 2 and g + 2 of half unit / 2, as operand A; `flipped`: bits of
+    every byte's pairs.
+    """
     low = fragments.matrix(k, planes[0], unit * 32)
-    pairs = [word ^ flipped if flipped else word for word in fragments.matrix(k, planes[1], (unit >> 1) * 32)]
+    pairs = [
+        word ^ flipped if flipped else word
+        for word in fragments.matrix(k, planes[1], (unit >> 1) * 32)
+    ]
     shift = 6 - (unit & 1) * 2
     return (
-        [((q << 2) & 0x3C3C3C3C) | ((p << shift) & 0xC0C0C0C0) for q, p in zip(low, pairs, strict=True)],
-        [((q >> 2) & 0x3C3C3C3C) | ((p << (shift - 4)) & 0xC0C0C0C0) for q, p in zip(low, pairs, strict=True)],
+        [
+            ((q << 2) & 0x3C3C3C3C) | ((p << shift) & 0xC0C0C0C0)
+            for q, p in zip(low, pairs, strict=True)
+        ],
+        [
+            ((q >> 2) & 0x3C3C3C3C) | ((p << (shift - 4)) & 0xC0C0C0C0)
+            for q, p in zip(low, pairs, strict=True)
+        ],
     )
 
 
 def _scales(k: Builder, plane: Pointer, unit: Value) -> list[list[Value]]:
-    """Of the lane's rows: for either group of a unit a word whose lower bytes are its two scales."""
+    """Of the lane's rows: for either group of a unit a word whose lower bytes are its two
+    scales.
+    """
     at = (unit >> 1) * 8
     rows = [row.at(at).cast(u32).load(vector=2) for row in fragments.row_pair(k, plane)]
     return [[word >> ((unit & 1) << 4) for word in row] for row in rows]
@@ -159,15 +185,25 @@ def _block_scales(k: Builder, plane: Pointer, start: Value, blocks: int) -> list
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
 ) -> tuple[fragments.Group, fragments.Group]:
-    """Groups g = unit % 2 and g + 2 of half unit / 2 (see `fragments.Fragments`), as 4 * (q - 32) in int8."""
+    """Groups g = unit % 2 and g + 2 of half unit / 2 (see `fragments.Fragments`), as 4 * (q - 32)
+    in int8.
+    """
     low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
     numbers = [
-        [d * 0.25 * k.instruction("bfe.s32", s.bits(s32), b, 8).to(f32) for s in words for b in (0, 8)]
-        for words, d in zip(_scales(k, planes[2], unit), _block_scales(k, planes[3], start, blocks), strict=True)
+        [
+            d * 0.25 * k.instruction("bfe.s32", s.bits(s32), b, 8).to(f32)
+            for s in words
+            for b in (0, 8)
+        ]
+        for words, d in zip(
+            _scales(k, planes[2], unit), _block_scales(k, planes[3], start, blocks), strict=True
+        )
     ]
     pairs_of = list(zip(*numbers, strict=True))
     index = (unit >> 1) * 4 + (unit & 1)
-    return fragments.Group(index, low, s8, pairs_of[:2]), fragments.Group(index + 2, high, s8, pairs_of[2:])
+    return fragments.Group(index, low, s8, pairs_of[:2]), fragments.Group(
+        index + 2, high, s8, pairs_of[2:]
+    )
 
 
 def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> fragments.Block:
@@ -176,14 +212,22 @@ def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -
     return fragments.Block((first, second))
 
 
-def halves_of(k: Builder, planes: Sequence[Pointer], unit: Value) -> tuple[fragments.Halves, fragments.Halves]:
-    """The groups of `fragments_of` as f16: scale * (q - 32) has 12 bits at most, of which f16 rounds the last."""
+def halves_of(
+    k: Builder, planes: Sequence[Pointer], unit: Value
+) -> tuple[fragments.Halves, fragments.Halves]:
+    """The groups of `fragments_of` as f16: scale * (q - 32) has 12 bits at most, of which f16
+    rounds the last.
+    """
     low, high = _quants(k, planes, unit, 0)
     rows = [[word ^ 0x80808080 for word in words] for words in _scales(k, planes[2], unit)]
 
     def step(row: int, i: int, byte: int) -> fragments.Pair:
         return fragments.step_of(k, fragments.byte_halves(k, rows[row][i], byte, 128), 4, -288)
 
-    low_steps, high_steps = ([(step(0, i, byte), step(1, i, byte)) for byte in range(2)] for i in range(2))
+    low_steps, high_steps = (
+        [(step(0, i, byte), step(1, i, byte)) for byte in range(2)] for i in range(2)
+    )
     index = (unit >> 1) * 4 + (unit & 1)
-    return fragments.Halves(index, low, 0x54, low_steps), fragments.Halves(index + 2, high, 0x54, high_steps)
+    return fragments.Halves(index, low, 0x54, low_steps), fragments.Halves(
+        index + 2, high, 0x54, high_steps
+    )

@@ -13,14 +13,18 @@ Words = Sequence[Value]  # neighbouring u32
 
 @dataclass(frozen=True)
 class DecodedRun:
-    """Neighbouring weights of a block: `values` (f32) from weight `first` (u32, or an int) of the block on."""
+    """Neighbouring weights of a block: `values` (f32) from weight `first` (u32, or an int) of the
+    block on.
+    """
 
     first: Value | int
     values: Sequence[Value]
 
 
 class Unpack(Protocol):
-    """Decodes one thread's share of a block: `planes` point at the block, `part` is below the format's `parts`."""
+    """Decodes one thread's share of a block: `planes` point at the block, `part` is below the
+    format's `parts`.
+    """
 
     def __call__(self, k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]: ...
 
@@ -42,7 +46,11 @@ def affine(values: Sequence[Value], scale: Value, offset: Value) -> list[Value]:
 
 def signed_byte_floats(k: Builder, words: Words) -> list[Value]:
     """The bytes of the words as int8, lowest first, as f32."""
-    return [k.instruction("bfe.s32", word.bits(s32), 8 * i, 8).to(f32) for word in words for i in range(4)]
+    return [
+        k.instruction("bfe.s32", word.bits(s32), 8 * i, 8).to(f32)
+        for word in words
+        for i in range(4)
+    ]
 
 
 def shifted(word: Value, left: int) -> Value:
@@ -57,15 +65,22 @@ ANCHOR = 128.0
 def anchored_floats(k: Builder, words: Words) -> list[Value]:
     """The bytes of the words, lowest first, each below 128, as f32 with ANCHOR added.
 
-    One instruction each: a byte is put where an f32 of exponent 2^7 has the upper seven bits of its mantissa.
+    One instruction each: a byte is put where an f32 of exponent 2^7 has the upper seven bits of its
+    mantissa.
     """
     exponent = k.const(u32, 0x43000000)
-    return [k.instruction("prmt.b32", word, exponent, 0x7044 | i << 8).bits(f32) for word in words for i in range(4)]
+    return [
+        k.instruction("prmt.b32", word, exponent, 0x7044 | i << 8).bits(f32)
+        for word in words
+        for i in range(4)
+    ]
 
 
 def signed_floats(k: Builder, words: Words) -> list[Value]:
     """The bytes of the words as int8, lowest first, as f32: exact, by way of 2^23 + 128 + value."""
     exponent = k.const(u32, 0x4B000000)
     flipped = [word ^ 0x80808080 for word in words]
-    raised = [k.instruction("prmt.b32", word, exponent, 0x7440 | i) for word in flipped for i in range(4)]
+    raised = [
+        k.instruction("prmt.b32", word, exponent, 0x7440 | i) for word in flipped for i in range(4)
+    ]
     return [word.bits(f32) - (2.0**23 + 128) for word in raised]

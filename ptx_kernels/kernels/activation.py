@@ -9,7 +9,8 @@ from collections.abc import Callable
 from ..ptx import Builder, Value, f32, u32
 
 LOG2_E = math.log2(math.e)
-#: tanh(x) = x + x^3 P(x^2) for |x| < 0.625 within 2^-26 relative: fitted to the relative error, lowest power first.
+#: tanh(x) = x + x^3 P(x^2) for |x| < 0.625 within 2^-26 relative: fitted to the relative error,
+#: lowest power first.
 _TANH = (-0.333332819, 0.133314422, -0.0537397122, 0.0206390787, -0.00570497837)
 
 
@@ -19,14 +20,18 @@ def exp2(k: Builder, x: Value) -> Value:
 
 
 def tanh(k: Builder, x: Value) -> Value:
-    """tanh(x), a few ulp off at most (`tanh.approx` is 2^-11 off): a polynomial near 0, else by 2^x; NaN stays."""
+    """tanh(x), a few ulp off at most (`tanh.approx` is 2^-11 off): a polynomial near 0, else by
+    2^x; NaN stays.
+    """
     magnitude = k.instruction("abs.f32", x)
     power = exp2(k, magnitude * (-2 * LOG2_E))
     large = (1.0 - power) * k.instruction("rcp.approx.f32", power + 1.0)
     signed = (large.bits(u32) | (x.bits(u32) & 0x80000000)).bits(f32)
     square = x * x
     *rest, last = _TANH
-    series = functools.reduce(lambda total, c: k.fma(total, square, c), reversed(rest), k.const(f32, last))
+    series = functools.reduce(
+        lambda total, c: k.fma(total, square, c), reversed(rest), k.const(f32, last)
+    )
     return k.select(magnitude < 0.625, k.fma(x * square, series, x), signed)
 
 
@@ -36,9 +41,11 @@ def silu(k: Builder, x: Value) -> Value:
 
 
 def gelu(k: Builder, x: Value) -> Value:
-    """x / 2 * (1 + tanh(z)) with z = sqrt(2 / pi) * (x + 0.044715 x^3), computed as x / (1 + exp(-2 z)).
+    """x / 2 * (1 + tanh(z)) with z = sqrt(2 / pi) * (x + 0.044715 x^3), computed as x / (1 + exp(-2
+    z)).
 
-    The tanh approximation of Hendrycks and Gimpel 2016. Large |x| give x and -0, also where x^3 overflows.
+    The tanh approximation of Hendrycks and Gimpel 2016. Large |x| give x and -0, also where x^3
+    overflows.
     """
     scale = 2 * math.sqrt(2 / math.pi)
     z2 = x * k.fma(x * x, 0.044715 * scale, scale)

@@ -26,7 +26,8 @@ def append_kv(
     dtype: str = "f32",
     config: AppendConfig = AppendConfig(),
 ) -> None:
-    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; a slot outside the pages is skipped.
+    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; a slot outside the
+    pages is skipped.
 
     Lanes share a head's vector, 16 bytes of f32 each; how it is stored is `Pages.store`.
     """
@@ -45,4 +46,9 @@ def append_kv(
     known = known & (slot < min(num_pages * page_size, 1 << 31))
     for source, target in ((k_new, k_pages), (v_new, v_pages)):
         values = spread.load(source.at(token, head), known)
-        target.store((slot // page_size, head, slot % page_size), spread.runs(values), lanes=spread.lanes, where=known)
+        target.store(
+            (slot // page_size, head, slot % page_size),
+            spread.runs(values),
+            lanes=spread.lanes,
+            where=known,
+        )

@@ -10,28 +10,41 @@ from .reduce import across_warps
 
 @dataclass(frozen=True)
 class ArgmaxConfig:
-    """How many threads a block has, and how many values each of them loads before it looks at the first."""
+    """How many threads a block has, and how many values each of them loads before it looks at the
+    first.
+    """
 
     warps: int = 8
     unroll: int = 4
 
 
 def order_key(k: Builder, x: Value) -> Value:
-    """A u32 that orders as the f32 does: -inf lowest (yet above 0), -0 equal to 0, any NaN highest."""
+    """A u32 that orders as the f32 does: -inf lowest (yet above 0), -0 equal to 0, any NaN
+    highest.
+    """
     bits = (x + 0.0).bits(u32)  # -0 + 0 = 0
     flipped = bits ^ ((bits.bits(s32) >> 31).bits(u32) | 0x80000000)
     return k.select(k.instruction("setp.neu.f32", x, x), k.const(u32, 0xFFFFFFFF), flipped)
 
 
 class Search:
-    """The search for a row's `count` best in one launch or two: operands, results, and a block's part of the row.
+    """The search for a row's `count` best in one launch or two: operands, results, and a block's
+    part of the row.
 
-    Each of a row's `splits` blocks leaves its best as f32 values and s32 indices (rows, splits * count), among which
-    the second launch searches, `from_candidates`. `first` to `stop` (u32): the columns of this block.
+    Each of a row's `splits` blocks leaves its best as f32 values and s32 indices (rows, splits *
+    count), among which the second launch searches, `from_candidates`. `first` to `stop` (u32): the
+    columns of this block.
     """
 
     def __init__(
-        self, k: Builder, rows: int, columns: int, splits: int, count: int, from_candidates: bool, threads: int
+        self,
+        k: Builder,
+        rows: int,
+        columns: int,
+        splits: int,
+        count: int,
+        from_candidates: bool,
+        threads: int,
     ) -> None:
         part = -(-columns // max(splits, 1))
         if not 1 <= splits <= columns or part * (splits - 1) >= columns:
@@ -50,12 +63,17 @@ class Search:
         return self._x.at(self._row, column).load(where=inside)
 
     def store(self, i: Value | int, column: Value, found: Value | None = None) -> None:
-        """The block's i-th best is in that column of x; -inf and `columns` where not `found` (None: it is)."""
+        """The block's i-th best is in that column of x; -inf and `columns` where not `found` (None:
+        it is).
+        """
         k, index, value = self._k, column, self.load(column, found)
         if self._indices is not None:
             index = self._indices.at(self._row, column).load(where=found).bits(u32)
         if found is not None:
-            value, index = k.select(found, value, float("-inf")), k.select(found, index, self._columns)
+            value, index = (
+                k.select(found, value, float("-inf")),
+                k.select(found, index, self._columns),
+            )
         self._values.at(self._row, self._out + i).store(0, value)
         self._best.at(self._row, self._out + i).store(0, index.bits(s32))
 
@@ -70,10 +88,12 @@ def argmax(
     from_candidates: bool = False,
     config: ArgmaxConfig = ArgmaxConfig(),
 ) -> None:
-    """(max(x[r]), argmax(x[r])) for each of `splits` parts of a row; ties go to the lowest index, NaN is the largest.
+    """(max(x[r]), argmax(x[r])) for each of `splits` parts of a row; ties go to the lowest index,
+    NaN is the largest.
 
-    One value of f32 and one of s32 a part: (rows, splits). A vocabulary takes two launches: parts over the whole
-    device, then `from_candidates` over their results, whose `indices` (rows, columns) say where each value was.
+    One value of f32 and one of s32 a part: (rows, splits). A vocabulary takes two launches: parts
+    over the whole device, then `from_candidates` over their results, whose `indices` (rows,
+    columns) say where each value was.
     """
     threads = WARP * config.warps
     search = Search(k, rows, columns, splits, 1, from_candidates, threads)

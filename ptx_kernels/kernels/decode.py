@@ -30,14 +30,16 @@ def decode(
 ) -> None:
     """y[r] = dequantize(w[r]); with `lookups`, y[t] = dequantize(w[ids[t]]) for as many ids.
 
-    One thread per part of a block: it loads 16 bytes of quants and stores runs of 16 floats. An id outside the
-    n rows gives NaN, as `jax.numpy.take` fills.
+    One thread per part of a block: it loads 16 bytes of quants and stores runs of 16 floats. An id
+    outside the n rows gives NaN, as `jax.numpy.take` fills.
     """
     layout = formats.get(format)
     unpack, parts = DECODERS[format]
     k.name = f"{'embedding' if lookups else 'decode'}_{format.lower()}"
     columns = blocks * layout.block_size
-    planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes]
+    planes = [
+        k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes
+    ]
     ids = k.input("ids", s32, (lookups,)) if lookups else None
     count = lookups or n
     y = k.output("y", float_type(dtype), (count, columns))

@@ -1,4 +1,6 @@
-"""Packed weights times many rows of activations on tensor cores: prompts, and batches beyond the mat-vec's."""
+"""Packed weights times many rows of activations on tensor cores: prompts, and batches beyond the
+mat-vec's.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from dataclasses import dataclass
 from .. import formats
 from ..formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
 from ..formats.fragments import UNITS, Fragments
-from ..formats.products import HalfProducts, IntegerProducts, PackedTile, Products, Totals, pair_pitch
+from ..formats.products import (
+    HalfProducts,
+    IntegerProducts,
+    PackedTile,
+    Products,
+    Totals,
+    pair_pitch,
+)
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, s8, u8
 from .quantize_f16 import SUPER_BLOCK
 from .quantize_q8_1 import GROUP
@@ -25,16 +34,19 @@ HALF_FORMATS = tuple(_HALVES)
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """How a product spreads over the GPU. A block makes y for 16 * tiles * row_warps weight rows, m_tile activations.
+    """How a product spreads over the GPU. A block makes y for 16 * tiles * row_warps weight rows,
+    m_tile activations.
 
     Attributes:
       row_warps: warps with weight rows of their own.
-      column_warps: 1, 2 or 4 warps that share rows and split each super-block's columns; their totals meet at the end.
+      column_warps: 1, 2 or 4 warps that share rows and split each super-block's columns; their
+        totals meet at the end.
       tiles: of 16 weight rows, per warp; they share the loads of activations.
       m_tile: rows of activations of a block, a multiple of 16.
       stages: super-blocks in shared memory, one in use and the others on their way.
-      products: `int8` of quants with q8_1 activations, whose sums of 32 columns f32 scales; or `f16` of scaled quants
-        with f16 activations, added up by mma for 256 columns: half the instructions, twice the tensor cores' time.
+      products: `int8` of quants with q8_1 activations, whose sums of 32 columns f32 scales; or
+        `f16` of scaled quants with f16 activations, added up by mma for 256 columns: half the
+        instructions, twice the tensor cores' time.
     """
 
     row_warps: int = 4
@@ -60,7 +72,11 @@ class GemmConfig:
             raise KernelError(f"m_tile={self.m_tile} must be a multiple of 16")
         if self.column_warps not in (1, 2, 4):
             raise KernelError(f"column_warps={self.column_warps} must be 1, 2 or 4")
-        for name, least, most in (("row_warps", 1, 32 // self.column_warps), ("tiles", 1, 8), ("stages", 2, 16)):
+        for name, least, most in (
+            ("row_warps", 1, 32 // self.column_warps),
+            ("tiles", 1, 8),
+            ("stages", 2, 16),
+        ):
             if not least <= (value := getattr(self, name)) <= most:
                 raise KernelError(f"{name}={value} must be {least} to {most}")
         if self.products not in ("int8", "f16"):
@@ -71,38 +87,58 @@ class GemmConfig:
 
 def takes(format: str, columns: int) -> bool:
     """Whether there is a kernel for rows of so many weights."""
-    return format in FORMATS and columns > 0 and columns % max(_COLUMNS, formats.get(format).block_size) == 0
+    return (
+        format in FORMATS
+        and columns > 0
+        and columns % max(_COLUMNS, formats.get(format).block_size) == 0
+    )
 
 
 @kernel
-def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmConfig = GemmConfig()) -> None:
+def gemm(
+    k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmConfig = GemmConfig()
+) -> None:
     """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
-    A warp has tiles of 16 weight rows and all activations of its block (see `formats.products`). Packed weights and
-    activations come through a ring of stages of one super-block each.
+    A warp has tiles of 16 weight rows and all activations of its block (see `formats.products`).
+    Packed weights and activations come through a ring of stages of one super-block each.
     """
     config.check(format, columns)
     k.name = f"gemm_{format.lower()}_{'f16_' if config.products == 'f16' else ''}m{config.m_tile}"
     layout = formats.get(format)
     steps, threads = -(-columns // SUPER_BLOCK), WARP * config.row_warps * config.column_warps
     blocks = columns // layout.block_size
-    planes = [k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes]
+    planes = [
+        k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes
+    ]
     activations = _activations(k, config, m, columns)
     y = k.output("y", f32, (m, n))
     k.launch((-(-m // config.m_tile), -(-n // config.rows)), threads, resident_blocks=1)
 
     row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
-    m_tile, n_tile = _Tile(k, k.block_id("x"), m, config.m_tile), _Tile(k, k.block_id("y"), n, config.rows)
+    m_tile, n_tile = (
+        _Tile(k, k.block_id("x"), m, config.m_tile),
+        _Tile(k, k.block_id("y"), n, config.rows),
+    )
     copies: list[TileCopy | HalfCopy] = []
     for plane, pointer in zip(layout.planes, planes, strict=True):
         nbytes = plane.bytes_per_block * SUPER_BLOCK // layout.block_size
         rows = Rows(pointer.reshape(n, blocks * plane.bytes_per_block), n_tile.start, config.rows)
-        copies.append(HalfCopy(k, rows, threads) if nbytes == 2 else TileCopy(k, rows, nbytes, threads))
+        copies.append(
+            HalfCopy(k, rows, threads) if nbytes == 2 else TileCopy(k, rows, nbytes, threads)
+        )
     for pointer, nbytes, pitches in activations:
-        rows = Rows(pointer.cast(u8).reshape(m, columns * nbytes // SUPER_BLOCK), m_tile.start, config.m_tile)
+        rows = Rows(
+            pointer.cast(u8).reshape(m, columns * nbytes // SUPER_BLOCK),
+            m_tile.start,
+            config.m_tile,
+        )
         copies.append(TileCopy(k, rows, nbytes, threads, **pitches))
     ring = Ring(k, config.stages, copies)
-    totals = [[[k.var(f32, 0.0) for _ in range(4)] for _ in range(config.m_tile // 8)] for _ in range(config.tiles)]
+    totals = [
+        [[k.var(f32, 0.0) for _ in range(4)] for _ in range(config.m_tile // 8)]
+        for _ in range(config.tiles)
+    ]
     if config.products == "f16":
         products: Products = HalfProducts(k, *_HALVES[format], totals)
     else:
@@ -132,24 +168,40 @@ def gemm(k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmC
         for t, tile_totals in enumerate(totals):
             for i, column_totals in enumerate(tile_totals):
                 for j, total in enumerate(column_totals):
-                    row = n_tile.start + (row_warp * config.tiles + t) * 16 + k.lane_id // 4 + 8 * (j // 2)
+                    row = (
+                        n_tile.start
+                        + (row_warp * config.tiles + t) * 16
+                        + k.lane_id // 4
+                        + 8 * (j // 2)
+                    )
                     column = m_tile.start + 8 * i + k.lane_id % 4 * 2 + j % 2
-                    y.at(column, row).store(0, total, where=all_of(n_tile.owns(row), m_tile.owns(column)))
+                    y.at(column, row).store(
+                        0, total, where=all_of(n_tile.owns(row), m_tile.owns(column))
+                    )
 
 
-def _activations(k: Builder, config: GemmConfig, m: int, columns: int) -> list[tuple[Pointer, int, dict[str, int]]]:
-    """The operands that make up x: pointer, bytes of a super-block, and how a stage holds them (see TileCopy)."""
+def _activations(
+    k: Builder, config: GemmConfig, m: int, columns: int
+) -> list[tuple[Pointer, int, dict[str, int]]]:
+    """The operands that make up x: pointer, bytes of a super-block, and how a stage holds them (see
+    TileCopy).
+    """
     per_group = (m, columns // GROUP, 2)
     if config.products == "f16":
         values, means = k.input("values", f16, (m, columns)), k.input("means", f16, per_group)
         scale = k.input("scale", f32, (m, columns // SUPER_BLOCK))
         return [(values, 512, {}), (means, 32, {}), (scale, 4, {"pitch": 4})]
     values, scale_sum = k.input("values", s8, (m, columns)), k.input("scale_sum", f32, per_group)
-    return [(values, 256, {}), (scale_sum, 64, {"chunk": 8, "pitch": 8, "chunk_pitch": pair_pitch(config.m_tile)})]
+    return [
+        (values, 256, {}),
+        (scale_sum, 64, {"chunk": 8, "pitch": 8, "chunk_pitch": pair_pitch(config.m_tile)}),
+    ]
 
 
 class _Tile:
-    """`size` rows of `total`, from `start` on: the last may overlap its neighbour, a single one be cut short."""
+    """`size` rows of `total`, from `start` on: the last may overlap its neighbour, a single one be
+    cut short.
+    """
 
     def __init__(self, k: Builder, number: Value, total: int, size: int) -> None:
         self._total, self._size, self._first = total, size, number * size
@@ -162,12 +214,16 @@ class _Tile:
         return row < self._total if self._total < self._size else row >= self._first
 
 
-def _add_columns(k: Builder, config: GemmConfig, totals: Totals, column_warp: Value, row_warp: Value) -> None:
+def _add_columns(
+    k: Builder, config: GemmConfig, totals: Totals, column_warp: Value, row_warp: Value
+) -> None:
     """The totals of the first column warp += those of the others."""
     if config.column_warps == 1:
         return
     flat = [total for tile in totals for column in tile for total in column]
-    shared = k.shared("partial", f32, (config.column_warps - 1, config.row_warps, len(flat) * WARP), dynamic=True)
+    shared = k.shared(
+        "partial", f32, (config.column_warps - 1, config.row_warps, len(flat) * WARP), dynamic=True
+    )
     with k.when(column_warp > 0):
         mine = shared.at(column_warp - 1, row_warp, k.lane_id)
         for i, total in enumerate(flat):

@@ -1,4 +1,6 @@
-"""What attention leaves of each query head: its vector, as f32 or quantized for a mat-vec, or one split's share."""
+"""What attention leaves of each query head: its vector, as f32 or quantized for a mat-vec, or one
+split's share.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +10,23 @@ from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
 from .quantize_q8_1 import GROUP, store_group
 from .softmax import Merged
 
-#: ((sequence, head), or with the split behind them; state) -> None: one warp writes one query head's result.
+#: ((sequence, head), or with the split behind them; state) -> None: one warp writes one query
+#: head's result.
 Write = Callable[[tuple[Value, ...], Merged], None]
 
 
-def declare_result(k: Builder, batch: int, num_heads: int, head_dim: int, output: str, splits: int = 1) -> Write:
+def declare_result(
+    k: Builder, batch: int, num_heads: int, head_dim: int, output: str, splits: int = 1
+) -> Write:
     """Results of the kernel, and what writes them.
 
-    `f32`: out (batch, num_heads, head_dim). `q8_1`, where head_dim is a multiple of 32: values s8 (batch, num_heads *
-    head_dim) and scale_sum f32 (batch, num_heads * head_dim / 32, 2), as `quantize_q8_1` makes them of out.
+    `f32`: out (batch, num_heads, head_dim). `q8_1`, where head_dim is a multiple of 32: values s8
+    (batch, num_heads * head_dim) and scale_sum f32 (batch, num_heads * head_dim / 32, 2), as
+    `quantize_q8_1` makes them of out.
 
-    Several splits leave to `merge_attention`: parts f32 (batch, num_heads, splits, head_dim), weighted sums of values,
-    and marks f32 (batch, num_heads, splits, 2), the highest score in base 2 and the sum of weights.
+    Several splits leave to `merge_attention`: parts f32 (batch, num_heads, splits, head_dim),
+    weighted sums of values, and marks f32 (batch, num_heads, splits, 2), the highest score in base
+    2 and the sum of weights.
 
     Raises KernelError for another output, for q8_1 of another head_dim, and for q8_1 of splits.
     """
@@ -30,7 +37,9 @@ def declare_result(k: Builder, batch: int, num_heads: int, head_dim: int, output
         return _parts(k, batch, num_heads, splits, head_dim)
     if output == "f32":
         out = k.output("out", f32, (batch, num_heads, head_dim))
-        return lambda place, merged: _store_shares(k, out.at(*place), merged.normalized(k), head_dim)
+        return lambda place, merged: _store_shares(
+            k, out.at(*place), merged.normalized(k), head_dim
+        )
     values = k.output("values", s8, (batch, num_heads * head_dim))
     scale_sum = k.output("scale_sum", f32, (batch, num_heads * head_dim // GROUP, 2))
 
@@ -38,7 +47,12 @@ def declare_result(k: Builder, batch: int, num_heads: int, head_dim: int, output
         sequence, head = place
         for i, share in enumerate(merged.normalized(k)):
             group = head * (head_dim // GROUP) + i
-            store_group(k, [share], values.at(sequence, group * GROUP + k.lane_id), scale_sum.at(sequence, group))
+            store_group(
+                k,
+                [share],
+                values.at(sequence, group * GROUP + k.lane_id),
+                scale_sum.at(sequence, group),
+            )
 
     return write
 
@@ -58,4 +72,6 @@ def _store_shares(k: Builder, row: Pointer, shares: Sequence[Value], head_dim: i
     """Lane l's shares are dimensions l, l + 32, ...; coalesced."""
     for i, share in enumerate(shares):
         first = i * WARP
-        row.at(k.lane_id).store(first, share, where=k.lane_id < head_dim - first if first + WARP > head_dim else None)
+        row.at(k.lane_id).store(
+            first, share, where=k.lane_id < head_dim - first if first + WARP > head_dim else None
+        )

@@ -28,10 +28,12 @@ def merge_attention(
     output: str = "f32",
     config: MergeConfig = MergeConfig(),
 ) -> None:
-    """Merges the parts and marks that `paged_attention` left of `splits` splits (see `declare_result`).
+    """Merges the parts and marks that `paged_attention` left of `splits` splits (see
+    `declare_result`).
 
-    A split is to this kernel what a token is to attention: its highest score, its sum of weights, its weighted
-    values. An empty one has a score below all others and sums of 0. Results: see `declare_result`.
+    A split is to this kernel what a token is to attention: its highest score, its sum of weights,
+    its weighted values. An empty one has a score below all others and sums of 0. Results: see
+    `declare_result`.
     """
     parts = k.input("parts", f32, (batch, num_heads, splits, head_dim))
     marks = k.input("marks", f32, (batch, num_heads, splits, 2))
@@ -49,4 +51,6 @@ def merge_attention(
         values = [(spread.load(parts.at(sequence, head, split), ok), None) for split, ok in each]
         scores, totals = zip(*both, strict=True)
         state.add(k, [[score] for score in scores], seen, values, totals)
-    merge_block(k, state, spread, head_dim, config.warps, lambda _, merged: write((sequence, head), merged))
+    merge_block(
+        k, state, spread, head_dim, config.warps, lambda _, merged: write((sequence, head), merged)
+    )

@@ -1,4 +1,6 @@
-"""The pages of a KV cache: what they hold, how a head's vector lies over lanes, loads and quantizing stores."""
+"""The pages of a KV cache: what they hold, how a head's vector lies over lanes, loads and
+quantizing stores.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from ..ptx.types import Type
 from .quantize_q8_1 import to_int8
 from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, unpack_halves
 
-#: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside them.
+#: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside
+#: them.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
 HEAD_DIMS = tuple(range(32, 257, 16))
 
@@ -21,46 +24,65 @@ Place = tuple[Value, Value, Value]  # page, head, slot in the page
 
 
 class Spread:
-    """How a vector lies over a power of two of `lanes`: runs of `run` values, the last lanes with fewer or none."""
+    """How a vector lies over a power of two of `lanes`: runs of `run` values, the last lanes with
+    fewer or none.
+    """
 
     def __init__(self, k: Builder, head_dim: int, run: int) -> None:
         runs = head_dim // run
         self.run, self.lanes = run, min(WARP, 1 << (runs - 1).bit_length())
         starts = range(0, runs, self.lanes)
         firsts = [(k.lane_id % self.lanes + start) * run for start in starts]
-        self.parts = [(f, f < head_dim if s + self.lanes > runs else None) for f, s in zip(firsts, starts, strict=True)]
+        self.parts = [
+            (f, f < head_dim if s + self.lanes > runs else None)
+            for f, s in zip(firsts, starts, strict=True)
+        ]
         self.width = len(firsts) * run  # values of a vector that a lane holds
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
-        """This lane's values of the vector of floats at `row`, as f32; zeros where the condition fails."""
-        parts = [load_floats(row.at(first), self.run, where=all_of(inside, condition)) for first, inside in self.parts]
+        """This lane's values of the vector of floats at `row`, as f32; zeros where the condition
+        fails.
+        """
+        parts = [
+            load_floats(row.at(first), self.run, where=all_of(inside, condition))
+            for first, inside in self.parts
+        ]
         return [value for part in parts for value in part]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
         """This lane's values of a vector, as runs to be stored."""
         pieces = [values[i : i + self.run] for i in range(0, self.width, self.run)]
-        return [Run(first, piece, inside) for (first, inside), piece in zip(self.parts, pieces, strict=True)]
+        return [
+            Run(first, piece, inside)
+            for (first, inside), piece in zip(self.parts, pieces, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
 class Pages:
     """The keys or values of a cache: `rows` (num_pages, num_kv_heads, page_size, head_dim).
 
-    `scales`: of int8 pages, f32 (num_pages, num_kv_heads, page_size); a value is its int8 times the scale of its
-    page, head and slot.
+    `scales`: of int8 pages, f32 (num_pages, num_kv_heads, page_size); a value is its int8 times the
+    scale of its page, head and slot.
     """
 
     rows: Pointer
     scales: Pointer | None
 
     def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
-        """A lane's share of one vector as it is stored, four bytes in a register, and int8's scale behind it."""
+        """A lane's share of one vector as it is stored, four bytes in a register, and int8's scale
+        behind it.
+        """
         row = self.rows.at(*place)
         loaded: list[Value] = []
         for first, inside in spread.parts:
             words = row.at(first) if row.type is f32 else row.at(first).cast(u32)
-            loaded += words.load_run(0, spread.run * row.type.size // 4, where=all_of(inside, where))
-        return loaded if self.scales is None else [*loaded, self.scales.at(*place).load(where=where)]
+            loaded += words.load_run(
+                0, spread.run * row.type.size // 4, where=all_of(inside, where)
+            )
+        return (
+            loaded if self.scales is None else [*loaded, self.scales.at(*place).load(where=where)]
+        )
 
     def values(self, loaded: Sequence[Value]) -> tuple[Sequence[Value], Value | float | None]:
         """What `load` gave as f32, and what these are still to be multiplied by (None: 1)."""
@@ -72,39 +94,55 @@ class Pages:
             return fp8.decode(loaded), fp8.UNIT
         return [half for word in loaded for half in unpack_halves(word, self.rows.type)], None
 
-    def store(self, place: Place, runs: Sequence[Run], *, lanes: int, where: Value | None = None) -> None:
-        """Writes one vector that `lanes` neighbouring lanes hold; all 32 lanes of the warp take part.
+    def store(
+        self, place: Place, runs: Sequence[Run], *, lanes: int, where: Value | None = None
+    ) -> None:
+        """Writes one vector that `lanes` neighbouring lanes hold; all 32 lanes of the warp take
+        part.
 
-        Rounds to nearest even; fp8 saturates at +-448. int8: the scale is the largest magnitude / 127, and a NaN or
-        an infinity makes it NaN or infinite, and so the whole vector NaN.
+        Rounds to nearest even; fp8 saturates at +-448. int8: the scale is the largest magnitude /
+        127, and a NaN or an infinity makes it NaN or infinite, and so the whole vector NaN.
         """
         if self.scales is not None:
             k = self.rows.builder
             quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
-            self.scales.at(*place).store(0, amax * (1 / 127), where=all_of(where, k.lane_id % lanes == 0))
+            self.scales.at(*place).store(
+                0, amax * (1 / 127), where=all_of(where, k.lane_id % lanes == 0)
+            )
             rest = iter(quants)
-            runs = [Run(run.first, list(itertools.islice(rest, len(run.values))), run.inside) for run in runs]
+            runs = [
+                Run(run.first, list(itertools.islice(rest, len(run.values))), run.inside)
+                for run in runs
+            ]
         store_runs(self.rows.at(*place), runs, where)
 
 
 def declare_pages(
-    buffer: Callable[[str, Type, tuple[int, ...]], Pointer], dtype: str, shape: tuple[int, int, int, int]
+    buffer: Callable[[str, Type, tuple[int, ...]], Pointer],
+    dtype: str,
+    shape: tuple[int, int, int, int],
 ) -> tuple[Pages, Pages]:
     """Buffers `k_pages`, `v_pages` and, of int8, `k_scales`, `v_scales`, by `k.input` or `k.inout`.
 
-    Raises KernelError for a dtype that is none of PAGE_TYPES, or a head_dim (the last axis) that is none of HEAD_DIMS.
+    Raises KernelError for a dtype that is none of PAGE_TYPES, or a head_dim (the last axis) that is
+    none of HEAD_DIMS.
     """
     if dtype not in PAGE_TYPES:
         raise KernelError(f"dtype={dtype!r} must be one of {', '.join(PAGE_TYPES)}")
     if shape[-1] not in HEAD_DIMS:
         raise KernelError(f"head_dim={shape[-1]} must be one of {HEAD_DIMS}")
     rows = [buffer(name, PAGE_TYPES[dtype], shape) for name in ("k_pages", "v_pages")]
-    scales = [buffer(name, f32, shape[:3]) if dtype == "int8" else None for name in ("k_scales", "v_scales")]
+    scales = [
+        buffer(name, f32, shape[:3]) if dtype == "int8" else None
+        for name in ("k_scales", "v_scales")
+    ]
     return Pages(rows[0], scales[0]), Pages(rows[1], scales[1])
 
 
 def store_runs(row: Pointer, runs: Sequence[Run], where: Value | None = None) -> None:
-    """Stores runs of one, two or whole fours of f32, of an int8 row s32, rounded to the row's type."""
+    """Stores runs of one, two or whole fours of f32, of an int8 row s32, rounded to the row's
+    type.
+    """
     k, narrow = row.builder, row.type.size == 1
     for run in runs:
         target, values, condition = row.at(run.first), run.values, all_of(where, run.inside)

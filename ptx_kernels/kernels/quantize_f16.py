@@ -15,9 +15,9 @@ _WARPS = 4  # per block
 def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> None:
     """values = x / scale rounded to f16, with a power of two for 256 columns, which a warp has.
 
-    It brings the largest magnitude into [2^14, 2^15), one below 2^-112 to 2^126 times as much. Values lie in the order
-    that `formats.fragments.Halves` wants. The mean of every 32 of them is the sum of two f16, (high, low). A NaN or an
-    infinity makes the scale NaN.
+    It brings the largest magnitude into [2^14, 2^15), one below 2^-112 to 2^126 times as much.
+    Values lie in the order that `formats.fragments.Halves` wants. The mean of every 32 of them is
+    the sum of two f16, (high, low). A NaN or an infinity makes the scale NaN.
     """
     count = rows * columns // SUPER_BLOCK
     x = k.input("x", float_type(dtype), (rows, columns))

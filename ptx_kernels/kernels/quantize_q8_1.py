@@ -18,7 +18,9 @@ class QuantizeConfig:
 
 
 def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
-    """Of the f32 that `lanes` neighbouring lanes share, in every one of them; NaN where any value is."""
+    """Of the f32 that `lanes` neighbouring lanes share, in every one of them; NaN where any value
+    is.
+    """
     amax = k.const(f32, 0.0)
     for value in share:
         amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))
@@ -26,7 +28,9 @@ def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
 
 
 def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
-    """(quants, amax) of f32 that `lanes` neighbouring lanes share: a quant is round(x * (127 / amax)) as s32."""
+    """(quants, amax) of f32 that `lanes` neighbouring lanes share: a quant is round(x * (127 /
+    amax)) as s32.
+    """
     amax = largest_magnitude(k, share, lanes)
     inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
     # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
@@ -35,17 +39,25 @@ def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value]
 
 
 def store_group(
-    k: Builder, share: Sequence[Value], values: Pointer, scale_sum: Pointer, *, where: Value | None = None
+    k: Builder,
+    share: Sequence[Value],
+    values: Pointer,
+    scale_sum: Pointer,
+    *,
+    where: Value | None = None,
 ) -> None:
-    """Quantizes the group of 32 whose neighbouring shares of 1 or 4 f32 a run of lanes holds, and stores it.
+    """Quantizes the group of 32 whose neighbouring shares of 1 or 4 f32 a run of lanes holds, and
+    stores it.
 
-    values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values). The sum is exact before it
-    is scaled, and kept in f32: in f16, as ggml's q8_1 has it, it overflows for activations above about 2,000. A NaN or
-    an infinity makes the group's scale NaN or infinite. Whole warps must come here, in groups that begin at a multiple
-    of their lanes.
+    values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values). The sum
+    is exact before it
+    is scaled, and kept in f32: in f16, as ggml's q8_1 has it, it overflows for activations above
+    about 2,000. A NaN or an infinity makes the group's scale NaN or infinite. Whole warps must come
+    here, in groups that begin at a multiple of their lanes.
 
-    `values` (s8) and `scale_sum` (f32) point at this lane's first value and at its group's pair, in global or shared
-    memory; nothing is stored where `where` is false (the same for all lanes of a group).
+    `values` (s8) and `scale_sum` (f32) point at this lane's first value and at its group's pair, in
+    global or shared memory; nothing is stored where `where` is false (the same for all lanes of a
+    group).
     """
     lanes = GROUP // len(share)
     quants, amax = to_int8(k, share, lanes)
@@ -64,9 +76,15 @@ def store_group(
 
 @kernel
 def quantize_q8_1(
-    k: Builder, *, rows: int, columns: int, dtype: str = "f32", config: QuantizeConfig = QuantizeConfig()
+    k: Builder,
+    *,
+    rows: int,
+    columns: int,
+    dtype: str = "f32",
+    config: QuantizeConfig = QuantizeConfig(),
 ) -> None:
-    """(values, scale_sum) = x in groups of 32 of each row (see `store_group`); eight lanes share a group.
+    """(values, scale_sum) = x in groups of 32 of each row (see `store_group`); eight lanes share a
+    group.
 
     A NaN or an infinity in a group makes every product with that row NaN; other rows are untouched.
     """

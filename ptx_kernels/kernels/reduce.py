@@ -9,12 +9,17 @@ from ..ptx import Builder, Pointer, Value
 
 
 def across_warps(
-    k: Builder, parts: Pointer, value: Value, combine: Callable[[Value, Value], Value], *, warps: int
+    k: Builder,
+    parts: Pointer,
+    value: Value,
+    combine: Callable[[Value, Value], Value],
+    *,
+    warps: int,
 ) -> Value:
     """Combines one value per thread over the block; every thread gets the result.
 
-    `parts`: shared memory of `warps` elements, which nothing else may touch before the next barrier. One barrier, so
-    all threads must come here; warps are combined in order.
+    `parts`: shared memory of `warps` elements, which nothing else may touch before the next
+    barrier. One barrier, so all threads must come here; warps are combined in order.
     """
     value = k.warp_reduce(value, combine)
     if warps == 1:

@@ -1,4 +1,6 @@
-"""Tiles of matrices on their way into a ring of stages in shared memory, by `cp.async`, all threads together."""
+"""Tiles of matrices on their way into a ring of stages in shared memory, by `cp.async`, all threads
+together.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from ..ptx import Builder, Pointer, Value, all_of, u8, u32
 
 
 def odd_pitch(nbytes: int) -> int:
-    """The least odd number of 16-byte chunks that holds `nbytes`: the same chunk of 8 rows then lies in all banks."""
+    """The least odd number of 16-byte chunks that holds `nbytes`: the same chunk of 8 rows then
+    lies in all banks.
+    """
     return (-(-nbytes // 16) | 1) * 16
 
 
@@ -18,7 +22,8 @@ def odd_pitch(nbytes: int) -> int:
 class Rows:
     """`count` rows from row `first` on of a matrix, u8 (rows, row bytes) in global memory.
 
-    Rows past the matrix's end become zeros; where it has `count` rows at all, the caller sees to it that none is.
+    Rows past the matrix's end become zeros; where it has `count` rows at all, the caller sees to it
+    that none is.
     """
 
     matrix: Pointer
@@ -31,14 +36,23 @@ class Rows:
 
 
 class TileCopy:
-    """Copies `nbytes` of every row per step: the first ones, the next ones, ...; zeros past the row's end.
+    """Copies `nbytes` of every row per step: the first ones, the next ones, ...; zeros past the
+    row's end.
 
-    Chunk c of row r arrives at r * pitch + c * chunk_pitch. A power of two of threads shares a row, so that they
-    read neighbouring chunks and the rows of a thread lie at constant distances.
+    Chunk c of row r arrives at r * pitch + c * chunk_pitch. A power of two of threads shares a row,
+    so that they read neighbouring chunks and the rows of a thread lie at constant distances.
     """
 
     def __init__(
-        self, k: Builder, rows: Rows, nbytes: int, threads: int, *, chunk: int = 0, pitch: int = 0, chunk_pitch: int = 0
+        self,
+        k: Builder,
+        rows: Rows,
+        nbytes: int,
+        threads: int,
+        *,
+        chunk: int = 0,
+        pitch: int = 0,
+        chunk_pitch: int = 0,
     ) -> None:
         row_bytes = rows.matrix.shape[1]
         chunk = chunk or math.gcd(16, row_bytes, nbytes)
@@ -46,14 +60,18 @@ class TileCopy:
         chunk_pitch = chunk_pitch or chunk
         self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
         self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk
-        self._rest = k.var(u32, row_bytes) if row_bytes % nbytes else None  # bytes of a row from here on
+        self._rest = (
+            k.var(u32, row_bytes) if row_bytes % nbytes else None
+        )  # bytes of a row from here on
         self._parts = []  # (rows at once, the thread's first row and byte, where they go, where they come from)
         column = 0
         while column < nbytes // chunk:
             width = min(1 << (nbytes // chunk - column).bit_length() - 1, threads)
             row, part = k.thread_id // width, k.thread_id % width + column
             source = rows.matrix.at(rows.first + row, part * chunk).moving()
-            self._parts.append((threads // width, row, part * chunk, row * self.pitch + part * chunk_pitch, source))
+            self._parts.append(
+                (threads // width, row, part * chunk, row * self.pitch + part * chunk_pitch, source)
+            )
             column += width
 
     def start(self, place: Pointer) -> None:
@@ -76,7 +94,9 @@ class TileCopy:
 
 
 class HalfCopy:
-    """As TileCopy, for two bytes of a row and step: the aligned 4 bytes that they lie in, at row * 4."""
+    """As TileCopy, for two bytes of a row and step: the aligned 4 bytes that they lie in, at row *
+    4.
+    """
 
     pitch = 4
 
@@ -97,7 +117,9 @@ class HalfCopy:
                 inside = k.select(index < total, k.const(u32, 2), 0)
                 size = k.select((index | 1) < total, k.const(u32, 4), inside)
             where = k.thread_id < rows.count - r if self._threads > rows.count - r else None
-            k.cp_async(place.at(k.thread_id * 4).at(4 * r), words.at(index >> 1), 4, size=size, where=where)
+            k.cp_async(
+                place.at(k.thread_id * 4).at(4 * r), words.at(index >> 1), 4, size=size, where=where
+            )
         self._index += 1
 
 
@@ -122,8 +144,12 @@ class Ring:
         self._filled.set(self._k.select(self._filled < self._last, self._filled + self._nbytes, 0))
 
     def take(self) -> list[Pointer]:
-        """The places of the next stage in turn, u8 (rows, pitch); its copies have to have arrived."""
+        """The places of the next stage in turn, u8 (rows, pitch); its copies have to have
+        arrived.
+        """
         stage = self._memory.at(self._taken)
         self._taken.set(self._k.select(self._taken < self._last, self._taken + self._nbytes, 0))
         places = zip(self._places, self._copies, strict=True)
-        return [stage.at(place).reshape(copy.size // copy.pitch, copy.pitch) for place, copy in places]
+        return [
+            stage.at(place).reshape(copy.size // copy.pitch, copy.pitch) for place, copy in places
+        ]

@@ -22,8 +22,12 @@ class RmsNormConfig:
     warps: int = 8  # per block, which has one row
 
 
-def inverse_rms(k: Builder, mine: Sequence[Value], total: Callable[[Value], Value], *, count: int, eps: float) -> Value:
-    """1 / sqrt(mean(x^2) + eps) of `count` values, of which a thread has `mine`; `total` adds over the threads."""
+def inverse_rms(
+    k: Builder, mine: Sequence[Value], total: Callable[[Value], Value], *, count: int, eps: float
+) -> Value:
+    """1 / sqrt(mean(x^2) + eps) of `count` values, of which a thread has `mine`; `total` adds over
+    the threads.
+    """
     squares = functools.reduce(lambda part, x: k.fma(x, x, part), mine, k.const(f32, 0.0))
     mean = total(squares) * (1 / count)
     return k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
@@ -32,22 +36,32 @@ def inverse_rms(k: Builder, mine: Sequence[Value], total: Callable[[Value], Valu
 def normalize(
     k: Builder, x: Pointer, weight: Pointer, parts: Pointer, *, columns: int, eps: float, warps: int
 ) -> list[Run]:
-    """This thread's share of x / sqrt(mean(x^2) + eps) * weight, for one row of `columns` f32 at `x`.
+    """This thread's share of x / sqrt(mean(x^2) + eps) * weight, for one row of `columns` f32 at
+    `x`.
 
-    The row is read once and stays in registers. `parts` is as in `across_warps`, whose barrier this passes.
+    The row is read once and stays in registers. `parts` is as in `across_warps`, whose barrier this
+    passes.
     """
     most = _MAX_RUNS * RUN * WARP * warps
     if columns % RUN or columns > most:
-        raise KernelError(f"columns={columns} must be a multiple of {RUN}, and of {warps} warps at most {most}")
+        raise KernelError(
+            f"columns={columns} must be a multiple of {RUN}, and of {warps} warps at most {most}"
+        )
     row = load_runs(k, x, columns, WARP * warps)
     mine = [value for run in row for value in run.values]
     inverse = inverse_rms(
-        k, mine, lambda part: across_warps(k, parts, part, operator.add, warps=warps), count=columns, eps=eps
+        k,
+        mine,
+        lambda part: across_warps(k, parts, part, operator.add, warps=warps),
+        count=columns,
+        eps=eps,
     )
     scaled = []
     for run in row:
         factors = load_floats(weight.at(run.first), RUN, where=run.inside)
-        values = [value * inverse * factor for value, factor in zip(run.values, factors, strict=True)]
+        values = [
+            value * inverse * factor for value, factor in zip(run.values, factors, strict=True)
+        ]
         scaled.append(Run(run.first, values, run.inside))
     return scaled
 
@@ -62,7 +76,9 @@ def rms_norm(
     output: Literal["f32", "q8_1"] = "f32",
     config: RmsNormConfig = RmsNormConfig(),
 ) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * weight for each row; as "q8_1" what `quantize_q8_1` makes of y. A block a row."""
+    """y = x / sqrt(mean(x^2) + eps) * weight for each row; as "q8_1" what `quantize_q8_1` makes of
+    y. A block a row.
+    """
     if output not in ("f32", "q8_1"):
         raise KernelError(f"output={output!r} must be f32 or q8_1")
     x = k.input("x", f32, (rows, columns))
@@ -72,7 +88,9 @@ def rms_norm(
     parts = k.shared("parts", f32, (config.warps,))
     if output == "f32":
         y = k.output("y", f32, (rows, columns))
-        for run in normalize(k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps):
+        for run in normalize(
+            k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps
+        ):
             store_floats(y.at(row, run.first), run.values, where=run.inside)
         return
     if columns % GROUP:
@@ -81,4 +99,6 @@ def rms_norm(
     scale_sum = k.output("scale_sum", f32, (rows, columns // GROUP, 2))
     for run in normalize(k, x.at(row), weight, parts, columns=columns, eps=eps, warps=config.warps):
         group = run.first // GROUP
-        store_group(k, run.values, values.at(row, run.first), scale_sum.at(row, group), where=run.inside)
+        store_group(
+            k, run.values, values.at(row, run.first), scale_sum.at(row, group), where=run.inside
+        )

@@ -1,4 +1,6 @@
-"""Rotary positions for a step's queries and keys, and its keys and values into the pages of a KV cache."""
+"""Rotary positions for a step's queries and keys, and its keys and values into the pages of a KV
+cache.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ class RopeAppendConfig:
 class _Head:
     """How a warp's lanes share a head's vector: each has pairs of values, WARP pairs apart.
 
-    Pairs are what the rotation turns: neighbours if interleaved, else half of the rotated dimensions apart. What is
-    not rotated goes by neighbours too.
+    Pairs are what the rotation turns: neighbours if interleaved, else half of the rotated
+    dimensions apart. What is not rotated goes by neighbours too.
     """
 
     def __init__(self, k: Builder, head_dim: int, rope_dim: int, interleaved: bool) -> None:
         self._k, self._head_dim, self._half = k, head_dim, rope_dim // 2
-        self._pairs: list[tuple[Value, Value | None]] = []  # numbers, and whether they are rotated (None: they are)
-        self._dims: list[tuple[Value, Value | None]] = []  # of the lane's values, and whether the head has them
+        self._pairs: list[
+            tuple[Value, Value | None]
+        ] = []  # numbers, and whether they are rotated (None: they are)
+        self._dims: list[
+            tuple[Value, Value | None]
+        ] = []  # of the lane's values, and whether the head has them
         pairs = head_dim // 2
         for start in range(0, pairs, WARP):
             number = k.lane_id + start
@@ -38,16 +44,27 @@ class _Head:
             self._pairs.append((number, rotated))
             self._dims += [(dim, inside) for dim in dims]
 
-    def _select(self, rotated: Value | None, a: tuple[Value, Value], b: tuple[Value, Value]) -> tuple[Value, Value]:
-        return a if rotated is None else (self._k.select(rotated, a[0], b[0]), self._k.select(rotated, a[1], b[1]))
+    def _select(
+        self, rotated: Value | None, a: tuple[Value, Value], b: tuple[Value, Value]
+    ) -> tuple[Value, Value]:
+        return (
+            a
+            if rotated is None
+            else (self._k.select(rotated, a[0], b[0]), self._k.select(rotated, a[1], b[1]))
+        )
 
     def load(self, vector: Pointer) -> list[Value]:
-        """This lane's values of the head_dim f32 at `vector`, pair by pair; zeros where it has none."""
+        """This lane's values of the head_dim f32 at `vector`, pair by pair; zeros where it has
+        none.
+        """
         return [vector.at(dim).load(where=inside) for dim, inside in self._dims]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
         """This lane's values, to be stored."""
-        return [Run(dim, [value], inside) for (dim, inside), value in zip(self._dims, values, strict=True)]
+        return [
+            Run(dim, [value], inside)
+            for (dim, inside), value in zip(self._dims, values, strict=True)
+        ]
 
     def normalize(self, values: Sequence[Value], weight: Pointer, eps: float) -> list[Value]:
         """x / sqrt(mean(x^2) + eps) * weight over the head."""
@@ -55,12 +72,16 @@ class _Head:
         return [x * inverse * factor for x, factor in zip(values, self.load(weight), strict=True)]
 
     def rotate(self, values: Sequence[Value], cos: Pointer, sin: Pointer) -> list[Value]:
-        """Turns each rotated pair by the angle of its number, whose cosine and sine lie at `cos` and `sin`."""
+        """Turns each rotated pair by the angle of its number, whose cosine and sine lie at `cos`
+        and `sin`.
+        """
         turned = list(values)
         for i, (number, rotated) in enumerate(self._pairs[: -(-self._half // WARP)]):
             a, b = values[2 * i : 2 * i + 2]
             c, s = (angles.at(number).load(where=rotated) for angles in (cos, sin))
-            turned[2 * i : 2 * i + 2] = self._select(rotated, (a * c - b * s, a * s + b * c), (a, b))
+            turned[2 * i : 2 * i + 2] = self._select(
+                rotated, (a * c - b * s, a * s + b * c), (a, b)
+            )
         return turned
 
 
@@ -81,20 +102,25 @@ def rope_append(
     eps: float = 0.0,
     config: RopeAppendConfig = RopeAppendConfig(),
 ) -> None:
-    """q_out = rotate(q); pages[slot / page_size, :, slot % page_size] = rotate(k), v, for every token.
+    """q_out = rotate(q); pages[slot / page_size, :, slot % page_size] = rotate(k), v, for every
+    token.
 
     The first rope_dim dimensions of a head are rotated in pairs: (2i, 2i + 1) if interleaved, else
-    (i, i + rope_dim / 2). With `qk_norm` q and k are normalized per head (RMSNorm) before. A slot outside the pages
-    is skipped. A warp has one head of q, or one head of k and of v.
+    (i, i + rope_dim / 2). With `qk_norm` q and k are normalized per head (RMSNorm) before. A slot
+    outside the pages is skipped. A warp has one head of q, or one head of k and of v.
     """
     if rope_dim % 2 or not 0 < rope_dim <= head_dim or head_dim % 2:
-        raise KernelError(f"rope_dim={rope_dim} must be even and at most head_dim={head_dim}, itself even")
+        raise KernelError(
+            f"rope_dim={rope_dim} must be even and at most head_dim={head_dim}, itself even"
+        )
     k_pages, v_pages = declare_pages(k.inout, dtype, (num_pages, num_kv_heads, page_size, head_dim))
     q_new = k.input("q", f32, (tokens, num_heads, head_dim))
     k_new, v_new = (k.input(name, f32, (tokens, num_kv_heads, head_dim)) for name in ("k", "v"))
     slot_mapping = k.input("slot_mapping", s32, (tokens,))
     cos, sin = (k.input(name, f32, (tokens, rope_dim // 2)) for name in ("cos", "sin"))
-    norms = [k.input(f"{name}_norm", f32, (head_dim,), constant=True) for name in ("q", "k") if qk_norm]
+    norms = [
+        k.input(f"{name}_norm", f32, (head_dim,), constant=True) for name in ("q", "k") if qk_norm
+    ]
     q_out = k.output("q_out", f32, (tokens, num_heads, head_dim))
     units = num_heads + num_kv_heads  # warps of a token
     k.launch((-(-tokens * units // config.warps),), WARP * config.warps)

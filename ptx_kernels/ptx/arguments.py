@@ -1,4 +1,6 @@
-"""What kernel functions are given is of the types that they declare: checked once, for all of them."""
+"""What kernel functions are given is of the types that they declare: checked once, for all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ from .errors import KernelError
 
 
 def checked(function: Callable[..., None], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a kernel function, each of its annotated type; NumPy's numbers become Python's.
+    """The arguments of a kernel function, each of its annotated type; NumPy's numbers become
+    Python's.
 
-    An int is at least 1, or at least 0 where 0 is the default; a float is finite in f32. The same goes for the fields
-    of a Config. Arguments that the function does not have are left for Python to refuse.
+    An int is at least 1, or at least 0 where 0 is the default; a float is finite in f32. The same
+    goes for the fields of a Config. Arguments that the function does not have are left for Python
+    to refuse.
 
     Raises:
       KernelError: an argument, or a Config's field, of another type or out of range.
@@ -60,7 +64,9 @@ def _typed(name: str, value: Any, kind: Any, default: Any) -> Any:
 def _fields(name: str, config: Any) -> Any:
     hints = _hints(config.__class__)
     fields = {
-        field.name: _typed(f"{name}.{field.name}", getattr(config, field.name), hints[field.name], field.default)
+        field.name: _typed(
+            f"{name}.{field.name}", getattr(config, field.name), hints[field.name], field.default
+        )
         for field in dataclasses.fields(config)
     }
     return dataclasses.replace(config, **fields)

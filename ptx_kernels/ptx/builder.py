@@ -1,4 +1,6 @@
-"""The kernel builder: `with` runs on the GPU, Python's own `for` and `if` run while the kernel is built."""
+"""The kernel builder: `with` runs on the GPU, Python's own `for` and `if` run while the kernel is
+built.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,16 @@ class Branch:
 class Builder:
     """Collects one kernel's PTX. Kernel functions get it as `k`.
 
-    `name` is the entry's name, as profiles show it: the function's, unless the function sets another.
+    `name` is the entry's name, as profiles show it: the function's, unless the function sets
+    another.
     """
 
     def __init__(self, name: str, code: CodeType | None = None) -> None:
         self.name = name
         self._code = code  # of the kernel's function, for the table of lines
-        self._lines: list[tuple[str, tuple[Line, ...]]] = []  # text, and the Python lines that wrote it
+        self._lines: list[
+            tuple[str, tuple[Line, ...]]
+        ] = []  # text, and the Python lines that wrote it
         self._registers: dict[str, int] = dict.fromkeys(_PREFIXES, 0)
         self._buffers: list[Buffer] = []
         self._pointers: list[tuple[str, Value, tuple[Line, ...]]] = []
@@ -56,7 +61,9 @@ class Builder:
         self._labels = 0
         self._needs = BASELINE
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
-        self._prologue: list[tuple[str, tuple[Line, ...]]] = []  # runs before everything: what every branch may use
+        self._prologue: list[
+            tuple[str, tuple[Line, ...]]
+        ] = []  # runs before everything: what every branch may use
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
 
@@ -64,11 +71,15 @@ class Builder:
 
     def write(self, line: str) -> None:
         if len(self._lines) >= MAX_LINES:
-            raise KernelError(f"{self.name} would have more than {MAX_LINES} lines: something is unrolled too often")
+            raise KernelError(
+                f"{self.name} would have more than {MAX_LINES} lines: something is unrolled too often"
+            )
         self._lines.append((f"  {line}", call_path(self._code)))
 
     def require(self, version: Version) -> None:
-        """Raises the PTX version and target that the text declares; they stay the lowest that serve."""
+        """Raises the PTX version and target that the text declares; they stay the lowest that
+        serve.
+        """
         self._needs = (max(self._needs[0], version[0]), max(self._needs[1], version[1]))
 
     def register(self, type: Type) -> Value:
@@ -87,7 +98,9 @@ class Builder:
             raise KernelError(f"{what} needs {type}, got {value.type}")
         return value.name
 
-    def emit(self, opcode: str, *operands: str, result: Type | None = None, into: Var | None = None) -> Value:
+    def emit(
+        self, opcode: str, *operands: str, result: Type | None = None, into: Var | None = None
+    ) -> Value:
         """Writes an instruction of the table; the result is a new value, or the variable `into`."""
         row = INSTRUCTIONS.get(opcode)
         if row is None:
@@ -104,7 +117,10 @@ class Builder:
         row = INSTRUCTIONS.get(opcode)
         if row is None:
             raise KernelError(f"{opcode} is not in the instruction table")
-        return self.emit(opcode, *(self.operand(o, t, opcode) for o, t in zip(operands, row.operands, strict=True)))
+        return self.emit(
+            opcode,
+            *(self.operand(o, t, opcode) for o, t in zip(operands, row.operands, strict=True)),
+        )
 
     def guard(self, condition: Value | None) -> str:
         if condition is None:
@@ -120,10 +136,13 @@ class Builder:
 
     # --- buffers and launch geometry ---
 
-    def input(self, name: str, type: Type, shape: tuple[int, ...], *, constant: bool = False) -> Pointer:
+    def input(
+        self, name: str, type: Type, shape: tuple[int, ...], *, constant: bool = False
+    ) -> Pointer:
         """A buffer that the kernel only reads.
 
-        `constant`: neither does any kernel launched shortly before write it (weights), so loads are non-coherent.
+        `constant`: neither does any kernel launched shortly before write it (weights), so loads are
+        non-coherent.
         """
         return self._buffer(name, type, shape, "in", constant)
 
@@ -135,16 +154,24 @@ class Builder:
         """A buffer updated in place; what the kernel does not write stays."""
         return self._buffer(name, type, shape, "inout")
 
-    def _buffer(self, name: str, type: Type, shape: tuple[int, ...], role: Role, constant: bool = False) -> Pointer:
+    def _buffer(
+        self, name: str, type: Type, shape: tuple[int, ...], role: Role, constant: bool = False
+    ) -> Pointer:
         self._buffers.append(Buffer(name, type, shape, role))
         address = self.register(u64)
-        self._pointers.append((name + ("_out" if role == "inout" else ""), address, call_path(self._code)))
+        self._pointers.append(
+            (name + ("_out" if role == "inout" else ""), address, call_path(self._code))
+        )
         return Pointer(self, type, address, constant=constant, shape=shape)
 
-    def shared(self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False) -> Pointer:
-        """Shared memory of the block, 16-byte aligned: static, or, for more than 48 KB in all, `dynamic`.
+    def shared(
+        self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False
+    ) -> Pointer:
+        """Shared memory of the block, 16-byte aligned: static, or, for more than 48 KB in all,
+        `dynamic`.
 
-        Raises KernelError for more than MAX_SHARED_BYTES in all, whichever device the kernel is for.
+        Raises KernelError for more than MAX_SHARED_BYTES in all, whichever device the kernel is
+        for.
         """
         nbytes = math.prod(shape) * type.size
         total = self._static_bytes + self._dynamic_bytes + -(-nbytes // 16) * 16
@@ -168,12 +195,14 @@ class Builder:
         self.write(f"mov.u32 {address.name}, {name};")
         return Pointer(self, type, address, space="shared", shape=shape)
 
-    def launch(self, grid: tuple[int, ...], threads: int, *, resident_blocks: int | None = None) -> None:
+    def launch(
+        self, grid: tuple[int, ...], threads: int, *, resident_blocks: int | None = None
+    ) -> None:
         """Launch geometry: blocks along x, y, z and threads per block (a multiple of 32).
 
-        `resident_blocks`: how many blocks a multiprocessor's registers must have room for at once. ptxas gives each
-        thread as many registers as that allows, and so hoists more loads above their uses; without it, ptxas aims at
-        an occupancy of its own choice.
+        `resident_blocks`: how many blocks a multiprocessor's registers must have room for at once.
+        ptxas gives each thread as many registers as that allows, and so hoists more loads above
+        their uses; without it, ptxas aims at an occupancy of its own choice.
         """
         if threads % WARP or not 0 < threads <= 1024:
             raise KernelError(f"threads={threads} must be a multiple of 32, at most 1024")
@@ -181,13 +210,16 @@ class Builder:
         if not (0 < x < 1 << 31 and 0 < y < 1 << 16 and 0 < z < 1 << 16):
             raise KernelError(f"grid={grid} is empty or larger than CUDA allows")
         if x * threads >= 1 << 32:
-            raise KernelError(f"grid={grid} of {threads} threads: a thread's number must fit in 32 bits")
+            raise KernelError(
+                f"grid={grid} of {threads} threads: a thread's number must fit in 32 bits"
+            )
         self._geometry = ((x, y, z), (threads, 1, 1))
         self._directives = [f".reqntid {threads}, 1, 1"]
         if resident_blocks is not None:
             self._directives.append(f".minnctapersm {resident_blocks}")
 
-    # --- who am I -------------------------------------------------------------------------------------------------
+    # --- who am I
+    # -------------------------------------------------------------------------------------------------
 
     def _read_special(self, name: str) -> Value:
         if name not in self._special:
@@ -243,7 +275,9 @@ class Builder:
     def select(self, condition: Value, a: Value, b: Operand) -> Value:
         """a where the condition holds, else b."""
         opcode = {"b32": "selp.b32", "b64": "selp.b64", "f32": "selp.f32"}[a.type.register]
-        return self.emit(opcode, a.name, self.operand(b, a.type, opcode), condition.name, result=a.type)
+        return self.emit(
+            opcode, a.name, self.operand(b, a.type, opcode), condition.name, result=a.type
+        )
 
     def minimum(self, a: Value, b: Operand) -> Value:
         return self.emit(f"min.{a.type}", a.name, self.operand(b, a.type, "min"), result=a.type)
@@ -311,11 +345,18 @@ class Builder:
         if value.type.register not in ("b32", "f32"):
             raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
         result = self.register(value.type)
-        self.write(f"shfl.sync.{mode}.b32 {result.name}, {value.name}, {lane}, {fixed << 8 | 31}, {_FULL_MASK};")
+        self.write(
+            f"shfl.sync.{mode}.b32 {result.name}, {value.name}, {lane}, {fixed << 8 | 31}, {_FULL_MASK};"
+        )
         return result
 
     def warp_reduce(
-        self, value: Value, combine: Callable[[Value, Value], Value], *, lanes: int = WARP, stride: int = 1
+        self,
+        value: Value,
+        combine: Callable[[Value, Value], Value],
+        *,
+        lanes: int = WARP,
+        stride: int = 1,
     ) -> Value:
         """Combines `lanes` lanes that lie `stride` apart by a butterfly; every one of them gets the result."""
         mask = lanes * stride // 2
@@ -350,7 +391,9 @@ class Builder:
             raise KernelError(f"kernel {self.name} never called k.launch(grid, threads)")
         grid, block = self._geometry
         operands = [b.name for b in self._buffers if b.role != "out"]
-        results = [b.name + ("_out" if b.role == "inout" else "") for b in self._buffers if b.role != "in"]
+        results = [
+            b.name + ("_out" if b.role == "inout" else "") for b in self._buffers if b.role != "in"
+        ]
         (major, minor), sm = self._needs
         parameters = ",\n".join(f"  .param .u64 {name}" for name in operands + results)
         text = [
@@ -358,7 +401,11 @@ class Builder:
             f".target sm_{sm}",
             ".address_size 64",
             "",
-            *([f".extern .shared .align 16 .b8 {_DYNAMIC_SHARED}[];"] if self._dynamic_bytes else []),
+            *(
+                [f".extern .shared .align 16 .b8 {_DYNAMIC_SHARED}[];"]
+                if self._dynamic_bytes
+                else []
+            ),
             f".visible .entry {self.name}(",
             parameters,
             ")",
@@ -372,11 +419,16 @@ class Builder:
             if count
         ]
         head = "\n".join(text)
-        loads = [(f"  ld.param.u64 {address.name}, [{name}];", line) for name, address, line in self._pointers]
+        loads = [
+            (f"  ld.param.u64 {address.name}, [{name}];", line)
+            for name, address, line in self._pointers
+        ]
         body = [*self._prologue, *loads, *self._lines]
         lines = {number: line for number, (_, line) in enumerate(body, head.count("\n") + 2)}
         whole = "\n".join([head, *(line for line, _ in body), "  ret;", "}", ""])
-        return Kernel(self.name, whole, tuple(self._buffers), grid, block, self._dynamic_bytes, lines)
+        return Kernel(
+            self.name, whole, tuple(self._buffers), grid, block, self._dynamic_bytes, lines
+        )
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:

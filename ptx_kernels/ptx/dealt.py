@@ -1,4 +1,6 @@
-"""Several numbers dealt to the lanes that together make them, so that each lane goes on with a few of them."""
+"""Several numbers dealt to the lanes that together make them, so that each lane goes on with a few
+of them.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,12 @@ if TYPE_CHECKING:
 
 
 class Dealt:
-    """`count` numbers, dealt to groups of `lanes` neighbours (a power of two): a lane has `slots` of its group's.
+    """`count` numbers, dealt to groups of `lanes` neighbours (a power of two): a lane has `slots`
+    of its group's.
 
-    With fewer numbers than lanes, neighbours have the same. Where the count is no power of two, the last number stands
-    in for those that are missing. All 32 lanes of a warp take part in what follows.
+    With fewer numbers than lanes, neighbours have the same. Where the count is no power of two, the
+    last number stands in for those that are missing. All 32 lanes of a warp take part in what
+    follows.
     """
 
     def __init__(self, k: Builder, count: int, lanes: int) -> None:
@@ -34,7 +38,8 @@ class Dealt:
     def sum(self, shares: Sequence[Value]) -> list[Value]:
         """The sums over a group of each lane's shares, one for each number, dealt.
 
-        A butterfly that halves what is left: each lane of a pair gives away the sums that will be the other's.
+        A butterfly that halves what is left: each lane of a pair gives away the sums that will be
+        the other's.
         """
         k, mask = self._k, self._lanes // 2
         mine = [*shares, *[shares[-1]] * (self._padded - self._count)]
@@ -43,7 +48,10 @@ class Dealt:
             if len(mine) > 1:
                 pairs = list(zip(mine[: len(mine) // 2], mine[len(mine) // 2 :], strict=True))
                 upper = k.lane_id & mask != 0
-                mine, given = [k.select(upper, b, a) for a, b in pairs], [k.select(upper, a, b) for a, b in pairs]
+                mine, given = (
+                    [k.select(upper, b, a) for a, b in pairs],
+                    [k.select(upper, a, b) for a, b in pairs],
+                )
             mine = [a + k.shuffle_xor(b, mask) for a, b in zip(mine, given, strict=True)]
             mask //= 2
         return mine
@@ -53,4 +61,7 @@ class Dealt:
         if self._padded == 1:
             return list(dealt)
         lanes = self._lanes
-        return [self._k.shuffle(dealt[i % self.slots], self.lane(i), lanes=lanes) for i in range(self._count)]
+        return [
+            self._k.shuffle(dealt[i % self.slots], self.lane(i), lanes=lanes)
+            for i in range(self._count)
+        ]

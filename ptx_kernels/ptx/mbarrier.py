@@ -19,14 +19,20 @@ _HOPPER = ((8, 0), 90)
 
 
 def mbarrier_init(k: Builder, barrier: Pointer, count: Operand) -> None:
-    """One thread makes a barrier of 8 bytes whose phases expect `count` arrivals; a barrier of the block follows."""
+    """One thread makes a barrier of 8 bytes whose phases expect `count` arrivals; a barrier of the
+    block follows.
+    """
     k.require(_AMPERE)
-    k.write(f"mbarrier.init.shared.b64 {_object(barrier)}, {k.operand(count, u32, 'mbarrier.init')};")
+    k.write(
+        f"mbarrier.init.shared.b64 {_object(barrier)}, {k.operand(count, u32, 'mbarrier.init')};"
+    )
 
 
 def mbarrier_arrive(k: Builder, barrier: Pointer, *, expect: Operand | None = None) -> None:
     """Arrives at the current phase, after it expects so many bytes of copies besides (sm_90)."""
-    k.require(((7, 1), 80) if expect is None else _HOPPER)  # 7.1 brought `_`, which drops the phase's state
+    k.require(
+        ((7, 1), 80) if expect is None else _HOPPER
+    )  # 7.1 brought `_`, which drops the phase's state
     if expect is None:
         k.write(f"mbarrier.arrive.shared.b64 _, {_object(barrier)};")
     else:
@@ -35,7 +41,9 @@ def mbarrier_arrive(k: Builder, barrier: Pointer, *, expect: Operand | None = No
 
 
 def mbarrier_wait(k: Builder, barrier: Pointer, parity: Operand) -> None:
-    """Waits until the phase of this parity (the first is 0, the next 1, then 0 again) is complete (sm_90)."""
+    """Waits until the phase of this parity (the first is 0, the next 1, then 0 again) is complete
+    (sm_90).
+    """
     k.require(((7, 8), 90))
     done, again = k.register(pred), k.label()
     k.mark(again)
@@ -44,13 +52,18 @@ def mbarrier_wait(k: Builder, barrier: Pointer, parity: Operand) -> None:
     k.write(f"@!{done.name} bra {again};")
 
 
-def bulk_copy(k: Builder, target: Pointer, source: Pointer, nbytes: Operand, barrier: Pointer) -> None:
-    """One thread starts a copy from global to shared memory; its bytes count at `barrier`, which has to expect them.
+def bulk_copy(
+    k: Builder, target: Pointer, source: Pointer, nbytes: Operand, barrier: Pointer
+) -> None:
+    """One thread starts a copy from global to shared memory; its bytes count at `barrier`, which
+    has to expect them.
 
     Addresses and size are multiples of 16. Threads that wait for the barrier's phase may read them.
     """
     if target.space != "shared" or source.space != "global":
-        raise KernelError(f"bulk_copy goes from global to shared memory, not from {source.space} to {target.space}")
+        raise KernelError(
+            f"bulk_copy goes from global to shared memory, not from {source.space} to {target.space}"
+        )
     if isinstance(nbytes, int) and (nbytes <= 0 or nbytes % 16):
         raise KernelError(f"bulk_copy of {nbytes} bytes: it must be a multiple of 16")
     k.require(_HOPPER)
@@ -60,12 +73,16 @@ def bulk_copy(k: Builder, target: Pointer, source: Pointer, nbytes: Operand, bar
 
 
 def fence_async(k: Builder) -> None:
-    """Orders what this thread did to shared memory before bulk copies into it that it starts afterwards (sm_90)."""
+    """Orders what this thread did to shared memory before bulk copies into it that it starts
+    afterwards (sm_90).
+    """
     k.require(_HOPPER)
     k.write("fence.proxy.async.shared::cta;")
 
 
 def _object(barrier: Pointer) -> str:
     if barrier.space != "shared" or barrier.type is not u64:
-        raise KernelError(f"an mbarrier is a u64 in shared memory, not a {barrier.type} in {barrier.space} memory")
+        raise KernelError(
+            f"an mbarrier is a u64 in shared memory, not a {barrier.type} in {barrier.space} memory"
+        )
     return barrier.operand()

@@ -20,7 +20,8 @@ class Buffer:
     """A device array that the kernel gets a pointer to, row-major and dense.
 
     Attributes:
-      role: `in` is only read, `out` only written, `inout` updated in place (its result reuses its operand).
+      role: `in` is only read, `out` only written, `inout` updated in place (its result reuses its
+        operand).
     """
 
     name: str
@@ -37,15 +38,16 @@ class Buffer:
 class Kernel:
     """PTX text and how to launch it. Hashable and deterministic: equal arguments give equal text.
 
-    The entry's parameters are pointers: the operands (`in` and `inout` buffers, in order), then the results
-    (`inout` and `out` buffers, in order). An `inout` buffer's two pointers are the same address; the text uses
-    the second.
+    The entry's parameters are pointers: the operands (`in` and `inout` buffers, in order), then the
+    results (`inout` and `out` buffers, in order). An `inout` buffer's two pointers are the same
+    address; the text uses the second.
 
     Attributes:
-      lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it; where that is a helper's,
-        also of the kernel's function that called it. No part of what a kernel is: equal kernels may differ in it.
-        Where the text is changed, give `lines={}`.
-      family, arguments: the function that built it and what it was given, defaults included; no part of it either.
+      lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it; where
+        that is a helper's, also of the kernel's function that called it. No part of what a kernel
+        is: equal kernels may differ in it. Where the text is changed, give `lines={}`.
+      family, arguments: the function that built it and what it was given, defaults included; no
+        part of it either.
     """
 
     name: str
@@ -54,7 +56,9 @@ class Kernel:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     dynamic_shared_bytes: int = 0
-    lines: Mapping[int, tuple[tuple[str, int], ...]] = field(default_factory=dict, compare=False, repr=False)
+    lines: Mapping[int, tuple[tuple[str, int], ...]] = field(
+        default_factory=dict, compare=False, repr=False
+    )
     family: str = field(default="", compare=False, repr=False)
     arguments: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 

@@ -1,6 +1,8 @@
-"""Tensor cores and asynchronous copies: the Builder's methods for instructions that a whole warp or a copy engine runs.
+"""Tensor cores and asynchronous copies: the Builder's methods for instructions that a whole warp or
+a copy engine runs.
 
-Layouts and rules follow PTX ISA 9.1: mma 9.7.14.5, ldmatrix 9.7.14.5.15, cp.async 9.7.9.25.3. All need sm_80.
+Layouts and rules follow PTX ISA 9.1: mma 9.7.14.5, ldmatrix 9.7.14.5.15, cp.async 9.7.9.25.3. All
+need sm_80.
 """
 
 from __future__ import annotations
@@ -19,13 +21,19 @@ _AMPERE = ((7, 0), 80)
 
 
 def mma(
-    k: Builder, a: Sequence[Value], b: Sequence[Value], c: Sequence[Value], a_type: Type, b_type: Type | None = None
+    k: Builder,
+    a: Sequence[Value],
+    b: Sequence[Value],
+    c: Sequence[Value],
+    a_type: Type,
+    b_type: Type | None = None,
 ) -> tuple[Value, ...]:
     """c + A B of one warp: A is 16 x depth, B depth x 8, c and the result 16 x 8.
 
-    With g = lane / 4 and t = lane % 4, each register of A holds the values 4 bytes wide at depth 4t bytes of row g:
-    a = (rows 0 to 7, rows 8 to 15) of the depth's first 16 bytes, then the same of the next 16; b = (first 16 bytes,
-    next 16) of column g. c = (row g, columns 2t and 2t + 1), then the same of row g + 8.
+    With g = lane / 4 and t = lane % 4, each register of A holds the values 4 bytes wide at depth 4t
+    bytes of row g: a = (rows 0 to 7, rows 8 to 15) of the depth's first 16 bytes, then the same of
+    the next 16; b = (first 16 bytes, next 16) of column g. c = (row g, columns 2t and 2t + 1), then
+    the same of row g + 8.
 
     Args:
       a, b: 4 and 2 registers u32, or 2 and 1 for half the depth (which is 32 int8 or 16 floats).
@@ -35,27 +43,40 @@ def mma(
     b_type = b_type or a_type
     integer = a_type in (s8, u8) and b_type in (s8, u8)
     if not integer and not (a_type in (f16, bf16) and a_type == b_type):
-        raise KernelError(f"mma multiplies s8 or u8, or f16 or bf16 by the same, not {a_type} by {b_type}")
+        raise KernelError(
+            f"mma multiplies s8 or u8, or f16 or bf16 by the same, not {a_type} by {b_type}"
+        )
     if len(b) not in (1, 2) or len(a) != 2 * len(b) or len(c) != 4:
-        raise KernelError(f"mma takes 4, 2 and 4 registers, or 2, 1 and 4, not {len(a)}, {len(b)} and {len(c)}")
+        raise KernelError(
+            f"mma takes 4, 2 and 4 registers, or 2, 1 and 4, not {len(a)}, {len(b)} and {len(c)}"
+        )
     accumulator = s32 if integer else f32
     depth = len(b) * 16 // a_type.size
     k.require(_AMPERE)
     d = tuple(k.register(accumulator) for _ in range(4))
     opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.{accumulator}.{a_type}.{b_type}.{accumulator}"
-    fragments = [_registers(k, v, t, opcode) for v, t in ((d, accumulator), (a, u32), (b, u32), (c, accumulator))]
+    fragments = [
+        _registers(k, v, t, opcode)
+        for v, t in ((d, accumulator), (a, u32), (b, u32), (c, accumulator))
+    ]
     k.write(f"{opcode} {', '.join(fragments)};")
     return d
 
 
-def ldmatrix(k: Builder, rows: Pointer, count: int = 4, *, transpose: bool = False) -> tuple[Value, ...]:
-    """`count` (1, 2 or 4) matrices of 8 rows of 16 bytes in shared memory -> one u32 of each per lane.
+def ldmatrix(
+    k: Builder, rows: Pointer, count: int = 4, *, transpose: bool = False
+) -> tuple[Value, ...]:
+    """`count` (1, 2 or 4) matrices of 8 rows of 16 bytes in shared memory -> one u32 of each per
+    lane.
 
-    `rows`: lane 8i + r points at row r of matrix i (lanes past 8 * count point at anything). Lane 4g + t gets bytes
-    4t to 4t + 3 of row g; with `transpose`, of each matrix as 16-bit elements transposed.
+    `rows`: lane 8i + r points at row r of matrix i (lanes past 8 * count point at anything). Lane
+    4g + t gets bytes 4t to 4t + 3 of row g; with `transpose`, of each matrix as 16-bit elements
+    transposed.
     """
     if rows.space != "shared" or count not in (1, 2, 4):
-        raise KernelError(f"ldmatrix loads 1, 2 or 4 matrices from shared memory, not {count} from {rows.space}")
+        raise KernelError(
+            f"ldmatrix loads 1, 2 or 4 matrices from shared memory, not {count} from {rows.space}"
+        )
     k.require(((7, 0), 75))
     words = tuple(k.register(u32) for _ in range(count))
     opcode = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transpose else ''}.shared.b16"
@@ -72,17 +93,23 @@ def cp_async(
     size: Value | None = None,
     where: Value | None = None,
 ) -> None:
-    """Starts a copy of 4, 8 or 16 bytes from global to shared memory, both aligned to as many (`where` it holds).
+    """Starts a copy of 4, 8 or 16 bytes from global to shared memory, both aligned to as many
+    (`where` it holds).
 
-    The thread has its bytes after `cp_async_wait`, others after a barrier behind that. `size` (u32): how many bytes
-    are read, the rest becomes zeros; with 0 the source may point anywhere. Copies of 16 bytes bypass the L1 cache.
+    The thread has its bytes after `cp_async_wait`, others after a barrier behind that. `size`
+    (u32): how many bytes are read, the rest becomes zeros; with 0 the source may point anywhere.
+    Copies of 16 bytes bypass the L1 cache.
     """
     if target.space != "shared" or source.space != "global" or nbytes not in (4, 8, 16):
-        raise KernelError(f"cp_async copies 4, 8 or 16 bytes from global to shared memory, not {nbytes}")
+        raise KernelError(
+            f"cp_async copies 4, 8 or 16 bytes from global to shared memory, not {nbytes}"
+        )
     k.require(_AMPERE)
     cache = "cg" if nbytes == 16 else "ca"
     rest = "" if size is None else f", {k.operand(size, u32, 'cp.async')}"
-    k.write(f"{k.guard(where)}cp.async.{cache}.shared.global {target.operand()}, {source.operand()}, {nbytes}{rest};")
+    k.write(
+        f"{k.guard(where)}cp.async.{cache}.shared.global {target.operand()}, {source.operand()}, {nbytes}{rest};"
+    )
 
 
 def cp_async_commit(k: Builder) -> None:

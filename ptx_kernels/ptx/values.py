@@ -1,7 +1,8 @@
-"""Values that live in GPU registers, and pointers: what a kernel's Python handles while it writes PTX.
+"""Values that live in GPU registers, and pointers: what a kernel's Python handles while it writes
+PTX.
 
-Python's operators emit instructions. Types never convert by themselves: both sides have one type, or one is a
-Python number, which becomes an immediate of the other's type.
+Python's operators emit instructions. Types never convert by themselves: both sides have one type,
+or one is a Python number, which becomes an immediate of the other's type.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _CONVERSIONS: dict[tuple[Type, Type], str] = {
 
 
 def immediate(value: int | float, type: Type) -> str:
-    """PTX spelling of a Python number as an immediate of `type`; raises KernelError when it does not fit."""
+    """PTX spelling of a Python number as an immediate of `type`; raises KernelError when it does
+    not fit.
+    """
     if type is f32:
         try:
             return "0f" + struct.pack(">f", value).hex().upper()
@@ -67,11 +70,15 @@ class Value:
         return f"<{self.type} {self.name}>"
 
     def __bool__(self) -> bool:
-        raise KernelError("a GPU value has no truth value while the kernel is built: use k.when(condition)")
+        raise KernelError(
+            "a GPU value has no truth value while the kernel is built: use k.when(condition)"
+        )
 
     __hash__ = object.__hash__
 
-    def _binary(self, opcode: str, other: Operand, *, result: Type | None = None, swap: bool = False) -> Value:
+    def _binary(
+        self, opcode: str, other: Operand, *, result: Type | None = None, swap: bool = False
+    ) -> Value:
         b = self.builder.operand(other, self.type, opcode)
         a = self.name
         return self.builder.emit(opcode, *((b, a) if swap else (a, b)), result=result or self.type)
@@ -144,7 +151,9 @@ class Value:
     def _shift(self, opcode: str, amount: Operand) -> Value:
         if self.type not in (u32, s32, u64, s64):
             raise KernelError(f"a shift has no meaning for {self.type}")
-        return self.builder.emit(opcode, self.name, self.builder.operand(amount, u32, opcode), result=self.type)
+        return self.builder.emit(
+            opcode, self.name, self.builder.operand(amount, u32, opcode), result=self.type
+        )
 
     def __lshift__(self, amount: Operand) -> Value:
         return self._shift(f"shl.b{8 * self.type.size}", amount)
@@ -198,7 +207,9 @@ class Value:
     def bits(self, type: Type) -> Value:
         """The same bits read as another type of the same size."""
         if type.size != self.type.size:
-            raise KernelError(f"bits of {self.type} cannot be read as {type}: {self.type.size} and {type.size} bytes")
+            raise KernelError(
+                f"bits of {self.type} cannot be read as {type}: {self.type.size} and {type.size} bytes"
+            )
         if type.register == self.type.register:
             return Value(self.builder, type, self.name)
         return self.builder.emit("mov.b32", self.name, result=type)
@@ -247,7 +258,8 @@ class Var(Value):
         return self._update("or", other)
 
 
-#: Memory type -> (type of the value once loaded, suffix of ld and st). Narrow integers widen to 32 bits.
+#: Memory type -> (type of the value once loaded, suffix of ld and st). Narrow integers widen to 32
+#: bits.
 _MEMORY: dict[Type, tuple[Type, str]] = {
     u8: (u32, "u8"),
     s8: (s32, "s8"),
@@ -269,7 +281,8 @@ class Pointer:
     Attributes:
       address: u64 (global) or u32 (shared) register.
       offset: bytes added to it as an immediate.
-      constant: no kernel of the same sequence of launches writes the buffer, so loads may be non-coherent.
+      constant: no kernel of the same sequence of launches writes the buffer, so loads may be
+        non-coherent.
       shape: dimensions of the buffer that `at` indexes, outermost first.
     """
 
@@ -345,18 +358,28 @@ class Pointer:
             return self._with(offset=self.offset + index * step)
         k = self.builder
         if index.type is u64 and self.space == "global":
-            return self._with(address=k.emit("mad.lo.u64", index.name, str(step), self.address.name, result=u64))
+            return self._with(
+                address=k.emit("mad.lo.u64", index.name, str(step), self.address.name, result=u64)
+            )
         if index.type is not u32:
             raise KernelError(f"an index is u32 or u64, not {index.type}")
         if self.space == "shared":
-            return self._with(address=k.emit("mad.lo.u32", index.name, str(step), self.address.name, result=u32))
+            return self._with(
+                address=k.emit("mad.lo.u32", index.name, str(step), self.address.name, result=u32)
+            )
         if step >= 1 << 32:
             return self._advanced(index.to(u64), step)
-        return self._with(address=k.emit("mad.wide.u32", index.name, str(step), self.address.name, result=u64))
+        return self._with(
+            address=k.emit("mad.wide.u32", index.name, str(step), self.address.name, result=u64)
+        )
 
     def moving(self) -> Pointer:
-        """A pointer whose address is a variable, for `advance`; loads at fixed offsets from it cost no arithmetic."""
-        return self._with(address=self.builder.var(self.address.type, self.address), shape=self.shape)
+        """A pointer whose address is a variable, for `advance`; loads at fixed offsets from it cost
+        no arithmetic.
+        """
+        return self._with(
+            address=self.builder.var(self.address.type, self.address), shape=self.shape
+        )
 
     def advance(self, count: int) -> None:
         """Moves a `moving` pointer by `count` elements."""
@@ -365,25 +388,38 @@ class Pointer:
         self.address += count * self.type.size
 
     @overload
-    def load(self, index: Value | int = 0, *, vector: Literal[1] = 1, where: Value | None = None) -> Value: ...
+    def load(
+        self, index: Value | int = 0, *, vector: Literal[1] = 1, where: Value | None = None
+    ) -> Value: ...
     @overload
     def load(
         self, index: Value | int = 0, *, vector: Literal[2, 4], where: Value | None = None
     ) -> tuple[Value, ...]: ...
     @overload
-    def load(self, index: Value | int = 0, *, vector: int, where: Value | None = None) -> Value | tuple[Value, ...]: ...
-    def load(self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None) -> Value | tuple[Value, ...]:
-        """Loads one element, or `vector` (2 or 4) neighbours, aligned as a whole; zeros where `where` is false."""
+    def load(
+        self, index: Value | int = 0, *, vector: int, where: Value | None = None
+    ) -> Value | tuple[Value, ...]: ...
+    def load(
+        self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None
+    ) -> Value | tuple[Value, ...]:
+        """Loads one element, or `vector` (2 or 4) neighbours, aligned as a whole; zeros where
+        `where` is false.
+        """
         values = self._load(index, vector, where)
         return values[0] if vector == 1 else tuple(values)
 
     def load_run(self, index: int, count: int, *, where: Value | None = None) -> list[Value]:
-        """Loads `count` neighbours in vectors as wide as divide them, the first of which is aligned as a whole.
+        """Loads `count` neighbours in vectors as wide as divide them, the first of which is aligned
+        as a whole.
 
         Zeros where `where` is false.
         """
         width = self._run_width(count)
-        return [value for i in range(index, index + count, width) for value in self._load(i, width, where)]
+        return [
+            value
+            for i in range(index, index + count, width)
+            for value in self._load(i, width, where)
+        ]
 
     def _run_width(self, count: int) -> int:
         """Elements of the widest vector that divides a run of `count`: 4, and 16 bytes, at most."""
@@ -402,19 +438,35 @@ class Pointer:
         k.write(f"{k.guard(where)}{opcode} {names}, {place.operand()};")
         return values
 
-    def atomic_add(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
-        """Adds to one element (u32, s32, u64, f32) in one step; returns what was there, 0 where `where` is false."""
-        return self._atomic("add", self._typed("add", u32, s32, u64, f32).name, index, (value,), where)
+    def atomic_add(
+        self, index: Value | int, value: Operand, *, where: Value | None = None
+    ) -> Value:
+        """Adds to one element (u32, s32, u64, f32) in one step; returns what was there, 0 where
+        `where` is false.
+        """
+        return self._atomic(
+            "add", self._typed("add", u32, s32, u64, f32).name, index, (value,), where
+        )
 
-    def atomic_min(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+    def atomic_min(
+        self, index: Value | int, value: Operand, *, where: Value | None = None
+    ) -> Value:
         """As `atomic_add`, the smaller of two integers."""
-        return self._atomic("min", self._typed("min", u32, s32, u64, s64).name, index, (value,), where)
+        return self._atomic(
+            "min", self._typed("min", u32, s32, u64, s64).name, index, (value,), where
+        )
 
-    def atomic_max(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+    def atomic_max(
+        self, index: Value | int, value: Operand, *, where: Value | None = None
+    ) -> Value:
         """As `atomic_add`, the larger of two integers."""
-        return self._atomic("max", self._typed("max", u32, s32, u64, s64).name, index, (value,), where)
+        return self._atomic(
+            "max", self._typed("max", u32, s32, u64, s64).name, index, (value,), where
+        )
 
-    def atomic_and(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+    def atomic_and(
+        self, index: Value | int, value: Operand, *, where: Value | None = None
+    ) -> Value:
         """As `atomic_add`, bitwise and of 4 or 8 bytes."""
         return self._atomic("and", self._bits("and"), index, (value,), where)
 
@@ -422,11 +474,15 @@ class Pointer:
         """As `atomic_add`, bitwise or of 4 or 8 bytes."""
         return self._atomic("or", self._bits("or"), index, (value,), where)
 
-    def atomic_exchange(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
+    def atomic_exchange(
+        self, index: Value | int, value: Operand, *, where: Value | None = None
+    ) -> Value:
         """As `atomic_add`, replaces 4 or 8 bytes."""
         return self._atomic("exch", self._bits("exch"), index, (value,), where)
 
-    def atomic_cas(self, index: Value | int, expected: Operand, value: Operand, *, where: Value | None = None) -> Value:
+    def atomic_cas(
+        self, index: Value | int, expected: Operand, value: Operand, *, where: Value | None = None
+    ) -> Value:
         """As `atomic_add`, replaces 4 or 8 bytes if they equal `expected`."""
         return self._atomic("cas", self._bits("cas"), index, (expected, value), where)
 
@@ -439,7 +495,12 @@ class Pointer:
         return f"b{8 * self._typed(name, u32, s32, u64, s64, f32).size}"
 
     def _atomic(
-        self, name: str, suffix: str, index: Value | int, values: tuple[Operand, ...], where: Value | None
+        self,
+        name: str,
+        suffix: str,
+        index: Value | int,
+        values: tuple[Operand, ...],
+        where: Value | None,
     ) -> Value:
         k = self.builder
         place = self._advanced(index, self.type.size)
@@ -451,8 +512,12 @@ class Pointer:
         k.write(f"{k.guard(where)}{opcode} {result.name}, {place.operand()}, {text};")
         return result
 
-    def store(self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None) -> None:
-        """Stores one element, or a tuple of 2 or 4 neighbours; narrow integers keep the value's low bits."""
+    def store(
+        self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None
+    ) -> None:
+        """Stores one element, or a tuple of 2 or 4 neighbours; narrow integers keep the value's low
+        bits.
+        """
         k = self.builder
         place = self._advanced(index, self.type.size)
         type, suffix = _MEMORY[self.type]

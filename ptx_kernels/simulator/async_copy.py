@@ -1,8 +1,9 @@
-"""`cp.async`: copies from global to shared memory that go on behind a thread's back until it waits for them.
+"""`cp.async`: copies from global to shared memory that go on behind a thread's back until it waits
+for them.
 
-The bytes arrive as late as they may: at the wait of the thread that issued the copy. Until then whoever reads or
-writes them is in error. Arriving counts as that thread's store at its wait, so that other threads need a barrier
-after it, as they would after any store. PTX ISA 9.1, 9.7.9.25.3.
+The bytes arrive as late as they may: at the wait of the thread that issued the copy. Until then
+whoever reads or writes them is in error. Arriving counts as that thread's store at its wait, so
+that other threads need a barrier after it, as they would after any store. PTX ISA 9.1, 9.7.9.25.3.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ _NEEDS: Version = ((7, 0), 80)
 
 @dataclass
 class Copy:
-    """One instruction's copies, for the lanes that have not waited for theirs yet; arrays have one entry per lane."""
+    """One instruction's copies, for the lanes that have not waited for theirs yet; arrays have one
+    entry per lane.
+    """
 
     instruction: Instruction
     lanes: np.ndarray
@@ -39,7 +42,10 @@ class Copy:
     items: np.ndarray  # what arrives
 
     def take(self, where: np.ndarray) -> Copy:
-        return Copy(self.instruction, *(x[where] for x in (self.lanes, self.groups, self.addresses, self.items)))
+        return Copy(
+            self.instruction,
+            *(x[where] for x in (self.lanes, self.groups, self.addresses, self.items)),
+        )
 
 
 class AsyncCopies:
@@ -50,18 +56,27 @@ class AsyncCopies:
         self.committed = np.zeros(lanes, np.int64)  # groups of each lane
         self.under_way: list[Copy] = []
         self.bulk: list[BulkCopy] = []
-        self.writer = np.zeros(shared.views[1].size // _GRANULE, np.int64)  # PTX line of the copy under way, or 0
+        self.writer = np.zeros(
+            shared.views[1].size // _GRANULE, np.int64
+        )  # PTX line of the copy under way, or 0
         self.owner = np.zeros_like(self.writer)  # its lane
 
-    def issue(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray) -> None:
+    def issue(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray
+    ) -> None:
         """Starts one copy per lane of the frame, which is of the lane's open group.
 
-        The bytes may change from now on, so this is a store already; the other one is when they arrive.
+        The bytes may change from now on, so this is a store already; the other one is when they
+        arrive.
         """
-        self.shared.store(frame, instruction, addresses, 0, items.dtype.itemsize, np.zeros_like(items))
+        self.shared.store(
+            frame, instruction, addresses, 0, items.dtype.itemsize, np.zeros_like(items)
+        )
         self.under_way.append(self.begin(frame, instruction, addresses, items))
 
-    def begin(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray) -> Copy:
+    def begin(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray
+    ) -> Copy:
         """From now on nobody may touch the bytes."""
         lanes = frame.all_lanes
         granules = self._granules(frame, addresses, items.dtype.itemsize)
@@ -99,8 +114,12 @@ class AsyncCopies:
         first = (addresses.astype(np.int64) - SHARED_BASE + starts) // _GRANULE
         return first[:, None] + np.arange(width // _GRANULE)
 
-    def check(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, what: str) -> None:
-        """An error if an access to items `index` (as the views of shared memory count them) meets a copy under way."""
+    def check(
+        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int, what: str
+    ) -> None:
+        """An error if an access to items `index` (as the views of shared memory count them) meets a
+        copy under way.
+        """
         if not self.under_way and not self.bulk:
             return
         writers = self.writer[index * width // _GRANULE]
@@ -166,7 +185,9 @@ def _copy(operands: Operands, instruction: Instruction, widths: tuple[int, ...])
     operands.count(instruction, 3, 4)
     target, source, size, *given = instruction.operands
     if not isinstance(size, Immediate) or size.value not in widths:
-        raise operands.error(ParseError, instruction, f"copies {' or '.join(map(str, widths))} bytes, an immediate")
+        raise operands.error(
+            ParseError, instruction, f"copies {' or '.join(map(str, widths))} bytes, an immediate"
+        )
     width = int(size.value)
     to, to_offset = address_of(operands, instruction, target, "shared")
     origin, offset = address_of(operands, instruction, source, "global")
@@ -175,7 +196,9 @@ def _copy(operands: Operands, instruction: Instruction, widths: tuple[int, ...])
 
     def run(frame: Frame) -> None:
         addresses = np.broadcast_to(frame.fetch(origin, instruction), frame.count)
-        targets = np.broadcast_to(frame.fetch(to, instruction).astype(np.int64) + to_offset, frame.count)
+        targets = np.broadcast_to(
+            frame.fetch(to, instruction).astype(np.int64) + to_offset, frame.count
+        )
         if sizes is None:
             items = frame.batch.memory.load(frame, instruction, addresses, offset, width, False)
         else:
@@ -188,14 +211,24 @@ def _copy(operands: Operands, instruction: Instruction, widths: tuple[int, ...])
 
 
 def _load_part(
-    frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, sizes: np.ndarray, item: np.dtype
+    frame: Frame,
+    instruction: Instruction,
+    addresses: np.ndarray,
+    offset: int,
+    sizes: np.ndarray,
+    item: np.dtype,
 ) -> np.ndarray:
-    """The first sizes[i] bytes at addresses[i], then zeros, as items; where the size is 0 nothing is read."""
+    """The first sizes[i] bytes at addresses[i], then zeros, as items; where the size is 0 nothing
+    is read.
+    """
     width, memory = item.itemsize, frame.batch.memory
     if (sizes > width).any():
         position = int(np.argmax(sizes > width))
         raise frame.fault(
-            OutOfBounds, instruction, position, f"reads {int(sizes[position])} bytes to copy, of a copy of {width}"
+            OutOfBounds,
+            instruction,
+            position,
+            f"reads {int(sizes[position])} bytes to copy, of a copy of {width}",
         )
     data = np.zeros((frame.count, width), np.uint8)
     whole = np.flatnonzero(sizes == width)
@@ -205,5 +238,7 @@ def _load_part(
     for byte in range(width):
         part = np.flatnonzero((sizes > byte) & (sizes < width))
         if part.size:
-            data[part, byte] = memory.load(frame.subset(part), instruction, addresses[part], offset + byte, 1, False)
+            data[part, byte] = memory.load(
+                frame.subset(part), instruction, addresses[part], offset + byte, 1, False
+            )
     return data.view(item).reshape(-1)

@@ -1,5 +1,6 @@
-"""atom and red: read, change and write in one step. Lanes that meet at one place are served one after the other, the
-lowest lane first; a GPU may take any order, and so does a perturbed run. PTX ISA 9.1, 9.7.13."""
+"""atom and red: read, change and write in one step. Lanes that meet at one place are served one
+after the other, the lowest lane first; a GPU may take any order, and so does a perturbed run. PTX
+ISA 9.1, 9.7.13."""
 
 from __future__ import annotations
 
@@ -38,13 +39,18 @@ _OPERATIONS: dict[str, tuple[tuple[str, ...], Operation]] = {
     "exch": (_BITS, lambda old, new: new),
     "cas": (_BITS, _compare_and_swap),
     "inc": (("u32",), lambda old, limit: np.where(old >= limit, np.uint32(0), old + np.uint32(1))),
-    "dec": (("u32",), lambda old, limit: np.where((old == 0) | (old > limit), limit, old - np.uint32(1))),
+    "dec": (
+        ("u32",),
+        lambda old, limit: np.where((old == 0) | (old > limit), limit, old - np.uint32(1)),
+    ),
 }
 
 
 def _flushed(x: np.ndarray) -> np.ndarray:
     """Subnormal floats as zeros of their sign."""
-    return np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(np.float32(0), x), x)
+    return np.where(
+        np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(np.float32(0), x), x
+    )
 
 
 def _add_in_global(old: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -59,8 +65,12 @@ def serve(
     values: list[np.ndarray],
     turns: np.ndarray,
 ) -> np.ndarray:
-    """view[index[i]] = operation(view[index[i]], values[0][i], ...) one lane after the other; what each lane found."""
-    lanes = turns[np.argsort(index[turns], kind="stable")]  # those of one place stand together, in their order
+    """view[index[i]] = operation(view[index[i]], values[0][i], ...) one lane after the other; what
+    each lane found.
+    """
+    lanes = turns[
+        np.argsort(index[turns], kind="stable")
+    ]  # those of one place stand together, in their order
     first = np.flatnonzero(np.diff(index[lanes], prepend=-1))
     turn = np.arange(index.size) - np.repeat(first, np.diff(first, append=index.size))
     lanes = lanes[np.argsort(turn, kind="stable")]
@@ -81,8 +91,15 @@ def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
     space = modifiers.pop(0).removesuffix("::cta") if modifiers else "generic"
     types, operation = _OPERATIONS.get(name, ((), np.add))
     returns = kind == "atom"
-    if modifiers or space not in UPDATES or type_name not in types or (not returns and name in ("exch", "cas")):
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    if (
+        modifiers
+        or space not in UPDATES
+        or type_name not in types
+        or (not returns and name in ("exch", "cas"))
+    ):
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.count(instruction, 2 + returns + (name == "cas"))
     type_, untyped = named_type(type_name), type_name in _BITS
     assert type_ is not None
@@ -104,7 +121,9 @@ def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
             value = frame.fetch(source, instruction)
             values.append(np.broadcast_to(value if view is None else view(value), frame.count))
 
-        def change(view: np.ndarray, index: np.ndarray, lanes: np.ndarray, turns: np.ndarray) -> np.ndarray:
+        def change(
+            view: np.ndarray, index: np.ndarray, lanes: np.ndarray, turns: np.ndarray
+        ) -> np.ndarray:
             served = serve(view.view(dtype), index, operation, [v[lanes] for v in values], turns)
             return served.view(view.dtype)
 

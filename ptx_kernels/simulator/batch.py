@@ -28,7 +28,8 @@ class Batch:
 
     Attributes:
       numbers: of the blocks in the grid, x fastest, shape (blocks,).
-      lanes: number of lanes, blocks * padded threads; lane i is thread i % padded of block i // padded.
+      lanes: number of lanes, blocks * padded threads; lane i is thread i % padded of block i //
+        padded.
       exists: whether a lane is a thread (padding is not), shape (lanes,).
       exited: threads that have returned, shape (lanes,).
       order: what the lanes' accesses are in order with.
@@ -64,7 +65,9 @@ class Batch:
         self.shared = SharedMemory(self.blocks, shared_bytes, synchronizes=program.synchronizes)
         self.bulk_stores: BulkStores | None = None  # there once the kernel issues one
         self.local = LocalMemory(self.lanes, program.program.local_bytes)
-        self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(program.constants)
+        self.initial_registers: list[np.ndarray | None] = [None] * len(program.registers) + list(
+            program.constants
+        )
         self.perturbation = None if perturbation is None else perturbation.generator
         self.salt = None if perturbation is None else perturbation.salt
         self.traffic = traffic
@@ -112,13 +115,19 @@ class Batch:
         target[index] = items if items.size <= index.size else items[-1:]  # all lanes at one place
 
     def turns(self, count: int) -> np.ndarray:
-        """In which order so many lanes are served one after the other: the lowest first, or any if perturbed."""
-        return np.arange(count) if self.perturbation is None else self.perturbation.permutation(count)
+        """In which order so many lanes are served one after the other: the lowest first, or any if
+        perturbed.
+        """
+        return (
+            np.arange(count) if self.perturbation is None else self.perturbation.permutation(count)
+        )
 
     def block_name(self, number: int) -> str:
         return f"block {_split(number, self.grid)}"
 
-    def fault(self, error: type[SimulationError], instruction: Instruction, lane: int, what: str) -> SimulationError:
+    def fault(
+        self, error: type[SimulationError], instruction: Instruction, lane: int, what: str
+    ) -> SimulationError:
         block, thread = self.block_name(int(self.numbers[lane // self.padded])), lane % self.padded
         return error(
             f"kernel {self.program.name}: {what}\n  line {instruction.line}: {instruction.text}\n  "

@@ -1,4 +1,5 @@
-"""`cp.async.bulk`: long copies from global to shared memory whose bytes an mbarrier counts. PTX ISA 9.1, 9.7.9.25.4.
+"""`cp.async.bulk`: long copies from global to shared memory whose bytes an mbarrier counts. PTX ISA
+9.1, 9.7.9.25.4.
 
 The bytes arrive as late as they may: when no thread of the batch can go on without them.
 """
@@ -22,7 +23,8 @@ from .program import Instruction
 
 _NEEDS: Version = ((8, 0), 90)
 _OPCODES = tuple(
-    f"cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes" for space in ("shared::cluster", "shared::cta")
+    f"cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes"
+    for space in ("shared::cluster", "shared::cta")
 )
 
 
@@ -65,14 +67,18 @@ def compile_copy(operands: Operands, instruction: Instruction) -> Step:
         where = (targets[lanes].astype(np.int64) + steps + to_offset).astype(np.uint32)
         frame.batch.shared.start_copy(some, instruction, where, CHUNK)
         copies = copies_of(frame)
-        copies.bulk.append(BulkCopy(copies.begin(some, instruction, where, loaded), barriers[lanes]))
+        copies.bulk.append(
+            BulkCopy(copies.begin(some, instruction, where, loaded), barriers[lanes])
+        )
 
     slots = (to, origin, sizes, counter)
     return Step(run, tuple(r for slot in slots for r in operands.register_read(slot)), ())
 
 
 def complete(root: Frame, awaited: set[int]) -> None:
-    """Lets the bytes arrive that the awaited mbarriers count, in random order if the run is perturbed."""
+    """Lets the bytes arrive that the awaited mbarriers count, in random order if the run is
+    perturbed.
+    """
     batch = root.batch
     copies = batch.shared.copies
     if copies is None:
@@ -90,5 +96,10 @@ def complete(root: Frame, awaited: set[int]) -> None:
         for at, chunks in zip(*np.unique(bulk.barriers, return_counts=True), strict=True):
             position, landed = int(np.argmax(bulk.barriers == at)), Clock({~int(at): now}, {})
             mbarriers(root).change(
-                frame, copy.instruction, position, int(at), arrived=int(chunks) * CHUNK, released=landed
+                frame,
+                copy.instruction,
+                position,
+                int(at),
+                arrived=int(chunks) * CHUNK,
+                released=landed,
             )

@@ -1,9 +1,9 @@
 """`cp.async.bulk` from shared to global memory: a thread's copies in groups, which it waits for.
 PTX ISA 9.1, 9.7.9.25.4.
 
-A copy reads as early as it starts and as late as the thread's wait for its group with `.read`: in between nobody may
-write the bytes, and they must lie behind a proxy fence. What it stores may be looked at after a wait without `.read`.
-Proxy fences are checked for shared memory only.
+A copy reads as early as it starts and as late as the thread's wait for its group with `.read`: in
+between nobody may write the bytes, and they must lie behind a proxy fence. What it stores may be
+looked at after a wait without `.read`. Proxy fences are checked for shared memory only.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ _OPCODE = "cp.async.bulk.global.shared::cta.bulk_group"
 
 @dataclass
 class Outgoing:
-    """One instruction's copies that somebody has not waited for yet; arrays have one entry per chunk.
+    """One instruction's copies that somebody has not waited for yet; arrays have one entry per
+    chunk.
 
     Attributes:
       read: whether a lane has waited with `.read`.
@@ -58,16 +59,22 @@ class BulkStores:
         self.committed = np.zeros(lanes, np.int64)  # groups of each lane
         self.under_way: list[Outgoing] = []
 
-    def issue(self, frame: Frame, instruction: Instruction, sources: np.ndarray, targets: np.ndarray) -> None:
+    def issue(
+        self, frame: Frame, instruction: Instruction, sources: np.ndarray, targets: np.ndarray
+    ) -> None:
         """Starts one chunk per lane of the frame, in which lanes may come several times."""
         lanes, batch = frame.all_lanes, frame.batch
         index, items = batch.shared.start_fetch(frame, instruction, sources, CHUNK)
         batch.memory.store(frame, instruction, targets, 0, CHUNK, items)
         unread = np.zeros(lanes.size, np.bool_)
-        self.under_way.append(Outgoing(instruction, lanes, self.committed[lanes] + 1, index, targets, items, unread))
+        self.under_way.append(
+            Outgoing(instruction, lanes, self.committed[lanes] + 1, index, targets, items, unread)
+        )
 
     def wait(self, frame: Frame, pending: int, read_only: bool) -> None:
-        """All groups of the frame's lanes except for the `pending` youngest have been read, or have arrived."""
+        """All groups of the frame's lanes except for the `pending` youngest have been read, or have
+        arrived.
+        """
         here = np.zeros(self.committed.size, np.bool_)
         here[frame.all_lanes] = True
         copies, self.under_way = self.under_way, []
@@ -81,7 +88,9 @@ class BulkStores:
             some = copy.take(done)
             if some.lanes.size:
                 batch = frame.batch
-                batch.memory.store(_of(frame, some), some.instruction, some.targets, 0, CHUNK, some.items)
+                batch.memory.store(
+                    _of(frame, some), some.instruction, some.targets, 0, CHUNK, some.items
+                )
             if not done.all():
                 self.under_way.append(copy.take(~done))
 
@@ -90,7 +99,9 @@ class BulkStores:
             frame.batch.shared.end_fetch(_of(frame, copy), copy.instruction, copy.sources, CHUNK)
 
     def check_source(self, access: Access, what: str) -> None:
-        """An error if writes to shared memory, which `what` calls so, meet bytes that a copy may not have read yet."""
+        """An error if writes to shared memory, which `what` calls so, meet bytes that a copy may
+        not have read yet.
+        """
         for copy in self.under_way:
             starts = copy.sources[~copy.read] * CHUNK
             self._check(access, copy, starts, what, "read")
@@ -98,10 +109,14 @@ class BulkStores:
     def check_target(self, access: Access, base: int) -> None:
         """An error if accesses to the buffer at `base` meet bytes that may not have arrived yet."""
         for copy in self.under_way:
-            starts = (copy.targets - np.uint64(base)).astype(np.int64)  # far away if of another buffer
+            starts = (copy.targets - np.uint64(base)).astype(
+                np.int64
+            )  # far away if of another buffer
             self._check(access, copy, starts, "touches", "stored")
 
-    def _check(self, access: Access, copy: Outgoing, starts: np.ndarray, what: str, done: str) -> None:
+    def _check(
+        self, access: Access, copy: Outgoing, starts: np.ndarray, what: str, done: str
+    ) -> None:
         width, first = access.width, access.items[:, None] * access.width
         meets = (first < starts + CHUNK) & (first + width > starts)
         if meets.any():
@@ -142,7 +157,9 @@ def compile_bulk_store(operands: Operands, instruction: Instruction) -> Step:
     if opcode in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
         return _wait(operands, instruction, opcode.endswith(".read"))
     if opcode != _OPCODE:
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.count(instruction, 3 if opcode == instruction.opcode else 4)
     target, source, size, *_ = instruction.operands
     to, to_offset = address_of(operands, instruction, target, "global")
@@ -151,7 +168,8 @@ def compile_bulk_store(operands: Operands, instruction: Instruction) -> Step:
 
     def run(frame: Frame) -> None:
         targets, sources, nbytes = (
-            np.broadcast_to(frame.fetch(slot, instruction), frame.count) for slot in (to, origin, sizes)
+            np.broadcast_to(frame.fetch(slot, instruction), frame.count)
+            for slot in (to, origin, sizes)
         )
         lanes, at = in_chunks(frame, instruction, nbytes)
         some = frame.subset(lanes)
@@ -160,11 +178,17 @@ def compile_bulk_store(operands: Operands, instruction: Instruction) -> Step:
         if lanes.size:
             bulk_stores_of(frame).issue(some, instruction, where, places)
 
-    return Step(run, tuple(r for slot in (to, origin, sizes) for r in operands.register_read(slot)), ())
+    return Step(
+        run, tuple(r for slot in (to, origin, sizes) for r in operands.register_read(slot)), ()
+    )
 
 
-def in_chunks(frame: Frame, instruction: Instruction, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each chunk's lane, as position in the frame, and its offset in the copy of nbytes[lane] bytes."""
+def in_chunks(
+    frame: Frame, instruction: Instruction, nbytes: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Each chunk's lane, as position in the frame, and its offset in the copy of nbytes[lane]
+    bytes.
+    """
     if (nbytes % CHUNK).any():
         position = int(np.argmax(nbytes % CHUNK != 0))
         what = f"copies {int(nbytes[position])} bytes, which is no multiple of {CHUNK}"

@@ -1,8 +1,10 @@
-"""Clocks: which accesses happen before a point of a program, and what is left at a place in memory for who looks.
+"""Clocks: which accesses happen before a point of a program, and what is left at a place in memory
+for who looks.
 
-PTX calls it causality order (PTX ISA 9.1, 8.9): program order, barriers, and a release that an acquire observes,
-each after the other. A release is an access with that word, or a fence before one; an acquire likewise, or a fence
-after one. Both must have a scope that includes the other's thread.
+PTX calls it causality order (PTX ISA 9.1, 8.9): program order, barriers, and a release that an
+acquire observes, each after the other. A release is an access with that word, or a fence before
+one; an acquire likewise, or a fence after one. Both must have a scope that includes the other's
+thread.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from functools import reduce
 
 import numpy as np
 
-#: Time before which accesses are in order, as stamps of the shadow memory: of a block of the grid per thread, shape
-#: (threads, padded to whole warps); of the copies that mbarrier number m counts under the key ~m, shape (1,).
-#: Neither the dictionary nor its arrays are changed once they are made: many hold them.
+#: Time before which accesses are in order, as stamps of the shadow memory: of a block of the grid
+#: per thread, shape (threads, padded to whole warps); of the copies that mbarrier number m counts
+#: under the key ~m, shape (1,). Neither the dictionary nor its arrays are changed once they are
+#: made: many hold them.
 Horizons = dict[int, np.ndarray]
 
 
@@ -37,7 +40,9 @@ def latest(one: Horizons, other: Horizons) -> Horizons:
 
 @dataclass(frozen=True)
 class Clock:
-    """`seen`: accesses that happen before a point; `proxied`: those with a fence.proxy.async on the way there."""
+    """`seen`: accesses that happen before a point; `proxied`: those with a fence.proxy.async on the
+    way there.
+    """
 
     seen: Horizons
     proxied: Horizons
@@ -75,14 +80,15 @@ def semantics_of(opcode: str) -> Semantics:
     )
 
 
-#: (items of a memory, item of each lane, its position in the frame, turns) -> what each lane found there before;
-#: turns: positions among these lanes in the order in which they are served
+#: (items of a memory, item of each lane, its position in the frame, turns) -> what each lane found
+#: there before; turns: positions among these lanes in the order in which they are served
 Change = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True)
 class Strong:
-    """An access that may meet others without a race: atomic updates, and loads and stores with an order.
+    """An access that may meet others without a race: atomic updates, and loads and stores with an
+    order.
 
     Attributes:
       returns: whether the thread learns what it found.
@@ -95,13 +101,17 @@ class Strong:
     returns: bool = True
 
 
-def unchanged(view: np.ndarray, index: np.ndarray, positions: np.ndarray, turns: np.ndarray) -> np.ndarray:
+def unchanged(
+    view: np.ndarray, index: np.ndarray, positions: np.ndarray, turns: np.ndarray
+) -> np.ndarray:
     return view[index]
 
 
 @dataclass
 class Place:
-    """What releases have left at a word of memory: for everyone, and for threads of one block of the grid."""
+    """What releases have left at a word of memory: for everyone, and for threads of one block of
+    the grid.
+    """
 
     wide: Clock = NOTHING
     of_block: dict[int, Clock] = field(default_factory=dict)
@@ -118,7 +128,14 @@ class Places:
     known: dict[tuple[int, int, int], Place] = field(default_factory=dict)
 
     def overwrite(self, owner: int, index: np.ndarray, width: int) -> None:
-        """A store without order: whoever reads what it left learns nothing of what happened before."""
+        """A store without order: whoever reads what it left learns nothing of what happened
+        before.
+        """
         for other, item, size in list(self.known):
-            if other == owner and (((index + 1) * width > item * size) & (index * width < (item + 1) * size)).any():
+            if (
+                other == owner
+                and (
+                    ((index + 1) * width > item * size) & (index * width < (item + 1) * size)
+                ).any()
+            ):
                 del self.known[other, item, size]

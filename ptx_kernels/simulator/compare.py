@@ -1,4 +1,6 @@
-"""setp in its longer forms: combined with a predicate, or with the complement as a second result."""
+"""setp in its longer forms: combined with a predicate, or with the complement as a second
+result.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,16 @@ def compile_setp(operands: Operands, instruction: Instruction) -> Step:
     second = target.second if isinstance(target, Pair) else None
     first = target.first if isinstance(target, Pair) else target
     slot, _ = operands.destination(first, TYPES["pred"], instruction)
-    writes = (slot,) if second is None else (slot, operands.destination(second, TYPES["pred"], instruction)[0])
-    plain = replace(instruction, opcode=".".join(p for p in parts if p not in _COMBINE), operands=(first, *given[:2]))
+    writes = (
+        (slot,)
+        if second is None
+        else (slot, operands.destination(second, TYPES["pred"], instruction)[0])
+    )
+    plain = replace(
+        instruction,
+        opcode=".".join(p for p in parts if p not in _COMBINE),
+        operands=(first, *given[:2]),
+    )
     comparison = compile_row(operands, plain)
     reads, other, negated = comparison.reads, -1, False
     if combine:
@@ -41,10 +51,14 @@ def compile_setp(operands: Operands, instruction: Instruction) -> Step:
         reads = (*reads, *operands.register_read(other))
 
     def run(frame: Frame) -> None:
-        condition = frame.fetch(other, instruction) if combine else _TRUE  # before it is overwritten
+        condition = (
+            frame.fetch(other, instruction) if combine else _TRUE
+        )  # before it is overwritten
         comparison.run(frame)
         holds = frame.fetch(slot, instruction)
         for register, value in zip(writes, (holds, ~holds), strict=False):
-            frame.regs[register] = combine(value, ~condition if negated else condition) if combine else value
+            frame.regs[register] = (
+                combine(value, ~condition if negated else condition) if combine else value
+            )
 
     return Step(run, reads, writes)

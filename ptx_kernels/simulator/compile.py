@@ -38,7 +38,9 @@ Handler = Callable[[Operands, Instruction], Step]
 
 def compile_trap(operands: Operands, instruction: Instruction) -> Step:
     def run(frame: Frame) -> None:
-        raise frame.fault(Trap, instruction, 0, "a trap: `trap` itself, or an indexed branch beyond its table")
+        raise frame.fault(
+            Trap, instruction, 0, "a trap: `trap` itself, or an indexed branch beyond its table"
+        )
 
     return Step(run, (), ())
 
@@ -77,7 +79,8 @@ class Block:
 
     Attributes:
       steps: (closure, registers that nobody reads afterwards).
-      end: `next`, `branch`, `exit` or `barrier`; guard is the predicate's slot and whether it is negated.
+      end: `next`, `branch`, `exit` or `barrier`; guard is the predicate's slot and whether it is
+        negated.
       wait: what lanes have to wait for before they run the block, if anything.
       live_in: registers that may be read from the block's start on.
     """
@@ -120,8 +123,14 @@ class _Compiler:
         self.program = program
         self.operands = Operands(program)
         code = program.instructions
-        if not code or code[-1].guard or code[-1].opcode not in ("ret", "exit", "bra", "bra.uni", "ret.uni"):
-            raise ParseError(f"kernel {program.name}: control reaches the end of the body; a ret is missing")
+        if (
+            not code
+            or code[-1].guard
+            or code[-1].opcode not in ("ret", "exit", "bra", "bra.uni", "ret.uni")
+        ):
+            raise ParseError(
+                f"kernel {program.name}: control reaches the end of the body; a ret is missing"
+            )
         self.block_at: dict[int, int] = {}  # first instruction -> block number
 
     def compile(self) -> Compiled:
@@ -163,16 +172,26 @@ class _Compiler:
         if instruction.guard:
             block.guard = instruction.guard[0].index, instruction.guard[1]
         if opcode == "bra":
-            if len(operands) != 1 or not isinstance(operands[0], Name) or operands[0].name not in self.program.labels:
-                raise self.operands.error(ParseError, instruction, "branches to no label of the kernel")
+            if (
+                len(operands) != 1
+                or not isinstance(operands[0], Name)
+                or operands[0].name not in self.program.labels
+            ):
+                raise self.operands.error(
+                    ParseError, instruction, "branches to no label of the kernel"
+                )
             target = self.program.labels[operands[0].name]
             if target not in self.block_at:
-                raise self.operands.error(ParseError, instruction, "branches past the last instruction")
+                raise self.operands.error(
+                    ParseError, instruction, "branches past the last instruction"
+                )
             block.end, block.target = "branch", self.block_at[target]
         elif opcode in ("ret", "exit"):
             block.end = "exit"
         else:
-            numbers = [o.value for o in operands if isinstance(o, Immediate) and isinstance(o.value, int)]
+            numbers = [
+                o.value for o in operands if isinstance(o, Immediate) and isinstance(o.value, int)
+            ]
             if (
                 len(numbers) != len(operands)
                 or len(numbers) not in (1, 2)
@@ -184,17 +203,26 @@ class _Compiler:
                     instruction,
                     "takes a barrier 0 to 15 and optionally a number of threads, a multiple of 32, as immediates",
                 )
-            block.end, block.barrier = "barrier", (numbers[0], numbers[1] if len(numbers) == 2 else None)
+            block.end, block.barrier = (
+                "barrier",
+                (numbers[0], numbers[1] if len(numbers) == 2 else None),
+            )
 
     def _step(self, instruction: Instruction) -> Step:
         if instruction.opcode == "bar.warp.sync":
             step = compile_warp_barrier(self.operands, instruction)
         else:
-            step = HANDLERS.get(instruction.opcode.split(".")[0], compile_row)(self.operands, instruction)
-        return step if instruction.guard is None else _guarded(step, *instruction.guard, instruction)
+            step = HANDLERS.get(instruction.opcode.split(".")[0], compile_row)(
+                self.operands, instruction
+            )
+        return (
+            step if instruction.guard is None else _guarded(step, *instruction.guard, instruction)
+        )
 
     def _liveness(self, compiled: list[tuple[Block, list[Step]]]) -> None:
-        """Backward data flow over the blocks; fills live_in, writes and the steps with their dead registers."""
+        """Backward data flow over the blocks; fills live_in, writes and the steps with their dead
+        registers.
+        """
         use, kill, after = [], [], []
         for number, (block, steps) in enumerate(compiled):
             used: set[int] = set() if block.guard is None else {block.guard[0]}
@@ -261,12 +289,16 @@ def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instru
 
 @lru_cache(maxsize=512)
 def compile_text(text: str) -> Compiled:
-    """Parses and compiles a module of one entry; raises ParseError, UnknownInstruction or TypeMismatch."""
+    """Parses and compiles a module of one entry; raises ParseError, UnknownInstruction or
+    TypeMismatch.
+    """
     return _Compiler(parse(text)).compile()
 
 
 def compile_perturbed(text: str, generator: np.random.Generator) -> Compiled:
-    """As `compile_text`, with multiplications and additions that state no rounding contracted at random."""
+    """As `compile_text`, with multiplications and additions that state no rounding contracted at
+    random.
+    """
     program = parse(text)
     changed = contracted(program, generator)
     return compile_text(text) if changed is program else _Compiler(changed).compile()

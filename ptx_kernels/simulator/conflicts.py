@@ -7,8 +7,8 @@ from typing import Literal
 from .clocks import Strong
 from .distance import BLOCKS, LANES
 
-#: Plain loads and stores; atomic updates and strong stores, strong loads, and those of them that have .cta scope; the
-#: reads of bulk copies.
+#: Plain loads and stores; atomic updates and strong stores, strong loads, and those of them that
+#: have .cta scope; the reads of bulk copies.
 Kind = Literal["read", "write", "update", "block update", "observe", "block observe", "fetch"]
 
 READING = ("read", "observe", "block observe", "fetch")

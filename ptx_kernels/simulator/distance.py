@@ -1,4 +1,6 @@
-"""How far apart two accesses are: in no order as lanes of one warp, as warps of one block, or as blocks."""
+"""How far apart two accesses are: in no order as lanes of one warp, as warps of one block, or as
+blocks.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,16 @@ import numpy as np
 from .frame import WARP, Frame
 from .order import COPIED, LOWEST_BITS
 
-# In a record, how far apart the lanes were that made it; 0: one lane, or several in order, of which it has the last.
+# In a record, how far apart the lanes were that made it; 0: one lane, or several in order, of which
+# it has the last.
 LANES, WARPS, BLOCKS = 1, 2, 3
 LEVEL, THREE = np.uint64(30), np.uint64(3)
 _WARP = np.uint64(WARP)
 
 
 def distance(frame: Frame, records: np.ndarray, between_blocks: bool) -> np.ndarray | None:
-    """How far apart each record's lanes and the frame's are, 0 where they are one or in order; None: 0 for all.
+    """How far apart each record's lanes and the frame's are, 0 where they are one or in order;
+    None: 0 for all.
 
     `records` has shape (lanes of the frame, granules), and so has the result.
     """
@@ -32,7 +36,9 @@ def distance(frame: Frame, records: np.ndarray, between_blocks: bool) -> np.ndar
     apart = np.where(another_lane & (records >= since), np.where(another_warp, WARPS, LANES), 0)
     if between_blocks:
         padded = np.uint64(frame.batch.padded)
-        another_block = (other // padded != lanes // padded) | (level == BLOCKS) | (records < order.start)
+        another_block = (
+            (other // padded != lanes // padded) | (level == BLOCKS) | (records < order.start)
+        )
         apart = np.where(another_block, BLOCKS, apart)
     apart = np.where(records != 0, apart, 0).astype(np.uint64)
     if order.acquired is not None and apart.any():
@@ -44,7 +50,9 @@ def distance(frame: Frame, records: np.ndarray, between_blocks: bool) -> np.ndar
 
 
 def _met(frame: Frame, other: np.ndarray, level: np.ndarray, barred: np.ndarray) -> np.ndarray:
-    """Since when accesses of other warps of the block, those of the records, are not in order with the frame's."""
+    """Since when accesses of other warps of the block, those of the records, are not in order with
+    the frame's.
+    """
     met = frame.batch.order.met
     if met is None:
         return barred
@@ -56,7 +64,9 @@ def _met(frame: Frame, other: np.ndarray, level: np.ndarray, barred: np.ndarray)
 
 
 def unproxied(frame: Frame, records: np.ndarray) -> np.ndarray:
-    """1 where the record is of an ordinary access that the frame's lanes know of without a proxy fence."""
+    """1 where the record is of an ordinary access that the frame's lanes know of without a proxy
+    fence.
+    """
     apart = np.where((records != 0) & (records & COPIED == 0), np.uint64(LANES), np.uint64(0))
     rows, columns = np.nonzero((apart != 0) & (records >> LEVEL & THREE == 0))
     some = records[rows, columns]
@@ -79,4 +89,6 @@ def tell(frame: Frame, position: int, what: str, apart: int, record: np.uint64) 
         who = "several warps" if several == WARPS else f"warp {lane % batch.padded // WARP}"
         return f"warp {mine % batch.padded // WARP} {what.format(who)}, without a barrier between"
     who = "several lanes" if several == LANES else f"lane {lane % WARP}"
-    return f"lane {mine % WARP} {what.format(who)}, lanes of one warp, without a warp barrier between"
+    return (
+        f"lane {mine % WARP} {what.format(who)}, lanes of one warp, without a warp barrier between"
+    )

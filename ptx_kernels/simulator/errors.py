@@ -10,7 +10,8 @@ class SimulationError(RuntimeError):
 
     Attributes:
       line: number of the PTX line, from 1; None where no single line is at fault.
-      source: `file:line` of the Python that wrote that line, and of its call, where the kernel knows it.
+      source: `file:line` of the Python that wrote that line, and of its call, where the kernel
+        knows it.
     """
 
     def __init__(self, message: str, line: int | None = None) -> None:
@@ -29,7 +30,11 @@ class SimulationError(RuntimeError):
 
 def source_of(lines: Mapping[int, tuple[tuple[str, int], ...]], line: int) -> str | None:
     """Where the Python stands that wrote a PTX line, and the kernel's line that called it."""
-    return ", called at ".join(f"{file}:{number}" for file, number in lines[line]) if line in lines else None
+    return (
+        ", called at ".join(f"{file}:{number}" for file, number in lines[line])
+        if line in lines
+        else None
+    )
 
 
 class ParseError(SimulationError):
@@ -77,7 +82,9 @@ class SharedRace(SimulationError):
 
 
 class GlobalRace(SimulationError):
-    """Two lanes, of one block or of two, touch the same global bytes without order, and one of them writes."""
+    """Two lanes, of one block or of two, touch the same global bytes without order, and one of them
+    writes.
+    """
 
 
 class BarrierDivergence(SimulationError):
@@ -93,7 +100,9 @@ class Deadlock(SimulationError):
 
 
 class ShuffleError(SimulationError):
-    """A warp instruction whose membermask or source lane does not match the lanes that execute it."""
+    """A warp instruction whose membermask or source lane does not match the lanes that execute
+    it.
+    """
 
 
 class WarpDivergence(SimulationError):

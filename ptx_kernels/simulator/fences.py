@@ -1,5 +1,5 @@
-"""membar and fence: what they let other threads see, they alone or together with the strong accesses beside them.
-PTX ISA 9.1, 9.7.13.5."""
+"""membar and fence: what they let other threads see, they alone or together with the strong
+accesses beside them. PTX ISA 9.1, 9.7.13.5."""
 
 from __future__ import annotations
 
@@ -9,7 +9,11 @@ from .frame import Frame
 from .operands import Operands, Step
 from .program import Instruction
 
-_LEVELS = {"membar.cta": False, "membar.gl": True, "membar.sys": True}  # whether it reaches beyond the block
+_LEVELS = {
+    "membar.cta": False,
+    "membar.gl": True,
+    "membar.sys": True,
+}  # whether it reaches beyond the block
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 #: what a thread has seen, asynchronous copies that it or a thread after it starts see from now on
 _PROXY = ("fence.proxy.async", "fence.proxy.async.shared::cta")
@@ -21,7 +25,9 @@ def compile_fence(operands: Operands, instruction: Instruction) -> Step:
     opcode = instruction.opcode
     first, *parts = opcode.split(".")
     *semantics, scope = parts or [""]
-    memory = opcode in _LEVELS or (first == "fence" and semantics in ([], ["sc"], ["acq_rel"]) and scope in _SCOPES)
+    memory = opcode in _LEVELS or (
+        first == "fence" and semantics in ([], ["sc"], ["acq_rel"]) and scope in _SCOPES
+    )
     if not memory and opcode not in (*_PROXY, _INIT):
         raise operands.error(UnknownInstruction, instruction, f"{opcode} is no known instruction")
     operands.count(instruction, 0)

@@ -1,8 +1,9 @@
 """Registers of a group of lanes that execute together.
 
-A register holds one value per lane, shape (lanes,), or shape (1,) where all lanes agree: loop counters,
-pointers and constants then cost next to nothing. Arrays in registers are never changed in place, so they may
-be shared. `Frame.regs[i] is None` means "not here": not written yet, dead, or still with the parent.
+A register holds one value per lane, shape (lanes,), or shape (1,) where all lanes agree: loop
+counters, pointers and constants then cost next to nothing. Arrays in registers are never changed in
+place, so they may be shared. `Frame.regs[i] is None` means "not here": not written yet, dead, or
+still with the parent.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ class Frame:
 
     __slots__ = ("batch", "count", "dirty", "index", "lanes", "parent", "part", "regs", "_whole")
 
-    def __init__(self, batch: Batch, parent: Frame | None, index: np.ndarray | None, count: int) -> None:
+    def __init__(
+        self, batch: Batch, parent: Frame | None, index: np.ndarray | None, count: int
+    ) -> None:
         self.batch = batch
         self.parent = parent
         self.index = index
         self.count = count
-        self.lanes: np.ndarray | None = index if parent is None or parent.lanes is None else parent.lanes[index]
+        self.lanes: np.ndarray | None = (
+            index if parent is None or parent.lanes is None else parent.lanes[index]
+        )
         self.regs: list[np.ndarray | None] = list(batch.initial_registers)
         self.part: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.dirty: set[int] = set()
@@ -68,7 +73,9 @@ class Frame:
         return values if self.lanes is None or values.size == 1 else values[self.lanes]
 
     def peek(self, register: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The register and the mask of its written lanes (None: all); (None, None) if nobody wrote it."""
+        """The register and the mask of its written lanes (None: all); (None, None) if nobody wrote
+        it.
+        """
         value = self.regs[register]
         if value is not None:
             return value, None

@@ -1,7 +1,9 @@
-"""Calls -> one flat body: every call of a `.func` becomes a copy of it, with registers and labels of its own.
+"""Calls -> one flat body: every call of a `.func` becomes a copy of it, with registers and labels
+of its own.
 
-Variables of `.param` space become registers, one per (variable, offset) that is stored: what a call passes is then
-a move, and reading a parameter that nobody stored is the read of a register that was never written.
+Variables of `.param` space become registers, one per (variable, offset) that is stored: what a call
+passes is then a move, and reading a parameter that nobody stored is the read of a register that was
+never written.
 """
 
 from __future__ import annotations
@@ -33,14 +35,17 @@ def inline(program: Program, functions: dict[str, Function]) -> None:
     """Fills the program's registers, instructions and labels from its entry and what that calls.
 
     Raises:
-      ParseError: a call of an unknown or recursive function, or through a register; parameters that do not fit.
+      ParseError: a call of an unknown or recursive function, or through a register; parameters that
+        do not fit.
     """
     _Inliner(program, functions).copy(functions[program.name], {}, ())
 
 
 @dataclass
 class _Copy:
-    """One copy of a function: what its registers, parameters and labels are called in the program."""
+    """One copy of a function: what its registers, parameters and labels are called in the
+    program.
+    """
 
     function: Function
     registers: list[Register]
@@ -55,7 +60,9 @@ class _Copy:
 class _Inliner:
     def __init__(self, program: Program, functions: dict[str, Function]) -> None:
         self.program, self.functions = program, functions
-        self.slots: dict[tuple[int, int], tuple[Register, int]] = {}  # (parameter, offset) -> register, bytes
+        self.slots: dict[
+            tuple[int, int], tuple[Register, int]
+        ] = {}  # (parameter, offset) -> register, bytes
         self.parameters = self.copies = 0
 
     def fail(self, instruction: Instruction, message: str) -> ParseError:
@@ -75,7 +82,9 @@ class _Inliner:
         """Appends the function's body. `bound`: its parameters that are the caller's."""
         program, code = self.program, self.program.instructions
         registers = [self.new_register(r.name, r.cls) for r in function.registers]
-        copy = _Copy(function, registers, bound, f"@{self.copies}" if stack else "", (*stack, function.name))
+        copy = _Copy(
+            function, registers, bound, f"@{self.copies}" if stack else "", (*stack, function.name)
+        )
         self.copies += 1
         at: dict[int, list[str]] = {}
         for label, index in function.labels.items():
@@ -85,17 +94,28 @@ class _Inliner:
                 program.labels[copy.label(label)] = len(code)
             self.instruction(instruction, copy)
             if len(code) > _MOST_INSTRUCTIONS:
-                raise self.fail(instruction, f"more than {_MOST_INSTRUCTIONS} instructions once calls are inlined")
+                raise self.fail(
+                    instruction,
+                    f"more than {_MOST_INSTRUCTIONS} instructions once calls are inlined",
+                )
         for label in at.get(len(function.instructions), ()):
             program.labels[copy.label(label)] = len(code)
         program.labels[copy.label("(end)")] = len(code)
 
     def instruction(self, instruction: Instruction, copy: _Copy) -> None:
         operation, operands = instruction.opcode.split(".")[0], instruction.operands
-        guard = (copy.registers[instruction.guard[0].index], instruction.guard[1]) if instruction.guard else None
+        guard = (
+            (copy.registers[instruction.guard[0].index], instruction.guard[1])
+            if instruction.guard
+            else None
+        )
 
-        def emit(opcode: str, *operands: Operand, guard: tuple[Register, bool] | None = guard) -> None:
-            self.program.instructions.append(Instruction(opcode, operands, guard, instruction.line, instruction.text))
+        def emit(
+            opcode: str, *operands: Operand, guard: tuple[Register, bool] | None = guard
+        ) -> None:
+            self.program.instructions.append(
+                Instruction(opcode, operands, guard, instruction.line, instruction.text)
+            )
 
         if operation == "call":
             if guard is not None:
@@ -129,7 +149,11 @@ class _Inliner:
             case Register():
                 return registers[operand.index]
             case Vector():
-                return Vector(tuple(registers[i.index] if isinstance(i, Register) else i for i in operand.items))
+                return Vector(
+                    tuple(
+                        registers[i.index] if isinstance(i, Register) else i for i in operand.items
+                    )
+                )
             case Pair():
                 return Pair(registers[operand.first.index], registers[operand.second.index])
             case Negated():
@@ -147,13 +171,19 @@ class _Inliner:
     def call(self, instruction: Instruction, copy: _Copy) -> None:
         lists = [o.items for o in instruction.operands if isinstance(o, Arguments)]
         names = [o.name for o in instruction.operands if isinstance(o, Name)]
-        if len(names) != 1 or not isinstance(instruction.operands[min(len(lists), 1)], Name | Arguments):
-            raise self.fail(instruction, "only calls of functions by name are supported, not through a register")
+        if len(names) != 1 or not isinstance(
+            instruction.operands[min(len(lists), 1)], Name | Arguments
+        ):
+            raise self.fail(
+                instruction, "only calls of functions by name are supported, not through a register"
+            )
         function = self.functions.get(names[0])
         if function is None or names[0] == self.program.name:
             raise self.fail(instruction, f"calls {names[0]}, which has no body")
         if names[0] in copy.stack:
-            raise self.fail(instruction, f"recursion is not supported: {' -> '.join((*copy.stack, names[0]))}")
+            raise self.fail(
+                instruction, f"recursion is not supported: {' -> '.join((*copy.stack, names[0]))}"
+            )
         first = isinstance(instruction.operands[0], Arguments)
         results = lists[0] if first else ()
         arguments = lists[-1] if len(lists) > first else ()
@@ -164,7 +194,10 @@ class _Inliner:
                 f"{names[0]} takes {len(function.parameters)} parameters and gives {len(function.results)}, "
                 f"got {len(arguments)} and {len(results)}",
             )
-        bound = {f.number: self.number(a, copy) for f, a in zip(formal, (*results, *arguments), strict=True)}
+        bound = {
+            f.number: self.number(a, copy)
+            for f, a in zip(formal, (*results, *arguments), strict=True)
+        }
         self.copy(function, bound, copy.stack)
 
     def number(self, parameter: Parameter, copy: _Copy) -> int:
@@ -173,7 +206,9 @@ class _Inliner:
             copy.parameters[parameter.number] = self.new_parameter()
         return copy.parameters[parameter.number]
 
-    def parameter_moves(self, instruction: Instruction, copy: _Copy) -> list[tuple[str, Operand, Operand]]:
+    def parameter_moves(
+        self, instruction: Instruction, copy: _Copy
+    ) -> list[tuple[str, Operand, Operand]]:
         """(opcode, destination, source) of what ld.param or st.param becomes."""
         parts, load = instruction.opcode.split("."), instruction.opcode.startswith("ld")
         if len(instruction.operands) != 2 or parts[1] != "param":
@@ -186,17 +221,27 @@ class _Inliner:
             or not isinstance(place.base, Parameter)
             or vector != ([f"v{len(values)}"] if len(values) > 1 else [])
         ):
-            raise self.fail(instruction, f"{instruction.opcode} moves no {len(values)} registers to or from .param")
+            raise self.fail(
+                instruction,
+                f"{instruction.opcode} moves no {len(values)} registers to or from .param",
+            )
         moves: list[tuple[str, Operand, Operand]] = []
         for i, item in enumerate(values):
             key = self.number(place.base, copy), place.offset + i * size
             if key not in self.slots:
                 if load:
-                    raise self.fail(instruction, f"nothing stores [{place.base.name}+{key[1]}] before this")
-                self.slots[key] = self.new_register(f"{place.base.name}+{key[1]}", f"b{8 * max(size, 2)}"), size
+                    raise self.fail(
+                        instruction, f"nothing stores [{place.base.name}+{key[1]}] before this"
+                    )
+                self.slots[key] = (
+                    self.new_register(f"{place.base.name}+{key[1]}", f"b{8 * max(size, 2)}"),
+                    size,
+                )
             slot, stored = self.slots[key]
             if stored != size:
-                raise self.fail(instruction, f"[{place.base.name}+{key[1]}] holds {stored} bytes, not {size}")
+                raise self.fail(
+                    instruction, f"[{place.base.name}+{key[1]}] holds {stored} bytes, not {size}"
+                )
             given = self.operand(item, copy)
             if load:
                 moves.append((_load_move(given, parts[-1], size), given, slot))
@@ -207,7 +252,11 @@ class _Inliner:
 
 def _load_move(destination: Operand, type_: str, size: int) -> str:
     """What moves a parameter's bits into a register that may be wider."""
-    held = {"b16": 2, "b32": 4, "f32": 4, "b64": 8}.get(destination.cls, 0) if isinstance(destination, Register) else 0
+    held = (
+        {"b16": 2, "b32": 4, "f32": 4, "b64": 8}.get(destination.cls, 0)
+        if isinstance(destination, Register)
+        else 0
+    )
     if held == size:
         return f"mov.b{8 * size}"
     sign = "s" if type_[0] == "s" else "u"

@@ -45,15 +45,16 @@ def launch(
     """Runs PTX in place: stores go into the given arrays.
 
     Args:
-      text: a PTX module with one entry. Its `.const` and `.global` variables hold their initial values at the start
-        of every launch.
-      arguments: one per parameter: a buffer for a pointer, a NumPy scalar for anything else. A bare array is readable
-        and writable; DeviceBuffer narrows that. The same object may be given twice: both parameters then point to it.
+      text: a PTX module with one entry. Its `.const` and `.global` variables hold their initial
+        values at the start of every launch.
+      arguments: one per parameter: a buffer for a pointer, a NumPy scalar for anything else. A bare
+        array is readable and writable; DeviceBuffer narrows that. The same object may be given
+        twice: both parameters then point to it.
       grid, block: up to three extents each, x first.
       dynamic_shared_bytes: size of the `.extern .shared` memory.
       batch_lanes: threads simulated at once, at least one block. Results do not depend on it.
-      strict: threads that exit before a barrier which others of their block wait at are an error, though PTX does
-        not count them.
+      strict: threads that exit before a barrier which others of their block wait at are an error,
+        though PTX does not count them.
       step_limit: basic blocks that a batch may run.
       traffic: gets the launch's accesses added, by PTX line.
 
@@ -61,7 +62,11 @@ def launch(
       SimulationError: a subclass says what was wrong; the message says where.
     """
     perturbation = current(text)
-    program = compile_text(text) if perturbation is None else compile_perturbed(text, perturbation.generator)
+    program = (
+        compile_text(text)
+        if perturbation is None
+        else compile_perturbed(text, perturbation.generator)
+    )
     grid3, block3 = _extents(grid, "grid"), _extents(block, "block")
     shared_bytes = _check_geometry(program, grid3, block3, dynamic_shared_bytes)
     memory, parameters = _place(program, arguments)
@@ -76,7 +81,17 @@ def launch(
     with np.errstate(all="ignore"):
         for first in range(0, total, at_once):
             numbers = blocks[first : first + at_once]
-            batch = Batch(program, memory, parameters, grid3, block3, numbers, shared_bytes, perturbation, traffic)
+            batch = Batch(
+                program,
+                memory,
+                parameters,
+                grid3,
+                block3,
+                numbers,
+                shared_bytes,
+                perturbation,
+                traffic,
+            )
             machine = Machine(program, batch, strict, step_limit)
             machine.run()
             lane_instructions += machine.lane_instructions
@@ -90,18 +105,26 @@ def _extents(given: tuple[int, ...], what: str) -> Extent:
     return int(x), int(y), int(z)
 
 
-def _check_geometry(program: Compiled, grid: Extent, block: Extent, dynamic_shared_bytes: int) -> int:
+def _check_geometry(
+    program: Compiled, grid: Extent, block: Extent, dynamic_shared_bytes: int
+) -> int:
     """Shared bytes per block."""
     parsed, name = program.program, program.name
     threads = block[0] * block[1] * block[2]
     if threads > MAX_THREADS or block[2] > 64:
-        raise LaunchError(f"kernel {name}: block={block} exceeds {MAX_THREADS} threads or 64 along z")
+        raise LaunchError(
+            f"kernel {name}: block={block} exceeds {MAX_THREADS} threads or 64 along z"
+        )
     if any(extent > most for extent, most in zip(grid, MAX_GRID, strict=True)):
         raise LaunchError(f"kernel {name}: grid={grid} exceeds {MAX_GRID}")
     if parsed.required_block is not None and parsed.required_block != block:
-        raise LaunchError(f"kernel {name}: block={block}, but .reqntid says {parsed.required_block}")
+        raise LaunchError(
+            f"kernel {name}: block={block}, but .reqntid says {parsed.required_block}"
+        )
     if parsed.max_threads is not None and threads > parsed.max_threads:
-        raise LaunchError(f"kernel {name}: {threads} threads, but .maxntid allows {parsed.max_threads}")
+        raise LaunchError(
+            f"kernel {name}: {threads} threads, but .maxntid allows {parsed.max_threads}"
+        )
     shared = parsed.static_shared_bytes
     if dynamic_shared_bytes:
         shared = parsed.dynamic_start - SHARED_BASE + dynamic_shared_bytes
@@ -117,7 +140,9 @@ def _place(
     parameters = program.program.params
     if len(arguments) != len(parameters):
         names = tuple(p.name for p in parameters)
-        raise LaunchError(f"kernel {program.name} has {len(names)} parameters {names}, got {len(arguments)} arguments")
+        raise LaunchError(
+            f"kernel {program.name} has {len(names)} parameters {names}, got {len(arguments)} arguments"
+        )
     buffers = [
         DeviceBuffer(d.name, _aligned(d.initial.copy()), "in" if d.space == "const" else "inout")
         for d in program.program.data.values()
@@ -132,7 +157,9 @@ def _place(
             )
         if id(argument) not in known:
             known[id(argument)] = (
-                argument if isinstance(argument, DeviceBuffer) else DeviceBuffer(parameter.name, argument)
+                argument
+                if isinstance(argument, DeviceBuffer)
+                else DeviceBuffer(parameter.name, argument)
             )
             buffers.append(known[id(argument)])
     memory = GlobalMemory(buffers, synchronizes=program.synchronizes)
@@ -147,7 +174,9 @@ def _place(
 
 def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> np.ndarray:
     is_float = value.dtype.kind == "f"
-    if value.nbytes != parameter.nbytes or (parameter.type[0] != "b" and is_float != (parameter.type[0] == "f")):
+    if value.nbytes != parameter.nbytes or (
+        parameter.type[0] != "b" and is_float != (parameter.type[0] == "f")
+    ):
         raise LaunchError(
             f"kernel {program.name}: parameter {parameter.name} is a .{parameter.type} of {parameter.nbytes} bytes, "
             f"got a {value.dtype}"
@@ -156,7 +185,9 @@ def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> 
 
 
 def run(kernel: Kernel, *operands: np.ndarray, **options: Any) -> tuple[np.ndarray, ...]:
-    """Runs a built kernel; returns its results in order: `run_counted`, with its options, without the statistics."""
+    """Runs a built kernel; returns its results in order: `run_counted`, with its options, without
+    the statistics.
+    """
     return run_counted(kernel, *operands, **options)[0]
 
 
@@ -172,10 +203,11 @@ def run_counted(
     """Runs a built kernel; returns its results in order, and what it took.
 
     Args:
-      operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype; bf16 as any 2-byte
-        dtype and e4m3 as any 1-byte one (bits). They are not modified: the results of `inout` buffers are copies.
-      check: read of result bytes before they are written and results not wholly written are errors. Without it
-        such bytes are 0xff (NaN in every float type).
+      operands: one array per `in` and `inout` buffer, of the buffer's shape and dtype; bf16 as any
+        2-byte dtype and e4m3 as any 1-byte one (bits). They are not modified: the results of
+        `inout` buffers are copies.
+      check: read of result bytes before they are written and results not wholly written are errors.
+        Without it such bytes are 0xff (NaN in every float type).
       batch_lanes, strict, step_limit: see `launch`.
 
     Raises:
@@ -183,8 +215,13 @@ def run_counted(
       SimulationError: a subclass says what the kernel did wrong; the message says where.
     """
     if len(operands) != len(kernel.operands):
-        raise TypeError(f"kernel {kernel.name} takes {len(kernel.operands)} operands, got {len(operands)}")
-    given = [_operand(kernel, buffer, array) for buffer, array in zip(kernel.operands, operands, strict=True)]
+        raise TypeError(
+            f"kernel {kernel.name} takes {len(kernel.operands)} operands, got {len(operands)}"
+        )
+    given = [
+        _operand(kernel, buffer, array)
+        for buffer, array in zip(kernel.operands, operands, strict=True)
+    ]
     results = []
     for buffer in kernel.results:
         if buffer.role == "inout":
@@ -221,11 +258,15 @@ def run_counted(
 def _operand(kernel: Kernel, buffer: Buffer, array: np.ndarray) -> DeviceBuffer:
     array = np.asarray(array)
     want = buffer.type.dtype
-    held_as_bits = buffer.type.name == "e4m3" or buffer.type.name == "bf16" and array.dtype != np.float16
+    held_as_bits = (
+        buffer.type.name == "e4m3" or buffer.type.name == "bf16" and array.dtype != np.float16
+    )
     if held_as_bits and array.dtype.itemsize == want.itemsize:
         array = array.view(want)
     if array.dtype != want:
-        raise TypeError(f"kernel {kernel.name}: operand {buffer.name} must be {buffer.type}, got {array.dtype}")
+        raise TypeError(
+            f"kernel {kernel.name}: operand {buffer.name} must be {buffer.type}, got {array.dtype}"
+        )
     if array.shape != buffer.shape:
         raise ValueError(
             f"kernel {kernel.name}: operand {buffer.name} must have shape {buffer.shape}, got {array.shape}"

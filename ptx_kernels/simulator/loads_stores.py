@@ -10,14 +10,25 @@ from .clocks import Change, Strong, semantics_of, unchanged
 from .errors import ParseError, TypeMismatch, UnknownInstruction
 from .frame import Frame
 from .operands import Operands, Step, from_type, named_type
-from .program import LOCAL_WINDOW, SHARED_WINDOW, Address, Immediate, Instruction, Name, Operand, Register, Vector
+from .program import (
+    LOCAL_WINDOW,
+    SHARED_WINDOW,
+    Address,
+    Immediate,
+    Instruction,
+    Name,
+    Operand,
+    Register,
+    Vector,
+)
 
-#: How an access is ordered and for whom, which comes before the state space, and hints for the caches.
+#: How an access is ordered and for whom, which comes before the state space, and hints for the
+#: caches.
 _ORDERS = {"weak", "volatile", "relaxed", "acquire", "release", "mmio"}
 _SCOPES = {"cta", "cluster", "gpu", "sys"}
 _HINTS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"}
-#: Accesses with one of these may meet others without a race. `volatile` is no order here: code that relies on it is
-#: of the time when warps ran in lockstep.
+#: Accesses with one of these may meet others without a race. `volatile` is no order here: code that
+#: relies on it is of the time when warps ran in lockstep.
 _STRONG = {"relaxed", "acquire", "release"}
 
 #: State space of an opcode -> register classes that may hold its addresses.
@@ -46,7 +57,11 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
         held = REGISTER_DTYPES[register.cls]
         same_size = held.itemsize == type_.size
         targets.append(
-            (register.index, held if same_size else type_.dtype, None if same_size else from_type(type_, register.cls))
+            (
+                register.index,
+                held if same_size else type_.dtype,
+                None if same_size else from_type(type_, register.cls),
+            )
         )
     width = type_.size * vector
     element = type_.dtype
@@ -76,17 +91,24 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
     operands.count(instruction, 2)
     space, type_, vector, modifiers = _access(operands, instruction)
     if "nc" in modifiers or space == "const":
-        raise operands.error(UnknownInstruction, instruction, "only loads can be non-coherent or constant")
+        raise operands.error(
+            UnknownInstruction, instruction, "only loads can be non-coherent or constant"
+        )
     store = spaces.STORES[space]
     address, source = instruction.operands
     base, offset = address_of(operands, instruction, address, space)
     untyped = instruction.opcode.rsplit(".", 1)[1].startswith("b")
-    values: tuple[Operand, ...] = (source,) if vector == 1 else _items(operands, instruction, source, vector)
+    values: tuple[Operand, ...] = (
+        (source,) if vector == 1 else _items(operands, instruction, source, vector)
+    )
     sources = [operands.source(v, type_, instruction, untyped=untyped, wider=True) for v in values]
     width = type_.size * vector
     element = np.dtype(f"u{type_.size}")
     item = np.dtype(np.complex128) if width == 16 else np.dtype(f"u{width}")
-    strong, semantics = _STRONG & modifiers and space in spaces.UPDATES, semantics_of(instruction.opcode)
+    strong, semantics = (
+        _STRONG & modifiers and space in spaces.UPDATES,
+        semantics_of(instruction.opcode),
+    )
 
     def run(frame: Frame) -> None:
         regs = frame.regs
@@ -109,16 +131,23 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
         if not strong:
             store(frame, instruction, addresses, offset, width, items)
             return
-        addresses, items = np.broadcast_to(addresses, frame.count), np.broadcast_to(items, frame.count)
+        addresses, items = (
+            np.broadcast_to(addresses, frame.count),
+            np.broadcast_to(items, frame.count),
+        )
         update = Strong(_replaced_by(items), semantics, reads=False, returns=False)
         spaces.UPDATES[space](frame, instruction, addresses, offset, width, update)
 
-    reads = tuple(r for slot in (base, *(s for s, _ in sources)) for r in operands.register_read(slot))
+    reads = tuple(
+        r for slot in (base, *(s for s, _ in sources)) for r in operands.register_read(slot)
+    )
     return Step(run, reads, ())
 
 
 def _replaced_by(items: np.ndarray) -> Change:
-    def change(view: np.ndarray, index: np.ndarray, positions: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    def change(
+        view: np.ndarray, index: np.ndarray, positions: np.ndarray, turns: np.ndarray
+    ) -> np.ndarray:
         found = view[index]
         view[index[turns]] = items[positions][turns].view(view.dtype)
         return found
@@ -133,7 +162,9 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
     while modifiers and modifiers[0] in _ORDERS | _SCOPES:
         orders.add(modifiers.pop(0))
     space = "generic"
-    named = modifiers[0].removesuffix("::cta") if modifiers else ""  # .shared::cta names the same window
+    named = (
+        modifiers[0].removesuffix("::cta") if modifiers else ""
+    )  # .shared::cta names the same window
     if named in _ADDRESSES and named != "generic":
         space = named
         modifiers.pop(0)
@@ -143,7 +174,11 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
     for modifier in modifiers:
         if modifier in ("v2", "v4"):
             vector = int(modifier[1])
-        elif modifier not in _HINTS and modifier != "nc" and not modifier.startswith(("L1::", "L2::")):
+        elif (
+            modifier not in _HINTS
+            and modifier != "nc"
+            and not modifier.startswith(("L1::", "L2::"))
+        ):
             unknown.append(modifier)
     if (
         unknown
@@ -153,11 +188,15 @@ def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, in
         or ("nc" in modifiers and space != "global")
         or (orders & _STRONG and not orders & _SCOPES)
     ):
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     return space, type_, vector, orders | set(modifiers)
 
 
-def address_of(operands: Operands, instruction: Instruction, address: Operand, space: str) -> tuple[int, int]:
+def address_of(
+    operands: Operands, instruction: Instruction, address: Operand, space: str
+) -> tuple[int, int]:
     """(slot of the base, byte offset)."""
     if not isinstance(address, Address):
         raise operands.error(TypeMismatch, instruction, "an address in brackets is missing")
@@ -175,9 +214,13 @@ def address_of(operands: Operands, instruction: Instruction, address: Operand, s
         return operands.constant(np.zeros(1, np.uint32)), address.offset
     found = operands.symbol(base.name) if isinstance(base, Name) else None
     if found is None and space in ("global", "generic"):
-        raise operands.error(ParseError, instruction, f"a {space} address needs a register or a variable")
+        raise operands.error(
+            ParseError, instruction, f"a {space} address needs a register or a variable"
+        )
     if found is None or found[0] != space:
-        raise operands.error(ParseError, instruction, f"{getattr(base, 'name', base)} is no {space} variable")
+        raise operands.error(
+            ParseError, instruction, f"{getattr(base, 'name', base)} is no {space} variable"
+        )
     return operands.constant(np.array([found[1]], np.uint64)), address.offset
 
 
@@ -190,15 +233,21 @@ def _items(
         or isinstance(operand, Vector) != (vector > 1)
         or not all(isinstance(r, Register | Immediate) for r in items)
     ):
-        raise operands.error(TypeMismatch, instruction, f"{instruction.opcode} moves {vector} register(s)")
+        raise operands.error(
+            TypeMismatch, instruction, f"{instruction.opcode} moves {vector} register(s)"
+        )
     return items  # type: ignore[return-value]
 
 
-def _elements(operands: Operands, instruction: Instruction, operand: Operand, vector: int) -> tuple[Register, ...]:
+def _elements(
+    operands: Operands, instruction: Instruction, operand: Operand, vector: int
+) -> tuple[Register, ...]:
     items = _items(operands, instruction, operand, vector)
     registers = tuple(item for item in items if isinstance(item, Register))
     if len(registers) != vector:
-        raise operands.error(TypeMismatch, instruction, f"{instruction.opcode} moves {vector} register(s)")
+        raise operands.error(
+            TypeMismatch, instruction, f"{instruction.opcode} moves {vector} register(s)"
+        )
     return registers
 
 
@@ -207,18 +256,24 @@ def _load_parameter(operands: Operands, instruction: Instruction) -> Step:
     destination, address = instruction.operands
     type_ = named_type(instruction.opcode.rsplit(".", 1)[1])
     if instruction.opcode.count(".") != 2 or type_ is None or type_.name in ("pred", "f16", "bf16"):
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     names = [p.name for p in operands.program.params]
     if (
         not isinstance(address, Address)
         or not isinstance(address.base, Name)
         or address.base.name not in names
-        or not 0 <= address.offset <= operands.program.params[names.index(address.base.name)].nbytes - type_.size
+        or not 0
+        <= address.offset
+        <= operands.program.params[names.index(address.base.name)].nbytes - type_.size
     ):
         raise operands.error(ParseError, instruction, "names no parameter of the kernel")
     number, offset = names.index(address.base.name), address.offset
     untyped = instruction.opcode.rsplit(".", 1)[1][0] == "b"
-    slot, convert = operands.destination(destination, type_, instruction, untyped=untyped, wider=True)
+    slot, convert = operands.destination(
+        destination, type_, instruction, untyped=untyped, wider=True
+    )
     dtype, end = type_.dtype, offset + type_.size
 
     def run(frame: Frame) -> None:
@@ -232,8 +287,13 @@ def compile_address_conversion(operands: Operands, instruction: Instruction) -> 
     """cvta: between generic addresses and those of a memory."""
     parts = instruction.opcode.split(".")
     to, space = "to" in parts, parts[-2]
-    if parts not in (["cvta", space, "u64"], ["cvta", "to", space, "u64"]) or space not in _ADDRESSES:
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    if (
+        parts not in (["cvta", space, "u64"], ["cvta", "to", space, "u64"])
+        or space not in _ADDRESSES
+    ):
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.count(instruction, 2)
     destination, source = instruction.operands
     type_ = named_type("u64")

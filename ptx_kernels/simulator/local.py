@@ -1,4 +1,6 @@
-"""Local memory: each thread's own bytes, checked for bounds, alignment and reads of what was never written."""
+"""Local memory: each thread's own bytes, checked for bounds, alignment and reads of what was never
+written.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,21 @@ class LocalMemory:
             position = int(np.argmax(missing))
             at = int(index[position]) * width % self.stride
             raise frame.fault(
-                UninitializedRead, instruction, position, f"local offset {at}: read of {width} bytes never all written"
+                UninitializedRead,
+                instruction,
+                position,
+                f"local offset {at}: read of {width} bytes never all written",
             )
         return self.views[width].take(index)
 
     def store(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, items: np.ndarray
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        addresses: np.ndarray,
+        offset: int,
+        width: int,
+        items: np.ndarray,
     ) -> None:
         """Stores items, shape (lanes of the frame,) or (1,)."""
         index = self._locate(frame, instruction, addresses, offset, width)

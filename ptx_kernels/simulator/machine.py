@@ -1,8 +1,10 @@
-"""The scheduler: groups of lanes at program counters, the lowest first, until every thread has exited.
+"""The scheduler: groups of lanes at program counters, the lowest first, until every thread has
+exited.
 
-All lanes of a batch start together. A branch on which they disagree splits them; the group with the lowest program
-counter runs next and takes in whoever waits where it arrives, so that structured control flow reconverges at the
-end of each `if` and loop. Groups keep their registers as long as they stay together.
+All lanes of a batch start together. A branch on which they disagree splits them; the group with the
+lowest program counter runs next and takes in whoever waits where it arrives, so that structured
+control flow reconverges at the end of each `if` and loop. Groups keep their registers as long as
+they stay together.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ _NOT_WAITING = -1
 
 
 class Machine:
-    """Runs one batch. `strict`: a thread that exited before a barrier of its whole block is an error."""
+    """Runs one batch. `strict`: a thread that exited before a barrier of its whole block is an
+    error.
+    """
 
     def __init__(self, program: Compiled, batch: Batch, strict: bool, step_limit: int) -> None:
         self.program, self.batch, self.strict = program, batch, strict
@@ -29,8 +33,12 @@ class Machine:
         self.lane_instructions = 0
         self.root = Frame(batch, None, None, batch.lanes)
         self.ready: dict[int, list[np.ndarray]] = {}  # block number -> lanes
-        self.parked: dict[int, list[np.ndarray]] = {}  # block number -> lanes that wait for an mbarrier
-        self.waiting = np.full(batch.lanes, _NOT_WAITING, np.int64)  # the barrier block a lane waits in
+        self.parked: dict[
+            int, list[np.ndarray]
+        ] = {}  # block number -> lanes that wait for an mbarrier
+        self.waiting = np.full(
+            batch.lanes, _NOT_WAITING, np.int64
+        )  # the barrier block a lane waits in
 
     def run(self) -> None:
         self.ready[0] = [np.flatnonzero(self.batch.exists)]
@@ -44,7 +52,9 @@ class Machine:
             self.batch.bulk_stores.finish(self.batch)
 
     def _turns(self) -> list[dict[int, list[np.ndarray]]]:
-        """Who runs before whom up to the next barrier: all together, or random groups of warps if perturbed."""
+        """Who runs before whom up to the next barrier: all together, or random groups of warps if
+        perturbed.
+        """
         generator = self.batch.perturbation
         if generator is None:
             return [self.ready]
@@ -66,7 +76,9 @@ class Machine:
         self.ready.setdefault(number, []).append(lanes)
 
     def _run_group(self, number: int, frame: Frame) -> None:
-        """Runs a group until it splits, ends, waits, or others have a lower or the same program counter."""
+        """Runs a group until it splits, ends, waits, or others have a lower or the same program
+        counter.
+        """
         blocks, is_root = self.program.blocks, frame is self.root
         lowest = min(self.ready, default=len(blocks))
         while number < lowest:
@@ -77,7 +89,9 @@ class Machine:
             self.steps_left -= 1
             if self.steps_left < 0:
                 assert block.instruction is not None
-                raise frame.fault(StepLimit, block.instruction, 0, "the launch runs longer than its step limit")
+                raise frame.fault(
+                    StepLimit, block.instruction, 0, "the launch runs longer than its step limit"
+                )
             regs = frame.regs
             for step, dead in block.steps:
                 step(frame)
@@ -126,7 +140,9 @@ class Machine:
 
     def _split(self, frame: Frame, taken: np.ndarray, target: int | None, other: int) -> None:
         blocks, lanes = self.program.blocks, frame.all_lanes
-        live = blocks[other].live_in | (blocks[target].live_in if target is not None else frozenset())
+        live = blocks[other].live_in | (
+            blocks[target].live_in if target is not None else frozenset()
+        )
         frame.flush(live)
         rest = np.ones(frame.count, np.bool_)
         rest[taken] = False
@@ -134,7 +150,8 @@ class Machine:
         if target is not None:
             self.ready.setdefault(target, []).append(lanes[taken])
 
-    # --- mbarriers --------------------------------------------------------------------------------------------------
+    # --- mbarriers
+    # --------------------------------------------------------------------------------------------------
 
     def _park(self, wait: Wait, number: int, frame: Frame) -> bool:
         """Sets the lanes aside whose mbarrier's phase is not complete; False if there are none."""
@@ -152,8 +169,12 @@ class Machine:
         """Lets those go whose phase is complete, by copies that now arrive if need be. False if nobody can go."""
         if self._let_go():
             return True
-        frames = [(self._wait(number), self._gather(parts)) for number, parts in self.parked.items()]
-        complete(self.root, {int(at) for wait, frame in frames for at in np.unique(wait.places(frame))})
+        frames = [
+            (self._wait(number), self._gather(parts)) for number, parts in self.parked.items()
+        ]
+        complete(
+            self.root, {int(at) for wait, frame in frames for at in np.unique(wait.places(frame))}
+        )
         return self._let_go()
 
     def _fail(self) -> bool:
@@ -189,7 +210,9 @@ class Machine:
 
     # --- barriers ---------------------------------------------------------------------------------------------------
 
-    def _arrive(self, block: Block, number: int, frame: Frame, taken: np.ndarray | None) -> int | None:
+    def _arrive(
+        self, block: Block, number: int, frame: Frame, taken: np.ndarray | None
+    ) -> int | None:
         batch = self.batch
         if frame is self.root and taken is None and block.barrier[1] in (None, batch.threads):
             batch.order.pass_barrier(None)  # everyone is here
@@ -244,7 +267,9 @@ class Machine:
     def _release_barriers(self, waiting: np.ndarray) -> bool:
         """Lets the blocks go whose barrier is complete; `waiting`: the lanes at barriers. False if there is none."""
         batch, blocks = self.batch, self.program.blocks
-        live = np.bincount(batch.block_of_lane[batch.exists & ~batch.exited], minlength=batch.blocks)
+        live = np.bincount(
+            batch.block_of_lane[batch.exists & ~batch.exited], minlength=batch.blocks
+        )
         exited = np.bincount(batch.block_of_lane[batch.exited], minlength=batch.blocks)
         barriers = {int(n): blocks[int(n)].barrier for n in np.unique(self.waiting[waiting])}
         released = False

@@ -1,8 +1,10 @@
-"""`mbarrier`: barriers in shared memory that count arrivals of threads and bytes of copies. PTX ISA 9.1, 9.7.13.15.
+"""`mbarrier`: barriers in shared memory that count arrivals of threads and bytes of copies. PTX ISA
+9.1, 9.7.13.15.
 
-A phase is complete when all expected arrivals and bytes are there; then the next one starts. Who waits for a phase is
-parked by the machine until then. An arrival releases what the thread has seen, a wait that succeeds acquires what was
-released up to the phase's completion: threads that did not arrive are in no order with those that wait.
+A phase is complete when all expected arrivals and bytes are there; then the next one starts. Who
+waits for a phase is parked by the machine until then. An arrival releases what the thread has seen,
+a wait that succeeds acquires what was released up to the phase's completion: threads that did not
+arrive are in no order with those that wait.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ _U32, _U64 = TYPES["u32"], TYPES["u64"]
 
 @dataclass
 class Mbarrier:
-    """An object's state; `released`: by all arrivals so far, `completed`: by those before the last phase's end."""
+    """An object's state; `released`: by all arrivals so far, `completed`: by those before the last
+    phase's end.
+    """
 
     expected: int
     pending: int
@@ -43,12 +47,19 @@ class Mbarriers:
 
     def __init__(self, lanes: int) -> None:
         self.objects: dict[int, Mbarrier] = {}
-        self.impatient = np.zeros(lanes, np.bool_)  # lanes whose test_wait is to fail: nobody else can go on
+        self.impatient = np.zeros(
+            lanes, np.bool_
+        )  # lanes whose test_wait is to fail: nobody else can go on
 
     def find(self, frame: Frame, instruction: Instruction, position: int, at: int) -> Mbarrier:
         found = self.objects.get(at)
         if found is None:
-            raise frame.fault(MbarrierMisuse, instruction, position, f"{name(frame, at)}: no mbarrier.init made this")
+            raise frame.fault(
+                MbarrierMisuse,
+                instruction,
+                position,
+                f"{name(frame, at)}: no mbarrier.init made this",
+            )
         return found
 
     def change(
@@ -63,7 +74,9 @@ class Mbarriers:
         arrived: int = 0,
         released: Clock = NOTHING,
     ) -> int:
-        """Expects bytes, counts arrivals and bytes that have arrived, with what they release; the phase before that."""
+        """Expects bytes, counts arrivals and bytes that have arrived, with what they release; the
+        phase before that.
+        """
         barrier = self.find(frame, instruction, position, at)
         before = barrier.phase
         barrier.released = barrier.released.join(released)
@@ -94,7 +107,9 @@ def name(frame: Frame, at: int) -> str:
 
 
 def places(frame: Frame, addresses: np.ndarray, offset: int) -> np.ndarray:
-    """Where the objects at these shared addresses lie, as `Mbarriers` counts, shape (lanes of the frame,)."""
+    """Where the objects at these shared addresses lie, as `Mbarriers` counts, shape (lanes of the
+    frame,).
+    """
     starts = frame.of_lanes(frame.batch.block_of_lane) * frame.batch.shared.stride
     return (addresses.astype(np.int64) + (offset - SHARED_BASE) + starts) // _WIDTH
 
@@ -106,27 +121,37 @@ class Wait:
         kind = _kind(instruction.opcode)
         operands.count(instruction, *((3, 4) if kind[0] == "try_wait" else (3,)))
         self.instruction = instruction
-        self._base, self._offset = address_of(operands, instruction, instruction.operands[1], "shared")
+        self._base, self._offset = address_of(
+            operands, instruction, instruction.operands[1], "shared"
+        )
         self._parity = "parity" in kind
         self._tries = kind[0] == "try_wait"
         self._semantics = _semantics(instruction.opcode)
-        self._phase, _ = operands.source(instruction.operands[2], _U32 if self._parity else _U64, instruction)
+        self._phase, _ = operands.source(
+            instruction.operands[2], _U32 if self._parity else _U64, instruction
+        )
         self._target, _ = operands.destination(instruction.operands[0], TYPES["pred"], instruction)
         reads = (*operands.register_read(self._base), *operands.register_read(self._phase))
         self.step = Step(self._run, reads, (self._target,))
 
     def places(self, frame: Frame) -> np.ndarray:
-        return np.broadcast_to(places(frame, frame.fetch(self._base, self.instruction), self._offset), frame.count)
+        return np.broadcast_to(
+            places(frame, frame.fetch(self._base, self.instruction), self._offset), frame.count
+        )
 
     def _complete(self, frame: Frame) -> np.ndarray:
-        """Whether each lane's phase is complete, or there is no object, which executing the instruction reports."""
+        """Whether each lane's phase is complete, or there is no object, which executing the
+        instruction reports.
+        """
         objects = mbarriers(frame).objects
         given = np.broadcast_to(frame.fetch(self._phase, self.instruction), frame.count)
         done = np.ones(frame.count, np.bool_)
         for at in np.unique(where := self.places(frame)):
             if barrier := objects.get(int(at)):
                 current = barrier.phase & 1 if self._parity else barrier.phase
-                done[where == at] = (given[where == at] & 1 if self._parity else given[where == at]) != current
+                done[where == at] = (
+                    given[where == at] & 1 if self._parity else given[where == at]
+                ) != current
         return done
 
     def passes(self, frame: Frame) -> np.ndarray:
@@ -134,7 +159,9 @@ class Wait:
         done = self._complete(frame)
         if self.instruction.guard is not None:
             register, negated = self.instruction.guard
-            done |= frame.fetch(register.index, self.instruction) == negated  # these do not execute it
+            done |= (
+                frame.fetch(register.index, self.instruction) == negated
+            )  # these do not execute it
         return done if self._tries else done | mbarriers(frame).impatient[frame.all_lanes]
 
     @property
@@ -149,7 +176,9 @@ class Wait:
         for position, at in enumerate(self.places(frame)):
             barrier = known.find(frame, self.instruction, position, int(at))
             if done[position]:
-                batch.order.observe(int(lanes[position]), NOTHING, barrier.completed, self._semantics)
+                batch.order.observe(
+                    int(lanes[position]), NOTHING, barrier.completed, self._semantics
+                )
         known.impatient[lanes] = False
         frame.regs[self._target] = done
 
@@ -191,7 +220,9 @@ _NEEDS_COUNT: Version = ((7, 8), 90)  # of arrivals
 def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
     kind = _kind(instruction.opcode)
     if kind not in _NEEDS or not instruction.opcode.endswith(".b64"):
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.needs(instruction, _NEEDS[kind])
     if waits(instruction):
         return Wait(operands, instruction).step
@@ -213,12 +244,17 @@ def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
         numbers = np.broadcast_to(numbers, frame.count)
         where = places(frame, addresses, offset)
         if kind == ("init",):
-            frame.batch.shared.store(frame, instruction, addresses, offset, _WIDTH, np.zeros(1, np.uint64))
+            frame.batch.shared.store(
+                frame, instruction, addresses, offset, _WIDTH, np.zeros(1, np.uint64)
+            )
         else:
             frame.batch.shared.update(frame, instruction, addresses, offset, _WIDTH, _OBJECT)
         if kind[0] == "arrive":
             frame.batch.order.tick()
-        found = [_serve(frame, instruction, kind, semantics, i, int(at), int(numbers[i])) for i, at in enumerate(where)]
+        found = [
+            _serve(frame, instruction, kind, semantics, i, int(at), int(numbers[i]))
+            for i, at in enumerate(where)
+        ]
         if slot is not None:
             frame.regs[slot] = np.array(found, np.uint64)
 
@@ -228,7 +264,13 @@ def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
 
 def _counts(kind: tuple[str, ...]) -> tuple[int, ...]:
     """How many operands there are beside an arrival's state, which comes first."""
-    return {"init": (2,), "inval": (1,), "arrive": (1, 2), "expect_tx": (2,), "arrive.expect_tx": (2,)}[".".join(kind)]
+    return {
+        "init": (2,),
+        "inval": (1,),
+        "arrive": (1, 2),
+        "expect_tx": (2,),
+        "arrive.expect_tx": (2,),
+    }[".".join(kind)]
 
 
 def _sink(operands: Operands, instruction: Instruction, target: Operand) -> int | None:
@@ -250,7 +292,11 @@ def _serve(
     known = mbarriers(frame)
     if kind == ("init",):
         if at in known.objects or not 0 < number <= _LARGEST:
-            what = "is one already, without mbarrier.inval" if at in known.objects else f"cannot expect {number}"
+            what = (
+                "is one already, without mbarrier.inval"
+                if at in known.objects
+                else f"cannot expect {number}"
+            )
             raise frame.fault(MbarrierMisuse, instruction, position, f"{name(frame, at)} {what}")
         known.objects[at] = Mbarrier(number, number)
         return 0
@@ -262,4 +308,6 @@ def _serve(
         return known.change(frame, instruction, position, at, expect=number)
     _, released = frame.batch.order.released(int(frame.all_lanes[position]), semantics)
     arrivals, expect = (number, 0) if kind == ("arrive",) else (1, number)
-    return known.change(frame, instruction, position, at, arrivals=arrivals, expect=expect, released=released)
+    return known.change(
+        frame, instruction, position, at, arrivals=arrivals, expect=expect, released=released
+    )

@@ -9,18 +9,31 @@ import numpy as np
 
 from .clocks import Places, Strong
 from .conflicts import Kind, kind_of
-from .errors import GlobalRace, Misaligned, NonCoherentRead, OutOfBounds, ReadOnlyWrite, UninitializedRead
+from .errors import (
+    GlobalRace,
+    Misaligned,
+    NonCoherentRead,
+    OutOfBounds,
+    ReadOnlyWrite,
+    UninitializedRead,
+)
 from .frame import Frame
 from .program import Instruction
 from .shadow import Access, Shadow
 
 Role = Literal["in", "out", "inout"]
 
-# Buffer i starts at (i + 1) * 2^40 - 256: 32-bit address arithmetic loses the buffer or a carry at once, and no
-# alignment beyond the 256 bytes that allocators promise holds by luck.
+# Buffer i starts at (i + 1) * 2^40 - 256: 32-bit address arithmetic loses the buffer or a carry at
+# once, and no alignment beyond the 256 bytes that allocators promise holds by luck.
 _SPACING = 40
 _LOW = -256 % (1 << 40)
-ITEMS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}  # moved as bits, never computed
+ITEMS = {
+    1: np.uint8,
+    2: np.uint16,
+    4: np.uint32,
+    8: np.uint64,
+    16: np.complex128,
+}  # moved as bits, never computed
 
 
 def buffer_base(number: int) -> int:
@@ -49,17 +62,25 @@ class DeviceBuffer:
     initialized: bool = True
 
     base: int = field(default=0, init=False, repr=False)
-    written: np.ndarray | None = field(default=None, init=False, repr=False)  # per byte: 0xff once written
+    written: np.ndarray | None = field(
+        default=None, init=False, repr=False
+    )  # per byte: 0xff once written
     views: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)
     written_views: dict[int, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
-    shadow: Shadow | None = field(default=None, init=False, repr=False)  # of buffers that may be written
+    shadow: Shadow | None = field(
+        default=None, init=False, repr=False
+    )  # of buffers that may be written
 
     def __post_init__(self) -> None:
         if not isinstance(self.array, np.ndarray) or self.array.dtype.hasobject:
-            raise TypeError(f"buffer {self.name} must be a NumPy array of numbers, not {self.array!r:.80}")
+            raise TypeError(
+                f"buffer {self.name} must be a NumPy array of numbers, not {self.array!r:.80}"
+            )
         if not self.array.flags.c_contiguous or self.array.ctypes.data % 16:
-            raise ValueError(f"buffer {self.name}: the array must be C-contiguous and 16-byte aligned")
+            raise ValueError(
+                f"buffer {self.name}: the array must be C-contiguous and 16-byte aligned"
+            )
         if self.role != "in" and not self.array.flags.writeable:
             raise ValueError(f"buffer {self.name} has role {self.role} but its array is read-only")
         self.bytes = self.array.reshape(-1).view(np.uint8)
@@ -73,7 +94,11 @@ class DeviceBuffer:
         """A launch begins: races are between its accesses only."""
         if self.role != "in":
             self.shadow = Shadow(
-                self.nbytes, GlobalRace, between_blocks=True, must_be_written=False, synchronizes=synchronizes
+                self.nbytes,
+                GlobalRace,
+                between_blocks=True,
+                must_be_written=False,
+                synchronizes=synchronizes,
             )
 
 
@@ -87,7 +112,9 @@ class GlobalMemory:
         self.buffers: list[DeviceBuffer] = []
         self.places = Places()
         self.time = 0  # counts barriers, releases and batches
-        self._batches: list[tuple[int, np.ndarray, int]] = []  # time of the start, blocks, lanes per block
+        self._batches: list[
+            tuple[int, np.ndarray, int]
+        ] = []  # time of the start, blocks, lanes per block
         for buffer in buffers:
             if not any(buffer is known for known in self.buffers):
                 buffer.watch(synchronizes)
@@ -95,7 +122,13 @@ class GlobalMemory:
                 self.buffers.append(buffer)
 
     def load(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, non_coherent: bool
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        addresses: np.ndarray,
+        offset: int,
+        width: int,
+        non_coherent: bool,
     ) -> np.ndarray:
         """One item of `width` bytes per address, shape (addresses,)."""
         located = self._locate(frame, instruction, addresses, offset, width)
@@ -103,27 +136,43 @@ class GlobalMemory:
             result: np.ndarray = np.empty(addresses.size, ITEMS[width])
             for positions in self._split(frame, instruction, addresses, offset, width):
                 result[positions] = self.load(
-                    frame.subset(positions), instruction, addresses[positions], offset, width, non_coherent
+                    frame.subset(positions),
+                    instruction,
+                    addresses[positions],
+                    offset,
+                    width,
+                    non_coherent,
                 )
             return result
         buffer, index = located
         if non_coherent and buffer.role != "in":
             raise frame.fault(
-                NonCoherentRead, instruction, 0, f"non-coherent load from {buffer.name}, which the kernel may write"
+                NonCoherentRead,
+                instruction,
+                0,
+                f"non-coherent load from {buffer.name}, which the kernel may write",
             )
         self._touch("read", frame, instruction, buffer, index, width)
         self._check_written(frame, instruction, buffer, index, width)
         return buffer.views[width].take(index)
 
     def store(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, items: np.ndarray
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        addresses: np.ndarray,
+        offset: int,
+        width: int,
+        items: np.ndarray,
     ) -> None:
         """Stores items, shape (addresses,) or (1,); where lanes collide the highest lane wins."""
         located = self._locate(frame, instruction, addresses, offset, width)
         if located is None:
             for positions in self._split(frame, instruction, addresses, offset, width):
                 part = items if items.size == 1 else items[positions]
-                self.store(frame.subset(positions), instruction, addresses[positions], offset, width, part)
+                self.store(
+                    frame.subset(positions), instruction, addresses[positions], offset, width, part
+                )
             return
         buffer, index = located
         self._touch("write", frame, instruction, buffer, index, width)
@@ -133,9 +182,17 @@ class GlobalMemory:
             self.places.overwrite(buffer.base, index, width)
 
     def update(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, strong: Strong
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        addresses: np.ndarray,
+        offset: int,
+        width: int,
+        strong: Strong,
     ) -> np.ndarray:
-        """Atomic updates, or strong loads or stores, at one address per lane; what each lane found, as items."""
+        """Atomic updates, or strong loads or stores, at one address per lane; what each lane found,
+        as items.
+        """
         located = self._locate(frame, instruction, addresses, offset, width)
         if located is None:
             found: np.ndarray = np.empty(addresses.size, ITEMS[width])
@@ -151,7 +208,9 @@ class GlobalMemory:
                     return strong.change(view, index, of[lanes], turns)
 
                 some, one = frame.subset(positions), replace(strong, change=part)
-                found[positions] = self.update(some, instruction, addresses[positions], offset, width, one)
+                found[positions] = self.update(
+                    some, instruction, addresses[positions], offset, width, one
+                )
             return found
         buffer, index = located
         turns = frame.batch.turns(frame.count)
@@ -171,7 +230,9 @@ class GlobalMemory:
         return self.time
 
     def blocks_of(self, times: np.ndarray, lanes: np.ndarray) -> np.ndarray:
-        """Numbers of the blocks that these lanes of the batches that ran at these times belong to, shape (n,)."""
+        """Numbers of the blocks that these lanes of the batches that ran at these times belong to,
+        shape (n,).
+        """
         numbers = np.zeros(times.size, np.int64)
         ran = np.searchsorted([start for start, _, _ in self._batches], times, "right") - 1
         for batch in np.unique(ran):
@@ -180,7 +241,12 @@ class GlobalMemory:
         return numbers
 
     def _check_written(
-        self, frame: Frame, instruction: Instruction, buffer: DeviceBuffer, index: np.ndarray, width: int
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        buffer: DeviceBuffer,
+        index: np.ndarray,
+        width: int,
     ) -> None:
         if buffer.written is None:
             return
@@ -211,9 +277,13 @@ class GlobalMemory:
         strong: Strong | None = None,
         turns: np.ndarray | None = None,
     ) -> None:
-        """What all accesses share, at one index per lane or at one for all: may it be, does it race, what moves."""
+        """What all accesses share, at one index per lane or at one for all: may it be, does it
+        race, what moves.
+        """
         if buffer.role == "in" and (kind == "write" or (strong is not None and strong.writes)):
-            raise frame.fault(ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input")
+            raise frame.fault(
+                ReadOnlyWrite, instruction, 0, f"store to {buffer.name}, which is an input"
+            )
         if buffer.shadow is not None:
             where = np.broadcast_to(index, frame.count)
 
@@ -234,7 +304,9 @@ class GlobalMemory:
         buffer = self._find(int(addresses[0]) + offset)
         if buffer is None:
             return None
-        offsets = addresses - np.uint64((buffer.base - offset) % 2**64)  # wraps to huge below the base
+        offsets = addresses - np.uint64(
+            (buffer.base - offset) % 2**64
+        )  # wraps to huge below the base
         if int(offsets.max()) > buffer.nbytes - width:
             return None
         if width > 1:
@@ -266,7 +338,9 @@ class GlobalMemory:
             if buffer is None:
                 outside = np.ones(positions.size, np.bool_)
             else:
-                outside = (addresses[positions] - np.uint64(buffer.base)).astype(np.float64) > buffer.nbytes - width
+                outside = (addresses[positions] - np.uint64(buffer.base)).astype(
+                    np.float64
+                ) > buffer.nbytes - width
             if outside.any():
                 position = int(positions[np.argmax(outside)])
                 address = int(addresses[position])
@@ -281,7 +355,9 @@ class GlobalMemory:
     def _describe(self, address: int) -> str:
         if not self.buffers:
             return "the kernel has no buffers"
-        nearest = min(self.buffers, key=lambda b: min(abs(address - b.base), abs(address - b.base - b.nbytes)))
+        nearest = min(
+            self.buffers, key=lambda b: min(abs(address - b.base), abs(address - b.base - b.nbytes))
+        )
         offset = address - nearest.base
         if abs(offset) >= 1 << (_SPACING - 1):
             return "far from every buffer"

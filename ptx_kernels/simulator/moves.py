@@ -19,7 +19,9 @@ def compile_move(operands: Operands, instruction: Instruction) -> Step:
     parts = instruction.opcode.split(".")
     type_ = named_type(parts[1]) if len(parts) == 2 else None
     if type_ is None or parts[1] in ("u8", "s8", "b8", "f16", "bf16"):
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.count(instruction, 2)
     destination, source = instruction.operands
     untyped = parts[1].startswith("b")
@@ -51,7 +53,9 @@ def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
         or kind[0] == "f"
         or REGISTER_SIZES[destination.cls] * 8 != int(kind[1:])
     ):
-        raise operands.error(TypeMismatch, instruction, f"{name} needs a .b32 or .b64 register of the opcode's size")
+        raise operands.error(
+            TypeMismatch, instruction, f"{name} needs a .b32 or .b64 register of the opcode's size"
+        )
     slot, dtype = destination.index, REGISTER_DTYPES[destination.cls]
     if name in SPECIAL:
         if destination.cls != "b32":
@@ -65,19 +69,32 @@ def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
         def run(frame: Frame) -> None:
             frame.regs[slot] = value
     else:
-        raise operands.error(ParseError, instruction, f"{name} is neither a variable nor a special register")
+        raise operands.error(
+            ParseError, instruction, f"{name} is neither a variable nor a special register"
+        )
     return Step(run, (), (slot,))
 
 
-def _check_vector(operands: Operands, instruction: Instruction, vector: Vector, size: int) -> np.dtype:
+def _check_vector(
+    operands: Operands, instruction: Instruction, vector: Vector, size: int
+) -> np.dtype:
     """The dtype of the vector's elements as bits."""
     sizes = {REGISTER_SIZES[r.cls] for r in vector.items if isinstance(r, Register)}
-    if len(vector.items) not in (2, 4) or len(sizes) != 1 or 0 in sizes or sizes.pop() * len(vector.items) != size:
-        raise operands.error(TypeMismatch, instruction, f"the vector's registers do not make up {size} bytes")
+    if (
+        len(vector.items) not in (2, 4)
+        or len(sizes) != 1
+        or 0 in sizes
+        or sizes.pop() * len(vector.items) != size
+    ):
+        raise operands.error(
+            TypeMismatch, instruction, f"the vector's registers do not make up {size} bytes"
+        )
     return np.dtype(f"u{size // len(vector.items)}")
 
 
-def _unpack(operands: Operands, instruction: Instruction, vector: Vector, source: object, size: int) -> Step:
+def _unpack(
+    operands: Operands, instruction: Instruction, vector: Vector, source: object, size: int
+) -> Step:
     element = _check_vector(operands, instruction, vector, size)
     if not isinstance(source, Register | Immediate):
         raise operands.error(TypeMismatch, instruction, "a vector is unpacked from a register")
@@ -92,17 +109,23 @@ def _unpack(operands: Operands, instruction: Instruction, vector: Vector, source
         value = frame.regs[origin]
         if value is None:
             value = frame.fetch(origin, instruction)
-        pieces = np.ascontiguousarray(value.view(element).reshape(value.size, -1).T)  # the low bits come first
+        pieces = np.ascontiguousarray(
+            value.view(element).reshape(value.size, -1).T
+        )  # the low bits come first
         for (slot, held), piece in zip(slots, pieces, strict=True):
             frame.regs[slot] = piece.view(held)
 
     return Step(run, operands.register_read(origin), tuple(slot for slot, _ in slots))
 
 
-def _pack(operands: Operands, instruction: Instruction, destination: object, vector: Vector, size: int) -> Step:
+def _pack(
+    operands: Operands, instruction: Instruction, destination: object, vector: Vector, size: int
+) -> Step:
     element = _check_vector(operands, instruction, vector, size)
     if not isinstance(destination, Register) or REGISTER_SIZES[destination.cls] != size:
-        raise operands.error(TypeMismatch, instruction, f"a vector of {size} bytes needs a register of that size")
+        raise operands.error(
+            TypeMismatch, instruction, f"a vector of {size} bytes needs a register of that size"
+        )
     slot, held = destination.index, REGISTER_DTYPES[destination.cls]
     part = named_type(f"u{8 * element.itemsize}")
     assert part is not None

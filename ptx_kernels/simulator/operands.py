@@ -1,4 +1,6 @@
-"""Operands of instructions as slots of the register file, checked against the types an opcode wants."""
+"""Operands of instructions as slots of the register file, checked against the types an opcode
+wants.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ Convert = Callable[[np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Step:
-    """One instruction: `run` executes it for a frame's lanes. `kills`: it overwrites `writes` in every lane."""
+    """One instruction: `run` executes it for a frame's lanes. `kills`: it overwrites `writes` in
+    every lane.
+    """
 
     run: Callable[[Frame], None]
     reads: tuple[int, ...]
@@ -49,7 +53,9 @@ class Operands:
         self.constants: list[np.ndarray] = []
         self._known: dict[tuple[str, bytes], int] = {}
 
-    def error(self, error: type[SimulationError], instruction: Instruction, message: str) -> SimulationError:
+    def error(
+        self, error: type[SimulationError], instruction: Instruction, message: str
+    ) -> SimulationError:
         shown = f"line {instruction.line}: {instruction.text}"
         return error(f"kernel {self.program.name}: {message}\n  {shown}", instruction.line)
 
@@ -63,7 +69,9 @@ class Operands:
             )
 
     def needs(self, instruction: Instruction, needs: Version) -> None:
-        """An error if the text declares a lower PTX version or target than the instruction needs."""
+        """An error if the text declares a lower PTX version or target than the instruction
+        needs.
+        """
         program = self.program
         if needs[0] > program.version or needs[1] > program.target:
             (major, minor), sm = needs
@@ -98,13 +106,21 @@ class Operands:
         return (slot,) if slot < len(self.program.registers) else ()
 
     def source(
-        self, operand: Operand, type: Type, instruction: Instruction, *, untyped: bool = False, wider: bool = False
+        self,
+        operand: Operand,
+        type: Type,
+        instruction: Instruction,
+        *,
+        untyped: bool = False,
+        wider: bool = False,
     ) -> tuple[int, Convert | None]:
         """(slot, conversion to the type's dtype, or None if the register holds it already).
 
         Args:
-          untyped: registers of another class but the same size will do (`.b32` with an f32 register).
-          wider: a register wider than the type will do; its low bits count (`ld`, `st` and `cvt` only).
+          untyped: registers of another class but the same size will do (`.b32` with an f32
+            register).
+          wider: a register wider than the type will do; its low bits count (`ld`, `st` and `cvt`
+            only).
         """
         if isinstance(operand, Immediate):
             return self.constant(self.immediate(operand, type, instruction, untyped)), None
@@ -122,7 +138,9 @@ class Operands:
             return operand.index, _view(type.dtype)
         return operand.index, _truncate(type.dtype)
 
-    def check_class(self, register: Register, type: Type, instruction: Instruction, untyped: bool, wider: bool) -> None:
+    def check_class(
+        self, register: Register, type: Type, instruction: Instruction, untyped: bool, wider: bool
+    ) -> None:
         size = REGISTER_SIZES[register.cls]
         fits = register.cls == type.register
         if not fits and type.size and size == REGISTER_SIZES[type.register]:
@@ -138,15 +156,25 @@ class Operands:
             )
 
     def destination(
-        self, operand: Operand, type: Type, instruction: Instruction, *, untyped: bool = False, wider: bool = False
+        self,
+        operand: Operand,
+        type: Type,
+        instruction: Instruction,
+        *,
+        untyped: bool = False,
+        wider: bool = False,
     ) -> tuple[int, Convert | None]:
         """(slot, conversion from the type's dtype to the register's, or None)."""
         if not isinstance(operand, Register):
-            raise self.error(TypeMismatch, instruction, f"the destination must be a register, not {operand}")
+            raise self.error(
+                TypeMismatch, instruction, f"the destination must be a register, not {operand}"
+            )
         self.check_class(operand, type, instruction, untyped, wider)
         return operand.index, from_type(type, operand.cls)
 
-    def immediate(self, operand: Immediate, type: Type, instruction: Instruction, untyped: bool) -> np.ndarray:
+    def immediate(
+        self, operand: Immediate, type: Type, instruction: Instruction, untyped: bool
+    ) -> np.ndarray:
         value, dtype = operand.value, type.dtype
         if type.name == "pred" and value in (0, 1, -1):
             return np.array([value != 0])
@@ -164,7 +192,9 @@ class Operands:
 
 
 def from_type(type: Type, cls: str) -> Convert | None:
-    """Conversion of a value of `type` to its register's dtype; narrower types extend by zero or sign."""
+    """Conversion of a value of `type` to its register's dtype; narrower types extend by zero or
+    sign.
+    """
     held = REGISTER_DTYPES[cls]
     if held == type.dtype:
         return None

@@ -1,7 +1,7 @@
 """What each lane's accesses are in order with, in time: barriers, fences, releases and acquires.
 
-Time counts the barriers and releases of a launch. Most order comes from barriers and is kept in a few arrays; what an
-acquire brings is a clock, which barriers hand on.
+Time counts the barriers and releases of a launch. Most order comes from barriers and is kept in a
+few arrays; what an acquire brings is a clock, which barriers hand on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from .frame import WARP, Frame
 if TYPE_CHECKING:
     from .memory import GlobalMemory
 
-# A record of an access, and with lane 0 a time stamp: time << 32 | level << 30 | lane of the batch, or | COPIED and
-# the number of an mbarrier; 0: nobody
+# A record of an access, and with lane 0 a time stamp: time << 32 | level << 30 | lane of the batch,
+# or | COPIED and the number of an mbarrier; 0: nobody
 LOWEST_BITS = np.uint64((1 << 30) - 1)
 COPIED = np.uint64(1 << 29)
 _TIME = np.uint64(32)
@@ -28,7 +28,9 @@ def time_stamp(time: int) -> np.uint64:
 
 
 class Fences:
-    """What lanes were in order with at their last fence; `time`: then, 0 if there was none, shape (lanes,)."""
+    """What lanes were in order with at their last fence; `time`: then, 0 if there was none, shape
+    (lanes,).
+    """
 
     def __init__(self, lanes: int) -> None:
         self.time, self.barred, self.synced = np.zeros((3, lanes), np.uint64)
@@ -45,13 +47,15 @@ class Fences:
 
 
 class Order:
-    """Of the lanes of a batch, `padded` to each of its blocks, which have these `numbers` in the grid.
+    """Of the lanes of a batch, `padded` to each of its blocks, which have these `numbers` in the
+    grid.
 
     Attributes:
       start: when the batch started; as all times here, a stamp.
-      barred, synced: accesses of a lane's block, or of its warp, before this time are in order with its own now, shape
-        (lanes,).
-      met: the same for warp w with warp v of block b, shape (b, w, v); None until some warps of a block pass a barrier.
+      barred, synced: accesses of a lane's block, or of its warp, before this time are in order with
+        its own now, shape (lanes,).
+      met: the same for warp w with warp v of block b, shape (b, w, v); None until some warps of a
+        block pass a barrier.
       acquired: which of `clocks` holds beyond that, shape (lanes,); None until some lane acquires.
     """
 
@@ -66,8 +70,12 @@ class Order:
         self.clocks = [NOTHING]
         self._numbers = np.arange(self.lanes, dtype=np.uint64)
         self._stamps: np.ndarray | None = None
-        self._fences: dict[bool, Fences] = {}  # whether wide -> the last fences of at least that scope
-        self._observed: dict[tuple[int, bool], Clock] = {}  # what a fence of a lane would acquire, if wide or not
+        self._fences: dict[
+            bool, Fences
+        ] = {}  # whether wide -> the last fences of at least that scope
+        self._observed: dict[
+            tuple[int, bool], Clock
+        ] = {}  # what a fence of a lane would acquire, if wide or not
 
     def stamps(self) -> np.ndarray:
         """Time and lane of each lane's accesses now, for the race checks, shape (lanes,)."""
@@ -81,7 +89,8 @@ class Order:
         self._stamps = None
         return time_stamp(self.memory.time)
 
-    # --- barriers ---------------------------------------------------------------------------------------------------
+    # --- barriers
+    # ---------------------------------------------------------------------------------------------------
 
     def pass_barrier(self, lanes: np.ndarray | None) -> None:
         """These lanes, whole warps, have passed a barrier of their block together; None: all lanes of the batch."""
@@ -102,9 +111,12 @@ class Order:
     def _meet(self, block: int, members: np.ndarray, now: np.uint64) -> None:
         """Some warps of a block have met: what one of them was in order with, all are now."""
         shape = self.blocks, members.size, members.size
-        self.met = np.zeros(shape, np.uint64) if self.met is None else self.met.copy()  # fences keep the old one
+        self.met = (
+            np.zeros(shape, np.uint64) if self.met is None else self.met.copy()
+        )  # fences keep the old one
         known = np.maximum(
-            self.met[block, members].max(axis=0), self.barred.reshape(self.blocks, -1, WARP)[block, members].max()
+            self.met[block, members].max(axis=0),
+            self.barred.reshape(self.blocks, -1, WARP)[block, members].max(),
         )
         known[members] = now
         self.met[block, members] = known
@@ -129,7 +141,9 @@ class Order:
     def clock(self, lane: int) -> Clock:
         """What happens before all that the lane does from now on; time has passed since its last access."""
         known = self._acquired(lane)
-        seen = self._horizons(lane, self.barred[lane], self.synced[lane], time_stamp(self.memory.time), self.met)
+        seen = self._horizons(
+            lane, self.barred[lane], self.synced[lane], time_stamp(self.memory.time), self.met
+        )
         return Clock(latest(known.seen, seen), known.proxied)
 
     def _fenced(self, lane: int, wide: bool) -> Clock:
@@ -139,11 +153,18 @@ class Order:
             return NOTHING
         known = self.clocks[fences.acquired[lane]]
         met = fences.met[fences.version[lane]]
-        seen = self._horizons(lane, fences.barred[lane], fences.synced[lane], fences.time[lane], met)
+        seen = self._horizons(
+            lane, fences.barred[lane], fences.synced[lane], fences.time[lane], met
+        )
         return Clock(latest(known.seen, seen), known.proxied)
 
     def _horizons(
-        self, lane: int, barred: np.uint64, synced: np.uint64, now: np.uint64, met: np.ndarray | None
+        self,
+        lane: int,
+        barred: np.uint64,
+        synced: np.uint64,
+        now: np.uint64,
+        met: np.ndarray | None,
     ) -> Horizons:
         """What a lane has in order of its own block."""
         block, thread = divmod(lane, self.padded)
@@ -234,7 +255,9 @@ class Order:
 
     # --- the race checks ask ----------------------------------------------------------------------------------------
 
-    def horizons(self, lanes: np.ndarray, records: np.ndarray, *, proxied: bool = False) -> np.ndarray:
+    def horizons(
+        self, lanes: np.ndarray, records: np.ndarray, *, proxied: bool = False
+    ) -> np.ndarray:
         """Time before which accesses of each record's lane are known to each of `lanes` by its clock, both (n,)."""
         known = np.zeros(lanes.size, np.uint64)
         if self.acquired is None:
@@ -242,7 +265,9 @@ class Order:
         held, others = self.acquired[lanes], (records & LOWEST_BITS).astype(np.int64)
         copied = (records & COPIED) != 0
         keys = np.where(copied, ~(others & ~int(COPIED)), 0)
-        keys[~copied] = self.memory.blocks_of((records[~copied] >> _TIME).astype(np.int64), others[~copied])
+        keys[~copied] = self.memory.blocks_of(
+            (records[~copied] >> _TIME).astype(np.int64), others[~copied]
+        )
         threads = np.where(copied, 0, others % self.padded)
         for number in np.unique(held[held != 0]):
             clock = self.clocks[number]

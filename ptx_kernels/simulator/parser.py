@@ -39,7 +39,9 @@ _CLASSES = (
     | {"f16": "b16", "bf16": "b16", "f16x2": "b32", "bf16x2": "b32"}
 )
 #: What carries no meaning for a run: comments, and line-oriented debug directives (which lack a ;).
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*(?:\.loc|\.file|@@DWARF)\b[^\n]*", re.DOTALL | re.MULTILINE)
+_COMMENT = re.compile(
+    r"//[^\n]*|/\*.*?\*/|^[ \t]*(?:\.loc|\.file|@@DWARF)\b[^\n]*", re.DOTALL | re.MULTILINE
+)
 _SECTION = re.compile(r"\.section\s+\S+\s*\{[^}]*\}")
 _HEADER = re.compile(r"\.(?:version|target|address_size)\b[^\n]*")
 _FUNCTION = re.compile(
@@ -58,7 +60,8 @@ _LABEL = re.compile(r"[\w$%.]+")
 _INTEGER = re.compile(r"[+-]?(?:0[xX][0-9a-fA-F]+|\d+)U?")
 _FLOAT = re.compile(r"[+-]?(?:\d+\.\d*|\.\d+|\d+)(?:[eE][+-]?\d+)?")
 _ADDRESS = re.compile(r"([\w$%.]+?)?\s*(?:([+-])\s*(-?(?:0[xX][0-9a-fA-F]+|\d+)))?")
-#: What a declaration may ask for: a thread's local memory and a module's constants as CUDA has them; and by choice.
+#: What a declaration may ask for: a thread's local memory and a module's constants as CUDA has
+#: them; and by choice.
 _MOST_BYTES = {"local": 512 << 10, "const": 64 << 10, "global": 1 << 30}
 _MOST_REGISTERS = 1 << 20
 _SPECIAL = re.compile(r"%(?:(?:n?tid|n?ctaid)\.[xyz]|laneid|warpid|nwarpid|lanemask_\w\w)")
@@ -74,7 +77,9 @@ class _Parser:
         self.newlines = [m.start() for m in re.finditer("\n", text)]
         self.kernel = "?"
         self.functions: dict[str, Function] = {}
-        self.scopes: list[dict[str, Register | Parameter | Name]] = []  # of the function; each block's names, by kind
+        self.scopes: list[
+            dict[str, Register | Parameter | Name]
+        ] = []  # of the function; each block's names, by kind
         self.count = 0  # of the function's `.param` variables
 
     def fail(self, position: int, message: str) -> ParseError:
@@ -90,7 +95,8 @@ class _Parser:
             position += 1
         return position
 
-    # --- the module -------------------------------------------------------------------------------------------------
+    # --- the module
+    # -------------------------------------------------------------------------------------------------
 
     def parse(self) -> Program:
         entries = [m for m in _FUNCTION.finditer(self.text) if m[1] == "entry"]
@@ -124,13 +130,17 @@ class _Parser:
         if re.match(r"(?:\.\w+\s+)*\.(?:shared|const|global)\b", statement):
             self.variable(statement, position, program)
         elif not statement.startswith(".pragma"):
-            raise self.fail(position, "no declaration that the simulator knows, outside of every function")
+            raise self.fail(
+                position, "no declaration that the simulator knows, outside of every function"
+            )
         return end + 1
 
     def function(self, match: re.Match[str], program: Program) -> int:
         kind, results, name, parameters, directives, opening = match.groups()
         if opening == ";":
-            return match.end()  # a prototype; a call of what never gets a body is refused where it stands
+            return (
+                match.end()
+            )  # a prototype; a call of what never gets a body is refused where it stands
         function = self.functions[name] = Function(name)
         self.scopes, self.count = [{}], 0
         if kind == "entry":
@@ -139,8 +149,12 @@ class _Parser:
                 self.declare(parameter.name, Name(parameter.name), match.start(4))
             self.directives(directives, match.start(5), program)
         else:
-            function.results = tuple(self.parameter(p, match.start()) for p in _parts(results or ""))
-            function.parameters = tuple(self.parameter(p, match.start()) for p in _parts(parameters or ""))
+            function.results = tuple(
+                self.parameter(p, match.start()) for p in _parts(results or "")
+            )
+            function.parameters = tuple(
+                self.parameter(p, match.start()) for p in _parts(parameters or "")
+            )
         return self.body(match.end(), function, program)
 
     def entry_parameters(self, text: str, position: int) -> tuple[EntryParameter, ...]:
@@ -185,7 +199,10 @@ class _Parser:
 
     def body(self, start: int, function: Function, program: Program) -> int:
         """Parses up to the closing brace; the position after it."""
-        position, braces = start, 0  # position: where the current statement begins; braces: open vector operands
+        position, braces = (
+            start,
+            0,
+        )  # position: where the current statement begins; braces: open vector operands
         label = ""
         for match in _DELIMITER.finditer(self.text, start):
             mark, pending = match.group(), self.text[position : match.start()].strip()
@@ -242,7 +259,10 @@ class _Parser:
                 raise self.fail(position, f"`{declared.strip()}` is no register declaration")
             name, count = several.groups()
             if count and int(count) > _MOST_REGISTERS:
-                raise self.fail(position, f"{count} registers {name}; the simulator takes up to {_MOST_REGISTERS}")
+                raise self.fail(
+                    position,
+                    f"{count} registers {name}; the simulator takes up to {_MOST_REGISTERS}",
+                )
             for register in [name] if count is None else [f"{name}{i}" for i in range(int(count))]:
                 new = Register(register, len(function.registers), _CLASSES[match[1]])
                 self.declare(register, new, position)
@@ -264,7 +284,9 @@ class _Parser:
         if extern:
             if space != "shared":
                 raise self.fail(position, f"{name} is defined elsewhere")
-            program.symbols[name] = -1  # dynamic: starts after the static variables, known at the end
+            program.symbols[
+                name
+            ] = -1  # dynamic: starts after the static variables, known at the end
             return
         for extent in re.findall(r"\[(\d*)\]", extents):
             if not extent:
@@ -272,9 +294,14 @@ class _Parser:
             size *= int(extent)
         start = -(-program.local_bytes // alignment) * alignment if space == "local" else 0
         if start + size > (most := _MOST_BYTES.get(space, start + size)):
-            raise self.fail(position, f"{name} ends at {start + size} bytes of .{space} memory; {most} are the most")
+            raise self.fail(
+                position,
+                f"{name} ends at {start + size} bytes of .{space} memory; {most} are the most",
+            )
         if space in ("const", "global"):
-            program.data[name] = Data(name, space, self.initial(initial, f"{kind}{bits}", size, position))
+            program.data[name] = Data(
+                name, space, self.initial(initial, f"{kind}{bits}", size, position)
+            )
         elif space == "shared":
             start = -(-program.static_shared_bytes // alignment) * alignment
             program.symbols[name] = SHARED_BASE + start
@@ -289,7 +316,11 @@ class _Parser:
         if None in numbers:
             raise self.fail(position, "an initializer of anything but numbers is not supported")
         dtype = np.dtype(("f" if type_[0] == "f" else "u") + str(int(type_[1:]) // 8))
-        values = [n.value if dtype.kind == "f" else int(n.value) % (1 << 8 * dtype.itemsize) for n in numbers if n]
+        values = [
+            n.value if dtype.kind == "f" else int(n.value) % (1 << 8 * dtype.itemsize)
+            for n in numbers
+            if n
+        ]
         given = np.array(values, dtype).view(np.uint8)
         if given.size > size:
             raise self.fail(position, f"{given.size} bytes of initializer for {size} bytes")
@@ -334,7 +365,10 @@ class _Parser:
     def operand(self, text: str, position: int) -> Operand:
         if text.startswith("{") and text.endswith("}"):
             return Vector(
-                tuple(self.number(p) or self.register(p, position) for p in map(str.strip, text[1:-1].split(",")))
+                tuple(
+                    self.number(p) or self.register(p, position)
+                    for p in map(str.strip, text[1:-1].split(","))
+                )
             )
         if text.startswith("[") and text.endswith("]"):
             return self.address(text[1:-1].strip(), position)
@@ -347,7 +381,9 @@ class _Parser:
             return Negated(self.register(text[1:].strip(), position))
         if "|" in text:
             first, second = text.split("|", 1)
-            return Pair(self.register(first.strip(), position), self.register(second.strip(), position))
+            return Pair(
+                self.register(first.strip(), position), self.register(second.strip(), position)
+            )
         found = self.named(text) or self.number(text)
         if found is not None:
             return found
@@ -396,5 +432,7 @@ def parse(text: str) -> Program:
     """Parses a module of one entry, and inlines what it calls. Raises ParseError with the line and its text."""
     program = _Parser(text).parse()
     program.dynamic_start = SHARED_BASE + -(-program.static_shared_bytes // 16) * 16
-    program.symbols = {name: program.dynamic_start if at < 0 else at for name, at in program.symbols.items()}
+    program.symbols = {
+        name: program.dynamic_start if at < 0 else at for name, at in program.symbols.items()
+    }
     return program

@@ -1,9 +1,12 @@
-"""What hardware leaves open, drawn at random: a kernel's results must not depend on it beyond its tolerance.
+"""What hardware leaves open, drawn at random: a kernel's results must not depend on it beyond its
+tolerance.
 
 Inside `with perturbation(seed):` every launch, also one that JAX makes on a thread of its own,
   - runs blocks in a random order, and between two barriers the warps of a block in random groups;
-  - lets a random lane win where lanes of a warp store to one place, and serves atomics in a random order;
-  - moves the results of `.approx` instructions within their documented error, always the same way for one operand,
+  - lets a random lane win where lanes of a warp store to one place, and serves atomics in a random
+  order;
+  - moves the results of `.approx` instructions within their documented error, always the same way
+  for one operand,
     as hardware is a function too;
   - contracts multiplications and additions that state no rounding, as ptxas may;
   - adds up an mma in a random order.
@@ -27,7 +30,9 @@ _seed: int | None = None
 
 @dataclass(frozen=True)
 class Perturbation:
-    """The draws of one launch. `salt` depends on the seed alone: all launches have one and the same hardware."""
+    """The draws of one launch. `salt` depends on the seed alone: all launches have one and the same
+    hardware.
+    """
 
     generator: np.random.Generator
     salt: np.uint32
@@ -52,8 +57,12 @@ def current(text: str) -> Perturbation | None:
     return Perturbation(np.random.default_rng([_seed, zlib.crc32(text.encode())]), np.uint32(salt))
 
 
-def moved(result: np.ndarray, operands: list[np.ndarray], error: Error, salt: np.uint32) -> np.ndarray:
-    """Float32 results moved by up to the documented error; what the operand's special values give is exact."""
+def moved(
+    result: np.ndarray, operands: list[np.ndarray], error: Error, salt: np.uint32
+) -> np.ndarray:
+    """Float32 results moved by up to the documented error; what the operand's special values give
+    is exact.
+    """
     exact = result.astype(np.float64)
     bound = np.maximum(error.ulps * np.spacing(np.abs(result)), error.relative * np.abs(exact))
     nudged = exact + _direction(operands, salt) * np.maximum(bound, error.absolute)
@@ -71,7 +80,8 @@ def _direction(operands: list[np.ndarray], salt: np.uint32) -> np.ndarray:
     return mixed / 2.0**31 - 1.0
 
 
-# --- contraction ------------------------------------------------------------------------------------------------------
+# --- contraction
+# ------------------------------------------------------------------------------------------------------
 
 _FUSED = {("mul.f32", "add.f32"): "fma.rn.f32", ("mul.ftz.f32", "add.ftz.f32"): "fma.rn.ftz.f32"}
 
@@ -93,18 +103,27 @@ def contracted(program: Program, generator: np.random.Generator) -> Program:
             continue
         target = product.operands[0]
         readers = [n for n, registers in enumerate(reads) if target in registers]
-        if len(readers) != 1 or sum(target in registers for registers in writes) != 1 or product.guard:
+        if (
+            len(readers) != 1
+            or sum(target in registers for registers in writes) != 1
+            or product.guard
+        ):
             continue
         (to,) = readers
         total = code[to]
         opcode = _FUSED.get((product.opcode, total.opcode))
         if opcode not in INSTRUCTIONS or to <= at or any(at < b <= to for b in borders):
             continue
-        if any(w & set(reads[at]) for w in writes[at + 1 : to]) or total.operands.count(target) != 1:
+        if (
+            any(w & set(reads[at]) for w in writes[at + 1 : to])
+            or total.operands.count(target) != 1
+        ):
             continue
         if generator.random() < 0.5:
             addend = next(o for o in total.operands[1:] if o != target)
-            changed[to] = replace(total, opcode=opcode, operands=(total.operands[0], *product.operands[1:], addend))
+            changed[to] = replace(
+                total, opcode=opcode, operands=(total.operands[0], *product.operands[1:], addend)
+            )
     return replace(program, instructions=changed)
 
 

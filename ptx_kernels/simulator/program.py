@@ -1,4 +1,6 @@
-"""What the parser makes of PTX text: functions as written, and the one Program that runs, its calls inlined."""
+"""What the parser makes of PTX text: functions as written, and the one Program that runs, its calls
+inlined.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import numpy as np
 #: Where shared and local addresses start; not 0, so that a null address is an error.
 SHARED_BASE = 0x400
 LOCAL_BASE = 0x400
-#: Generic addresses: the buffers' own, or the shared (local) window's start plus the shared (local) address.
+#: Generic addresses: the buffers' own, or the shared (local) window's start plus the shared (local)
+#: address.
 SHARED_WINDOW = 1 << 60
 LOCAL_WINDOW = 2 << 60
 
@@ -32,14 +35,18 @@ class Immediate:
 
 @dataclass(frozen=True)
 class Name:
-    """A label, a variable of some memory, a parameter of the entry, a function or a special register."""
+    """A label, a variable of some memory, a parameter of the entry, a function or a special
+    register.
+    """
 
     name: str
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A variable of `.param` space inside a function: what a call takes or gives. Numbered within the function."""
+    """A variable of `.param` space inside a function: what a call takes or gives. Numbered within
+    the function.
+    """
 
     name: str
     number: int
@@ -90,7 +97,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class EntryParameter:
-    """A parameter of the entry: a scalar of `type` (u64: most often a pointer), or `nbytes` of an aggregate (b8)."""
+    """A parameter of the entry: a scalar of `type` (u64: most often a pointer), or `nbytes` of an
+    aggregate (b8).
+    """
 
     name: str
     type: str
@@ -115,8 +124,12 @@ class Function:
     parameters: tuple[Parameter, ...] = ()
     results: tuple[Parameter, ...] = ()
     instructions: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)  # label -> index of the instruction after it
-    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)  # label of .branchtargets -> its labels
+    labels: dict[str, int] = field(
+        default_factory=dict
+    )  # label -> index of the instruction after it
+    tables: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # label of .branchtargets -> its labels
 
 
 @dataclass
@@ -137,4 +150,6 @@ class Program:
     required_block: tuple[int, int, int] | None = None
     max_threads: int | None = None
     instructions: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(default_factory=dict)  # label -> index of the instruction after it
+    labels: dict[str, int] = field(
+        default_factory=dict
+    )  # label -> index of the instruction after it

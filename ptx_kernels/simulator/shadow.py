@@ -1,10 +1,11 @@
 """Who touched which bytes, and when: what the race checks remember of a stretch of memory.
 
-Per granule (the narrowest access so far) there is a record of the last access of each kind: the time, a lane, and
-whether several lanes made it. Lanes run in lockstep here, but not on a GPU: what two lanes do is in order only if a
-barrier that both passed lies between, bar.sync for lanes of one block, bar.warp.sync for lanes of one warp (a shuffle
-orders no memory, PTX ISA 9.7.9.6), or a release of one that the other acquires. Where the lanes of one warp store to
-one place at one instruction, one of them wins, which PTX leaves open but allows.
+Per granule (the narrowest access so far) there is a record of the last access of each kind: the
+time, a lane, and whether several lanes made it. Lanes run in lockstep here, but not on a GPU: what
+two lanes do is in order only if a barrier that both passed lies between, bar.sync for lanes of one
+block, bar.warp.sync for lanes of one warp (a shuffle orders no memory, PTX ISA 9.7.9.6), or a
+release of one that the other acquires. Where the lanes of one warp store to one place at one
+instruction, one of them wins, which PTX leaves open but allows.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Access(NamedTuple):
 
     def fault(self, error: type[SimulationError], position: int, what: str) -> SimulationError:
         """An error at the lane with this position in the frame."""
-        return self.frame.fault(error, self.instruction, position, f"{self.describe(position)}: {what}")
+        return self.frame.fault(
+            error, self.instruction, position, f"{self.describe(position)}: {what}"
+        )
 
 
 class Shadow:
@@ -68,7 +71,13 @@ class Shadow:
         self._records: dict[Kind, np.ndarray] = dict.fromkeys(CONFLICTS, _NOTHING)
         self._history = History() if synchronizes else None
 
-    def access(self, kind: Kind, access: Access, strong: Strong | None = None, turns: np.ndarray | None = None) -> None:
+    def access(
+        self,
+        kind: Kind,
+        access: Access,
+        strong: Strong | None = None,
+        turns: np.ndarray | None = None,
+    ) -> None:
         """Records it; raises if it races. Strong ones are served in the order of `turns`."""
         frame, _, index, width, _ = access
         self._refine(width)
@@ -91,14 +100,19 @@ class Shadow:
         if strong is not None and strong.writes and self._history is not None:
             assert turns is not None
             stamps = np.broadcast_to(_stamps(frame), (index.size, width // self.granule))
-            self._history.add(kind, self._granules(index, width)[turns].ravel(), stamps[turns].ravel(), strong.returns)
+            self._history.add(
+                kind,
+                self._granules(index, width)[turns].ravel(),
+                stamps[turns].ravel(),
+                strong.returns,
+            )
         if kind == "block update":
             what = "updates by an atomic of .cta scope, at the same instruction, what {} updated"
             self._check(access, kind, self._at(kind, index, width), what, BLOCKS)
 
     def start_copy(self, kind: Kind, access: Access) -> None:
-        """Checks an access by the async proxy, without a record; since the accesses of threads that it would meet,
-        its lanes must have a proxy fence behind them."""
+        """Checks an access by the async proxy, without a record; since the accesses of threads that
+        it would meet, its lanes must have a proxy fence behind them."""
         self._refine(access.width)
         if kind != "write":
             self._check_written(access)
@@ -119,7 +133,10 @@ class Shadow:
         apart = self._singly(access, kind, records, unproxied(access.frame, records), unproxied)
         if apart.any():
             position = int(np.argmax(apart.any(axis=1)))
-            thread = int(records[position, np.argmax(apart[position])] & LOWEST_BITS) % access.frame.batch.padded
+            thread = (
+                int(records[position, np.argmax(apart[position])] & LOWEST_BITS)
+                % access.frame.batch.padded
+            )
             told = f"{what.format(f'thread {thread}')}, without a fence.proxy.async between"
             raise access.fault(MissingProxyFence, position, told)
 
@@ -130,9 +147,12 @@ class Shadow:
             missing = missing & (records == 0) if records.size else missing
         if missing.any():
             position = int(np.argmax(missing.any(axis=1)))
-            raise access.fault(UninitializedRead, position, f"nobody wrote all of these {access.width} bytes")
+            raise access.fault(
+                UninitializedRead, position, f"nobody wrote all of these {access.width} bytes"
+            )
 
-    # --- records ----------------------------------------------------------------------------------------------------
+    # --- records
+    # ----------------------------------------------------------------------------------------------------
 
     def _refine(self, width: int) -> None:
         """Splits the records where an access is narrower than all before it."""
@@ -142,7 +162,9 @@ class Shadow:
         for kind, old in self._records.items():
             if old.size:
                 new = np.zeros(self.nbytes // width, np.uint64)
-                known = np.flatnonzero(old)  # of a large buffer few: what is untouched takes no memory
+                known = np.flatnonzero(
+                    old
+                )  # of a large buffer few: what is untouched takes no memory
                 new[known[:, None] * ratio + np.arange(ratio)] = old[known, None]
                 self._records[kind] = new
         if self._history is not None:
@@ -150,7 +172,9 @@ class Shadow:
 
     def _allocated(self, kind: Kind) -> np.ndarray:
         if not self._records[kind].size:
-            self._records[kind] = np.zeros(self.nbytes // self.granule, np.uint64)  # lazy: untouched pages
+            self._records[kind] = np.zeros(
+                self.nbytes // self.granule, np.uint64
+            )  # lazy: untouched pages
         return self._records[kind]
 
     def _view(self, records: np.ndarray, width: int) -> np.ndarray:
@@ -172,7 +196,9 @@ class Shadow:
         self._view(self._allocated("write"), width)[index] = stamps
         if self._history is None:
             return
-        others = [records for kind, records in self._records.items() if records.size and kind != "write"]
+        others = [
+            records for kind, records in self._records.items() if records.size and kind != "write"
+        ]
         if any(self._view(records, width)[index].any() for records in others):
             for records in others:
                 self._view(records, width)[index] = 0
@@ -198,7 +224,9 @@ class Shadow:
         if self._history is not None and kind in READING:
             self._remember(kind, index, width, before, np.broadcast_to(stamps, before.shape))
 
-    def _remember(self, kind: Kind, index: np.ndarray, width: int, before: np.ndarray, now: np.ndarray) -> None:
+    def _remember(
+        self, kind: Kind, index: np.ndarray, width: int, before: np.ndarray, now: np.ndarray
+    ) -> None:
         """Notes the single accesses of records that have become those of several lanes."""
         assert self._history is not None
         shared = self._at(kind, index, width) >> LEVEL & THREE != 0
@@ -233,7 +261,9 @@ class Shadow:
             apart[rows, columns] = farthest(asked, far[:, 0], returns, rows.size)
         return apart
 
-    def _check(self, access: Access, kind: Kind, records: np.ndarray, what: str, least: int) -> None:
+    def _check(
+        self, access: Access, kind: Kind, records: np.ndarray, what: str, least: int
+    ) -> None:
         """Raises if a record is of an access without order to this one, at least so far apart."""
         apart = self._distance(access.frame, records)
         if apart is None or int(apart.max()) < least:
@@ -243,7 +273,9 @@ class Shadow:
             return
         position = int(np.argmax((apart >= least).any(axis=1)))
         granule = int(np.argmax(apart[position] >= least))
-        told = tell(access.frame, position, what, int(apart[position, granule]), records[position, granule])
+        told = tell(
+            access.frame, position, what, int(apart[position, granule]), records[position, granule]
+        )
         raise access.fault(self.error, position, told)
 
 

@@ -27,7 +27,11 @@ class SharedMemory:
         data = np.zeros(blocks * self.stride, np.uint8)
         self.views = {width: item_view(data, width) for width in (1, 2, 4, 8, 16)}
         self.shadow = Shadow(
-            data.size, SharedRace, between_blocks=False, must_be_written=True, synchronizes=synchronizes
+            data.size,
+            SharedRace,
+            between_blocks=False,
+            must_be_written=True,
+            synchronizes=synchronizes,
         )
         self.places = Places()
         self.copies: AsyncCopies | None = None  # there once the kernel issues one
@@ -42,9 +46,17 @@ class SharedMemory:
         return self.views[width].take(index)
 
     def store(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, items: np.ndarray
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        addresses: np.ndarray,
+        offset: int,
+        width: int,
+        items: np.ndarray,
     ) -> None:
-        """Stores items, shape (lanes of the frame,) or (1,); within a warp the highest lane wins."""
+        """Stores items, shape (lanes of the frame,) or (1,); within a warp the highest lane
+        wins.
+        """
         index = self._locate(frame, instruction, addresses, offset, width)
         self._touch("write", frame, instruction, index, width)
         frame.batch.scatter(self.views[width], index, items)
@@ -52,9 +64,17 @@ class SharedMemory:
             self.places.overwrite(0, index, width)
 
     def update(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int, strong: Strong
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        addresses: np.ndarray,
+        offset: int,
+        width: int,
+        strong: Strong,
     ) -> np.ndarray:
-        """Atomic updates, or strong loads or stores, at one address per lane; what each lane found, as items."""
+        """Atomic updates, or strong loads or stores, at one address per lane; what each lane found,
+        as items.
+        """
         index = self._locate(frame, instruction, addresses, offset, width)
         turns = frame.batch.turns(frame.count)
         self._touch(kind_of(strong), frame, instruction, index, width, strong, turns)
@@ -62,12 +82,19 @@ class SharedMemory:
         frame.batch.order.synchronize(frame, strong, self.places, 0, index, width, turns)
         return found
 
-    def start_copy(self, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int) -> None:
+    def start_copy(
+        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int
+    ) -> None:
         """A bulk copy to one address per lane begins: from now on the bytes may change."""
         self._start("write", frame, instruction, addresses, width)
 
     def end_copy(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, items: np.ndarray, barriers: np.ndarray
+        self,
+        frame: Frame,
+        instruction: Instruction,
+        addresses: np.ndarray,
+        items: np.ndarray,
+        barriers: np.ndarray,
     ) -> None:
         """Its bytes arrive, which these mbarriers count, shape (lanes of the frame,)."""
         width = items.dtype.itemsize
@@ -78,12 +105,18 @@ class SharedMemory:
     def start_fetch(
         self, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A bulk copy from one address per lane begins: (item of each lane, what is there until it ends)."""
+        """A bulk copy from one address per lane begins: (item of each lane, what is there until it
+        ends).
+        """
         index = self._start("fetch", frame, instruction, addresses, width)
         return index, self.views[width].take(index)
 
-    def end_fetch(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int) -> None:
-        """The frame's lanes have waited for it: that they read it now is what others have to be in order with."""
+    def end_fetch(
+        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int
+    ) -> None:
+        """The frame's lanes have waited for it: that they read it now is what others have to be in
+        order with.
+        """
         self.shadow.access("fetch", self._access(frame, instruction, index, width))
 
     def _start(
@@ -148,7 +181,9 @@ class SharedMemory:
         starts = frame.of_lanes(frame.batch.block_of_lane) * self.stride
         return (offsets + starts) >> (width.bit_length() - 1)
 
-    def _access(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int) -> Access:
+    def _access(
+        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int
+    ) -> Access:
         def describe(position: int) -> str:
             return frame.batch.program.shared_name(int(index[position]) * width % self.stride)
 

@@ -13,12 +13,16 @@ from .program import Instruction
 def compile_row(operands: Operands, instruction: Instruction) -> Step:
     row = INSTRUCTIONS.get(instruction.opcode)
     if row is None:
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.needs(instruction, row.needs)
     operands.count(instruction, 1 + len(row.operands))
     untyped, wider = is_untyped(row.opcode), row.opcode.startswith("cvt.")
     destination, *given = instruction.operands
-    slot, convert = operands.destination(destination, row.result, instruction, untyped=untyped, wider=wider)
+    slot, convert = operands.destination(
+        destination, row.result, instruction, untyped=untyped, wider=wider
+    )
     sources = [
         operands.source(o, t, instruction, untyped=untyped, wider=wider)
         for o, t in zip(given, row.operands, strict=True)
@@ -53,7 +57,12 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
             raise TypeError(f"the meaning of {row.opcode} gave {result.dtype}, not {dtype}")
         regs[slot] = result
 
-    plain = convert is None and error is None and len(sources) == 2 and all(view is None for _, view in sources)
+    plain = (
+        convert is None
+        and error is None
+        and len(sources) == 2
+        and all(view is None for _, view in sources)
+    )
     if plain:
         first, second = (source for source, _ in sources)
     reads = tuple(r for source, _ in sources for r in operands.register_read(source))

@@ -1,7 +1,9 @@
-"""What a warp's accesses cost the memory pipes: bank conflicts of shared memory, sectors of global memory.
+"""What a warp's accesses cost the memory pipes: bank conflicts of shared memory, sectors of global
+memory.
 
-Shared memory has 32 banks of 4 bytes. A wavefront serves each bank one word; accesses of 8 and 16 bytes come in halves
-and quarters of the warp (CUDA C++ Programming Guide, "Shared Memory"). Global memory moves sectors of 32 bytes.
+Shared memory has 32 banks of 4 bytes. A wavefront serves each bank one word; accesses of 8 and 16
+bytes come in halves and quarters of the warp (CUDA C++ Programming Guide, "Shared Memory"). Global
+memory moves sectors of 32 bytes.
 """
 
 from __future__ import annotations
@@ -39,28 +41,44 @@ class Count:
 
 @dataclass
 class Traffic:
-    """Counts by PTX line, for a launch to fill; global memory's count every access as if nothing were cached."""
+    """Counts by PTX line, for a launch to fill; global memory's count every access as if nothing
+    were cached.
+    """
 
     shared: defaultdict[int, Count] = field(default_factory=lambda: defaultdict(Count))
     global_: defaultdict[int, Count] = field(default_factory=lambda: defaultdict(Count))
 
-    def count_shared(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int) -> None:
+    def count_shared(
+        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int
+    ) -> None:
         """`index`: item of `width` bytes of each of the frame's lanes."""
         words = max(1, width // _WORD)
         phase = frame.all_lanes // (WARP // words)  # lanes that are served together
-        word = (index[:, None] * words if width >= _WORD else index[:, None] * width // _WORD) + np.arange(words)
-        served = np.unique(phase[:, None] << _SHIFT | word)  # a word that several lanes want is served once
-        banks, in_bank = np.unique((served >> _SHIFT) * _BANKS + served % _BANKS, return_counts=True)
+        word = (
+            index[:, None] * words if width >= _WORD else index[:, None] * width // _WORD
+        ) + np.arange(words)
+        served = np.unique(
+            phase[:, None] << _SHIFT | word
+        )  # a word that several lanes want is served once
+        banks, in_bank = np.unique(
+            (served >> _SHIFT) * _BANKS + served % _BANKS, return_counts=True
+        )
         phases, first = np.unique(banks // _BANKS, return_index=True)
-        self.shared[instruction.line].add(int(np.maximum.reduceat(in_bank, first).sum()), phases.size)
+        self.shared[instruction.line].add(
+            int(np.maximum.reduceat(in_bank, first).sum()), phases.size
+        )
 
-    def count_global(self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int) -> None:
+    def count_global(
+        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int
+    ) -> None:
         """As `count_shared`, of items of one buffer."""
         items = np.unique((frame.all_lanes // WARP << _SHIFT) | index)
         warps, item = items >> _SHIFT, items & ((1 << _SHIFT) - 1)
         sectors = np.unique(warps << _SHIFT | item * width // _SECTOR)
         _, of_warp = np.unique(warps, return_counts=True)
-        self.global_[instruction.line].add(sectors.size, int((-(-of_warp * width // _SECTOR)).sum()))
+        self.global_[instruction.line].add(
+            sectors.size, int((-(-of_warp * width // _SECTOR)).sum())
+        )
 
 
 def worst(counts: dict[int, Count]) -> tuple[int, Count] | None:

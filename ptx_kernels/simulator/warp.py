@@ -1,7 +1,9 @@
-"""Instructions in which the lanes of a warp take part together: shuffles, votes, matches, sums, the warp barrier.
+"""Instructions in which the lanes of a warp take part together: shuffles, votes, matches, sums, the
+warp barrier.
 
-Each has a membermask. The lanes it names must all execute the instruction together, and whoever executes it must
-be named (threads that have exited do not count); a shuffle must read from a lane that takes part.
+Each has a membermask. The lanes it names must all execute the instruction together, and whoever
+executes it must be named (threads that have exited do not count); a shuffle must read from a lane
+that takes part.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _U32 = TYPES["u32"]
 
 
 def shuffle_source(mode: str, lane: np.ndarray, b: Any, c: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(source lane, whether it is in range) as PTX ISA 9.7.9.6 defines them; all int64, broadcasting."""
+    """(source lane, whether it is in range) as PTX ISA 9.7.9.6 defines them; all int64,
+    broadcasting.
+    """
     step, clamp, segment = b & 31, c & 31, c >> 8 & 31
     highest = (lane & segment) | (clamp & ~segment)
     lowest = lane & segment
@@ -48,8 +52,12 @@ def _bits(frame: Frame, lanes: np.ndarray) -> np.ndarray:
     return np.packbits(flags.reshape(-1, WARP), axis=1, bitorder="little").view("<u4").reshape(-1)
 
 
-def _check_members(frame: Frame, instruction: Instruction, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(members per lane, executing lanes' mask per lane), shape (lanes of the frame,); an error if they disagree."""
+def _check_members(
+    frame: Frame, instruction: Instruction, members: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(members per lane, executing lanes' mask per lane), shape (lanes of the frame,); an error if
+    they disagree.
+    """
     lanes, batch = frame.all_lanes, frame.batch
     members = np.broadcast_to(members, lanes.size)
     warps = lanes // WARP
@@ -85,7 +93,9 @@ def _check_agreement(frame: Frame, instruction: Instruction, members: np.ndarray
     lanes = frame.all_lanes
     masks = np.zeros(frame.batch.lanes, np.uint32)
     masks[lanes] = members
-    theirs = masks.reshape(-1, WARP)[lanes // WARP]  # shape (lanes of the frame, lanes of a warp); 0: not here
+    theirs = masks.reshape(-1, WARP)[
+        lanes // WARP
+    ]  # shape (lanes of the frame, lanes of a warp); 0: not here
     named = members[:, None] >> np.arange(WARP, dtype=np.uint32) & np.uint32(1) == 1
     other = named & (theirs != 0) & (theirs != members[:, None])
     if other.any():
@@ -104,8 +114,15 @@ def _full(frame: Frame, members: np.ndarray) -> bool:
 
 def compile_shuffle(operands: Operands, instruction: Instruction) -> Step:
     parts = instruction.opcode.split(".")
-    if len(parts) != 4 or parts[1] != "sync" or parts[2] not in ("up", "down", "bfly", "idx") or parts[3] != "b32":
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    if (
+        len(parts) != 4
+        or parts[1] != "sync"
+        or parts[2] not in ("up", "down", "bfly", "idx")
+        or parts[3] != "b32"
+    ):
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.count(instruction, 5)
     mode = parts[2]
     target, *given = instruction.operands
@@ -123,10 +140,16 @@ def compile_shuffle(operands: Operands, instruction: Instruction) -> Step:
         if _full(frame, members):
             if uniform:
                 source, inside = _uniform_source(mode, int(b[0]), int(c[0]))
-                result = value if value.size == 1 else value.reshape(-1, WARP).take(source, axis=1).reshape(-1)
+                result = (
+                    value
+                    if value.size == 1
+                    else value.reshape(-1, WARP).take(source, axis=1).reshape(-1)
+                )
                 inside = np.tile(inside, frame.count // WARP) if in_range is not None else inside
             else:
-                source, inside = shuffle_source(mode, frame.all_lanes % WARP, b.astype(np.int64), c.astype(np.int64))
+                source, inside = shuffle_source(
+                    mode, frame.all_lanes % WARP, b.astype(np.int64), c.astype(np.int64)
+                )
                 start = np.arange(frame.count) // WARP * WARP
                 result = value if value.size == 1 else value[start + source]
         else:
@@ -157,7 +180,11 @@ def _shuffle_some(
     if not readable.all():
         position = int(np.argmin(readable))
         lane = int(lanes[position]) // WARP * WARP + int(source[position])
-        why = "has exited" if frame.batch.exited[lane] or not frame.batch.exists[lane] else "does not take part"
+        why = (
+            "has exited"
+            if frame.batch.exited[lane] or not frame.batch.exists[lane]
+            else "does not take part"
+        )
         raise frame.fault(
             ShuffleError,
             instruction,
@@ -178,7 +205,9 @@ def compile_vote(operands: Operands, instruction: Instruction) -> Step:
     }
     mode = modes.get(instruction.opcode)
     if mode is None:
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.count(instruction, 3)
     target, given, mask = instruction.operands
     negated = isinstance(given, Negated)
@@ -231,7 +260,9 @@ def compile_redux(operands: Operands, instruction: Instruction) -> Step:
     parts = instruction.opcode.split(".")
     operation, types = _REDUX.get(parts[2] if len(parts) == 4 else "", (None, ()))
     if operation is None or parts[1] != "sync" or parts[3] not in types:
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.needs(instruction, ((7, 0), 80))
     operands.count(instruction, 3)
     type_ = named_type(parts[3])
@@ -255,10 +286,16 @@ def compile_redux(operands: Operands, instruction: Instruction) -> Step:
 
 
 def compile_match(operands: Operands, instruction: Instruction) -> Step:
-    """match.any: the member lanes with the same value; match.all: all member lanes if they agree, else none. sm_70."""
+    """match.any: the member lanes with the same value; match.all: all member lanes if they agree,
+    else none. sm_70.
+    """
     parts = instruction.opcode.split(".")
-    if parts not in (["match", mode, "sync", bits] for mode in ("any", "all") for bits in ("b32", "b64")):
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+    if parts not in (
+        ["match", mode, "sync", bits] for mode in ("any", "all") for bits in ("b32", "b64")
+    ):
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.needs(instruction, ((7, 0), 70))
     operands.count(instruction, 3)
     everyone, type_ = parts[1] == "all", named_type(parts[3])
@@ -266,9 +303,15 @@ def compile_match(operands: Operands, instruction: Instruction) -> Step:
     target, given, mask = instruction.operands
     agree = target.second if isinstance(target, Pair) else None
     if agree is not None and not everyone:
-        raise operands.error(TypeMismatch, instruction, "only match.all has a predicate as its second result")
-    slot, _ = operands.destination(target.first if isinstance(target, Pair) else target, _U32, instruction)
-    agree_slot = () if agree is None else (operands.destination(agree, TYPES["pred"], instruction)[0],)
+        raise operands.error(
+            TypeMismatch, instruction, "only match.all has a predicate as its second result"
+        )
+    slot, _ = operands.destination(
+        target.first if isinstance(target, Pair) else target, _U32, instruction
+    )
+    agree_slot = (
+        () if agree is None else (operands.destination(agree, TYPES["pred"], instruction)[0],)
+    )
     source, view = operands.source(given, type_, instruction, untyped=True)
     mask_slot, _ = operands.source(mask, _U32, instruction)
 
@@ -293,7 +336,9 @@ def compile_match(operands: Operands, instruction: Instruction) -> Step:
 
 def compile_active_mask(operands: Operands, instruction: Instruction) -> Step:
     if instruction.opcode != "activemask.b32":
-        raise operands.error(UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction")
+        raise operands.error(
+            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
+        )
     operands.count(instruction, 1)
     slot, _ = operands.destination(instruction.operands[0], _U32, instruction)
 

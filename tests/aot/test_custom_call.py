@@ -1,4 +1,6 @@
-"""What XLA makes of our custom calls, on one small kernel written by hand, compiled for an H200 without a GPU."""
+"""What XLA makes of our custom calls, on one small kernel written by hand, compiled for an H200
+without a GPU.
+"""
 
 from __future__ import annotations
 
@@ -68,11 +70,18 @@ def loop(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def test_launch_has_the_kernels_name_grid_and_block():
-    kernel = dataclasses.replace(ACCUMULATE, grid=(7, 5, 3), block=(32, 4, 2), dynamic_shared_bytes=48)
+    kernel = dataclasses.replace(
+        ACCUMULATE, grid=(7, 5, 3), block=(32, 4, 2), dynamic_shared_bytes=48
+    )
     call = jax.jit(lambda x, y: custom_call.launch_ptx(kernel, x, y)[0], donate_argnums=1)
     program = aot.compile_program(call, AVAL, AVAL)
     (launch,) = program.ptx_launches
-    assert (launch.name, launch.grid, launch.block, launch.shared_bytes) == ("accumulate", (7, 5, 3), (32, 4, 2), 48)
+    assert (launch.name, launch.grid, launch.block, launch.shared_bytes) == (
+        "accumulate",
+        (7, 5, 3),
+        (32, 4, 2),
+        48,
+    )
     assert launch.instruction.results == (ARRAY,)
 
 
@@ -87,17 +96,23 @@ def test_argument_that_is_not_donated_is_copied_and_seen():
     (copy,) = program.rewrites(ARRAY)
     assert copy.kind == "kCopy"
     (copy,) = program.rewrites(Array("f32", (2, SIZE // 2)))  # the same bytes in another shape
-    assert program.rewrites(Array("f32", (SIZE + 1,))) == program.rewrites(Array("s32", (SIZE,))) == []
+    assert (
+        program.rewrites(Array("f32", (SIZE + 1,))) == program.rewrites(Array("s32", (SIZE,))) == []
+    )
 
 
 def test_whole_loop_is_one_cuda_graph_that_updates_in_place():
-    program = aot.compile_program(jax.jit(loop, donate_argnums=(0, 1)), AVAL, AVAL, options=CUDA_COMPILER_OPTIONS)
+    program = aot.compile_program(
+        jax.jit(loop, donate_argnums=(0, 1)), AVAL, AVAL, options=CUDA_COMPILER_OPTIONS
+    )
     (while_,) = program.loops
     assert while_.is_in("kCommandBuffer")
     assert len(program.ptx_launches) == 1
     assert all(t.is_in("kWhile") and t.is_in("kCommandBuffer") for t in program.ptx_launches)
     assert all(t.is_in("kCommandBuffer") for t in program.launches)
-    assert {t.kind for t in program.rewrites(ARRAY)} == {"kCustomKernel"}  # x = sin(x); no copy of y
+    assert {t.kind for t in program.rewrites(ARRAY)} == {
+        "kCustomKernel"
+    }  # x = sin(x); no copy of y
 
 
 def test_loop_without_the_options_is_driven_by_the_host():
@@ -123,7 +138,9 @@ def test_export_needs_and_takes_the_exception_for_our_target():
     jitted = jax.jit(accumulate)
     with pytest.raises(ValueError, match="custom call"):
         jax.export.export(jitted, platforms=["cuda"])(AVAL, AVAL)
-    exported = jax.export.export(jitted, platforms=["cuda"], disabled_checks=custom_call.EXPORT_CHECKS)(AVAL, AVAL)
+    exported = jax.export.export(
+        jitted, platforms=["cuda"], disabled_checks=custom_call.EXPORT_CHECKS
+    )(AVAL, AVAL)
     assert f'name = "{ACCUMULATE.name}"' in exported.mlir_module()
     program = aot.compile_program(jax.jit(exported.call), AVAL, AVAL)
     assert [t.name for t in program.ptx_launches] == [ACCUMULATE.name]

@@ -1,4 +1,6 @@
-"""Quantized pages inside a donated loop, compiled for an H200: updated in place, whatever their dtype."""
+"""Quantized pages inside a donated loop, compiled for an H200: updated in place, whatever their
+dtype.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,10 @@ def test_a_loop_of_appending_and_attending_copies_no_page(dtype, name):
         scales,
         options=CUDA_COMPILER_OPTIONS,
     )
-    assert [t.name for t in program.ptx_launches] == ["append_kv", "paged_attention", "merge_attention"]
+    assert [t.name for t in program.ptx_launches] == [
+        "append_kv",
+        "paged_attention",
+        "merge_attention",
+    ]
     assert program.rewrites(Array(name, (PAGES, HEADS, SIZE, DIM))) == []
     assert program.rewrites(Array("f32", (PAGES, HEADS, SIZE))) == []

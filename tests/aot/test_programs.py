@@ -1,4 +1,6 @@
-"""Whole programs compiled for an H200 without a GPU: what lies in CUDA graphs, what is copied, what a layer costs."""
+"""Whole programs compiled for an H200 without a GPU: what lies in CUDA graphs, what is copied, what
+a layer costs.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ LLAMA = Case()
 CASES = (
     [(LLAMA, name) for name in PROGRAMS]
     + [
-        (Case(batch=3, prompt_length=32, cache_dtype="bfloat16"), "prefill"),  # 96 rows: on tensor cores
+        (
+            Case(batch=3, prompt_length=32, cache_dtype="bfloat16"),
+            "prefill",
+        ),  # 96 rows: on tensor cores
         (Case(batch=3, cache_dtype="bfloat16"), "generate"),
         (Case(cache_dtype="int8"), "generate"),
         *((Case(name), "generate") for name in MODELS[1:]),
@@ -80,14 +85,20 @@ def test_every_kernel_of_ours_is_in_a_cuda_graph(case, name):
 def test_no_page_array_is_copied(case, name):
     program = compiled(case, name)
     pages = page_array(case.programs()[name][1])
-    appends = [t for t in program.ptx_launches if t.name == ("append_kv" if name == "prefill" else "rope_append")]
+    appends = [
+        t
+        for t in program.ptx_launches
+        if t.name == ("append_kv" if name == "prefill" else "rope_append")
+    ]
     assert len(appends) == _model(case.model).config.num_layers
     assert all(t.instruction.results[:2] == (pages, pages) for t in appends)
     assert program.rewrites(pages) == []
 
 
 def test_explain_names_what_is_launched():
-    """The same kernels as often; only quantizing the same activations again is something that XLA merges."""
+    """The same kernels as often; only quantizing the same activations again is something that XLA
+    merges.
+    """
     function, arguments = LLAMA.programs()["generate"]
     calls = jq.explain(function, *arguments, platform="cuda").calls
     explained = Counter(kernel.name for call in calls for kernel in call.kernels * call.count)
@@ -105,19 +116,30 @@ def test_a_long_prompt_runs_on_tensor_cores():
 
 
 def test_a_long_prompt_of_a_large_matrix_is_float16():
-    planes = [jax.ShapeDtypeStruct(shape, jnp.uint8) for shape in ((4096, 16, 128), (4096, 16, 64), (4096, 16, 16))]
+    planes = [
+        jax.ShapeDtypeStruct(shape, jnp.uint8)
+        for shape in ((4096, 16, 128), (4096, 16, 64), (4096, 16, 16))
+    ]
     planes.append(jax.ShapeDtypeStruct((4096, 16, 2), jnp.uint8))
     x = jax.ShapeDtypeStruct((512, 4096), jnp.bfloat16)
-    program = jax.jit(lambda x, *planes: jq.matmul(x, jq.QuantizedArray("Q6_K", (4096, 4096), planes)))
+    program = jax.jit(
+        lambda x, *planes: jq.matmul(x, jq.QuantizedArray("Q6_K", (4096, 4096), planes))
+    )
     quantize, product = aot.compile_program(program, x, *planes).ptx_launches
     assert (quantize.name, quantize.shared_bytes) == ("quantize_f16", 0)
-    assert (product.name, product.block, product.grid) == ("gemm_q6_k_f16_m64", (256, 1, 1), (8, 16, 1))
+    assert (product.name, product.block, product.grid) == (
+        "gemm_q6_k_f16_m64",
+        (256, 1, 1),
+        (8, 16, 1),
+    )
     assert 99 << 10 < product.shared_bytes <= 227 << 10
 
 
 def test_a_cache_that_is_not_donated_is_copied_and_seen():
     function, arguments = LLAMA.programs()["decode"]
-    kept = jax.jit(lambda *arguments: function(*arguments))  # donation inside another jit has no effect
+    kept = jax.jit(
+        lambda *arguments: function(*arguments)
+    )  # donation inside another jit has no effect
     program = aot.compile_program(kept, *arguments, options=models.CUDA_COMPILER_OPTIONS)
     copies = program.rewrites(page_array(arguments))
     assert len(copies) == 2 * _model(LLAMA.model).config.num_layers
@@ -142,8 +164,8 @@ def test_kernels_per_layer(name, record_property):
         f"{LLAMA.model} {name}, ahead of time for an H200: kernels per layer {[len(layer) for layer in layers]}, "
         f"of them ours {ours}; {len(program.launches)} launches in all",
     )
-    # Per layer: Q, K and V; rope and KV append; attention (a prompt's is XLA's); output projection; gate and up; down.
-    # Long contexts are split, and the merge is one more.
+    # Per layer: Q, K and V; rope and KV append; attention (a prompt's is XLA's); output projection;
+    # gate and up; down. Long contexts are split, and the merge is one more.
     assert ours == [5 if name == "prefill" else 6] * len(layers)
     assert max(map(len, layers)) <= (14 if name == "prefill" else 6)
 
@@ -151,7 +173,9 @@ def test_kernels_per_layer(name, record_property):
 def test_kernels_per_layer_of_an_8b_model(record_property):
     """The whole generate loop of Llama 3.1 8B's shape, 32 layers, without its weights."""
     model = random_model(LLAMA_3_1_8B, abstract=True)
-    function, arguments = models.abstract_programs(model, capacity=CAPACITY, cache_dtype=jnp.bfloat16)["generate"]
+    function, arguments = models.abstract_programs(
+        model, capacity=CAPACITY, cache_dtype=jnp.bfloat16
+    )["generate"]
     program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
     layers = [layer_launches(program, i) for i in range(LLAMA_3_1_8B.num_layers)]
     record_property(
@@ -164,11 +188,15 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
     assert program.rewrites(page_array(arguments)) == []
 
 
-@pytest.mark.parametrize("fused, launches", [(None, 9), (set(jq.FUSIONS) - {"paged_attention_matmul"}, 10)])
+@pytest.mark.parametrize(
+    "fused, launches", [(None, 9), (set(jq.FUSIONS) - {"paged_attention_matmul"}, 10)]
+)
 def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_property):
-    """A step of two layers of Llama 3.1 8B's shape. Activations of eight rows are quantized once, and contexts split.
+    """A step of two layers of Llama 3.1 8B's shape. Activations of eight rows are quantized once,
+    and contexts split.
 
-    The norm makes q8_1 for Q, K and V, and for gate and up; the attention's merge for the output projection.
+    The norm makes q8_1 for Q, K and V, and for gate and up; the attention's merge for the output
+    projection.
     """
     model = random_model(dataclasses.replace(LLAMA_3_1_8B, num_layers=2), abstract=True)
     with jq.implementation(fused=fused):
@@ -176,14 +204,19 @@ def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_proper
         function, arguments = programs["decode"]
         program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
     layers = [layer_launches(program, i) for i in range(2)]
-    record_property("figure", f"llama-3.1-8b, 8 contexts of 4096: {len(layers[0])} kernels per layer, fused={fused}")
+    record_property(
+        "figure",
+        f"llama-3.1-8b, 8 contexts of 4096: {len(layers[0])} kernels per layer, fused={fused}",
+    )
     assert [len(layer) for layer in layers] == [launches] * 2
     assert all(any(t.name == "merge_attention" for t in layer) for layer in layers)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_as_xla_holds_them_assemble(name):
-    """XLA hands PTX to the driver unread, so a kernel that ptxas refuses would fail only on a GPU."""
+    """XLA hands PTX to the driver unread, so a kernel that ptxas refuses would fail only on a
+    GPU.
+    """
     program = compiled(LLAMA, name)
     texts = program.ptx_texts
     assert len(texts) >= len({t.name for t in program.ptx_launches})
@@ -196,5 +229,7 @@ def test_programs_can_be_exported(name):
     function, arguments = LLAMA.programs()[name]
     with pytest.raises(ValueError, match="custom call"):
         jax.export.export(function, platforms=["cuda"])(*arguments)
-    exported = jax.export.export(function, platforms=["cuda"], disabled_checks=jq.EXPORT_CHECKS)(*arguments)
+    exported = jax.export.export(function, platforms=["cuda"], disabled_checks=jq.EXPORT_CHECKS)(
+        *arguments
+    )
     assert 'kernel_type = "ptx"' in exported.mlir_module()

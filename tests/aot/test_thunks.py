@@ -46,9 +46,18 @@ def test_instructions():
 
 def test_nesting_geometry_and_instructions():
     buffer, loop, kernel, copy, call = parse_thunks(SEQUENCE, METADATA, HLO)
-    assert [p.kind for p in kernel.parents] == [p.kind for p in copy.parents] == ["kCommandBuffer", "kWhile"]
+    assert (
+        [p.kind for p in kernel.parents]
+        == [p.kind for p in copy.parents]
+        == ["kCommandBuffer", "kWhile"]
+    )
     assert loop.parents == (buffer,) and call.parents == ()
-    assert (kernel.name, kernel.grid, kernel.block, kernel.shared_bytes) == ("fusion_1", (3, 2, 1), (32, 4, 1), 16)
+    assert (kernel.name, kernel.grid, kernel.block, kernel.shared_bytes) == (
+        "fusion_1",
+        (3, 2, 1),
+        (32, 4, 1),
+        16,
+    )
     assert [t.instruction.name for t in (kernel, copy, call)] == ["fusion.1", "copy.2", "call.3"]
 
 

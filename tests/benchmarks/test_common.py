@@ -26,7 +26,8 @@ def test_the_file_or_the_repositorys_own(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "run", [lambda file: tensor_cores.main([file]), lambda file: tune.main(["--model", "--out", file])]
+    "run",
+    [lambda file: tensor_cores.main([file]), lambda file: tune.main(["--model", "--out", file])],
 )
 def test_without_an_assembler_a_sentence_says_what_to_install(run, tmp_path, monkeypatch, capsys):
     def missing(name):

@@ -1,4 +1,6 @@
-"""`python -m benchmarks.cpu`, on a model of two small layers and a peer that prints made-up figures."""
+"""`python -m benchmarks.cpu`, on a model of two small layers and a peer that prints made-up
+figures.
+"""
 
 import dataclasses
 import json
@@ -15,7 +17,13 @@ from benchmarks.random_model import LLAMA_1B
 from jax_q4k import gguf, models, native
 
 SMALL = dataclasses.replace(
-    LLAMA_1B, vocab_size=512, hidden_size=256, intermediate_size=256, num_layers=2, num_heads=4, num_kv_heads=2
+    LLAMA_1B,
+    vocab_size=512,
+    hidden_size=256,
+    intermediate_size=256,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
 )
 
 PEER = """#!{python}
@@ -36,7 +44,10 @@ def file(tmp_path_factory):
 
 def test_a_file_of_random_weights(file):
     tensors = gguf.read(file).tensors
-    assert tensors["blk.0.attn_q.weight"].format == "Q4_K" and tensors["token_embd.weight"].format == "Q6_K"
+    assert (
+        tensors["blk.0.attn_q.weight"].format == "Q4_K"
+        and tensors["token_embd.weight"].format == "Q6_K"
+    )
     weights = np.asarray(tensors["blk.1.ffn_up.weight"].dequantize())
     assert weights.std() == pytest.approx(256**-0.5, rel=0.02)
     assert models.from_gguf(file).tokenizer.vocab_size == SMALL.vocab_size
@@ -48,7 +59,12 @@ def test_both_are_measured_and_compared(file, tmp_path, capsys):
     peer.write_text(PEER.format(python=sys.executable))
     peer.chmod(peer.stat().st_mode | stat.S_IXUSR)
     mine = os.sched_getaffinity(0)
-    assert cpu.main(["--model", file, "--llama-bench", str(peer), "--cores", "1", "--json", str(results)]) == 0
+    assert (
+        cpu.main(
+            ["--model", file, "--llama-bench", str(peer), "--cores", "1", "--json", str(results)]
+        )
+        == 0
+    )
     assert os.sched_getaffinity(0) == mine
     written = json.loads(results.read_text())
     (row,) = written["results"]
@@ -58,6 +74,14 @@ def test_both_are_measured_and_compared(file, tmp_path, capsys):
     assert set(theirs) - {"build"} <= set(ours) and all(
         value > 0 for value in ours.values() if value != ours["kernels"]
     )
-    assert ours["load_seconds"] < ours["load_to_first_token_seconds"] < ours["process_to_first_token_seconds"]
-    assert ours["peak_megabytes_loaded"] <= ours["peak_megabytes_first_token"] <= ours["peak_megabytes"]
+    assert (
+        ours["load_seconds"]
+        < ours["load_to_first_token_seconds"]
+        < ours["process_to_first_token_seconds"]
+    )
+    assert (
+        ours["peak_megabytes_loaded"]
+        <= ours["peak_megabytes_first_token"]
+        <= ours["peak_megabytes"]
+    )
     assert f"llama.cpp, ratio {ours['decode_0'] / 1000:.2f}" in capsys.readouterr().out

@@ -1,4 +1,6 @@
-"""The GPU benchmark without a GPU: it says so; its arithmetic and its result file, on a stand-in device."""
+"""The GPU benchmark without a GPU: it says so; its arithmetic and its result file, on a stand-in
+device.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +46,28 @@ def test_without_a_gpu_it_says_so_and_exits_with_3():
 
 def test_results_are_written(monkeypatch, tmp_path, capsys, small):
     monkeypatch.setattr(gpu, "Device", StandIn)
-    assert gpu.main(["--skip", "tests", "models", "--out", str(tmp_path), "--name", "here", "--commit", "abc"]) == 0
+    assert (
+        gpu.main(
+            [
+                "--skip",
+                "tests",
+                "models",
+                "--out",
+                str(tmp_path),
+                "--name",
+                "here",
+                "--commit",
+                "abc",
+            ]
+        )
+        == 0
+    )
     found = json.loads((tmp_path / "here.json").read_text())
-    assert found["device"]["name"] == "Stand-in" and found["commit"] == "abc" and found["versions"]["python"]
+    assert (
+        found["device"]["name"] == "Stand-in"
+        and found["commit"] == "abc"
+        and found["versions"]["python"]
+    )
     assert found["copy_bandwidth"] == 4e12
     by_name = {kernel["name"]: kernel for kernel in found["kernels"]}
     one = by_name["matvec Q4_K 64x512 m=1"]
@@ -66,21 +87,43 @@ def test_results_are_written(monkeypatch, tmp_path, capsys, small):
 def test_predictions_stand_beside_what_was_measured():
     kernel = KERNELS["quantize_q8_1"](rows=1, columns=4096)
     device = StandIn()
-    assert gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted is None  # no model knows the device
+    assert (
+        gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted is None
+    )  # no model knows the device
     device.facts = dataclasses.replace(device.facts, name="NVIDIA H200")
-    assert gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted == figures(kernel, "sm_90").seconds
+    assert (
+        gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted
+        == figures(kernel, "sm_90").seconds
+    )
 
 
 def test_the_whole_run_fits_its_time():
-    """At four seconds for each of the largest matrices and one for the others, kernels leave the tests their half."""
-    timed = [*gpu_kernels.others(), *gpu_kernels.products(), *gpu_kernels.matvecs(), *gpu_kernels.presets()]
+    """At four seconds for each of the largest matrices and one for the others, kernels leave the
+    tests their half.
+    """
+    timed = [
+        *gpu_kernels.others(),
+        *gpu_kernels.products(),
+        *gpu_kernels.matvecs(),
+        *gpu_kernels.presets(),
+    ]
     large = sum("128256" in name for name, *_ in timed)
     assert 4 * large + (len(timed) - large) < 450 * 0.5
 
 
 def test_running_out_of_time_leaves_the_rest_out(monkeypatch, tmp_path, capsys, small):
     monkeypatch.setattr(gpu, "Device", StandIn)
-    arguments = ["--skip", "tests", "models", "--out", str(tmp_path), "--name", "late", "--seconds", "0"]
+    arguments = [
+        "--skip",
+        "tests",
+        "models",
+        "--out",
+        str(tmp_path),
+        "--name",
+        "late",
+        "--seconds",
+        "0",
+    ]
     assert gpu.main(arguments) == 0
     assert json.loads((tmp_path / "late.json").read_text())["kernels"] == []
     assert "out of time before quantize_q8_1 1x4096" in capsys.readouterr().out
@@ -90,7 +133,9 @@ def test_failed_tests_fail_the_run(monkeypatch, tmp_path):
     monkeypatch.setattr(gpu, "Device", StandIn)
     arguments = ["--skip", "kernels", "models", "--out", str(tmp_path), "--name", "tests"]
     for status, code in ((0, 0), (1, 1), (None, 1)):
-        monkeypatch.setattr(gpu, "run_tests", lambda seconds, s=status: {"status": s, "summary": "told"})
+        monkeypatch.setattr(
+            gpu, "run_tests", lambda seconds, s=status: {"status": s, "summary": "told"}
+        )
         assert gpu.main(arguments) == code
         assert json.loads((tmp_path / "tests.json").read_text())["tests"]["status"] == status
 
@@ -101,7 +146,10 @@ def test_an_error_of_the_driver_is_the_reason(monkeypatch, capsys):
 
     monkeypatch.setattr(gpu, "Device", fails)
     assert gpu.main([]) == 3
-    assert capsys.readouterr().err == "benchmarks.gpu needs a CUDA GPU: cuInit failed: CUDA_ERROR_NO_DEVICE\n"
+    assert (
+        capsys.readouterr().err
+        == "benchmarks.gpu needs a CUDA GPU: cuInit failed: CUDA_ERROR_NO_DEVICE\n"
+    )
 
 
 def test_inputs_rotate_past_the_cache(small):

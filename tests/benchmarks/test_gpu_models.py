@@ -53,7 +53,13 @@ def test_decode_rate():
     assert 0 < rate.best <= rate.ms_per_token <= rate.worst
     assert rate.tokens == 24 and rate.context == 16
     embedding = model.decoder().embedding.get_value().nbytes
-    assert rate.weight_bytes == weight_bytes_per_token(model) == sum(w.nbytes for w in model.weights) - embedding
-    assert rate.copy_fraction == pytest.approx(rate.weight_bytes / (1e-3 * rate.ms_per_token) / 1e10)
+    assert (
+        rate.weight_bytes
+        == weight_bytes_per_token(model)
+        == sum(w.nbytes for w in model.weights) - embedding
+    )
+    assert rate.copy_fraction == pytest.approx(
+        rate.weight_bytes / (1e-3 * rate.ms_per_token) / 1e10
+    )
     assert rate.tokens_per_second == pytest.approx(1e3 / rate.ms_per_token)
     assert "small" in table([rate])

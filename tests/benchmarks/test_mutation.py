@@ -1,4 +1,6 @@
-"""A small sample of benchmarks.mutation, and the operators and the file of known mutants that it rests on."""
+"""A small sample of benchmarks.mutation, and the operators and the file of known mutants that it
+rests on.
+"""
 
 from __future__ import annotations
 
@@ -68,14 +70,18 @@ MADE = {
 
 def test_what_the_operators_make() -> None:
     assert {name: [m.after.strip() for m in found] for name, found in mutants(TEXT).items()} == MADE
-    assert set(MADE) == set(OPERATORS)  # and none for %r9, %r10 and the last line, which lead nowhere
+    assert set(MADE) == set(
+        OPERATORS
+    )  # and none for %r9, %r10 and the last line, which lead nowhere
     dropped = mutants(TEXT)["drop-barrier"][0].apply(TEXT)
     assert dropped == TEXT.replace("  bar.sync 0;\n", "")
 
 
 def test_every_instruction_of_a_kernel_is_seen() -> None:
     text = subject("attention-f32").kernel.text
-    written = [line for line in text.split("\n") if re.match(r"  (?!\.)\S.*;$", line) and line != "  ret;"]
+    written = [
+        line for line in text.split("\n") if re.match(r"  (?!\.)\S.*;$", line) and line != "  ret;"
+    ]
     assert [line.text for line in instructions(text)] == written
 
 
@@ -86,7 +92,9 @@ def test_shares_and_draws_are_fair_and_deterministic() -> None:
     drawn = list(itertools.islice(mutation.draw("quantize-f32", kernel, 0), 40))
     assert drawn == list(itertools.islice(mutation.draw("quantize-f32", kernel, 0), 40))
     assert len(set(drawn)) == 40
-    assert len({m.operator for m in drawn[: len(MADE) - 3]}) >= 12  # a barrier and a loop it has not
+    assert (
+        len({m.operator for m in drawn[: len(MADE) - 3]}) >= 12
+    )  # a barrier and a loop it has not
 
 
 def test_known_mutants_are_passed_over(monkeypatch) -> None:
@@ -155,7 +163,9 @@ def test_index_arithmetic_that_stays_the_same_is_set_aside() -> None:
 
     def same(before: str, after: str) -> bool:
         at = lines.index(f"  {before}")
-        return mutation.changes_no_index(kernel, Mutant("change-shift", at, lines[at], f"  {after}"))
+        return mutation.changes_no_index(
+            kernel, Mutant("change-shift", at, lines[at], f"  {after}")
+        )
 
     assert same("shr.u32 %r2, %r1, 1;", "shr.u32 %r2, %r1, 2;")  # two warps: 0 either way
     assert same("setp.lt.u32 %p1, %r0, 96;", "setp.lt.u32 %p1, %r0, 97;")
@@ -163,13 +173,17 @@ def test_index_arithmetic_that_stays_the_same_is_set_aside() -> None:
     assert not same("shr.u32 %r1, %r0, 5;", "shr.u32 %r1, %r0, 4;")
     assert same("setp.lt.u32 %p0, %r0, 64;", "setp.le.u32 %p0, %r0, 64;")
     assert not same("setp.lt.u32 %p0, %r0, 64;", "setp.lt.u32 %p0, %r0, 63;")
-    assert not same("shr.u32 %r4, %r3, 1;", "shr.u32 %r4, %r3, 1;")  # depends on what is loaded: nothing is proved
+    assert not same(
+        "shr.u32 %r4, %r3, 1;", "shr.u32 %r4, %r3, 1;"
+    )  # depends on what is loaded: nothing is proved
 
 
 def test_a_sample_is_killed(record_property) -> None:
     found = [o for done in mutation.run(list(SUBJECTS), 30, seed=1, jobs=1) for o in done]
     outcomes = [o for o in found if not o.equivalent]
     survivors = [o for o in outcomes if not o.killed_by and not o.explanation]
-    record_property("figure", f"mutants killed: {mutation.score(outcomes):.0%} of {len(outcomes)}, seed 1")
+    record_property(
+        "figure", f"mutants killed: {mutation.score(outcomes):.0%} of {len(outcomes)}, seed 1"
+    )
     assert len(outcomes) == 30
     assert len(survivors) <= 3, survivors

@@ -10,21 +10,29 @@ from ptx_kernels.kernels.matvec import PRESETS
 
 
 def test_writes_figures_of_every_target(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(static, "cases", lambda: [case for case in CASES if case.family == "append_kv"][:2])
-    monkeypatch.setattr(static, "launches_of_8b_step", lambda: {"launches": 1})  # tests/aot compiles the real one
+    monkeypatch.setattr(
+        static, "cases", lambda: [case for case in CASES if case.family == "append_kv"][:2]
+    )
+    monkeypatch.setattr(
+        static, "launches_of_8b_step", lambda: {"launches": 1}
+    )  # tests/aot compiles the real one
     monkeypatch.setattr(static.aot, "unavailable", lambda: None)
     assert static.main([str(tmp_path / "static.json")]) == 0
     written = json.loads((tmp_path / "static.json").read_text())
     assert written["spill_bytes"] == dict.fromkeys(static.TARGETS, 0)
     assert [kernel["label"] for kernel in written["kernels"]] == ["append_kv-f32", "append_kv-bf16"]
-    assert all(registers > 0 for target in written["registers"].values() for registers in target.values())
+    assert all(
+        registers > 0 for target in written["registers"].values() for registers in target.values()
+    )
     assert "append_kv-bf16" in capsys.readouterr().out
 
 
 def test_every_strategy_is_in_it():
     labels = [case.label for case in static.cases()]
     assert len(set(labels)) == len(labels)
-    assert {f"{preset}-Q4_K-4096x4096-m{4 if preset == 'batched' else 1}" for preset in PRESETS} <= set(labels)
+    assert {
+        f"{preset}-Q4_K-4096x4096-m{4 if preset == 'batched' else 1}" for preset in PRESETS
+    } <= set(labels)
 
 
 def test_says_what_is_missing(monkeypatch, capsys):

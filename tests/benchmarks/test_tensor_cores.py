@@ -1,4 +1,6 @@
-"""The count of tensor cores' products, on one format, and that what it found is what `tuning` and the docs say."""
+"""The count of tensor cores' products, on one format, and that what it found is what `tuning` and
+the docs say.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,14 @@ def test_writes_bounds_and_errors(monkeypatch, tmp_path, capsys):
     few = {key: value for key, value in tensor_cores.CONFIGS.items() if key[0] == "Q4_K"}
     monkeypatch.setattr(tensor_cores, "CONFIGS", few)
     assert tensor_cores.main([str(tmp_path / "tensor_cores.json")]) == 0
-    rows = {row["products"]: row for row in json.loads((tmp_path / "tensor_cores.json").read_text())["rows"]}
+    rows = {
+        row["products"]: row
+        for row in json.loads((tmp_path / "tensor_cores.json").read_text())["rows"]
+    }
     assert set(rows) == {"int8", "f16", "bf16"}
-    assert all(row["spill_bytes"] == 0 and 0 < row["hot_loop"] < row["step"] for row in rows.values())
+    assert all(
+        row["spill_bytes"] == 0 and 0 < row["hot_loop"] < row["step"] for row in rows.values()
+    )
     assert rows["f16"]["nmse"] <= 1e-6 < rows["bf16"]["nmse"] < rows["int8"]["nmse"]
     h200 = {products: max(row["clocks"]["H200"].values()) for products, row in rows.items()}
     assert h200["int8"] >= 1.25 * h200["f16"]
@@ -45,8 +52,17 @@ def test_what_was_counted_is_what_tuning_weighs_and_the_docs_say():
         config = GemmConfig(**row["config"])
         clocks = [row["clocks"][device] for device in ("H200", "A100", "RTX 5090")]
         cells = (
-            *(row["format"], row["products"], f"{config.rows} x {config.m_tile}", str(row["registers"])),
+            *(
+                row["format"],
+                row["products"],
+                f"{config.rows} x {config.m_tile}",
+                str(row["registers"]),
+            ),
             *(f"{row['hot_loop']:.1f}", f"{row['step']:.1f}", f"{row['nmse']:.1e}"),
-            *(f"{of[bound]:.1f} {bound}" for of in clocks for bound in [max(of, key=of.__getitem__)]),
+            *(
+                f"{of[bound]:.1f} {bound}"
+                for of in clocks
+                for bound in [max(of, key=of.__getitem__)]
+            ),
         )
         assert f"| {' | '.join(cells)} |" in docs

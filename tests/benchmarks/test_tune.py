@@ -1,4 +1,6 @@
-"""Tuning tables: chosen by the model from a handful of Configs, and measured on a stand-in device."""
+"""Tuning tables: chosen by the model from a handful of Configs, and measured on a stand-in
+device.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 from ptx_kernels.work import Work
 
 MATVEC = spaces.SPACES["matvec"]
-CONFIGS = (PRESETS["dp4a"], PRESETS["quarter_warp_dp4a"], MatvecConfig(lanes=3))  # the last goes with nothing
+CONFIGS = (
+    PRESETS["dp4a"],
+    PRESETS["quarter_warp_dp4a"],
+    MatvecConfig(lanes=3),
+)  # the last goes with nothing
 RULE = tuning.matvec.rule("Q4_K", 64, 4096, 1)
 
 
@@ -46,7 +52,11 @@ def test_rules_that_were_not_searched_stay(small, monkeypatch, tmp_path):
     path = tmp_path / "h200.json"
     monkeypatch.setattr(spaces, "LLAMA_8B", spaces.Sizes(256, 64, 512, 1024))
     monkeypatch.setattr(spaces, "LLAMA_1B", spaces.Sizes(256, 64, 512, 1024))
-    monkeypatch.setattr(tune.Model, "best", lambda self, space, shape: tune.Pick(space.of_rule(shape, 132), 1e-6, "so"))
+    monkeypatch.setattr(
+        tune.Model,
+        "best",
+        lambda self, space, shape: tune.Pick(space.of_rule(shape, 132), 1e-6, "so"),
+    )
     monkeypatch.setattr(tune.Model, "prepare", lambda *_: None)
     command = ["--model", "--formats", "Q8_0", "--out", str(path)]
     assert tune.main(command) == 0
@@ -65,7 +75,9 @@ def prediction(seconds: float, slack: float) -> Prediction:
 
 @pytest.fixture
 def model(monkeypatch) -> tune.Model:
-    """Of three Configs and the rule's predictions; `against` and `spilling` say what is wrong with them."""
+    """Of three Configs and the rule's predictions; `against` and `spilling` say what is wrong with
+    them.
+    """
     made = tune.Model(REFERENCE)
     slow, tight, roomy = CONFIGS[2], *CONFIGS[:2]
     made.found = {
@@ -101,8 +113,13 @@ def test_what_is_passed_over_is_counted(model):
 
 
 def test_without_any_in_the_budget_the_rule_stays(model):
-    model.found = {config: (p, "over 3.5 instructions a byte") for config, (p, _) in model.found.items()}
-    assert best(model).why == "bandwidth bound, as the rule; passed over: 4 over 3.5 instructions a byte"
+    model.found = {
+        config: (p, "over 3.5 instructions a byte") for config, (p, _) in model.found.items()
+    }
+    assert (
+        best(model).why
+        == "bandwidth bound, as the rule; passed over: 4 over 3.5 instructions a byte"
+    )
     model.spilling = tuple(model.found)
     assert best(model) is None
 
@@ -115,13 +132,23 @@ def test_where_the_model_does_not_know_the_rule_stays(model, monkeypatch, small,
     monkeypatch.setattr(model, "prepare", lambda *_: None)
     path = tmp_path / "h200.json"
     assert tune.main(["--model", "--rules", "matvec", "--formats", "Q4_K", "--out", str(path)]) == 0
-    assert [r.shape[1] for r in tables.load(path).rows] == [14336]  # another rule's choice, which it does know
+    assert [r.shape[1] for r in tables.load(path).rows] == [
+        14336
+    ]  # another rule's choice, which it does know
     assert capsys.readouterr().out.count("matvec('Q4_K', 64, 4096, 1): left to the rule\n") == 1
 
 
 def test_budgets_hold_for_every_product(monkeypatch):
-    q4 = KERNELS["matvec"](format="Q4_K", n=1056, columns=4096, m=1, config=PRESETS["quarter_warp_dp4a"])
-    mixed = dict(formats=("Q4_K", "Q6_K"), rows=(1000, 56), columns=4096, m=1, config=PRESETS["quarter_warp_dp4a"])
+    q4 = KERNELS["matvec"](
+        format="Q4_K", n=1056, columns=4096, m=1, config=PRESETS["quarter_warp_dp4a"]
+    )
+    mixed = dict(
+        formats=("Q4_K", "Q6_K"),
+        rows=(1000, 56),
+        columns=4096,
+        m=1,
+        config=PRESETS["quarter_warp_dp4a"],
+    )
     for kernel, limit in ((q4, 3.5), (KERNELS["qkv_matvec"](**mixed), 4.0)):
         machine = tune.codes([kernel], "sm_90")[0]
         assert tune.over_budget(kernel, machine, 132) == ""
@@ -153,7 +180,9 @@ def test_candidates_are_different_and_build(rule):
 
 def test_candidates_hold_the_presets_for_int8():
     for m in spaces.ROWS:
-        assert {PRESETS["dp4a"], PRESETS["half_warp_dp4a"], PRESETS["quarter_warp_dp4a"]} <= {*spaces.matvec_configs(m)}
+        assert {PRESETS["dp4a"], PRESETS["half_warp_dp4a"], PRESETS["quarter_warp_dp4a"]} <= {
+            *spaces.matvec_configs(m)
+        }
     assert all(config.lanes >= 8 for config in spaces.matvec_configs(1))
 
 
@@ -173,7 +202,10 @@ def test_a_gpu_writes_what_it_measured(small, monkeypatch, tmp_path):
     table = tables.load(path)
     assert (table.device, table.multiprocessors, table.source) == ("Stand-in", 132, "measured")
     assert table.is_for("Stand-in", 132) and not table.is_for("Stand-in", 66)
-    assert [(r.shape[1], r.config, r.seconds) for r in table.rows] == [(512, CONFIGS[1], 2e-6), (64, CONFIGS[1], 5e-6)]
+    assert [(r.shape[1], r.config, r.seconds) for r in table.rows] == [
+        (512, CONFIGS[1], 2e-6),
+        (64, CONFIGS[1], 5e-6),
+    ]
     assert next(times, None) is None
     made = json.loads(path.read_text())["made"]["matvec"]
     assert made["driver"] == "13.0" and made["commit"] and made["versions"]["numpy"]

@@ -27,6 +27,8 @@ def test_lists_every_family_of_the_decode_step(capsys):
         launches[next(family for family in families if name.startswith(family))] += int(count)
     layers = models.from_gguf(path).config.num_layers
     in_each_layer = {"qkv_matvec", "rope_append", "paged_attention", "gated_matvec"}
-    assert {name: launches.pop(name) for name in in_each_layer} == dict.fromkeys(in_each_layer, layers)
+    assert {name: launches.pop(name) for name in in_each_layer} == dict.fromkeys(
+        in_each_layer, layers
+    )
     assert launches == {"embedding": 1, "merge_attention": 0, "matvec": 2 * layers + 1}
     assert f"{4 * layers + 2 * layers + 2} launches" in printed

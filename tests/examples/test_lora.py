@@ -46,7 +46,9 @@ def test_adapters_change_nothing_at_first():
 
 def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
     decoder = adapted_decoder()
-    assert isinstance(decoder.blocks[0].attention.query.base_module.weight.get_value(), QuantizedArray)
+    assert isinstance(
+        decoder.blocks[0].attention.query.base_module.weight.get_value(), QuantizedArray
+    )
     before, tokens = base_weights(decoder), rows(decoder)
     optimizer = nnx.Optimizer(decoder, optax.adamw(1e-2), wrt=nnx.LoRAParam)
     losses = [float(lora.train_step(decoder, optimizer, tokens)) for _ in range(8)]
@@ -60,7 +62,9 @@ def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
 @pytest.mark.usefixtures("exact")
 def test_gradient_is_that_of_the_model_with_decoded_weights():
     decoder = adapted_decoder()
-    for seed, adapter in enumerate(lora.adapters(decoder).values()):  # b = 0 would leave a without a gradient
+    for seed, adapter in enumerate(
+        lora.adapters(decoder).values()
+    ):  # b = 0 would leave a without a gradient
         adapter.set_value(jax.random.normal(jax.random.key(seed), adapter.get_value().shape) / 16)
     tokens = rows(decoder)
     gradient = nnx.grad(lora.loss, argnums=nnx.DiffState(0, nnx.LoRAParam))
@@ -68,7 +72,9 @@ def test_gradient_is_that_of_the_model_with_decoded_weights():
     for _, module in nnx.iter_modules(decoder):
         if isinstance(getattr(module, "weight", None), nnx.Param):
             weight = module.weight.get_value()
-            module.weight = nnx.Param(weight.dequantize() if isinstance(weight, QuantizedArray) else weight)
+            module.weight = nnx.Param(
+                weight.dequantize() if isinstance(weight, QuantizedArray) else weight
+            )
     decoded = jax.tree.leaves(gradient(decoder, tokens))
     assert len(packed) == len(decoded) == 2 * 4 * decoder.config.num_layers
     for got, want in zip(packed, decoded, strict=True):

@@ -1,4 +1,6 @@
-"""The training example on a little text: it learns, goes on where it stopped, and saves a model that runs."""
+"""The training example on a little text: it learns, goes on where it stopped, and saves a model
+that runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,18 @@ import pytest
 from jax_q4k import models
 
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
-SETTINGS = ["--batch", "2", "--context", "32", "--vocab-size", "280", "--layers", "1", "--warmup", "1"]
+SETTINGS = [
+    "--batch",
+    "2",
+    "--context",
+    "32",
+    "--vocab-size",
+    "280",
+    "--layers",
+    "1",
+    "--warmup",
+    "1",
+]
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +42,10 @@ def train_tiny():
 
 @pytest.fixture
 def text(tmp_path):
-    sentences = ("The ship left the harbour at noon.\n\n", "Anne had not expected\nto see him again.\n\n")
+    sentences = (
+        "The ship left the harbour at noon.\n\n",
+        "Anne had not expected\nto see him again.\n\n",
+    )
     path = tmp_path / "text.txt"
     path.write_text("".join(sentences[i % 2] for i in range(300)))
     return path
@@ -73,7 +89,10 @@ def test_an_interrupted_run_ends_as_one_that_was_not(train_tiny, text, tmp_path,
 
 def test_batches_begin_at_paragraphs_and_leave_the_held_out_text_alone(train_tiny, text):
     book = train_tiny.tiny_corpus.from_files([text])[0]
-    assert book.splitlines()[:2] == ["The ship left the harbour at noon.", "Anne had not expected to see him again."]
+    assert book.splitlines()[:2] == [
+        "The ship left the harbour at noon.",
+        "Anne had not expected to see him again.",
+    ]
     training, held_out = train_tiny._split(book)
     assert training + held_out == book and training.endswith("\n")
     assert 0.04 < len(held_out) / len(book) < 0.07

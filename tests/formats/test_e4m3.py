@@ -33,11 +33,28 @@ def test_decodes_every_code() -> None:
 
 
 def test_encodes_to_nearest_even_and_saturates() -> None:
-    values = np.unique(np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+    values = np.unique(
+        np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    )
     middles = (values[1:] + values[:-1]) / 2  # ties
-    x = np.concatenate([values, middles, np.nextafter(middles, np.float32(0)), np.nextafter(middles, np.float32(1e9))])
-    x = np.concatenate([x, np.float32([460, 480, 1e30, np.inf, 1e-30, 1e-45]), np.float32(2.0) ** np.arange(-12, 9)])
+    x = np.concatenate(
+        [
+            values,
+            middles,
+            np.nextafter(middles, np.float32(0)),
+            np.nextafter(middles, np.float32(1e9)),
+        ]
+    )
+    x = np.concatenate(
+        [
+            x,
+            np.float32([460, 480, 1e30, np.inf, 1e-30, 1e-45]),
+            np.float32(2.0) ** np.arange(-12, 9),
+        ]
+    )
     x = np.concatenate([x, -x, [np.nan, -np.nan]]).astype(np.float32)
     x = np.resize(x, -(-x.size // 32) * 32)
     (got,) = simulator.run(encode_all(count=x.size), x)
-    np.testing.assert_array_equal(got, np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8))
+    np.testing.assert_array_equal(
+        got, np.clip(x, -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    )

@@ -45,7 +45,10 @@ def test_sizes_are_ggmls(name):
 
 
 def test_plane_order_and_alignment():
-    found = {name: [(p.name, p.bytes_per_block, p.alignment) for p in formats.get(name).planes] for name in ALL}
+    found = {
+        name: [(p.name, p.bytes_per_block, p.alignment) for p in formats.get(name).planes]
+        for name in ALL
+    }
     assert found == {
         "Q4_0": [("qs", 16, 16), ("d", 2, 2)],
         "Q5_0": [("qs", 16, 16), ("qh", 4, 4), ("d", 2, 2)],
@@ -60,7 +63,9 @@ def test_plane_order_and_alignment():
 def test_half_fields_are_all_scales_and_minimums():
     """Those that are checked for NaN: two bytes of a Q5_1, Q4_K or Q5_K block are a minimum."""
     two = {"Q5_1": ("d", "m"), "Q4_K": ("d", "dmin"), "Q5_K": ("d", "dmin")}
-    assert {name: formats.get(name).half_fields for name in ALL} == {name: two.get(name, ("d",)) for name in ALL}
+    assert {name: formats.get(name).half_fields for name in ALL} == {
+        name: two.get(name, ("d",)) for name in ALL
+    }
 
 
 @pytest.mark.parametrize("size, alignment", [(1, 1), (12, 4), (24, 8), (48, 16)])
@@ -125,5 +130,7 @@ def test_finite_finds_the_bad_block(name, value):
 
 
 def test_unknown_format_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"format='Q9_X' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"):
+    with pytest.raises(
+        ValueError, match=r"format='Q9_X' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"
+    ):
         formats.get("Q9_X")

@@ -1,4 +1,6 @@
-"""Every row of the instruction table on a device and in the simulator: the same bits, on random and special values."""
+"""Every row of the instruction table on a device and in the simulator: the same bits, on random and
+special values.
+"""
 
 from __future__ import annotations
 
@@ -34,5 +36,7 @@ def test_device_and_simulator_agree(group: Group, gpu) -> None:
     for i, row in enumerate(group.rows):
         for at in np.flatnonzero(differences(row, got[i], want[i]))[:3]:
             operands = ", ".join(f"{int(x[i, at]):#x}" for x in group.operands[: len(row.operands)])
-            wrong.append(f"{row.opcode} {operands}: device {int(got[i, at]):#x}, simulator {int(want[i, at]):#x}")
+            wrong.append(
+                f"{row.opcode} {operands}: device {int(got[i, at]):#x}, simulator {int(want[i, at]):#x}"
+            )
     assert not wrong, "\n".join(wrong)

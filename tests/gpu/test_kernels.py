@@ -1,4 +1,6 @@
-"""Every kernel family on the GPU, launched without JAX, against the simulator running the same PTX text."""
+"""Every kernel family on the GPU, launched without JAX, against the simulator running the same PTX
+text.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ def gpu():
 
 
 def matvec(format: str, n: int, columns: int, m: int) -> tuple[str, dict[str, Any]]:
-    return "matvec", dict(format=format, n=n, columns=columns, m=m, config=tuning.matvec(format, n, columns, m))
+    return "matvec", dict(
+        format=format, n=n, columns=columns, m=m, config=tuning.matvec(format, n, columns, m)
+    )
 
 
 def gemm(format: str, n: int, columns: int, m: int) -> tuple[str, dict[str, Any]]:
-    return "gemm", dict(format=format, n=n, columns=columns, m=m, config=tuning.gemm(format, n, columns, m))
+    return "gemm", dict(
+        format=format, n=n, columns=columns, m=m, config=tuning.gemm(format, n, columns, m)
+    )
 
 
 def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
@@ -89,7 +95,12 @@ SHAPES = [
         for m, n, columns in ((9, 33, 768), (16, 1030, 1280), (64, 100, 512), (130, 2112, 512))
     ),
     *(
-        ("gemm", dict(format=format, n=n, columns=columns, m=m, config=GemmConfig(2, 1, 2, 32, 2, "f16")))
+        (
+            "gemm",
+            dict(
+                format=format, n=n, columns=columns, m=m, config=GemmConfig(2, 1, 2, 32, 2, "f16")
+            ),
+        )
         for format in HALF_FORMATS
         for m, n, columns in ((9, 33, 768), (130, 2112, 512))
     ),
@@ -99,7 +110,10 @@ SHAPES = [
         for dtype, lookups in (("f32", 0), ("bf16", 0), ("f16", 0), ("f32", 9))
     ),
     *(
-        ("append_kv", dict(tokens=11, num_pages=9, num_kv_heads=3, page_size=16, head_dim=96, dtype=dtype))
+        (
+            "append_kv",
+            dict(tokens=11, num_pages=9, num_kv_heads=3, page_size=16, head_dim=96, dtype=dtype),
+        )
         for dtype in ("f32", "bf16", "f16", "int8", "fp8")
     ),
     *(
@@ -131,7 +145,10 @@ SHAPES = [
     *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
     attention("f16", 96, 4, splits=5, contiguous=True, window=70, soft_cap=20.0, sinks=True),
     attention("int8", 112, 3, splits=3, window=100),
-    *(("merge_attention", dict(batch=2, num_heads=5, head_dim=80, splits=splits)) for splits in (2, 37)),
+    *(
+        ("merge_attention", dict(batch=2, num_heads=5, head_dim=80, splits=splits))
+        for splits in (2, 37)
+    ),
 ]
 
 
@@ -142,12 +159,17 @@ def label(shape: tuple[str, dict[str, Any]]) -> str:
 
 
 def values_of(kernel: Kernel, results: tuple[np.ndarray, ...]) -> list[np.ndarray]:
-    return [bf16_to_f32(r) if b.type.name == "bf16" else r for r, b in zip(results, kernel.results, strict=True)]
+    return [
+        bf16_to_f32(r) if b.type.name == "bf16" else r
+        for r, b in zip(results, kernel.results, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=label)
 def test_gpu_agrees_with_the_simulator(shape, gpu):
-    """Bit for bit, as every rounding is explicit; attention's `ex2.approx` and what mma adds in f32 are exceptions."""
+    """Bit for bit, as every rounding is explicit; attention's `ex2.approx` and what mma adds in f32
+    are exceptions.
+    """
     family, arguments = shape
     kernel = KERNELS[family](**arguments)
     for seed in (0, 1):
@@ -155,13 +177,17 @@ def test_gpu_agrees_with_the_simulator(shape, gpu):
         got = values_of(kernel, gpu.run(kernel, *operands))
         want = values_of(kernel, simulator.run(kernel, *operands))
         for result, expected in zip(got, want, strict=True):
-            if family in ("paged_attention", "merge_attention") or "means" in {b.name for b in kernel.operands}:
+            if family in ("paged_attention", "merge_attention") or "means" in {
+                b.name for b in kernel.operands
+            }:
                 assert nmse(result, expected) <= 1e-10
             else:
                 np.testing.assert_array_equal(result, expected)
 
 
-@pytest.mark.parametrize("shape", [matvec("Q4_K", 4096, 16, 1), attention("bf16", 128, 4)], ids=label)
+@pytest.mark.parametrize(
+    "shape", [matvec("Q4_K", 4096, 16, 1), attention("bf16", 128, 4)], ids=label
+)
 def test_runs_repeat_to_the_bit(shape, gpu):
     """A result that moves between runs of one input is a race."""
     family, arguments = shape
@@ -181,7 +207,9 @@ def test_facts_are_plausible(gpu):
 
 
 def test_timing_scales_with_the_work(gpu):
-    """Eight times the rows take more than twice the time: the clock measures the device, not the launch."""
+    """Eight times the rows take more than twice the time: the clock measures the device, not the
+    launch.
+    """
     medians = []
     for n in (16384, 131072):
         kernel = KERNELS["matvec"](**matvec("Q4_K", n, 16, 1)[1])

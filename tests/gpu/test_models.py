@@ -21,18 +21,24 @@ def golden(request):
 
 
 def test_greedy_tokens_with_float_activations(golden):
-    """With unquantized activations every token of the reference comes out, through prefill and paged decode."""
+    """With unquantized activations every token of the reference comes out, through prefill and
+    paged decode.
+    """
     import jax_q4k as jq
     from jax_q4k import models
 
     model, want = golden
     with jq.implementation("ptx", activations="f32"):
-        out = models.generate(model, want["prompt"].tolist(), max_new_tokens=len(want["greedy_f32"]))
+        out = models.generate(
+            model, want["prompt"].tolist(), max_new_tokens=len(want["greedy_f32"])
+        )
     assert list(out.tokens) == want["greedy_f32"].tolist()
 
 
 def test_logits_with_quantized_activations(golden):
-    """Eight tokens a call, so that the int8 kernels run: as close as llama.cpp's own quantized activations."""
+    """Eight tokens a call, so that the int8 kernels run: as close as llama.cpp's own quantized
+    activations.
+    """
     import jax.numpy as jnp
 
     import jax_q4k as jq
@@ -65,7 +71,9 @@ def test_logits_agree_with_plain_jax(golden, activations, count, tolerance):
 
 
 def test_decode_steps_with_quantized_activations(golden):
-    """The default path: prefill of the prompt, then one token at a time through the int8 kernels and the pages."""
+    """The default path: prefill of the prompt, then one token at a time through the int8 kernels
+    and the pages.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -77,7 +85,9 @@ def test_decode_steps_with_quantized_activations(golden):
     prompt, following = want["prompt"], want["greedy_f32"]
     cache = PagedCache.create(model.config, 1, len(prompt) + len(following))
     lengths = jnp.array([len(prompt)], jnp.int32)
-    state = programs.start(model.weights, jnp.asarray(prompt[None]), lengths, cache, jax.random.key(0))
+    state = programs.start(
+        model.weights, jnp.asarray(prompt[None]), lengths, cache, jax.random.key(0)
+    )
     cache, rows = state.cache, []
     for token in following:
         logits, cache = programs.decode(model.weights, jnp.array([token], jnp.int32), cache)

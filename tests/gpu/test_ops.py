@@ -29,7 +29,9 @@ def jq() -> types.ModuleType:
 def weights(jq, format: str, n: int, k: int, seed: int = 0):
     from ptx_kernels import formats
 
-    raw = random_blocks(format, (n, k // formats.get(format).block_size), np.random.default_rng(seed))
+    raw = random_blocks(
+        format, (n, k // formats.get(format).block_size), np.random.default_rng(seed)
+    )
     return jq.QuantizedArray.from_gguf_bytes(raw.tobytes(), format, (n, k))
 
 
@@ -67,7 +69,11 @@ def test_matmul(jq, format, m):
 def test_gradient_of_matmul(jq, format, m):
     import jax
 
-    w, x, cotangent = weights(jq, format, 64, 768), activations((m, 768)), activations((m, 64), seed=2)
+    w, x, cotangent = (
+        weights(jq, format, 64, 768),
+        activations((m, 768)),
+        activations((m, 64), seed=2),
+    )
     gradient = jax.jit(lambda x, w: jax.vjp(lambda x: jq.matmul(x, w), x)[1](cotangent)[0])(x, w)
     exact = np.asarray(cotangent, np.float64) @ np.asarray(w.dequantize(), np.float64)
     assert nmse(gradient, exact) <= 1e-11
@@ -76,13 +82,17 @@ def test_gradient_of_matmul(jq, format, m):
 @pytest.mark.parametrize("format", ["Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("n, k", [(4096, 4096), (4096, 14336), (1, 256), (31, 2304)])
 def test_matmul_shapes(jq, format, n, k):
-    (got,), (want,) = both(jq.matmul, activations((1, k)), weights(jq, format, n, k), activations="q8_1")
+    (got,), (want,) = both(
+        jq.matmul, activations((1, k)), weights(jq, format, n, k), activations="q8_1"
+    )
     assert nmse(got, want) <= TOLERANCE
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_matmul_dtypes(jq, dtype):
-    (got,), (want,) = both(jq.matmul, activations((2, 512), dtype), weights(jq, "Q4_K", 96, 512), activations="q8_1")
+    (got,), (want,) = both(
+        jq.matmul, activations((2, 512), dtype), weights(jq, "Q4_K", 96, 512), activations="q8_1"
+    )
     assert nmse(got, want) <= ROUNDED[dtype]
 
 
@@ -97,29 +107,54 @@ def test_a_nan_reaches_its_row_only(jq):
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 9])
 def test_fused_matmuls(jq, m):
-    """Normalized and quantized in the mat-vec (few rows), before it (more), or by a chain of kernels (nine)."""
+    """Normalized and quantized in the mat-vec (few rows), before it (more), or by a chain of
+    kernels (nine).
+    """
     import jax.numpy as jnp
 
-    x, residual, bias = activations((m, 3072)), activations((m, 96), seed=2), activations((96,), seed=3)
+    x, residual, bias = (
+        activations((m, 3072)),
+        activations((m, 96), seed=2),
+        activations((96,), seed=3),
+    )
     norm = jnp.abs(activations((3072,), seed=4))
     formats = ("Q4_K", "Q6_K", "Q8_0")
-    q, k, v = (weights(jq, f, n, 3072, i) for i, (f, n) in enumerate(zip(formats, (96, 33, 64), strict=True)))
-    gate, up, down = weights(jq, "Q4_K", 512, 3072), weights(jq, "Q5_K", 512, 3072), weights(jq, "Q6_K", 96, 512)
+    q, k, v = (
+        weights(jq, f, n, 3072, i)
+        for i, (f, n) in enumerate(zip(formats, (96, 33, 64), strict=True))
+    )
+    gate, up, down = (
+        weights(jq, "Q4_K", 512, 3072),
+        weights(jq, "Q5_K", 512, 3072),
+        weights(jq, "Q6_K", 96, 512),
+    )
     options = {"eps": 1e-5, "activations": "q8_1"}
     results = [
         both(jq.rms_norm_matmul, x, norm, q, bias=bias, residual=residual, **options),
-        both(lambda *a, **o: jq.qkv_matmul(a[0], a[1:4], norm_weight=a[4], **o), x, q, k, v, norm, **options),
+        both(
+            lambda *a, **o: jq.qkv_matmul(a[0], a[1:4], norm_weight=a[4], **o),
+            x,
+            q,
+            k,
+            v,
+            norm,
+            **options,
+        ),
         both(jq.gated_matmul, x, gate, up, norm_weight=norm, activation="gelu", **options),
         both(jq.mlp, x / 64, gate, up, down, residual=residual, activations="q8_1"),
     ]
     for got, want in results:
         for result, expected in zip(got, want, strict=True):
-            assert nmse(result, expected) <= 1e-5  # a tie of the rounding to int8 may fall to the other side
+            assert (
+                nmse(result, expected) <= 1e-5
+            )  # a tie of the rounding to int8 may fall to the other side
 
 
 @pytest.mark.parametrize("shape", [(1, 4096), (5, 96), (3, 30)])
 def test_rms_norm(jq, shape):
-    (got,), (want,) = both(jq.rms_norm, activations(shape), activations(shape[-1:], seed=2), eps=1e-5)
+    (got,), (want,) = both(
+        jq.rms_norm, activations(shape), activations(shape[-1:], seed=2), eps=1e-5
+    )
     assert nmse(got, want) <= 1e-11
 
 
@@ -131,18 +166,35 @@ def test_rope_append(jq, dtype, interleaved):
     pages, new = activations((20, 2, 16, 96), seed=1).astype(dtype), activations((5, 2, 96), seed=3)
     scales = {name: jnp.ones((20, 2, 16)) for name in ("k_scales", "v_scales") if dtype == "int8"}
     angles = activations((5, 40), seed=4)
-    norms = {"q_norm": activations((96,), seed=5), "k_norm": activations((96,), seed=6), "eps": 1e-6}
+    norms = {
+        "q_norm": activations((96,), seed=5),
+        "k_norm": activations((96,), seed=6),
+        "eps": 1e-6,
+    }
     slots = jnp.array([0, 319, -1, 17, 200])
-    arrays = activations((5, 6, 96)), new, -new, pages, pages, slots, jnp.cos(angles), jnp.sin(angles)
+    arrays = (
+        activations((5, 6, 96)),
+        new,
+        -new,
+        pages,
+        pages,
+        slots,
+        jnp.cos(angles),
+        jnp.sin(angles),
+    )
     got, want = both(jq.rope_append, *arrays, interleaved=interleaved, **norms, **scales)
     for result, expected in zip(got, want, strict=True):
-        assert nmse(result, expected) <= 1e-4  # narrow types round neighbours of a tie to either side
+        assert (
+            nmse(result, expected) <= 1e-4
+        )  # narrow types round neighbours of a tie to either side
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 4096), (7, 96)])
 def test_quantize_q8_1(jq, shape, dtype):
-    (values, scale_sum), (want_values, want_scale_sum) = both(jq.quantize_q8_1, activations(shape, dtype))
+    (values, scale_sum), (want_values, want_scale_sum) = both(
+        jq.quantize_q8_1, activations(shape, dtype)
+    )
     # a last-bit difference in x * (127 / amax) may move a tie to the neighbour, no further
     assert np.abs(values - want_values).max() <= 1 and np.mean(values != want_values) <= 1e-3
     assert nmse(scale_sum[..., 0], want_scale_sum[..., 0]) <= TOLERANCE
@@ -190,7 +242,9 @@ def test_paged_attention_groups(jq, num_heads, num_kv_heads):
 
 
 def check_attention(jq, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int) -> None:
-    """Lengths 0, 1, a full table and one in the middle; unused pages and the tail of used ones are poisoned."""
+    """Lengths 0, 1, a full table and one in the middle; unused pages and the tail of used ones are
+    poisoned.
+    """
     import jax.numpy as jnp
 
     rng = np.random.default_rng(0)
@@ -204,7 +258,9 @@ def check_attention(jq, dtype: str, head_dim: int, num_heads: int, num_kv_heads:
             pages[:, page, :, token % page_size] = rng.standard_normal((2, num_kv_heads, head_dim))
     k_pages, v_pages = (jnp.asarray(p).astype(dtype) for p in pages)
     q = activations((4, num_heads, head_dim))
-    (got,), (want,) = both(jq.paged_attention, q, k_pages, v_pages, jnp.asarray(tables), jnp.asarray(lengths))
+    (got,), (want,) = both(
+        jq.paged_attention, q, k_pages, v_pages, jnp.asarray(tables), jnp.asarray(lengths)
+    )
     assert not got[0].any()
     assert nmse(got, want) <= TOLERANCE
 
@@ -221,12 +277,18 @@ def test_pages_are_updated_in_place_inside_a_loop(jq):
         def step(state):
             i, k_pages, v_pages = state
             new = jax.lax.dynamic_slice_in_dim(k, i, 1)
-            return i + 1, *jq.append_kv(k_pages, v_pages, new, -new, i[None], implementation=implementation)
+            return i + 1, *jq.append_kv(
+                k_pages, v_pages, new, -new, i[None], implementation=implementation
+            )
 
         @jax.jit
         def program(k_pages, v_pages):
-            _, k_pages, v_pages = jax.lax.while_loop(lambda s: s[0] < 64, step, (jnp.int32(0), k_pages, v_pages))
-            return jq.paged_attention(q, k_pages, v_pages, tables, jnp.array([64]), implementation=implementation)
+            _, k_pages, v_pages = jax.lax.while_loop(
+                lambda s: s[0] < 64, step, (jnp.int32(0), k_pages, v_pages)
+            )
+            return jq.paged_attention(
+                q, k_pages, v_pages, tables, jnp.array([64]), implementation=implementation
+            )
 
         empty = jnp.full((4, 2, 16, 64), jnp.nan)
         return np.asarray(program(empty, empty))

@@ -24,10 +24,14 @@ def random_bytes(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray
     """uint8 (..., n, bytes of a row), with finite scales."""
     block = formats.get(name)
     rng = np.random.default_rng(seed)
-    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // block.block_size, block.block_bytes), np.uint8)
+    raw = rng.integers(
+        0, 256, (*shape[:-1], shape[-1] // block.block_size, block.block_bytes), np.uint8
+    )
     for field in block.half_fields:
         at = block.offset(field)
-        raw[..., at : at + 2] = rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)
+        raw[..., at : at + 2] = (
+            rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)
+        )
     return raw.reshape(*shape[:-1], -1)
 
 
@@ -54,11 +58,15 @@ def test_bytes_come_back_and_weights_are_ggmls(name, shape):
 def test_raw_may_be_any_buffer(kind):
     raw = random_bytes("Q8_0", (4, 64))
     source = kind(raw) if kind is np.asarray else kind(raw.tobytes())
-    assert jq.QuantizedArray.from_gguf_bytes(source, "Q8_0", (4, 64)).to_gguf_bytes() == raw.tobytes()
+    assert (
+        jq.QuantizedArray.from_gguf_bytes(source, "Q8_0", (4, 64)).to_gguf_bytes() == raw.tobytes()
+    )
 
 
 def test_raw_is_copied():
-    """Q4_K's one plane is the bytes as they lie: at 64 bytes' alignment JAX would take them over uncopied."""
+    """Q4_K's one plane is the bytes as they lie: at 64 bytes' alignment JAX would take them over
+    uncopied.
+    """
     raw = random_bytes("Q4_K", (4, 256))
     room = np.zeros(raw.size + 64, np.uint8)
     source = room[-room.ctypes.data % 64 :][: raw.size]
@@ -71,7 +79,17 @@ def test_raw_is_copied():
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])  # one plane and four
 @pytest.mark.parametrize(
     "index",
-    [1, -1, -3, slice(1, 3), (0, slice(2, 4)), (slice(None), 1), (2, 3), np.int64(2), np.array([2, 0, 2])],
+    [
+        1,
+        -1,
+        -3,
+        slice(1, 3),
+        (0, slice(2, 4)),
+        (slice(None), 1),
+        (2, 3),
+        np.int64(2),
+        np.array([2, 0, 2]),
+    ],
     ids=str,
 )
 def test_indexing_leading_axes(name, index):
@@ -102,11 +120,19 @@ def test_iterating_gives_the_parts_of_the_first_axis():
         (3, IndexError, "index 3 is out of range for axis 0 of size 3"),
         ((0, -5), IndexError, "index -5 is out of range for axis 1 of size 4"),
         ((0, 0, 0), IndexError, r"3 indices for shape \(3, 4, 512\): the last axis is packed"),
-        (..., TypeError, "index Ellipsis of axis 0 must be an integer, a slice or an integer array"),
+        (
+            ...,
+            TypeError,
+            "index Ellipsis of axis 0 must be an integer, a slice or an integer array",
+        ),
         (None, TypeError, "index None of axis 0"),
         (True, TypeError, "index True of axis 0"),
         (np.array([0, 3]), IndexError, "index of axis 0 is out of range for size 3: 0 to 3"),
-        ((0, np.array([[-5], [1]])), IndexError, "index of axis 1 is out of range for size 4: -5 to 1"),
+        (
+            (0, np.array([[-5], [1]])),
+            IndexError,
+            "index of axis 1 is out of range for size 4: -5 to 1",
+        ),
     ],
 )
 def test_bad_indices(index, error, message):
@@ -214,7 +240,9 @@ def test_sharding_along_rows_or_blocks():
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
-    done = subprocess.run([sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", SHARDED], env=environment, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -225,11 +253,26 @@ def test_repr():
 @pytest.mark.parametrize(
     "size, name, shape, message",
     [
-        (144, "Q4_1", (1, 256), "format='Q4_1' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"),
+        (
+            144,
+            "Q4_1",
+            (1, 256),
+            "format='Q4_1' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K",
+        ),
         (144, "F32", (1, 256), "format='F32' must be one of"),
-        (72, "Q4_K", (1, 128), r"shape=\(1, 128\): k=128 must be a multiple of 256, the block of Q4_K"),
+        (
+            72,
+            "Q4_K",
+            (1, 128),
+            r"shape=\(1, 128\): k=128 must be a multiple of 256, the block of Q4_K",
+        ),
         (34, "Q8_0", (1, 33), "k=33 must be a multiple of 32, the block of Q8_0"),
-        (0, "Q4_K", (0, 256), r"shape=\(0, 256\) must have at least one axis, and every axis at least 1"),
+        (
+            0,
+            "Q4_K",
+            (0, 256),
+            r"shape=\(0, 256\) must have at least one axis, and every axis at least 1",
+        ),
         (0, "Q4_K", (2, 0), "every axis at least 1"),
         (144, "Q4_K", (), "at least one axis"),
         (144, "Q4_K", (-1, 256), "every axis at least 1"),
@@ -263,7 +306,11 @@ def test_bad_planes():
         jq.QuantizedArray("Q4_K", (1, 256), [bytes(144)])
     with pytest.raises(ValueError, match="planes has 1 arrays; Q8_0 has 2: qs, d"):
         jq.QuantizedArray("Q8_0", (4, 64), planes[:1])
-    with pytest.raises(ValueError, match=r"plane qs of Q8_0 \(4, 32\) must be uint8 \(4, 1, 32\), not uint8"):
+    with pytest.raises(
+        ValueError, match=r"plane qs of Q8_0 \(4, 32\) must be uint8 \(4, 1, 32\), not uint8"
+    ):
         jq.QuantizedArray("Q8_0", (4, 32), planes)
-    with pytest.raises(ValueError, match=r"plane d of .* must be uint8 \(4, 2, 2\), not int8 \(4, 2, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"plane d of .* must be uint8 \(4, 2, 2\), not int8 \(4, 2, 2\)"
+    ):
         jq.QuantizedArray("Q8_0", (4, 64), (planes[0], planes[1].astype(jnp.int8)))

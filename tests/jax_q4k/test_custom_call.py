@@ -34,7 +34,8 @@ def test_subnormals_are_kept() -> None:
 
 def test_errors_name_the_source_line() -> None:
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"(?s)OutOfBounds.*kernel scaled.*written by test_custom_call"
+        jax.errors.JaxRuntimeError,
+        match=r"(?s)OutOfBounds.*kernel scaled.*written by test_custom_call",
     ):
         jax.block_until_ready(run(scaled(n=7, factor=1.0), np.zeros(32, np.float32)))
 

@@ -22,19 +22,28 @@ def floats(*shape: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
 
 def packed(format: str, n: int, k: int) -> jq.QuantizedArray:
     block = formats.get(format)
-    planes = (floats(n, k // block.block_size, p.bytes_per_block, dtype=jnp.uint8) for p in block.planes)
+    planes = (
+        floats(n, k // block.block_size, p.bytes_per_block, dtype=jnp.uint8) for p in block.planes
+    )
     return jq.QuantizedArray(format, (n, k), tuple(planes))
 
 
 def test_a_matmul_on_a_gpu_that_is_not_there():
     found = jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda")
     (call,) = found.calls
-    assert (call.name, call.count, call.implementation, call.runnable) == ("q4k_matmul", 1, "ptx", True)
+    assert (call.name, call.count, call.implementation, call.runnable) == (
+        "q4k_matmul",
+        1,
+        "ptx",
+        True,
+    )
     assert [kernel.family for kernel in call.kernels] == ["quantize_q8_1", "matvec"]
     (chosen,) = (choice for choice in call.chosen if choice.rule == "matvec")
     assert chosen.config == call.kernels[1].arguments["config"]
     text = str(found)
-    assert text.startswith("on cuda (H200: 132 multiprocessors): 1 kinds of calls, 1 calls, 2 launches of PTX")
+    assert text.startswith(
+        "on cuda (H200: 132 multiprocessors): 1 kinds of calls, 1 calls, 2 launches of PTX"
+    )
     for part in (
         "q4k_matmul x1: f32[1,512], u8[64,2,144] -> f32[1,64]",
         "ptx: the default on cuda",
@@ -49,11 +58,15 @@ def test_a_matmul_on_a_gpu_that_is_not_there():
 def test_prompts_are_float16_where_that_is_fastest():
     x, w = floats(512, 4096), packed("Q4_K", 4096, 4096)
     of = {
-        (device, activations): jq.explain(jq.matmul, x, w, platform="cuda", device=device, activations=activations)
+        (device, activations): jq.explain(
+            jq.matmul, x, w, platform="cuda", device=device, activations=activations
+        )
         for device in ("NVIDIA H200", "NVIDIA A100")
         for activations in (None, "q8_1")
     }
-    families = {key: [kernel.name for kernel in found.calls[0].kernels] for key, found in of.items()}
+    families = {
+        key: [kernel.name for kernel in found.calls[0].kernels] for key, found in of.items()
+    }
     assert families.pop(("NVIDIA H200", None)) == ["quantize_f16", "gemm_q4_k_f16_m64"]
     assert set(map(tuple, families.values())) == {("quantize_q8_1", "gemm_q4_k_m64")}
     assert "chosen half_gemm(Q4_K, 4096, 4096, 512) -> GemmConfig(" in str(of["NVIDIA H200", None])
@@ -61,14 +74,21 @@ def test_prompts_are_float16_where_that_is_fastest():
 
 def test_a_table_decides_for_its_device_alone(monkeypatch):
     row = tables.Row("matvec", ("Q4_K", 64, 512, 1), MatvecConfig(warps=2), 3e-6)
-    monkeypatch.setattr(tables, "packaged", lambda: (tables.Table("a/l4.json", "NVIDIA L4", "measured", (row,)),))
+    monkeypatch.setattr(
+        tables, "packaged", lambda: (tables.Table("a/l4.json", "NVIDIA L4", "measured", (row,)),)
+    )
 
     def reason(device: str) -> str:
-        found = jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda", device=device)
+        found = jq.explain(
+            jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda", device=device
+        )
         return next(choice.why for choice in found.calls[0].chosen if choice.rule == "matvec")
 
     assert reason("NVIDIA L4") == "measured for NVIDIA L4 (l4.json), this shape: 3.00 us"
-    assert reason("NVIDIA H200") == "rule tuning.matvec for 132 multiprocessors, no table for NVIDIA H200 has the shape"
+    assert (
+        reason("NVIDIA H200")
+        == "rule tuning.matvec for 132 multiprocessors, no table for NVIDIA H200 has the shape"
+    )
 
 
 def test_the_device_decides_and_choices_for_another_leave_no_trace():
@@ -79,10 +99,15 @@ def test_the_device_decides_and_choices_for_another_leave_no_trace():
         assert call.kernels[-1].arguments["config"] == chosen.config
         return chosen.config.rows, chosen.why
 
-    rows = {name: found(name) for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 5090", "NVIDIA L4", None)}
+    rows = {
+        name: found(name)
+        for name in ("NVIDIA A100-SXM4-80GB", "NVIDIA GeForce RTX 5090", "NVIDIA L4", None)
+    }
     assert rows["NVIDIA A100-SXM4-80GB"][0] > rows["NVIDIA GeForce RTX 5090"][0]
     assert rows["NVIDIA L4"][0] == rows[None][0]
-    assert rows["NVIDIA GeForce RTX 5090"][1].startswith("rule tuning.gemm for 170 multiprocessors, no table")
+    assert rows["NVIDIA GeForce RTX 5090"][1].startswith(
+        "rule tuning.gemm for 170 multiprocessors, no table"
+    )
     assert "132 multiprocessors of an H200, NVIDIA L4 being unknown" in rows["NVIDIA L4"][1]
     for name, before in rows.items():
         assert found(name) == before
@@ -95,7 +120,11 @@ def test_a_gpu_says_how_many_multiprocessors_it_has(monkeypatch):
 
     monkeypatch.setattr(op.jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(op.jax, "devices", lambda: [Gpu()])
-    assert (op.device().name, op.device().multiprocessors, op.device().assumed) == ("NVIDIA H100 PCIe", 114, False)
+    assert (op.device().name, op.device().multiprocessors, op.device().assumed) == (
+        "NVIDIA H100 PCIe",
+        114,
+        False,
+    )
     monkeypatch.delattr(Gpu, "core_count")
     assert op.device().multiprocessors == 114 and not op.device().assumed  # an H100 PCIe's
     monkeypatch.setattr(Gpu, "device_kind", "NVIDIA L4")
@@ -112,7 +141,9 @@ def test_calls_are_counted_through_control_flow():
 
         x, _ = jax.lax.scan(twice, x, None, length=5)
         x = jax.lax.while_loop(lambda x: x.sum() < 0, lambda x: jq.matmul(x, square), x)
-        x = jax.lax.cond(x.sum() > 1, lambda x: x, lambda x: jq.matmul(x, square, implementation="xla"), x)
+        x = jax.lax.cond(
+            x.sum() > 1, lambda x: x, lambda x: jq.matmul(x, square, implementation="xla"), x
+        )
         return jq.matmul(x, w)
 
     found = jq.explain(program, floats(1, 256), w, square, platform="cuda")
@@ -138,26 +169,41 @@ def test_what_cannot_run_is_said():
         found = jq.explain(jq.matmul, floats(1, 256), packed("Q4_K", 8, 256))
     (call,) = found.calls
     assert (found.platform, call.runnable) == ("cpu", False)
-    assert call.why == "asked for by name, but it runs on cuda only: lowering raises UnavailableError"
+    assert (
+        call.why == "asked for by name, but it runs on cuda only: lowering raises UnavailableError"
+    )
     assert re.match(r"on cpu \(.*\): 1 kinds of calls, 1 calls, 2 launches", str(found))
 
 
 def test_other_operations():
     pages, table = floats(8, 2, 16, 64, dtype=jnp.bfloat16), floats(3, 4, dtype=jnp.int32)
     found = jq.explain(
-        jq.paged_attention, floats(3, 8, 64), pages, pages, table, floats(3, dtype=jnp.int32), platform="cuda"
+        jq.paged_attention,
+        floats(3, 8, 64),
+        pages,
+        pages,
+        table,
+        floats(3, dtype=jnp.int32),
+        platform="cuda",
     )
     assert [choice.rule for choice in found.calls[0].chosen] == ["paged_attention"]
     assert jq.explain(lambda x: x + 1, floats(3)).calls == ()
 
 
 def test_times_are_predicted_if_asked_for():
-    found = jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda", predict=True)
+    found = jq.explain(
+        jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda", predict=True
+    )
     quantize, product = found.calls[0].figures
     assert (product.family, product.device) == ("matvec", "H200") and 2e-6 < product.seconds < 1e-5
-    assert f"threads; predicted {quantize.seconds * 1e6:.1f} us, {quantize.bound} bound (H200)" in str(found)
+    assert (
+        f"threads; predicted {quantize.seconds * 1e6:.1f} us, {quantize.bound} bound (H200)"
+        in str(found)
+    )
     with pytest.raises(ValueError, match="device='NVIDIA L4' must be one of H200"):
-        jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), device="NVIDIA L4", predict=True)
+        jq.explain(
+            jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), device="NVIDIA L4", predict=True
+        )
 
 
 def test_machine_code_is_read_only_where_it_is_asked_for():
@@ -168,7 +214,9 @@ def test_machine_code_is_read_only_where_it_is_asked_for():
         "print(sorted({'assemble', 'cost', 'report', 'sass', 'work'} & "
         "{name.removeprefix('ptx_kernels.') for name in sys.modules}))"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 

@@ -36,14 +36,19 @@ def vocabulary(*entries: bytes, tokens: tuple[str, ...] = ("a", "b", "<0x0A>")) 
 
 
 def numbers(name: str, kind: int, code: str, values: list[float]) -> bytes:
-    return array_entry(f"tokenizer.ggml.{name}", kind, [struct.pack(code, value) for value in values])
+    return array_entry(
+        f"tokenizer.ggml.{name}", kind, [struct.pack(code, value) for value in values]
+    )
 
 
 CASES = [
     # Start of the file and its counts
     Case("empty", b"", "magic: truncated: expected 4 bytes at byte 0, 0 are left of 0"),
     Case("bad-magic", build(magic=b"GGML"), "magic: expected b'GGUF', got b'GGML'"),
-    *(Case(f"version-{n}", build(version=u32(n)), rf"version: expected 2 or 3, got {n}") for n in (0, 1, 4, 1 << 31)),
+    *(
+        Case(f"version-{n}", build(version=u32(n)), rf"version: expected 2 or 3, got {n}")
+        for n in (0, 1, 4, 1 << 31)
+    ),
     Case("big-endian", build(version=b"\0\0\0\3"), "version: expected 2 or 3, got 3 in big-endian"),
     Case(
         "metadata-count-huge",
@@ -128,7 +133,9 @@ CASES = [
         build([array_entry("a", Value.ARRAY, [u32(0) + u64(0)])]),
         "a: element type: arrays in arrays are not supported",
     ),
-    Case("key-not-utf8", build([text_entry(b"\xff", "abc")]), "metadata entry 0: key: expected UTF-8"),
+    Case(
+        "key-not-utf8", build([text_entry(b"\xff", "abc")]), "metadata entry 0: key: expected UTF-8"
+    ),
     Case(
         "string-not-utf8",
         build([text_entry("a", b"ab\xc3")]),
@@ -168,7 +175,11 @@ CASES = [
         build(tensors=[tensor("w", [8]), tensor("w", [8], offset=32)], data=bytes(64)),
         "tensor 1: name: duplicate of 'w'",
     ),
-    Case("five-dimensions", one_tensor(dims=[1] * 5), "tensor 'w': dimension count: must be at most 4"),
+    Case(
+        "five-dimensions",
+        one_tensor(dims=[1] * 5),
+        "tensor 'w': dimension count: must be at most 4",
+    ),
     Case(
         "dimensions-huge",
         build(tensors=[string("w") + u32(0xFFFFFFFF) + bytes(32)]),
@@ -179,7 +190,9 @@ CASES = [
         one_tensor(dims=[8, 0]),
         r"tensor 'w': dimensions: \[8, 0\]: every dimension must be positive, not 0",
     ),
-    Case("dimension-negative", one_tensor(dims=[HUGE, 2]), "every dimension must be positive, not -1"),
+    Case(
+        "dimension-negative", one_tensor(dims=[HUGE, 2]), "every dimension must be positive, not -1"
+    ),
     Case(
         "product-wraps-to-zero",
         one_tensor(dims=[1 << 32, 1 << 32]),
@@ -382,7 +395,10 @@ def test_scales_that_are_not_finite(name, value, tmp_path, monkeypatch):
         block = formats.get(name)
         bad, stride = np.float16(value).tobytes(), block.block_bytes
         index = info.nbytes // stride - 2
-        fields, what = [block.offset(field) for field in block.half_fields], f"a scale of block {index}"
+        fields, what = (
+            [block.offset(field) for field in block.half_fields],
+            f"a scale of block {index}",
+        )
     for field in fields:
         changed = data.copy()
         at = header.data_start + info.offset + index * stride + field
@@ -403,7 +419,9 @@ def test_a_file_that_shrinks_while_tensors_are_read(tmp_path):
     def shrink(done: int, total: int) -> None:
         os.truncate(path, header.data_start + 100)
 
-    with pytest.raises(jq.GGUFError, match=r"tensor 'packed.\w+': the file shrank while it was read: expected"):
+    with pytest.raises(
+        jq.GGUFError, match=r"tensor 'packed.\w+': the file shrank while it was read: expected"
+    ):
         jq.gguf.read(path, progress=shrink)
 
 
@@ -412,7 +430,9 @@ def test_a_file_that_shrinks_while_its_header_is_read(tmp_path):
     with open(path, "rb", buffering=0) as file:
         source = jq.gguf.source.Source(file, "sample")
         os.truncate(path, 50)
-        with pytest.raises(jq.GGUFError, match="the file shrank while it was read: expected .* got 50"):
+        with pytest.raises(
+            jq.GGUFError, match="the file shrank while it was read: expected .* got 50"
+        ):
             jq.gguf.header.parse_source(source)
 
 

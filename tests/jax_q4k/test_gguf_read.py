@@ -47,7 +47,9 @@ def test_golden_files_equal_ggufs_reader(path):
 def test_every_type_equals_ggufs_reader(sample):
     file = jq.gguf.read(sample)
     assert_same_as_ggufs_reader(file, sample)
-    assert {w.format for w in file.tensors.values() if isinstance(w, jq.QuantizedArray)} == set(formats.names())
+    assert {w.format for w in file.tensors.values() if isinstance(w, jq.QuantizedArray)} == set(
+        formats.names()
+    )
     assert {str(w.dtype) for w in file.tensors.values() if isinstance(w, jax.Array)} == {
         "float32",
         "float16",
@@ -90,7 +92,9 @@ def test_metadata_types(sample):
 
 def test_empty_strings_and_arrays():
     kinds = [Value.STRING, Value.FLOAT32]
-    data = build([text_entry("text", ""), *(array_entry(f"array.{kind.name}", kind, []) for kind in kinds)])
+    data = build(
+        [text_entry("text", ""), *(array_entry(f"array.{kind.name}", kind, []) for kind in kinds)]
+    )
     metadata = jq.gguf.parse(data).metadata
     assert metadata["text"] == "" and metadata["array.STRING"] == []
     assert metadata["array.FLOAT32"].shape == (0,)
@@ -182,10 +186,16 @@ print(status("VmHWM") - before, sum(w.nbytes for w in tensors.values()))
 """
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/status"), reason="peak memory is read from /proc"
+)
 def test_peak_memory_is_the_file_and_little_more(tmp_path):
     """The limit of 300 MB beside a file of 640 MB, in proportion."""
-    kinds = [("Q4_K", 1 << 27), ("Q6_K", 1 << 27), ("F32", 1 << 23)]  # the largest tensor comes last but one
+    kinds = [
+        ("Q4_K", 1 << 27),
+        ("Q6_K", 1 << 27),
+        ("F32", 1 << 23),
+    ]  # the largest tensor comes last but one
     infos, offset = [], 0
     for kind, count in kinds:
         nbytes = count // 256 * formats.get(kind).block_bytes if kind != "F32" else 4 * count

@@ -62,10 +62,20 @@ def test_a_header_can_be_refused_before_tensors_are_read(sample, monkeypatch):
         jq.gguf.read(sample, check=check)
 
 
-scalars = st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(width=32) | st.floats() | st.text()
+scalars = (
+    st.booleans()
+    | st.integers(-(1 << 63), (1 << 64) - 1)
+    | st.floats(width=32)
+    | st.floats()
+    | st.text()
+)
 # but those that have a meaning to `write`; hypothesis takes texts from the code that it tests
-keys = st.text(min_size=1).filter(lambda key: key not in ("general.architecture", "general.alignment"))
-lists = st.lists(st.integers(-(1 << 31), (1 << 31) - 1)) | st.lists(st.text()) | st.lists(st.booleans())
+keys = st.text(min_size=1).filter(
+    lambda key: key not in ("general.architecture", "general.alignment")
+)
+lists = (
+    st.lists(st.integers(-(1 << 31), (1 << 31) - 1)) | st.lists(st.text()) | st.lists(st.booleans())
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -185,11 +195,16 @@ def test_a_link_stays_one(tmp_path):
     target, link = tmp_path / "folder" / "target.gguf", tmp_path / "link.gguf"
     link.symlink_to(target)
     jq.gguf.write(link, {"general.architecture": "llama"}, {})
-    assert link.is_symlink() and jq.gguf.read_header(target).metadata["general.architecture"] == "llama"
+    assert (
+        link.is_symlink()
+        and jq.gguf.read_header(target).metadata["general.architecture"] == "llama"
+    )
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path):
-    """A limit of the file's size stands for the disk's: the same call fails, with EFBIG for ENOSPC."""
+    """A limit of the file's size stands for the disk's: the same call fails, with EFBIG for
+    ENOSPC.
+    """
     program = """
 import resource, signal, numpy as np, jax_q4k as jq
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -200,7 +215,9 @@ except OSError as error:
     print(error.errno, error.filename)
 """
     (tmp_path / "t.gguf").write_bytes(b"old")
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"{errno.EFBIG} t.gguf\n"
     assert (tmp_path / "t.gguf").read_bytes() == b"old" and os.listdir(tmp_path) == ["t.gguf"]
 
@@ -213,7 +230,11 @@ def test_an_interruption_leaves_the_old_file(tmp_path):
     target = tmp_path / "t.gguf"
     target.write_bytes(b"old")
     with pytest.raises(KeyboardInterrupt):
-        jq.gguf.write(target, {"general.architecture": "llama"}, {"t": jq.gguf.TensorPieces("F32", (4,), interrupted)})
+        jq.gguf.write(
+            target,
+            {"general.architecture": "llama"},
+            {"t": jq.gguf.TensorPieces("F32", (4,), interrupted)},
+        )
     assert target.read_bytes() == b"old" and os.listdir(tmp_path) == ["t.gguf"]
 
 
@@ -231,7 +252,9 @@ def test_no_more_is_taken_than_there_is_room_for(tmp_path):
 def test_the_data_are_on_disk_before_the_file_has_its_name(tmp_path, monkeypatch):
     order = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: order.append(os.fstat(file).st_size) or fsync(file))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: order.append(os.fstat(file).st_size) or fsync(file)
+    )
     monkeypatch.setattr(os, "replace", lambda *paths: order.append("replace") or replace(*paths))
     target = tmp_path / "t.gguf"
     jq.gguf.write(target, {"general.architecture": "llama"}, {"t": np.ones(100, np.float32)})

@@ -1,4 +1,6 @@
-"""The same operations by plain JAX and by simulated PTX kernels, under jit and control flow, and how one chooses."""
+"""The same operations by plain JAX and by simulated PTX kernels, under jit and control flow, and
+how one chooses.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_matmul(format: str, rows: int) -> None:
     simulated = jq.matmul(x, w, implementation="sim")
     assert nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-11
     assert nmse(simulated, x @ w.dequantize().T) <= 1e-3
-    simulated, plain = (jq.matmul(x, w, implementation=name, activations="f32") for name in ("sim", "xla"))
+    simulated, plain = (
+        jq.matmul(x, w, implementation=name, activations="f32") for name in ("sim", "xla")
+    )
     assert nmse(simulated, plain) <= 1e-11
 
 
@@ -45,7 +49,9 @@ def test_matmul_of_16_bit_activations(dtype) -> None:
     x, w = normal(2, 256, dtype=dtype), packed("Q4_K", 5, 256)
     simulated = jq.matmul(x, w, implementation="sim")
     assert simulated.dtype == dtype
-    assert nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-5  # both round to 16 bits
+    assert (
+        nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-5
+    )  # both round to 16 bits
 
 
 def test_matmul_with_leading_axes() -> None:
@@ -71,18 +77,24 @@ def test_dequantize_and_embedding(format: str, dtype) -> None:
     for call in (jq.dequantize, lambda *args, **options: jq.embedding(ids, *args, **options)):
         got, want = (call(w, dtype, implementation=name) for name in ("sim", "xla"))
         assert got.dtype == dtype
-        np.testing.assert_array_equal(got.astype(jnp.float32), want.astype(jnp.float32))  # NaN rows are equal
+        np.testing.assert_array_equal(
+            got.astype(jnp.float32), want.astype(jnp.float32)
+        )  # NaN rows are equal
 
 
 def test_quantize_q8_1() -> None:
     x = normal(2, 3, 96)
-    for got, want in zip(*(jq.quantize_q8_1(x, implementation=name) for name in ("sim", "xla")), strict=True):
+    for got, want in zip(
+        *(jq.quantize_q8_1(x, implementation=name) for name in ("sim", "xla")), strict=True
+    ):
         np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_loop_that_decodes(implementation: str) -> None:
-    """append_kv and paged_attention inside a jitted while_loop with a donated cache, against attention in float64."""
+    """append_kv and paged_attention inside a jitted while_loop with a donated cache, against
+    attention in float64.
+    """
     heads, kv_heads, dim, steps = 4, 2, 32, 20
     q, k, v = (normal(steps, h, dim, seed=i) for i, h in enumerate((heads, kv_heads, kv_heads)))
     tables = jnp.array([[2, 0]], jnp.int32)
@@ -95,7 +107,9 @@ def test_a_loop_that_decodes(implementation: str) -> None:
             row = jq.paged_attention(q[t][None], *pages, tables, (t + 1)[None])
             return t + 1, pages, out.at[t].set(row[0])
 
-        return jax.lax.while_loop(lambda c: c[0] < steps, step, (jnp.int32(0), pages, jnp.zeros_like(q)))[2]
+        return jax.lax.while_loop(
+            lambda c: c[0] < steps, step, (jnp.int32(0), pages, jnp.zeros_like(q))
+        )[2]
 
     pages = (jnp.full((3, kv_heads, 16, dim), jnp.nan),) * 2
     with jq.implementation(implementation):
@@ -114,7 +128,9 @@ def test_scan_over_stacked_weights(implementation: str) -> None:
     stacked = jax.tree.map(lambda *planes: jnp.stack(planes), *layers)
     x = normal(2, 256)
     with jq.implementation(implementation, activations="f32"):
-        y, _ = jax.jit(lambda x, w: jax.lax.scan(lambda x, w: (jq.matmul(x, w), None), x, w))(x, stacked)
+        y, _ = jax.jit(lambda x, w: jax.lax.scan(lambda x, w: (jq.matmul(x, w), None), x, w))(
+            x, stacked
+        )
     want = x.astype(jnp.float32)
     for w in layers:
         want = jnp.dot(want, w.dequantize().T, precision="highest")
@@ -138,7 +154,9 @@ def test_choices_that_cannot_be() -> None:
     x, w = normal(1, 256), packed("Q4_K", 4, 256)
     with pytest.raises(jq.UnavailableError, match="implementation 'ptx' needs a CUDA device"):
         jq.matmul(x, w, implementation="ptx")
-    with pytest.raises(ValueError, match="implementation='cuda' must be one of ptx, native, xla, sim"):
+    with pytest.raises(
+        ValueError, match="implementation='cuda' must be one of ptx, native, xla, sim"
+    ):
         jq.matmul(x, w, implementation="cuda")
     with pytest.raises(ValueError, match="activations='int8' must be one of f32, q8_1"):
         jq.matmul(x, w, activations="int8")
@@ -153,7 +171,8 @@ def test_an_operation_asks_before_the_context() -> None:
     x, w = normal(1, 256), packed("Q4_K", 4, 256)
     with jq.implementation("sim"):
         np.testing.assert_array_equal(
-            jq.matmul(x, w, implementation="xla", activations="f32"), jq.matmul(x, w, implementation="xla")
+            jq.matmul(x, w, implementation="xla", activations="f32"),
+            jq.matmul(x, w, implementation="xla"),
         )
         with pytest.raises(jq.UnavailableError, match="needs a CUDA device"):
             jq.matmul(x, w, implementation="ptx")
@@ -163,18 +182,30 @@ def test_an_operation_asks_before_the_context() -> None:
 def test_a_kernel_takes_its_own_operands_alone(launch) -> None:
     kernel = quantize_q8_1(rows=2, columns=64)
     for wrong in ([normal(2, 32)], [normal(2, 64, dtype=jnp.bfloat16)], [], [normal(2, 64)] * 2):
-        with pytest.raises(TypeError, match=r"kernel quantize_q8_1 takes \[\(\(2, 64\), dtype\('float32'\)\)\], got"):
+        with pytest.raises(
+            TypeError,
+            match=r"kernel quantize_q8_1 takes \[\(\(2, 64\), dtype\('float32'\)\)\], got",
+        ):
             jax.eval_shape(lambda *operands: launch(kernel, *operands), *wrong)
 
 
 def test_products_on_a_gpu_are_no_tf32() -> None:
     """All of float32's bits: XLA's default precision on a GPU has ten bits of mantissa."""
     x, w = jnp.zeros((9, 256)), packed("Q4_K", 4, 256)
-    q, pages, tables = jnp.zeros((1, 2, 32)), jnp.zeros((2, 2, 16, 32)), jnp.zeros((1, 2), jnp.int32)
+    q, pages, tables = (
+        jnp.zeros((1, 2, 32)),
+        jnp.zeros((2, 2, 16, 32)),
+        jnp.zeros((1, 2), jnp.int32),
+    )
     programs = [
         (lambda x: jq.matmul(x, w, activations="f32"), x),
         (lambda x: jq.matmul(x, w, implementation="xla"), x),
-        (lambda q: jq.paged_attention(q, pages, pages, tables, tables[:, 0], implementation="xla"), q),
+        (
+            lambda q: jq.paged_attention(
+                q, pages, pages, tables, tables[:, 0], implementation="xla"
+            ),
+            q,
+        ),
         (lambda q: causal_attention(q[None], q[None], q[None], jnp.array([1])), q),
     ]
     for program, argument in programs:
@@ -185,7 +216,15 @@ def test_products_on_a_gpu_are_no_tf32() -> None:
 
 def test_lowered_for_cuda_updates_the_pages_in_place() -> None:
     pages = jax.ShapeDtypeStruct((4, 2, 16, 64), jnp.float32)
-    new, slots = jax.ShapeDtypeStruct((3, 2, 64), jnp.float32), jax.ShapeDtypeStruct((3,), jnp.int32)
-    text = jax.jit(jq.append_kv).trace(pages, pages, new, new, slots).lower(lowering_platforms=("cuda",)).as_text()
+    new, slots = (
+        jax.ShapeDtypeStruct((3, 2, 64), jnp.float32),
+        jax.ShapeDtypeStruct((3,), jnp.int32),
+    )
+    text = (
+        jax.jit(jq.append_kv)
+        .trace(pages, pages, new, new, slots)
+        .lower(lowering_platforms=("cuda",))
+        .as_text()
+    )
     assert text.count("__gpu$xla.gpu.ptx") == 1
     assert text.count("#stablehlo.output_operand_alias<") == 2

@@ -1,4 +1,6 @@
-"""Hugging Face folders of golden models: their weights decoded, rows in the order of a checkpoint."""
+"""Hugging Face folders of golden models: their weights decoded, rows in the order of a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 
 
 def halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Row 2i + j of every head becomes row j * half + i: llama.cpp's order undone, element by element."""
+    """Row 2i + j of every head becomes row j * half + i: llama.cpp's order undone, element by
+    element.
+    """
     out, size = np.empty_like(rows), len(rows) // heads
     for row in range(len(rows)):
         head, at = divmod(row, size)
@@ -50,18 +54,24 @@ def weights(name: str) -> tuple[dict[str, np.ndarray], Config, np.ndarray | None
     file = jq.gguf.read(path(name))
     config = Config.from_metadata(file.metadata)
     arrays = {
-        name: np.asarray(tensor.dequantize() if isinstance(tensor, jq.QuantizedArray) else tensor, np.float32)
+        name: np.asarray(
+            tensor.dequantize() if isinstance(tensor, jq.QuantizedArray) else tensor, np.float32
+        )
         for name, tensor in file.tensors.items()
     }
     divisors = arrays.pop("rope_freqs.weight", None)
     if config.architecture == "llama":
         for name, rows in arrays.items():
             if ".attn_q." in name or ".attn_k." in name:
-                arrays[name] = halves(rows, config.num_heads if ".attn_q." in name else config.num_kv_heads)
+                arrays[name] = halves(
+                    rows, config.num_heads if ".attn_q." in name else config.num_kv_heads
+                )
     return {checkpoint_name(name): rows for name, rows in arrays.items()}, config, divisors
 
 
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], shards: int = 1) -> Path:
+def write(
+    folder: Path, config: dict[str, Any], tensors: dict[str, np.ndarray], shards: int = 1
+) -> Path:
     """The files of a checkpoint without a tokenizer, its tensors dealt out to `shards` files."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))

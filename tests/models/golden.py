@@ -1,4 +1,6 @@
-"""The golden models: loaded once per process, with the tokens and logits that llama.cpp gave for them."""
+"""The golden models: loaded once per process, with the tokens and logits that llama.cpp gave for
+them.
+"""
 
 from __future__ import annotations
 

@@ -85,18 +85,48 @@ ARRAYS = [
     [pytest.param(entries, message, id=label) for label, entries, message in ARRAYS]
     + [
         (number("llama.block_count", 0), "llama.block_count: must be an integer from 1"),
-        (number("llama.block_count", 3), "tensor 'blk.2.attn_q.weight': is missing, expected with shape"),
+        (
+            number("llama.block_count", 3),
+            "tensor 'blk.2.attn_q.weight': is missing, expected with shape",
+        ),
         (number("llama.block_count", 1), "tensor 'blk.1.*': is not part of a llama model"),
-        (number("llama.attention.head_count", 0), "llama.attention.head_count: must be an integer from 1"),
-        (number("llama.attention.head_count", 5), "head_count_kv: 2 must divide attention.head_count=5"),
-        (number("llama.attention.head_count", 8), r"'blk.0.attn_q.weight': has shape \(256, 256\), expected \(512"),
+        (
+            number("llama.attention.head_count", 0),
+            "llama.attention.head_count: must be an integer from 1",
+        ),
+        (
+            number("llama.attention.head_count", 5),
+            "head_count_kv: 2 must divide attention.head_count=5",
+        ),
+        (
+            number("llama.attention.head_count", 8),
+            r"'blk.0.attn_q.weight': has shape \(256, 256\), expected \(512",
+        ),
         (number("llama.attention.key_length", 0), "key_length: must be an integer"),
-        (number("llama.vocab_size", 511), r"'token_embd.weight': has shape \(512, 256\), expected \(511, 256\)"),
-        (number("llama.embedding_length", 2**31), "llama.embedding_length: must be an integer from 1 to 16777216"),
-        (real("llama.rope.scaling.factor", 1e-300), "llama.rope.scaling.factor: must be a number above 1e-06"),
-        (sentencepiece() | texts(KEY + "tokens", ["a"]), "tokenizer.ggml.scores: has 512 entries, but there are 1"),
-        (sentencepiece() | text("tokenizer.ggml.model", "t5"), "tokenizer.ggml.model: is 't5'; supported are"),
-        (text("general.architecture", "x" * 10**6), r"'x{499} \.\.\. x+' is not supported; supported are llama"),
+        (
+            number("llama.vocab_size", 511),
+            r"'token_embd.weight': has shape \(512, 256\), expected \(511, 256\)",
+        ),
+        (
+            number("llama.embedding_length", 2**31),
+            "llama.embedding_length: must be an integer from 1 to 16777216",
+        ),
+        (
+            real("llama.rope.scaling.factor", 1e-300),
+            "llama.rope.scaling.factor: must be a number above 1e-06",
+        ),
+        (
+            sentencepiece() | texts(KEY + "tokens", ["a"]),
+            "tokenizer.ggml.scores: has 512 entries, but there are 1",
+        ),
+        (
+            sentencepiece() | text("tokenizer.ggml.model", "t5"),
+            "tokenizer.ggml.model: is 't5'; supported are",
+        ),
+        (
+            text("general.architecture", "x" * 10**6),
+            r"'x{499} \.\.\. x+' is not supported; supported are llama",
+        ),
     ],
 )
 def test_metadata_that_no_model_has(entries, message, tmp_path):
@@ -114,7 +144,9 @@ def test_rope_divisors_that_give_no_finite_angle(divisor, tmp_path):
     data[at : at + 4] = struct.pack("<f", divisor)
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(data)
-    with pytest.raises(jq.GGUFError, match="tensor 'rope_freqs.weight': must hold numbers above 1e-06"):
+    with pytest.raises(
+        jq.GGUFError, match="tensor 'rope_freqs.weight': must hold numbers above 1e-06"
+    ):
         models.from_gguf(bad)
 
 

@@ -32,7 +32,10 @@ def test_the_template_of_a_file() -> None:
 
 def test_a_file_without_template() -> None:
     t = tokenizer.from_gguf(VOCABULARIES / "ggml-vocab-llama-spm.gguf")
-    with pytest.raises(chat.ChatTemplateError, match="ggml-vocab-llama-spm.gguf: tokenizer.chat_template: is missing"):
+    with pytest.raises(
+        chat.ChatTemplateError,
+        match="ggml-vocab-llama-spm.gguf: tokenizer.chat_template: is missing",
+    ):
         chat.render(t, CONVERSATION)
 
 
@@ -73,7 +76,10 @@ def test_what_templates_may_use() -> None:
         ("{% for i in range(99999) %}aaaaaaaa{% endfor %}", "output exceeds 10000 characters"),
         ("{{ 'a' * 20000 }}", "output exceeds 10000 characters"),
         ("{{ 'a' * 10**10 }}", "needs more than 256 MB"),
-        ("{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}", "256 MB"),
+        (
+            "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+            "256 MB",
+        ),
         ("{{ '%3000000000d' % 1 }}", "needs more than 256 MB"),
         ("{% macro m(n) %}{{ m(n) }}{% endmacro %}{{ m(1) }}", "recurses too deeply"),
     ],

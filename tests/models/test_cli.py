@@ -38,7 +38,9 @@ def run(capsys):
 
 
 def test_generate_text(run):
-    code, out, err = run("generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32", "--implementation", "xla")
+    code, out, err = run(
+        "generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32", "--implementation", "xla"
+    )
     tokenizer = model("text-spm").tokenizer
     assert (code, out) == (0, tokenizer.decode(SPM["greedy_f32"], strip_prefix=False) + "\n")
     assert re.fullmatch(rf"32 tokens, \d+\.\d {ROUTINE}(, compiled in \d+\.\d s)?\n", err)
@@ -70,15 +72,25 @@ def test_options_reach_generation(run, monkeypatch):
     )  # fmt: skip
     assert code == 2 and err == "error: seen\n"
     expected = {flag[2:].replace("-", "_"): value for flag, value in options.items()}
-    assert seen == expected | {"prompt": "x", "stop": ["a", "b"], "ignore_end": True, "implementation": "sim"}
+    assert seen == expected | {
+        "prompt": "x",
+        "stop": ["a", "b"],
+        "ignore_end": True,
+        "implementation": "sim",
+    }
 
 
 def test_generate_the_demo(run, tmp_path, monkeypatch):
     (tmp_path / "assets").mkdir()
     (tmp_path / "assets" / "demo.gguf").symlink_to(TEXT_MODEL)
-    monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path if package == "jax_q4k" else None)
+    monkeypatch.setattr(
+        importlib.resources, "files", lambda package: tmp_path if package == "jax_q4k" else None
+    )
     code, out, _ = run("generate", "--demo", "-p", SPM["prompt_text"], "-n", "4")
-    assert (code, out) == (0, model("text-spm").tokenizer.decode(SPM["greedy_f32"][:4], strip_prefix=False) + "\n")
+    assert (code, out) == (
+        0,
+        model("text-spm").tokenizer.decode(SPM["greedy_f32"][:4], strip_prefix=False) + "\n",
+    )
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -93,7 +105,9 @@ def test_a_package_without_the_demo(run, tmp_path, monkeypatch, count):
 
 
 def test_generate_with_every_kernel_simulated(run):
-    code, out, _ = run("generate", TOKEN_MODEL, "--tokens", "5,6,7", "-n", "2", "--implementation", "sim")
+    code, out, _ = run(
+        "generate", TOKEN_MODEL, "--tokens", "5,6,7", "-n", "2", "--implementation", "sim"
+    )
     assert code == 0 and len(out.split()) == 2
 
 
@@ -105,15 +119,33 @@ def test_generate_with_every_kernel_simulated(run):
         (("generate", __file__, "-p", "x"), r"test_cli.py: magic: expected b'GGUF'"),
         (("inspect", __file__), r"test_cli.py: magic: expected b'GGUF'"),
         (("generate", TOKEN_MODEL, "-p", "x"), "holds no tokenizer: give the prompt as --tokens"),
-        (("generate", TOKEN_MODEL, "--tokens", "1,x"), "--tokens '1,x' must be integers between commas"),
-        (("generate", TOKEN_MODEL, "--tokens", "1,512"), "prompt holds token id 512; ids must be 0 to 511"),
-        (("generate", TOKEN_MODEL, "--tokens", "1", "-n", "0"), "max_new_tokens=0 must be at least 1"),
-        (("generate", TOKEN_MODEL, "--tokens", "1", "-n", "2048"), "more than the context length, 2048"),
-        (("generate", TOKEN_MODEL, "--tokens", "1", "--temperature", "nan"), "temperature=nan must be"),
+        (
+            ("generate", TOKEN_MODEL, "--tokens", "1,x"),
+            "--tokens '1,x' must be integers between commas",
+        ),
+        (
+            ("generate", TOKEN_MODEL, "--tokens", "1,512"),
+            "prompt holds token id 512; ids must be 0 to 511",
+        ),
+        (
+            ("generate", TOKEN_MODEL, "--tokens", "1", "-n", "0"),
+            "max_new_tokens=0 must be at least 1",
+        ),
+        (
+            ("generate", TOKEN_MODEL, "--tokens", "1", "-n", "2048"),
+            "more than the context length, 2048",
+        ),
+        (
+            ("generate", TOKEN_MODEL, "--tokens", "1", "--temperature", "nan"),
+            "temperature=nan must be",
+        ),
         (("generate", TOKEN_MODEL, "--tokens", "1", "--top-p", "2"), "top_p=2.0 must be"),
         (("generate", TOKEN_MODEL, "--tokens", "1", "--stop", "x"), "needs a tokenizer"),
         (("generate", TEXT_MODEL, "-p", "x", "--chat"), "tokenizer.chat_template: is missing"),
-        (("generate", TOKEN_MODEL, "--tokens", "1", "--implementation", "ptx"), "'ptx' needs a CUDA device"),
+        (
+            ("generate", TOKEN_MODEL, "--tokens", "1", "--implementation", "ptx"),
+            "'ptx' needs a CUDA device",
+        ),
         (("perplexity", TEXT_MODEL, "/no/such.txt"), "No such file or directory: '/no/such.txt'"),
         (("perplexity", TEXT_MODEL, TEXT_MODEL), "text-spm.Q4_K_M.gguf is not UTF-8: byte "),
         (("perplexity", TOKEN_MODEL, __file__), "model has no tokenizer"),
@@ -123,7 +155,9 @@ def test_generate_with_every_kernel_simulated(run):
 def test_errors_are_one_line(run, arguments, message):
     code, out, err = run(*arguments)
     assert code == 2 and out == ""
-    assert re.fullmatch(rf"error: [^\n]*{re.escape(message) if 'magic' not in message else message}[^\n]*\n", err)
+    assert re.fullmatch(
+        rf"error: [^\n]*{re.escape(message) if 'magic' not in message else message}[^\n]*\n", err
+    )
 
 
 def test_a_prompt_that_is_not_utf8(run, tmp_path):
@@ -140,7 +174,11 @@ def test_more_memory_than_there_is(run, monkeypatch):
         raise MemoryError("Unable to allocate 1 TiB")
 
     monkeypatch.setattr(cli.output, "from_gguf", exhausted)
-    assert run("generate", TOKEN_MODEL, "--tokens", "1") == (2, "", "error: Unable to allocate 1 TiB\n")
+    assert run("generate", TOKEN_MODEL, "--tokens", "1") == (
+        2,
+        "",
+        "error: Unable to allocate 1 TiB\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -168,7 +206,10 @@ def test_perplexity(run, tmp_path):
     code, out, err = run("perplexity", TEXT_MODEL, str(text), "--context", "16")
     found = models.score(model("text-spm"), text.read_text(), context=16)
     assert code == 0
-    assert out == f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token\n"
+    assert (
+        out
+        == f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token\n"
+    )
     assert err == f"{found.tokens} tokens, {found.bytes} bytes\n"
 
 
@@ -188,7 +229,9 @@ def test_inspect(run):
     assert "qwen2.rope.freq_base 1000000.0" in lines
     assert "blk.1.attn_v.weight Q8_0 64 x 320 21,760" in lines
     assert "Q5_0 11 1,454,080 999,680 64.7% 5.5" in lines
-    assert "GGUF version 3, 1,547,552 bytes: 26 tensors, 2,132,416 weights in 1,545,344 bytes" in lines
+    assert (
+        "GGUF version 3, 1,547,552 bytes: 26 tensors, 2,132,416 weights in 1,545,344 bytes" in lines
+    )
 
 
 def test_inspect_shortens_arrays(run):
@@ -200,20 +243,36 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(run, tmp_path):
     data = path("llama-gqa").read_bytes()
     hostile = tmp_path / "hostile.gguf"
     hostile.write_bytes(
-        data.replace(b"random llama seed 1", b"\x1b]0;[red]owned\x07 [/]").replace(b"ffn_gate", b"\x1b[2J_[/]")
+        data.replace(b"random llama seed 1", b"\x1b]0;[red]owned\x07 [/]").replace(
+            b"ffn_gate", b"\x1b[2J_[/]"
+        )
     )
     code, out, _ = run("inspect", str(hostile))
     assert code == 0 and "\x1b" not in out and "\\x1b]0;[red]owned\\x07 [/]" in out
     code, out, err = run("generate", str(hostile), "--tokens", "1")
     assert code == 2 and "\x1b" not in out + err
-    assert cli.printable("a\x1b[2J\x9b\n\tö😀") == "a\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}\n\tö😀"
+    assert (
+        cli.printable("a\x1b[2J\x9b\n\tö😀")
+        == "a\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}\n\tö😀"
+    )
 
 
 def test_interrupt_leaves_without_teardown():
     """XLA crashes, now and then, where the interpreter's teardown meets a compilation under way."""
     program = "import atexit, sys; from jax_q4k.models import cli; atexit.register(print, 'torn down'); cli.main()"
     quiet = ("-W", "ignore")  # of a library that was not built
-    command = [sys.executable, *quiet, "-c", program, "generate", TOKEN_MODEL, "--tokens", "1", "-n", "2000"]
+    command = [
+        sys.executable,
+        *quiet,
+        "-c",
+        program,
+        "generate",
+        TOKEN_MODEL,
+        "--tokens",
+        "1",
+        "-n",
+        "2000",
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.read(1)  # the first token is there, and the loop's program is next
     process.send_signal(signal.SIGINT)
@@ -239,5 +298,7 @@ def test_module_and_a_reader_that_leaves():
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     process.stdout.close()
     assert process.wait(timeout=60) == 1 and b"Traceback" not in process.stderr.read()
-    version = subprocess.run([sys.executable, "-m", "jax_q4k", "--version"], capture_output=True, text=True, check=True)
+    version = subprocess.run(
+        [sys.executable, "-m", "jax_q4k", "--version"], capture_output=True, text=True, check=True
+    )
     assert version.stdout == f"jax-q4k {jq.__version__}\n"

@@ -72,7 +72,9 @@ def test_the_input_is_never_replaced(run, tmp_path):
 
 def test_importance_matrix(run, tmp_path):
     name, sums = "blk.0.attn_q.weight", np.arange(256) + 1.0
-    imatrix = write_imatrix(tmp_path / "i.gguf", {name: (sums, [4]), "blk.0.attn_k.weight": (np.zeros(256), [0])})
+    imatrix = write_imatrix(
+        tmp_path / "i.gguf", {name: (sums, [4]), "blk.0.attn_k.weight": (np.zeros(256), [0])}
+    )
     read = models.read_imatrix(imatrix)
     np.testing.assert_array_equal(read[name], (sums / 4).astype(np.float32))
     np.testing.assert_array_equal(read["blk.0.attn_k.weight"], np.ones(256))
@@ -85,11 +87,31 @@ def test_importance_matrix(run, tmp_path):
 @pytest.mark.parametrize(
     ("entries", "kind", "message"),
     [
-        ({}, "model", r"general.type: must be 'imatrix', not 'model' \(the older .dat format is not read\)"),
-        ({"output.weight": (np.ones(256), [1, 1])}, "imatrix", "'output.weight.counts': must hold one number, not 2"),
-        ({"output.weight": (-np.ones(256), [1])}, "imatrix", "'output.weight.in_sum2': must hold non-negative float32"),
-        ({"output.weight": (np.ones(32), [1])}, "imatrix", r"importance of 'output.weight' has shape \(32,\)"),
-        ({"blk.9.ffn_up.weight": (np.ones(256), [1])}, "imatrix", "names 'blk.9.ffn_up.weight', which is no tensor"),
+        (
+            {},
+            "model",
+            r"general.type: must be 'imatrix', not 'model' \(the older .dat format is not read\)",
+        ),
+        (
+            {"output.weight": (np.ones(256), [1, 1])},
+            "imatrix",
+            "'output.weight.counts': must hold one number, not 2",
+        ),
+        (
+            {"output.weight": (-np.ones(256), [1])},
+            "imatrix",
+            "'output.weight.in_sum2': must hold non-negative float32",
+        ),
+        (
+            {"output.weight": (np.ones(32), [1])},
+            "imatrix",
+            r"importance of 'output.weight' has shape \(32,\)",
+        ),
+        (
+            {"blk.9.ffn_up.weight": (np.ones(256), [1])},
+            "imatrix",
+            "names 'blk.9.ffn_up.weight', which is no tensor",
+        ),
     ],
 )
 def test_bad_importance_matrices(run, tmp_path, entries, kind, message):
@@ -106,8 +128,12 @@ def test_importance_matrices_of_other_tensors(tmp_path):
     with pytest.raises(jq.GGUFError, match=r"'output.weight.counts': must hold one number, not 0"):
         models.read_imatrix(file)
     for wrong in (sums.astype(np.float16), jq.quantize(sums, "Q8_0")):
-        jq.gguf.write(file, metadata, {"output.weight.in_sum2": wrong, "output.weight.counts": sums[:1]})
-        with pytest.raises(jq.GGUFError, match=r"'output.weight.in_sum2': must hold non-negative float32 numbers"):
+        jq.gguf.write(
+            file, metadata, {"output.weight.in_sum2": wrong, "output.weight.counts": sums[:1]}
+        )
+        with pytest.raises(
+            jq.GGUFError, match=r"'output.weight.in_sum2': must hold non-negative float32 numbers"
+        ):
             models.read_imatrix(file)
 
 

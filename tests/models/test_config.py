@@ -28,7 +28,9 @@ def test_defaults_are_llama_cpps():
     assert config.interleaved_rope and not config.qkv_bias and not config.qk_norm
 
 
-@pytest.mark.parametrize("architecture, qkv_bias, qk_norm", [("qwen2", True, False), ("qwen3", False, True)])
+@pytest.mark.parametrize(
+    "architecture, qkv_bias, qk_norm", [("qwen2", True, False), ("qwen3", False, True)]
+)
 def test_qwen(architecture, qkv_bias, qk_norm):
     metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
     metadata["general.architecture"] = architecture
@@ -42,7 +44,11 @@ def test_qwen(architecture, qkv_bias, qk_norm):
         ({"attention.head_count_kv": 2}, "num_kv_heads", 2),
         ({"attention.head_count_kv": np.array([2, 2], np.uint32)}, "num_kv_heads", 2),
         ({"attention.key_length": 128, "attention.value_length": 128}, "head_dim", 128),
-        ({"attention.key_length": 64, "attention.head_count": 7}, "num_heads", 7),  # 7 does not divide 512
+        (
+            {"attention.key_length": 64, "attention.head_count": 7},
+            "num_heads",
+            7,
+        ),  # 7 does not divide 512
         ({"rope.dimension_count": 32}, "rope_dim", 32),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, "rope_factor", 4.0),
         ({"rope.scaling.factor": 4.0}, "rope_factor", 4.0),
@@ -69,7 +75,9 @@ def test_keys(changes, attribute, value):
 )
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
 def test_to_metadata_is_the_inverse(architecture, changes):
-    metadata = {key.replace("llama", architecture): value for key, value in changed(changes).items()}
+    metadata = {
+        key.replace("llama", architecture): value for key, value in changed(changes).items()
+    }
     config = Config.from_metadata({**metadata, "general.architecture": architecture})
     assert Config.from_metadata(config.to_metadata()) == config
 
@@ -92,14 +100,23 @@ def test_vocab_size_from_the_tokens():
         ({"block_count": 2.0}, "llama.block_count: must be an integer"),
         ({"block_count": "2"}, "llama.block_count: must be an integer"),
         ({"embedding_length": 0}, "llama.embedding_length: must be"),
-        ({"feed_forward_length": np.array([768, 512])}, "llama.feed_forward_length: must be an integer"),
-        ({"feed_forward_length": np.array([], int)}, "llama.feed_forward_length: must be an integer"),
+        (
+            {"feed_forward_length": np.array([768, 512])},
+            "llama.feed_forward_length: must be an integer",
+        ),
+        (
+            {"feed_forward_length": np.array([], int)},
+            "llama.feed_forward_length: must be an integer",
+        ),
         ({"attention.head_count": 0}, "head_count: must be an integer"),
         ({"attention.head_count": 7}, "head_count: 7 must divide embedding_length=512"),
         ({"attention.head_count_kv": 0}, "head_count_kv: must be"),
         ({"attention.head_count_kv": 3}, "head_count_kv: 3 must divide attention.head_count=8"),
         ({"attention.head_count_kv": 16}, "head_count_kv: must be an integer from 1 to 8, not 16"),
-        ({"attention.key_length": 72}, "a head_dim of 72 is not supported; supported are 32, 48, 64"),
+        (
+            {"attention.key_length": 72},
+            "a head_dim of 72 is not supported; supported are 32, 48, 64",
+        ),
         ({"attention.value_length": 128}, "value_length: 128 must equal the key length, 64"),
         ({"rope.dimension_count": 63}, "rope.dimension_count: 63 must be even"),
         ({"rope.dimension_count": 128}, "rope.dimension_count: must be an integer from 1 to 64"),
@@ -108,7 +125,10 @@ def test_vocab_size_from_the_tokens():
         ({"attention.layer_norm_rms_epsilon": True}, "epsilon: must be a number above 0"),
         ({"rope.freq_base": -1.0}, "rope.freq_base: must be a number"),
         ({"rope.freq_base": 1.0}, "rope.freq_base: must be a number above 1"),
-        ({"rope.scaling.type": "yarn"}, "rope.scaling.type: 'yarn' is not supported; supported are none, linear"),
+        (
+            {"rope.scaling.type": "yarn"},
+            "rope.scaling.type: 'yarn' is not supported; supported are none, linear",
+        ),
         ({"rope.scaling.factor": float("inf")}, "rope.scaling.factor: must be a number"),
         ({"rope.scaling.factor": -2.0}, "rope.scaling.factor: must be a number"),
         ({"expert_count": np.array([0])}, "llama.expert_count: array([0]) is not supported"),
@@ -149,5 +169,7 @@ def test_rotated_dimensions_lie_in_the_head():
 
 @pytest.mark.parametrize("architecture", [None, "mamba", 7])
 def test_unknown_architecture(architecture):
-    with pytest.raises(jq.GGUFError, match="general.architecture.*supported are llama, qwen2, qwen3"):
+    with pytest.raises(
+        jq.GGUFError, match="general.architecture.*supported are llama, qwen2, qwen3"
+    ):
         Config.from_metadata({"general.architecture": architecture})

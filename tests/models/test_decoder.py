@@ -31,7 +31,9 @@ def programs(name):
         return loaded.decoder(weights).decode(*args)
 
     return (
-        lambda *args, all_positions=False: prefill(loaded.weights, *args, all_positions=all_positions),
+        lambda *args, all_positions=False: prefill(
+            loaded.weights, *args, all_positions=all_positions
+        ),
         lambda *args: decode(loaded.weights, *args),
     )
 
@@ -50,7 +52,9 @@ def test_prefill_and_paged_decode(name):
     """Beside another row, padded, on shuffled pages."""
     (prefill, decode), loaded, want = programs(name), model(name), reference(name)
     cache = PagedCache.create(loaded.config, 2, 72)
-    cache = dataclasses.replace(cache, block_tables=jnp.array(rng.permutation(10).reshape(2, 5), jnp.int32))
+    cache = dataclasses.replace(
+        cache, block_tables=jnp.array(rng.permutation(10).reshape(2, 5), jnp.int32)
+    )
     prompts = np.zeros((2, 64), np.int32)
     prompts[0, :48], prompts[1, :20] = want.prompt, want.prompt[:20]
 
@@ -74,7 +78,9 @@ def test_last_position_and_inactive_rows():
     logits, cache = prefill(prompts, jnp.array([16, 7]), PagedCache.create(loaded.config, 2, 32))
     assert nmse(logits, want.logits[[15, 6]]) <= 1e-8
     before = jax.tree.map(np.asarray, cache)
-    assert np.any(before.pages[0][0][2, :, :7]) and not np.any(before.pages[0][0][2, :, 7:])  # padding is not stored
+    assert np.any(before.pages[0][0][2, :, :7]) and not np.any(
+        before.pages[0][0][2, :, 7:]
+    )  # padding is not stored
     token = jnp.array([want.prompt[16], 3])
     logits, cache = decode(token, cache, jnp.array([True, False]))
     assert nmse(logits[:1], want.logits[16:17]) <= 1e-8
@@ -86,7 +92,8 @@ def test_last_position_and_inactive_rows():
 
 @pytest.mark.usefixtures("exact")
 @pytest.mark.parametrize(
-    "dtype, tolerance", [(jnp.float16, 1e-5), (jnp.bfloat16, 1e-3), (jnp.int8, 2e-3), (jnp.float8_e4m3fn, 2e-2)]
+    "dtype, tolerance",
+    [(jnp.float16, 1e-5), (jnp.bfloat16, 1e-3), (jnp.int8, 2e-3), (jnp.float8_e4m3fn, 2e-2)],
 )
 def test_narrow_caches_are_close(dtype, tolerance):
     loaded, want = model("llama-gqa"), reference("llama-gqa")
@@ -104,7 +111,9 @@ def test_poison_in_the_cache_and_in_padding_does_not_matter():
     loaded, want = model("llama-gqa"), reference("llama-gqa")
     prefill, decode = programs("llama-gqa")
     cache = PagedCache.create(loaded.config, 1, 32)
-    poisoned = dataclasses.replace(cache, pages=jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), cache.pages))
+    poisoned = dataclasses.replace(
+        cache, pages=jax.tree.map(lambda p: jnp.full_like(p, jnp.nan), cache.pages)
+    )
     tokens = want.prompt[None, :16].copy()
     tokens[0, 10:] = -1  # embeds as NaN
     _, cache = prefill(jnp.asarray(tokens), jnp.array([10]), poisoned)
@@ -137,7 +146,9 @@ def test_tokens_that_do_not_fit(tokens, error, message):
 
 
 def test_logits_inside_a_program():
-    with pytest.raises(TypeError, match=r"tokens is traced; .* model\.decoder\(weights\)\(tokens\)"):
+    with pytest.raises(
+        TypeError, match=r"tokens is traced; .* model\.decoder\(weights\)\(tokens\)"
+    ):
         jax.jit(model("llama-gqa").logits)(np.zeros((1, 3), np.int32))
 
 
@@ -166,7 +177,9 @@ def test_causal_attention_equals_the_definition(time):
 
 @pytest.mark.parametrize("interleaved", [True, False])
 def test_rope_rotates_pairs_by_position_times_frequency(interleaved):
-    config = Config("llama", 8, 64, 128, 128, 1, 2, 2, 64, 1e-5, rope_theta=100.0, rope_dim=32, rope_factor=2.0)
+    config = Config(
+        "llama", 8, 64, 128, 128, 1, 2, 2, 64, 1e-5, rope_theta=100.0, rope_dim=32, rope_factor=2.0
+    )
     divisors = np.linspace(1, 4, 16).astype(np.float32)
     frequencies = rope.frequencies(config, divisors)
     x = rng.standard_normal((1, 3, 2, 64)).astype(np.float32)
@@ -195,7 +208,10 @@ def test_cache_capacity_and_slots():
     with pytest.raises(ValueError, match="capacity=0"):
         PagedCache.create(config, 1, 0)
     quantized = PagedCache.create(config, 1, 20, dtype=jnp.int8)
-    assert [(a.dtype, a.shape) for a in quantized.pages[0][::2]] == [("int8", (2, 2, 16, 64)), ("float32", (2, 2, 16))]
+    assert [(a.dtype, a.shape) for a in quantized.pages[0][::2]] == [
+        ("int8", (2, 2, 16, 64)),
+        ("float32", (2, 2, 16)),
+    ]
     with pytest.raises(TypeError, match="dtype=int16"):
         PagedCache.create(config, 1, 20, dtype=jnp.int16)
     with pytest.raises(ValueError, match="2\\^31"):

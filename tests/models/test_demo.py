@@ -13,7 +13,9 @@ from jax_q4k import models
 
 DATA = Path(__file__).parents[1] / "data"
 CARD = models.demo_path().with_suffix(".md")
-EXCERPT = (DATA / "persuasion.txt").read_text()  # from the novel's last pages, which training never saw
+EXCERPT = (
+    DATA / "persuasion.txt"
+).read_text()  # from the novel's last pages, which training never saw
 
 
 @pytest.fixture(scope="module")
@@ -37,9 +39,13 @@ def test_it_predicts_a_text_it_never_saw(model):
 
 
 def test_its_text_is_words(model):
-    """Most words that it writes are among the 3,000 commonest of its training text, as 93 in 100 of that text are."""
+    """Most words that it writes are among the 3,000 commonest of its training text, as 93 in 100 of
+    that text are.
+    """
     words = set((DATA / "common_words.txt").read_text().split())
-    out = models.generate(model, ["She was", "My dear", "The king"], max_new_tokens=60, temperature=0.7, seed=3)
+    out = models.generate(
+        model, ["She was", "My dear", "The king"], max_new_tokens=60, temperature=0.7, seed=3
+    )
     written = [word for one in out for word in re.findall(r"[a-z]+", one.text.lower())]
     assert len(written) >= 60
     assert sum(word in words for word in written) >= 0.85 * len(written)

@@ -69,7 +69,9 @@ def test_what_the_processor_lacks(run, monkeypatch):
     monkeypatch.setattr(native, "kernels", lambda: "portable")
     _, found, _ = run()
     assert found["instruction sets"] == "avx2, fma"
-    assert found["avx2"] == "not in use: this processor lacks f16c" and found["portable"] == "in use"
+    assert (
+        found["avx2"] == "not in use: this processor lacks f16c" and found["portable"] == "in use"
+    )
 
 
 @pytest.mark.parametrize("there", [False, True])
@@ -101,7 +103,9 @@ def test_kernels_that_compute_something_else(run, monkeypatch):
 def test_kernels_that_the_compiler_did_not_know(run, monkeypatch):
     other = next(name for name in build.kernels() if name != native.kernels())
     monkeypatch.setattr(native, "compiled", lambda: [native.kernels()])
-    monkeypatch.setattr(doctor, "instruction_sets", lambda: frozenset().union(*doctor.NEEDS.values()))
+    monkeypatch.setattr(
+        doctor, "instruction_sets", lambda: frozenset().union(*doctor.NEEDS.values())
+    )
     assert run()[1][other] == "not in the library: its compiler did not know them"
 
 

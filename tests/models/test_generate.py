@@ -79,8 +79,14 @@ def test_text():
 def test_prompt_and_text_together_are_the_whole_text():
     prompt = PROMPT + ';">'
     assert models.generate(model("text-spm"), prompt, max_new_tokens=2).text == " state state"
-    *_, last = pieces = list(models.stream(model("text-spm"), prompt, max_new_tokens=2, stop="statement"))
-    assert [piece.text for piece in pieces] == [" ", "state state", ""] and last.output.text == " state state"
+    *_, last = pieces = list(
+        models.stream(model("text-spm"), prompt, max_new_tokens=2, stop="statement")
+    )
+    assert [piece.text for piece in pieces] == [
+        " ",
+        "state state",
+        "",
+    ] and last.output.text == " state state"
 
 
 def test_bytes_that_are_no_character_yet_come_with_the_end():
@@ -118,7 +124,9 @@ def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
         return seconds
 
     monkeypatch.setattr(_Run, "advance", timed)
-    *steps, _ = models.stream(model("llama-gqa"), reference("llama-gqa").prompt[:5], max_new_tokens=59)
+    *steps, _ = models.stream(
+        model("llama-gqa"), reference("llama-gqa").prompt[:5], max_new_tokens=59
+    )
     assert got == counts and len(steps) == 59
 
 
@@ -127,8 +135,12 @@ def test_tokens_of_one_call_have_their_own_text(monkeypatch):
     advance = _Run.advance
     texts = []
     for seconds in (0.1, 0.0):
-        monkeypatch.setattr(_Run, "advance", lambda run, count, s=seconds: advance(run, count) * 0 + s)
-        texts.append([piece.text for piece in models.stream(model("text-spm"), PROMPT, max_new_tokens=32)])
+        monkeypatch.setattr(
+            _Run, "advance", lambda run, count, s=seconds: advance(run, count) * 0 + s
+        )
+        texts.append(
+            [piece.text for piece in models.stream(model("text-spm"), PROMPT, max_new_tokens=32)]
+        )
     assert texts[0] == texts[1]
 
 
@@ -141,7 +153,9 @@ def test_stop_strings(call):
     if call == "generate":
         out = models.generate(model("text-spm"), PROMPT, max_new_tokens=32, stop=[stop, "never"])
     else:
-        *_, last = pieces = list(models.stream(model("text-spm"), PROMPT, max_new_tokens=32, stop=stop))
+        *_, last = pieces = list(
+            models.stream(model("text-spm"), PROMPT, max_new_tokens=32, stop=stop)
+        )
         out = last.output
         assert "".join(piece.text for piece in pieces) == out.text
     assert out.text == text[:end] and out.finish_reason == "stop"
@@ -152,11 +166,17 @@ def test_stop_strings(call):
 @pytest.mark.usefixtures("exact")
 def test_one_row_stops_and_the_others_go_on():
     other = "The sea"
-    alone = [models.generate(model("text-spm"), prompt, max_new_tokens=24) for prompt in (PROMPT, other)]
+    alone = [
+        models.generate(model("text-spm"), prompt, max_new_tokens=24) for prompt in (PROMPT, other)
+    ]
     stop = alone[0].text[20:30]
     assert stop not in alone[1].text
-    first, second = models.generate(model("text-spm"), [PROMPT, other], max_new_tokens=24, stop=stop)
-    assert first.finish_reason == "stop" and first.text == alone[0].text[: alone[0].text.index(stop)]
+    first, second = models.generate(
+        model("text-spm"), [PROMPT, other], max_new_tokens=24, stop=stop
+    )
+    assert (
+        first.finish_reason == "stop" and first.text == alone[0].text[: alone[0].text.index(stop)]
+    )
     assert second.finish_reason == "length" and second.tokens == alone[1].tokens
     assert second.timings.decoded_tokens < 2 * 23  # the first was told to stop
 
@@ -225,7 +245,9 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
 
 def test_repetition_penalty_counts_the_prompt_and_the_new_tokens():
     want = reference("qwen2-bias")
-    out = models.generate(model("qwen2-bias"), want.prompt, max_new_tokens=24, repetition_penalty=100.0)
+    out = models.generate(
+        model("qwen2-bias"), want.prompt, max_new_tokens=24, repetition_penalty=100.0
+    )
     assert len(set(out.tokens)) == 24 and not set(out.tokens) & set(want.prompt.tolist())
 
 
@@ -245,7 +267,9 @@ def test_lengths_do_not_recompile(compilations):
 
 
 def test_implementation_choice_is_part_of_the_programs_key():
-    prompt = reference("llama-gqa").prompt[:15]  # one whose third token depends on the rounding of activations
+    prompt = reference("llama-gqa").prompt[
+        :15
+    ]  # one whose third token depends on the rounding of activations
     with jq.implementation(activations="q8_1"):
         quantized = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
     with jq.implementation(activations="f32"):
@@ -257,12 +281,16 @@ def test_implementation_choice_is_part_of_the_programs_key():
     assert last.output.tokens == quantized
 
 
-@pytest.mark.parametrize("size, expected", [(1, 8), (8, 8), (9, 16), (64, 64), (65, 128), (1000, 1024)])
+@pytest.mark.parametrize(
+    "size, expected", [(1, 8), (8, 8), (9, 16), (64, 64), (65, 128), (1000, 1024)]
+)
 def test_buckets(size, expected):
     assert bucket(size) == expected
 
 
-@pytest.mark.parametrize("size, expected", [(1, 8), (9, 16), (64, 64), (65, 80), (81, 96), (128, 128), (600, 640)])
+@pytest.mark.parametrize(
+    "size, expected", [(1, 8), (9, 16), (64, 64), (65, 80), (81, 96), (128, 128), (600, 640)]
+)
 def test_fine_buckets(size, expected):
     assert fine_bucket(size) == expected
 
@@ -276,7 +304,9 @@ def test_prompts_are_padded_to_a_power_of_two_on_a_gpu(monkeypatch):
 def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
     seen = []
     original = Decoder.decode
-    monkeypatch.setattr(Decoder, "decode", lambda *args: seen.append(current_choice()) or original(*args))
+    monkeypatch.setattr(
+        Decoder, "decode", lambda *args: seen.append(current_choice()) or original(*args)
+    )
     with jq.implementation("xla", activations="q8_1", fused=["mlp"]):
         models.generate(model("llama-gqa"), [1, 2, 3], max_new_tokens=3, cache_dtype=jnp.bfloat16)
     assert seen and set(seen) == {Choice("xla", "q8_1", frozenset(["mlp"]))}
@@ -294,12 +324,30 @@ def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
         ("llama-gqa", [1, 512], {}, ValueError, "prompt holds token id 512; ids must be 0 to 511"),
         ("llama-gqa", [1, -1], {}, ValueError, "prompt holds token id -1"),
         ("llama-gqa", [1.5, 2.0], {}, TypeError, "prompt has dtype float64"),
-        ("llama-gqa", [1] * 2000, {"max_new_tokens": 49}, ValueError, "2000 tokens and max_new_tokens=49.*2048"),
+        (
+            "llama-gqa",
+            [1] * 2000,
+            {"max_new_tokens": 49},
+            ValueError,
+            "2000 tokens and max_new_tokens=49.*2048",
+        ),
         ("llama-gqa", [1], {"stop": "x"}, ValueError, "stop='x' needs a tokenizer"),
         ("llama-gqa", [1], {"temperature": float("nan")}, ValueError, "temperature=nan"),
         ("llama-gqa", [1], {"top_k": -1}, ValueError, "top_k=-1"),
-        ("llama-gqa", [1], {"max_new_tokens": 1.5}, TypeError, "max_new_tokens=1.5 must be an integer"),
-        ("llama-gqa", None, {}, TypeError, "prompts is of type NoneType; it must be a text, ids, or a list"),
+        (
+            "llama-gqa",
+            [1],
+            {"max_new_tokens": 1.5},
+            TypeError,
+            "max_new_tokens=1.5 must be an integer",
+        ),
+        (
+            "llama-gqa",
+            None,
+            {},
+            TypeError,
+            "prompts is of type NoneType; it must be a text, ids, or a list",
+        ),
         ("llama-gqa", {"a": 1}, {}, TypeError, "prompts is of type dict"),
         ("llama-gqa", [2**70], {}, TypeError, "prompt has dtype object; it must hold integers"),
         ("text-spm", "", {}, ValueError, "prompts is empty"),

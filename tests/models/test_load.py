@@ -43,14 +43,18 @@ def test_the_decoder_is_an_nnx_module_tree():
     graph, state = nnx.split(decoder)
     again = nnx.merge(graph, jax.tree.map(lambda leaf: leaf, state))
     tokens = jnp.arange(8)[None]
-    np.testing.assert_array_equal(jax.jit(lambda: decoder(tokens))(), jax.jit(lambda: again(tokens))())
+    np.testing.assert_array_equal(
+        jax.jit(lambda: decoder(tokens))(), jax.jit(lambda: again(tokens))()
+    )
     paths = {"/".join(map(str, entry)) for entry, _ in nnx.to_flat_state(state)}
     assert "blocks/0/attention/q_norm/weight" in paths and "blocks/1/mlp/down/weight" in paths
 
 
 def test_progress_and_no_tokenizer():
     calls = []
-    loaded = models.from_gguf(path("llama-gqa"), progress=lambda done, total: calls.append((done, total)))
+    loaded = models.from_gguf(
+        path("llama-gqa"), progress=lambda done, total: calls.append((done, total))
+    )
     assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] > 1_000_000
     assert loaded.tokenizer is None and loaded.config.vocab_size == 512
     assert "llama, 2 layers" in repr(loaded)
@@ -74,11 +78,16 @@ def test_a_model_goes_with_the_last_reference():
 def test_float_weights_give_the_logits_of_the_packed_ones():
     file = jq.gguf.read(path("qwen2-odd"))
     tensors = {
-        name: tensor.dequantize() if isinstance(tensor, jq.QuantizedArray) else tensor.astype(jnp.float16)
+        name: tensor.dequantize()
+        if isinstance(tensor, jq.QuantizedArray)
+        else tensor.astype(jnp.float16)
         for name, tensor in file.tensors.items()
     }
     tensors["blk.0.attn_norm.weight"] = file.tensors["blk.0.attn_norm.weight"]
-    tensors = {name: file.tensors[name] if tensor.dtype == jnp.float16 else tensor for name, tensor in tensors.items()}
+    tensors = {
+        name: file.tensors[name] if tensor.dtype == jnp.float16 else tensor
+        for name, tensor in tensors.items()
+    }
     config = model("qwen2-odd").config
     got = models.Model(build(config, tensors)).logits([[1, 2, 3]])
     np.testing.assert_allclose(got, model("qwen2-odd").logits([[1, 2, 3]]), rtol=1e-4, atol=1e-4)
@@ -90,7 +99,9 @@ def test_every_expected_tensor_that_is_required_is_missed():
     for name, (_, required) in expected_tensors(config).items():
         rest = {key: value for key, value in tensors.items() if key != name}
         if required:
-            with pytest.raises(jq.GGUFError, match=f"f: tensor '{name}': is missing, expected with shape"):
+            with pytest.raises(
+                jq.GGUFError, match=f"f: tensor '{name}': is missing, expected with shape"
+            ):
                 check_tensors(config, rest, "f")
         else:
             check_tensors(config, rest, "f")
@@ -103,13 +114,17 @@ def test_every_wrong_shape_is_refused(name):
     tensors[name] = types.SimpleNamespace(shape=(*shape[:-1], shape[-1] + 256))
     with pytest.raises(jq.GGUFError) as caught:
         check_tensors(config, tensors, "f")
-    assert f"tensor '{name}': has shape {tensors[name].shape}, expected {shape}" in str(caught.value)
+    assert f"tensor '{name}': has shape {tensors[name].shape}, expected {shape}" in str(
+        caught.value
+    )
 
 
 def test_unknown_tensors_are_refused():
     config, tensors = model("llama-gqa").config, shapes("llama-gqa")
     with pytest.raises(jq.GGUFError, match="'blk.2.attn_q.weight': is not part of a llama model"):
-        check_tensors(config, tensors | {"blk.2.attn_q.weight": tensors["blk.1.attn_q.weight"]}, "f")
+        check_tensors(
+            config, tensors | {"blk.2.attn_q.weight": tensors["blk.1.attn_q.weight"]}, "f"
+        )
     tied = {key: value for key, value in tensors.items() if key != "output.weight"}
     with pytest.raises(jq.GGUFError, match="'output.bias': is there without"):
         check_tensors(config, tied | {"output.bias": types.SimpleNamespace(shape=(512,))}, "f")
@@ -123,7 +138,9 @@ def test_metadata_that_disagrees_is_found_before_tensors_are_read(tmp_path, monk
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(data)
     monkeypatch.setattr(jq.gguf.load.Source, "read_into", lambda *_: pytest.fail("read a tensor"))
-    with pytest.raises(jq.GGUFError, match=r"bad.gguf: tensor 'blk.0.ffn_gate.weight': has shape \(768, 256\)"):
+    with pytest.raises(
+        jq.GGUFError, match=r"bad.gguf: tensor 'blk.0.ffn_gate.weight': has shape \(768, 256\)"
+    ):
         models.from_gguf(bad)
 
 
@@ -141,7 +158,9 @@ def test_vocabulary_of_another_size(tmp_path):
 def test_tokenizer_of_another_model():
     header, other = (jq.gguf.read_header(path(name)) for name in ("llama-gqa", "text-spm"))
     words = {key: value for key, value in other.metadata.items() if key.startswith("tokenizer.")}
-    with pytest.raises(jq.GGUFError, match="f: tokenizer.ggml.tokens: has 32000 tokens, but .* vocab_size is 512"):
+    with pytest.raises(
+        jq.GGUFError, match="f: tokenizer.ggml.tokens: has 32000 tokens, but .* vocab_size is 512"
+    ):
         describe({**header.metadata, **words}, header.tensors, "f")
 
 
@@ -153,7 +172,9 @@ def test_missing_file(tmp_path):
 def test_the_header_is_parsed_once(monkeypatch):
     """What was checked is what is read, and a vocabulary is not decoded twice."""
     calls = []
-    monkeypatch.setattr(jq.gguf.load, "parse_source", lambda source: calls.append(source) or parse_source(source))
+    monkeypatch.setattr(
+        jq.gguf.load, "parse_source", lambda source: calls.append(source) or parse_source(source)
+    )
     models.from_gguf(path("llama-gqa"))
     assert len(calls) == 1
 
@@ -173,7 +194,10 @@ def test_an_adapter_has_no_place_in_a_file():
     attention.query = nnx.LoRA(256, 2, 256, base_module=attention.query, rngs=nnx.Rngs(0))
     adapted = models.Model(decoder)
     for use in (models.named_tensors, lambda model: models.quantize(model, "Q8_0")):
-        with pytest.raises(TypeError, match="blk.1.attn_q is a LoRA; a GGUF file holds what Linear and RMSNorm hold"):
+        with pytest.raises(
+            TypeError,
+            match="blk.1.attn_q is a LoRA; a GGUF file holds what Linear and RMSNorm hold",
+        ):
             use(adapted)
 
 

@@ -22,11 +22,15 @@ def test_logits_and_greedy_tokens(name):
     tokens = reference.tokens[None]
     with jq.implementation("native", activations="f32"):
         assert nmse(model.logits(tokens)[0], reference.logits) <= 1e-8
-        out = models.generate(model, reference.prompt.tolist(), max_new_tokens=len(reference.greedy))
+        out = models.generate(
+            model, reference.prompt.tolist(), max_new_tokens=len(reference.greedy)
+        )
         assert out.tokens == reference.greedy.tolist()
     theirs = json.loads((GOLDEN / f"{name}.json").read_text())["nmse_q8act"]
     with jq.implementation("native"):
-        assert nmse(model.logits(tokens)[0], reference.logits) <= 1.2 * theirs  # llama.cpp's own int8 activations
+        assert (
+            nmse(model.logits(tokens)[0], reference.logits) <= 1.2 * theirs
+        )  # llama.cpp's own int8 activations
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
@@ -42,7 +46,9 @@ def test_a_model_of_16_bit_weights_stays_in_16_bits(dtype):
         assert "dot_general" not in jitted.trace(*arguments).lower().as_text(), name
     jitted, arguments = programs["generate"]
     compiled = jitted.trace(*arguments).lower().compile()
-    assert compiled.memory_analysis().temp_size_in_bytes < max(leaf.nbytes for leaf in model.weights)
+    assert compiled.memory_analysis().temp_size_in_bytes < max(
+        leaf.nbytes for leaf in model.weights
+    )
     prompt = golden.reference("llama-gqa").prompt[None]
     got = model.logits(prompt)
     with jq.implementation("xla"):

@@ -40,19 +40,29 @@ def test_windows_begin_with_bos_and_cover_the_text(model, context):
 
 @pytest.mark.usefixtures("exact")
 def test_without_bos_a_windows_first_token_is_context_only(model, monkeypatch):
-    monkeypatch.setattr(model.tokenizer, "vocabulary", dataclasses.replace(model.tokenizer.vocabulary, add_bos=False))
+    monkeypatch.setattr(
+        model.tokenizer,
+        "vocabulary",
+        dataclasses.replace(model.tokenizer.vocabulary, add_bos=False),
+    )
     ids = model.tokenizer.encode(TEXT, add_special=False)
     windows = [ids[i : i + 16] for i in range(0, len(ids), 16)]
     found = score(model, TEXT, context=16)
     assert found.tokens == len(ids) - len(windows)
-    assert found.nats == pytest.approx(sum(nats(model, window) for window in windows if len(window) > 1), rel=1e-5)
+    assert found.nats == pytest.approx(
+        sum(nats(model, window) for window in windows if len(window) > 1), rel=1e-5
+    )
     for text in ("", "the"):
         with pytest.raises(ValueError, match="too few tokens"):
             score(model, text, context=16)
 
 
 def test_texts_of_special_tokens_are_texts(model):
-    assert score(model, "a</s>b", context=16).tokens == len(model.tokenizer.encode("a</s>b", add_special=False)) > 3
+    assert (
+        score(model, "a</s>b", context=16).tokens
+        == len(model.tokenizer.encode("a</s>b", add_special=False))
+        > 3
+    )
 
 
 @pytest.mark.parametrize(("longest", "windows"), [(1024, 2), (511, 3)])
@@ -74,13 +84,19 @@ def test_units():
 def test_progress_counts_windows(model):
     seen = []
     score(model, TEXT, context=8, progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1][0] == seen[-1][1] == math.ceil(len(model.tokenizer.encode(TEXT, add_special=False)) / 7)
+    assert (
+        seen[-1][0]
+        == seen[-1][1]
+        == math.ceil(len(model.tokenizer.encode(TEXT, add_special=False)) / 7)
+    )
     assert len(seen) == math.ceil(seen[-1][1] / 8)
 
 
 def test_errors(model):
     for context in (1, 0, -3, model.config.context_length + 1):
-        with pytest.raises(ValueError, match=f"context={context} must be 2 to {model.config.context_length}"):
+        with pytest.raises(
+            ValueError, match=f"context={context} must be 2 to {model.config.context_length}"
+        ):
             score(model, TEXT, context=context)
     with pytest.raises(ValueError, match="too few tokens"):
         score(model, "")

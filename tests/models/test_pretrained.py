@@ -74,7 +74,9 @@ def test_a_folder_whose_name_is_no_unicode(copy, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_logits_and_tokens(name, tmp_path, monkeypatch):
     tensors, config, divisors = checkpoints.weights(name)
-    described = checkpoints.config_json(config) | {"tie_word_embeddings": "lm_head.weight" not in tensors}
+    described = checkpoints.config_json(config) | {
+        "tie_word_embeddings": "lm_head.weight" not in tensors
+    }
     if divisors is not None:  # this file's divisors follow no formula
         described["rope_scaling"] = {"rope_type": "llama3"}
         monkeypatch.setattr(config_json._Rope, "divisors", lambda *_: divisors)
@@ -91,7 +93,9 @@ def test_golden_logits_and_tokens(name, tmp_path, monkeypatch):
 def test_the_logits_of_transformers(name, record_property):
     with np.load(FOLDERS / name / "expected.npz") as want:
         error = nmse(loaded(name).logits(want["tokens"][None])[0], want["logits"])
-    record_property("figure", f"{name} checkpoint against transformers in float64: NMSE {error:.1e}")
+    record_property(
+        "figure", f"{name} checkpoint against transformers in float64: NMSE {error:.1e}"
+    )
     assert error <= 1e-11
 
 
@@ -106,7 +110,9 @@ def test_the_ids_of_transformers(name):
 
 def test_generated_text():
     out = models.generate(loaded("llama"), "Hello", max_new_tokens=8)
-    assert len(out.tokens) == 8 and out.text == loaded("llama").tokenizer.decode(out.tokens, strip_prefix=False)
+    assert len(out.tokens) == 8 and out.text == loaded("llama").tokenizer.decode(
+        out.tokens, strip_prefix=False
+    )
 
 
 def test_what_the_tokenizers_are():
@@ -120,13 +126,22 @@ def test_what_the_tokenizers_are():
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_source_has_ggufs_names_shapes_and_dtypes(name):
-    dtype = {"llama": jnp.bfloat16, "mistral": np.float32, "qwen2": np.float16, "qwen3": jnp.bfloat16}[name]
+    dtype = {
+        "llama": jnp.bfloat16,
+        "mistral": np.float32,
+        "qwen2": np.float16,
+        "qwen3": jnp.bfloat16,
+    }[name]
     with models.CheckpointSource(FOLDERS / name) as source:
         config = models.Config.from_metadata(source.metadata)
         expected = expected_tensors(config)
         assert {key for key, (_, required) in expected.items() if required} <= source.tensors.keys()
         assert ("output.weight" in source.tensors) == (name != "qwen2")
-        assert ("blk.0.ffn_up.bias" in source.tensors) == ("rope_freqs.weight" in source.tensors) == (name == "llama")
+        assert (
+            ("blk.0.ffn_up.bias" in source.tensors)
+            == ("rope_freqs.weight" in source.tensors)
+            == (name == "llama")
+        )
         for key, shape in source.tensors.items():
             tensor = source.read(key)
             assert tensor.shape == shape == expected[key].shape
@@ -137,7 +152,10 @@ def test_a_source_has_ggufs_names_shapes_and_dtypes(name):
 def test_weights_are_the_files_own():
     stored = load_file(FOLDERS / "qwen2" / "model.safetensors")
     tensors = models.named_tensors(loaded("qwen2"))
-    for got, name in (("token_embd", "embed_tokens"), ("blk.1.attn_q", "layers.1.self_attn.q_proj")):
+    for got, name in (
+        ("token_embd", "embed_tokens"),
+        ("blk.1.attn_q", "layers.1.self_attn.q_proj"),
+    ):
         assert np.array_equal(tensors[f"{got}.weight"], stored[f"model.{name}.weight"])
     bias = stored["model.layers.1.self_attn.k_proj.bias"]
     assert np.array_equal(tensors["blk.1.attn_k.bias"], bias.astype(np.float32))
@@ -154,7 +172,9 @@ def test_rows_for_interleaved_rope():
 def test_one_file_of_a_folder_and_progress(copy):
     folder, calls = copy("qwen2"), []
     (folder / "model.safetensors").rename(folder / "other.safetensors")
-    got = models.from_pretrained(folder / "other.safetensors", progress=lambda *call: calls.append(call))
+    got = models.from_pretrained(
+        folder / "other.safetensors", progress=lambda *call: calls.append(call)
+    )
     assert calls[0][0] == 0 and calls[-1][0] == calls[-1][1] == sum(
         array.nbytes for array in load_file(folder / "other.safetensors").values()
     )
@@ -167,19 +187,31 @@ def test_saved_and_loaded_again(tmp_path):
         models.save_gguf(loaded(name), tmp_path / "model.gguf")
         again = models.from_gguf(tmp_path / "model.gguf")
         assert np.array_equal(again.logits([[3, 1, 2]]), loaded(name).logits([[3, 1, 2]]))
-        assert again.tokenizer.encode("Hello, it's me") == loaded(name).tokenizer.encode("Hello, it's me")
+        assert again.tokenizer.encode("Hello, it's me") == loaded(name).tokenizer.encode(
+            "Hello, it's me"
+        )
 
 
 def test_early_files(copy):
-    """rope_scaling with `type`, `rope_theta` beside it, buffers of inv_freq, an output layer beside tied ones."""
+    """rope_scaling with `type`, `rope_theta` beside it, buffers of inv_freq, an output layer beside
+    tied ones.
+    """
     mistral, qwen = copy("mistral"), copy("qwen2")
-    change(mistral / "config.json", rope_parameters=None, rope_theta=1e4, rope_scaling={"type": "linear", "factor": 4})
+    change(
+        mistral / "config.json",
+        rope_parameters=None,
+        rope_theta=1e4,
+        rope_scaling={"type": "linear", "factor": 4},
+    )
     tensors = load_file(mistral / "model.safetensors")
     for name in ("model.layers.0.self_attn.rotary_emb.inv_freq", "model.rotary_emb.inv_freq"):
         tensors[name] = np.zeros(16, np.float32)
     save_file(tensors, mistral / "model.safetensors")
     tensors = load_file(qwen / "model.safetensors")
-    save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2}, qwen / "model.safetensors")
+    save_file(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] * 2},
+        qwen / "model.safetensors",
+    )
     for folder in (mistral, qwen):
         want = loaded(folder.name).logits([[5, 6, 7]])
         assert np.array_equal(models.from_pretrained(folder).logits([[5, 6, 7]]), want)
@@ -222,54 +254,88 @@ def test_llama3_divisors():
     for divisor, wavelength in zip(got, wavelengths, strict=True):
         smooth = (64 / wavelength - 1) / (4 - 1)
         middle = 1 / ((1 - smooth) / 8 + smooth)
-        assert divisor == pytest.approx(1 if wavelength < 16 else 8 if wavelength > 64 else middle, rel=1e-6)
+        assert divisor == pytest.approx(
+            1 if wavelength < 16 else 8 if wavelength > 64 else middle, rel=1e-6
+        )
     assert 1.0 in got and 8.0 in got
 
 
 def test_ids_of_the_other_files(copy):
-    """BOS and EOS of generation_config.json and config.json where tokenizer_config.json names none."""
+    """BOS and EOS of generation_config.json and config.json where tokenizer_config.json names
+    none.
+    """
     folder = copy("qwen2")
     change(folder / "tokenizer_config.json", eos_token=None)
     change(folder / "config.json", bos_token_id=4, eos_token_id=9)
     assert models.from_pretrained(folder).tokenizer.vocabulary.eos_token_id == 9
     change(folder / "generation_config.json", eos_token_id=[7, 280, 8])
     words = models.from_pretrained(folder).tokenizer
-    assert (words.bos_token_id, words.vocabulary.eos_token_id, words.eos_token_ids) == (4, 7, (7, 8, 280, 281))
+    assert (words.bos_token_id, words.vocabulary.eos_token_id, words.eos_token_ids) == (
+        4,
+        7,
+        (7, 8, 280, 281),
+    )
     assert words.encode("a", add_special=True) == words.encode("a", add_special=False)
     change(folder / "generation_config.json", eos_token_id=[1, 2, 3, 4])
     refused(folder, r"generation_config.json: eos_token_id: \[1, 2, 3, 4\] are more")
     for wrong in (290, -1, True, "2", [None]):
         change(folder / "generation_config.json", eos_token_id=wrong)
-        refused(folder, r"generation_config.json: eos_token_id: .* must be an integer from 0 to 289")
+        refused(
+            folder, r"generation_config.json: eos_token_id: .* must be an integer from 0 to 289"
+        )
 
 
 CONFIG = [
-    ({"architectures": ["MixtralForCausalLM"]}, r"architectures: \['MixtralForCausalLM'\] is not supported; supported"),
+    (
+        {"architectures": ["MixtralForCausalLM"]},
+        r"architectures: \['MixtralForCausalLM'\] is not supported; supported",
+    ),
     ({"architectures": None}, "architectures: is missing"),
     ({"architectures": []}, r"architectures: \[\] is not supported"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: is 'gptq', which is not supported"),
+    (
+        {"quantization_config": {"quant_method": "gptq"}},
+        "quantization_config: is 'gptq', which is not supported",
+    ),
     ({"auto_map": {"AutoModel": "x"}}, "auto_map: is 'an object', which is not supported"),
     ({"hidden_act": "gelu"}, "hidden_act: is 'gelu', which is not supported"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: is 0.5, which is not supported"),
     ({"layer_types": ["chunked_attention"]}, "layer_types: 'chunked_attention' is not supported"),
-    ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_parameters.rope_type: 'yarn' is not supported"),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+        "rope_parameters.rope_type: 'yarn' is not supported",
+    ),
     (
         {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}},
         "rope_scaling.rope_type: 'dynamic' is not supported",
     ),
     ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: differs from rope_parameters"),
-    ({"rope_parameters": {"rope_type": "linear"}}, "rope_parameters.factor: is missing, expected a number"),
-    ({"rope_parameters": {"rope_type": "linear", "factor": 0}}, "rope_parameters.factor: must be a number above"),
-    ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor: is not supp"),
+    (
+        {"rope_parameters": {"rope_type": "linear"}},
+        "rope_parameters.factor: is missing, expected a number",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "linear", "factor": 0}},
+        "rope_parameters.factor: must be a number above",
+    ),
+    (
+        {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor: is not supp",
+    ),
     ({"rope_parameters": {"rope_theta": 0.5}}, "rope_theta: must be a number above 1"),
-    ({"rope_parameters": {"rope_type": "llama3", "factor": 8}}, "rope_parameters.low_freq_factor: is missing"),
+    (
+        {"rope_parameters": {"rope_type": "llama3", "factor": 8}},
+        "rope_parameters.low_freq_factor: is missing",
+    ),
     ({"rope_parameters": []}, "rope_parameters: must be an object, not an array"),
     ({"hidden_size": "32"}, "hidden_size: must be an integer, not a string"),
     ({"hidden_size": 2**40}, "hidden_size: must be an integer from 1 to 16777216"),
     ({"hidden_size": None}, "hidden_size: is missing, expected an integer"),
     ({"num_hidden_layers": True}, "num_hidden_layers: must be an integer, not a boolean"),
     ({"num_hidden_layers": 0}, "num_hidden_layers: must be an integer from 1 to 1024, not 0"),
-    ({"num_hidden_layers": 2}, r"tensor 'model.layers.1.\S*': is missing, expected with shape \(128, 32\)"),
+    (
+        {"num_hidden_layers": 2},
+        r"tensor 'model.layers.1.\S*': is missing, expected with shape \(128, 32\)",
+    ),
     ({"num_key_value_heads": 3}, "num_key_value_heads: 3 must divide"),
     ({"num_key_value_heads": None}, r"k_proj.weight': has shape \(64, 32\), expected \(128, 32\)"),
     ({"head_dim": 24}, "head_dim: a head_dim of 24 is not supported"),
@@ -277,9 +343,15 @@ CONFIG = [
     ({"rms_norm_eps": None}, "rms_norm_eps: is missing, expected a number"),
     ({"rms_norm_eps": 0}, "rms_norm_eps: must be a number above 0"),
     ({"vocab_size": 345}, r"embed_tokens.weight': has shape \(344, 32\), expected \(345, 32\)"),
-    ({"vocab_size": 300}, "tokenizer.json: model.vocab: .* expected less than 300, the model's vocab_size"),
+    (
+        {"vocab_size": 300},
+        "tokenizer.json: model.vocab: .* expected less than 300, the model's vocab_size",
+    ),
     ({"tie_word_embeddings": "yes"}, "tie_word_embeddings: must be a boolean"),
-    ({"attention_bias": False}, "'model.layers.0.self_attn.k_proj.bias': is not part of a llama model"),
+    (
+        {"attention_bias": False},
+        "'model.layers.0.self_attn.k_proj.bias': is not part of a llama model",
+    ),
     ({"mlp_bias": None}, "'model.layers.0.mlp.down_proj.bias': is not part of a llama model"),
 ]
 
@@ -297,9 +369,18 @@ def test_configs_that_are_refused(changes, message, copy):
         ({"factor": 0}, "factor: must be a number above 1e-06"),
         ({"factor": None}, "factor: is missing"),
         ({"high_freq_factor": 1.0}, "high_freq_factor: must be above low_freq_factor=1.0"),
-        ({"low_freq_factor": 0}, "high_freq_factor: must be above low_freq_factor=0.0, and that above 0"),
-        ({"original_max_position_embeddings": -1}, "original_max_position_embeddings: must be from 1"),
-        ({"original_max_position_embeddings": 10**400}, "original_max_position_embeddings: must be from 1"),
+        (
+            {"low_freq_factor": 0},
+            "high_freq_factor: must be above low_freq_factor=0.0, and that above 0",
+        ),
+        (
+            {"original_max_position_embeddings": -1},
+            "original_max_position_embeddings: must be from 1",
+        ),
+        (
+            {"original_max_position_embeddings": 10**400},
+            "original_max_position_embeddings: must be from 1",
+        ),
         ({"factor": 10**400}, "factor: must be a finite number"),
     ],
 )
@@ -309,7 +390,9 @@ def test_llama3_scaling_that_is_refused(changes, message, copy):
     refused(folder, message)
 
 
-@pytest.mark.parametrize(("name", "key"), [("mistral", "num_key_value_heads"), ("qwen3", "head_dim")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("mistral", "num_key_value_heads"), ("qwen3", "head_dim")]
+)
 def test_keys_whose_defaults_differ_by_class_must_be_there(name, key, copy):
     folder = copy(name)
     change(folder / "config.json", **{key: None})
@@ -329,7 +412,9 @@ def test_keys_whose_defaults_differ_by_class_must_be_there(name, key, copy):
         (b"null", "JSON: must be an object, not null"),
     ],
 )
-@pytest.mark.parametrize("file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "file", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
 def test_json_that_is_refused(data, message, file, copy):
     folder = copy("llama")
     (folder / file).write_bytes(data)
@@ -352,7 +437,11 @@ def test_json_is_read_with_a_bound(tmp_path):
 def test_the_chat_template_of_its_own_file_counts(copy):
     folder = copy("qwen2")
     change(folder / "tokenizer_config.json", chat_template="other")
-    assert models.from_pretrained(folder).tokenizer.chat_template == loaded("qwen2").tokenizer.chat_template != "other"
+    assert (
+        models.from_pretrained(folder).tokenizer.chat_template
+        == loaded("qwen2").tokenizer.chat_template
+        != "other"
+    )
 
 
 def test_chat_templates_that_are_refused(copy):
@@ -396,9 +485,13 @@ def test_damaged_safetensors_files(copy):
     assert wrong > 300
 
 
-@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json", "generation_config.json", INDEX])
+@pytest.mark.parametrize(
+    "file", ["config.json", "tokenizer_config.json", "generation_config.json", INDEX]
+)
 def test_damaged_json(file, copy):
-    """Each of 150 is refused with the file's name, or describes a checkpoint whose parts fit together."""
+    """Each of 150 is refused with the file's name, or describes a checkpoint whose parts fit
+    together.
+    """
     folder, rng = copy("qwen3" if file == INDEX else "llama"), np.random.default_rng(2)
     original, wrong = (folder / file).read_text(), 0
     for _ in range(150):
@@ -413,7 +506,10 @@ def test_damaged_json(file, copy):
             wrong += 1
         else:
             models.Config.from_metadata(metadata)
-            assert not source.has_tokenizer or models.tokenizer.from_metadata(metadata).vocab_size == 344
+            assert (
+                not source.has_tokenizer
+                or models.tokenizer.from_metadata(metadata).vocab_size == 344
+            )
     assert wrong > 10
 
 
@@ -424,15 +520,28 @@ def test_tensors_that_do_not_fit(copy):
     name = "model.layers.1.mlp.up_proj.weight"
 
     def refuse(changes, message):
-        save_file({key: value for key, value in (tensors | changes).items() if value is not None}, file)
+        save_file(
+            {key: value for key, value in (tensors | changes).items() if value is not None}, file
+        )
         assert refused(folder, message).field == f"tensor {next(iter(changes))!r}"
 
     refuse({name: None}, r"is missing, expected with shape \(32, 32\)")
-    refuse({name: np.zeros((32, 31), np.float16)}, r"model.safetensors: .*has shape \(32, 31\), expected \(32, 32\)")
-    refuse({name: np.zeros((32, 32))}, "has dtype F64, which is not supported; supported are F32, F16, BF16")
+    refuse(
+        {name: np.zeros((32, 31), np.float16)},
+        r"model.safetensors: .*has shape \(32, 31\), expected \(32, 32\)",
+    )
+    refuse(
+        {name: np.zeros((32, 32))},
+        "has dtype F64, which is not supported; supported are F32, F16, BF16",
+    )
     refuse({name: np.zeros((32, 32), np.int8)}, "has dtype I8, which is not supported")
-    refuse({"model.rotary_emb.inv_freq_2": np.zeros(16, np.float32)}, "is not part of a qwen2 model")
-    refuse({"model.layers.2.mlp.up_proj.weight": tensors[name]}, "is not part of a qwen2 model as config.json")
+    refuse(
+        {"model.rotary_emb.inv_freq_2": np.zeros(16, np.float32)}, "is not part of a qwen2 model"
+    )
+    refuse(
+        {"model.layers.2.mlp.up_proj.weight": tensors[name]},
+        "is not part of a qwen2 model as config.json",
+    )
     for value in (np.nan, np.inf, -np.inf):
         broken = tensors[name].copy()
         broken[3, 4] = value
@@ -450,7 +559,9 @@ def test_float8_weights_are_refused_by_name(copy):
     entry = header["model.layers.0.mlp.up_proj.weight"]
     entry["dtype"], entry["shape"] = "F8_E4M3", [32, 64]
     encoded = json.dumps(header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(encoded)) + encoded + data[8 + size :])
+    (folder / "model.safetensors").write_bytes(
+        struct.pack("<Q", len(encoded)) + encoded + data[8 + size :]
+    )
     refused(folder, "has dtype F8_E4M3, which is not supported")
 
 
@@ -458,13 +569,17 @@ def test_a_file_that_shrinks_while_it_is_read(copy):
     folder = copy("qwen2")
     with models.CheckpointSource(folder) as source:
         os.truncate(folder / "model.safetensors", 6000)
-        with pytest.raises(jq.CheckpointError, match="model.safetensors: header: safetensors refuses it"):
+        with pytest.raises(
+            jq.CheckpointError, match="model.safetensors: header: safetensors refuses it"
+        ):
             source.read("blk.1.ffn_up.weight")
     folder = copy("qwen3")
     with models.CheckpointSource(folder) as source:
         source.read("token_embd.weight")  # the file stays open
         os.truncate(folder / "model-00001-of-00002.safetensors", 4000)
-        with pytest.raises(jq.CheckpointError, match=r"tensor 'model\.\S+': safetensors refuses it"):
+        with pytest.raises(
+            jq.CheckpointError, match=r"tensor 'model\.\S+': safetensors refuses it"
+        ):
             for name in source.tensors:
                 source.read(name)
 
@@ -480,14 +595,18 @@ def test_a_file_that_changes_before_it_is_read(copy):
 
 
 @pytest.mark.parametrize(
-    "shard", ["../model-00001-of-00002.safetensors", "/etc/passwd", "..", "", "a/b.safetensors", 3, None]
+    "shard",
+    ["../model-00001-of-00002.safetensors", "/etc/passwd", "..", "", "a/b.safetensors", 3, None],
 )
 def test_indices_that_leave_the_folder(shard, copy):
     folder = copy("qwen3")
     content = json.loads((folder / INDEX).read_text())
     content["weight_map"]["lm_head.weight"] = shard
     (folder / INDEX).write_text(json.dumps(content))
-    refused(folder, r"index.json: weight_map\['lm_head.weight'\]: must name a .safetensors file in its folder")
+    refused(
+        folder,
+        r"index.json: weight_map\['lm_head.weight'\]: must name a .safetensors file in its folder",
+    )
 
 
 def test_indices_that_do_not_say_what_is_there(copy):
@@ -503,11 +622,21 @@ def test_indices_that_do_not_say_what_is_there(copy):
     swapped = {first: second, second: first}
     refuse([], "weight_map: must be an object")
     refuse({}, r"tensor 'model.embed_tokens.weight': is missing, expected with shape \(64, 32\)")
-    refuse(places | {"lm_head.weight": "gone.safetensors"}, "weight_map: names 'gone.safetensors', which is missing")
-    refuse(places | {"lm_head.weight": swapped[places["lm_head.weight"]]}, r"weight_map\['lm_head.weight'\]: names")
-    refuse(places | {"extra": first}, r"weight_map\['extra'\]: names '\S*', which does not hold the tensor")
     refuse(
-        {k: v for k, v in places.items() if k != "lm_head.weight"}, "'lm_head.weight': is not in model.safetensors.i"
+        places | {"lm_head.weight": "gone.safetensors"},
+        "weight_map: names 'gone.safetensors', which is missing",
+    )
+    refuse(
+        places | {"lm_head.weight": swapped[places["lm_head.weight"]]},
+        r"weight_map\['lm_head.weight'\]: names",
+    )
+    refuse(
+        places | {"extra": first},
+        r"weight_map\['extra'\]: names '\S*', which does not hold the tensor",
+    )
+    refuse(
+        {k: v for k, v in places.items() if k != "lm_head.weight"},
+        "'lm_head.weight': is not in model.safetensors.i",
     )
     (folder / INDEX).write_text(json.dumps(sound))
     for name in (first, second):
@@ -532,9 +661,18 @@ def test_folders_that_hold_no_checkpoint(copy, tmp_path):
 def test_heads_by_default(copy):
     """num_key_value_heads and head_dim, which early Llama files leave out."""
     folder = copy("mistral")
-    change(folder / "config.json", architectures=["LlamaForCausalLM"], num_key_value_heads=None, head_dim=None)
+    change(
+        folder / "config.json",
+        architectures=["LlamaForCausalLM"],
+        num_key_value_heads=None,
+        head_dim=None,
+    )
     got = models.from_pretrained(folder).config
-    assert (got.num_kv_heads, got.head_dim, got.context_length) == (1, 32, 256)  # Llama has no sliding window
+    assert (got.num_kv_heads, got.head_dim, got.context_length) == (
+        1,
+        32,
+        256,
+    )  # Llama has no sliding window
 
 
 def test_quantized_from_one_file_of_the_folder(tmp_path):
@@ -556,4 +694,7 @@ def test_quantized_from_the_folder_and_from_memory(tmp_path):
             else:
                 assert np.array_equal(tensor, want[key])
         with np.load(FOLDERS / name / "expected.npz") as expected:
-            assert nmse(models.from_gguf(file).logits(expected["tokens"][None])[0], expected["logits"]) <= 1e-3
+            assert (
+                nmse(models.from_gguf(file).logits(expected["tokens"][None])[0], expected["logits"])
+                <= 1e-3
+            )

@@ -11,7 +11,9 @@ from .golden import model, reference
 
 
 def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
-    """Two prompts with one continuation, the second two tokens ahead: both end at the same token of it."""
+    """Two prompts with one continuation, the second two tokens ahead: both end at the same token of
+    it.
+    """
     loaded, want = model("llama-gqa"), reference("llama-gqa")
     end = int(want.greedy[5])
     assert end not in want.greedy[:5]
@@ -20,7 +22,9 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     prompts[0, :48], prompts[1, :50] = want.prompt, want.tokens[:50]
     cache = PagedCache.create(loaded.config, 2, 64)
 
-    state = programs.start(loaded.weights, prompts, np.array([48, 50], np.int32), cache, jax.random.key(0))
+    state = programs.start(
+        loaded.weights, prompts, np.array([48, 50], np.int32), cache, jax.random.key(0)
+    )
     assert all(page.is_deleted() for page in jax.tree.leaves(cache.pages))  # donated
     assert state.step == 1 and state.tokens[:, 0].tolist() == [want.greedy[0], want.greedy[2]]
 

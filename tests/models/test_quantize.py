@@ -36,7 +36,9 @@ def fresh():
     """A model with weights that lie on no format's grid."""
     config, rng = model("llama-gqa").config, np.random.default_rng(0)
     tensors = {
-        key: jnp.asarray(rng.normal(size=value.shape) * 0.05 if value.ndim > 1 else value, jnp.float32)
+        key: jnp.asarray(
+            rng.normal(size=value.shape) * 0.05 if value.ndim > 1 else value, jnp.float32
+        )
         for key, value in models.named_tensors(model("llama-gqa")).items()
     }
     return models.Model(build_decoder(config, tensors))
@@ -79,13 +81,18 @@ def test_larger_types_are_closer():
     for type in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"):
         quantized = models.quantize(original, type)
         assert quantized.metadata["general.file_type"] == mixtures.get(type).file_type
-        found.append((nmse(quantized.logits(tokens), want), -sum(leaf.nbytes for leaf in quantized.weights)))
+        found.append(
+            (nmse(quantized.logits(tokens), want), -sum(leaf.nbytes for leaf in quantized.weights))
+        )
     assert found == sorted(found) and found[-1][0] <= 0.3, found
 
 
 def test_packed_weights_are_kept_or_quantized_again():
     original = model("llama-gqa")
-    again, before = models.named_tensors(models.quantize(original, "Q4_K_M")), models.named_tensors(original)
+    again, before = (
+        models.named_tensors(models.quantize(original, "Q4_K_M")),
+        models.named_tensors(original),
+    )
     for name, value in before.items():
         jax.tree.map(np.testing.assert_array_equal, again[name], value)
     other = models.named_tensors(models.quantize(original, "Q8_0"))
@@ -112,7 +119,9 @@ def test_rows_of_an_odd_length_become_f16():
     quantized = models.named_tensors(models.quantize(odd(), "Q4_K_M"))
     assert quantized["blk.0.attn_q.weight"].dtype == jnp.float16  # k is 48
     assert quantized["blk.0.attn_output.weight"].format == "Q5_0"  # k is 64
-    np.testing.assert_array_equal(quantized["blk.0.attn_q.weight"], tensors["blk.0.attn_q.weight"].astype(jnp.float16))
+    np.testing.assert_array_equal(
+        quantized["blk.0.attn_q.weight"], tensors["blk.0.attn_q.weight"].astype(jnp.float16)
+    )
     assert quantized["blk.0.attn_norm.weight"].dtype == jnp.float32
 
 
@@ -120,7 +129,8 @@ def test_rows_of_an_odd_length_become_f16():
 def test_weights_beyond_f16_are_named(monkeypatch):
     bad = changed(odd(), "blk.0.attn_q.weight", lambda x: x.at[9, 7].set(7e4))
     message = (
-        r"tensor 'blk.0.attn_q.weight', rows from {} on: w\[{}, 7\] is 70144.0; F16 takes finite values up to 65504"
+        r"tensor 'blk.0.attn_q.weight', rows from {} on: "
+        r"w\[{}, 7\] is 70144.0; F16 takes finite values up to 65504"
     )
     with pytest.raises(ValueError, match=message.format(0, 9)):
         models.quantize(bad, "Q4_K_M")
@@ -142,10 +152,19 @@ def test_importance_reaches_the_quantizer():
 @pytest.mark.parametrize(
     ("importance", "message"),
     [
-        ({"blk.0.attn_q": np.ones(256)}, "importance names 'blk.0.attn_q', which is no tensor of the model"),
-        ({"output.weight": np.ones(255)}, r"importance of 'output.weight' has shape \(255,\); it must be \(256,\)"),
+        (
+            {"blk.0.attn_q": np.ones(256)},
+            "importance names 'blk.0.attn_q', which is no tensor of the model",
+        ),
+        (
+            {"output.weight": np.ones(255)},
+            r"importance of 'output.weight' has shape \(255,\); it must be \(256,\)",
+        ),
         ({"output.weight": -np.ones(256)}, "tensor 'output.weight', rows from 0 on: importance"),
-        ({"output.weight": np.full(256, np.nan)}, "tensor 'output.weight', rows from 0 on: importance"),
+        (
+            {"output.weight": np.full(256, np.nan)},
+            "tensor 'output.weight', rows from 0 on: importance",
+        ),
     ],
 )
 def test_bad_importance_is_named(importance, message):
@@ -156,9 +175,15 @@ def test_bad_importance_is_named(importance, message):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (jnp.nan, r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is nan; Q4_K takes finite"),
+        (
+            jnp.nan,
+            r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is nan; Q4_K takes finite",
+        ),
         (-jnp.inf, r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is -inf"),
-        (1e30, r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is 1.*e\+30"),  # no f16 scale reaches it
+        (
+            1e30,
+            r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is 1.*e\+30",
+        ),  # no f16 scale reaches it
     ],
 )
 def test_weights_that_no_type_holds_are_named(value, message):
@@ -169,7 +194,10 @@ def test_weights_that_no_type_holds_are_named(value, message):
 
 def test_a_norm_that_is_nan_is_named():
     bad = changed(floats("llama-gqa"), "output_norm.weight", lambda x: x.at[7].set(jnp.nan))
-    with pytest.raises(ValueError, match=r"tensor 'output_norm.weight', rows from 0 on: w\[0, 7\] is nan; F32 takes"):
+    with pytest.raises(
+        ValueError,
+        match=r"tensor 'output_norm.weight', rows from 0 on: w\[0, 7\] is nan; F32 takes",
+    ):
         models.quantize(bad, "Q8_0")
 
 
@@ -221,11 +249,23 @@ def test_the_tokenizer_stays():
     ("damage", "message"),
     [
         (lambda data: data[:-100], "tensor .*: offset"),
-        (lambda data: data[:300], "tensor count: 21 entries of at least 25 bytes are more than the 276 bytes left"),
+        (
+            lambda data: data[:300],
+            "tensor count: 21 entries of at least 25 bytes are more than the 276 bytes left",
+        ),
         (lambda data: b"GGML" + data[4:], "magic: expected b'GGUF'"),
-        (lambda data: data.replace(b"llama.block_count", b"llama.block_xount"), "llama.block_count: is missing"),
-        (lambda data: data.replace(b"blk.1.ffn_up", b"blk.7.ffn_up"), "'blk.1.ffn_up.weight': is missing"),
-        (lambda data: data[:-4] + b"\x00\x00\xc0\x7f", "tensor 'output.weight': element 131071 is NaN"),
+        (
+            lambda data: data.replace(b"llama.block_count", b"llama.block_xount"),
+            "llama.block_count: is missing",
+        ),
+        (
+            lambda data: data.replace(b"blk.1.ffn_up", b"blk.7.ffn_up"),
+            "'blk.1.ffn_up.weight': is missing",
+        ),
+        (
+            lambda data: data[:-4] + b"\x00\x00\xc0\x7f",
+            "tensor 'output.weight': element 131071 is NaN",
+        ),
     ],
 )
 def test_damaged_files_leave_nothing(damage, message, tmp_path):
@@ -248,9 +288,17 @@ def write_zeros(file, config):
             size += nbytes + -nbytes % ALIGNMENT
     metadata = config.to_metadata()
     entries = [text_entry(key, value) for key, value in metadata.items() if isinstance(value, str)]
-    entries += [entry(key, Value.UINT32, u32(value)) for key, value in metadata.items() if isinstance(value, int)]
-    reals = {key: struct.pack("<f", value) for key, value in metadata.items() if isinstance(value, float)}
-    header = build(entries + [entry(key, Value.FLOAT32, value) for key, value in reals.items()], tensors)
+    entries += [
+        entry(key, Value.UINT32, u32(value))
+        for key, value in metadata.items()
+        if isinstance(value, int)
+    ]
+    reals = {
+        key: struct.pack("<f", value) for key, value in metadata.items() if isinstance(value, float)
+    }
+    header = build(
+        entries + [entry(key, Value.FLOAT32, value) for key, value in reals.items()], tensors
+    )
     file.write_bytes(header)
     os.truncate(file, len(header) + size)
     return size
@@ -258,9 +306,11 @@ def write_zeros(file, config):
 
 @pytest.mark.parametrize(("type", "most"), [("Q8_0", Tensor.Q8_0), ("Q4_K_M", Tensor.Q4_K)])
 def test_memory_is_one_tensors_not_the_models(type, most, tmp_path, record_property):
-    """Peak memory stays below 12 bytes per weight of the largest tensor and 300 MB, interpreter and XLA included.
+    """Peak memory stays below 12 bytes per weight of the largest tensor and 300 MB, interpreter and
+    XLA included.
 
-    Pages of the libraries' files (some 170 to 220 MB, mostly XLA's code) are not counted: they can be dropped any time.
+    Pages of the libraries' files (some 170 to 220 MB, mostly XLA's code) are not counted: they can
+    be dropped any time.
     """
     config = models.Config("llama", 16384, 512, 1024, 16384, 3, 16, 4, 64, 1e-5)
     size = write_zeros(tmp_path / "in.gguf", config)
@@ -270,7 +320,9 @@ code = cli.main(["quantize", "in.gguf", "out.gguf", "--type", "{type}"])
 status = dict(line.split(":") for line in open("/proc/self/status"))
 print(code, *(int(status[key].split()[0]) for key in ("VmHWM", "RssFile")))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     code, peak, libraries = (int(part) for part in done.stdout.split())
     limit = 12 * config.hidden_size * config.intermediate_size + 300e6
     figures = f"{peak * 1024 / 1e6:.0f} MB, of it {libraries * 1024 / 1e6:.0f} MB libraries, limit {limit / 1e6:.0f} MB"

@@ -1,4 +1,6 @@
-"""Sampling against a NumPy oracle: which tokens stay, how often each is drawn, what bad parameters get."""
+"""Sampling against a NumPy oracle: which tokens stay, how often each is drawn, what bad parameters
+get.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,20 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights / weights.sum()
 
 
-def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:
-    """The distribution of one row (vocab,), in float64: filters in llama.cpp's order, one token at a time."""
+def probabilities(
+    logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None
+) -> np.ndarray:
+    """The distribution of one row (vocab,), in float64: filters in llama.cpp's order, one token at
+    a time.
+    """
     logits = logits.astype(np.float64)
     if seen is not None:
         penalty = params.repetition_penalty
         logits = np.array(
-            [x if not s else x / penalty if x > 0 else x * penalty for x, s in zip(logits, seen, strict=True)]
+            [
+                x if not s else x / penalty if x > 0 else x * penalty
+                for x, s in zip(logits, seen, strict=True)
+            ]
         )
     kept = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if params.top_k:
@@ -49,7 +58,9 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
 
 
 @functools.partial(jax.jit, static_argnames=("params", "draws"))
-def draw(logits: jax.Array, key: jax.Array, params: SamplingParams, draws: int, seen: Any = None) -> jax.Array:
+def draw(
+    logits: jax.Array, key: jax.Array, params: SamplingParams, draws: int, seen: Any = None
+) -> jax.Array:
     """Tokens (draws,) from one row (vocab,)."""
     rows = jnp.broadcast_to(logits, (draws, logits.shape[-1]))
     mask = None if seen is None else jnp.broadcast_to(seen, rows.shape)
@@ -112,7 +123,9 @@ def test_equal_logits_keep_the_lower_tokens() -> None:
     assert indices[0].tolist() == [0, 1, 2]
     kept, indices = sampling.filter_logits(logits, SamplingParams(temperature=1, top_p=0.5))
     assert indices[0][np.isfinite(kept[0])].tolist() == [0, 1, 2, 3]
-    jaxpr = jax.make_jaxpr(lambda x: sampling.filter_logits(x, SamplingParams(temperature=1, top_p=0.5))[0])(logits)
+    jaxpr = jax.make_jaxpr(
+        lambda x: sampling.filter_logits(x, SamplingParams(temperature=1, top_p=0.5))[0]
+    )(logits)
     assert "is_stable=True" in str(jaxpr)  # a GPU's sort would not be by itself
 
 
@@ -144,11 +157,16 @@ def test_repetition_penalty() -> None:
     logits = np.array([[2.0, 1.5, -1.0, -1.1], [2.0, 1.5, -1.0, -1.1]], np.float32)
     seen = np.array([[True, False, True, False], [False, False, False, False]])
     greedy = SamplingParams(repetition_penalty=1.5)
-    assert sample(jnp.asarray(logits), jax.random.key(0), greedy, jnp.asarray(seen)).tolist() == [1, 0]
+    assert sample(jnp.asarray(logits), jax.random.key(0), greedy, jnp.asarray(seen)).tolist() == [
+        1,
+        0,
+    ]
     params = SamplingParams(temperature=1, repetition_penalty=1.5)
     want = probabilities(logits[0], params, seen[0])
     tokens = draw(jnp.asarray(logits[0]), jax.random.key(1), params, 40_000, jnp.asarray(seen[0]))
-    np.testing.assert_allclose(np.bincount(np.asarray(tokens), minlength=4) / 40_000, want, atol=0.01)
+    np.testing.assert_allclose(
+        np.bincount(np.asarray(tokens), minlength=4) / 40_000, want, atol=0.01
+    )
     counts = jnp.asarray(seen * 3)
     assert sample(jnp.asarray(logits), jax.random.key(0), greedy, counts).tolist() == [1, 0]
 
@@ -185,7 +203,10 @@ def test_in_a_while_loop_with_seen() -> None:
 
 def test_seeds() -> None:
     logits = jnp.asarray(logits_of(6)[0])
-    runs = [draw(logits, p.key(), p, 100).tolist() for p in (SamplingParams(temperature=1, seed=s) for s in (3, 3, 4))]
+    runs = [
+        draw(logits, p.key(), p, 100).tolist()
+        for p in (SamplingParams(temperature=1, seed=s) for s in (3, 3, 4))
+    ]
     assert runs[0] == runs[1] != runs[2]
     assert SamplingParams(seed=1) == SamplingParams(seed=2)
     assert hash(SamplingParams(seed=1)) == hash(SamplingParams(seed=2))
@@ -237,7 +258,9 @@ def test_parameters_of_the_wrong_type() -> None:
     ):
         with pytest.raises(TypeError, match=f"^{name}={value!r} must be "):
             SamplingParams(**{name: value})
-    assert SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3)) == SamplingParams(temperature=0.5, top_k=3)
+    assert SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3)) == SamplingParams(
+        temperature=0.5, top_k=3
+    )
 
 
 def test_shapes_that_do_not_fit() -> None:
@@ -246,5 +269,9 @@ def test_shapes_that_do_not_fit() -> None:
         sample(jnp.zeros(5), key, SamplingParams())
     with pytest.raises(ValueError, match="repetition_penalty=2.0 needs the tokens seen so far"):
         sample(jnp.zeros((1, 5)), key, SamplingParams(repetition_penalty=2))
-    with pytest.raises(ValueError, match=r"seen of shape \(1, 4\) must be \(batch, vocab\) as logits, \(1, 5\)"):
-        sample(jnp.zeros((1, 5)), key, SamplingParams(repetition_penalty=2), jnp.zeros((1, 4), bool))
+    with pytest.raises(
+        ValueError, match=r"seen of shape \(1, 4\) must be \(batch, vocab\) as logits, \(1, 5\)"
+    ):
+        sample(
+            jnp.zeros((1, 5)), key, SamplingParams(repetition_penalty=2), jnp.zeros((1, 4), bool)
+        )

@@ -17,9 +17,15 @@ from .golden import NAMES, model, path
 
 
 def contents(file):
-    """(metadata key -> (types, value), tensor name -> (type, shape, bytes)), read by the `gguf` package."""
+    """(metadata key -> (types, value), tensor name -> (type, shape, bytes)), read by the `gguf`
+    package.
+    """
     reader = gguf.GGUFReader(file)
-    fields = {key: f for key, f in reader.fields.items() if key not in ("GGUF.tensor_count", "GGUF.kv_count")}
+    fields = {
+        key: f
+        for key, f in reader.fields.items()
+        if key not in ("GGUF.tensor_count", "GGUF.kv_count")
+    }
     return (
         {key: (field.types, field.contents()) for key, field in fields.items()},
         {t.name: (t.tensor_type, t.shape.tolist(), t.data.tobytes()) for t in reader.tensors},
@@ -44,9 +50,13 @@ def test_loading_and_saving_changes_nothing(name, tmp_path):
 
 
 def test_value_types_of_a_file_survive(tmp_path):
-    """Also those that Python's values do not tell apart, empty arrays, and an alignment of its own."""
+    """Also those that Python's values do not tell apart, empty arrays, and an alignment of its
+    own.
+    """
     original, saved = tmp_path / "original.gguf", tmp_path / "saved.gguf"
-    entries = {"general.alignment": entry("general.alignment", Value.UINT32, (64).to_bytes(4, "little"))}
+    entries = {
+        "general.alignment": entry("general.alignment", Value.UINT32, (64).to_bytes(4, "little"))
+    }
     for kind, payload in (
         (Value.UINT8, b"\x07"), (Value.INT8, b"\xff"), (Value.UINT16, bytes(2)), (Value.INT16, b"\x01\x00"),
         (Value.INT32, bytes(4)), (Value.UINT64, u64(5)), (Value.INT64, u64(5)), (Value.FLOAT64, u64(0x3FF8 << 48)),
@@ -58,13 +68,17 @@ def test_value_types_of_a_file_survive(tmp_path):
         entries[f"empty.{kind.name}"] = array_entry(f"empty.{kind.name}", kind, [])
     source = tmp_path / "source.gguf"
     models.save_gguf(model("llama-gqa"), source)
-    original.write_bytes(rewritten(source, {key: value for key, value in entries.items() if "alignment" not in key}))
+    original.write_bytes(
+        rewritten(source, {key: value for key, value in entries.items() if "alignment" not in key})
+    )
     loaded = models.from_gguf(original)
     models.save_gguf(loaded, saved)
     got, want = jq.gguf.read_header(saved), jq.gguf.read_header(original)
     assert list(got.metadata) == list(want.metadata) and got.metadata.types == want.metadata.types
     for key, value in want.metadata.items():
-        np.testing.assert_array_equal(got.metadata[key], value, err_msg=key, strict=isinstance(value, np.ndarray))
+        np.testing.assert_array_equal(
+            got.metadata[key], value, err_msg=key, strict=isinstance(value, np.ndarray)
+        )
 
     loaded.metadata["general.alignment"] = 64
     models.save_gguf(loaded, saved)
@@ -72,7 +86,9 @@ def test_value_types_of_a_file_survive(tmp_path):
     assert contents(saved)[1] == contents(original)[1]
 
 
-@pytest.mark.parametrize(("dtype", "file_type"), [(jnp.float32, 0), (jnp.float16, 1), (jnp.bfloat16, 32)])
+@pytest.mark.parametrize(
+    ("dtype", "file_type"), [(jnp.float32, 0), (jnp.float16, 1), (jnp.bfloat16, 32)]
+)
 def test_float_models(dtype, file_type, tmp_path):
     saved = tmp_path / "saved.gguf"
     original = floats("llama3-rope", dtype)
@@ -91,7 +107,9 @@ def test_packed_weights_under_a_float_files_metadata(tmp_path):
     packed = model("llama-gqa")
     said = models.Model(packed.decoder(), metadata={**packed.metadata, "general.file_type": 1})
     models.save_gguf(said, tmp_path / "saved.gguf")
-    assert jq.gguf.read_header(tmp_path / "saved.gguf").metadata["general.file_type"] == 15  # MOSTLY_Q4_K_M
+    assert (
+        jq.gguf.read_header(tmp_path / "saved.gguf").metadata["general.file_type"] == 15
+    )  # MOSTLY_Q4_K_M
 
 
 def test_a_model_without_a_file(tmp_path):
@@ -100,7 +118,9 @@ def test_a_model_without_a_file(tmp_path):
     config = dataclasses.replace(model("qwen3-qknorm").config, rope_factor=2.0)
     vectors = floats("qwen3-qknorm", jnp.float32)
     made = models.Model(
-        build(config, jax.tree.map(lambda x: x.astype(jnp.bfloat16), models.named_tensors(vectors))),
+        build(
+            config, jax.tree.map(lambda x: x.astype(jnp.bfloat16), models.named_tensors(vectors))
+        ),
         metadata={"general.name": "made"},
     )
     models.save_gguf(made, saved)
@@ -110,22 +130,32 @@ def test_a_model_without_a_file(tmp_path):
     kinds = {Value.UINT32: int, Value.FLOAT32: float, Value.STRING: str}
     assert all(type(metadata[key]) is kinds[kind] for key, kind in metadata.types.items())
     loaded = models.from_gguf(saved)
-    assert loaded.config == dataclasses.replace(config, rms_norm_eps=float(np.float32(config.rms_norm_eps)))
-    np.testing.assert_allclose(loaded.logits([[1, 2, 3]]), made.logits([[1, 2, 3]]), rtol=1e-5, atol=1e-5)
+    assert loaded.config == dataclasses.replace(
+        config, rms_norm_eps=float(np.float32(config.rms_norm_eps))
+    )
+    np.testing.assert_allclose(
+        loaded.logits([[1, 2, 3]]), made.logits([[1, 2, 3]]), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_metadata_of_another_decoder_is_refused(tmp_path):
     decoder = model("llama-gqa").decoder()
     wrong = {**model("llama-gqa").metadata, "llama.rope.freq_base": 5e5}
-    with pytest.raises(ValueError, match=r"describes rope_theta=500000.0, but the decoder has 10000.0"):
+    with pytest.raises(
+        ValueError, match=r"describes rope_theta=500000.0, but the decoder has 10000.0"
+    ):
         models.save_gguf(models.Model(decoder, metadata=wrong), tmp_path / "saved.gguf")
     words = model("text-spm")
     with pytest.raises(ValueError, match="model.metadata holds no tokenizer.ggml"):
         models.save_gguf(models.Model(words.decoder(), words.tokenizer), tmp_path / "saved.gguf")
     tensors = models.named_tensors(model("llama-gqa"))
     tensors["blk.0.ffn_up.weight"] = tensors["blk.0.ffn_up.weight"][:-1]
-    with pytest.raises(ValueError, match=r"'blk.0.ffn_up.weight': has shape \(767, 256\), expected \(768, 256\)"):
-        models.save_gguf(models.Model(build(model("llama-gqa").config, tensors)), tmp_path / "saved.gguf")
+    with pytest.raises(
+        ValueError, match=r"'blk.0.ffn_up.weight': has shape \(767, 256\), expected \(768, 256\)"
+    ):
+        models.save_gguf(
+            models.Model(build(model("llama-gqa").config, tensors)), tmp_path / "saved.gguf"
+        )
     assert os.listdir(tmp_path) == []
 
 
@@ -159,6 +189,8 @@ def test_targets_that_cannot_be_written(tmp_path):
 
 def test_progress(tmp_path):
     calls = []
-    models.save_gguf(model("llama-gqa"), tmp_path / "t.gguf", progress=lambda *call: calls.append(call))
+    models.save_gguf(
+        model("llama-gqa"), tmp_path / "t.gguf", progress=lambda *call: calls.append(call)
+    )
     total = sum(info.nbytes for info in jq.gguf.read_header(path("llama-gqa")).tensors.values())
     assert calls[0] == (0, total) and calls[-1] == (total, total) and calls == sorted(calls)

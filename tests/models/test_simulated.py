@@ -27,8 +27,11 @@ PROMPT, STEPS = 8, 4
 NAMES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 
 
-def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int = PROMPT, steps: int = STEPS) -> np.ndarray:
-    """Logits of the last prompt token and of each step, (steps + 1, vocab), or of the steps alone without a prompt.
+def prefill_and_decode(
+    model: Model, tokens: np.ndarray, prompt: int = PROMPT, steps: int = STEPS
+) -> np.ndarray:
+    """Logits of the last prompt token and of each step, (steps + 1, vocab), or of the steps alone
+    without a prompt.
 
     Not jitted, so in the order of the code.
     """
@@ -36,7 +39,9 @@ def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int = PROMPT, s
     cache = PagedCache.create(model.config, 1, prompt + steps)
     rows = []
     if prompt:
-        logits, cache = decoder.prefill(jnp.array(tokens[None, :prompt]), jnp.array([prompt], jnp.int32), cache)
+        logits, cache = decoder.prefill(
+            jnp.array(tokens[None, :prompt]), jnp.array([prompt], jnp.int32), cache
+        )
         rows.append(logits)
     for token in tokens[prompt : prompt + steps]:
         logits, cache = decoder.decode(jnp.array([token], jnp.int32), cache)
@@ -46,7 +51,9 @@ def prefill_and_decode(model: Model, tokens: np.ndarray, prompt: int = PROMPT, s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated logits equal plain JAX's on the same quantized activations, and llama.cpp's f32 ones roughly."""
+    """Simulated logits equal plain JAX's on the same quantized activations, and llama.cpp's f32
+    ones roughly.
+    """
     model = models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
     golden = np.load(GOLDEN / f"{name}.npz")
     simulated = check_simulated(model, golden["prompt"], monkeypatch)
@@ -57,25 +64,39 @@ def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest: its two rows of pages, and a matrix of every kind that a mixture has."""
     model = models.from_gguf(models.demo_path())
     assert model.tokenizer is not None
-    tokens = np.array(model.tokenizer.encode("It is a truth universally acknowledged, that a single man"), np.int32)
+    tokens = np.array(
+        model.tokenizer.encode("It is a truth universally acknowledged, that a single man"),
+        np.int32,
+    )
     simulated = check_simulated(model, tokens, monkeypatch)
-    assert nmse(simulated, np.asarray(model.logits(tokens[None]))[0, PROMPT - 1 : PROMPT + STEPS]) <= 1e-2
+    assert (
+        nmse(simulated, np.asarray(model.logits(tokens[None]))[0, PROMPT - 1 : PROMPT + STEPS])
+        <= 1e-2
+    )
 
 
 @pytest.mark.parametrize("name, fused", [("qwen2-bias", ()), ("qwen3-qknorm", ("gated_matmul",))])
-def test_fused_paths_switched_off(name: str, fused: Collection[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps without a prompt, with these paths alone: Qwen 3 normalizes per head, Qwen 2 has biases."""
+def test_fused_paths_switched_off(
+    name: str, fused: Collection[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps without a prompt, with these paths alone: Qwen 3 normalizes per head, Qwen 2 has
+    biases.
+    """
     golden = np.load(GOLDEN / f"{name}.npz")
     model = models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
-    simulated = check_simulated(model, golden["prompt"], monkeypatch, prompt=0, steps=2, fused=fused)
+    simulated = check_simulated(
+        model, golden["prompt"], monkeypatch, prompt=0, steps=2, fused=fused
+    )
     assert nmse(simulated, golden["logits_f32"][:2]) <= 1e-2
 
 
 @functools.cache
 def reference(op: Op, params: tuple[tuple[str, Any], ...]) -> Any:
-    """An operation's reference with int8 activations, jitted: (arrays, given) -> results, what it quantized.
+    """An operation's reference with int8 activations, jitted: (arrays, given) -> results, what it
+    quantized.
 
-    given: (values, scale_sum) of each of its quantizations, to be taken instead of its own; empty for its own.
+    given: (values, scale_sum) of each of its quantizations, to be taken instead of its own; empty
+    for its own.
     """
     with_q8_1 = {name: "q8_1" if name == "activations" else value for name, value in params}
     quantize = quantize_q8_1.reference
@@ -104,12 +125,14 @@ def check_simulated(
     steps: int = STEPS,
     fused: Collection[str] | None = None,
 ) -> np.ndarray:
-    """Simulated logits as `prefill_and_decode` gives them, found equal to plain JAX's on the same int8 activations.
+    """Simulated logits as `prefill_and_decode` gives them, found equal to plain JAX's on the same
+    int8 activations.
 
-    Every operation's kernels are compared with its reference on the same operands, and the logits of a whole run of
-    each. Two runs that differ in the last bit of an activation can round it to neighbouring int8 values, which then
-    is a difference of 1e-5 and more in the logits. So the reference run replays the int8 values that belong to the
-    simulated run; how often its own would have differed is checked as well.
+    Every operation's kernels are compared with its reference on the same operands, and the logits
+    of a whole run of each. Two runs that differ in the last bit of an activation can round it to
+    neighbouring int8 values, which then is a difference of 1e-5 and more in the logits. So the
+    reference run replays the int8 values that belong to the simulated run; how often its own would
+    have differed is checked as well.
     """
     taken: list[Any] = []
     differing, total = 0, 0
@@ -162,7 +185,9 @@ def test_the_simulator_runs_what_a_gpu_would(monkeypatch: pytest.MonkeyPatch) ->
     lowered = decode.trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
     with jq.implementation("sim"):
         jax.block_until_ready(decode(*arguments))
-    on_gpu = {_unescaped(text) for text in re.findall(r'kernel_data = "((?:[^"\\]|\\.)*)"', lowered)}
+    on_gpu = {
+        _unescaped(text) for text in re.findall(r'kernel_data = "((?:[^"\\]|\\.)*)"', lowered)
+    }
     assert on_gpu == set(launched)
     names = collections.Counter(re.search(r"\.entry (\w+)", text)[1] for text in launched)
     layers = model.config.num_layers

@@ -1,4 +1,6 @@
-"""Tokenizers against llama.cpp's ids, an independent SentencePiece merge, and malformed metadata."""
+"""Tokenizers against llama.cpp's ids, an independent SentencePiece merge, and malformed
+metadata.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,12 @@ def golden(name: str) -> list[dict[str, Any]]:
     return json.loads((VOCABULARIES / f"{name}.json").read_text())
 
 
-def spm_metadata(extra: dict[str, tuple[int, float]] | None = None, **changes: Any) -> dict[str, Any]:
-    """A small SentencePiece vocabulary: unknown, BOS, EOS, 256 bytes, then text -> (type, score)."""
+def spm_metadata(
+    extra: dict[str, tuple[int, float]] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """A small SentencePiece vocabulary: unknown, BOS, EOS, 256 bytes, then text -> (type,
+    score).
+    """
     tokens = {"<unk>": (UNKNOWN, 0.0), "<s>": (CONTROL, 0.0), "</s>": (CONTROL, 0.0)}
     tokens |= {f"<0x{byte:02X}>": (BYTE, 0.0) for byte in range(256)} | (extra or {})
     metadata = {
@@ -42,18 +48,34 @@ def spm_metadata(extra: dict[str, tuple[int, float]] | None = None, **changes: A
         "token_type": np.array([kind for kind, _ in tokens.values()], np.int32),
         "scores": np.array([score for _, score in tokens.values()], np.float32),
     }
-    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items() if value is not None}
+    return {
+        f"tokenizer.ggml.{key}": value
+        for key, value in (metadata | changes).items()
+        if value is not None
+    }
 
 
-def bpe_metadata(pairs: list[str], special: dict[str, int] | None = None, **changes: Any) -> dict[str, Any]:
+def bpe_metadata(
+    pairs: list[str], special: dict[str, int] | None = None, **changes: Any
+) -> dict[str, Any]:
     """A small byte-level vocabulary: the 256 bytes, the merges' results, special text -> type."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merged = list(dict.fromkeys(merge.replace(" ", "") for merge in pairs))
     special = special or {}
     tokens = [*alphabet, *merged, *special]
     types = [NORMAL] * (len(tokens) - len(special)) + list(special.values())
-    metadata = {"model": "gpt2", "pre": "gpt-2", "tokens": tokens, "merges": pairs, "token_type": np.array(types)}
-    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items() if value is not None}
+    metadata = {
+        "model": "gpt2",
+        "pre": "gpt-2",
+        "tokens": tokens,
+        "merges": pairs,
+        "token_type": np.array(types),
+    }
+    return {
+        f"tokenizer.ggml.{key}": value
+        for key, value in (metadata | changes).items()
+        if value is not None
+    }
 
 
 def build(metadata: dict[str, Any]) -> tokenizer.Tokenizer:
@@ -70,7 +92,9 @@ def test_golden_ids(name: str) -> None:
     assert len(entries) == 299
     for entry in entries:
         assert t.encode(entry["text"], add_special=False) == entry["ids"], entry["text"]
-        assert t.encode(entry["text"], parse_special=True) == entry["ids_with_special"], entry["text"]
+        assert t.encode(entry["text"], parse_special=True) == entry["ids_with_special"], entry[
+            "text"
+        ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,10 +124,14 @@ def test_facts_of_the_golden_vocabularies() -> None:
 
 
 def merge_by_score(vocabulary: Any, text: str) -> list[int]:
-    """SentencePiece's rule, said plainly: join the best-scored pair, the leftmost of equals, until none is left."""
+    """SentencePiece's rule, said plainly: join the best-scored pair, the leftmost of equals, until
+    none is left.
+    """
     symbols = list(text.replace(" ", "\u2581"))
     while True:
-        joined = ((i, vocabulary.ids.get(symbols[i] + symbols[i + 1])) for i in range(len(symbols) - 1))
+        joined = (
+            (i, vocabulary.ids.get(symbols[i] + symbols[i + 1])) for i in range(len(symbols) - 1)
+        )
         pairs = [(vocabulary.scores[token], -i) for i, token in joined if token is not None]
         if not pairs:
             break
@@ -112,21 +140,43 @@ def merge_by_score(vocabulary: Any, text: str) -> list[int]:
     ids = []
     for symbol in symbols:
         known = vocabulary.ids.get(symbol)
-        ids += [vocabulary.ids[f"<0x{byte:02X}>"] for byte in symbol.encode()] if known is None else [known]
+        ids += (
+            [vocabulary.ids[f"<0x{byte:02X}>"] for byte in symbol.encode()]
+            if known is None
+            else [known]
+        )
     return ids
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(
     st.lists(
-        st.sampled_from(["the", "ing", "Quebec", "  ", " ", "\n", "aaaa", "====", "été", "中文", "🙂", "0x1F", "ъё"])
+        st.sampled_from(
+            [
+                "the",
+                "ing",
+                "Quebec",
+                "  ",
+                " ",
+                "\n",
+                "aaaa",
+                "====",
+                "été",
+                "中文",
+                "🙂",
+                "0x1F",
+                "ъё",
+            ]
+        )
         | st.text(max_size=5),
         max_size=12,
     )
 )
 def test_sentencepiece_against_plain_merging(parts: list[str]) -> None:
     t, text = load("llama-spm"), "".join(parts)
-    assert t.encode(text, add_special=False) == (merge_by_score(t.vocabulary, " " + text) if text else [])
+    assert t.encode(text, add_special=False) == (
+        merge_by_score(t.vocabulary, " " + text) if text else []
+    )
 
 
 def test_runs_of_spaces_share_a_score() -> None:
@@ -142,10 +192,16 @@ def test_runs_of_spaces_share_a_score() -> None:
     st.lists(st.text("abcd ", max_size=20), max_size=3),
     st.randoms(use_true_random=False),
 )
-def test_any_scores_against_plain_merging(words: list[str], samples: list[str], random: Any) -> None:
+def test_any_scores_against_plain_merging(
+    words: list[str], samples: list[str], random: Any
+) -> None:
     """Vocabularies whose characters need not all be tokens."""
     ranks = random.sample(range(len(words)), len(words))
-    t = build(spm_metadata({word: (NORMAL, -float(rank)) for word, rank in zip(words, ranks, strict=True)}))
+    t = build(
+        spm_metadata(
+            {word: (NORMAL, -float(rank)) for word, rank in zip(words, ranks, strict=True)}
+        )
+    )
     for text in samples:
         want = merge_by_score(t.vocabulary, " " + text) if text else []
         got = t.encode(text, add_special=False)
@@ -180,7 +236,11 @@ def test_ignore_merges_takes_whole_words() -> None:
 
 
 SPLITS = [
-    ("qwen2", "It's 2024, I'LL go\r\n\n  now!", ["It", "'s", " ", "2", "0", "2", "4", ",", " I", "'LL", " go"]),
+    (
+        "qwen2",
+        "It's 2024, I'LL go\r\n\n  now!",
+        ["It", "'s", " ", "2", "0", "2", "4", ",", " I", "'LL", " go"],
+    ),
     ("llama-bpe", "It's 20245 x", ["It", "'s", " ", "202", "45", " x"]),
     ("llama-bpe", "a  b\t\tc", ["a", " ", " b", "\t", "\tc"]),
     ("gpt-2", "I'LL we'll 123 !?", ["I", "'", "LL", " we", "'ll", " 123", " !?"]),
@@ -215,7 +275,12 @@ def test_every_pre_tokenizer_loses_nothing(pre: str) -> None:
 
 
 def test_special_tokens_in_text() -> None:
-    special = {"<|x|>": CONTROL, "<|x|><|y|>": CONTROL, "<tool>": USER_DEFINED, "<|im_end|>": NORMAL}
+    special = {
+        "<|x|>": CONTROL,
+        "<|x|><|y|>": CONTROL,
+        "<tool>": USER_DEFINED,
+        "<|im_end|>": NORMAL,
+    }
     t = build(bpe_metadata(["a b"], special))
     text = "<tool>ab<|x|>ab<|x|><|y|><|im_end|>"
     parsed = ["<tool>", "ab", "<|x|>", "ab", "<|x|><|y|>", "<|im_end|>"]
@@ -252,7 +317,11 @@ def test_space_prefix() -> None:
         (spm_metadata(add_eos_token=True), ["<s>"], ["</s>"]),
         (bpe_metadata([]), [], []),
         (bpe_metadata([], {"<b>": CONTROL}, pre="llama-bpe", bos_token_id=256), ["<b>"], []),
-        (bpe_metadata([], {"<b>": CONTROL}, pre="tekken", bos_token_id=256, add_bos_token=False), [], []),
+        (
+            bpe_metadata([], {"<b>": CONTROL}, pre="tekken", bos_token_id=256, add_bos_token=False),
+            [],
+            [],
+        ),
         (bpe_metadata([], {"<b>": CONTROL}, bos_token_id=256, add_bos_token=True), ["<b>"], []),
         (bpe_metadata([], {"<e>": CONTROL}, eos_token_id=256, add_eos_token=True), [], ["<e>"]),
     ],
@@ -264,7 +333,9 @@ def test_bos_and_eos(metadata: dict[str, Any], before: list[str], after: list[st
 
 
 def test_end_of_generation() -> None:
-    special = {name: CONTROL for name in ("<e>", "<turn>", "<|eot_id|>", "<|file_sep|>", "<|fim_prefix|>")}
+    special = {
+        name: CONTROL for name in ("<e>", "<turn>", "<|eot_id|>", "<|file_sep|>", "<|fim_prefix|>")
+    }
     t = build(bpe_metadata([], special, eos_token_id=256, eot_token_id=257))
     assert t.eos_token_id == 256
     assert texts(t, t.eos_token_ids) == ["<e>", "<turn>", "<|eot_id|>", "<|file_sep|>"]
@@ -313,7 +384,9 @@ def test_calls_with_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="lone surrogate at position 1"):
         t.encode("a\ud800")
     for token in (-1, 259):
-        with pytest.raises(ValueError, match=f"token id {token} is outside of the vocabulary, 0 to 258"):
+        with pytest.raises(
+            ValueError, match=f"token id {token} is outside of the vocabulary, 0 to 258"
+        ):
             t.decode([token])
     with pytest.raises(TypeError):
         t.decode([1.5])  # type: ignore[list-item]
@@ -329,27 +402,57 @@ BAD = [
     (spm_metadata(tokens=["<unk>", "a", "a"]), "tokens", "holds 'a' twice, as ids 1 and 2"),
     (spm_metadata({"<0xG1>": (BYTE, 0.0)}), "tokens", "id 259, a byte token, is '<0xG1>'"),
     (spm_metadata(scores=None), "scores", "is missing"),
-    (spm_metadata(scores=np.zeros(7, np.float32)), "scores", "has 7 entries, expected one for each of the 259"),
+    (
+        spm_metadata(scores=np.zeros(7, np.float32)),
+        "scores",
+        "has 7 entries, expected one for each of the 259",
+    ),
     (spm_metadata(scores=np.full(259, np.nan, np.float32)), "scores", "is NaN for id 0"),
     (spm_metadata(token_type=np.ones(260, np.int32)), "token_type", "has 260 entries"),
-    (spm_metadata(token_type=np.ones(259, np.float32)), "token_type", "is not an array of integers"),
+    (
+        spm_metadata(token_type=np.ones(259, np.float32)),
+        "token_type",
+        "is not an array of integers",
+    ),
     (spm_metadata(token_type=np.full(259, 7)), "token_type", "is 7 for id 0, expected 0 to 6"),
     (spm_metadata(token_type=np.full(259, 2**64 - 5, np.uint64)), "token_type", "is -5 for id 0"),
-    (spm_metadata(bos_token_id=259), "bos_token_id", "is 259, expected an id below the vocabulary's size, 259"),
+    (
+        spm_metadata(bos_token_id=259),
+        "bos_token_id",
+        "is 259, expected an id below the vocabulary's size, 259",
+    ),
     (spm_metadata(eos_token_id=-1), "eos_token_id", "is -1"),
     (spm_metadata(eot_token_id=2**32 - 1), "eot_token_id", "is 4294967295"),
     (spm_metadata(bos_token_id=True), "bos_token_id", "is of type bool, expected int"),
     (spm_metadata(add_bos_token=1), "add_bos_token", "is of type int, expected bool"),
-    (bpe_metadata([], pre="nonesuch"), "pre", "is 'nonesuch', which is unknown; supported are a.x-4.0"),
+    (
+        bpe_metadata([], pre="nonesuch"),
+        "pre",
+        "is 'nonesuch', which is unknown; supported are a.x-4.0",
+    ),
     (bpe_metadata([], merges=None), "merges", "is missing"),
-    (bpe_metadata(["a b"], merges=["ab"]), "merges", "entry 0 is 'ab', expected two tokens that form a third"),
+    (
+        bpe_metadata(["a b"], merges=["ab"]),
+        "merges",
+        "entry 0 is 'ab', expected two tokens that form a third",
+    ),
     (bpe_metadata(["a b"], merges=["a b", "ab c"]), "merges", "entry 1 is 'ab c'"),
-    (bpe_metadata([], pre="llama-bpe"), "bos_token_id", "is missing, but every text is to have one"),
-    (bpe_metadata([], add_eos_token=True), "eos_token_id", "is missing, but every text is to have one"),
+    (
+        bpe_metadata([], pre="llama-bpe"),
+        "bos_token_id",
+        "is missing, but every text is to have one",
+    ),
+    (
+        bpe_metadata([], add_eos_token=True),
+        "eos_token_id",
+        "is missing, but every text is to have one",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("metadata", "key", "problem"), BAD, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("metadata", "key", "problem"), BAD, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_bad_metadata(metadata: dict[str, Any], key: str, problem: str) -> None:
     with pytest.raises(jq.GGUFError) as error:
         build(metadata)
@@ -391,5 +494,7 @@ def test_tokens_with_many_ways_of_splitting_them(monkeypatch: pytest.MonkeyPatch
     t = build(metadata)
     assert max(map(len, texts(t, t.encode("a" * 999, add_special=False)))) == 256
     monkeypatch.setattr(encoders, "MAX_MERGES", 1000)
-    with pytest.raises(jq.GGUFError, match="tokens: can be split into two other tokens in more than 1000 ways"):
+    with pytest.raises(
+        jq.GGUFError, match="tokens: can be split into two other tokens in more than 1000 ways"
+    ):
         build(metadata)

@@ -53,21 +53,31 @@ def test_reports_what_ptxas_says():
     assert assembly.arch == "sm_90"
     assert 4 <= assembly.registers <= 16
     assert assembly.shared_bytes == 256
-    assert (assembly.spill_store_bytes, assembly.spill_load_bytes, assembly.stack_bytes) == (0, 0, 0)
+    assert (assembly.spill_store_bytes, assembly.spill_load_bytes, assembly.stack_bytes) == (
+        0,
+        0,
+        0,
+    )
     assert assembly.cubin.startswith(b"\x7fELF")
 
 
 def test_reports_spills():
     count = 64
     loads = "".join(f"  ld.volatile.global.u32 %r{i}, [%rd0+{4 * i}];\n" for i in range(count))
-    stores = "".join(f"  st.volatile.global.u32 [%rd0+{4 * i}], %r{count - 1 - i};\n" for i in range(count))
+    stores = "".join(
+        f"  st.volatile.global.u32 [%rd0+{4 * i}], %r{count - 1 - i};\n" for i in range(count)
+    )
     text = (
         HEADER + ".visible .entry many(.param .u64 p0)\n.maxnreg 32\n{\n"
         f"  .reg .b32 %r<{count}>;\n  .reg .b64 %rd<1>;\n  ld.param.u64 %rd0, [p0];\n{loads}{stores}  ret;\n}}\n"
     )
     assembly = assemble(text, "sm_90")
     assert assembly.registers <= 32
-    assert assembly.spill_store_bytes > 0 and assembly.spill_load_bytes > 0 and assembly.stack_bytes > 0
+    assert (
+        assembly.spill_store_bytes > 0
+        and assembly.spill_load_bytes > 0
+        and assembly.stack_bytes > 0
+    )
 
 
 def test_refusal_names_the_line():
@@ -87,12 +97,16 @@ def test_two_entries_are_refused():
 
 def listing(machine: Code) -> list[tuple[str, str, int | None]]:
     """The hot loop without labels and names, which are numbered through a cubin."""
-    return [(i.opcode, re.sub(r"`\(.*?\)", "", i.operands), i.target) for i in machine.body.instructions]
+    return [
+        (i.opcode, re.sub(r"`\(.*?\)", "", i.operands), i.target) for i in machine.body.instructions
+    ]
 
 
 def test_several_kernels_in_one_go_are_the_same_as_one_by_one():
     """Of the same name, of different targets, with dynamic shared memory and without."""
-    chosen = [case for case in CASES if case.label in ("gemm-Q8_0-4864x896-m64", "rms_norm-f32-4096")]
+    chosen = [
+        case for case in CASES if case.label in ("gemm-Q8_0-4864x896-m64", "rms_norm-f32-4096")
+    ]
     kernels = [KERNELS[case.family](**case.arguments) for case in (*chosen, chosen[0])]
     assert len({kernel.text.splitlines()[1] for kernel in kernels}) == 2
     for kernel, found in zip(kernels, codes(kernels, "sm_90"), strict=True):
@@ -115,7 +129,9 @@ def test_missing_tool_says_what_to_install(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(assemble_module.shutil, "which", lambda name: None)
     monkeypatch.delenv("CUDA_HOME", raising=False)
-    with pytest.raises(ToolNotFoundError, match="ptxas was not found.*pip install 'nvidia-cuda-nvcc"):
+    with pytest.raises(
+        ToolNotFoundError, match="ptxas was not found.*pip install 'nvidia-cuda-nvcc"
+    ):
         find_tool("ptxas")
     find_tool.cache_clear()
 
@@ -163,7 +179,11 @@ def assemblies():
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
 def test_every_kernel_assembles_without_spills(case, arch, assemblies):
     assembly = assemblies[KERNELS[case.family](**case.arguments).text, arch]
-    assert (assembly.spill_store_bytes, assembly.spill_load_bytes, assembly.stack_bytes) == (0, 0, 0)
+    assert (assembly.spill_store_bytes, assembly.spill_load_bytes, assembly.stack_bytes) == (
+        0,
+        0,
+        0,
+    )
 
 
 def test_every_family_has_a_case():

@@ -1,7 +1,9 @@
-"""Static budgets: what the machine code of the kernels that decoding spends its time in may cost on an H200.
+"""Static budgets: what the machine code of the kernels that decoding spends its time in may cost on
+an H200.
 
-A multiprocessor can issue 128 lane-instructions a clock and is owed about 18.5 bytes a clock by memory: past six
-instructions per byte a kernel cannot reach the bandwidth, at three it needs half of the issue slots.
+A multiprocessor can issue 128 lane-instructions a clock and is owed about 18.5 bytes a clock by
+memory: past six instructions per byte a kernel cannot reach the bandwidth, at three it needs half
+of the issue slots.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def test_the_model_is_held_to_these_budgets():
 
 
 def measure(format: str, n: int, k: int, m: int) -> Figures:
-    kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=tuning.matvec(format, n, k, m))
+    kernel = KERNELS["matvec"](
+        format=format, n=n, columns=k, m=m, config=tuning.matvec(format, n, k, m)
+    )
     return figures(kernel, "sm_90")
 
 
@@ -46,7 +50,10 @@ def quant_loads(found: Figures, format: str, m: int) -> float:
 @pytest.mark.parametrize("format, instructions", [("Q4_K", 3.5), ("Q5_K", 4.0)])
 def test_one_row_of_blocks_as_they_lie(format, instructions, n, k):
     found = measure(format, n, k, 1)
-    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= instructions
+    assert (
+        found.instructions_per_quant_byte is not None
+        and found.instructions_per_quant_byte <= instructions
+    )
     assert found.registers <= 80 and found.spill_bytes == 0
     assert found.narrowest_load == found.widest_load == 128
     assert found.loads_in_flight >= 4
@@ -55,7 +62,9 @@ def test_one_row_of_blocks_as_they_lie(format, instructions, n, k):
 @pytest.mark.parametrize("n, k", SHAPES)
 def test_q6_k_one_row(n, k):
     found = measure("Q6_K", n, k, 1)
-    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 4.0
+    assert (
+        found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 4.0
+    )
     assert found.spill_bytes == 0
     assert found.mix["load global 128"] >= quant_loads(found, "Q6_K", 1)
 
@@ -65,7 +74,10 @@ def test_q6_k_one_row(n, k):
 )  # Q8_0 has half as many weights in a byte
 def test_one_row_of_small_blocks(format, instructions):
     found = measure(format, 4864, 4096, 1)
-    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= instructions
+    assert (
+        found.instructions_per_quant_byte is not None
+        and found.instructions_per_quant_byte <= instructions
+    )
     assert found.spill_bytes == 0 and found.widest_load == 128
     assert found.mix["load global 128"] >= quant_loads(found, format, 1)
 
@@ -73,7 +85,9 @@ def test_one_row_of_small_blocks(format, instructions):
 @pytest.mark.parametrize("n, k", SHAPES)
 def test_q4_k_four_rows(n, k):
     found = measure("Q4_K", n, k, 4)
-    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 6.0
+    assert (
+        found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= 6.0
+    )
     assert found.spill_bytes == 0
     assert found.mix["load global 128"] >= quant_loads(found, "Q4_K", 4)
 
@@ -94,20 +108,31 @@ def attention_kernel(dtype: str, head_dim: int, group: int, batch: int = 1) -> K
     )
 
 
-@pytest.mark.parametrize("dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4), ("fp8", 4), ("fp8", 8)])
+@pytest.mark.parametrize(
+    "dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4), ("fp8", 4), ("fp8", 8)]
+)
 def test_paged_attention_reads_pages_in_wide_loads(dtype, group):
-    """K and V of several tokens at once, by loads as wide as tuning has them; only page ids are narrower.
+    """K and V of several tokens at once, by loads as wide as tuning has them; only page ids are
+    narrower.
 
     All stay in flight.
     """
     kernel = attention_kernel(dtype, 128, group)
     found = figures(kernel, "sm_90")
     bits = 8 * kernel.arguments["config"].load_bytes
-    loads = {category: count for category, count in found.mix.items() if category.startswith("load")}
+    loads = {
+        category: count for category, count in found.mix.items() if category.startswith("load")
+    }
     assert set(loads) == {f"load global {bits}", "load global 32"}
     tokens = loads["load global 32"]  # one page id each
     assert loads[f"load global {bits}"] == 2 * tokens
-    in_flight = 32 * kernel.arguments["config"].warps * found.blocks_per_multiprocessor * tokens * (2 * bits // 8 + 4)
+    in_flight = (
+        32
+        * kernel.arguments["config"].warps
+        * found.blocks_per_multiprocessor
+        * tokens
+        * (2 * bits // 8 + 4)
+    )
     assert found.bytes_in_flight == in_flight
     assert found.spill_bytes == 0
 
@@ -126,7 +151,9 @@ def test_instructions_of_paged_attention(dtype, group, instructions):
 
 
 def test_paged_attention_never_spills():
-    """A block holds any group of up to eight query heads, whatever the pages hold, on every architecture."""
+    """A block holds any group of up to eight query heads, whatever the pages hold, on every
+    architecture.
+    """
     kernels = {}
     for dtype, head_dim in (("f32", 80), ("f32", 256), ("bf16", 240), ("int8", 240), ("fp8", 96)):
         for group in (1, 2, 4, 5, 8):
@@ -156,7 +183,9 @@ def spilled(kernels: dict[str, str]) -> dict[tuple[str, str], int]:
 
 
 def test_presets_never_spill():
-    """Each at Q4_K, those with int8 activations at the other formats too; those for several rows at most and few."""
+    """Each at Q4_K, those with int8 activations at the other formats too; those for several rows at
+    most and few.
+    """
     kernels = {}
     for name, config in PRESETS.items():
         for format in FORMATS if config.activations == "q8_1" else ("Q4_K",):
@@ -171,7 +200,11 @@ def test_what_tuning_picks_never_spills():
     kernels = {}
     for format in FORMATS:
         small = formats.get(format).block_size == 32  # where rows are no multiples of 256
-        for n, k in SMALL_SHAPES if small else ((4096, 4096), (4096, 14336), (512, 256), (512, 1024), (1024, 768)):
+        for n, k in (
+            SMALL_SHAPES
+            if small
+            else ((4096, 4096), (4096, 14336), (512, 256), (512, 1024), (1024, 768))
+        ):
             for m in range(1, MAX_ROWS + 1):
                 config = tuning.matvec(format, n, k, m)
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
@@ -180,7 +213,8 @@ def test_what_tuning_picks_never_spills():
 
 
 @pytest.mark.parametrize(
-    "batch, kv_heads, capacity", [(1, 8, 256), (1, 8, 32768), (4, 8, 4096), (3, 2, 1000), (33, 8, 4096)]
+    "batch, kv_heads, capacity",
+    [(1, 8, 256), (1, 8, 32768), (4, 8, 4096), (3, 2, 1000), (33, 8, 4096)],
 )
 def test_attention_splits_a_context_into_one_wave(batch, kv_heads, capacity):
     config = tuning.paged_attention(batch, 4 * kv_heads, kv_heads, 128, capacity, "bf16")

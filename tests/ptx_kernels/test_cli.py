@@ -54,9 +54,15 @@ def test_emit_errors_are_clear(capsys):
     for arguments, message in [
         (["emit", "matmul"], "invalid choice: 'matmul'"),
         (["emit", case.family], "the following arguments are required: --"),
-        (["emit", case.family, *options(case), "--depth", "3"], "unrecognized arguments: --depth 3"),
+        (
+            ["emit", case.family, *options(case), "--depth", "3"],
+            "unrecognized arguments: --depth 3",
+        ),
         (["report", "--arch", "sm_70"], "invalid choice: 'sm_70'"),
-        (["report", "--preset", "tiled", "--family", "gemm"], "--preset tiled goes with --family matvec, not gemm"),
+        (
+            ["report", "--preset", "tiled", "--family", "gemm"],
+            "--preset tiled goes with --family matvec, not gemm",
+        ),
         ([], "the following arguments are required: COMMAND"),
     ]:
         with pytest.raises(SystemExit) as stopped:
@@ -69,9 +75,15 @@ def test_files_that_cannot_be_written(tmp_path, capsys):
     case, plain = CASES[0], tmp_path / "plain.md"
     plain.write_text("no marks\n")
     for arguments, message in [
-        (["emit", case.family, *options(case), "-o", str(tmp_path / "none" / "x.ptx")], "No such file"),
+        (
+            ["emit", case.family, *options(case), "-o", str(tmp_path / "none" / "x.ptx")],
+            "No such file",
+        ),
         (["report", "--family", "argmax", "--markdown", str(tmp_path / "none.md")], "No such file"),
-        (["report", "--family", "argmax", "--markdown", str(plain)], "plain.md: no marks of a table 'family argmax'"),
+        (
+            ["report", "--family", "argmax", "--markdown", str(plain)],
+            "plain.md: no marks of a table 'family argmax'",
+        ),
     ]:
         with pytest.raises(SystemExit) as stopped:
             cli.main(arguments)
@@ -81,7 +93,10 @@ def test_files_that_cannot_be_written(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "option, value, message",
-    [("--m", "99", "m=99 must be 1 to 8"), ("--format", "Q9_K", "format='Q9_K' must be one of Q4_K")],
+    [
+        ("--m", "99", "m=99 must be 1 to 8"),
+        ("--format", "Q9_K", "format='Q9_K' must be one of Q4_K"),
+    ],
 )
 def test_emit_reports_what_the_kernel_refuses(option, value, message, capsys):
     arguments = options(next(case for case in CASES if case.family == "matvec"))
@@ -110,17 +125,23 @@ def test_report_as_json(capsys):
     assert [kernel["label"] for kernel in found["kernels"]] == [case.label for case in cases]
     for kernel, case in zip(found["kernels"], cases, strict=True):
         assert kernel["registers"] > 0
-        assert ("dp4a" in kernel["mix"]) == (case.arguments["config"].activations != "f32"), case.label
+        assert ("dp4a" in kernel["mix"]) == (case.arguments["config"].activations != "f32"), (
+            case.label
+        )
 
 
 def test_report_of_a_preset(capsys):
     assert cli.main(["report", "--preset", "quarter_warp_dp4a", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)["kernels"]
-    assert [kernel["label"] for kernel in found] == [case.label for case in preset_cases("quarter_warp_dp4a")]
+    assert [kernel["label"] for kernel in found] == [
+        case.label for case in preset_cases("quarter_warp_dp4a")
+    ]
     for kernel in found:
         assert kernel["device"] == "H200" and kernel["bound"] in ("bandwidth", "issue", "latency")
         assert 0 < kernel["nbytes"] / 4.8e12 < kernel["seconds"] < 1e-3
-        assert sum(kernel["classes"].values()) == pytest.approx(kernel["instructions_per_quant_byte"])
+        assert sum(kernel["classes"].values()) == pytest.approx(
+            kernel["instructions_per_quant_byte"]
+        )
 
 
 def test_needs_numpy_only():
@@ -148,7 +169,9 @@ def test_simulate_prints_what_ran(capsys):
     assert "lane-instructions in" in second
     assert fourth.startswith("shared memory: ") and " wavefronts, 1.00 times the least" in fourth
     assert fifth.startswith("global memory: ") and " sectors, 1.00 times the least" in fifth
-    assert third.startswith("out f32 2x2x32: 100.00% finite; NMSE ") and third.endswith(" at most under 2 seeds")
+    assert third.startswith("out f32 2x2x32: 100.00% finite; NMSE ") and third.endswith(
+        " at most under 2 seeds"
+    )
     assert cli.main("simulate quantize_q8_1 --rows 2 --columns 64 --seeds 1".split()) == 0
     assert capsys.readouterr().out.splitlines()[2:-1] == [
         "values s8 2x64: 100.00% finite; the same bits under 1 seeds",

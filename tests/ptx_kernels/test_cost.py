@@ -66,7 +66,9 @@ def test_clocks_of_tensor_cores():
 
 
 def test_bounds_by_hand():
-    """84 instructions take 21 clocks; 40 trips and 42 once on each multiprocessor; a warp waits once in each trip."""
+    """84 instructions take 21 clocks; 40 trips and 42 once on each multiprocessor; a warp waits
+    once in each trip.
+    """
     found = cost.predict(launch(once=42), DEVICE)
     assert found.bandwidth == pytest.approx(1e-6)
     assert found.issue == pytest.approx((40 * 21 + 4 * 42 / 4) * 1e-9) and found.unit == "issue"
@@ -81,7 +83,10 @@ def test_bounds_by_hand():
     "changes, bound",
     [
         (dict(nbytes=10**8), "bandwidth"),
-        (dict(loop=code(FFMA=8000)), "latency"),  # one warp alone on a scheduler issues every other clock
+        (
+            dict(loop=code(FFMA=8000)),
+            "latency",
+        ),  # one warp alone on a scheduler issues every other clock
         (dict(loop=code(FFMA=8000), warps=32), "issue"),
         (dict(loop=code(MUFU=800)), "issue"),
     ],
@@ -92,7 +97,9 @@ def test_what_binds(changes, bound):
 
 def test_tail_and_rounds():
     """401 blocks: one multiprocessor has five, which take two rounds where four are resident."""
-    even, odd = (cost.predict(launch(blocks=blocks, trips=10 * blocks), DEVICE) for blocks in (400, 401))
+    even, odd = (
+        cost.predict(launch(blocks=blocks, trips=10 * blocks), DEVICE) for blocks in (400, 401)
+    )
     assert (even.tail, odd.tail) == (1, pytest.approx(5 / 4.01))
     assert odd.latency == pytest.approx(2 * even.latency)
 
@@ -115,11 +122,15 @@ def test_more_work_never_takes_less_time(worse):
     assert all(after.bounds[name] >= seconds for name, seconds in before.bounds.items())
 
 
-@pytest.mark.parametrize("faster", [dict(multiprocessors=200), dict(clock_hz=2e9), dict(bandwidth=2e12)])
+@pytest.mark.parametrize(
+    "faster", [dict(multiprocessors=200), dict(clock_hz=2e9), dict(bandwidth=2e12)]
+)
 def test_more_device_never_takes_more_time(faster):
     for changes in ({}, dict(nbytes=10**8), dict(loop=code(FFMA=800))):
         before = cost.predict(launch(**changes), DEVICE).seconds
-        assert cost.predict(launch(**changes), dataclasses.replace(DEVICE, **faster)).seconds <= before
+        assert (
+            cost.predict(launch(**changes), dataclasses.replace(DEVICE, **faster)).seconds <= before
+        )
 
 
 def test_an_empty_launch_is_refused():
@@ -129,7 +140,9 @@ def test_an_empty_launch_is_refused():
 
 
 def test_llama_cpp_is_bound_by_issue_slots():
-    """Its Q4_K mat-vec for sm_90 spends 153 instructions on 16 bytes of quants: more than the slots can do."""
+    """Its Q4_K mat-vec for sm_90 spends 153 instructions on 16 bytes of quants: more than the slots
+    can do.
+    """
     quant_bytes = 14336 * 4096 // 2
     found = cost.predict(
         launch(

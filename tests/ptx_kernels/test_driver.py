@@ -1,4 +1,6 @@
-"""The driver layer against a stand-in for cuda-python that keeps memory on the host and runs kernels in Python."""
+"""The driver layer against a stand-in for cuda-python that keeps memory on the host and runs
+kernels in Python.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ import pytest
 from ptx_kernels import driver
 from ptx_kernels.ptx import Buffer, Kernel, f32
 
-Result = enum.IntEnum("Result", {"CUDA_SUCCESS": 0, "CUDA_ERROR_OUT_OF_MEMORY": 2, "CUDA_ERROR_INVALID_PTX": 218})
+Result = enum.IntEnum(
+    "Result", {"CUDA_SUCCESS": 0, "CUDA_ERROR_OUT_OF_MEMORY": 2, "CUDA_ERROR_INVALID_PTX": 218}
+)
 ATTRIBUTES = {
     "COMPUTE_CAPABILITY_MAJOR": 9,
     "COMPUTE_CAPABILITY_MINOR": 0,
@@ -26,16 +30,19 @@ ATTRIBUTES = {
 
 
 class FakeCuda(types.ModuleType):
-    """`cuda.bindings.driver` as far as it is used; `meanings` maps a kernel's name to its Python form.
+    """`cuda.bindings.driver` as far as it is used; `meanings` maps a kernel's name to its Python
+    form.
 
-    A meaning takes the addresses that the kernel got. Copies are carried out at once; while a stream is captured,
-    launches are recorded and run when the graph is launched.
+    A meaning takes the addresses that the kernel got. Copies are carried out at once; while a
+    stream is captured, launches are recorded and run when the graph is launched.
     """
 
     CUresult = Result
     CUdeviceptr = int
     CUstream_flags = types.SimpleNamespace(CU_STREAM_NON_BLOCKING=1)
-    CUdevice_attribute = types.SimpleNamespace(**{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in ATTRIBUTES})
+    CUdevice_attribute = types.SimpleNamespace(
+        **{f"CU_DEVICE_ATTRIBUTE_{name}": name for name in ATTRIBUTES}
+    )
     CUfunction_attribute = types.SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
     CUstreamCaptureMode = types.SimpleNamespace(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL=1)
 
@@ -65,7 +72,9 @@ class FakeCuda(types.ModuleType):
         ):
             raise AttributeError(name)
         has_value = name == "cuDevicePrimaryCtxRetain"
-        return lambda *_: self.calls.append(name) or ((Result(0), "context") if has_value else (Result(0),))
+        return lambda *_: (
+            self.calls.append(name) or ((Result(0), "context") if has_value else (Result(0),))
+        )
 
     def cuDeviceGetCount(self):
         return Result(0), 1
@@ -150,7 +159,9 @@ class FakeCuda(types.ModuleType):
     def _run(self, function, geometry, shared, addresses):
         self.launches.append((function, geometry, shared, tuple(addresses)))
         if function != "copy":
-            self.meanings[function](*(self.memory[address].view(np.float32) for address in addresses))
+            self.meanings[function](
+                *(self.memory[address].view(np.float32) for address in addresses)
+            )
 
     def cuStreamBeginCapture(self, stream, mode):
         self.capture = []
@@ -173,11 +184,20 @@ class FakeCuda(types.ModuleType):
 
 
 def kernel(name: str, *buffers: Buffer, shared: int = 0, text: str = "") -> Kernel:
-    return Kernel(name, f".visible .entry {name}(...) {{ ret; }} {text}", buffers, (2, 1, 1), (64, 1, 1), shared)
+    return Kernel(
+        name,
+        f".visible .entry {name}(...) {{ ret; }} {text}",
+        buffers,
+        (2, 1, 1),
+        (64, 1, 1),
+        shared,
+    )
 
 
 SCALE = kernel("scale", Buffer("x", f32, (2, 3), "in"), Buffer("y", f32, (2, 3), "out"))
-ADD = kernel("add", Buffer("total", f32, (4,), "inout"), Buffer("x", f32, (4,), "in"), shared=100 << 10)
+ADD = kernel(
+    "add", Buffer("total", f32, (4,), "inout"), Buffer("x", f32, (4,), "in"), shared=100 << 10
+)
 
 
 def scale(x, y):
@@ -232,7 +252,9 @@ def test_inout_buffer_is_shared_and_the_operand_kept(cuda):
 
 def test_operands_are_checked(cuda):
     with driver.Device() as gpu:
-        with pytest.raises(TypeError, match=r"kernel scale: operand x is f32 \(2, 3\), got float64 \(2, 3\)"):
+        with pytest.raises(
+            TypeError, match=r"kernel scale: operand x is f32 \(2, 3\), got float64 \(2, 3\)"
+        ):
             gpu.run(SCALE, np.zeros((2, 3)))
         with pytest.raises(TypeError, match="kernel add takes 2 operands, got 1"):
             gpu.run(ADD, np.zeros(4, np.float32))
@@ -242,9 +264,14 @@ def test_operands_are_checked(cuda):
 
 def test_errors_name_the_call_and_the_driver_says_why(cuda):
     with driver.Device() as gpu:
-        with pytest.raises(driver.DriverError, match="cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY: told by"):
+        with pytest.raises(
+            driver.DriverError, match="cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY: told by"
+        ):
             gpu.empty(2 << 30)
-        with pytest.raises(driver.DriverError, match="kernel broken did not load: .*CUDA_ERROR_INVALID_PTX.*'sm_90'"):
+        with pytest.raises(
+            driver.DriverError,
+            match="kernel broken did not load: .*CUDA_ERROR_INVALID_PTX.*'sm_90'",
+        ):
             gpu.launch(kernel("broken", Buffer("y", f32, (1,), "out"), text="bad"), [0])
     with pytest.raises(driver.DriverError, match="device 3 does not exist: the driver counts 1"):
         driver.Device(3)
@@ -254,7 +281,9 @@ def test_time_is_per_launch_over_rotated_inputs(cuda):
     with driver.Device() as gpu, gpu.scope():
         sets = [(SCALE, gpu.place(SCALE, [np.full((2, 3), i, np.float32)])) for i in range(3)]
         timing = gpu.time(sets, replays=5)
-    assert timing.median == timing.best == timing.worst == pytest.approx(1e-3)  # 3 ms for three launches
+    assert (
+        timing.median == timing.best == timing.worst == pytest.approx(1e-3)
+    )  # 3 ms for three launches
     assert timing.replays == 5
     used = [addresses for _, _, _, addresses in cuda.launches]
     assert len(used) == 3 * (3 + 5) and len(set(used)) == 3 and len(set(used[:3])) == 3
@@ -276,7 +305,9 @@ def test_without_bindings_says_what_to_install(monkeypatch):
         raise ModuleNotFoundError(f"No module named '{name}'")
 
     monkeypatch.setattr(driver.importlib, "import_module", missing)
-    with pytest.raises(driver.DriverError, match="bindings are not installed.*pip install 'cuda-python"):
+    with pytest.raises(
+        driver.DriverError, match="bindings are not installed.*pip install 'cuda-python"
+    ):
         driver.Device()
 
 
@@ -296,15 +327,25 @@ def test_bindings_have_what_is_called():
         ours = getattr(FakeCuda, name)
         if name not in ("cuLaunchKernel",):
             parameters = signature[signature.index("(") + 1 : signature.rindex(")")]
-            assert len([p for p in parameters.split(",") if p.strip()]) == ours.__code__.co_argcount - 1, signature
-    for holder in ("CUdevice_attribute", "CUfunction_attribute", "CUstreamCaptureMode", "CUstream_flags"):
+            assert (
+                len([p for p in parameters.split(",") if p.strip()])
+                == ours.__code__.co_argcount - 1
+            ), signature
+    for holder in (
+        "CUdevice_attribute",
+        "CUfunction_attribute",
+        "CUstreamCaptureMode",
+        "CUstream_flags",
+    ):
         for member in vars(getattr(FakeCuda, holder)):
             assert hasattr(getattr(real, holder), member), f"{holder}.{member}"
     launch = real.cuLaunchKernel.__doc__.splitlines()[0]
     assert launch.count(",") == 10, launch
 
 
-@pytest.mark.parametrize("init, counting, expected", [(0, 0, 3), (100, 0, "cuInit returned error"), (0, 1, "Count")])
+@pytest.mark.parametrize(
+    "init, counting, expected", [(0, 0, 3), (100, 0, "cuInit returned error"), (0, 1, "Count")]
+)
 def test_devices_are_counted_without_bindings(monkeypatch, init, counting, expected):
     class Library:
         def cuInit(self, flags):

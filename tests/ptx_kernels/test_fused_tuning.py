@@ -1,4 +1,6 @@
-"""Configs of fused mat-vecs: they build at any shape a model may have, fit the device, and never spill."""
+"""Configs of fused mat-vecs: they build at any shape a model may have, fit the device, and never
+spill.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +8,33 @@ import pytest
 
 from ptx_kernels import tuning
 from ptx_kernels.assemble import TARGETS, assemble_all
-from ptx_kernels.kernels.matvec import FORMATS, PRESETS, MatvecConfig, gated_matvec, matvec, qkv_matvec
+from ptx_kernels.kernels.matvec import (
+    FORMATS,
+    PRESETS,
+    MatvecConfig,
+    gated_matvec,
+    matvec,
+    qkv_matvec,
+)
 from ptx_kernels.kernels.matvec.rows import launch
 from ptx_kernels.ptx import Builder, Kernel
 from ptx_kernels.report import figures
 
 
-def product(formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, norm: bool, output: str) -> Kernel:
+def product(
+    formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, norm: bool, output: str
+) -> Kernel:
     """One matrix: with a residual. Two of as many rows: gated. Otherwise: joined."""
-    config = tuning.fused_matvec(formats, rows[:1] if len(set(rows)) == 1 else rows, columns, m, norm, output)
-    common = dict(columns=columns, m=m, norm=norm and config.activations == "inline_q8", eps=1e-5, config=config)
+    config = tuning.fused_matvec(
+        formats, rows[:1] if len(set(rows)) == 1 else rows, columns, m, norm, output
+    )
+    common = dict(
+        columns=columns,
+        m=m,
+        norm=norm and config.activations == "inline_q8",
+        eps=1e-5,
+        config=config,
+    )
     if len(formats) == 1:
         return matvec(format=formats[0], n=rows[0], residual=True, output=output, **common)
     if len(set(rows)) == 1:
@@ -25,7 +44,13 @@ def product(formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: in
 
 @pytest.mark.parametrize("m", [1, 8])
 def test_models_of_all_sizes_build(m: int) -> None:
-    for hidden, kv, inner in [(32, 32, 96), (256, 64, 704), (896, 128, 4864), (3584, 512, 18944), (16384, 1024, 53248)]:
+    for hidden, kv, inner in [
+        (32, 32, 96),
+        (256, 64, 704),
+        (896, 128, 4864),
+        (3584, 512, 18944),
+        (16384, 1024, 53248),
+    ]:
         for format in FORMATS if hidden % 256 == 0 else ("Q8_0", "Q5_0", "Q4_0", "Q5_1"):
             product((format,) * 3, (hidden, kv, kv + 1), hidden, m, True, "f32")
             product((format,) * 2, (inner, inner), hidden, m, True, "q8_1")
@@ -38,21 +63,33 @@ def test_small_matrices_take_all_the_blocks_they_can() -> None:
     assert tuning.fused_matvec(("Q4_K", "Q6_K"), (4096, 1024), 4096, 1).rows_per_warp == 2
 
 
-@pytest.mark.parametrize("columns, m, activations", [(4096, 4, "inline_q8"), (4096, 5, "q8_1"), (18944, 1, "q8_1")])
-def test_each_block_normalizes_while_that_is_little_work(columns: int, m: int, activations: str) -> None:
+@pytest.mark.parametrize(
+    "columns, m, activations", [(4096, 4, "inline_q8"), (4096, 5, "q8_1"), (18944, 1, "q8_1")]
+)
+def test_each_block_normalizes_while_that_is_little_work(
+    columns: int, m: int, activations: str
+) -> None:
     config = tuning.fused_matvec(("Q4_K", "Q4_K"), (14336,), columns, m, True, "q8_1")
     assert config.activations == activations
 
 
 def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
     config: MatvecConfig = tuning.fused_matvec(("Q4_K", "Q4_K"), (14336,), 4096, 1, True, "q8_1")
-    assert config.block_rows == 32 and config.persistent == 112  # 448 groups of 32 rows: four rounds on 132 processors
-    assert tuning.fused_matvec(("Q4_K",), (4096,), 4096, 1, True).persistent == 0  # 256 blocks: one wave
+    assert (
+        config.block_rows == 32 and config.persistent == 112
+    )  # 448 groups of 32 rows: four rounds on 132 processors
+    assert (
+        tuning.fused_matvec(("Q4_K",), (4096,), 4096, 1, True).persistent == 0
+    )  # 256 blocks: one wave
 
 
-@pytest.mark.parametrize("rows", [(14336, 3584, 3584), (8192, 1024, 1024), (5120, 1024, 1024), (12800, 16, 16)])
+@pytest.mark.parametrize(
+    "rows", [(14336, 3584, 3584), (8192, 1024, 1024), (5120, 1024, 1024), (12800, 16, 16)]
+)
 def test_matrices_of_one_launch_share_the_rounds_evenly(rows: tuple[int, ...]) -> None:
-    """None of them keeps a block busy for longer than if all rows were those of one matrix, and all blocks fit."""
+    """None of them keeps a block busy for longer than if all rows were those of one matrix, and all
+    blocks fit.
+    """
     config: MatvecConfig = tuning.fused_matvec(("Q4_K",) * 3, rows, 4096, 1, True)
     groups = [-(-n // config.block_rows) for n in rows]
     blocks = launch(Builder("joined"), config, *rows)
@@ -72,7 +109,9 @@ def test_none_spills() -> None:
         ]:
             for norm in (True, False) if len(rows) > 1 else (False,):
                 output = "q8_1" if len(rows) == 2 else "f32"
-                kernels[product(formats, rows, 4096, m, norm, output).text] = f"{formats} {rows} m={m} norm={norm}"
+                kernels[product(formats, rows, 4096, m, norm, output).text] = (
+                    f"{formats} {rows} m={m} norm={norm}"
+                )
     spilled = {
         (kernels[text], arch): assembly.spill_store_bytes
         for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
@@ -90,10 +129,17 @@ def test_none_spills() -> None:
     ],
 )
 @pytest.mark.parametrize("norm", [False, True])
-def test_fusing_costs_no_instructions_in_the_loop(formats, rows, output: str, budget: float, norm: bool) -> None:
-    """The budgets of the plain mat-vec hold, per byte of quants, with the activations in shared memory too."""
+def test_fusing_costs_no_instructions_in_the_loop(
+    formats, rows, output: str, budget: float, norm: bool
+) -> None:
+    """The budgets of the plain mat-vec hold, per byte of quants, with the activations in shared
+    memory too.
+    """
     found = figures(product(formats, rows, 4096, 1, norm, output), "sm_90")
-    assert found.instructions_per_quant_byte is not None and found.instructions_per_quant_byte <= budget
+    assert (
+        found.instructions_per_quant_byte is not None
+        and found.instructions_per_quant_byte <= budget
+    )
     assert found.spill_bytes == 0 and found.widest_load == 128 and found.loads_in_flight >= 4
 
 

@@ -1,4 +1,6 @@
-"""One kernel's text per family under review: `pytest --update-golden` rewrites them, the diff is read like code."""
+"""One kernel's text per family under review: `pytest --update-golden` rewrites them, the diff is
+read like code.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from ptx_kernels.kernels.gemm import GemmConfig
 GOLDEN = Path(__file__).parent.parent / "data" / "ptx"
 _HALVES = dict(format="Q4_K", n=32, columns=512, m=16, config=GemmConfig(1, 1, 2, 16, 2, "f16"))
 #: Each family's first case, and gemm's other products.
-REVIEWED = {case.family: case for case in reversed(CASES)} | {"gemm_f16": Case("gemm_f16", "gemm", _HALVES)}
+REVIEWED = {case.family: case for case in reversed(CASES)} | {
+    "gemm_f16": Case("gemm_f16", "gemm", _HALVES)
+}
 
 
 @pytest.mark.parametrize("name", sorted(REVIEWED))
@@ -27,7 +31,9 @@ def test_text_is_the_reviewed_one(name, update_golden):
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert path.exists(), f"{path.name} is missing: run pytest --update-golden and review it"
-    assert text == path.read_text(), f"{case.label} changed: run pytest --update-golden and review the difference"
+    assert text == path.read_text(), (
+        f"{case.label} changed: run pytest --update-golden and review the difference"
+    )
 
 
 def test_no_golden_file_is_left_over():

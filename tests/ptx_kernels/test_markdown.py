@@ -1,4 +1,6 @@
-"""docs/kernels.md has a paragraph and a table for every strategy and family; its tables have the rows they should."""
+"""docs/kernels.md has a paragraph and a table for every strategy and family; its tables have the
+rows they should.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_tables_are_up_to_date():
 @pytest.mark.parametrize("name", [*PRESETS, *(family for family in KERNELS if family != "matvec")])
 def test_a_paragraph_says_idea_advantage_and_source(name):
     section = re.search(
-        rf"^### {name}\n\n(.+?)^<!-- table: \w+ {name} -->$", DOCS.read_text(), re.MULTILINE | re.DOTALL
+        rf"^### {name}\n\n(.+?)^<!-- table: \w+ {name} -->$",
+        DOCS.read_text(),
+        re.MULTILINE | re.DOTALL,
     )
     assert section, f"docs/kernels.md has no section {name}"
     idea, wins, source = re.split(r"\*Wins\*: |\*Source\*: ", section.group(1))
@@ -38,11 +42,17 @@ def test_rewriting_fills_in_what_is_marked(tmp_path, monkeypatch):
     path.write_text("Before, ptxas 0.0.0\n<!-- table: t -->\nold\n<!-- end -->\nafter\n")
     markdown.rewrite(path)
     text = path.read_text()
-    assert "\n| x | y |\n| --- | ---: |\n| a | 1 |\n| b | 2 |\n" in text and "old" not in text and "0.0.0" not in text
+    assert (
+        "\n| x | y |\n| --- | ---: |\n| a | 1 |\n| b | 2 |\n" in text
+        and "old" not in text
+        and "0.0.0" not in text
+    )
     assert markdown.labels(text) == {"t": made.labels}
     markdown.rewrite(path)
     assert path.read_text() == text
-    path.write_text("<!-- table: t -->\nold\n<!-- end -->\n<!-- table: u -->\nolder\n<!-- end -->\n")
+    path.write_text(
+        "<!-- table: t -->\nold\n<!-- end -->\n<!-- table: u -->\nolder\n<!-- end -->\n"
+    )
     monkeypatch.setattr(markdown, "tables", lambda: {"t": made, "u": made})
     markdown.rewrite(path, only="u")
     assert "old\n" in path.read_text() and "older" not in path.read_text()

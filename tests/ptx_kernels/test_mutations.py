@@ -48,7 +48,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
 class Bug:
     """`pattern` (a regular expression over the text, `which` occurrence, or all) becomes `becomes`.
 
-    `error`: what the simulator must raise; None where the kernel still runs and its result must be wrong.
+    `error`: what the simulator must raise; None where the kernel still runs and its result must be
+    wrong.
     """
 
     name: str
@@ -66,13 +67,20 @@ class Bug:
         return text
 
 
-#: Puts the lane (or warp) into a register of its own, compared with 3 (or 1), whatever the kernel's registers are.
+#: Puts the lane (or warp) into a register of its own, compared with 3 (or 1), whatever the kernel's
+#: registers are.
 LANES = "  .reg .b32 %who;\n  .reg .pred %some;\n  mov.u32 %who, %laneid;\n  setp.ge.u32 %some, %who, 3;\n"
 WARPS = "  .reg .b32 %who;\n  .reg .pred %some;\n  mov.u32 %who, %tid.x;\n  setp.ge.u32 %some, %who, 32;\n"
 
 BUGS = [
     Bug("barrier-removed", "attention", r"^  bar\.sync 0;\n", "", error=SharedRace),
-    Bug("early-exit-before-barrier", "attention", r"^(  bar\.sync 0;)", WARPS + r"  @%some ret;\n\1", error=EarlyExit),
+    Bug(
+        "early-exit-before-barrier",
+        "attention",
+        r"^(  bar\.sync 0;)",
+        WARPS + r"  @%some ret;\n\1",
+        error=EarlyExit,
+    ),
     Bug(
         "barrier-in-divergent-code",
         "attention",
@@ -80,16 +88,41 @@ BUGS = [
         LANES + r"  @%some bra $SKIP;\n\1\n$SKIP:",
         error=BarrierDivergence,
     ),
-    Bug("uninitialized-shared-read", "attention", r"^.*st\.shared\.v4\.f32 .*\n", "", 0, error=UninitializedRead),
-    Bug("uninitialized-marks", "attention", r"^.*st\.shared\.v2\.f32 .*\n", "", 0, error=UninitializedRead),
+    Bug(
+        "uninitialized-shared-read",
+        "attention",
+        r"^.*st\.shared\.v4\.f32 .*\n",
+        "",
+        0,
+        error=UninitializedRead,
+    ),
+    Bug(
+        "uninitialized-marks",
+        "attention",
+        r"^.*st\.shared\.v2\.f32 .*\n",
+        "",
+        0,
+        error=UninitializedRead,
+    ),
     Bug(
         "empty-row-divides-by-zero",
         "attention",
         r"(div\.rn\.f32 (%f\d+), .*;\n  selp\.f32 %f\d+), %f\d+, \2",
         r"\1, \2, \2",
     ),
-    Bug("context-one-too-long", "attention", r"setp\.lt\.u32 (%p\d+, %r\d+, %r\d+;\n  setp)", r"setp.le.u32 \1"),
-    Bug("rescale-forgotten", "attention", r"mul\.rn\.f32 (%f\d+), \1, (%f\d+);", r"mov.f32 \1, \1;", 0),
+    Bug(
+        "context-one-too-long",
+        "attention",
+        r"setp\.lt\.u32 (%p\d+, %r\d+, %r\d+;\n  setp)",
+        r"setp.le.u32 \1",
+    ),
+    Bug(
+        "rescale-forgotten",
+        "attention",
+        r"mul\.rn\.f32 (%f\d+), \1, (%f\d+);",
+        r"mov.f32 \1, \1;",
+        0,
+    ),
     Bug("warps-not-merged", "attention", r"(ld\.shared\.v2\.f32 .*)\+8\];", r"\1];", 0),
     Bug("nibbles-lost", "q4_k-8", r"252645135|4042322160", "117901063"),
     Bug("nibble-order", "q4_k-4", r", 252645135;", ", 4042322160;", 0),
@@ -98,7 +131,13 @@ BUGS = [
     Bug("min-sign", "q4_k-8", r"neg\.f32 (%f\d+), (%f\d+);", r"mov.f32 \1, \2;", 0),
     Bug("min-sign-4", "q4_k-4", r"neg\.f32 (%f\d+), (%f\d+);", r"mov.f32 \1, \2;", 1),
     Bug("high-nibbles-signed", "q4_k-4", r"dp4a\.u32\.s32", "dp4a.s32.s32"),
-    Bug("tail-one-short", "q4_k-8", r"setp\.lt\.u32 (%p\d+), (%r\d+), 3;", r"setp.lt.u32 \1, \2, 2;", -1),
+    Bug(
+        "tail-one-short",
+        "q4_k-8",
+        r"setp\.lt\.u32 (%p\d+), (%r\d+), 3;",
+        r"setp.lt.u32 \1, \2, 2;",
+        -1,
+    ),
     Bug(
         "tail-one-long",
         "q4_k-8",
@@ -114,8 +153,20 @@ BUGS = [
         r"setp.lt.u32 \1, \2, 3;\n  @\1 bra",
     ),
     Bug("fifth-bits-of-the-other-sub-block", "q5_k-8", r", 33686018;", ", 16843009;", 0),
-    Bug("fifth-bits-off-by-one", "q5_k-4", r"shl\.b32 (%r\d+), (%r\d+), 3;", r"shl.b32 \1, \2, 2;", -1),
-    Bug("fifth-bits-of-the-other-half", "q5_k-4", r"^(  ld\.global\.nc\.v4\.u32 .*)\+16\];", r"\1+32];", 0),
+    Bug(
+        "fifth-bits-off-by-one",
+        "q5_k-4",
+        r"shl\.b32 (%r\d+), (%r\d+), 3;",
+        r"shl.b32 \1, \2, 2;",
+        -1,
+    ),
+    Bug(
+        "fifth-bits-of-the-other-half",
+        "q5_k-4",
+        r"^(  ld\.global\.nc\.v4\.u32 .*)\+16\];",
+        r"\1+32];",
+        0,
+    ),
     Bug(
         "row-beyond-the-end",
         "q4_k-4",
@@ -123,7 +174,14 @@ BUGS = [
         r"min.u32 \1, 5;",
         error=OutOfBounds,
     ),
-    Bug("unaligned-vector-load", "q4_k-8", r"(ld\.global\.nc\.v4\.u32 .*)\+16\];", r"\1+8];", 0, error=Misaligned),
+    Bug(
+        "unaligned-vector-load",
+        "q4_k-8",
+        r"(ld\.global\.nc\.v4\.u32 .*)\+16\];",
+        r"\1+8];",
+        0,
+        error=Misaligned,
+    ),
     Bug(
         "32-bit-offset",
         "q4_k-8",
@@ -168,7 +226,14 @@ BUGS = [
     Bug("store-forgotten", "quantize", r"^.*st\.global\.u32.*\n", "", error=UnwrittenOutput),
     Bug("fifth-bit", "decode-q5_k", r", 16843009;", ", 16842753;", 0),
     Bug("fifth-bit-spread", "decode-q5_0", r", 33818640;", ", 33818624;", 0),
-    Bug("register-never-written", "decode-q5_0", r"^  cvt\.f32\.f16 .*\n", "", 0, error=UninitializedRead),
+    Bug(
+        "register-never-written",
+        "decode-q5_0",
+        r"^  cvt\.f32\.f16 .*\n",
+        "",
+        0,
+        error=UninitializedRead,
+    ),
 ]
 
 

@@ -27,13 +27,18 @@ def test_planes_are_recognized():
     planes = [Buffer(p.name, u8, (2, 3, p.bytes_per_block), "in") for p in block.planes]
     ids = Buffer("ids", s32, (5,), "in")
     *arrays, looked_up = random_operands(kernel(*planes, ids, Buffer("y", f32, (5, 768), "out")))
-    assert [a.shape for a in arrays] == [b.shape for b in planes] and np.isfinite(block.decode(arrays)).all()
+    assert [a.shape for a in arrays] == [b.shape for b in planes] and np.isfinite(
+        block.decode(arrays)
+    ).all()
     assert looked_up[:2].tolist() == [2, -1] and ((0 <= looked_up[2:]) & (looked_up[2:] < 2)).all()
 
 
 def test_pages_are_in_range_and_apart():
     pages = Buffer("k_pages", bf16, (12, 2, 16, 32), "in")
-    tables, lengths = Buffer("block_tables", s32, (3, 4), "in"), Buffer("context_lens", s32, (3,), "in")
+    tables, lengths = (
+        Buffer("block_tables", s32, (3, 4), "in"),
+        Buffer("context_lens", s32, (3,), "in"),
+    )
     k, ids, context_lens = random_operands(kernel(pages, tables, lengths))
     assert k.dtype == np.uint16
     assert sorted(ids.ravel()) == list(range(12))
@@ -65,7 +70,10 @@ def test_matrices_with_prefixed_planes_of_several_formats():
     ]
     arrays = random_operands(kernel(*planes))
     for format in wanted.values():
-        own, arrays = arrays[: len(formats.get(format).planes)], arrays[len(formats.get(format).planes) :]
+        own, arrays = (
+            arrays[: len(formats.get(format).planes)],
+            arrays[len(formats.get(format).planes) :],
+        )
         assert np.isfinite(formats.get(format).decode(own)).all()
 
 
@@ -74,7 +82,13 @@ def test_pages_of_bytes_are_finite_and_scales_positive():
     fp8, scales = random_operands(
         kernel(Buffer("k_pages", e4m3, shape, "in"), Buffer("k_scales", f32, shape[:3], "in"))
     )
-    assert fp8.dtype == np.uint8 and not np.isin(fp8, [0x7F, 0xFF]).any() and np.isin([0, 0x80, 0xFE], fp8).all()
+    assert (
+        fp8.dtype == np.uint8
+        and not np.isin(fp8, [0x7F, 0xFF]).any()
+        and np.isin([0, 0x80, 0xFE], fp8).all()
+    )
     assert (scales >= 0).all()
-    contiguous = kernel(Buffer("k_pages", f32, (2, 2, 64, 32), "in"), Buffer("context_lens", s32, (2,), "in"))
+    contiguous = kernel(
+        Buffer("k_pages", f32, (2, 2, 64, 32), "in"), Buffer("context_lens", s32, (2,), "in")
+    )
     assert random_operands(contiguous)[1].tolist() == [64, 0]

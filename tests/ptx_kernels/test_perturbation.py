@@ -22,7 +22,9 @@ def test_results_hold(label: str) -> None:
         assert built.holds(results), f"seed {seed}"
         if built.exact:
             for got, want in zip(results, plain, strict=True):
-                assert got.tobytes() == want.tobytes(), f"seed {seed}: hardware has no freedom here, yet bits differ"
+                assert got.tobytes() == want.tobytes(), (
+                    f"seed {seed}: hardware has no freedom here, yet bits differ"
+                )
 
 
 def test_approximate_results_do_move() -> None:

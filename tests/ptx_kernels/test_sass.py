@@ -54,7 +54,11 @@ OUT_OF_LINE = listing("""
 
 def test_parses_guard_opcode_operands_and_target():
     code = parse(NESTED)
-    assert code[4].predicate == "@!P0" and code[4].opcode == "BRA" and code[4].target == code[2].address == 0x20
+    assert (
+        code[4].predicate == "@!P0"
+        and code[4].opcode == "BRA"
+        and code[4].target == code[2].address == 0x20
+    )
     assert code[2].opcode == "LDG.E.128.CONSTANT" and code[2].operands == "R4, desc[UR6][R28.64]"
     assert code[0].target is None
 
@@ -169,7 +173,9 @@ def test_classifies(opcode, operands, category):
 
 
 def test_load_bits():
-    assert [load_bits(o) for o in ("LDG.E.128", "LDG.E", "LDG.E.U16", "LDG.E.S8", "LDG.E.64.STRONG.GPU")] == [
+    assert [
+        load_bits(o) for o in ("LDG.E.128", "LDG.E", "LDG.E.U16", "LDG.E.S8", "LDG.E.64.STRONG.GPU")
+    ] == [
         128,
         32,
         16,

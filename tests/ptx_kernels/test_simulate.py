@@ -14,8 +14,13 @@ from ptx_kernels.simulate import simulate
 @functools.cache
 def smallest() -> dict[str, str]:
     """Label of the subject with the fewest threads, by family."""
-    size = {label: (k := subject(label).kernel).grid[0] * k.grid[1] * k.block[0] for label in SUBJECTS}
-    return {subject(label).kernel.family: label for label in sorted(SUBJECTS, key=size.__getitem__, reverse=True)}
+    size = {
+        label: (k := subject(label).kernel).grid[0] * k.grid[1] * k.block[0] for label in SUBJECTS
+    }
+    return {
+        subject(label).kernel.family: label
+        for label in sorted(SUBJECTS, key=size.__getitem__, reverse=True)
+    }
 
 
 def test_every_family_has_a_subject() -> None:

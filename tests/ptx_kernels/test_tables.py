@@ -13,13 +13,28 @@ from ptx_kernels.tables import Table, TuningTableError
 
 
 def row(n: int = 4096, columns: int = 4096, m: int = 1, warps: int = 2, **changes) -> dict:
-    values = dict(kernel="matvec", format="Q4_K", n=n, columns=columns, m=m, config={"warps": warps}, seconds=1e-5)
+    values = dict(
+        kernel="matvec",
+        format="Q4_K",
+        n=n,
+        columns=columns,
+        m=m,
+        config={"warps": warps},
+        seconds=1e-5,
+    )
     return values | changes
 
 
 def fused(**changes) -> dict:
     """Gate and up, each block making q8_1 of its activations."""
-    values = dict(kernel="fused_matvec", formats=["Q4_K", "Q6_K"], rows=[64, 32], columns=4096, m=1, floats=True)
+    values = dict(
+        kernel="fused_matvec",
+        formats=["Q4_K", "Q6_K"],
+        rows=[64, 32],
+        columns=4096,
+        m=1,
+        floats=True,
+    )
     config = {"activations": "inline_q8", "warps": 8, "rows_per_warp": 2, "resident_blocks": 2}
     return values | dict(output="f32", config=config, seconds=1e-5) | changes
 
@@ -66,10 +81,22 @@ def test_a_row_holds_some_fields_of_a_config():
         (file({"kernel": "matvec"}), "row 0: format is missing"),
         (file(row(rows=[1])), "row 0: 'rows' must be one of columns, config, format"),
         (file(multiprocessors=0), "t.json: multiprocessors=0 must be positive"),
-        (file(row(kernel="gemm", m=64, config={"warps": 2})), "row 0: config: 'warps' must be one of column_warps"),
-        (file(row(kernel="gemm", m=64, config={"m_tile": 24})), r"row 0: gemm.py:\d+: m_tile=24 must be a multiple"),
-        (file(row(kernel="gemm", m=64, config={"products": "f16"})), r"row 0: .*products='f16' must be 'int8'"),
-        (file(row(kernel="gemm", columns=288, config={})), r"row 0: gemm.py:\d+: columns=288 must be a multiple"),
+        (
+            file(row(kernel="gemm", m=64, config={"warps": 2})),
+            "row 0: config: 'warps' must be one of column_warps",
+        ),
+        (
+            file(row(kernel="gemm", m=64, config={"m_tile": 24})),
+            r"row 0: gemm.py:\d+: m_tile=24 must be a multiple",
+        ),
+        (
+            file(row(kernel="gemm", m=64, config={"products": "f16"})),
+            r"row 0: .*products='f16' must be 'int8'",
+        ),
+        (
+            file(row(kernel="gemm", columns=288, config={})),
+            r"row 0: gemm.py:\d+: columns=288 must be a multiple",
+        ),
         (file(fused(formats=[])), "row 0: formats is empty"),
         (file(fused(formats="Q4_K")), "row 0: formats: 'Q4_K' must be of type list"),
         (file(fused(formats=[4])), r"row 0: formats\[0\]: 4 must be of type str"),
@@ -79,7 +106,10 @@ def test_a_row_holds_some_fields_of_a_config():
         (file(fused(floats=False)), "row 0: activations='inline_q8' must be q8_1, or with floats"),
         (file(fused(output="f16")), "row 0: output='f16' must be f32 or q8_1"),
         (file(fused(output="q8_1")), "row 0: q8_1: .* and a block's 16 must be multiples of 32"),
-        (file(fused(m=8, columns=16384)), "row 0: inline_q8: m=8 rows of columns=16384 take more than 98304 bytes"),
+        (
+            file(fused(m=8, columns=16384)),
+            "row 0: inline_q8: m=8 rows of columns=16384 take more than 98304 bytes",
+        ),
     ],
     ids=lambda text: text[:24],
 )
@@ -114,19 +144,32 @@ def test_the_nearest_row_serves(n, columns, m, warps):
 
 
 def test_keys_of_joined_matrices():
-    """Formats, their number, what activations and results are must agree; the sizes lie within an octave together."""
+    """Formats, their number, what activations and results are must agree; the sizes lie within an
+    octave together.
+    """
     t = table(
-        fused(), fused(rows=[64, 128], seconds=2e-5), fused(m=4, seconds=3e-5), fused(formats=["Q4_K"], rows=[64])
+        fused(),
+        fused(rows=[64, 128], seconds=2e-5),
+        fused(m=4, seconds=3e-5),
+        fused(formats=["Q4_K"], rows=[64]),
     )
 
-    def found(formats=("Q4_K", "Q6_K"), rows=(64, 32), columns=4096, m=1, floats=True, output="f32"):
+    def found(
+        formats=("Q4_K", "Q6_K"), rows=(64, 32), columns=4096, m=1, floats=True, output="f32"
+    ):
         row = t.nearest("fused_matvec", formats, rows, columns, m, floats, output)
         return row and row.seconds
 
     assert found() == 1e-5 and found(rows=(64, 128)) == 2e-5 and found(m=3) == 3e-5
     assert found(rows=(70, 40), columns=3584) == 1e-5
     assert found(rows=(90, 46), columns=3584) is found(columns=2000) is found(m=5) is None
-    assert found(("Q6_K", "Q4_K")) is found(floats=False) is found(output="q8_1") is found(rows=(64,)) is None
+    assert (
+        found(("Q6_K", "Q4_K"))
+        is found(floats=False)
+        is found(output="q8_1")
+        is found(rows=(64,))
+        is None
+    )
 
 
 @pytest.mark.parametrize("config", [{"activations": "inline_q8"}, {"persistent": 3}, {}], ids=str)
@@ -134,15 +177,26 @@ def test_what_shares_its_rows_evenly_is_for_no_others(config):
     """Columns and m may differ all the same."""
     (found,) = table(fused(config=config)).rows
     family = tables.FAMILIES["fused_matvec"]
-    for rows, columns, served in (((64, 32), 4096, True), ((64, 32), 3584, True), ((65, 32), 4096, not config)):
+    for rows, columns, served in (
+        ((64, 32), 4096, True),
+        ((64, 32), 3584, True),
+        ((65, 32), 4096, not config),
+    ):
         assert family.serves(found, (("Q4_K", "Q6_K"), rows, columns, 1, True, "f32")) is served
 
 
 def test_keys_of_prompts():
     """The tile of at least as many rows of activations, up to twice as many."""
     gemm = dict(kernel="gemm", config={})
-    t = table(row(m=16, seconds=1e-5, **gemm), row(m=64, seconds=2e-5, **gemm), row(n=8192, m=64, seconds=3e-5, **gemm))
-    seconds = {m: (r := t.nearest("gemm", "Q4_K", 4096, 4096, m)) and r.seconds for m in (8, 9, 16, 17, 32, 64, 65)}
+    t = table(
+        row(m=16, seconds=1e-5, **gemm),
+        row(m=64, seconds=2e-5, **gemm),
+        row(n=8192, m=64, seconds=3e-5, **gemm),
+    )
+    seconds = {
+        m: (r := t.nearest("gemm", "Q4_K", 4096, 4096, m)) and r.seconds
+        for m in (8, 9, 16, 17, 32, 64, 65)
+    }
     assert seconds == {8: 1e-5, 9: 1e-5, 16: 1e-5, 17: None, 32: 2e-5, 64: 2e-5, 65: None}
     assert t.nearest("gemm", "Q4_K", 6000, 4096, 64).seconds == 3e-5
 
@@ -170,7 +224,11 @@ def test_measured_before_model_before_rule(monkeypatch):
     monkeypatch.setattr(tables, "packaged", lambda: (measured, model))
     for n, warps, why in [
         (4096, 3, "measured for NVIDIA H200 (t.json), this shape: 10.00 us"),
-        (600, 2, "model for H200 (t.json), the nearest shape, n=512 columns=4096 m=1: 10.00 us, latency"),
+        (
+            600,
+            2,
+            "model for H200 (t.json), the nearest shape, n=512 columns=4096 m=1: 10.00 us, latency",
+        ),
         (64, 16, "rule tuning.matvec, no table for H200 has the shape"),
     ]:
         expected = Choice("matvec", ("Q4_K", n, 4096, 1), MatvecConfig(warps=warps), why)
@@ -221,4 +279,7 @@ def test_choices_are_recorded():
     assert made == [Choice("splits", (6, 8), 3, "rule tuning.splits")]
     assert str(made[0]) == "splits(6, 8) -> 3: rule tuning.splits"
     assert splits(6) == 3 and len(made) == 1
-    assert str(Choice("matvec", (1,), MatvecConfig(warps=2), "so")) == "matvec(1) -> MatvecConfig(warps=2): so"
+    assert (
+        str(Choice("matvec", (1,), MatvecConfig(warps=2), "so"))
+        == "matvec(1) -> MatvecConfig(warps=2): so"
+    )

@@ -1,4 +1,6 @@
-"""Rules know the device: as many blocks as its multiprocessors take, and they say whose number that is."""
+"""Rules know the device: as many blocks as its multiprocessors take, and they say whose number that
+is.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +61,26 @@ def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m
         assert -(-m // config.m_tile) * -(-4096 // (2 * config.rows)) < enough
 
 
-@pytest.mark.parametrize(("device", "halves"), [("H200", True), ("A100", False), ("B200", False), ("RTX 5090", False)])
+@pytest.mark.parametrize(
+    ("device", "halves"), [("H200", True), ("A100", False), ("B200", False), ("RTX 5090", False)]
+)
 def test_products_of_halves_where_their_rate_is_known_to_win(device, halves):
     with on_device(target(f"NVIDIA {device}")):
-        assert [tuning.half_gemm(f, 14336, 4096, 512) is not None for f in ("Q4_K", "Q5_K", "Q6_K")] == [halves] * 3
+        assert [
+            tuning.half_gemm(f, 14336, 4096, 512) is not None for f in ("Q4_K", "Q5_K", "Q6_K")
+        ] == [halves] * 3
         assert tuning.half_gemm("Q8_0", 14336, 4096, 512) is None
 
 
 @pytest.mark.parametrize(
     ("n", "m", "halves"),
-    [(4096, 512, True), (1024, 512, False), (1024, 2048, True), (6144, 512, False), (128256, 33, True)]
+    [
+        (4096, 512, True),
+        (1024, 512, False),
+        (1024, 2048, True),
+        (6144, 512, False),
+        (128256, 33, True),
+    ]
     + [(128256, 32, False)],
 )
 def test_products_of_halves_where_their_tiles_fill_the_device(n, m, halves):
@@ -88,7 +100,10 @@ def test_nobody_knows_an_unknown_device():
 def test_two_rows_a_warp_where_that_fills_the_device(multiprocessors):
     enough = 2 * 4 * multiprocessors
     assert [tuning.matvec("Q4_K", n, 4096, 1).rows_per_warp for n in (enough - 1, enough)] == [1, 2]
-    fused = [tuning.fused_matvec(("Q4_K",) * 2, (n // 2, n - n // 2), 4096, 1) for n in (enough - 1, enough)]
+    fused = [
+        tuning.fused_matvec(("Q4_K",) * 2, (n // 2, n - n // 2), 4096, 1)
+        for n in (enough - 1, enough)
+    ]
     assert [config.rows_per_warp for config in fused] == [1, 2]
 
 
@@ -106,11 +121,15 @@ def test_a_device_of_one_multiprocessor_has_a_choice_for_everything():
             qkv_matvec(formats=("Q4_K",) * len(rows), rows=rows, columns=4096, m=1, config=config)
         assert tuning.paged_attention(1, 32, 8, 128, 131072, "bf16").splits == 1
         assert tuning.argmax_splits(128256) == 1
-        KERNELS["gemm"](format="Q4_K", n=4096, columns=4096, m=64, config=tuning.gemm("Q4_K", 4096, 4096, 64))
+        KERNELS["gemm"](
+            format="Q4_K", n=4096, columns=4096, m=64, config=tuning.gemm("Q4_K", 4096, 4096, 64)
+        )
 
 
 def test_a_vocabulary_is_searched_in_one_wave(multiprocessors):
-    assert min(multiprocessors, 126) - 1 <= tuning.argmax_splits(128256) <= multiprocessors  # 1024 values each or more
+    assert (
+        min(multiprocessors, 126) - 1 <= tuning.argmax_splits(128256) <= multiprocessors
+    )  # 1024 values each or more
 
 
 def test_who_says_how_many():
@@ -118,8 +137,12 @@ def test_who_says_how_many():
         with on_device(device):
             return tuning.gemm.choose("Q4_K", 4096, 4096, 64).why
 
-    assert why(target("NVIDIA A100-SXM4-80GB")).startswith("rule tuning.gemm for 108 multiprocessors, no table")
-    assert why(target("NVIDIA L4", 58)).startswith("rule tuning.gemm for 58 multiprocessors, no table for NVIDIA L4")
+    assert why(target("NVIDIA A100-SXM4-80GB")).startswith(
+        "rule tuning.gemm for 108 multiprocessors, no table"
+    )
+    assert why(target("NVIDIA L4", 58)).startswith(
+        "rule tuning.gemm for 58 multiprocessors, no table for NVIDIA L4"
+    )
     assert why(target("NVIDIA L4")).startswith(
         "rule tuning.gemm for 132 multiprocessors of an H200, NVIDIA L4 being unknown, no table"
     )
@@ -137,7 +160,9 @@ def test_choices_for_one_device_leave_no_trace_on_another():
 
 
 def test_multiprocessors_come_from_the_device():
-    with pytest.raises(TypeError, match="argmax_splits takes multiprocessors from choices.on_device"):
+    with pytest.raises(
+        TypeError, match="argmax_splits takes multiprocessors from choices.on_device"
+    ):
         tuning.argmax_splits(4096, multiprocessors=7)
     assert tuning.argmax_splits.rule(128256, multiprocessors=7) == 7
     with pytest.raises(ValueError, match="multiprocessors=0 must be at least 1"):

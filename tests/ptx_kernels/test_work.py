@@ -21,26 +21,43 @@ def loop_of(kernel: Kernel) -> Loop:
 
 
 def attention(**changes) -> Kernel:
-    sizes = dict(batch=2, num_heads=8, num_kv_heads=2, head_dim=64, num_pages=64, page_size=16, pages_per_sequence=8)
+    sizes = dict(
+        batch=2,
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+        num_pages=64,
+        page_size=16,
+        pages_per_sequence=8,
+    )
     return KERNELS["paged_attention"](**(sizes | dict(scale=0.125, dtype="bf16") | changes))
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_loads_tell_the_same_as_dot_products(format):
-    """Weights behind a trip, counted by dp4a and, as it is done for f32, by the loads of packed weights."""
-    # 87 and 96 times 256 columns: with and without steps left over, in more trips than ptxas unrolls
+    """Weights behind a trip, counted by dp4a and, as it is done for f32, by the loads of packed
+    weights.
+    """
+    # 87 and 96 times 256 columns: with and without steps left over, in more trips than ptxas
+    # unrolls
     for preset, columns, m in (("quarter_warp_dp4a", 256 * 87, 1), ("batched", 256 * 96, 3)):
         config = PRESETS[preset]
         kernel = KERNELS["matvec"](format=format, n=64, columns=columns, m=m, config=config)
         loop = loop_of(kernel)
         by_dots = loop.count("dp4a") * 4 / m
         constant = sum(".CONSTANT" in i.opcode for i in loop.instructions)
-        assert constant * work.weights_per_load((format,), config) == by_dots == work._weights_per_trip(kernel, loop)
+        assert (
+            constant * work.weights_per_load((format,), config)
+            == by_dots
+            == work._weights_per_trip(kernel, loop)
+        )
 
 
 @pytest.mark.parametrize("preset", ["tiled", "chunked"])
 def test_staged_activations_change_no_load_of_weights(preset):
-    """k = 9472 is a chunk of 8192 columns, and one of what is left; each float in shared memory serves two rows."""
+    """k = 9472 is a chunk of 8192 columns, and one of what is left; each float in shared memory
+    serves two rows.
+    """
     kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=37 * 256, m=1, config=PRESETS[preset])
     loop = loop_of(kernel)
     floats = sum(load_bits(i.opcode) for i in loop.instructions if i.name == "LDS") / 32
@@ -48,12 +65,16 @@ def test_staged_activations_change_no_load_of_weights(preset):
 
 
 def test_work_of_a_matvec():
-    """f32 activations, where no dot product tells: two loads, header and quants, for each row and step."""
+    """f32 activations, where no dot product tells: two loads, header and quants, for each row and
+    step.
+    """
     config = PRESETS["fused_f32"]
     kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=4096, m=2, config=config)
     loop = loop_of(kernel)
     found = work.work(kernel, loop)
-    steps = sum(".CONSTANT" in i.opcode for i in loop.instructions) / (2 * config.rows_per_warp)  # header and quants
+    steps = sum(".CONSTANT" in i.opcode for i in loop.instructions) / (
+        2 * config.rows_per_warp
+    )  # header and quants
     weights = 256 // config.lanes * config.rows_per_warp * steps
     assert found.quant_bytes == weights / 2
     assert found.trips == 64 * 4096 / (weights * 32)
@@ -70,7 +91,9 @@ def test_work_without_a_loop():
 
 def test_a_loop_that_ptxas_unrolled_away():
     """Two trips of the text's loop are the whole kernel: each warp goes through it once."""
-    kernel = KERNELS["matvec"](format="Q6_K", n=4096, columns=4096, m=1, config=tuning.matvec("Q6_K", 4096, 4096, 1))
+    kernel = KERNELS["matvec"](
+        format="Q6_K", n=4096, columns=4096, m=1, config=tuning.matvec("Q6_K", 4096, 4096, 1)
+    )
     code = disassemble(assemble(kernel.text, "sm_90").cubin)
     assert hot_loop(code) is None
     found = work.work(kernel, Loop(code), whole=True)
@@ -86,7 +109,9 @@ def test_only_what_is_touched_counts():
     assert work.traffic(few) == 2 * (4 * 2 * 16 * 64 * 2) + 2 * heads + tables_and_lengths
     window = attention(window=32)  # of 128 tokens
     assert work.traffic(window) == 2 * (4 * 2 * 16 * 64 * 2) + 2 * heads + tables_and_lengths
-    append = KERNELS["append_kv"](tokens=3, num_pages=64, num_kv_heads=2, page_size=16, head_dim=64, dtype="f32")
+    append = KERNELS["append_kv"](
+        tokens=3, num_pages=64, num_kv_heads=2, page_size=16, head_dim=64, dtype="f32"
+    )
     assert work.traffic(append) == 2 * (3 * 2 * 64 * 4) * 2 + 3 * 4
     lookup = KERNELS["decode"](format="Q4_K", n=1000, blocks=2, dtype="f32", lookups=5)
     assert work.traffic(lookup) == 5 * 2 * 144 + 5 * 512 * 4 + 5 * 4

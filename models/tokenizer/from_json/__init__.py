@@ -1,12 +1,13 @@
 r"""The `tokenizers` library's tokenizer.json -> GGUF's `tokenizer.*` metadata.
 
-Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; how it splits words must be one of the ways that GGUF has
-a name for. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama". What neither can say is
-refused, but for what every GGUF file leaves out, as llama.cpp's own do:
+Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; how it splits words must be one of the ways
+that GGUF has a name for. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama".
+What neither can say is refused, but for what every GGUF file leaves out, as llama.cpp's own do:
 
 * NFC normalization before byte-level BPE; it changes texts that are not composed.
 * `lstrip`, `rstrip` and `single_word` of added tokens.
-* A space before a SentencePiece text is added always and after each special token too, not only where the text
+* A space before a SentencePiece text is added always and after each special token too, not only
+where the text
   has none (`Metaspace`).
 """
 
@@ -37,14 +38,16 @@ def metadata_from_json(
 
     Args:
       tokenizer_json: what tokenizer.json holds. A BPE model, byte-level or SentencePiece-like.
-      tokenizer_config: what tokenizer_config.json holds: bos_token, eos_token, unk_token, pad_token,
-        add_bos_token, add_eos_token, chat_template. Without it BOS is what the post-processor puts first.
-      vocab_size: rows of the embedding; ids without a token become unused ones named [PAD0]. None: as many as
-        there are tokens, whose ids must then leave no gap.
+      tokenizer_config: what tokenizer_config.json holds: bos_token, eos_token, unk_token,
+        pad_token, add_bos_token, add_eos_token, chat_template. Without it BOS is what the
+        post-processor puts first.
+      vocab_size: rows of the embedding; ids without a token become unused ones named [PAD0]. None:
+        as many as there are tokens, whose ids must then leave no gap.
       file, config_file: what error messages call the two.
 
     Returns:
-      `tokenizer.ggml.*` and `tokenizer.chat_template`: lists of str, int32 and float32 arrays, int, bool, str.
+      `tokenizer.ggml.*` and `tokenizer.chat_template`: lists of str, int32 and float32 arrays, int,
+      bool, str.
 
     Raises:
       jax_q4k.CheckpointError: a field is malformed, or asks for what GGUF has no word for.

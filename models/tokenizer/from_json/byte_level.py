@@ -15,7 +15,10 @@ def byte_level(
 ) -> dict[str, Any]:
     for step in normalizing:
         if step.get("type", str) != "NFC":
-            step.fail("type", f"{step.get('type', str)[:100]!r} is not supported before byte-level BPE, only 'NFC'")
+            step.fail(
+                "type",
+                f"{step.get('type', str)[:100]!r} is not supported before byte-level BPE, only 'NFC'",
+            )
     patterns = []
     for i, step in enumerate(splitting):
         match step.get("type", str):
@@ -34,18 +37,25 @@ def byte_level(
     pre = by_patterns(tuple(patterns), ignore_merges)
     if pre is None:
         root.fail(
-            "pre_tokenizer", f"splits by {patterns!r} with ignore_merges={ignore_merges}, which has no name in GGUF"
+            "pre_tokenizer",
+            f"splits by {patterns!r} with ignore_merges={ignore_merges}, which has no name in GGUF",
         )
     merges = [f"{left} {right}" for left, right in merges_of(model, tokens.ids)]
     return {KEY + "model": "gpt2", KEY + "pre": pre, KEY + "merges": merges}
 
 
 def _pattern(step: Fields) -> str:
-    """The regular expression of a Split whose matches are words, and so is what lies between them."""
+    """The regular expression of a Split whose matches are words, and so is what lies between
+    them.
+    """
     pattern = step.fields("pattern")
     if pattern is None:
         step.fail("pattern", "is missing")
-    # "Removed" and inverted drops what lies between matches: nothing, with patterns that match every character.
-    if (step.get("behavior", str), step.get("invert", bool, False)) not in (("Isolated", False), ("Removed", True)):
+    # "Removed" and inverted drops what lies between matches: nothing, with patterns that match
+    # every character.
+    if (step.get("behavior", str), step.get("invert", bool, False)) not in (
+        ("Isolated", False),
+        ("Removed", True),
+    ):
         step.fail("behavior", "is not supported, expected 'Isolated', not inverted")
     return pattern.get("Regex", str)

@@ -1,9 +1,10 @@
 """SentencePiece-like BPE: scores in place of merges.
 
-SentencePiece's rule joins the neighbours that form the token of the highest score; here each token's score is minus
-the place that its first merge has among all tokens'. That is the same order if every way of splitting a token in two
-is a merge, and the merges of one token stand together, as in files converted from SentencePiece. Runs of one character
-(Llama 2's spaces) interleave there and share one score.
+SentencePiece's rule joins the neighbours that form the token of the highest score; here each
+token's score is minus the place that its first merge has among all tokens'. That is the same order
+if every way of splitting a token in two is a merge, and the merges of one token stand together, as
+in files converted from SentencePiece. Runs of one character (Llama 2's spaces) interleave there and
+share one score.
 """
 
 from __future__ import annotations
@@ -22,38 +23,61 @@ from .tokens import Tokens, merges_of
 def sentencepiece(
     root: Fields, model: Fields, tokens: Tokens, normalizing: list[Fields], splitting: list[Fields]
 ) -> dict[str, Any]:
-    """Model, scores, unknown token and prefix; sets the types of byte tokens and of the unknown one."""
+    """Model, scores, unknown token and prefix; sets the types of byte tokens and of the unknown
+    one.
+    """
     prefix, replaced = False, False
     for step in normalizing:
         match step.get("type", str):
             case "Prepend" if step.get("prepend", str) == SPACE:
                 prefix = True
-            case "Replace" if _is_space(step.fields("pattern")) and step.get("content", str) == SPACE:
+            case "Replace" if (
+                _is_space(step.fields("pattern")) and step.get("content", str) == SPACE
+            ):
                 replaced = True
             case kind:
                 step.fail(
-                    "type", f"{kind[:100]!r} of this kind is not supported; expected are spaces written as {SPACE!r}"
+                    "type",
+                    f"{kind[:100]!r} of this kind is not supported; expected are spaces written as {SPACE!r}",
                 )
     for step in splitting:
         kind = step.get("type", str)
         if kind != "Metaspace" or step.get("replacement", str) != SPACE:
-            step.fail("type", f"{kind[:100]!r} is not supported, expected 'ByteLevel' or 'Metaspace' of {SPACE!r}")
-        scheme = step.get("prepend_scheme", str, "always" if step.get("add_prefix_space", bool, True) else "never")
+            step.fail(
+                "type",
+                f"{kind[:100]!r} is not supported, expected 'ByteLevel' or 'Metaspace' of {SPACE!r}",
+            )
+        scheme = step.get(
+            "prepend_scheme", str, "always" if step.get("add_prefix_space", bool, True) else "never"
+        )
         prefix, replaced = prefix or scheme != "never", True
-        inner = next((text for text in tokens.ids if SPACE in text[1:] and text not in tokens.added), None)
+        inner = next(
+            (text for text in tokens.ids if SPACE in text[1:] and text not in tokens.added), None
+        )
         if step.get("split", bool, True) and inner is not None:
-            step.fail("split", f"is true, so that {inner!r} would never be formed; GGUF cannot say so")
+            step.fail(
+                "split", f"is true, so that {inner!r} would never be formed; GGUF cannot say so"
+            )
     if not replaced:
-        root.fail("normalizer", f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE")
+        root.fail(
+            "normalizer",
+            f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE",
+        )
     if not model.get("byte_fallback", bool, False):
         model.fail("byte_fallback", "must be true for BPE that is not byte-level")
-    missing = next((f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in tokens.ids), None)
+    missing = next(
+        (f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in tokens.ids), None
+    )
     if missing is not None:
         model.fail("vocab", f"lacks {missing!r}, a byte token")
     for text, token in tokens.ids.items():
         if BYTE_TOKEN.fullmatch(text):
             tokens.types[token] = TokenType.BYTE
-    metadata: dict[str, Any] = {KEY + "model": "llama", KEY + "pre": "default", KEY + "add_space_prefix": prefix}
+    metadata: dict[str, Any] = {
+        KEY + "model": "llama",
+        KEY + "pre": "default",
+        KEY + "add_space_prefix": prefix,
+    }
     unknown = model.get("unk_token", str, None)
     if unknown is not None:
         if unknown not in tokens.ids:
@@ -81,11 +105,14 @@ def _scores(model: Fields, tokens: Tokens) -> np.ndarray:
         for text in tokens.ids
         if text not in tokens.added and len(text) <= LONGEST_MERGED
         for cut in range(1, len(text))
-        if text[:cut] in tokens.ids and text[cut:] in tokens.ids and (text[:cut], text[cut:]) not in listed
+        if text[:cut] in tokens.ids
+        and text[cut:] in tokens.ids
+        and (text[:cut], text[cut:]) not in listed
     }
     first = min((tokens.ids[text] for text in spans), default=0)
     for text, (left, right) in lacking.items():
-        # Early converters took the score of the first token, 0, for none; 0 is the highest below, too.
+        # Early converters took the score of the first token, 0, for none; 0 is the highest below,
+        # too.
         if len(lacking) > 1 or tokens.ids[text] > first:
             problem = f"lacks {left!r}, {right!r}, which SentencePiece would join to {text!r}: ids would differ"
             model.fail("merges", problem)
@@ -95,7 +122,9 @@ def _scores(model: Fields, tokens: Tokens) -> np.ndarray:
         if start > last:
             place += 1
         elif len(set(text + previous)) > 1:
-            model.fail("merges", f"interleaves those of {previous!r} and {text!r}, which scores cannot say")
+            model.fail(
+                "merges", f"interleaves those of {previous!r} and {text!r}, which scores cannot say"
+            )
         scores[tokens.ids[text]] = -place
         last, previous = max(last, stop), text
     return scores

@@ -12,8 +12,12 @@ from .tokens import Tokens, steps
 _NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
 
 
-def special_tokens(root: Fields, config: Fields, tokens: Tokens, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """`metadata` with BOS, EOS, unknown and padding ids, and whether encoding adds the first two."""
+def special_tokens(
+    root: Fields, config: Fields, tokens: Tokens, metadata: Mapping[str, Any]
+) -> dict[str, Any]:
+    """`metadata` with BOS, EOS, unknown and padding ids, and whether encoding adds the first
+    two.
+    """
     found = dict(metadata)
     for key, name in _NAMES.items():
         text = _token_text(config, key)
@@ -28,9 +32,14 @@ def special_tokens(root: Fields, config: Fields, tokens: Tokens, metadata: Mappi
     before, after = _template(root, tokens)
     for name, ids in (("bos", before), ("eos", after)):
         if ids and found.setdefault(f"{KEY}{name}_token_id", ids[0]) != ids[0]:
-            root.fail("post_processor", f"adds token {ids[0]}, which is not the {name}_token of {config.file}")
+            root.fail(
+                "post_processor",
+                f"adds token {ids[0]}, which is not the {name}_token of {config.file}",
+            )
         if metadata[KEY + "model"] == "llama" and f"{KEY}{name}_token_id" not in found:
-            text = {"bos": "<s>", "eos": "</s>"}[name]  # what SentencePiece calls them; readers take ids 1 and 2
+            text = {"bos": "<s>", "eos": "</s>"}[
+                name
+            ]  # what SentencePiece calls them; readers take ids 1 and 2
             if text not in tokens.ids:
                 config.fail(f"{name}_token", f"is missing, and {text!r} is not in the vocabulary")
             found[f"{KEY}{name}_token_id"] = tokens.ids[text]
@@ -80,7 +89,10 @@ def chat_template(config: Fields) -> dict[str, str]:
     """One template, or the one that is called "default" of a list."""
     template = config.values.get("chat_template")
     if isinstance(template, list):
-        named = {entry.get("name", str): entry.get("template", str) for entry in config.objects("chat_template")}
+        named = {
+            entry.get("name", str): entry.get("template", str)
+            for entry in config.objects("chat_template")
+        }
         template = named.get("default")
     elif template is not None:
         template = config.get("chat_template", str)

@@ -13,7 +13,9 @@ from ..encoders import MAX_MERGES
 
 Merges = list[tuple[str, str]]
 
-_LOOKS_SPECIAL = re.compile(r"<[|｜].*[|｜]>")  # <|im_start|>: never to be read in a user's text, whatever its flag
+_LOOKS_SPECIAL = re.compile(
+    r"<[|｜].*[|｜]>"
+)  # <|im_start|>: never to be read in a user's text, whatever its flag
 
 
 class Tokens:
@@ -24,12 +26,16 @@ class Tokens:
         self.added: dict[str, bool] = {}  # text -> whether it is special
         for text, token in model.get("vocab", dict).items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                model.fail("vocab", f"{text[:100]!r} has id {token!r:.100}, expected an integer from 0")
+                model.fail(
+                    "vocab", f"{text[:100]!r} has id {token!r:.100}, expected an integer from 0"
+                )
             self.ids[text] = token
         for entry in root.objects("added_tokens"):
             text, token = entry.get("content", str), entry.get("id", int)
             if self.ids.setdefault(text, token) != token:
-                entry.fail("id", f"is {token} for {text[:100]!r}, which has id {self.ids[text]} already")
+                entry.fail(
+                    "id", f"is {token} for {text[:100]!r}, which has id {self.ids[text]} already"
+                )
             self.added[text] = entry.get("special", bool, False)
         count = len(self.ids) if size is None else size
         if not self.ids:
@@ -43,10 +49,18 @@ class Tokens:
             if not text:
                 model.fail("vocab", f"the token of id {token} is empty")
             if not 0 <= token < count:
-                why = "the number of tokens: ids leave a gap" if size is None else "the model's vocab_size"
-                model.fail("vocab", f"{text[:100]!r} has id {token}, expected less than {count}, {why}")
+                why = (
+                    "the number of tokens: ids leave a gap"
+                    if size is None
+                    else "the model's vocab_size"
+                )
+                model.fail(
+                    "vocab", f"{text[:100]!r} has id {token}, expected less than {count}, {why}"
+                )
             if texts.setdefault(token, text) != text:
-                model.fail("vocab", f"{text[:100]!r} and {texts[token][:100]!r} both have id {token}")
+                model.fail(
+                    "vocab", f"{text[:100]!r} and {texts[token][:100]!r} both have id {token}"
+                )
         self.texts = [texts.get(i, f"[PAD{i}]") for i in range(count)]
         for i in range(count):
             if i not in texts and self.texts[i] in self.ids:
@@ -59,7 +73,9 @@ class Tokens:
 
 
 def steps(step: Fields | None, key: str) -> list[Fields]:
-    """The steps of a normalizer, pre-tokenizer or post-processor, whose sequences hold theirs under `key`."""
+    """The steps of a normalizer, pre-tokenizer or post-processor, whose sequences hold theirs under
+    `key`.
+    """
     if step is None:
         return []
     if step.get("type", str) != "Sequence":
@@ -85,6 +101,9 @@ def merges_of(model: Fields, ids: Mapping[str, int]) -> Merges:
             or not all(isinstance(part, str) and part in ids and " " not in part for part in pair)
             or "".join(pair) not in ids
         ):
-            model.fail(f"merges[{rank}]", f"is {value!r:.200}, expected two tokens without spaces that form a third")
+            model.fail(
+                f"merges[{rank}]",
+                f"is {value!r:.200}, expected two tokens without spaces that form a third",
+            )
         merges.append((pair[0], pair[1]))
     return merges

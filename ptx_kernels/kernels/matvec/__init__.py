@@ -7,4 +7,13 @@ from .gated import gated_matvec
 from .matvec import matvec
 from .qkv import MAX_MATRICES, qkv_matvec
 
-__all__ = ["FORMATS", "MAX_MATRICES", "MAX_ROWS", "PRESETS", "MatvecConfig", "gated_matvec", "matvec", "qkv_matvec"]
+__all__ = [
+    "FORMATS",
+    "MAX_MATRICES",
+    "MAX_ROWS",
+    "PRESETS",
+    "MatvecConfig",
+    "gated_matvec",
+    "matvec",
+    "qkv_matvec",
+]

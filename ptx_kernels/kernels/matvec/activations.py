@@ -1,6 +1,7 @@
 """The activations of a mat-vec, in global or shared memory: int8 with scales, or floats.
 
-A cursor is where a lane stands in them: it moves along with the lane's packed row, and loads what meets the row's runs.
+A cursor is where a lane stands in them: it moves along with the lane's packed row, and loads what
+meets the row's runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class _QuantizedTile:
 
 
 class _QuantizedCursor:
-    def __init__(self, values: Pointer, scale_sum: Pointer, row: PackedRow, block: Value, block_size: int) -> None:
+    def __init__(
+        self, values: Pointer, scale_sum: Pointer, row: PackedRow, block: Value, block_size: int
+    ) -> None:
         self._row, self._block_size, self._columns = row, block_size, values.shape[1]
         self._groups = sorted({offset // GROUP for offset, _ in row.runs})
         first = block * block_size + row.value_base
@@ -39,8 +42,13 @@ class _QuantizedCursor:
     def load(self, j: int, block: int) -> _QuantizedTile:
         """Row j's activations for the block that is `block` blocks ahead."""
         value = j * self._columns + block * self._block_size
-        runs = [self._values.load_run((value + offset) // 4, length // 4) for offset, length in self._row.runs]
-        step = 2 if 1 in self._groups else 1  # two neighbours, the first of an even number, are 16 aligned bytes
+        runs = [
+            self._values.load_run((value + offset) // 4, length // 4)
+            for offset, length in self._row.runs
+        ]
+        step = (
+            2 if 1 in self._groups else 1
+        )  # two neighbours, the first of an even number, are 16 aligned bytes
         pairs: dict[int, Sequence[Value]] = {}
         for g in self._groups[::step]:
             numbers = self._scale_sum.load(2 * (value // GROUP + g), vector=2 * step)
@@ -71,7 +79,9 @@ class _FloatCursor:
 
     def load(self, j: int, block: int) -> _FloatTile:
         value = j * self._columns + block * self._block_size
-        return _FloatTile([load_floats(self._x.at(value + offset), length) for offset, length in self._row.runs])
+        return _FloatTile(
+            [load_floats(self._x.at(value + offset), length) for offset, length in self._row.runs]
+        )
 
     def advance(self, blocks: int) -> None:
         self._x.advance(blocks * self._block_size)

@@ -23,20 +23,25 @@ class MatvecConfig:
     """How a mat-vec spreads over the GPU.
 
     Attributes:
-      activations: `q8_1`: int8 in groups of 32, integer dot products. `inline_q8`: the same, made of f32 by each block,
-        in shared memory, before its rows. `f32`: as they are, f32 products.
-      stage: where f32 activations are read: from global memory (`none`), or from shared memory, where each block brings
-        them as a whole before its rows (`whole`) or in chunks of 32 KB as it walks along them (`chunks`).
+      activations: `q8_1`: int8 in groups of 32, integer dot products. `inline_q8`: the same, made
+        of f32 by each block, in shared memory, before its rows. `f32`: as they are, f32 products.
+      stage: where f32 activations are read: from global memory (`none`), or from shared memory,
+        where each block brings them as a whole before its rows (`whole`) or in chunks of 32 KB as
+        it walks along them (`chunks`).
       warps: per block.
       warps_per_row: warps that share each row and add their parts in shared memory.
       rows_per_warp: weight rows that a warp computes together; they share the activations' loads.
-      lanes: lanes that share 256 weights: a super-block, or eight blocks of 32, each of which has one at least. Fewer
-        lanes load wider and unpack scales less often; more make a warp's loads contiguous and need fewer registers.
+      lanes: lanes that share 256 weights: a super-block, or eight blocks of 32, each of which has
+        one at least. Fewer lanes load wider and unpack scales less often; more make a warp's loads
+        contiguous and need fewer registers.
       unroll: blocks of each lane in flight: all their loads come before the first use.
-      broadcast_header: a super-block's header is loaded once a warp and spread by shuffles (Q4_K and Q5_K, 32 lanes).
-      resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more registers for loads in
-        flight. Their warps are 64 at most; so many leave 32 registers, in which only slim Configs do not spill.
-      persistent: blocks of a fixed grid, each of which walks the rows; 0: as many blocks as the rows need.
+      broadcast_header: a super-block's header is loaded once a warp and spread by shuffles (Q4_K
+        and Q5_K, 32 lanes).
+      resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more
+        registers for loads in flight. Their warps are 64 at most; so many leave 32 registers, in
+        which only slim Configs do not spill.
+      persistent: blocks of a fixed grid, each of which walks the rows; 0: as many blocks as the
+        rows need.
     """
 
     activations: str = "q8_1"
@@ -51,14 +56,20 @@ class MatvecConfig:
     persistent: int = 0
 
     def check(self, format: str, n: int, columns: int, m: int) -> None:
-        """KernelError where a matrix (n, columns) of the format cannot be computed so, for m rows of activations."""
+        """KernelError where a matrix (n, columns) of the format cannot be computed so, for m rows
+        of activations.
+        """
         if format not in PACKED_ROWS:
             raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
         block = formats.get(format).block_size
         if columns < 1 or columns % block:
-            raise KernelError(f"columns={columns} must be a positive multiple of {block} for {format}")
+            raise KernelError(
+                f"columns={columns} must be a positive multiple of {block} for {format}"
+            )
         if self.activations not in ACTIVATIONS:
-            raise KernelError(f"activations={self.activations!r} must be one of {', '.join(ACTIVATIONS)}")
+            raise KernelError(
+                f"activations={self.activations!r} must be one of {', '.join(ACTIVATIONS)}"
+            )
         if self.stage not in STAGES or (self.stage != "none" and self.activations != "f32"):
             raise KernelError(
                 f"stage={self.stage!r} must be one of {', '.join(STAGES)}, the latter two for f32 activations"
@@ -66,7 +77,10 @@ class MatvecConfig:
         if self.lanes not in LANES:
             raise KernelError(f"lanes={self.lanes} must be one of {LANES}")
         limits = dict(m=(m, MAX_ROWS), warps=(self.warps, 32), unroll=(self.unroll, 16))
-        limits |= dict(rows_per_warp=(self.rows_per_warp, min(n, 16)), resident_blocks=(self.resident_blocks, 32))
+        limits |= dict(
+            rows_per_warp=(self.rows_per_warp, min(n, 16)),
+            resident_blocks=(self.resident_blocks, 32),
+        )
         for name, (value, most) in limits.items():
             if not 1 <= value <= most:
                 raise KernelError(f"{name}={value} must be 1 to {most}")
@@ -78,9 +92,13 @@ class MatvecConfig:
         if self.persistent < 0:
             raise KernelError(f"persistent={self.persistent} must be a number of blocks, or 0")
         if self.warps_per_row < 1 or self.warps % self.warps_per_row:
-            raise KernelError(f"warps={self.warps} must be a multiple of warps_per_row={self.warps_per_row}")
+            raise KernelError(
+                f"warps={self.warps} must be a multiple of warps_per_row={self.warps_per_row}"
+            )
         if self.broadcast_header and (self.lanes != WARP or format not in ("Q4_K", "Q5_K")):
-            raise KernelError(f"broadcast_header needs lanes={WARP} and Q4_K or Q5_K, not lanes={self.lanes}, {format}")
+            raise KernelError(
+                f"broadcast_header needs lanes={WARP} and Q4_K or Q5_K, not lanes={self.lanes}, {format}"
+            )
 
     @property
     def block_rows(self) -> int:
@@ -113,6 +131,10 @@ PRESETS: dict[str, MatvecConfig] = {
     "half_warp_dp4a": replace(_DP4A, lanes=16),
     "quarter_warp_dp4a": MatvecConfig(lanes=8, rows_per_warp=2, resident_blocks=6),
     "batched": MatvecConfig(lanes=4, rows_per_warp=2, unroll=1, resident_blocks=3),
-    "inline_q8": MatvecConfig(activations="inline_q8", warps=8, lanes=8, rows_per_warp=2, resident_blocks=3),
-    "fused_f32": MatvecConfig(activations="f32", lanes=8, rows_per_warp=4, unroll=1, resident_blocks=2),
+    "inline_q8": MatvecConfig(
+        activations="inline_q8", warps=8, lanes=8, rows_per_warp=2, resident_blocks=3
+    ),
+    "fused_f32": MatvecConfig(
+        activations="f32", lanes=8, rows_per_warp=4, unroll=1, resident_blocks=2
+    ),
 }

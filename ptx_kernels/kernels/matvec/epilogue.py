@@ -15,7 +15,9 @@ from .rows import RowTotals, Team
 
 @dataclass(frozen=True)
 class _Place:
-    """The value base + lane that a lane finishes: of activations `j` and the team's row `r`, if it is `mine`."""
+    """The value base + lane that a lane finishes: of activations `j` and the team's row `r`, if it
+    is `mine`.
+    """
 
     base: int
     j: Value | int
@@ -24,11 +26,13 @@ class _Place:
 
 
 class Epilogue:
-    """The results of a matrix of n rows and m rows of activations: declares them, and finishes teams' totals.
+    """The results of a matrix of n rows and m rows of activations: declares them, and finishes
+    teams' totals.
 
-    y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as `quantize_q8_1` makes
-    them. Operands: `bias` f32 (n,), `residual` f32 (m, n), each where asked for. Lane i of a team's first warp finishes
-    value i of the team's rows_per_warp * m.
+    y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
+    `quantize_q8_1` makes
+    them. Operands: `bias` f32 (n,), `residual` f32 (m, n), each where asked for. Lane i of a team's
+    first warp finishes value i of the team's rows_per_warp * m.
     """
 
     def __init__(
@@ -48,7 +52,9 @@ class Epilogue:
             raise KernelError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
         self._k, self._n, self.m, self.config = k, n, m, config
         self._activation = None if activation is None else ACTIVATIONS[activation]
-        self._sums = RowTotals(k, config, config.rows_per_warp * m * (2 if activation else 1), suffix)
+        self._sums = RowTotals(
+            k, config, config.rows_per_warp * m * (2 if activation else 1), suffix
+        )
         self._bias = k.input(f"bias{suffix}", f32, (n,), constant=True) if bias else None
         self._residual = k.input(f"residual{suffix}", f32, (m, n)) if residual else None
         self._addends = bias + residual  # of a value
@@ -69,7 +75,9 @@ class Epilogue:
         self._staged = k.shared(f"results{suffix}", f32, (m, rows))
 
     def load(self, team: Team) -> list[Value]:
-        """Starts the loads of what is added to this lane's values; they arrive while the dot products run."""
+        """Starts the loads of what is added to this lane's values; they arrive while the dot
+        products run.
+        """
         addends: list[Value] = []
         for place in self._places(team) if self._addends else ():
             if self._bias is not None:
@@ -120,8 +128,12 @@ class Epilogue:
         return places
 
     def _of(self, results: Pointer, team: Team, place: _Place) -> Pointer:
-        """Where in (m, n) results a value is: what all lanes have in common first, which keeps registers few."""
-        return results.at(0, team.row).at(place.r if isinstance(place.j, int) else place.j * self._n + place.r)
+        """Where in (m, n) results a value is: what all lanes have in common first, which keeps
+        registers few.
+        """
+        return results.at(0, team.row).at(
+            place.r if isinstance(place.j, int) else place.j * self._n + place.r
+        )
 
     def _mine(self, totals: Sequence[Sequence[Value]], base: int) -> Value:
         """This lane's of the totals[r][j], in the order of `_places`."""
@@ -146,4 +158,10 @@ class Epilogue:
             j, row = item // groups, first_row + column
             there = (row < self._n) & (j < self.m)
             share = staged.at(j, column).load(where=there)
-            store_group(k, [share], self._values.at(j, row), self._scale_sum.at(j, row // GROUP), where=there)
+            store_group(
+                k,
+                [share],
+                self._values.at(j, row),
+                self._scale_sum.at(j, row // GROUP),
+                where=there,
+            )

@@ -1,4 +1,6 @@
-"""Two products of the same activations that gate each other: the first half of a SwiGLU or GEGLU feed-forward."""
+"""Two products of the same activations that gate each other: the first half of a SwiGLU or GEGLU
+feed-forward.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,17 @@ def gated_matvec(
 ) -> None:
     """y[j, r] = activation(gate[r] . x[j]) * (up[r] . x[j]) for two packed matrices (n, columns).
 
-    A team computes the same rows of both. Formats may differ; operands are as those of `matvec`, with the planes of
-    `gate` and then of `up` first.
+    A team computes the same rows of both. Formats may differ; operands are as those of `matvec`,
+    with the planes of `gate` and then of `up` first.
     """
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")
     for format in formats:
         config.check(format, n, columns, m)
     k.name = f"gated_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
-    pair = [matrix(k, f, n, columns, prefix=p) for f, p in zip(formats, ("gate_", "up_"), strict=True)]
+    pair = [
+        matrix(k, f, n, columns, prefix=p) for f, p in zip(formats, ("gate_", "up_"), strict=True)
+    ]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
     epilogue = Epilogue(k, n, m, config, activation=activation, output=output)
     (blocks,) = launch(k, config, n)

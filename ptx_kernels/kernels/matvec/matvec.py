@@ -23,7 +23,10 @@ def product(
     """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`)."""
     with teams(k, weights[0].rows, epilogue.config, count, block=block) as team:
         addends = epilogue.load(team)
-        dots = [Dots(k, each, team, epilogue.m, epilogue.config, floats=prologue.floats) for each in weights]
+        dots = [
+            Dots(k, each, team, epilogue.m, epilogue.config, floats=prologue.floats)
+            for each in weights
+        ]
         for x, width in prologue.pieces():
             with team.active(k):
                 for part, each in zip(dots, weights, strict=True):
@@ -48,13 +51,15 @@ def matvec(
 ) -> None:
     """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
-    A team of `warps_per_row` warps takes `rows_per_warp` rows. With q8_1 activations the integer dot products of a
-    sub-block come from dp4a, and its scale and the activations' scale are applied once per sub-block; with f32
-    activations the quants become floats. A butterfly adds the lanes' totals, shared memory those of the warps.
+    A team of `warps_per_row` warps takes `rows_per_warp` rows. With q8_1 activations the integer
+    dot products of a sub-block come from dp4a, and its scale and the activations' scale are applied
+    once per sub-block; with f32 activations the quants become floats. A butterfly adds the lanes'
+    totals, shared memory those of the warps.
 
-    Operands: the planes; values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x f32 (m, columns) where
-    `config.activations` are not q8_1; with `norm`, which makes x / sqrt(mean(x^2) + eps) * norm_weight of x,
-    norm_weight f32 (columns,); bias f32 (n,); residual f32 (m, n). Result: y f32 (m, n), or as q8_1.
+    Operands: the planes; values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x f32
+    (m, columns) where `config.activations` are not q8_1; with `norm`, which makes x /
+    sqrt(mean(x^2) + eps) * norm_weight of x, norm_weight f32 (columns,); bias f32 (n,); residual
+    f32 (m, n). Result: y f32 (m, n), or as q8_1.
     """
     config.check(format, n, columns, m)
     k.name = f"matvec_{format.lower()}_m{m}"

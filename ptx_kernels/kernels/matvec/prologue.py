@@ -1,4 +1,6 @@
-"""Activations on their way to the dot products: from global memory, or brought into shared memory by the block."""
+"""Activations on their way to the dot products: from global memory, or brought into shared memory
+by the block.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +27,17 @@ def int8_bytes(m: int, columns: int) -> int:
 
 
 class Prologue:
-    """The activations of a mat-vec: declares their operands and brings them to where the dot products read them.
+    """The activations of a mat-vec: declares their operands and brings them to where the dot
+    products read them.
 
-    Operands: (values, scale_sum) for q8_1 activations, else x f32 (m, columns), and the norm's weight f32 (columns,).
-    `stage` is called once per block, before its rows, and `pieces` once per team of rows; all threads come to both.
+    Operands: (values, scale_sum) for q8_1 activations, else x f32 (m, columns), and the norm's
+    weight f32 (columns,). `stage` is called once per block, before its rows, and `pieces` once per
+    team of rows; all threads come to both.
     """
 
-    def __init__(self, k: Builder, *, m: int, columns: int, norm: bool, eps: float, config: MatvecConfig) -> None:
+    def __init__(
+        self, k: Builder, *, m: int, columns: int, norm: bool, eps: float, config: MatvecConfig
+    ) -> None:
         self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
         self._threads = WARP * config.warps
         self._staged: tuple[Pointer, ...] = ()  # whole rows: f32, or int8 and their scales
@@ -44,7 +50,9 @@ class Prologue:
             )
         if config.activations == "q8_1":
             values = k.input("values", s8, (m, columns))
-            self._whole: Activations = Quantized(values, k.input("scale_sum", f32, (m, columns // GROUP, 2)))
+            self._whole: Activations = Quantized(
+                values, k.input("scale_sum", f32, (m, columns // GROUP, 2))
+            )
             return
         self._x = k.input("x", f32, (m, columns))
         self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
@@ -55,12 +63,16 @@ class Prologue:
             scale_sum = k.shared("staged_scale_sum", f32, (m, columns // GROUP, 2), dynamic=dynamic)
             self._staged, self._whole = (values, scale_sum), Quantized(values, scale_sum)
         elif config.stage == "whole":
-            staged = k.shared("staged", f32, (m, columns), dynamic=self._is_dynamic(4 * m * columns))
+            staged = k.shared(
+                "staged", f32, (m, columns), dynamic=self._is_dynamic(4 * m * columns)
+            )
             self._staged, self._whole = (staged,), Floats(staged)
         elif config.stage == "chunks":
             most = _CHUNK_BYTES // 4 // m // _CHUNK_STEP
             steps = -(-columns // _CHUNK_STEP)
-            even = -(-steps // -(-steps // most))  # as few chunks as can be, about equal: the last is often like all
+            even = -(
+                -steps // -(-steps // most)
+            )  # as few chunks as can be, about equal: the last is often like all
             self._chunk = k.shared("chunk", f32, (m, min(even * _CHUNK_STEP, columns)))
 
     @property
@@ -89,7 +101,9 @@ class Prologue:
         self._k.barrier()
 
     def pieces(self) -> Iterator[tuple[Activations, int]]:
-        """(activations, columns) of each part of the rows in turn; the body runs while that part is there."""
+        """(activations, columns) of each part of the rows in turn; the body runs while that part is
+        there.
+        """
         k, chunk = self._k, self._chunk
         if chunk is None:
             yield self._whole, self._columns
@@ -113,7 +127,9 @@ class Prologue:
         parts = k.shared("norm_parts", f32, (self._m, warps))
         with k.loop(0, self._m) if self._m > 1 else contextlib.nullcontext(0) as row:
             x = self._x.at(row)
-            for run in normalize(k, x, weight, parts.at(row), columns=self._columns, eps=self._eps, warps=warps):
+            for run in normalize(
+                k, x, weight, parts.at(row), columns=self._columns, eps=self._eps, warps=warps
+            ):
                 self._put(row, run)
 
     def _put(self, row: Value | int, run: Run) -> None:
@@ -132,7 +148,9 @@ class Prologue:
                 store_floats(target.at(j).at(run.first), run.values, where=run.inside)
 
     def _loaded(self, x: Pointer, columns: int) -> Iterator[Run]:
-        """A thread's share of `columns` f32 at x; several loads are in flight before the first is used."""
+        """A thread's share of `columns` f32 at x; several loads are in flight before the first is
+        used.
+        """
         step = RUN * self._threads * _AHEAD
         whole = columns - columns % step
         if whole:

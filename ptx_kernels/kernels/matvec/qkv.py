@@ -1,4 +1,6 @@
-"""Several matrices times the same activations in one launch: the projections of an attention layer."""
+"""Several matrices times the same activations in one launch: the projections of an attention
+layer.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def qkv_matvec(
 ) -> None:
     """y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices (rows[i], columns).
 
-    Blocks are dealt to matrices, in order; formats may differ. Operands: the planes of each matrix, the activations as
+    Blocks are dealt to matrices, in order; formats may differ. Operands: the planes of each matrix,
+    the activations as
     those of `matvec`, each bias. Results: each y.
     """
     if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
@@ -36,9 +39,15 @@ def qkv_matvec(
     for format, n in zip(formats, rows, strict=True):
         config.check(format, n, columns, m)
     k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
-    parts = [matrix(k, f, n, columns, prefix=f"w{s[1:]}_") for f, n, s in zip(formats, rows, _SUFFIXES, strict=False)]
+    parts = [
+        matrix(k, f, n, columns, prefix=f"w{s[1:]}_")
+        for f, n, s in zip(formats, rows, _SUFFIXES, strict=False)
+    ]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
-    epilogues = [Epilogue(k, n, m, config, bias=biases, suffix=s) for n, s in zip(rows, _SUFFIXES, strict=False)]
+    epilogues = [
+        Epilogue(k, n, m, config, bias=biases, suffix=s)
+        for n, s in zip(rows, _SUFFIXES, strict=False)
+    ]
     counts = launch(k, config, *rows)
     prologue.stage()
     start = 0

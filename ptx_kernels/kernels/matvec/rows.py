@@ -1,4 +1,6 @@
-"""What every mat-vec is made of: teams of warps that walk the rows, a lane's dot products, their sums."""
+"""What every mat-vec is made of: teams of warps that walk the rows, a lane's dot products, their
+sums.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,24 @@ def matrix(k: Builder, format: str, n: int, columns: int, *, prefix: str = "") -
     """The planes of packed weights as operands, their names after `prefix`."""
     layout = formats.get(format)
     shape = (n, columns // layout.block_size)
-    planes = [k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True) for p in layout.planes]
+    planes = [
+        k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True)
+        for p in layout.planes
+    ]
     return Matrix(format, columns, planes)
 
 
 @dataclass(frozen=True)
 class Team:
-    """`rows_per_warp` neighbouring rows and the warps that compute them, `warps_per_row` of a block.
+    """`rows_per_warp` neighbouring rows and the warps that compute them, `warps_per_row` of a
+    block.
 
     Attributes:
-      row: the first row (u32). Where the rows don't come out even, the last team's reach back over its neighbour's.
+      row: the first row (u32). Where the rows don't come out even, the last team's reach back over
+        its neighbour's.
       number: of the team in its block; `member`: of the warp in its team (u32); None: its only one.
-      first: the first row that is the team's own; a team past the end has none. None: every team owns all its rows.
+      first: the first row that is the team's own; a team past the end has none. None: every team
+        owns all its rows.
       inside: whether it has rows of its own; None: always.
     """
 
@@ -64,25 +72,34 @@ class Team:
 
 
 def launch(k: Builder, config: MatvecConfig, *rows: int) -> list[int]:
-    """Sets the launch geometry for matrices of so many rows; returns how many blocks each of them gets."""
+    """Sets the launch geometry for matrices of so many rows; returns how many blocks each of them
+    gets.
+    """
     groups = [-(-n // config.block_rows) for n in rows]
     counts = groups
     if 0 < config.persistent < sum(groups):
-        counts = [-(-config.persistent * each // sum(groups)) for each in groups]  # up: no more rounds than even
+        counts = [
+            -(-config.persistent * each // sum(groups)) for each in groups
+        ]  # up: no more rounds than even
     k.launch((sum(counts),), WARP * config.warps, resident_blocks=config.resident_blocks)
     return counts
 
 
 @contextlib.contextmanager
-def teams(k: Builder, n: int, config: MatvecConfig, blocks: int, *, block: Value | None = None) -> Iterator[Team]:
-    """Deals n rows to the teams of `blocks` blocks, of which this is `block`; None: the grid is theirs alone.
+def teams(
+    k: Builder, n: int, config: MatvecConfig, blocks: int, *, block: Value | None = None
+) -> Iterator[Team]:
+    """Deals n rows to the teams of `blocks` blocks, of which this is `block`; None: the grid is
+    theirs alone.
 
     All warps of a block run the body equally often.
     """
     rows, count = config.rows_per_warp, config.warps // config.warps_per_row
     groups = -(-n // config.block_rows)
     block = k.block_id() if block is None else block
-    with k.loop(block, groups, blocks) if blocks < groups else contextlib.nullcontext(block) as group:
+    with (
+        k.loop(block, groups, blocks) if blocks < groups else contextlib.nullcontext(block) as group
+    ):
         number, member = k.warp_id, None
         if config.warps_per_row > 1:
             number, member = k.warp_id // config.warps_per_row, k.warp_id % config.warps_per_row
@@ -96,11 +113,13 @@ def teams(k: Builder, n: int, config: MatvecConfig, blocks: int, *, block: Value
 class Dots:
     """A lane's part of the dot products of a team's rows with m rows of activations.
 
-    A warp's lanes split into streams of `lanes_per_block`; stream s walks blocks s, s + streams, ... of its rows.
-    `totals[r][j]` grow with every call of `add`. Weights are read once for all m.
+    A warp's lanes split into streams of `lanes_per_block`; stream s walks blocks s, s + streams,
+    ... of its rows. `totals[r][j]` grow with every call of `add`. Weights are read once for all m.
     """
 
-    def __init__(self, k: Builder, matrix: Matrix, team: Team, m: int, config: MatvecConfig, *, floats: bool) -> None:
+    def __init__(
+        self, k: Builder, matrix: Matrix, team: Team, m: int, config: MatvecConfig, *, floats: bool
+    ) -> None:
         self._k, self._config, self._matrix = k, config, matrix
         self._streams = config.streams(matrix.format)
         lanes = config.lanes_per_block(matrix.format)
@@ -108,17 +127,23 @@ class Dots:
         if team.member is not None:
             self._stream = team.member * (WARP // lanes) + self._stream
         broadcast = config.broadcast_header
-        share = Share(team.row, self._stream, k.lane_id % lanes, lanes, floats=floats, broadcast=broadcast)
+        share = Share(
+            team.row, self._stream, k.lane_id % lanes, lanes, floats=floats, broadcast=broadcast
+        )
         self._row = PACKED_ROWS[matrix.format](k, matrix.planes, share)
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
     def add(self, x: Activations, blocks: int) -> None:
-        """The next `blocks` blocks of the rows, times the first ones of `x`; the rows move on behind them."""
+        """The next `blocks` blocks of the rows, times the first ones of `x`; the rows move on
+        behind them.
+        """
         k, row, unroll = self._k, self._row, self._config.unroll
         cursor = x.cursor(row, self._stream, self._matrix.block_size)
 
         def step(ahead: range) -> None:
-            loaded = [[row.load(r, a * self._streams) for r in range(len(self.totals))] for a in ahead]
+            loaded = [
+                [row.load(r, a * self._streams) for r in range(len(self.totals))] for a in ahead
+            ]
             for a, tiles in zip(ahead, loaded, strict=True):
                 unpacked = [row.unpack(tile) for tile in tiles]
                 for j in range(len(self.totals[0])):
@@ -146,12 +171,17 @@ class RowTotals:
     def __init__(self, k: Builder, config: MatvecConfig, count: int, suffix: str) -> None:
         self._k, self._config = k, config
         warps = config.warps_per_row
-        self._parts = k.shared(f"parts{suffix}", f32, (config.warps // warps, count, warps)) if warps > 1 else None
+        self._parts = (
+            k.shared(f"parts{suffix}", f32, (config.warps // warps, count, warps))
+            if warps > 1
+            else None
+        )
 
     def __call__(self, team: Team, totals: Sequence[Sequence[Var]]) -> list[list[Value]]:
         """The sums of totals[r][j], known to every lane of a team's first warp.
 
-        With several warps a row there are barriers in it, so every warp of the block must come here.
+        With several warps a row there are barriers in it, so every warp of the block must come
+        here.
         """
         k, parts = self._k, self._parts
         sums = [[k.warp_sum(total) for total in row] for row in totals]

@@ -17,7 +17,12 @@ _INTEGERS: dict[str, Meaning] = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-_UNSIGNED: dict[str, Meaning] = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+_UNSIGNED: dict[str, Meaning] = {
+    "lo": np.less,
+    "ls": np.less_equal,
+    "hi": np.greater,
+    "hs": np.greater_equal,
+}
 #: Ordered comparisons are false where an operand is NaN, unordered ones (with a u) true.
 _FLOATS: dict[str, Meaning] = _INTEGERS | {
     "ne": lambda a, b: (a < b) | (a > b),
@@ -54,8 +59,16 @@ for _t in (u16, s16, u32, s32, u64, s64):
 for _t in (f32, f16):
     _define_comparisons(_t, _FLOATS)
 for _name, _meaning in _FLOATS.items():
-    define(f"setp.{_name}.ftz.f32", pred, (f32, f32), lambda a, b, f=_meaning: f(flush(a), flush(b)))
-    define(f"setp.{_name}.bf16", pred, (bf16, bf16), lambda a, b, f=_meaning: f(bf16_to_f32(a), bf16_to_f32(b)), _SM90)
+    define(
+        f"setp.{_name}.ftz.f32", pred, (f32, f32), lambda a, b, f=_meaning: f(flush(a), flush(b))
+    )
+    define(
+        f"setp.{_name}.bf16",
+        pred,
+        (bf16, bf16),
+        lambda a, b, f=_meaning: f(bf16_to_f32(a), bf16_to_f32(b)),
+        _SM90,
+    )
 for _bits, _t in _BITS:
     define(f"setp.eq.{_bits}", pred, (_t, _t), np.equal)
     define(f"setp.ne.{_bits}", pred, (_t, _t), np.not_equal)

@@ -1,7 +1,7 @@
 """f32 arithmetic (PTX ISA 9.7.3), in every rounding mode, with and without .ftz.
 
-`add.f32`, `sub.f32` and `mul.f32` without a mode round to nearest here, but ptxas may contract them to fma: our own
-kernels never use them, nvcc's text does.
+`add.f32`, `sub.f32` and `mul.f32` without a mode round to nearest here, but ptxas may contract them
+to fma: our own kernels never use them, nvcc's text does.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _ONE = np.ones(1, np.float32)
 def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
     """Fused multiply-add with one rounding.
 
-    The product of two float32 is exact in float64. Rounding their sum to float64 and then to float32 goes wrong
-    only where the float64 lies halfway between two float32, or below the normal ones, whose spacing is coarser:
-    those few are done again with care.
+    The product of two float32 is exact in float64. Rounding their sum to float64 and then to
+    float32 goes wrong only where the float64 lies halfway between two float32, or below the normal
+    ones, whose spacing is coarser: those few are done again with care.
     """
     total = a.astype(np.float64) * b.astype(np.float64) + c
     rounded = total.astype(np.float32)
@@ -68,8 +68,9 @@ def _directed_fma(mode: str) -> Meaning:
 
 
 def _directed(operation: Callable, mode: str) -> Meaning:
-    """Of operations whose float64 result lies on the exact one's side of every float32: products are exact, and
-    quotients and square roots of 24-bit numbers are no closer than 2^-50 to a 25-bit number that they do not equal."""
+    """Of operations whose float64 result lies on the exact one's side of every float32: products
+    are exact, and quotients and square roots of 24-bit numbers are no closer than 2^-50 to a 25-bit
+    number that they do not equal."""
     return lambda *x: round_to(operation(*(v.astype(np.float64) for v in x)), np.float32, mode)
 
 
@@ -79,13 +80,27 @@ def _nearest(operation: Callable) -> Meaning:
 
 
 def _both(
-    opcode: str, count: int, meaning: Meaning, needs: Version = BASELINE, error: Error | None = None, sat: bool = False
+    opcode: str,
+    count: int,
+    meaning: Meaning,
+    needs: Version = BASELINE,
+    error: Error | None = None,
+    sat: bool = False,
 ) -> None:
-    """The instruction as it is and with .ftz (of f32: subnormal operands and results count as 0)."""
+    """The instruction as it is and with .ftz (of f32: subnormal operands and results count as
+    0).
+    """
     name, _, type_ = opcode.rpartition(".")
     operands = (f32,) * count
     define(opcode, f32, operands, meaning, needs, error)
-    define(f"{name}.ftz.{type_}", f32, operands, lambda *x: flush(meaning(*map(flush, x))), needs, error)
+    define(
+        f"{name}.ftz.{type_}",
+        f32,
+        operands,
+        lambda *x: flush(meaning(*map(flush, x))),
+        needs,
+        error,
+    )
     if sat:
         define(f"{name}.sat.{type_}", f32, operands, lambda *x: saturate(meaning(*x)), needs, error)
 
@@ -117,7 +132,8 @@ _both("max.NaN.f32", 2, maximum_or_nan, SM80)
 _both("min.NaN.f32", 2, minimum_or_nan, SM80)
 define("copysign.f32", f32, (f32, f32), lambda a, b: np.copysign(b, a))
 
-# The meaning of .approx instructions is the correctly rounded result; hardware may differ by the documented error.
+# The meaning of .approx instructions is the correctly rounded result; hardware may differ by the
+# documented error.
 _DIVISORS = (2.0**-126, 2.0**126)
 _both("div.approx.f32", 2, _nearest(np.divide), error=Error(ulps=2, domain=_DIVISORS))
 _both("div.full.f32", 2, _nearest(np.divide), error=Error(ulps=2, domain=_DIVISORS))
@@ -126,8 +142,12 @@ _both("sqrt.approx.f32", 1, _nearest(np.sqrt), error=Error(relative=2.0**-23))
 _both("rsqrt.approx.f32", 1, _nearest(lambda a: 1.0 / np.sqrt(a)), error=Error(relative=2.0**-22.9))
 _both("ex2.approx.f32", 1, _nearest(np.exp2), error=Error(ulps=2))
 _both("lg2.approx.f32", 1, _nearest(np.log2), error=Error(relative=2.0**-22, absolute=2.0**-22.6))
-_both("sin.approx.f32", 1, _nearest(np.sin), error=Error(absolute=2.0**-20.5, domain=(0.0, 2 * np.pi)))
-_both("cos.approx.f32", 1, _nearest(np.cos), error=Error(absolute=2.0**-20.5, domain=(0.0, 2 * np.pi)))
+_both(
+    "sin.approx.f32", 1, _nearest(np.sin), error=Error(absolute=2.0**-20.5, domain=(0.0, 2 * np.pi))
+)
+_both(
+    "cos.approx.f32", 1, _nearest(np.cos), error=Error(absolute=2.0**-20.5, domain=(0.0, 2 * np.pi))
+)
 define("tanh.approx.f32", f32, (f32,), _nearest(np.tanh), ((7, 0), 75), Error(relative=2.0**-11))
 
 

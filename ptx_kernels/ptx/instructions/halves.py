@@ -17,13 +17,17 @@ def _pairs(meaning: Meaning, dtype: type) -> Meaning:
     """The same on both halves of 32-bit registers."""
 
     def both(*x: np.ndarray) -> np.ndarray:
-        halves: Iterator[np.ndarray] = (np.ascontiguousarray(v).view(dtype).reshape(v.size, 2) for v in x)
+        halves: Iterator[np.ndarray] = (
+            np.ascontiguousarray(v).view(dtype).reshape(v.size, 2) for v in x
+        )
         return np.ascontiguousarray(meaning(*halves), dtype).view(np.uint32).reshape(-1)
 
     return both
 
 
-def _define(name: str, type_: Type, count: int, meaning: Meaning, needs: Version = BASELINE) -> None:
+def _define(
+    name: str, type_: Type, count: int, meaning: Meaning, needs: Version = BASELINE
+) -> None:
     """The instruction on single values and on pairs."""
     pair, dtype = (f16x2, np.float16) if type_ is f16 else (bf16x2, np.uint16)
     define(f"{name}.{type_}", type_, (type_,) * count, meaning, needs)
@@ -39,7 +43,9 @@ def _fma_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _of_f32(operation: Meaning) -> Meaning:
-    """bf16 through f32: with 24 bits, the second rounding of a sum or product of 8-bit numbers changes nothing."""
+    """bf16 through f32: with 24 bits, the second rounding of a sum or product of 8-bit numbers
+    changes nothing.
+    """
     return lambda *x: f32_to_bf16(operation(*map(bf16_to_f32, x)))
 
 

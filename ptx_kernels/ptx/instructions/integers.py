@@ -26,7 +26,11 @@ def _high_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         return (a.astype(wide) * b.astype(wide) >> wide.type(bits)).astype(a.dtype)
     if a.dtype.kind == "i":
         x, y = a.view(np.uint64), b.view(np.uint64)
-        high = _high_product(x, y) - np.where(a < 0, y, np.uint64(0)) - np.where(b < 0, x, np.uint64(0))
+        high = (
+            _high_product(x, y)
+            - np.where(a < 0, y, np.uint64(0))
+            - np.where(b < 0, x, np.uint64(0))
+        )
         return high.view(np.int64)
     half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
     a0, a1, b0, b1 = a & mask, a >> half, b & mask, b >> half
@@ -63,7 +67,9 @@ def _saturating(operation: Callable) -> Callable:
     return meaning
 
 
-def _dp4a(a: np.ndarray, b: np.ndarray, c: np.ndarray, a_signed: bool, b_signed: bool) -> np.ndarray:
+def _dp4a(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, a_signed: bool, b_signed: bool
+) -> np.ndarray:
     """c + the dot product of the four bytes of a and b; the sum wraps at 32 bits."""
     a, b, total = a.view(np.int32), b.view(np.int32), c.view(np.int32)
     for i in range(4):
@@ -79,7 +85,9 @@ def _byte(word: np.ndarray, i: int, signed: bool) -> np.ndarray:
 
 
 def _shift(operation: Callable, bits: int) -> Callable:
-    """Shift amounts are u32 and clamp at the width: what is shifted out is gone (or the sign, for s types)."""
+    """Shift amounts are u32 and clamp at the width: what is shifted out is gone (or the sign, for s
+    types).
+    """
 
     def meaning(a: np.ndarray, amount: np.ndarray) -> np.ndarray:
         signed = a.dtype.kind == "i"
@@ -93,11 +101,15 @@ def _shift(operation: Callable, bits: int) -> Callable:
 
 
 def _funnel(left: bool, wrap: bool) -> Callable:
-    """The upper (left) or lower half of the 64-bit (b, a) shifted by an amount modulo 32 or of at most 32."""
+    """The upper (left) or lower half of the 64-bit (b, a) shifted by an amount modulo 32 or of at
+    most 32.
+    """
 
     def meaning(a: np.ndarray, b: np.ndarray, amount: np.ndarray) -> np.ndarray:
         both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
-        n = (amount & np.uint32(31) if wrap else np.minimum(amount, np.uint32(32))).astype(np.uint64)
+        n = (amount & np.uint32(31) if wrap else np.minimum(amount, np.uint32(32))).astype(
+            np.uint64
+        )
         shifted = both << n >> np.uint64(32) if left else both >> n
         return shifted.astype(np.uint32)
 
@@ -120,7 +132,9 @@ def _bfe(a: np.ndarray, position: np.ndarray, length: np.ndarray) -> np.ndarray:
     up = (bits - end).astype(a.dtype)
     field = np.where(
         (pos < bits) & (count > 0),
-        a << np.minimum(up, bits - 1).astype(a.dtype) >> np.clip(bits - end + pos, 0, bits - 1).astype(a.dtype),
+        a
+        << np.minimum(up, bits - 1).astype(a.dtype)
+        >> np.clip(bits - end + pos, 0, bits - 1).astype(a.dtype),
         a >> a.dtype.type(bits - 1),
     )
     return np.where(count == 0, a.dtype.type(0), field)
@@ -131,7 +145,9 @@ def _bfi(a: np.ndarray, b: np.ndarray, position: np.ndarray, length: np.ndarray)
     bits = 8 * a.dtype.itemsize
     pos, count = (position & 0xFF).astype(np.int64), (length & 0xFF).astype(np.int64)
     one, down = a.dtype.type(1), np.minimum(pos, bits - 1).astype(a.dtype)
-    ones = np.where(count >= bits, ~a.dtype.type(0), (one << np.minimum(count, bits - 1).astype(a.dtype)) - one)
+    ones = np.where(
+        count >= bits, ~a.dtype.type(0), (one << np.minimum(count, bits - 1).astype(a.dtype)) - one
+    )
     mask = np.where(pos < bits, ones << down, a.dtype.type(0))
     return (b & ~mask) | ((a << down) & mask)
 
@@ -177,12 +193,16 @@ def _lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.
 
 
 def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    """Picks four of the eight bytes of (b, a); bit 3 of a selector nibble repeats the byte's sign instead."""
+    """Picks four of the eight bytes of (b, a); bit 3 of a selector nibble repeats the byte's sign
+    instead.
+    """
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     result = np.zeros(1, np.uint32)
     for i in range(4):
         nibble = (selector >> np.uint32(4 * i)) & np.uint32(0xF)
-        byte = ((both >> (np.uint64(8) * (nibble & np.uint32(7)))) & np.uint64(0xFF)).astype(np.uint32)
+        byte = ((both >> (np.uint64(8) * (nibble & np.uint32(7)))) & np.uint64(0xFF)).astype(
+            np.uint32
+        )
         if (nibble & np.uint32(8)).any():
             sign = np.where(byte & np.uint32(0x80), np.uint32(0xFF), np.uint32(0))
             byte = np.where(nibble & np.uint32(8), sign, byte)
@@ -202,7 +222,9 @@ _PRMT_MODES = {
 
 
 def _prmt_mode(picks: tuple[str, ...]) -> Callable:
-    selectors = np.array([sum(int(byte) << 4 * i for i, byte in enumerate(pick)) for pick in picks], np.uint32)
+    selectors = np.array(
+        [sum(int(byte) << 4 * i for i, byte in enumerate(pick)) for pick in picks], np.uint32
+    )
     return lambda a, b, c: _prmt(a, b, selectors[c & np.uint32(3)])
 
 
@@ -224,7 +246,12 @@ for _t in _ALL:
         define(f"neg.{_t}", _t, (_t,), np.negative)
 for _t, _wide in _WIDER.items():
     define(f"mul.wide.{_t}", _wide, (_t, _t), _wide_product(_wide.dtype))
-    define(f"mad.wide.{_t}", _wide, (_t, _t, _wide), lambda a, b, c, to=_wide.dtype: a.astype(to) * b.astype(to) + c)
+    define(
+        f"mad.wide.{_t}",
+        _wide,
+        (_t, _t, _wide),
+        lambda a, b, c, to=_wide.dtype: a.astype(to) * b.astype(to) + c,
+    )
 for _t in WORDS:
     define(f"bfe.{_t}", _t, (_t, u32, u32), _bfe)
     define(f"bfind.{_t}", u32, (_t,), _highest_bit)
@@ -249,9 +276,19 @@ for _bits, _t in _BITS[1:]:
 define("lop3.b32", u32, (u32, u32, u32, u32), _lop3, immediates=1)
 for _direction in "lr":
     for _mode in ("wrap", "clamp"):
-        define(f"shf.{_direction}.{_mode}.b32", u32, (u32, u32, u32), _funnel(_direction == "l", _mode == "wrap"))
+        define(
+            f"shf.{_direction}.{_mode}.b32",
+            u32,
+            (u32, u32, u32),
+            _funnel(_direction == "l", _mode == "wrap"),
+        )
 define("prmt.b32", u32, (u32, u32, u32), _prmt)
 for _mode, _picks in _PRMT_MODES.items():
     define(f"prmt.b32.{_mode}", u32, (u32, u32, u32), _prmt_mode(_picks))
 for _a, _b, _c in ((u32, u32, u32), (u32, s32, s32), (s32, u32, s32), (s32, s32, s32)):
-    define(f"dp4a.{_a}.{_b}", _c, (u32, u32, _c), lambda a, b, c, x=_a.is_signed, y=_b.is_signed: _dp4a(a, b, c, x, y))
+    define(
+        f"dp4a.{_a}.{_b}",
+        _c,
+        (u32, u32, _c),
+        lambda a, b, c, x=_a.is_signed, y=_b.is_signed: _dp4a(a, b, c, x, y),
+    )

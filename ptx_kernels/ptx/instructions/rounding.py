@@ -1,8 +1,9 @@
 """Rounding of exact results to f32, f16 and bf16 in every direction, built on rounding to odd.
 
-A float64 rounded to odd (inexact results get an odd last bit) keeps on which side of every narrower float, and of
-every midpoint between two, the exact value lies; so rounding it again is right in any mode (Boldo and Melquiond,
-"Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008).
+A float64 rounded to odd (inexact results get an odd last bit) keeps on which side of every narrower
+float, and of every midpoint between two, the exact value lies; so rounding it again is right in any
+mode (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using
+rounding to odd", 2008).
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def round_to(x: np.ndarray, dtype: type[np.floating], mode: str) -> np.ndarray:
         target = np.zeros(1, dtype)
     else:
         target = np.array([-np.inf if mode == "rm" else np.inf], dtype)
-        too_high, too_low = (too_high, too_low & False) if mode == "rm" else (too_high & False, too_low)
+        too_high, too_low = (
+            (too_high, too_low & False) if mode == "rm" else (too_high & False, too_low)
+        )
     return np.where(too_high | too_low, np.nextafter(rounded, target), rounded)
 
 
@@ -88,12 +91,18 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def signed_zero(result: np.ndarray, minus: np.ndarray) -> np.ndarray:
-    """The result with its zeros negative where `minus` holds: x + (-x) is -0 when rounding toward minus infinity."""
+    """The result with its zeros negative where `minus` holds: x + (-x) is -0 when rounding toward
+    minus infinity.
+    """
     return np.where((result == 0) & minus, -np.abs(result), result)
 
 
-def ordered_zeros(extreme: Callable[..., np.ndarray], *, largest: bool) -> Callable[..., np.ndarray]:
-    """NumPy's maximum or minimum of two, with +0 above -0 (PTX ISA 9.7.3.11 and 9.7.3.12); NumPy takes either."""
+def ordered_zeros(
+    extreme: Callable[..., np.ndarray], *, largest: bool
+) -> Callable[..., np.ndarray]:
+    """NumPy's maximum or minimum of two, with +0 above -0 (PTX ISA 9.7.3.11 and 9.7.3.12); NumPy
+    takes either.
+    """
     minus = np.logical_and if largest else np.logical_or
 
     def meaning(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -108,14 +117,19 @@ def ordered_zeros(extreme: Callable[..., np.ndarray], *, largest: bool) -> Calla
 
 
 maximum, minimum = ordered_zeros(np.fmax, largest=True), ordered_zeros(np.fmin, largest=False)
-maximum_or_nan, minimum_or_nan = ordered_zeros(np.maximum, largest=True), ordered_zeros(np.minimum, largest=False)
+maximum_or_nan, minimum_or_nan = (
+    ordered_zeros(np.maximum, largest=True),
+    ordered_zeros(np.minimum, largest=False),
+)
 
 
 def flush(x: np.ndarray) -> np.ndarray:
     """.ftz: subnormal f32 become zeros of the same sign; anything but f32 stays."""
     if x.dtype != np.float32:
         return x
-    return np.where(np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(np.float32(0), x), x)
+    return np.where(
+        np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(np.float32(0), x), x
+    )
 
 
 def saturate(x: np.ndarray) -> np.ndarray:

@@ -10,7 +10,10 @@ import numpy as np
 from ..types import Type
 
 Version = tuple[tuple[int, int], int]
-BASELINE: Version = ((7, 0), 61)  # (PTX ISA, sm): dp4a needs sm_61; 7.0 is what CUDA 11 drivers read
+BASELINE: Version = (
+    (7, 0),
+    61,
+)  # (PTX ISA, sm): dp4a needs sm_61; 7.0 is what CUDA 11 drivers read
 SM80: Version = ((7, 0), 80)
 
 Meaning = Callable[..., np.ndarray]
@@ -18,7 +21,8 @@ Meaning = Callable[..., np.ndarray]
 
 @dataclass(frozen=True)
 class Error:
-    """How far hardware's result of an `.approx` instruction may lie from the exact one (PTX ISA 9.1, section 9.7.3).
+    """How far hardware's result of an `.approx` instruction may lie from the exact one (PTX ISA
+    9.1, section 9.7.3).
 
     The largest of the three bounds counts.
 
@@ -38,8 +42,9 @@ class Error:
 class Instruction:
     """One row: `template` is the PTX text, `meaning` the same operation on NumPy arrays.
 
-    `meaning` gets one array per operand, its register's bits viewed as the operand's type (bf16 as uint16, pairs as
-    uint32), and returns an array of the result's type. Arrays broadcast: an immediate is an array of one element.
+    `meaning` gets one array per operand, its register's bits viewed as the operand's type (bf16 as
+    uint16, pairs as uint32), and returns an array of the result's type. Arrays broadcast: an
+    immediate is an array of one element.
 
     Attributes:
       needs: the lowest PTX version and sm that have it.

@@ -1,6 +1,8 @@
-"""Compiles the CUDA sources of this folder to PTX: `python tests/data/cuda/build.py`, where nvcc is on the PATH.
+"""Compiles the CUDA sources of this folder to PTX: `python tests/data/cuda/build.py`, where nvcc is
+on the PATH.
 
-The PTX is committed, so that the tests need no nvcc. They run it in the simulator: text that nobody here wrote.
+The PTX is committed, so that the tests need no nvcc. They run it in the simulator: text that nobody
+here wrote.
 """
 
 from __future__ import annotations
@@ -11,11 +13,17 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 #: sources that are not compiled for sm_80 alone
-OPTIONS = {"bf16": ["-arch=sm_90"], "loop_break": ["-arch=sm_80", "-lineinfo"], "scan": ["-arch=sm_90"]}
+OPTIONS = {
+    "bf16": ["-arch=sm_90"],
+    "loop_break": ["-arch=sm_80", "-lineinfo"],
+    "scan": ["-arch=sm_90"],
+}
 
 
 def build(source: Path) -> str:
-    """The PTX of one source, without its banner and without paths of the machine that compiled it."""
+    """The PTX of one source, without its banner and without paths of the machine that compiled
+    it.
+    """
     options = OPTIONS.get(source.stem, ["-arch=sm_80"])
     command = ["nvcc", "-ptx", "-std=c++17", *options, "-o", "-", source.name]
     text = subprocess.run(command, cwd=HERE, check=True, capture_output=True, text=True).stdout

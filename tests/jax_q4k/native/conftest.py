@@ -6,7 +6,11 @@ import pytest
 
 from jax_q4k import native
 
-CANDIDATES = ("neon", "portable") if platform.machine() == "aarch64" else ("avx512", "avxvnni", "avx2", "portable")
+CANDIDATES = (
+    ("neon", "portable")
+    if platform.machine() == "aarch64"
+    else ("avx512", "avxvnni", "avx2", "portable")
+)
 
 
 @pytest.fixture(params=CANDIDATES)

@@ -24,7 +24,9 @@ def cache(dtype, num_pages, kv_heads, head_dim):
     """Pages of random tokens, as keyword arguments beyond k_pages and v_pages."""
     tokens = num_pages * PAGE_SIZE
     pages = [jnp.zeros((num_pages, kv_heads, PAGE_SIZE, head_dim), dtype)] * 2
-    scales = [jnp.zeros((num_pages, kv_heads, PAGE_SIZE))] * 2 if dtype == jnp.int8 else [None, None]
+    scales = (
+        [jnp.zeros((num_pages, kv_heads, PAGE_SIZE))] * 2 if dtype == jnp.int8 else [None, None]
+    )
     k, v = normal(tokens, kv_heads, head_dim, seed=1), normal(tokens, kv_heads, head_dim, seed=2)
     names = dict(zip(("k_scales", "v_scales"), scales, strict=True))
     filled = jq.append_kv(*pages, k, v, np.arange(tokens), **names, implementation="xla")
@@ -33,14 +35,24 @@ def cache(dtype, num_pages, kv_heads, head_dim):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"window": 700}, {"soft_cap": 2.0}, {"sinks": np.array([0.5, -1.0, 200.0, -np.inf], np.float32)}],
+    [
+        {},
+        {"window": 700},
+        {"soft_cap": 2.0},
+        {"sinks": np.array([0.5, -1.0, 200.0, -np.inf], np.float32)},
+    ],
     ids=str,
 )
 def test_contexts_of_several_parts(kernels, options):
     """Parts have 512 tokens: of none, one, some of a second, and three."""
     lens, per_sequence = np.array([0, 512, 513, 1300], np.int32), 82
     (k, v), _ = cache(jnp.float32, 4 * per_sequence, 2, 32)
-    tables = np.random.default_rng(0).permutation(4 * per_sequence).reshape(4, per_sequence).astype(np.int32)
+    tables = (
+        np.random.default_rng(0)
+        .permutation(4 * per_sequence)
+        .reshape(4, per_sequence)
+        .astype(np.int32)
+    )
     q = normal(4, 4, 32)
     got = jq.paged_attention(q, k, v, tables, lens, **options, implementation="native")
     want = oracles.attention(q, np.asarray(k), np.asarray(v), tables, lens, 32**-0.5, **options)
@@ -52,7 +64,10 @@ def test_pages_of_every_type(kernels, dtype):
     (k, v), scales = cache(dtype, 6, 2, 48)
     tables, lens = np.array([[5, 0, 3], [1, 4, 2]], np.int32), np.array([17, 48], np.int32)
     q = normal(2, 6, 48)
-    got, want = (jq.paged_attention(q, k, v, tables, lens, **scales, implementation=name) for name in ("native", "xla"))
+    got, want = (
+        jq.paged_attention(q, k, v, tables, lens, **scales, implementation=name)
+        for name in ("native", "xla")
+    )
     assert nmse(got, want) <= 1e-11
 
 
@@ -69,17 +84,41 @@ def test_page_ids_outside_the_pages_are_not_read(kernels):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
 def test_values_are_stored_rounded_to_even(kernels, dtype):
-    """Every value of 8 bits of mantissa over many powers of two, all ties of f16 and fp8, the largest, and NaN."""
+    """Every value of 8 bits of mantissa over many powers of two, all ties of f16 and fp8, the
+    largest, and NaN.
+    """
     mantissas = 1 + np.arange(512) / 512
-    powers = 2.0 ** np.array([-26, -25, -24, -20, -15, -14, -10, -9, -8, -7, -6, -1, 0, 5, 8, 15], np.float64)
-    ties = [2049, 2051, 65519, 65520, 1e9, 448, 464, 480, np.inf, np.nan, 0, 1 + 2.0**-8, 1 + 3 * 2.0**-8]
-    values = np.concatenate([np.outer(powers, mantissas).ravel(), ties, np.zeros(19)]).astype(np.float32)
+    powers = 2.0 ** np.array(
+        [-26, -25, -24, -20, -15, -14, -10, -9, -8, -7, -6, -1, 0, 5, 8, 15], np.float64
+    )
+    ties = [
+        2049,
+        2051,
+        65519,
+        65520,
+        1e9,
+        448,
+        464,
+        480,
+        np.inf,
+        np.nan,
+        0,
+        1 + 2.0**-8,
+        1 + 3 * 2.0**-8,
+    ]
+    values = np.concatenate([np.outer(powers, mantissas).ravel(), ties, np.zeros(19)]).astype(
+        np.float32
+    )
     values = np.concatenate([values, -values]).reshape(-1, 1, 32)
     values = np.concatenate([values, np.zeros((-len(values) % PAGE_SIZE, 1, 32), np.float32)])
     pages = [jnp.zeros((len(values) // PAGE_SIZE, 1, PAGE_SIZE, 32), dtype)] * 2
     arrays = *pages, values, values, np.arange(len(values), dtype=np.int32)
-    for got, want in zip(*(jq.append_kv(*arrays, implementation=name) for name in ("native", "xla")), strict=True):
-        np.testing.assert_array_equal(np.asarray(got.astype(jnp.float32)), np.asarray(want.astype(jnp.float32)))
+    for got, want in zip(
+        *(jq.append_kv(*arrays, implementation=name) for name in ("native", "xla")), strict=True
+    ):
+        np.testing.assert_array_equal(
+            np.asarray(got.astype(jnp.float32)), np.asarray(want.astype(jnp.float32))
+        )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -97,13 +136,17 @@ def test_a_contiguous_cache_of_any_length(kernels, dtype):
 
 
 def test_scores_of_nothing_but_infinities_are_nan(kernels):
-    """And not the zeros of an empty context; with a sink, which is finite, the tokens weigh nothing."""
+    """And not the zeros of an empty context; with a sink, which is finite, the tokens weigh
+    nothing.
+    """
     (k, v), _ = cache(jnp.float32, 2, 1, 32)
     k, tables, lens = jnp.abs(k) + 1, np.array([[0], [1]], np.int32), np.array([3, 0], np.int32)
     q = jnp.full((2, 1, 32), -np.inf)
     for sinks, first in ((None, np.nan), (np.zeros(1, np.float32), 0)):
         for name in ("native", "xla"):
-            out = np.asarray(jq.paged_attention(q, k, v, tables, lens, sinks=sinks, implementation=name))
+            out = np.asarray(
+                jq.paged_attention(q, k, v, tables, lens, sinks=sinks, implementation=name)
+            )
             np.testing.assert_array_equal(out[0], np.full((1, 32), first), err_msg=name)
             assert not out[1].any()
 
@@ -115,7 +158,11 @@ def test_the_last_of_several_tokens_for_a_slot_stays(kernels):
     pages = [jnp.zeros((2, 4, PAGE_SIZE, 128))] * 2
     for page in jq.append_kv(*pages, tokens, tokens, slots, implementation="native"):
         page = np.asarray(page)
-        assert (page[0, :, 0] == 600).all() and (page[1, :, 1] == 599).all() and np.count_nonzero(page) == 2 * 4 * 128
+        assert (
+            (page[0, :, 0] == 600).all()
+            and (page[1, :, 1] == 599).all()
+            and np.count_nonzero(page) == 2 * 4 * 128
+        )
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -124,8 +171,19 @@ def test_rope_append(kernels, dtype, interleaved):
     (k_pages, v_pages), scales = cache(dtype, 3, 2, 32)
     q, k, v = normal(5, 4, 32), normal(5, 2, 32, seed=3) * 100, normal(5, 2, 32, seed=4) * 1e-3
     angles = np.random.default_rng(0).uniform(0, 6, (5, 12)).astype(np.float32)
-    arrays = q, k, v, k_pages, v_pages, np.array([3, -1, 40, 16, 47], np.int32), np.cos(angles), np.sin(angles)
-    norms = dict(q_norm=normal(32, seed=5), k_norm=normal(32, seed=6), eps=1e-5) if interleaved else {}
+    arrays = (
+        q,
+        k,
+        v,
+        k_pages,
+        v_pages,
+        np.array([3, -1, 40, 16, 47], np.int32),
+        np.cos(angles),
+        np.sin(angles),
+    )
+    norms = (
+        dict(q_norm=normal(32, seed=5), k_norm=normal(32, seed=6), eps=1e-5) if interleaved else {}
+    )
     for got, want in zip(
         *(
             jq.rope_append(*arrays, interleaved=interleaved, **norms, **scales, implementation=name)
@@ -134,7 +192,9 @@ def test_rope_append(kernels, dtype, interleaved):
         strict=True,
     ):
         got, want = (np.asarray(x.astype(jnp.float32)) for x in (got, want))
-        assert nmse(got, want) <= (1e-12 if dtype == jnp.float32 else 1e-6)  # a rounding may fall the other way
+        assert nmse(got, want) <= (
+            1e-12 if dtype == jnp.float32 else 1e-6
+        )  # a rounding may fall the other way
 
 
 @pytest.mark.parametrize("time", [1, 16, 37])
@@ -142,7 +202,9 @@ def test_causal_attention(kernels, time):
     q, k, v = normal(2, time, 4, 48), normal(2, time, 2, 48, seed=1), normal(2, time, 2, 48, seed=2)
     lengths = np.array([time, max(1, time - 5)], np.int32)
     k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
-    got = np.asarray(jax.jit(lambda *a: jq.causal_attention(*a, implementation="native"))(q, k, v, lengths))
+    got = np.asarray(
+        jax.jit(lambda *a: jq.causal_attention(*a, implementation="native"))(q, k, v, lengths)
+    )
     (want,) = causal_attention.reference(*map(jnp.asarray, (q, k, v, lengths)))
     for row, length in enumerate(lengths):
         assert nmse(got[row, :length], np.asarray(want)[row, :length]) <= 1e-12
@@ -152,4 +214,6 @@ def test_a_bad_key_spoils_what_sees_it_alone(kernels):
     q, k, v = normal(1, 20, 2, 32), normal(1, 20, 2, 32, seed=1), normal(1, 20, 2, 32, seed=2)
     k[0, 7, 1] = np.nan
     got = np.asarray(jq.causal_attention(q, k, v, np.array([20]), implementation="native"))[0]
-    assert np.isfinite(got[:7]).all() and np.isfinite(got[:, 0]).all() and np.isnan(got[7:, 1]).all()
+    assert (
+        np.isfinite(got[:7]).all() and np.isfinite(got[:, 0]).all() and np.isnan(got[7:, 1]).all()
+    )

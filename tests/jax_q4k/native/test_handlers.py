@@ -15,10 +15,16 @@ from jax_q4k import native
 from jax_q4k.native import build
 
 FLOATS = jax.ShapeDtypeStruct((2, 8), jnp.float32)
-PRODUCTS = dict(formats="Q4_K", biases="0", activation="", quantized=True, norm=False, eps=0.0, residual=False)
+PRODUCTS = dict(
+    formats="Q4_K", biases="0", activation="", quantized=True, norm=False, eps=0.0, residual=False
+)
 MLP = PRODUCTS | dict(formats="Q4_K,Q4_K", down="F32", activation="silu", quantized_down=False)
 del MLP["biases"]
-X, PLANE, THIN = np.zeros((2, 256), np.float32), np.zeros((8, 1, 144), np.uint8), np.zeros((256, 8), np.float32)
+X, PLANE, THIN = (
+    np.zeros((2, 256), np.float32),
+    np.zeros((8, 1, 144), np.uint8),
+    np.zeros((256, 8), np.float32),
+)
 
 
 @needs_native
@@ -27,7 +33,11 @@ X, PLANE, THIN = np.zeros((2, 256), np.float32), np.zeros((8, 1, 144), np.uint8)
     [
         ([X], {}, "a plane of the weights is missing"),
         ([X, PLANE, X], {}, "too many operands"),
-        ([X, PLANE[:, :, :143]], {}, r"a plane of the weights has shape \(8, 1, 143\); it must be \(-1, -1, 144\)"),
+        (
+            [X, PLANE[:, :, :143]],
+            {},
+            r"a plane of the weights has shape \(8, 1, 143\); it must be \(-1, -1, 144\)",
+        ),
         ([X[:, :128], PLANE], {}, "weights have k=256; x has 128"),
         ([X.astype(np.int8), PLANE], {}, "x has an element type"),
         ([X, PLANE], {"formats": "Q4_X"}, "unknown format Q4_X"),
@@ -35,7 +45,11 @@ X, PLANE, THIN = np.zeros((2, 256), np.float32), np.zeros((8, 1, 144), np.uint8)
         ([X, PLANE], {"biases": "00"}, "biases or residual"),
         ([X, PLANE], {"activation": "silu"}, "gate and up must"),
         ([X, PLANE], {"activation": "relu"}, "unknown activation relu"),
-        ([X, PLANE, PLANE, X[0, :8]], {"formats": "Q4_K,Q4_K", "activation": "silu", "biases": "01"}, "take no bias"),
+        (
+            [X, PLANE, PLANE, X[0, :8]],
+            {"formats": "Q4_K,Q4_K", "activation": "silu", "biases": "01"},
+            "take no bias",
+        ),
         ([X, PLANE, X], {"residual": True}, r"residual has shape \(2, 256\); it must be \(2, 8\)"),
     ],
 )
@@ -46,7 +60,9 @@ def test_products_refuse_what_does_not_fit(operands, changes, message):
 
 @needs_native
 def test_a_result_of_another_shape_is_refused():
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"y has shape \(2, 9\); it must be \(2, 8\)"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match=r"y has shape \(2, 9\); it must be \(2, 8\)"
+    ):
         native.call("products", [jax.ShapeDtypeStruct((2, 9), jnp.float32)], X, PLANE, **PRODUCTS)
 
 
@@ -62,7 +78,10 @@ def test_a_result_of_another_shape_is_refused():
 )
 def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
     q, lens = np.zeros((1, 2, head_dim), np.float32), np.ones(1, np.int32)
-    pages, tables = np.zeros((3, heads, page_size, head_dim), np.float32), np.zeros((1, 2), np.int32)
+    pages, tables = (
+        np.zeros((3, heads, page_size, head_dim), np.float32),
+        np.zeros((1, 2), np.int32),
+    )
     struct = jax.ShapeDtypeStruct(q.shape, jnp.float32)
     options = dict(scale=1.0, soft_cap=0.0, window=0, contiguous=False, sinks=False)
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
@@ -70,7 +89,11 @@ def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
 
 
 Q, LENS = np.zeros((1, 2, 32), np.float32), np.ones(1, np.int32)
-PAGES, TABLES, IDS = np.zeros((3, 1, 16, 32), np.float32), np.zeros((1, 2), np.int32), np.zeros(2, np.int32)
+PAGES, TABLES, IDS = (
+    np.zeros((3, 1, 16, 32), np.float32),
+    np.zeros((1, 2), np.int32),
+    np.zeros(2, np.int32),
+)
 PAGED = dict(scale=1.0, soft_cap=0.0, window=0, contiguous=False, sinks=False)
 ROPE = dict(rope=False, interleaved=False, norms=False, eps=0.0)
 TURN = ROPE | {"rope": True}
@@ -122,7 +145,12 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
 )  # fmt: skip
 def test_handlers_refuse_what_does_not_fit(name, operands, attributes, result, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        native.call(name, [jax.ShapeDtypeStruct(result, jnp.float32)], *map(jnp.asarray, operands), **attributes)
+        native.call(
+            name,
+            [jax.ShapeDtypeStruct(result, jnp.float32)],
+            *map(jnp.asarray, operands),
+            **attributes,
+        )
 
 
 @needs_native
@@ -172,7 +200,9 @@ def test_nothing_is_no_fault(name, operands, attributes, results):
 @pytest.fixture
 def no_library(monkeypatch):
     """As where it was not built, and nobody has been told."""
-    monkeypatch.setattr(native, "_load", lambda: (None, f"{build.LIBRARY} was not built; {build.HOW_TO}"))
+    monkeypatch.setattr(
+        native, "_load", lambda: (None, f"{build.LIBRARY} was not built; {build.HOW_TO}")
+    )
     native.warn_if_unavailable.cache_clear()
     yield
     native.warn_if_unavailable.cache_clear()
@@ -185,7 +215,9 @@ def test_without_a_library_what_asks_for_it_says_what_to_do(no_library):
     assert not native.available() and native.kernels() is None
     assert "was not built" in str(jq.explain(lambda x: jq.matmul(x, w, implementation="native"), X))
     (call,) = jq.explain(lambda x: jq.matmul(x, w), X).calls
-    assert any("'native'), and its library: libjax_q4k.so was not built" in line for line in call.otherwise)
+    assert any(
+        "'native'), and its library: libjax_q4k.so was not built" in line for line in call.otherwise
+    )
 
 
 def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
@@ -193,9 +225,13 @@ def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.jit(lambda x: jq.matmul(x, w, implementation="xla"))(X)
-        jax.jit(lambda x: jq.rms_norm(x, X[0], eps=1e-5))(X)  # no kernel of the CPU's would have run
+        jax.jit(lambda x: jq.rms_norm(x, X[0], eps=1e-5))(
+            X
+        )  # no kernel of the CPU's would have run
         jax.jit(lambda x: jq.matmul(x, w)).trace(X).lower(lowering_platforms=("cuda",))
-    with pytest.warns(jq.NativeUnavailableWarning, match="plain JAX.*was not built.*python -m jax_q4k.native"):
+    with pytest.warns(
+        jq.NativeUnavailableWarning, match="plain JAX.*was not built.*python -m jax_q4k.native"
+    ):
         text = jax.jit(lambda x: jq.matmul(x, w)).lower(X).as_text()
     assert "dot_general" in text and "jax_q4k_" not in text
     with warnings.catch_warnings():
@@ -204,7 +240,10 @@ def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
     for _ in range(2):
         report = jq.explain(lambda x: jq.matmul(jq.rms_norm(x, X[0], eps=1e-5), w), X)
         norm, product = report.calls
-        assert product.implementation == norm.implementation == "xla" and norm.why == "the default on cpu"
+        assert (
+            product.implementation == norm.implementation == "xla"
+            and norm.why == "the default on cpu"
+        )
         assert product.why.startswith("the default on cpu, as libjax_q4k.so was not built; ")
         assert str(report).startswith("on cpu (libjax_q4k.so was not built; ")
 
@@ -213,8 +252,12 @@ def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
 def test_a_library_of_other_sources_is_not_used(monkeypatch):
     monkeypatch.setattr(build, "fingerprint", lambda: "0" * 16)
     library, why = native._load.__wrapped__()
-    assert library is None and re.match("libjax_q4k.so was built from other sources.*jax_q4k.native` builds it", why)
-    monkeypatch.setattr(build, "fingerprint", lambda: None)  # as where the sources were not installed
+    assert library is None and re.match(
+        "libjax_q4k.so was built from other sources.*jax_q4k.native` builds it", why
+    )
+    monkeypatch.setattr(
+        build, "fingerprint", lambda: None
+    )  # as where the sources were not installed
     assert native._load.__wrapped__()[1] == ""
 
 
@@ -223,7 +266,9 @@ def test_a_file_that_is_no_library_is_not_used(monkeypatch, tmp_path):
     path.write_bytes(b"ELF")
     monkeypatch.setattr(native, "library_path", lambda: path)
     library, why = native._load.__wrapped__()
-    assert library is None and re.match(r"libjax_q4k.so cannot be used \(.*\); with a C\+\+17 compiler", why)
+    assert library is None and re.match(
+        r"libjax_q4k.so cannot be used \(.*\); with a C\+\+17 compiler", why
+    )
 
 
 def test_the_fingerprint_is_of_sources_and_flags(monkeypatch, tmp_path):

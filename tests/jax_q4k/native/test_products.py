@@ -19,7 +19,9 @@ def matrix(format, n, k, kind="random", seed=0):
     """(packed, float64) weights (n, k)."""
     rng = np.random.default_rng(seed)
     planes = oracles.random_planes(rng, format, n, k // formats.get(format).block_size, kind=kind)
-    return QuantizedArray.tree_unflatten(format, tuple(map(jnp.asarray, planes))), oracles.weights(format, planes)
+    return QuantizedArray.tree_unflatten(format, tuple(map(jnp.asarray, planes))), oracles.weights(
+        format, planes
+    )
 
 
 def activations(m, k, seed=1):
@@ -93,7 +95,10 @@ def test_a_hundred_thousand_random_blocks(kernels, format):
 
 def test_random_shapes(kernels):
     rng = np.random.default_rng(7)
-    shapes = [(int(rng.integers(1, 300)), int(rng.integers(1, 131)), int(rng.integers(1, 21))) for _ in range(6)]
+    shapes = [
+        (int(rng.integers(1, 300)), int(rng.integers(1, 131)), int(rng.integers(1, 21)))
+        for _ in range(6)
+    ]
     for i, (n, m, blocks) in enumerate([*shapes, (4099, 1, 1), (4099, 130, 1)]):
         format = DOT_FORMATS[i % len(DOT_FORMATS)]
         w, exact = matrix(format, n, columns(format, 0, blocks) or 256)
@@ -107,7 +112,8 @@ def test_norm_biases_and_residual(kernels, m):
     k, x = 512, activations(m, 512)
     (q, exact_q), (v, exact_v) = matrix("Q4_K", 48, k), matrix("Q6_K", 17, k, seed=5)
     weight, bias, residual = (
-        np.random.default_rng(i).standard_normal(s, np.float32) for i, s in enumerate([k, 48, (m, 17)])
+        np.random.default_rng(i).standard_normal(s, np.float32)
+        for i, s in enumerate([k, 48, (m, 17)])
     )
     normalized = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-5) * weight
     options = {"quantized": False, "norm_weight": jnp.asarray(weight), "eps": 1e-5}
@@ -143,7 +149,9 @@ def test_the_whole_network(kernels, m, quantized):
     normalized = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-5) * weight
     g = seen(normalized.astype(np.float32), quantized) @ exact_gate.T
     u = seen(normalized.astype(np.float32), quantized) @ exact_up.T
-    assert nmse(h, g / (1 + np.exp(-g)) * u) <= 1e-6  # a rounding of the norm may round an int8 the other way
+    assert (
+        nmse(h, g / (1 + np.exp(-g)) * u) <= 1e-6
+    )  # a rounding of the norm may round an int8 the other way
     for quantized_down in (True, False):
         given = {"quantized": (quantized, quantized_down), "residual": jnp.asarray(residual)}
         y = calls.mlp(jnp.asarray(x), gate, up, down, **given, **options)
@@ -183,7 +191,9 @@ def test_rows_of_a_table(kernels):
 
 
 def test_results_do_not_depend_on_the_call(kernels):
-    """The same rows among others, and again; a few rows (at most 8) and more are added up in another order each."""
+    """The same rows among others, and again; a few rows (at most 8) and more are added up in
+    another order each.
+    """
     w, _ = matrix("Q4_K", 300, 1024)
     x = jnp.asarray(activations(40, 1024))
     multiply = jax.jit(lambda x: calls.products(x, [w], quantized=True)[0])

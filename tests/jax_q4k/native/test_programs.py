@@ -1,4 +1,6 @@
-"""Operations by the CPU's kernels, which are the default there, inside JAX's transformations and programs."""
+"""Operations by the CPU's kernels, which are the default there, inside JAX's transformations and
+programs.
+"""
 
 import os
 import subprocess
@@ -59,7 +61,11 @@ def test_pages_that_are_donated_are_updated_in_place():
     pages = [jnp.full((4, 2, 16, 32), value) for value in (1.0, 2.0)]
     before = [page.unsafe_buffer_pointer() for page in pages]
     new = normal(3, 2, 32)
-    program = jax.jit(jq.append_kv, donate_argnums=(0, 1)).lower(*pages, new, new, jnp.arange(3)).compile()
+    program = (
+        jax.jit(jq.append_kv, donate_argnums=(0, 1))
+        .lower(*pages, new, new, jnp.arange(3))
+        .compile()
+    )
     after = program(*pages, new, new, jnp.arange(3))
     assert [page.unsafe_buffer_pointer() for page in after] == before and pages[0].is_deleted()
     np.testing.assert_array_equal(after[0][0, :, :3], jnp.swapaxes(new, 0, 1))
@@ -74,7 +80,16 @@ def test_gradients_of_a_layer_that_is_recomputed(dtype):
 
     def loss(x, implementation=None):
         def layer(x, _):
-            y = jq.mlp(x, gate, gate, down, norm_weight=norm, eps=1e-5, residual=x, implementation=implementation)
+            y = jq.mlp(
+                x,
+                gate,
+                gate,
+                down,
+                norm_weight=norm,
+                eps=1e-5,
+                residual=x,
+                implementation=implementation,
+            )
             return jnp.tanh(y), None
 
         return jnp.sum(jax.lax.scan(jax.checkpoint(layer), x, length=3)[0].astype(jnp.float32) ** 2)
@@ -88,7 +103,9 @@ def test_exported_programs():
     program = jax.jit(lambda x, plane: jq.matmul(x, jq.QuantizedArray("Q4_K", (8, 256), (plane,))))
     with pytest.raises(ValueError, match="jax_q4k_products"):
         jax.export.export(program)(x, *w.planes)
-    exported = jax.export.export(program, platforms=("cpu", "cuda"), disabled_checks=jq.EXPORT_CHECKS)(x, *w.planes)
+    exported = jax.export.export(
+        program, platforms=("cpu", "cuda"), disabled_checks=jq.EXPORT_CHECKS
+    )(x, *w.planes)
     np.testing.assert_array_equal(exported.call(x, *w.planes), jq.matmul(x, w))
 
 
@@ -102,7 +119,9 @@ np.testing.assert_array_equal(call(jnp.array([1]), jnp.arange(6.0).reshape(2, 3)
 
 
 def test_sharded_over_devices():
-    """By shard_map each device multiplies its part; of a bare call XLA gathers the operands first."""
+    """By shard_map each device multiplies its part; of a bare call XLA gathers the operands
+    first.
+    """
     run("""
 import jax, jax.numpy as jnp, numpy as np, jax_q4k as jq
 from jax.sharding import NamedSharding, PartitionSpec as P
@@ -155,7 +174,11 @@ print(threads, digest.hexdigest())
 def run(program, **environment):
     """What a program prints."""
     done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -11,5 +11,7 @@ from ptx_kernels.operands import random_blocks
 
 def random_weights(format: str, n: int, k: int, seed: int = 0) -> jq.QuantizedArray:
     """A QuantizedArray (n, k) of `format`, finite."""
-    raw = random_blocks(format, (n, k // formats.get(format).block_size), np.random.default_rng(seed))
+    raw = random_blocks(
+        format, (n, k // formats.get(format).block_size), np.random.default_rng(seed)
+    )
     return jq.QuantizedArray.from_gguf_bytes(raw, format, (n, k))

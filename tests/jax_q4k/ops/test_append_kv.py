@@ -48,13 +48,18 @@ def test_quantized_by_the_kernels_as_by_plain_jax(dtype):
     if dtype == jnp.int8:
         rows = got[0][1, :, 1].astype(jnp.float32) * got[2][1, :, 1, None]
         assert nmse(rows, k[0]) <= 1e-4
-        assert got[2][0, 0, 3] == jnp.max(jnp.abs(k[1, 0])) * jnp.float32(1 / 127) and got[2][4, 0, 15] == 0
+        assert (
+            got[2][0, 0, 3] == jnp.max(jnp.abs(k[1, 0])) * jnp.float32(1 / 127)
+            and got[2][4, 0, 15] == 0
+        )
         assert jnp.isnan(got[3][1, 1, 1]) and jnp.isinf(got[3][1, 0, 4])
 
 
 def test_slots_outside_the_pages_are_skipped_inside_a_program():
     k_pages, v_pages, k, v = arrays(3)
-    got = jax.jit(jq.append_kv)(k_pages, v_pages, k, v, jnp.array([-(2**31), PAGES * SIZE, 2**31 - 1]))
+    got = jax.jit(jq.append_kv)(
+        k_pages, v_pages, k, v, jnp.array([-(2**31), PAGES * SIZE, 2**31 - 1])
+    )
     np.testing.assert_array_equal(got[0], k_pages)
     np.testing.assert_array_equal(got[1], v_pages)
 
@@ -102,22 +107,54 @@ INT8 = {name: jnp.zeros((5, 2, 16, 32), jnp.int8) for name in ("k_pages", "v_pag
     [
         (dict(k_pages=pages(5, 2, 8, 32), v_pages=pages(5, 2, 8, 32)), ValueError, "page_size=8"),
         (dict(k_pages=pages(5, 2, 0, 32), v_pages=pages(5, 2, 0, 32)), ValueError, "page_size=0"),
-        (dict(k_pages=pages(0, 2, 16, 32), v_pages=pages(0, 2, 16, 32)), ValueError, "no axis may be empty"),
-        (dict(k_pages=pages(5, 16, 32), v_pages=pages(5, 16, 32)), ValueError, r"k_pages has shape \(5, 16, 32\)"),
-        (dict(k_pages=pages(5, 2, 24, 32), v_pages=pages(5, 2, 24, 32)), ValueError, "page_size=24"),
+        (
+            dict(k_pages=pages(0, 2, 16, 32), v_pages=pages(0, 2, 16, 32)),
+            ValueError,
+            "no axis may be empty",
+        ),
+        (
+            dict(k_pages=pages(5, 16, 32), v_pages=pages(5, 16, 32)),
+            ValueError,
+            r"k_pages has shape \(5, 16, 32\)",
+        ),
+        (
+            dict(k_pages=pages(5, 2, 24, 32), v_pages=pages(5, 2, 24, 32)),
+            ValueError,
+            "page_size=24",
+        ),
         (
             dict(k_pages=pages(5, 2, 16, 40), v_pages=pages(5, 2, 16, 40)),
             ValueError,
             "head_dim=40.*32, 48, 64",
         ),
         (dict(v_pages=pages(5, 2, 32, 32)), ValueError, "v_pages has shape"),
-        (dict(v_pages=pages(5, 2, 16, 32, dtype=jnp.float16)), TypeError, "v_pages has dtype float16"),
-        (dict(k_pages=pages(5, 2, 16, 32, dtype=jnp.int16)), TypeError, "k_pages has dtype int16.*float8_e4m3fn"),
-        (dict(k_scales=pages(5, 2, 16)), TypeError, "k_scales belongs to int8 k_pages, which is float32"),
+        (
+            dict(v_pages=pages(5, 2, 16, 32, dtype=jnp.float16)),
+            TypeError,
+            "v_pages has dtype float16",
+        ),
+        (
+            dict(k_pages=pages(5, 2, 16, 32, dtype=jnp.int16)),
+            TypeError,
+            "k_pages has dtype int16.*float8_e4m3fn",
+        ),
+        (
+            dict(k_scales=pages(5, 2, 16)),
+            TypeError,
+            "k_scales belongs to int8 k_pages, which is float32",
+        ),
         (INT8, TypeError, r"int8 k_pages needs k_scales, float32 of shape \(5, 2, 16\)"),
         (INT8 | dict(k_scales=pages(5, 2, 16)), TypeError, "int8 k_pages needs v_scales"),
-        (INT8 | dict(k_scales=pages(5, 2, 16, dtype=jnp.float16)), TypeError, "k_scales has dtype float16"),
-        (INT8 | dict(k_scales=pages(5, 2), v_scales=pages(5, 2, 16)), ValueError, r"k_scales has shape \(5, 2\)"),
+        (
+            INT8 | dict(k_scales=pages(5, 2, 16, dtype=jnp.float16)),
+            TypeError,
+            "k_scales has dtype float16",
+        ),
+        (
+            INT8 | dict(k_scales=pages(5, 2), v_scales=pages(5, 2, 16)),
+            ValueError,
+            r"k_scales has shape \(5, 2\)",
+        ),
         (dict(k=pages(3, 4, 32)), ValueError, r"k has shape \(3, 4, 32\).*\(3, 2, 32\)"),
         (dict(v=pages(2, 2, 32)), ValueError, "v has shape"),
         (dict(k=pages(3, 2, 32, dtype=jnp.bfloat16)), TypeError, "k has dtype bfloat16"),
@@ -145,7 +182,9 @@ def test_slots_that_a_traced_program_closes_over():
     program = jax.jit(lambda slots: jq.append_kv(k_pages, v_pages, k, v, slots))
     inside = jnp.array([17, 3])
     for array, want in zip(
-        jax.jit(lambda: jq.append_kv(k_pages, v_pages, k, v, inside))(), program(inside), strict=True
+        jax.jit(lambda: jq.append_kv(k_pages, v_pages, k, v, inside))(),
+        program(inside),
+        strict=True,
     ):
         np.testing.assert_array_equal(array, want)
     beyond = jnp.array([17, 80])

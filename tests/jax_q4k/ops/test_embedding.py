@@ -26,10 +26,15 @@ def test_rows_of_the_decoded_table(format):
 def test_rows_of_a_float_table(dtype, implementation):
     table, ids = jax.random.normal(jax.random.key(0), (10, 24), dtype), jnp.array([[1, 7], [9, -1]])
     lookup = functools.partial(jq.embedding, implementation=implementation)
-    got, want = lookup(ids, table, jnp.bfloat16), table[ids].astype(jnp.bfloat16).at[1, 1].set(jnp.nan)
+    got, want = (
+        lookup(ids, table, jnp.bfloat16),
+        table[ids].astype(jnp.bfloat16).at[1, 1].set(jnp.nan),
+    )
     assert got.dtype == jnp.bfloat16
     np.testing.assert_array_equal(got.astype(jnp.float32), want.astype(jnp.float32))
-    np.testing.assert_array_equal(jax.vmap(lookup, in_axes=(0, None))(ids, table), lookup(ids, table))
+    np.testing.assert_array_equal(
+        jax.vmap(lookup, in_axes=(0, None))(ids, table), lookup(ids, table)
+    )
     shifted = jnp.stack([table, table + 1])
     np.testing.assert_array_equal(jax.vmap(lookup)(ids, shifted), list(map(lookup, ids, shifted)))
 
@@ -44,7 +49,9 @@ def test_gradient_of_a_float_table(implementation):
     np.testing.assert_array_equal(gradient, np.outer([0, 2, 0, 4, 0], np.ones(8)))
 
 
-@pytest.mark.parametrize("table", [random_weights("Q4_K", 10, 256), jnp.ones((10, 256))], ids=["packed", "float"])
+@pytest.mark.parametrize(
+    "table", [random_weights("Q4_K", 10, 256), jnp.ones((10, 256))], ids=["packed", "float"]
+)
 def test_ids_outside_the_vocabulary_give_nan(table):
     for outside in (-1, 10, 2**31 - 1, 2**32 + 3, -(2**32) + 3):  # the last two are 3 in 32 bits
         got = np.asarray(jq.embedding(np.array([outside, 9]), table))
@@ -52,7 +59,9 @@ def test_ids_outside_the_vocabulary_give_nan(table):
 
 
 def test_unsigned_ids_inside_a_program():
-    got = jax.jit(jq.embedding)(jnp.array([2**32 - 1, 9], jnp.uint32), random_weights("Q4_K", 10, 256))
+    got = jax.jit(jq.embedding)(
+        jnp.array([2**32 - 1, 9], jnp.uint32), random_weights("Q4_K", 10, 256)
+    )
     assert np.isnan(got[0]).all() and np.isfinite(got[1]).all()
 
 
@@ -61,7 +70,11 @@ def test_an_empty_vocabulary_gives_nan():
 
 
 def test_no_ids():
-    assert jq.embedding(jnp.zeros((2, 0), jnp.int32), random_weights("Q4_K", 10, 256)).shape == (2, 0, 256)
+    assert jq.embedding(jnp.zeros((2, 0), jnp.int32), random_weights("Q4_K", 10, 256)).shape == (
+        2,
+        0,
+        256,
+    )
 
 
 def test_arguments_that_do_not_fit():

@@ -12,7 +12,10 @@ from implementations import needs_native
 import jax_q4k as jq
 from jax_q4k.ops.float_matmul import MAX_F32_ROWS
 
-CPU = ["xla", pytest.param("native", marks=needs_native)]  # `sim` has no kernels of its own for floats
+CPU = [
+    "xla",
+    pytest.param("native", marks=needs_native),
+]  # `sim` has no kernels of its own for floats
 DTYPES = [jnp.float32, jnp.float16, jnp.bfloat16]
 
 
@@ -26,7 +29,9 @@ def exact(x, w):
 
 @pytest.mark.parametrize("implementation", CPU)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("m", "n", "k"), [(1, 37, 40), (5, 4, 513), (MAX_F32_ROWS + 1, 17, 96), (70, 130, 31)])
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(1, 37, 40), (5, 4, 513), (MAX_F32_ROWS + 1, 17, 96), (70, 130, 31)]
+)
 def test_equals_the_product(m, n, k, dtype, implementation):
     x, w = normal(m, k), normal(n, k, dtype=dtype, seed=1)
     y = jq.matmul(x, w, implementation=implementation)
@@ -45,7 +50,9 @@ def test_subnormal_and_largest_weights(dtype, implementation):
     )
     w, x = jnp.asarray(np.diag(values), dtype), np.ones((2, len(values)), np.float32)  # fmt: skip
     got = jq.matmul(x, w, implementation=implementation)
-    np.testing.assert_array_equal(got, np.broadcast_to(np.asarray(values, dtype).astype(np.float32), got.shape))
+    np.testing.assert_array_equal(
+        got, np.broadcast_to(np.asarray(values, dtype).astype(np.float32), got.shape)
+    )
 
 
 @pytest.mark.parametrize("implementation", CPU)
@@ -58,7 +65,12 @@ def test_what_is_not_finite_spoils_its_row_alone(implementation):
 @pytest.mark.parametrize("implementation", CPU)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_derivatives_in_both_operands(dtype, implementation):
-    x, w, dx, dw = normal(3, 40), normal(8, 40, dtype=dtype), normal(3, 40, seed=1), normal(8, 40, dtype=dtype, seed=1)
+    x, w, dx, dw = (
+        normal(3, 40),
+        normal(8, 40, dtype=dtype),
+        normal(3, 40, seed=1),
+        normal(8, 40, dtype=dtype, seed=1),
+    )
     product = functools.partial(jq.matmul, implementation=implementation)
     value, tangent = jax.jvp(product, (x, w), (dx, dw))
     np.testing.assert_array_equal(value, product(x, w))
@@ -88,7 +100,9 @@ def test_vmap(implementation):
         assert nmse(stacked(x, w)[i], exact(x[i], w[i])) <= 1e-12
         assert nmse(shared(x[0], w)[i], exact(x[0], w[i])) <= 1e-12
     gradient = jax.grad(lambda w: jnp.sum(jax.vmap(product)(x, w)))(w.astype(jnp.float32))
-    assert nmse(gradient, np.broadcast_to(np.asarray(x, np.float64).sum(1)[:, None], w.shape)) <= 1e-11
+    assert (
+        nmse(gradient, np.broadcast_to(np.asarray(x, np.float64).sum(1)[:, None], w.shape)) <= 1e-11
+    )
 
 
 def temp_bytes(implementation, w, call):
@@ -98,7 +112,13 @@ def temp_bytes(implementation, w, call):
         return jax.lax.fori_loop(0, 5, lambda _, x: jnp.tanh(call(x, w)), x)
 
     with jq.implementation(implementation):
-        return jax.jit(loop).lower(jnp.ones((1, w.shape[1])), w).compile().memory_analysis().temp_size_in_bytes
+        return (
+            jax.jit(loop)
+            .lower(jnp.ones((1, w.shape[1])), w)
+            .compile()
+            .memory_analysis()
+            .temp_size_in_bytes
+        )
 
 
 @needs_native
@@ -107,8 +127,12 @@ def test_a_loop_makes_no_float32_copy_of_the_weights(dtype):
     w = normal(256, 256, dtype=dtype)
     calls = {
         "matmul": jq.matmul,
-        "rms_norm_matmul": lambda x, w: jq.rms_norm_matmul(x, jnp.ones(256), w, eps=1e-5, residual=x),
-        "qkv_matmul": lambda x, w: sum(jq.qkv_matmul(x, (w, w, w), norm_weight=jnp.ones(256), eps=1e-5)),
+        "rms_norm_matmul": lambda x, w: jq.rms_norm_matmul(
+            x, jnp.ones(256), w, eps=1e-5, residual=x
+        ),
+        "qkv_matmul": lambda x, w: sum(
+            jq.qkv_matmul(x, (w, w, w), norm_weight=jnp.ones(256), eps=1e-5)
+        ),
         "mlp": lambda x, w: jq.mlp(x, w, w, w, norm_weight=jnp.ones(256), eps=1e-5, residual=x),
         "embedding": lambda x, w: jq.embedding(jnp.argmax(x, axis=-1), w),
     }

@@ -1,5 +1,5 @@
-"""Products fused with what stands around them: against float64, against the chain of operations that they stand for,
-and their kernels in the simulator."""
+"""Products fused with what stands around them: against float64, against the chain of operations
+that they stand for, and their kernels in the simulator."""
 
 import functools
 
@@ -24,23 +24,35 @@ def normal(*shape, dtype=jnp.float32):
 
 def weights(*formats, n=(32, 8, 11), k=K):
     """Packed matrices (n_i, k), scaled so that products of normal activations are about 1."""
-    return tuple(random_weights(f, size, k, i) for i, (f, size) in enumerate(zip(formats, n, strict=False)))
+    return tuple(
+        random_weights(f, size, k, i) for i, (f, size) in enumerate(zip(formats, n, strict=False))
+    )
 
 
-GATE, UP, DOWN = random_weights("Q4_K", K, K, 1), random_weights("Q4_K", K, K, 2), random_weights("Q6_K", 24, K, 3)
-NORM = jnp.asarray(np.random.default_rng(9).uniform(0.5, 2, K), jnp.float32) / 64  # keeps the gate from saturating
+GATE, UP, DOWN = (
+    random_weights("Q4_K", K, K, 1),
+    random_weights("Q4_K", K, K, 2),
+    random_weights("Q6_K", 24, K, 3),
+)
+NORM = (
+    jnp.asarray(np.random.default_rng(9).uniform(0.5, 2, K), jnp.float32) / 64
+)  # keeps the gate from saturating
 
 #: Name -> f(x, residual, norm_weight, **options), a tuple of results; `residual` is (rows, 24).
 CALLS = {
     "matmul": lambda x, r, g, **o: (jq.matmul(x, DOWN, bias=jnp.arange(24.0), residual=r, **o),),
-    "rms_norm_matmul": lambda x, r, g, **o: (jq.rms_norm_matmul(x, g, DOWN, eps=EPS, residual=r, **o),),
+    "rms_norm_matmul": lambda x, r, g, **o: (
+        jq.rms_norm_matmul(x, g, DOWN, eps=EPS, residual=r, **o),
+    ),
     "qkv_matmul": lambda x, r, g, **o: jq.qkv_matmul(
         x, QKV, norm_weight=g, eps=EPS, biases=(jnp.arange(32.0), None, jnp.ones(11)), **o
     ),
     "gated_matmul": lambda x, r, g, **o: (
         jq.gated_matmul(x, GATE, UP, norm_weight=g, eps=EPS, activation="gelu", **o),
     ),
-    "mlp": lambda x, r, g, **o: (jq.mlp(x, GATE, UP, DOWN, norm_weight=g, eps=EPS, residual=r, **o),),
+    "mlp": lambda x, r, g, **o: (
+        jq.mlp(x, GATE, UP, DOWN, norm_weight=g, eps=EPS, residual=r, **o),
+    ),
 }
 QKV = weights("Q4_K", "Q4_K", "Q6_K")
 PRIMITIVES = {"gated_matmul": "q4k_gated_matmul", "mlp": "q4k_gated_matmul"}
@@ -94,7 +106,9 @@ def test_simulated_kernels_equal_the_reference(name, rows):
 @pytest.mark.parametrize("name", CALLS)
 def test_simulated_kernels_of_f32_activations(name):
     a = operands(2)
-    for got, want in zip(CALLS[name](*a, implementation="sim", activations="f32"), exact(name, *a), strict=True):
+    for got, want in zip(
+        CALLS[name](*a, implementation="sim", activations="f32"), exact(name, *a), strict=True
+    ):
         assert nmse(got, want) <= 1e-10
 
 
@@ -117,7 +131,11 @@ def test_one_operation_unless_switched_off(name):
 
     assert names(None) == names((name,)) == [PRIMITIVES.get(name, "q4k_fused_matmul")]
     chain = names(False)
-    assert "q4k_matmul" in chain and "q4k_fused_matmul" not in chain and "q4k_gated_matmul" not in chain
+    assert (
+        "q4k_matmul" in chain
+        and "q4k_fused_matmul" not in chain
+        and "q4k_gated_matmul" not in chain
+    )
     if name == "mlp":  # its parts are operations of their own
         assert names(("gated_matmul", "matmul")) == ["q4k_gated_matmul", "q4k_fused_matmul"]
 
@@ -149,7 +167,8 @@ def test_derivatives_are_those_of_the_chain(name, implementation):
     values, tangents = jax.jvp(call, a, along)
     for value, plain in zip(values, call(*a), strict=True):
         np.testing.assert_array_equal(value, plain)
-    # the rounding of q8_1 moves the point at which the derivative is taken, where there is more than a product
+    # the rounding of q8_1 moves the point at which the derivative is taken, where there is more
+    # than a product
     tolerance = 1e-9 if implementation == "xla" else 1e-3
     for got, expected in zip(tangents, want_tangents, strict=True):
         assert nmse(got, expected) <= tolerance
@@ -198,13 +217,24 @@ def test_vmap_of_norm_weights():
 def test_float_weights_among_packed_ones(implementation):
     x, bias = normal(2, K), normal(32)
     dense = tuple(
-        jnp.asarray(w.dequantize(), dtype) for w, dtype in zip(QKV, (jnp.float32, jnp.bfloat16), strict=False)
+        jnp.asarray(w.dequantize(), dtype)
+        for w, dtype in zip(QKV, (jnp.float32, jnp.bfloat16), strict=False)
     )
     got = jq.qkv_matmul(
-        x, (*dense, QKV[2]), biases=(bias, None, None), activations="f32", implementation=implementation
+        x,
+        (*dense, QKV[2]),
+        biases=(bias, None, None),
+        activations="f32",
+        implementation=implementation,
     )
     for y, w, b in zip(got, (*dense, QKV[2].dequantize()), (bias, 0, 0), strict=True):
-        assert nmse(y, np.asarray(x, np.float64) @ np.asarray(w, np.float64).T + np.asarray(b, np.float64)) <= 1e-11
+        assert (
+            nmse(
+                y,
+                np.asarray(x, np.float64) @ np.asarray(w, np.float64).T + np.asarray(b, np.float64),
+            )
+            <= 1e-11
+        )
     gate, up, down = (w.dequantize() for w in (GATE, UP, DOWN))
     got = jq.mlp(x, gate, up, down, norm_weight=NORM, eps=EPS, implementation=implementation)
     assert nmse(got, exact("mlp", x, jnp.zeros((2, 24)), NORM)[0]) <= 1e-11
@@ -230,36 +260,76 @@ def test_no_rows_and_no_leading_axes():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: jq.matmul(x, DOWN, bias=jnp.ones(23)), ValueError, r"bias has shape \(23,\).*\(24,\)"),
+        (
+            lambda x: jq.matmul(x, DOWN, bias=jnp.ones(23)),
+            ValueError,
+            r"bias has shape \(23,\).*\(24,\)",
+        ),
         (
             lambda x: jq.matmul(x, DOWN, residual=jnp.ones((3, 24))),
             ValueError,
             r"residual has shape \(3, 24\).*\(2, 24\)",
         ),
         (lambda x: jq.matmul(x, DOWN, bias=jnp.ones(24, int)), TypeError, "bias has dtype int"),
-        (lambda x: jq.rms_norm_matmul(x, jnp.ones(8), DOWN, eps=EPS), ValueError, r"norm_weight has shape \(8,\)"),
+        (
+            lambda x: jq.rms_norm_matmul(x, jnp.ones(8), DOWN, eps=EPS),
+            ValueError,
+            r"norm_weight has shape \(8,\)",
+        ),
         (lambda x: jq.rms_norm_matmul(x, NORM, DOWN, eps=-1.0), ValueError, "eps=-1.0"),
-        (lambda x: jq.qkv_matmul(x, QKV, norm_weight=NORM), ValueError, "eps=None must be a number"),
-        (lambda x: jq.qkv_matmul(x, QKV, biases=(jnp.ones(32),)), ValueError, "biases has 1 elements.*3 matrices"),
+        (
+            lambda x: jq.qkv_matmul(x, QKV, norm_weight=NORM),
+            ValueError,
+            "eps=None must be a number",
+        ),
+        (
+            lambda x: jq.qkv_matmul(x, QKV, biases=(jnp.ones(32),)),
+            ValueError,
+            "biases has 1 elements.*3 matrices",
+        ),
         (lambda x: jq.qkv_matmul(x, ()), ValueError, r"weights=\(\)"),
         (lambda x: jq.qkv_matmul(x[:, :32], QKV), ValueError, r"x has shape \(2, 32\)"),
-        (lambda x: jq.qkv_matmul(x, (GATE, jnp.ones((2, 3, K)))), ValueError, r"weights\[1\] has shape \(2, 3, 256\)"),
+        (
+            lambda x: jq.qkv_matmul(x, (GATE, jnp.ones((2, 3, K)))),
+            ValueError,
+            r"weights\[1\] has shape \(2, 3, 256\)",
+        ),
         (lambda x: jq.qkv_matmul(x, QKV, activations="int8"), ValueError, "activations='int8'"),
-        (lambda x: jq.gated_matmul(x, GATE, DOWN), ValueError, r"up has shape \(24, 256\).*gate's shape"),
+        (
+            lambda x: jq.gated_matmul(x, GATE, DOWN),
+            ValueError,
+            r"up has shape \(24, 256\).*gate's shape",
+        ),
         (
             lambda x: jq.gated_matmul(x, GATE, UP, activation="relu"),
             ValueError,
             "activation='relu' must be one of silu",
         ),
-        (lambda x: jq.gated_matmul(x, GATE, UP, activation=[]), ValueError, r"activation=\[\] must be one of silu"),
-        (lambda x: jq.qkv_matmul(x, (GATE, UP), biases=(None, jnp.ones(3))), ValueError, r"biases\[1\].* \(n,\) = "),
-        (lambda x: jq.rms_norm_matmul(x, jnp.ones(K), GATE, eps=1e300), ValueError, "finite in float32"),
+        (
+            lambda x: jq.gated_matmul(x, GATE, UP, activation=[]),
+            ValueError,
+            r"activation=\[\] must be one of silu",
+        ),
+        (
+            lambda x: jq.qkv_matmul(x, (GATE, UP), biases=(None, jnp.ones(3))),
+            ValueError,
+            r"biases\[1\].* \(n,\) = ",
+        ),
+        (
+            lambda x: jq.rms_norm_matmul(x, jnp.ones(K), GATE, eps=1e300),
+            ValueError,
+            "finite in float32",
+        ),
         (
             lambda x: jax.jit(lambda eps: jq.rms_norm_matmul(x, jnp.ones(K), GATE, eps=eps))(1e-5),
             TypeError,
             "eps is of type .*Tracer; it must be a number that is known at tracing",
         ),
-        (lambda x: jq.mlp(x, DOWN, DOWN, DOWN), ValueError, r"down has shape \(24, 256\); it must be \(n, 24\)"),
+        (
+            lambda x: jq.mlp(x, DOWN, DOWN, DOWN),
+            ValueError,
+            r"down has shape \(24, 256\); it must be \(n, 24\)",
+        ),
         (lambda x: jq.mlp(x, GATE, UP, DOWN, residual=x), ValueError, "residual has shape"),
         (lambda x: jq.mlp(x, GATE, UP, 3), TypeError, "down has dtype int32"),
     ],
@@ -271,7 +341,10 @@ def test_arguments_that_do_not_fit(call, error, message):
 
 @pytest.mark.parametrize("fused", [3, True, [1]])
 def test_fusions_that_are_no_names(fused):
-    with pytest.raises(ValueError, match=r"fused=\w+ must be a collection of matmul"), jq.implementation(fused=fused):
+    with (
+        pytest.raises(ValueError, match=r"fused=\w+ must be a collection of matmul"),
+        jq.implementation(fused=fused),
+    ):
         pass
 
 

@@ -60,7 +60,9 @@ def test_q8_1_is_the_product_of_the_quantized_rows(format, rows):
     w = random_weights(format, 12, 512)
     x = rng.standard_normal((rows, 512)).astype(np.float32)
     values, scale_sum = jq.quantize_q8_1(x)
-    groups = np.asarray(values, np.float64).reshape(rows, 16, 32) * np.asarray(scale_sum[..., :1], np.float64)
+    groups = np.asarray(values, np.float64).reshape(rows, 16, 32) * np.asarray(
+        scale_sum[..., :1], np.float64
+    )
     got = jq.matmul(x, w, activations="q8_1")
     assert nmse(got, f64_product(groups.reshape(rows, 512), w)) <= 1e-12
     error = nmse(got, f64_product(x, w))
@@ -68,16 +70,22 @@ def test_q8_1_is_the_product_of_the_quantized_rows(format, rows):
 
 
 def test_q8_1_applies_only_where_a_kernel_takes_it():
-    assert takes_q8_1("Q4_K", 8, 256) and takes_q8_1("Q6_K", 4096, 256) and takes_q8_1("Q5_0", 8, 96)
+    assert (
+        takes_q8_1("Q4_K", 8, 256) and takes_q8_1("Q6_K", 4096, 256) and takes_q8_1("Q5_0", 8, 96)
+    )
     assert takes_q8_1("Q5_0", 9, 128) and not takes_q8_1("Q5_0", 9, 96)
     x = rng.standard_normal((9, 96)).astype(np.float32)
     w = random_weights("Q5_0", 6, 96)
-    np.testing.assert_array_equal(*(jq.matmul(x, w, activations=activations) for activations in ("q8_1", "f32")))
+    np.testing.assert_array_equal(
+        *(jq.matmul(x, w, activations=activations) for activations in ("q8_1", "f32"))
+    )
 
 
 @pytest.mark.parametrize("format", DOT_FORMATS)
 def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
-    """The formats of 32 weights a block stand in for the others there; those are tested at a multiple."""
+    """The formats of 32 weights a block stand in for the others there; those are tested at a
+    multiple.
+    """
     k = 96 if formats.get(format).block_size == 32 else 256
     w = random_weights(format, 7, k)
     x = rng.standard_normal((3, k)).astype(np.float32)
@@ -88,7 +96,9 @@ def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
 
 @pytest.mark.parametrize(("activations", "least", "most"), [(None, 0, 1e-6), ("q8_1", 1e-6, 1e-3)])
 def test_many_rows_are_float16_only_where_nobody_asked_for_int8(activations, least, most):
-    """On an H200 of a single multiprocessor, which one block of 256 weight rows and 48 activations fills."""
+    """On an H200 of a single multiprocessor, which one block of 256 weight rows and 48 activations
+    fills.
+    """
     w = random_weights("Q4_K", 256, 256)
     x = jnp.asarray(rng.standard_normal((48, 256)), jnp.float32)
     params = dict(format="Q4_K", activations=activations, transposed=False)
@@ -134,7 +144,9 @@ def test_inside_scan_and_while_loop():
 
     @jax.jit
     def looped(x, w):
-        return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(jq.matmul(c[1], w))), (0, x))[1]
+        return jax.lax.while_loop(
+            lambda c: c[0] < 3, lambda c: (c[0] + 1, jnp.tanh(jq.matmul(c[1], w))), (0, x)
+        )[1]
 
     want = x
     for _ in range(3):
@@ -159,15 +171,27 @@ def test_stacked_weights_scanned_over_their_leading_axis():
     [
         (lambda w: jq.matmul(jnp.zeros((2, 255)), w), ValueError, r"x has shape \(2, 255\).*k=256"),
         (lambda w: jq.matmul(jnp.zeros(()), w), ValueError, r"x has shape \(\)"),
-        (lambda w: jq.matmul(jnp.zeros((2, 256), jnp.int32), w), TypeError, "x has dtype int32.*float32"),
+        (
+            lambda w: jq.matmul(jnp.zeros((2, 256), jnp.int32), w),
+            TypeError,
+            "x has dtype int32.*float32",
+        ),
         (lambda w: jq.matmul(w, w), TypeError, "x is a QuantizedArray"),
         (
             lambda w: jq.matmul(jnp.zeros((2, 8)), jnp.zeros((2, 3, 8))),
             ValueError,
             r"w has shape \(2, 3, 8\)",
         ),
-        (lambda w: jq.matmul(jnp.zeros((2, 8)), jnp.zeros((3, 8), jnp.int8)), TypeError, "w has dtype int8"),
-        (lambda w: jq.matmul(jnp.zeros((2, 256)), w, activations="int8"), ValueError, "activations='int8'"),
+        (
+            lambda w: jq.matmul(jnp.zeros((2, 8)), jnp.zeros((3, 8), jnp.int8)),
+            TypeError,
+            "w has dtype int8",
+        ),
+        (
+            lambda w: jq.matmul(jnp.zeros((2, 256)), w, activations="int8"),
+            ValueError,
+            "activations='int8'",
+        ),
         (
             lambda w: jq.matmul(jnp.zeros((2, 256)), w, implementation="cuda"),
             ValueError,

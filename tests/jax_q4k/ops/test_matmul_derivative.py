@@ -1,4 +1,6 @@
-"""Derivatives of `matmul` with respect to the activations, against the decoded weights in float64."""
+"""Derivatives of `matmul` with respect to the activations, against the decoded weights in
+float64.
+"""
 
 import functools
 
@@ -35,7 +37,9 @@ def primitives(jaxpr):
     """Every equation's primitive and result shapes, nested jaxprs' included."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name, [v.aval for v in equation.outvars]
-        for parameter in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")):
+        for parameter in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns")
+        ):
             if hasattr(parameter, "eqns"):
                 yield from primitives(parameter)
 
@@ -44,7 +48,11 @@ def primitives(jaxpr):
 @pytest.mark.parametrize("format", formats.names())
 def test_vjp_and_jvp_equal_those_of_the_decoded_weights(format, dtype):
     w = random_weights(format, N, K)
-    x, dx, dy = normal(2, 3, K, dtype=dtype), normal(2, 3, K, dtype=dtype), normal(2, 3, N, dtype=dtype)
+    x, dx, dy = (
+        normal(2, 3, K, dtype=dtype),
+        normal(2, 3, K, dtype=dtype),
+        normal(2, 3, N, dtype=dtype),
+    )
     function = functools.partial(jq.matmul, w=w)
     y, pull = jax.vjp(function, x)
     (got,) = pull(dy)
@@ -66,7 +74,11 @@ def test_simulated_kernels_give_the_same_derivative(format, rows):
     w = random_weights(format, N, K)
     x, dy = normal(rows, K), normal(rows, N)
     got, want = (
-        jax.jit(lambda x, w, dy, name=name: jax.vjp(lambda x: jq.matmul(x, w, implementation=name), x)[1](dy))(x, w, dy)
+        jax.jit(
+            lambda x, w, dy, name=name: jax.vjp(lambda x: jq.matmul(x, w, implementation=name), x)[
+                1
+            ](dy)
+        )(x, w, dy)
         for name in ("sim", "xla")
     )
     assert nmse(got[0], want[0]) <= 1e-12
@@ -74,7 +86,11 @@ def test_simulated_kernels_give_the_same_derivative(format, rows):
 
 @pytest.mark.parametrize("rows", [2, 9])
 def test_simulated_kernels_keep_the_activations_dtype(rows):
-    w, x, dy = random_weights("Q4_K", N, K), normal(rows, K, dtype=jnp.bfloat16), normal(rows, N, dtype=jnp.bfloat16)
+    w, x, dy = (
+        random_weights("Q4_K", N, K),
+        normal(rows, K, dtype=jnp.bfloat16),
+        normal(rows, N, dtype=jnp.bfloat16),
+    )
     y, pull = jax.vjp(lambda x: jq.matmul(x, w, implementation="sim"), x)
     (got,) = pull(dy)
     assert y.dtype == got.dtype == jnp.bfloat16
@@ -89,7 +105,9 @@ def test_rounding_of_the_activations_is_passed_straight_through(format, implemen
     with jq.implementation(implementation, activations="q8_1"):
         rounded, tangent = jax.jvp(lambda x: jq.matmul(x, w), (x,), (dx,))
         (transpose,) = jax.linear_transpose(lambda x: jq.matmul(x, w), x)(dy)
-    assert nmse(rounded, jq.matmul(x, w, activations="f32")) >= 1e-6  # the value is of int8 activations
+    assert (
+        nmse(rounded, jq.matmul(x, w, activations="f32")) >= 1e-6
+    )  # the value is of int8 activations
     assert nmse(tangent, np.asarray(dx).astype(np.float64) @ decoded(w).T) <= 1e-12
     assert nmse(transpose, np.asarray(dy).astype(np.float64) @ decoded(w)) <= 1e-12
 
@@ -97,7 +115,9 @@ def test_rounding_of_the_activations_is_passed_straight_through(format, implemen
 def test_finite_differences_to_the_second_order():
     w = random_weights("Q4_K", 8, K)
     exact = functools.partial(jq.matmul, w=w, activations="f32")
-    check_grads(lambda x: jnp.sin(exact(x) / 64), (normal(2, K),), order=2, eps=1e-2, atol=2e-3, rtol=2e-3)
+    check_grads(
+        lambda x: jnp.sin(exact(x) / 64), (normal(2, K),), order=2, eps=1e-2, atol=2e-3, rtol=2e-3
+    )
 
 
 @pytest.mark.parametrize("outer", ["forward", "reverse"])
@@ -169,7 +189,9 @@ def test_packed_weights_are_constants():
     gradient = jax.grad(loss, allow_int=True)({"x": x, "w": w})
     assert nmse(gradient["x"], jax.grad(lambda x: loss({"x": x, "w": w}))(x)) <= 1e-12
     assert isinstance(gradient["w"], jq.QuantizedArray)
-    assert [(p.dtype, p.shape) for p in gradient["w"].planes] == [(jax.dtypes.float0, p.shape) for p in w.planes]
+    assert [(p.dtype, p.shape) for p in gradient["w"].planes] == [
+        (jax.dtypes.float0, p.shape) for p in w.planes
+    ]
 
 
 def test_cotangent_of_another_shape_or_dtype():
@@ -190,7 +212,12 @@ def test_no_decoded_weights_lie_in_the_program():
 
     def matrices(function):
         found = list(primitives(jax.make_jaxpr(function)(x, w).jaxpr))
-        large = [a for _, avals in found for a in avals if a.size >= N * K and jnp.issubdtype(a.dtype, jnp.floating)]
+        large = [
+            a
+            for _, avals in found
+            for a in avals
+            if a.size >= N * K and jnp.issubdtype(a.dtype, jnp.floating)
+        ]
         return [name for name, _ in found].count("q4k_matmul"), large
 
     assert matrices(loss) == (1, [])
@@ -206,7 +233,9 @@ def test_embedding_and_dequantize_within_a_gradient():
     def loss(scale, embedding, project):
         return jnp.sum(jnp.sin(project(embedding(ids) * scale) / K))
 
-    got = jax.grad(loss)(scale, lambda ids: jq.embedding(ids, w), lambda x: x @ jq.dequantize(head).T)
+    got = jax.grad(loss)(
+        scale, lambda ids: jq.embedding(ids, w), lambda x: x @ jq.dequantize(head).T
+    )
     want = jax.grad(loss)(scale, lambda ids: w.dequantize()[ids], lambda x: x @ head.dequantize().T)
     assert nmse(got, want) <= 1e-11
 
@@ -215,7 +244,9 @@ def test_embedding_and_dequantize_within_a_gradient():
 @pytest.mark.parametrize("format", ["Q4_K", "Q5_0"])
 def test_lowered_for_cuda_the_backward_pass_decodes_by_our_kernel(format):
     w, x, dy = random_weights(format, N, K), normal(2, K), normal(2, N)
-    program = aot.compile_program(jax.jit(lambda x, w, dy: jax.vjp(lambda x: jq.matmul(x, w), x)[1](dy)), x, w, dy)
+    program = aot.compile_program(
+        jax.jit(lambda x, w, dy: jax.vjp(lambda x: jq.matmul(x, w), x)[1](dy)), x, w, dy
+    )
     assert [launch.name.split("_")[0] for launch in program.ptx_launches] == ["decode"]
     value_and_grad = jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(jq.matmul(x, w) ** 2)))
     both = aot.compile_program(value_and_grad, x, w)
@@ -225,7 +256,9 @@ def test_lowered_for_cuda_the_backward_pass_decodes_by_our_kernel(format):
 
 @pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 def test_lowered_for_cuda_decoded_weights_do_not_outlive_their_product(record_property):
-    """With `f32` activations both passes multiply decoded weights; XLA must not keep those of all layers."""
+    """With `f32` activations both passes multiply decoded weights; XLA must not keep those of all
+    layers.
+    """
     size, layers = 512, [random_weights("Q4_K", 512, 512, seed) for seed in range(4)]
 
     def loss(x, layers):
@@ -234,7 +267,12 @@ def test_lowered_for_cuda_decoded_weights_do_not_outlive_their_product(record_pr
         return jnp.sum(x)
 
     program = aot.compile_program(jax.jit(jax.grad(loss)), normal(16, size), layers)
-    assert [launch.name.split("_")[0] for launch in program.ptx_launches] == ["decode"] * 2 * len(layers)
+    assert [launch.name.split("_")[0] for launch in program.ptx_launches] == ["decode"] * 2 * len(
+        layers
+    )
     matrices = program.temp_bytes / (size * size * 4)
-    record_property("figure", f"gradient through {len(layers)} layers, for an H200: {matrices:.2f} decoded at once")
+    record_property(
+        "figure",
+        f"gradient through {len(layers)} layers, for an H200: {matrices:.2f} decoded at once",
+    )
     assert matrices <= 2.5

@@ -18,20 +18,27 @@ ANGLES = jnp.ones((2, 16))
 
 #: Of each operation: its name in errors, and a float that a float array goes through it to.
 CALLS = {
-    "paged_attention": ("paged_attention", lambda x: jq.paged_attention(x, PAGES, PAGES, TABLES, LENGTHS).sum()),
+    "paged_attention": (
+        "paged_attention",
+        lambda x: jq.paged_attention(x, PAGES, PAGES, TABLES, LENGTHS).sum(),
+    ),
     "paged_attention-pages": (
         "paged_attention",
         lambda x: jq.paged_attention(NEW, PAGES + x.sum(), PAGES, TABLES, LENGTHS).sum(),
     ),
     "paged_attention_matmul": (
         "paged_attention_matmul",
-        lambda x: jq.paged_attention_matmul(x, PAGES, PAGES, TABLES, LENGTHS, random_weights("Q8_0", 3, 32)).sum(),
+        lambda x: jq.paged_attention_matmul(
+            x, PAGES, PAGES, TABLES, LENGTHS, random_weights("Q8_0", 3, 32)
+        ).sum(),
     ),
     "attention": ("paged_attention", lambda x: jq.attention(x, PAGES, PAGES, LENGTHS).sum()),
     "append_kv": ("append_kv", lambda x: jq.append_kv(PAGES, PAGES, x, NEW, SLOTS)[0].sum()),
     "rope_append": (
         "rope_append",
-        lambda x: jq.rope_append(x, NEW, NEW, PAGES, PAGES, SLOTS, ANGLES, ANGLES, interleaved=True)[0].sum(),
+        lambda x: jq.rope_append(
+            x, NEW, NEW, PAGES, PAGES, SLOTS, ANGLES, ANGLES, interleaved=True
+        )[0].sum(),
     ),
     "top_k": ("top_k", lambda x: jq.top_k(x, 2)[0].sum()),
 }

@@ -19,7 +19,15 @@ def attention(q, k_pages, v_pages, block_tables, context_lens, scale=None, **opt
     return oracles.attention(*arrays, q.shape[-1] ** -0.5 if scale is None else scale, **options)
 
 
-def arrays(batch=4, num_heads=4, num_kv_heads=2, head_dim=64, page_size=16, per_sequence=3, dtype=jnp.float32):
+def arrays(
+    batch=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=64,
+    page_size=16,
+    per_sequence=3,
+    dtype=jnp.float32,
+):
     num_pages = batch * per_sequence + 2
     q = jnp.asarray(rng.standard_normal((batch, num_heads, head_dim)), jnp.float32)
     shape = (num_pages, num_kv_heads, page_size, head_dim)
@@ -74,7 +82,9 @@ def test_options_and_quantized_pages(dtype, options, implementation):
     options = options | dict(k_scales=k_scales, v_scales=v_scales, implementation=implementation)
     assert nmse(jq.paged_attention(q, k, v, tables, lens, **options), want) <= 1e-12
     # the same tokens in one run per sequence
-    k, v, *scales = (None if a is None else contiguous(a, tables) for a in (k, v, k_scales, v_scales))
+    k, v, *scales = (
+        None if a is None else contiguous(a, tables) for a in (k, v, k_scales, v_scales)
+    )
     options |= dict(zip(("k_scales", "v_scales"), scales, strict=True))
     assert nmse(jq.attention(q, k, v, lens, **options), want) <= 1e-12
 
@@ -86,10 +96,14 @@ def contiguous(pages, tables):
 
 
 def test_long_contexts_are_split_by_the_kernels():
-    q, k_pages, v_pages, tables = arrays(batch=2, num_kv_heads=1, head_dim=32, page_size=64, per_sequence=16)
+    q, k_pages, v_pages, tables = arrays(
+        batch=2, num_kv_heads=1, head_dim=32, page_size=64, per_sequence=16
+    )
     lens = np.array([0, 900])
     call = jax.jit(functools.partial(jq.paged_attention, implementation="sim"))
-    assert call.lower(q, k_pages, v_pages, tables, lens).as_text().count("custom_call @") == 2  # the second merges
+    assert (
+        call.lower(q, k_pages, v_pages, tables, lens).as_text().count("custom_call @") == 2
+    )  # the second merges
     got = call(q, k_pages, v_pages, tables, lens)
     assert not np.any(got[0]) and nmse(got, attention(q, k_pages, v_pages, tables, lens)) <= 1e-12
 
@@ -139,14 +153,20 @@ def test_large_scores_do_not_overflow():
 
 def test_no_sequences():
     q, k_pages, v_pages, _ = arrays()
-    got = jq.paged_attention(q[:0], k_pages, v_pages, jnp.zeros((0, 3), jnp.int32), jnp.zeros(0, jnp.int32))
+    got = jq.paged_attention(
+        q[:0], k_pages, v_pages, jnp.zeros((0, 3), jnp.int32), jnp.zeros(0, jnp.int32)
+    )
     assert got.shape == (0, 4, 64)
 
 
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(q=jnp.zeros((4, 3, 64))), ValueError, "num_heads=3 must be a multiple of num_kv_heads=2"),
+        (
+            dict(q=jnp.zeros((4, 3, 64))),
+            ValueError,
+            "num_heads=3 must be a multiple of num_kv_heads=2",
+        ),
         (dict(q=jnp.zeros((4, 4, 32))), ValueError, r"q has shape \(4, 4, 32\).*head_dim=64"),
         (dict(q=jnp.zeros((4, 4, 64), jnp.bfloat16)), TypeError, "q has dtype bfloat16"),
         (dict(block_tables=jnp.zeros((3, 3), jnp.int32)), ValueError, "block_tables has shape"),
@@ -156,14 +176,30 @@ def test_no_sequences():
         (dict(context_lens=np.array([1, 2, 3])), ValueError, "context_lens has shape"),
         (dict(context_lens=np.array([1, 2, 3, 49])), ValueError, "context_lens=.*0 to 48"),
         (dict(context_lens=np.array([1, 2, 3, -1])), ValueError, "context_lens="),
-        (dict(context_lens=np.array([1, 2, 3, 2**32 + 4])), ValueError, "context_lens=.*2147483647"),
-        (dict(block_tables=np.full((4, 3), 2**32)), ValueError, "block_tables holds page 2147483647"),
+        (
+            dict(context_lens=np.array([1, 2, 3, 2**32 + 4])),
+            ValueError,
+            "context_lens=.*2147483647",
+        ),
+        (
+            dict(block_tables=np.full((4, 3), 2**32)),
+            ValueError,
+            "block_tables holds page 2147483647",
+        ),
         (dict(scale=float("nan")), ValueError, "scale=nan"),
         (dict(scale=10**400), ValueError, "scale=inf must be positive"),
         (dict(scale=0.0), ValueError, "scale=0.0 must be positive"),
         (dict(soft_cap=-1.0), ValueError, "soft_cap=-1.0 must be positive and finite"),
-        (dict(soft_cap=1e300), ValueError, r"soft_cap=1e\+300 must be positive and finite in float32"),
-        (dict(scale=1e-300, implementation="sim"), ValueError, "scale=1e-300 must be positive and finite in float32"),
+        (
+            dict(soft_cap=1e300),
+            ValueError,
+            r"soft_cap=1e\+300 must be positive and finite in float32",
+        ),
+        (
+            dict(scale=1e-300, implementation="sim"),
+            ValueError,
+            "scale=1e-300 must be positive and finite in float32",
+        ),
         (dict(scale="x"), TypeError, "scale is of type str; it must be a number"),
         (dict(window=0), ValueError, "window=0 must be a positive int32"),
         (dict(window=1.5), TypeError, "window is of type float; it must be an integer"),
@@ -196,7 +232,9 @@ def test_vmap_of_both():
     q, k_pages, v_pages, tables = arrays()
     k, v, lens = contiguous(k_pages, tables), contiguous(v_pages, tables), np.array([5, 48, 0, 33])
     want = attention(q, k_pages, v_pages, tables, lens)
-    one = jax.vmap(lambda q, k, v, n: jq.attention(q[None], k[None], v[None], n[None])[0])(q, k, v, lens)
+    one = jax.vmap(lambda q, k, v, n: jq.attention(q[None], k[None], v[None], n[None])[0])(
+        q, k, v, lens
+    )
     assert nmse(one, want) <= 1e-12
     paged = jax.vmap(jq.paged_attention, in_axes=(0, None, None, None, None))
     got = paged(jnp.stack([q, 2 * q]), k_pages, v_pages, tables, lens)
@@ -206,10 +244,22 @@ def test_vmap_of_both():
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (dict(q=jnp.zeros((3, 4, 64))), ValueError, r"q has shape \(3, 4, 64\); it must be \(batch=4, "),
+        (
+            dict(q=jnp.zeros((3, 4, 64))),
+            ValueError,
+            r"q has shape \(3, 4, 64\); it must be \(batch=4, ",
+        ),
         (dict(v=jnp.zeros((4, 2, 47, 64))), ValueError, "v has shape .* the shape of k"),
-        (dict(k=jnp.zeros((4, 2, 64))), ValueError, r"k has shape .*\(batch, num_kv_heads, capacity, head_dim\)"),
-        (dict(k=jnp.zeros((4, 2, 0, 64)), v=jnp.zeros((4, 2, 0, 64))), ValueError, "only the batch may be empty"),
+        (
+            dict(k=jnp.zeros((4, 2, 64))),
+            ValueError,
+            r"k has shape .*\(batch, num_kv_heads, capacity, head_dim\)",
+        ),
+        (
+            dict(k=jnp.zeros((4, 2, 0, 64)), v=jnp.zeros((4, 2, 0, 64))),
+            ValueError,
+            "only the batch may be empty",
+        ),
         (dict(lengths=np.array([1, 2, 49, 0])), ValueError, "lengths=.* must be 0 to capacity=48"),
         (dict(lengths=np.zeros((4, 1), np.int32)), ValueError, "lengths has shape"),
         (dict(k_scales=jnp.zeros((4, 2, 48))), TypeError, "k_scales belongs to int8 k"),
@@ -217,7 +267,12 @@ def test_vmap_of_both():
 )
 def test_contiguous_arguments_that_do_not_fit(change, error, message):
     q, k_pages, v_pages, tables = arrays()
-    good = dict(q=q, k=contiguous(k_pages, tables), v=contiguous(v_pages, tables), lengths=np.array([1, 2, 3, 4]))
+    good = dict(
+        q=q,
+        k=contiguous(k_pages, tables),
+        v=contiguous(v_pages, tables),
+        lengths=np.array([1, 2, 3, 4]),
+    )
     with pytest.raises(error, match=message):
         jq.attention(**(good | change))
 

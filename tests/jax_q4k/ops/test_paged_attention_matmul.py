@@ -1,4 +1,6 @@
-"""Attention and the product behind it as one operation: its meaning, its kernels, and the chain it stands for."""
+"""Attention and the product behind it as one operation: its meaning, its kernels, and the chain it
+stands for.
+"""
 
 import functools
 
@@ -16,7 +18,9 @@ from .random_weights import random_weights
 PAGE_SIZE, HEAD_DIM = 16, 128
 
 
-def operands(batch, num_heads=6, num_kv_heads=1, per_sequence=2, head_dim=HEAD_DIM, format="Q4_K", n=40):
+def operands(
+    batch, num_heads=6, num_kv_heads=1, per_sequence=2, head_dim=HEAD_DIM, format="Q4_K", n=40
+):
     """Contexts of 1 to 2 pages; what is given by position, and the rest by name."""
     rng = np.random.default_rng(batch)
     shape = (2 * batch + 1, num_kv_heads, PAGE_SIZE, head_dim)
@@ -31,11 +35,16 @@ def operands(batch, num_heads=6, num_kv_heads=1, per_sequence=2, head_dim=HEAD_D
         jnp.asarray(rng.integers(1, 2 * PAGE_SIZE + 1, batch), jnp.int32),
         random_weights(format, n, num_heads * head_dim),
     )
-    addends = dict(bias=rng.standard_normal(n, np.float32), residual=rng.standard_normal((batch, n), np.float32))
+    addends = dict(
+        bias=rng.standard_normal(n, np.float32),
+        residual=rng.standard_normal((batch, n), np.float32),
+    )
     return given, addends
 
 
-def chain(q, k_pages, v_pages, block_tables, context_lens, w, *, bias=None, residual=None, **options):
+def chain(
+    q, k_pages, v_pages, block_tables, context_lens, w, *, bias=None, residual=None, **options
+):
     out = jq.paged_attention(q, k_pages, v_pages, block_tables, context_lens, **options)
     return jq.matmul(out.reshape(out.shape[0], -1), w, bias=bias, residual=residual)
 
@@ -45,7 +54,9 @@ def chain(q, k_pages, v_pages, block_tables, context_lens, w, *, bias=None, resi
 def test_equals_the_definition(implementation, tolerance, fused):
     """`sim` quantizes the activations."""
     given, addends = operands(2)
-    options = dict(scale=0.2, window=20, soft_cap=3.0, sinks=np.linspace(-1, 1, 6, dtype=np.float32))
+    options = dict(
+        scale=0.2, window=20, soft_cap=3.0, sinks=np.linspace(-1, 1, 6, dtype=np.float32)
+    )
     with jq.implementation(implementation, fused=fused):
         got = jax.jit(functools.partial(jq.paged_attention_matmul, **options))(*given, **addends)
     *pages, w = given
@@ -66,10 +77,16 @@ def test_eight_rows_are_quantized_by_attention_or_by_its_merge(per_sequence):
     """Bit for bit what the chain gives, in a launch less."""
     given, addends = operands(8, 9, 1, per_sequence, head_dim=256, n=8)
     merge = ["merge_attention"] if per_sequence == 16 else []
-    assert launched(jq.paged_attention_matmul, *given, **addends) == ["paged_attention", *merge, "matvec"]
+    assert launched(jq.paged_attention_matmul, *given, **addends) == [
+        "paged_attention",
+        *merge,
+        "matvec",
+    ]
     apart = ["paged_attention", *merge, "quantize_q8_1", "matvec"]
     for fused in (False, ("matmul", "mlp")):
-        found = launched(jq.paged_attention_matmul, *given, fused=fused, **({} if fused is False else addends))
+        found = launched(
+            jq.paged_attention_matmul, *given, fused=fused, **({} if fused is False else addends)
+        )
         assert found == apart
     with jq.implementation("sim"):
         got = jq.paged_attention_matmul(*given, **addends)
@@ -82,7 +99,10 @@ def test_eight_rows_are_quantized_by_attention_or_by_its_merge(per_sequence):
     "sizes, activations",
     [
         (dict(batch=1), None),  # the mat-vec quantizes for itself
-        (dict(batch=8, num_heads=44, num_kv_heads=4, head_dim=48, format="Q8_0"), None),  # heads are no whole groups
+        (
+            dict(batch=8, num_heads=44, num_kv_heads=4, head_dim=48, format="Q8_0"),
+            None,
+        ),  # heads are no whole groups
         (dict(batch=9), None),  # tensor cores
         (dict(batch=8, num_heads=9, head_dim=256), "f32"),
     ],
@@ -93,7 +113,9 @@ def test_where_attention_leaves_floats(sizes, activations):
         got = jq.paged_attention_matmul(*given, **addends)
         np.testing.assert_array_equal(got, chain(*given, **addends))
     families = launched(jq.paged_attention_matmul, *given, activations=activations, **addends)
-    assert families[0] == "paged_attention" and (families[1:] == ["matvec"]) == (sizes["batch"] == 1)
+    assert families[0] == "paged_attention" and (families[1:] == ["matvec"]) == (
+        sizes["batch"] == 1
+    )
 
 
 def test_only_configs_that_are_used_are_chosen():
@@ -108,7 +130,9 @@ def test_float_weights_and_no_rows():
     floats = w.dequantize()
     with jq.implementation("xla"):
         got = jq.paged_attention_matmul(*pages, floats, **addends)
-        assert nmse(got, np.asarray(jq.paged_attention_matmul(*given, **addends), np.float64)) <= 1e-11
+        assert (
+            nmse(got, np.asarray(jq.paged_attention_matmul(*given, **addends), np.float64)) <= 1e-11
+        )
     none = [a[:0] for a in (pages[0], *pages[3:])]
     assert jq.paged_attention_matmul(none[0], *pages[1:3], *none[1:], w).shape == (0, 40)
 

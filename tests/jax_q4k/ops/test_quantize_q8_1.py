@@ -19,7 +19,9 @@ def test_equals_the_formula_in_numpy():
     np.testing.assert_array_equal(np.asarray(values).reshape(want.shape), want)
     scale = amax * np.float32(1 / 127)
     np.testing.assert_array_equal(scale_sum[..., 0], scale)
-    np.testing.assert_array_equal(scale_sum[..., 1], scale * want.sum(-1, dtype=np.int32).astype(np.float32))
+    np.testing.assert_array_equal(
+        scale_sum[..., 1], scale * want.sum(-1, dtype=np.int32).astype(np.float32)
+    )
 
 
 def test_halves_round_to_even_and_the_largest_is_127():

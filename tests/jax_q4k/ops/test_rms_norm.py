@@ -20,7 +20,9 @@ def exact(x, weight, eps):
     return x / np.sqrt(np.mean(x**2, -1, keepdims=True) + eps) * weight
 
 
-@pytest.mark.parametrize("shape", [(96,), (2, 3, 1056), (2, 30)])  # 30: by XLA, on every implementation
+@pytest.mark.parametrize(
+    "shape", [(96,), (2, 3, 1056), (2, 30)]
+)  # 30: by XLA, on every implementation
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_equals_the_definition(implementation, shape):
     x, weight = normal(*shape), normal(shape[-1])
@@ -39,7 +41,10 @@ def test_result_has_the_dtype_of_x(dtype):
 
 def test_rows_longer_than_the_kernel_takes():
     x, weight = normal(1, MAX_COLUMNS + 4), normal(MAX_COLUMNS + 4)
-    assert nmse(jq.rms_norm(x, weight, eps=1e-6, implementation="sim"), exact(x, weight, 1e-6)) <= 1e-12
+    assert (
+        nmse(jq.rms_norm(x, weight, eps=1e-6, implementation="sim"), exact(x, weight, 1e-6))
+        <= 1e-12
+    )
 
 
 def test_zeros_and_poison_stay_in_their_rows():
@@ -84,9 +89,17 @@ def test_vmap_of_rows_is_one_call_and_of_weights_one_each():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda x: jq.rms_norm(x, jnp.ones(65), eps=1e-6), ValueError, r"weight has shape \(65,\).*\(64,\)"),
+        (
+            lambda x: jq.rms_norm(x, jnp.ones(65), eps=1e-6),
+            ValueError,
+            r"weight has shape \(65,\).*\(64,\)",
+        ),
         (lambda x: jq.rms_norm(x[0, 0], x[0], eps=1e-6), ValueError, r"x has shape \(\)"),
-        (lambda x: jq.rms_norm(x, x[0], eps=-1), ValueError, "eps=-1.0 must be finite in float32 and at least 0"),
+        (
+            lambda x: jq.rms_norm(x, x[0], eps=-1),
+            ValueError,
+            "eps=-1.0 must be finite in float32 and at least 0",
+        ),
         (lambda x: jq.rms_norm(x, x[0], eps=None), ValueError, "eps=None"),
         (lambda x: jq.rms_norm(x.astype(int), x[0], eps=1e-6), TypeError, "x has dtype int"),
     ],

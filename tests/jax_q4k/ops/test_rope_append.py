@@ -16,13 +16,20 @@ SLOTS = np.array([17, -1, 79])
 
 def operands(dtype=jnp.float32, rope_dim=DIM, qk_norm=False):
     tokens = len(SLOTS)
-    pages = [jnp.asarray(rng.standard_normal((PAGES, KV_HEADS, SIZE, DIM)), dtype) for _ in range(2)]
-    q, k, v = (jnp.asarray(rng.standard_normal((tokens, h, DIM)), jnp.float32) for h in (HEADS, KV_HEADS, KV_HEADS))
+    pages = [
+        jnp.asarray(rng.standard_normal((PAGES, KV_HEADS, SIZE, DIM)), dtype) for _ in range(2)
+    ]
+    q, k, v = (
+        jnp.asarray(rng.standard_normal((tokens, h, DIM)), jnp.float32)
+        for h in (HEADS, KV_HEADS, KV_HEADS)
+    )
     radians = rng.uniform(0, 1e5, (tokens, rope_dim // 2))
     arrays = dict(q=q, k=k, v=v, k_pages=pages[0], v_pages=pages[1], slot_mapping=jnp.array(SLOTS))
     arrays |= dict(cos=jnp.float32(np.cos(radians)), sin=jnp.float32(np.sin(radians)))
     if qk_norm:
-        arrays |= {name: jnp.float32(rng.uniform(0.5, 2, DIM)) for name in ("q_norm", "k_norm")} | {"eps": EPS}
+        arrays |= {name: jnp.float32(rng.uniform(0.5, 2, DIM)) for name in ("q_norm", "k_norm")} | {
+            "eps": EPS
+        }
     return arrays
 
 
@@ -54,7 +61,9 @@ def exact(a, interleaved):
         (jnp.float16, 20, True, True, 1e-6),
     ],
 )
-def test_rotates_and_writes_its_slots(dtype, rope_dim, qk_norm, interleaved, tolerance, implementation, fused):
+def test_rotates_and_writes_its_slots(
+    dtype, rope_dim, qk_norm, interleaved, tolerance, implementation, fused
+):
     a = operands(dtype, rope_dim, qk_norm)
     with jq.implementation(implementation, fused=fused):
         q, *pages = jq.rope_append(**a, interleaved=interleaved)
@@ -80,7 +89,9 @@ def test_quantized_pages(dtype, tolerance, implementation, fused):
     a = operands()
     pages = dict(k_pages=a.pop("k_pages").astype(dtype), v_pages=a.pop("v_pages").astype(dtype))
     if dtype == jnp.int8:
-        pages |= dict(k_scales=jnp.ones((PAGES, KV_HEADS, SIZE)), v_scales=jnp.ones((PAGES, KV_HEADS, SIZE)))
+        pages |= dict(
+            k_scales=jnp.ones((PAGES, KV_HEADS, SIZE)), v_scales=jnp.ones((PAGES, KV_HEADS, SIZE))
+        )
     with jq.implementation(implementation, fused=fused):
         q, *got = jq.rope_append(**a, **pages, interleaved=True)
         want = jq.append_kv(**pages, k=a["k"], v=a["v"], slot_mapping=a["slot_mapping"])
@@ -107,7 +118,9 @@ def test_a_fusion_is_one_operation_and_a_chain_is_not():
 
 def test_donated_pages_are_updated_in_place():
     a = operands()
-    program = jax.jit(functools.partial(jq.rope_append, interleaved=True), donate_argnames=("k_pages", "v_pages"))
+    program = jax.jit(
+        functools.partial(jq.rope_append, interleaved=True), donate_argnames=("k_pages", "v_pages")
+    )
     pointers = [a[name].unsafe_buffer_pointer() for name in ("k_pages", "v_pages")]
     _, *pages = program(**a)
     assert [page.unsafe_buffer_pointer() for page in pages] == pointers
@@ -153,8 +166,16 @@ def test_no_tokens(fused):
         (dict(slot_mapping=jnp.zeros((3, 1), int)), ValueError, "slot_mapping has shape"),
         (dict(q_norm=jnp.ones(DIM), eps=EPS), ValueError, "q_norm and k_norm must both be given"),
         (dict(q_norm=jnp.ones(DIM), k_norm=jnp.ones(DIM)), ValueError, "eps=None"),
-        (dict(q_norm=jnp.ones(DIM), k_norm=jnp.ones(64), eps=EPS), ValueError, r"k_norm has shape \(64,\)"),
-        (dict(k_pages=jnp.zeros((PAGES, KV_HEADS, 8, DIM))), ValueError, "v_pages has shape|page_size=8"),
+        (
+            dict(q_norm=jnp.ones(DIM), k_norm=jnp.ones(64), eps=EPS),
+            ValueError,
+            r"k_norm has shape \(64,\)",
+        ),
+        (
+            dict(k_pages=jnp.zeros((PAGES, KV_HEADS, 8, DIM))),
+            ValueError,
+            "v_pages has shape|page_size=8",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit(call, error, message):

@@ -11,7 +11,10 @@ from ptx_kernels.kernels.top_k import MAX_PART
 
 def values(*shape, distinct=50, dtype=jnp.float32):
     """Few distinct values, so that there are ties."""
-    return jnp.asarray(np.random.default_rng(sum(shape)).integers(-distinct, distinct, shape), dtype) / 4
+    return (
+        jnp.asarray(np.random.default_rng(sum(shape)).integers(-distinct, distinct, shape), dtype)
+        / 4
+    )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -24,7 +27,9 @@ def test_argmax_is_the_first_of_the_largest(shape, implementation):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("shape, k", [((1,), 1), ((33,), 33), ((2, 3, 700), 5), ((2, MAX_PART + 905), 40)])
+@pytest.mark.parametrize(
+    "shape, k", [((1,), 1), ((33,), 33), ((2, 3, 700), 5), ((2, MAX_PART + 905), 40)]
+)
 def test_top_k_is_a_stable_sort(shape, k, implementation):
     x = values(*shape)
     found, indices = jq.top_k(x, k, implementation=implementation)
@@ -69,7 +74,9 @@ def test_jit_vmap_and_no_rows(implementation):
 
     @jax.jit
     def both(x):
-        return jq.argmax(x, implementation=implementation), *jq.top_k(x, 2, implementation=implementation)
+        return jq.argmax(x, implementation=implementation), *jq.top_k(
+            x, 2, implementation=implementation
+        )
 
     for mapped, whole in zip(jax.vmap(both, in_axes=1, out_axes=1)(x), both(x), strict=True):
         np.testing.assert_array_equal(mapped, whole)
@@ -78,7 +85,9 @@ def test_jit_vmap_and_no_rows(implementation):
 
 
 def test_what_they_refuse():
-    with pytest.raises(ValueError, match=r"x has shape \(3, 0\); its last axis must hold at least one value"):
+    with pytest.raises(
+        ValueError, match=r"x has shape \(3, 0\); its last axis must hold at least one value"
+    ):
         jq.argmax(jnp.zeros((3, 0)))
     with pytest.raises(ValueError, match=r"k=0 must be 1 to 5"):
         jq.top_k(jnp.zeros(5), 0)

@@ -1,4 +1,6 @@
-"""Operations under `vmap`, against one call per example, and the derivatives that are made with it."""
+"""Operations under `vmap`, against one call per example, and the derivatives that are made with
+it.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -37,14 +39,20 @@ def test_matmul_of_mapped_rows_is_one_call(implementation, axis):
     mapped = jax.vmap(product, in_axes=axis, out_axes=0)
     got = mapped(jnp.moveaxis(x, 0, axis))
     np.testing.assert_array_equal(got, product(x))  # q8_1 of six rows in both
-    names = [equation.primitive.name for equation in jax.make_jaxpr(mapped)(jnp.moveaxis(x, 0, axis)).eqns]
+    names = [
+        equation.primitive.name
+        for equation in jax.make_jaxpr(mapped)(jnp.moveaxis(x, 0, axis)).eqns
+    ]
     assert names.count("q4k_matmul") == 1 and "scan" not in names
 
 
 def test_matmul_of_mapped_weights():
     stacked, each = experts()
     x = normal(3, 2, K)
-    got, shared = jax.vmap(jq.matmul)(x, stacked), jax.vmap(jq.matmul, in_axes=(None, 0))(x[0], stacked)
+    got, shared = (
+        jax.vmap(jq.matmul)(x, stacked),
+        jax.vmap(jq.matmul, in_axes=(None, 0))(x[0], stacked),
+    )
     for i, w in enumerate(each):
         assert nmse(got[i], jq.matmul(x[i], w)) <= 1e-12
         assert nmse(shared[i], jq.matmul(x[0], w)) <= 1e-12
@@ -61,7 +69,9 @@ def test_mapped_axes_other_than_the_first():
 def test_gradient_of_a_sum_over_mapped_weights():
     stacked, each = experts()
     x = normal(2, K)
-    got = jax.grad(lambda x: jnp.sum(jnp.sin(jax.vmap(jq.matmul, in_axes=(None, 0))(x, stacked) / K)))(x)
+    got = jax.grad(
+        lambda x: jnp.sum(jnp.sin(jax.vmap(jq.matmul, in_axes=(None, 0))(x, stacked) / K))
+    )(x)
     want = jax.grad(lambda x: sum(jnp.sum(jnp.sin(jq.matmul(x, w) / K)) for w in each))(x)
     assert nmse(got, want) <= 1e-11
 
@@ -78,8 +88,12 @@ def test_jacobian_is_the_decoded_weights_and_hessian_follows():
 def test_other_operations():
     stacked, each = experts()
     ids, x = jnp.array([[0, 3], [7, 7], [1, 2]]), normal(3, 2, K)
-    np.testing.assert_array_equal(jax.vmap(jq.dequantize)(stacked), [jq.dequantize(w) for w in each])
-    np.testing.assert_array_equal(jax.vmap(jq.embedding)(ids, stacked), list(map(jq.embedding, ids, each)))
+    np.testing.assert_array_equal(
+        jax.vmap(jq.dequantize)(stacked), [jq.dequantize(w) for w in each]
+    )
+    np.testing.assert_array_equal(
+        jax.vmap(jq.embedding)(ids, stacked), list(map(jq.embedding, ids, each))
+    )
     shared = jax.vmap(jq.embedding, in_axes=(0, None))(ids, each[0])
     np.testing.assert_array_equal(shared, jq.embedding(ids, each[0]))
     for got, want in zip(jax.vmap(jq.quantize_q8_1)(x), jq.quantize_q8_1(x), strict=True):

@@ -15,7 +15,9 @@ def integers(bits: int, *shape: int, seed: int = 0) -> np.ndarray:
 
 def test_half_bytes():
     values = np.array([0, -0.0, 2.0**-24, -65504, 1 / 3], np.float16)
-    np.testing.assert_array_equal(pack.half_bytes(values.astype(np.float32)), values[:, None].view(np.uint8))
+    np.testing.assert_array_equal(
+        pack.half_bytes(values.astype(np.float32)), values[:, None].view(np.uint8)
+    )
 
 
 def test_nibbles_drop_what_is_above_them():
@@ -46,4 +48,6 @@ def test_k_scales():
 
 def test_k_low_bits():
     quants = integers(5, 9, 8, 32)
-    np.testing.assert_array_equal(q4_k.low_bits(np.asarray(pack.k_low_bits(quants)), np), quants & 15)
+    np.testing.assert_array_equal(
+        q4_k.low_bits(np.asarray(pack.k_low_bits(quants)), np), quants & 15
+    )

@@ -22,8 +22,12 @@ from jax_q4k.quantizers import CHUNK
 from ptx_kernels import formats
 
 DATA = Path(__file__).parents[2] / "data" / "quantize"
-GGML = np.load(DATA / "ggml.npz")  # (32, 1024) rows of seven kinds, `importance` (1024,), ggml's Q8_0 of eight rows
-GGML_RMSE = json.loads((DATA / "ggml_rmse.json").read_text())  # relative, of ggml's quantizers there
+GGML = np.load(
+    DATA / "ggml.npz"
+)  # (32, 1024) rows of seven kinds, `importance` (1024,), ggml's Q8_0 of eight rows
+GGML_RMSE = json.loads(
+    (DATA / "ggml_rmse.json").read_text()
+)  # relative, of ggml's quantizers there
 RMSE = json.loads((DATA / "rmse.json").read_text())  # and of these quantizers, when last recorded
 KINDS = ["normal", "laplace", "heavy", "offset", "tiny", "sparse", "onesided"]
 FORMATS = list(quantizers.names())
@@ -33,7 +37,9 @@ K_FORMATS = ["Q4_K", "Q5_K"]
 
 def decoded(blocks: np.ndarray, format: str) -> np.ndarray:
     """uint8 (..., blocks, bytes) -> float32 (..., k), by the gguf package."""
-    return gguf.quants.dequantize(blocks.reshape(*blocks.shape[:-2], -1), GGMLQuantizationType[format])
+    return gguf.quants.dequantize(
+        blocks.reshape(*blocks.shape[:-2], -1), GGMLQuantizationType[format]
+    )
 
 
 def round_trip(x, format: str, importance=None) -> np.ndarray:
@@ -56,25 +62,33 @@ def test_errors_are_below_ggmls(format, kind):
 
 @pytest.mark.parametrize("format", SEARCHED)
 def test_errors_do_not_rise(format):
-    """By more than 0.05%: every step of a search is worth more somewhere. Lower ones may be recorded."""
+    """By more than 0.05%: every step of a search is worth more somewhere. Lower ones may be
+    recorded.
+    """
     for kind in KINDS:
         even = relative_rmse(round_trip(GGML[kind], format), GGML[kind])
         assert even <= 1.0005 * RMSE[f"{kind}/{format}"]
         importance = GGML["importance"]
-        weighted = relative_rmse(round_trip(GGML[kind], format, importance), GGML[kind], importance.astype(np.float64))
+        weighted = relative_rmse(
+            round_trip(GGML[kind], format, importance), GGML[kind], importance.astype(np.float64)
+        )
         assert weighted <= 1.0005 * RMSE[f"{kind}/{format}/weighted"]
 
 
 @pytest.mark.parametrize("format", K_FORMATS)
 def test_values_at_the_edge_of_f16(format):
-    """Where a super-block's d is a few times the least subnormal f16: ggml's relative RMSE is 3 there."""
+    """Where a super-block's d is a few times the least subnormal f16: ggml's relative RMSE is 3
+    there.
+    """
     assert relative_rmse(round_trip(GGML["tiny"], format), GGML["tiny"]) <= 0.08
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_q8_0_is_ggmls_to_the_bit(kind):
     want = GGML[f"{kind}.Q8_0"]
-    np.testing.assert_array_equal(quantizers.quantize(GGML[kind][:8], "Q8_0").reshape(want.shape), want)
+    np.testing.assert_array_equal(
+        quantizers.quantize(GGML[kind][:8], "Q8_0").reshape(want.shape), want
+    )
 
 
 def test_q8_0_multiplies_by_the_reciprocal_as_ggml_does():
@@ -109,10 +123,18 @@ def test_fresh_rows_and_both_decoders(format):
     assert (w.format, w.shape) == (format, x.shape)
     blocks = quantizers.quantize(x, format)
     assert w.to_gguf_bytes() == blocks.tobytes()
-    np.testing.assert_array_equal(np.asarray(w.dequantize()).view(np.uint32), decoded(blocks, format).view(np.uint32))
-    bound = {"Q4_0": 0.11, "Q5_0": 0.055, "Q5_1": 0.044, "Q8_0": 0.007, "Q4_K": 0.086, "Q5_K": 0.044, "Q6_K": 0.022}[
-        format
-    ]
+    np.testing.assert_array_equal(
+        np.asarray(w.dequantize()).view(np.uint32), decoded(blocks, format).view(np.uint32)
+    )
+    bound = {
+        "Q4_0": 0.11,
+        "Q5_0": 0.055,
+        "Q5_1": 0.044,
+        "Q8_0": 0.007,
+        "Q4_K": 0.086,
+        "Q5_K": 0.044,
+        "Q6_K": 0.022,
+    }[format]
     assert nmse(w.dequantize(), x) <= bound**2
 
 
@@ -142,7 +164,9 @@ def test_decoded_blocks_that_tell_their_grid_are_kept(format):
 @pytest.mark.parametrize("format", ["Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("kind", ["offset", "onesided", "sparse"])
 def test_decoded_blocks_that_do_not_tell_their_grid_stay_close(format, kind):
-    """Values of one sign leave the minimum open, a few distinct ones the scale: another grid may be found."""
+    """Values of one sign leave the minimum open, a few distinct ones the scale: another grid may be
+    found.
+    """
     once = round_trip(GGML[kind], format)
     assert relative_rmse(round_trip(once, format), once) <= relative_rmse(once, GGML[kind])
 
@@ -153,7 +177,9 @@ def test_importance_lowers_the_error_where_it_is(format):
     importance = np.ones(1024)
     importance[::8] = 100
     even, weighted = round_trip(x, format), round_trip(x, format, importance)
-    assert relative_rmse(weighted[:, ::8], x[:, ::8]) <= 0.95 * relative_rmse(even[:, ::8], x[:, ::8])
+    assert relative_rmse(weighted[:, ::8], x[:, ::8]) <= 0.95 * relative_rmse(
+        even[:, ::8], x[:, ::8]
+    )
     assert relative_rmse(weighted, x, importance) < relative_rmse(even, x, importance)
 
 
@@ -172,7 +198,9 @@ def test_a_block_without_importance_counts_as_even(format):
     x = np.random.default_rng(4).standard_normal((2, 768)).astype(np.float32)
     importance = np.ones(768)
     importance[256:512] = 0
-    np.testing.assert_array_equal(quantizers.quantize(x, format, importance), quantizers.quantize(x, format))
+    np.testing.assert_array_equal(
+        quantizers.quantize(x, format, importance), quantizers.quantize(x, format)
+    )
 
 
 @pytest.mark.parametrize("format", SEARCHED)
@@ -212,10 +240,18 @@ def test_shapes_and_layouts(format):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", ">f4"])
 def test_dtypes(dtype):
-    x = np.random.default_rng(9).standard_normal((3, 256)).astype(jnp.bfloat16 if dtype == "bfloat16" else dtype)
-    np.testing.assert_array_equal(quantizers.quantize(x, "Q4_K"), quantizers.quantize(x.astype(np.float32), "Q4_K"))
+    x = (
+        np.random.default_rng(9)
+        .standard_normal((3, 256))
+        .astype(jnp.bfloat16 if dtype == "bfloat16" else dtype)
+    )
+    np.testing.assert_array_equal(
+        quantizers.quantize(x, "Q4_K"), quantizers.quantize(x.astype(np.float32), "Q4_K")
+    )
     if dtype in ("float16", "bfloat16"):
-        np.testing.assert_array_equal(quantizers.quantize(jnp.asarray(x), "Q4_K"), quantizers.quantize(x, "Q4_K"))
+        np.testing.assert_array_equal(
+            quantizers.quantize(jnp.asarray(x), "Q4_K"), quantizers.quantize(x, "Q4_K")
+        )
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float16, jnp.bfloat16])
@@ -227,7 +263,9 @@ def test_dtypes_of_importance(dtype):
         np.testing.assert_array_equal(quantizers.quantize(x, "Q4_K", typed), want)
 
 
-@pytest.mark.parametrize("option, value", [("jax_enable_x64", True), ("jax_numpy_dtype_promotion", "strict")])
+@pytest.mark.parametrize(
+    "option, value", [("jax_enable_x64", True), ("jax_numpy_dtype_promotion", "strict")]
+)
 def test_settings_of_jax_do_not_matter(option, value):
     x = np.random.default_rng(9).standard_normal((3, 256)).astype(np.float32)
     formats_ = ["Q4_K", "Q6_K"]
@@ -285,7 +323,10 @@ def test_the_largest_magnitudes(format, sign):
     got = round_trip(x, format)
     assert relative_rmse(got, x) <= 0.15
     x[0, 17] = np.nextafter(np.float32(sign * limit), np.float32(sign * np.inf))
-    with pytest.raises(ValueError, match=rf"w\[0, 17\] is -?[\d.e+]+; {format} takes finite values of magnitude up to"):
+    with pytest.raises(
+        ValueError,
+        match=rf"w\[0, 17\] is -?[\d.e+]+; {format} takes finite values of magnitude up to",
+    ):
         quantizers.quantize(x, format)
 
 
@@ -299,7 +340,9 @@ def test_the_first_value_that_is_not_finite_is_named(format, value):
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad], ids=lambda transform: transform.__name__)
+@pytest.mark.parametrize(
+    "transform", [jax.jit, jax.vmap, jax.grad], ids=lambda transform: transform.__name__
+)
 def test_tracers_are_named(transform):
     rows, importance = jnp.ones((1, 32)), jnp.ones((1, 32))
     with pytest.raises(TypeError, match="^w is traced; .* outside jit, vmap and grad"):
@@ -317,39 +360,99 @@ ONES = np.ones((2, 256), np.float32)
 
 
 BAD_ARGUMENTS = [
-    (ONES, "Q3_K", None, ValueError, "format='Q3_K' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K"),
+    (
+        ONES,
+        "Q3_K",
+        None,
+        ValueError,
+        "format='Q3_K' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K",
+    ),
     (ONES, None, None, ValueError, "format=None must be one of"),
     (ONES, ["Q4_K"], None, ValueError, r"format=\['Q4_K'\] must be one of"),
-    (ONES[:, :128], "Q4_K", None, ValueError, r"shape \(2, 128\): k=128 must be a multiple of 256, Q4_K's block"),
-    (ONES[:, :48], "Q8_0", None, ValueError, r"shape \(2, 48\): k=48 must be a multiple of 32, Q8_0's block"),
+    (
+        ONES[:, :128],
+        "Q4_K",
+        None,
+        ValueError,
+        r"shape \(2, 128\): k=128 must be a multiple of 256, Q4_K's block",
+    ),
+    (
+        ONES[:, :48],
+        "Q8_0",
+        None,
+        ValueError,
+        r"shape \(2, 48\): k=48 must be a multiple of 32, Q8_0's block",
+    ),
     (np.float32(1), "Q4_K", None, ValueError, r"shape \(\); it must have at least one axis"),
-    (ONES[:0], "Q4_K", None, ValueError, r"shape \(0, 256\); it must have at least one axis, and every axis"),
+    (
+        ONES[:0],
+        "Q4_K",
+        None,
+        ValueError,
+        r"shape \(0, 256\); it must have at least one axis, and every axis",
+    ),
     (ONES[:, :0], "Q4_K", None, ValueError, r"shape \(2, 0\)"),
-    (ONES.astype(np.int32), "Q4_K", None, TypeError, "w has dtype int32; it must be one of float32, float16"),
+    (
+        ONES.astype(np.int32),
+        "Q4_K",
+        None,
+        TypeError,
+        "w has dtype int32; it must be one of float32, float16",
+    ),
     (ONES.astype(np.complex64), "Q4_K", None, TypeError, "w has dtype complex64"),
     (ONES > 0, "Q4_K", None, TypeError, "w has dtype bool"),
     (ONES.astype(jnp.float8_e4m3fn), "Q4_K", None, TypeError, "w has dtype float8_e4m3fn"),
     (ONES, "Q4_K", np.ones(255), ValueError, r"importance has shape \(255,\); it must be \(256,\)"),
     (ONES, "Q4_K", ONES, ValueError, r"importance has shape \(2, 256\); it must be \(256,\)"),
     (ONES, "Q8_0", 1.0, ValueError, r"importance has shape \(\)"),
-    (ONES, "Q4_K", np.r_[np.ones(9), -1.0, -np.ones(246)], ValueError, r"importance\[9\] is -1.0; it must be"),
-    (ONES, "Q8_0", np.r_[np.ones(255), np.nan], ValueError, r"importance\[255\] is nan; it must be finite"),
-    (ONES, "Q4_K", np.r_[np.inf, np.ones(255)], ValueError, r"importance\[0\] is inf; it must be finite"),
-    (ONES, "Q4_K", np.ones(256, bool), TypeError, "importance has dtype bool; it must be real numbers"),
+    (
+        ONES,
+        "Q4_K",
+        np.r_[np.ones(9), -1.0, -np.ones(246)],
+        ValueError,
+        r"importance\[9\] is -1.0; it must be",
+    ),
+    (
+        ONES,
+        "Q8_0",
+        np.r_[np.ones(255), np.nan],
+        ValueError,
+        r"importance\[255\] is nan; it must be finite",
+    ),
+    (
+        ONES,
+        "Q4_K",
+        np.r_[np.inf, np.ones(255)],
+        ValueError,
+        r"importance\[0\] is inf; it must be finite",
+    ),
+    (
+        ONES,
+        "Q4_K",
+        np.ones(256, bool),
+        TypeError,
+        "importance has dtype bool; it must be real numbers",
+    ),
     (ONES, "Q4_K", ["a"] * 256, TypeError, "importance has dtype"),
 ]
 
 
-@pytest.mark.parametrize("w, format, importance, error, message", BAD_ARGUMENTS, ids=[c[-1] for c in BAD_ARGUMENTS])
+@pytest.mark.parametrize(
+    "w, format, importance, error, message", BAD_ARGUMENTS, ids=[c[-1] for c in BAD_ARGUMENTS]
+)
 def test_bad_arguments(w, format, importance, error, message):
     with pytest.raises(error, match=message):
         quantizers.quantize(w, format, importance)
 
 
 def values(format: str) -> st.SearchStrategy[np.float32]:
-    """Magnitudes from below every format's steps to the largest that this one takes, zeros and both signs."""
+    """Magnitudes from below every format's steps to the largest that this one takes, zeros and both
+    signs.
+    """
     limit = quantizers.LIMITS[format]
-    magnitude = st.builds(lambda m, e: min(m * 2.0**e, limit), st.floats(1, 2), st.integers(-40, 28))
+    magnitude = st.builds(
+        lambda m, e: min(m * 2.0**e, limit), st.floats(1, 2), st.integers(-40, 28)
+    )
     signed = st.builds(lambda m, s: np.float32(m * s), magnitude, st.sampled_from([1, -1]))
     return st.one_of(st.just(np.float32(0)), signed)
 
@@ -358,11 +461,17 @@ def values(format: str) -> st.SearchStrategy[np.float32]:
 @given(st.sampled_from(FORMATS), st.integers(1, 3), st.integers(1, 3), st.data())
 def test_any_values_decode_to_finite_ones_no_farther_than_zeros(format, n, blocks, data):
     shape = (n, blocks * formats.get(format).block_size)
-    x = data.draw(hnp.arrays(np.float32, shape, elements=values(format), fill=st.just(np.float32(0))))
-    importance = data.draw(st.one_of(st.none(), hnp.arrays(np.float64, shape[1], elements=st.floats(0, 1e30))))
+    x = data.draw(
+        hnp.arrays(np.float32, shape, elements=values(format), fill=st.just(np.float32(0)))
+    )
+    importance = data.draw(
+        st.one_of(st.none(), hnp.arrays(np.float64, shape[1], elements=st.floats(0, 1e30)))
+    )
     packed = quantizers.quantize(x, format, importance)
     assert packed.shape == (n, blocks, formats.get(format).block_bytes)
     got = decoded(packed, format).astype(np.float64)
     assert np.isfinite(got).all()
     if importance is None:
-        assert np.linalg.norm(got - x) <= np.linalg.norm(x) * (1 + 1e-6) + 2.0**-24 * np.sqrt(x.size)
+        assert np.linalg.norm(got - x) <= np.linalg.norm(x) * (1 + 1e-6) + 2.0**-24 * np.sqrt(
+            x.size
+        )

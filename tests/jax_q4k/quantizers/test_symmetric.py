@@ -33,7 +33,9 @@ def test_blocks_come_near_the_best_fit(top):
     assert q.min() >= -top and q.max() <= top - 1 and (q == np.rint(q)).all()
     np.testing.assert_array_equal(d, d.astype(np.float16).astype(np.float32))
     errors = (w * (d * q - x) ** 2).sum(0, dtype=np.float64)
-    best = [best_error(x[:, i].astype(np.float64), w[:, i].astype(np.float64), top) for i in range(20)]
+    best = [
+        best_error(x[:, i].astype(np.float64), w[:, i].astype(np.float64), top) for i in range(20)
+    ]
     assert np.sqrt(errors.sum() / sum(best)) <= 1.01
 
 
@@ -53,7 +55,9 @@ def test_super_blocks_give_what_the_fields_hold():
     assert scale.min() >= -128 and scale.max() <= 127 and (scale == np.rint(scale)).all()
     np.testing.assert_array_equal(d, d.astype(np.float16).astype(np.float32))
     best = sum(
-        best_error(x[:, s, b].astype(np.float64), np.ones(16), 32) for s in range(16) for b in range(2)
+        best_error(x[:, s, b].astype(np.float64), np.ones(16), 32)
+        for s in range(16)
+        for b in range(2)
     )  # of scales that need not be multiples of one d
     errors = np.sum((d * scale * q - x)[..., :2] ** 2, dtype=np.float64)
     assert np.sqrt(errors / best) <= 1.15

@@ -27,7 +27,9 @@ def test_equals_float64(name: str) -> None:
     (y,) = simulator.run(apply(name=name, count=1024), x)
     assert nmse(y, gated(name, x.astype(np.float64), np.float64(1))) <= 1e-13
     near = np.abs(x) < 3
-    np.testing.assert_allclose(y[near], gated(name, x.astype(np.float64), np.float64(1))[near], rtol=1e-5)
+    np.testing.assert_allclose(
+        y[near], gated(name, x.astype(np.float64), np.float64(1))[near], rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -19,7 +19,9 @@ def test_equals_numpy(tokens: int, heads: int, head_dim: int, dtype: str) -> Non
     pages = [stored(rng.standard_normal(shape, np.float32), dtype) for _ in range(2)]
     new = [rng.standard_normal((tokens, heads, head_dim), np.float32) for _ in range(2)]
     slots = rng.permutation(64)[:tokens].astype(np.int32)
-    kernel = append_kv(tokens=tokens, num_pages=4, num_kv_heads=heads, page_size=16, head_dim=head_dim, dtype=dtype)
+    kernel = append_kv(
+        tokens=tokens, num_pages=4, num_kv_heads=heads, page_size=16, head_dim=head_dim, dtype=dtype
+    )
     results = simulator.run(kernel, *pages, *new, slots)
     for result, before, values in zip(results, pages, new, strict=True):
         want = before.copy()
@@ -43,18 +45,29 @@ def test_slots_outside_the_pages_are_skipped() -> None:
 @pytest.mark.parametrize("heads, head_dim", [(1, 32), (3, 112), (2, 256)])
 def test_int8_pages_get_a_scale_per_token_and_head(heads: int, head_dim: int) -> None:
     rng = np.random.default_rng(heads)
-    pages, scales = np.full((2, 2, heads, 16, head_dim), 99, np.int8), np.full((2, 2, heads, 16), 99, np.float32)
-    new = rng.standard_normal((2, 5, heads, head_dim), np.float32) * np.float32([1, 1e3, 0, 1e-39, 1])[:, None, None]
+    pages, scales = (
+        np.full((2, 2, heads, 16, head_dim), 99, np.int8),
+        np.full((2, 2, heads, 16), 99, np.float32),
+    )
+    new = (
+        rng.standard_normal((2, 5, heads, head_dim), np.float32)
+        * np.float32([1, 1e3, 0, 1e-39, 1])[:, None, None]
+    )
     new[0, 4, 0, 7] = np.nan
     new[1, 4, 0, 5] = np.inf
     slots = np.array([17, 3, 20, 31, 0], np.int32)
-    kernel = append_kv(tokens=5, num_pages=2, num_kv_heads=heads, page_size=16, head_dim=head_dim, dtype="int8")
+    kernel = append_kv(
+        tokens=5, num_pages=2, num_kv_heads=heads, page_size=16, head_dim=head_dim, dtype="int8"
+    )
     results = simulator.run(kernel, *pages, *scales, *new, slots)
     for i in range(2):
         quants, steps = int8_vectors(new[i])
         want, want_scales = pages[i].copy(), scales[i].copy()
         for t, slot in enumerate(slots):
-            want[slot // 16, :, slot % 16], want_scales[slot // 16, :, slot % 16] = quants[t], steps[t]
+            want[slot // 16, :, slot % 16], want_scales[slot // 16, :, slot % 16] = (
+                quants[t],
+                steps[t],
+            )
         np.testing.assert_array_equal(results[i], want)
         np.testing.assert_array_equal(results[2 + i], want_scales)
     assert np.isnan(results[2][0, 0, 0]) and np.isinf(results[3][0, 0, 0])
@@ -63,4 +76,6 @@ def test_int8_pages_get_a_scale_per_token_and_head(heads: int, head_dim: int) ->
 @pytest.mark.parametrize("head_dim, dtype", [(40, "f32"), (272, "f32"), (64, "f64")])
 def test_what_it_refuses(head_dim: int, dtype: str) -> None:
     with pytest.raises(KernelError, match=f"(head_dim={head_dim}|dtype='{dtype}') must be one of"):
-        append_kv(tokens=1, num_pages=1, num_kv_heads=1, page_size=16, head_dim=head_dim, dtype=dtype)
+        append_kv(
+            tokens=1, num_pages=1, num_kv_heads=1, page_size=16, head_dim=head_dim, dtype=dtype
+        )

@@ -23,7 +23,9 @@ def test_equals_numpy(format: str, kind: str) -> None:
 def test_rounds_to_16_bits(format: str, dtype: str) -> None:
     planes = random_planes(np.random.default_rng(2), format, 3, 2)
     (y,) = simulator.run(decode(format=format, n=3, blocks=2, dtype=dtype), *planes)
-    np.testing.assert_array_equal(y.view(np.uint16), stored(formats.get(format).decode(planes), dtype).view(np.uint16))
+    np.testing.assert_array_equal(
+        y.view(np.uint16), stored(formats.get(format).decode(planes), dtype).view(np.uint16)
+    )
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])

@@ -19,8 +19,12 @@ from ptx_kernels.simulator.traffic import total
 TOLERANCE = 1e-12
 
 
-def run(format: str, m: int, n: int, columns: int, config: GemmConfig, kind: str = "random") -> float:
-    """NMSE of the simulated kernel against the exact product of the same packed weights and activations."""
+def run(
+    format: str, m: int, n: int, columns: int, config: GemmConfig, kind: str = "random"
+) -> float:
+    """NMSE of the simulated kernel against the exact product of the same packed weights and
+    activations.
+    """
     rng = np.random.default_rng([n, columns, m])
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size, kind=kind)
     x = rng.standard_normal((m, columns), np.float32) * 3
@@ -41,14 +45,24 @@ OTHERS = tuple(format for format in FORMATS if format not in K_QUANTS)
 @pytest.mark.parametrize("format", K_QUANTS)
 @pytest.mark.parametrize(
     ("m", "n", "columns"),
-    [(9, 1, 256), (16, 37, 512), (17, 100, 768), (64, 100, 256), (128, 37, 512), (1, 16, 256), (70, 33, 256)],
+    [
+        (9, 1, 256),
+        (16, 37, 512),
+        (17, 100, 768),
+        (64, 100, 256),
+        (128, 37, 512),
+        (1, 16, 256),
+        (70, 33, 256),
+    ],
 )
 def test_shapes(format: str, m: int, n: int, columns: int) -> None:
     assert run(format, m, n, columns, tuning.gemm(format, n, columns, m)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("format", OTHERS)
-@pytest.mark.parametrize(("m", "n", "columns"), [(9, 1, 64), (16, 37, 896), (40, 20, 320), (17, 100, 256)])
+@pytest.mark.parametrize(
+    ("m", "n", "columns"), [(9, 1, 64), (16, 37, 896), (40, 20, 320), (17, 100, 256)]
+)
 def test_rows_that_are_no_whole_super_blocks(format: str, m: int, n: int, columns: int) -> None:
     assert run(format, m, n, columns, tuning.gemm(format, n, columns, m)) <= TOLERANCE
 
@@ -59,7 +73,9 @@ def test_rows_that_are_no_whole_super_blocks(format: str, m: int, n: int, column
         GemmConfig(row_warps=1, column_warps=1, tiles=2, m_tile=16, stages=2),
         GemmConfig(row_warps=2, column_warps=1, tiles=1, m_tile=32, stages=3),
         GemmConfig(row_warps=1, column_warps=2, tiles=1, m_tile=48, stages=4),
-        GemmConfig(row_warps=1, column_warps=4, tiles=3, m_tile=16, stages=5),  # more stages than super-blocks
+        GemmConfig(
+            row_warps=1, column_warps=4, tiles=3, m_tile=16, stages=5
+        ),  # more stages than super-blocks
         GemmConfig(row_warps=8, column_warps=1, tiles=1, m_tile=16, stages=2),
     ],
     ids=str,
@@ -84,7 +100,12 @@ HALF_TOLERANCES = {"Q4_K": 1e-13, "Q5_K": 1e-13, "Q6_K": 1e-7}
     [
         (17, 33, 512, GemmConfig(1, 1, 2, 16, 2, "f16")),
         (37, 101, 768, GemmConfig(2, 1, 1, 32, 3, "f16")),
-        (3, 5, 256, GemmConfig(1, 1, 1, 16, 4, "f16")),  # one short tile, more stages than super-blocks
+        (
+            3,
+            5,
+            256,
+            GemmConfig(1, 1, 1, 16, 4, "f16"),
+        ),  # one short tile, more stages than super-blocks
         (48, 64, 256, GemmConfig(4, 1, 1, 48, 2, "f16")),
     ],
     ids=str,
@@ -97,19 +118,25 @@ def test_products_of_halves(format: str, m: int, n: int, columns: int, config: G
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", HALF_FORMATS)
 def test_products_of_halves_at_the_limits(format: str, kind: str) -> None:
-    assert run(format, 16, 20, 512, GemmConfig(2, 1, 1, 16, 2, "f16"), kind) <= HALF_TOLERANCES[format]
+    assert (
+        run(format, 16, 20, 512, GemmConfig(2, 1, 1, 16, 2, "f16"), kind) <= HALF_TOLERANCES[format]
+    )
 
 
 @pytest.mark.parametrize("format", HALF_FORMATS)
 def test_activations_of_any_size(format: str) -> None:
-    """From float32 to y by both kernels: rows of 1e-30, 1e30 and of both, against the product of x as it is."""
+    """From float32 to y by both kernels: rows of 1e-30, 1e30 and of both, against the product of x
+    as it is.
+    """
     rng = np.random.default_rng(3)
     x = rng.standard_normal((17, 512), np.float32)
     x[1], x[2], x[3, ::7] = x[1] * 1e-30, x[2] * 1e30, x[3, ::7] * 1e30
     planes = random_planes(rng, format, 20, 2)
     operands = simulator.run(quantize_f16(rows=17, columns=512), x)
     config = GemmConfig(1, 1, 2, 32, 2, "f16")
-    (y,) = simulator.run(gemm(format=format, n=20, columns=512, m=17, config=config), *planes, *operands)
+    (y,) = simulator.run(
+        gemm(format=format, n=20, columns=512, m=17, config=config), *planes, *operands
+    )
     want = x.astype(np.float64) @ weights(format, planes).T
     for row, exact in zip(y, want, strict=True):
         assert nmse(row, exact) <= 1e-6
@@ -121,27 +148,41 @@ def test_nan_stays_in_its_row_of_halves() -> None:
     planes = random_planes(np.random.default_rng(0), "Q4_K", 20, 1)
     operands = simulator.run(quantize_f16(rows=17, columns=256), x)
     config = GemmConfig(1, 1, 2, 16, 2, "f16")
-    (y,) = simulator.run(gemm(format="Q4_K", n=20, columns=256, m=17, config=config), *planes, *operands)
+    (y,) = simulator.run(
+        gemm(format="Q4_K", n=20, columns=256, m=17, config=config), *planes, *operands
+    )
     finite = np.isfinite(y).all(1)
     assert np.isnan(y[[2, 16]]).all() and finite.sum() == 15
 
 
 def test_an_odd_number_of_halves() -> None:
-    """Q6_K's scales end in the middle of the 4 bytes that are copied: the last read stops at the buffer's end."""
+    """Q6_K's scales end in the middle of the 4 bytes that are copied: the last read stops at the
+    buffer's end.
+    """
     assert run("Q6_K", 16, 3, 768, GemmConfig(row_warps=1, tiles=1, m_tile=16)) <= TOLERANCE
     assert run("Q6_K", 16, 17, 768, GemmConfig(row_warps=1, tiles=1, m_tile=16)) <= TOLERANCE
 
 
 def test_largest_products_are_exact() -> None:
-    """All quants and activations at their limits: integers stay below what the magic number holds."""
+    """All quants and activations at their limits: integers stay below what the magic number
+    holds.
+    """
     for format in FORMATS:
-        planes = random_planes(np.random.default_rng(0), format, 16, 256 // formats.get(format).block_size, kind="full")
-        values, scale_sum = quantized(np.where(np.arange(16 * 256).reshape(16, 256) // 32 % 2, -1.0, 1.0).astype("f4"))
+        planes = random_planes(
+            np.random.default_rng(0), format, 16, 256 // formats.get(format).block_size, kind="full"
+        )
+        values, scale_sum = quantized(
+            np.where(np.arange(16 * 256).reshape(16, 256) // 32 % 2, -1.0, 1.0).astype("f4")
+        )
         kernel = gemm(format=format, n=16, columns=256, m=16, config=GemmConfig(1, 1, 1, 16))
         (y,) = simulator.run(kernel, *planes, values, scale_sum)
         x = values.reshape(16, 8, 32) * scale_sum[..., :1].astype(np.float64)
-        scale = np.abs(weights(format, planes)).sum(1)  # the products cancel: against their size, not their sum
-        assert np.abs(y - x.reshape(16, 256) @ weights(format, planes).T).max() <= 1e-6 * scale.max()
+        scale = np.abs(weights(format, planes)).sum(
+            1
+        )  # the products cancel: against their size, not their sum
+        assert (
+            np.abs(y - x.reshape(16, 256) @ weights(format, planes).T).max() <= 1e-6 * scale.max()
+        )
 
 
 def test_nan_stays_in_its_row() -> None:
@@ -158,7 +199,9 @@ def test_nan_stays_in_its_row() -> None:
 )
 def test_instructions_per_4096_products(format: str, budget: float) -> None:
     """SASS of the hot loop per 16 x 8 x 32 products, prompts' config on sm_90."""
-    kernel = gemm(format=format, n=14336, columns=4096, m=512, config=tuning.gemm(format, 14336, 4096, 512))
+    kernel = gemm(
+        format=format, n=14336, columns=4096, m=512, config=tuning.gemm(format, 14336, 4096, 512)
+    )
     loop = hot_loop(disassemble(assemble(kernel.text, "sm_90").cubin))
     assert loop is not None
     products = loop.count("mma") / (2 if format == "Q6_K" else 1)
@@ -167,7 +210,9 @@ def test_instructions_per_4096_products(format: str, budget: float) -> None:
 
 @pytest.mark.parametrize(("format", "budget"), [("Q4_K", 12), ("Q5_K", 16), ("Q6_K", 14)])
 def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
-    """All of a super-block's step per 16 x 8 x 32 products: mma alone takes 12.9 clocks of a scheduler on an H200."""
+    """All of a super-block's step per 16 x 8 x 32 products: mma alone takes 12.9 clocks of a
+    scheduler on an H200.
+    """
     config = tuning.half_gemm(format, 14336, 4096, 512)
     assert config is not None
     kernel = gemm(format=format, n=14336, columns=4096, m=512, config=config)
@@ -199,7 +244,10 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
         config = tuning.gemm(format, n, 4096, m)
         kernel = gemm(format=format, n=n, columns=4096, m=m, config=config)
         assert kernel.dynamic_shared_bytes <= 99 << 10
-        assert kernel.grid[0] * kernel.grid[1] >= 198 or config.row_warps * config.tiles * config.m_tile == 16
+        assert (
+            kernel.grid[0] * kernel.grid[1] >= 198
+            or config.row_warps * config.tiles * config.m_tile == 16
+        )
 
 
 @pytest.mark.parametrize(
@@ -220,8 +268,14 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
             dict(config=GemmConfig(column_warps=2, products="f16")),
             "products='f16' is for column_warps=1 and Q4_K, Q5_K",
         ),
-        (dict(format="Q8_0", config=GemmConfig(products="f16")), "products='f16' is for column_warps=1 and Q4_K, Q5_K"),
-        (dict(config=GemmConfig(stages=8)), "take 321536 bytes of shared memory, of 232448 that a block can have"),
+        (
+            dict(format="Q8_0", config=GemmConfig(products="f16")),
+            "products='f16' is for column_warps=1 and Q4_K, Q5_K",
+        ),
+        (
+            dict(config=GemmConfig(stages=8)),
+            "take 321536 bytes of shared memory, of 232448 that a block can have",
+        ),
     ],
 )
 def test_what_it_refuses(arguments: dict, message: str) -> None:
@@ -229,15 +283,27 @@ def test_what_it_refuses(arguments: dict, message: str) -> None:
         gemm(**(dict(format="Q4_K", n=16, columns=256, m=16) | arguments))
 
 
-@pytest.mark.parametrize(("format", "products"), [*((f, "int8") for f in FORMATS), *((f, "f16") for f in HALF_FORMATS)])
+@pytest.mark.parametrize(
+    ("format", "products"), [*((f, "int8") for f in FORMATS), *((f, "f16") for f in HALF_FORMATS)]
+)
 def test_shared_memory_has_few_bank_conflicts(format: str, products: str, record_property) -> None:
     """Of all accesses, copies into the ring included."""
-    kernel = gemm(format=format, n=64, columns=512, m=64, config=GemmConfig(tiles=1, products=products))
+    kernel = gemm(
+        format=format, n=64, columns=512, m=64, config=GemmConfig(tiles=1, products=products)
+    )
     traffic = simulator.Traffic()
     buffers = [*random_operands(kernel), np.zeros((64, 64), np.float32)]
-    simulator.launch(kernel.text, buffers, kernel.grid, kernel.block, kernel.dynamic_shared_bytes, traffic=traffic)
+    simulator.launch(
+        kernel.text,
+        buffers,
+        kernel.grid,
+        kernel.block,
+        kernel.dynamic_shared_bytes,
+        traffic=traffic,
+    )
     count = total(traffic.shared)
     record_property(
-        "figure", f"gemm {format} {products}: {count.moved} wavefronts of shared memory, {count.least} at the least"
+        "figure",
+        f"gemm {format} {products}: {count.moved} wavefronts of shared memory, {count.least} at the least",
     )
     assert count.moved <= 1.1 * count.least

@@ -18,13 +18,19 @@ TIGHT = 1e-12  # int8 activations: all that is rounded is a sum of a few hundred
 F32 = 1e-11  # f32 activations: as many roundings as weights
 
 
-def run(format: str, n: int, columns: int, m: int, config: MatvecConfig, kind: str = "random") -> float:
-    """NMSE of the simulated kernel against the exact product of the same packed weights and activations."""
+def run(
+    format: str, n: int, columns: int, m: int, config: MatvecConfig, kind: str = "random"
+) -> float:
+    """NMSE of the simulated kernel against the exact product of the same packed weights and
+    activations.
+    """
     rng = np.random.default_rng([n, columns, m])
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size, kind=kind)
     x = rng.standard_normal((m, columns), np.float32) * 3
     operands, x = activation_operands(config, x)
-    (y,) = simulator.run(matvec(format=format, n=n, columns=columns, m=m, config=config), *planes, *operands)
+    (y,) = simulator.run(
+        matvec(format=format, n=n, columns=columns, m=m, config=config), *planes, *operands
+    )
     return nmse(y, x @ weights(format, planes).T)
 
 
@@ -35,13 +41,15 @@ def test_rows_and_activations(format: str, m: int, n: int) -> None:
     assert run(format, n, 512, m, tuning.matvec(format, n, 512, m)) <= TIGHT
 
 
-#: (n, columns, m): all tails of rows and blocks; for formats of 32 weights a block other columns than for 256.
+#: (n, columns, m): all tails of rows and blocks; for formats of 32 weights a block other columns
+#: than for 256.
 PRESET_SHAPES = [(1, 256, 96, 4), (37, 768, 864, 2), (4, 2304, 928, 8), (3, 27648, 18912, 1)]
 PRESETS_OF_FORMATS = [
     (name, format)
     for name, config in PRESETS.items()
     for format in FORMATS
-    if not config.broadcast_header or format in ("Q4_K", "Q5_K")  # the others have no header to broadcast
+    if not config.broadcast_header
+    or format in ("Q4_K", "Q5_K")  # the others have no header to broadcast
 ]
 
 
@@ -62,7 +70,9 @@ def test_presets(name: str, format: str) -> None:
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_persistent_grid(name: str) -> None:
     """Three blocks walk all rows of each strategy, the last of them once less."""
-    config = replace(PRESETS[name], persistent=3, warps=PRESETS[name].warps_per_row, rows_per_warp=2)
+    config = replace(
+        PRESETS[name], persistent=3, warps=PRESETS[name].warps_per_row, rows_per_warp=2
+    )
     assert run("Q4_K", 15, 512, 2, config) <= bound(config)
 
 
@@ -75,7 +85,9 @@ def test_many_rows_of_small_blocks() -> None:
     assert run("Q5_0", 4099, 32, 1, tuning.matvec("Q5_0", 4099, 32, 1)) <= TIGHT
 
 
-@pytest.mark.parametrize("blocks", [1, 4, 9, 35])  # with tails of every kind behind the unrolled loop
+@pytest.mark.parametrize(
+    "blocks", [1, 4, 9, 35]
+)  # with tails of every kind behind the unrolled loop
 @pytest.mark.parametrize(
     "config",
     [
@@ -105,12 +117,16 @@ def test_weights_at_the_limits(format: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["quarter_warp_dp4a", "fused_f32"])
 @pytest.mark.parametrize("format, zero", [("Q4_0", 0x88), ("Q8_0", 0)])
 def test_weights_of_zero_give_exactly_zero(format: str, zero: int, name: str) -> None:
-    """What pruning leaves: no offset is multiplied and subtracted again, which would leave noise."""
+    """What pruning leaves: no offset is multiplied and subtracted again, which would leave
+    noise.
+    """
     x = np.random.default_rng(0).standard_normal((1, 96), np.float32) + 100
     quants, d = random_planes(np.random.default_rng(1), format, 4, 3)
     quants[...] = zero
     operands, _ = activation_operands(PRESETS[name], x)
-    (y,) = simulator.run(matvec(format=format, n=4, columns=96, m=1, config=PRESETS[name]), quants, d, *operands)
+    (y,) = simulator.run(
+        matvec(format=format, n=4, columns=96, m=1, config=PRESETS[name]), quants, d, *operands
+    )
     np.testing.assert_array_equal(y, 0)
 
 
@@ -136,7 +152,11 @@ def test_nan_stays_in_its_row() -> None:
         ({}, dict(rows_per_warp=0), "rows_per_warp=0 must be an integer, at least 1"),
         (dict(n=3), dict(rows_per_warp=4), "rows_per_warp=4 must be 1 to 3"),
         ({}, dict(warps=33), "warps=33 must be 1 to 32"),
-        ({}, dict(warps=16, resident_blocks=5), "= 80 warps: a multiprocessor holds 64, with 32 registers a thread"),
+        (
+            {},
+            dict(warps=16, resident_blocks=5),
+            "= 80 warps: a multiprocessor holds 64, with 32 registers a thread",
+        ),
         ({}, dict(unroll=0), "unroll=0 must be an integer, at least 1"),
         ({}, dict(persistent=-1), "persistent=-1 must be an integer, at least 0"),
         ({}, dict(activations="f16"), "activations='f16' must be one of q8_1, inline_q8, f32"),
@@ -151,4 +171,7 @@ def test_nan_stays_in_its_row() -> None:
 )
 def test_what_it_refuses(changes: dict, config: dict, message: str) -> None:
     with pytest.raises(KernelError, match=message):
-        matvec(**{**dict(format="Q4_K", n=16, columns=256, m=1), **changes}, config=MatvecConfig(**config))
+        matvec(
+            **{**dict(format="Q4_K", n=16, columns=256, m=1), **changes},
+            config=MatvecConfig(**config),
+        )

@@ -21,12 +21,15 @@ from ptx_kernels.simulator.traffic import total
 
 DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
 TOLERANCE = 1e-11  # of every dtype: the oracle gets the same rounded pages
-#: Against float32 keys and values instead; bf16 has 8 bits of mantissa, fp8 4, int8 about 7 of the largest magnitude.
+#: Against float32 keys and values instead; bf16 has 8 bits of mantissa, fp8 4, int8 about 7 of the
+#: largest magnitude.
 ROUNDING = {"f32": 1e-11, "f16": 1e-6, "bf16": 1e-5, "int8": 1e-4, "fp8": 2e-3}
 DEFAULT = PagedAttentionConfig()
 
 
-def simulate(arguments: dict[str, Any], *operands: np.ndarray, output: str = "f32") -> tuple[np.ndarray, ...]:
+def simulate(
+    arguments: dict[str, Any], *operands: np.ndarray, output: str = "f32"
+) -> tuple[np.ndarray, ...]:
     """Runs paged_attention, and merge_attention after it where there are splits."""
     splits = arguments["config"].splits
     if splits == 1:
@@ -39,10 +42,12 @@ def simulate(arguments: dict[str, Any], *operands: np.ndarray, output: str = "f3
 def cached(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: str, used: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """Random pages (operand, scales or None, what the operand stands for, before rounding); unused slots are poison:
-    NaN, or an int8 scale of NaN."""
+    """Random pages (operand, scales or None, what the operand stands for, before rounding); unused
+    slots are poison: NaN, or an int8 scale of NaN."""
     exact = rng.standard_normal(shape, np.float32)
-    unused = np.zeros(shape[:3], bool) if used is None else np.broadcast_to(~used[:, None, :], shape[:3])
+    unused = (
+        np.zeros(shape[:3], bool) if used is None else np.broadcast_to(~used[:, None, :], shape[:3])
+    )
     if dtype == "int8":
         rows, scales = int8_vectors(exact)
         scales[unused] = np.nan
@@ -70,8 +75,8 @@ def run(
     config: PagedAttentionConfig = DEFAULT,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(simulated, wanted); what no sequence sees is poison unless `poison` is off; `rounded`: so are the oracle's
-    keys and values."""
+    """(simulated, wanted); what no sequence sees is poison unless `poison` is off; `rounded`: so
+    are the oracle's keys and values."""
     rng = np.random.default_rng(len(lengths) + head_dim)
     batch, heads = len(lengths), kv_heads * group
     width = max(1, *(-(-length // page_size) for length in lengths))
@@ -90,7 +95,10 @@ def run(
     shape = (num_pages, kv_heads, page_size, head_dim)
     k, v = (cached(rng, shape, dtype, used if poison else None) for _ in range(2))
     q = rng.standard_normal((batch, heads, head_dim), np.float32) * np.float32(q_size)
-    lens, logits = np.array(lengths, np.int32), None if sinks is None else np.resize(np.float32(sinks), heads)
+    lens, logits = (
+        np.array(lengths, np.int32),
+        None if sinks is None else np.resize(np.float32(sinks), heads),
+    )
     arguments = dict(
         batch=batch,
         num_heads=heads,
@@ -109,7 +117,9 @@ def run(
     operands = [q, k[0], v[0], k[1], v[1], None if contiguous else tables, lens, logits]
     (got,) = simulate(arguments, *(a for a in operands if a is not None))
     which = 2 if rounded else 3
-    return got, attention(q, k[which], v[which], tables, lens, head_dim**-0.5, sinks=logits, **options)
+    return got, attention(
+        q, k[which], v[which], tables, lens, head_dim**-0.5, sinks=logits, **options
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -130,16 +140,26 @@ def test_loads_of_8_bytes(head_dim: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [5, 8])
 def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
-    """As tuning has it. Sectors of 32 bytes beyond those of an empty context: K's, V's and int8's scales."""
+    """As tuning has it. Sectors of 32 bytes beyond those of an empty context: K's, V's and int8's
+    scales.
+    """
     tokens, head_dim = 64, 128
     config = tuning.paged_attention(1, group, 1, head_dim, tokens, dtype)
-    shape = dict(batch=1, num_heads=group, num_kv_heads=1, head_dim=head_dim, num_pages=1, page_size=tokens)
-    kernel = paged_attention(**shape, pages_per_sequence=1, scale=0.1, dtype=dtype, contiguous=True, config=config)
+    shape = dict(
+        batch=1, num_heads=group, num_kv_heads=1, head_dim=head_dim, num_pages=1, page_size=tokens
+    )
+    kernel = paged_attention(
+        **shape, pages_per_sequence=1, scale=0.1, dtype=dtype, contiguous=True, config=config
+    )
     sectors = []
     for length in (0, tokens):
         traffic = simulator.Traffic()
         *operands, _ = random_operands(kernel)
-        buffers = [*operands, np.array([length], np.int32), np.zeros((1, group, head_dim), np.float32)]
+        buffers = [
+            *operands,
+            np.array([length], np.int32),
+            np.zeros((1, group, head_dim), np.float32),
+        ]
         simulator.launch(kernel.text, buffers, kernel.grid, kernel.block, traffic=traffic)
         sectors.append(total(traffic.global_).moved)
     once = 2 * tokens * head_dim * PAGE_TYPES[dtype].size // 32
@@ -149,7 +169,9 @@ def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_what_the_pages_dtype_costs(dtype: str) -> None:
-    got, want = run([300, 77], dtype=dtype, rounded=False, q_size=1.0, config=replace(DEFAULT, splits=2))
+    got, want = run(
+        [300, 77], dtype=dtype, rounded=False, q_size=1.0, config=replace(DEFAULT, splits=2)
+    )
     assert nmse(got, want) <= ROUNDING[dtype]
     if dtype != "f32":
         assert nmse(got, want) > ROUNDING[dtype] / 100  # the figure is no idle bound
@@ -164,7 +186,9 @@ def test_query_heads_per_kv_head(group: int, queries: int) -> None:
 LENGTHS = [0, 1, 15, 16, 17, 63, 113, 129]
 
 
-@pytest.mark.parametrize("warps, unroll, splits", [(1, 1, 1), (2, 3, 1), (4, 2, 1), (8, 1, 1), (2, 1, 3), (1, 2, 7)])
+@pytest.mark.parametrize(
+    "warps, unroll, splits", [(1, 1, 1), (2, 3, 1), (4, 2, 1), (8, 1, 1), (2, 1, 3), (1, 2, 7)]
+)
 @pytest.mark.parametrize("contiguous", [False, True])
 def test_lengths(warps: int, unroll: int, splits: int, contiguous: bool) -> None:
     config = PagedAttentionConfig(warps=warps, unroll=unroll, splits=splits)
@@ -177,7 +201,9 @@ def test_lengths(warps: int, unroll: int, splits: int, contiguous: bool) -> None
 @pytest.mark.parametrize("splits", [1, 9])
 def test_long_contexts(splits: int, dtype: str) -> None:
     config = PagedAttentionConfig(splits=splits, warps=2)
-    got, want = run([1023, 700, 2048], kv_heads=1, head_dim=32, page_size=64, dtype=dtype, config=config)
+    got, want = run(
+        [1023, 700, 2048], kv_heads=1, head_dim=32, page_size=64, dtype=dtype, config=config
+    )
     assert nmse(got, want) <= TOLERANCE
 
 
@@ -196,8 +222,21 @@ SPLIT = PagedAttentionConfig(splits=3, warps=1, unroll=1)
         dict(sinks=[0.3, -2.0, 5.0, -np.inf]),
         dict(sinks=[1e4, -1e4, 2.0], config=SPLIT),
         dict(window=20, soft_cap=2.0, sinks=[1.0], dtype="bf16", contiguous=True, config=SPLIT),
-        dict(window=20, soft_cap=2.0, sinks=[1.0], dtype="int8", group=3, config=replace(SPLIT, queries=2)),
-        dict(sinks=[0.3, -2.0, 5.0, -np.inf, 1.0, 7.0, 0.1], dtype="int8", group=7, kv_heads=1, config=SPLIT),
+        dict(
+            window=20,
+            soft_cap=2.0,
+            sinks=[1.0],
+            dtype="int8",
+            group=3,
+            config=replace(SPLIT, queries=2),
+        ),
+        dict(
+            sinks=[0.3, -2.0, 5.0, -np.inf, 1.0, 7.0, 0.1],
+            dtype="int8",
+            group=7,
+            kv_heads=1,
+            config=SPLIT,
+        ),
     ],
     ids=lambda options: "-".join(name for name in options if name != "config"),
 )
@@ -212,13 +251,23 @@ def test_merge(splits: int, warps: int, unroll: int) -> None:
     """Empty splits, in front, between and everywhere, leave no trace."""
     rng = np.random.default_rng(splits)
     parts = rng.standard_normal((2, 3, splits, 80), np.float32)
-    marks = np.stack([rng.uniform(-200, 200, (2, 3, splits)), rng.uniform(1, 9, (2, 3, splits))], -1).astype(np.float32)
+    marks = np.stack(
+        [rng.uniform(-200, 200, (2, 3, splits)), rng.uniform(1, 9, (2, 3, splits))], -1
+    ).astype(np.float32)
     empty = rng.random((2, 3, splits)) < 0.4
     empty[1, 2] = True
     parts[empty], marks[empty] = 0, (-3.0e38, 0)
-    arguments = dict(batch=2, num_heads=3, head_dim=80, splits=splits, config=MergeConfig(warps=warps, unroll=unroll))
+    arguments = dict(
+        batch=2,
+        num_heads=3,
+        head_dim=80,
+        splits=splits,
+        config=MergeConfig(warps=warps, unroll=unroll),
+    )
     (got,) = simulator.run(merge_attention(**arguments), parts, marks)
-    weights = np.where(empty, 0, 2.0 ** (marks[..., 0].astype(np.float64) - marks[..., 0].max(-1, keepdims=True)))
+    weights = np.where(
+        empty, 0, 2.0 ** (marks[..., 0].astype(np.float64) - marks[..., 0].max(-1, keepdims=True))
+    )
     total = (weights * marks[..., 1]).sum(-1, keepdims=True)
     want = (weights[..., None] * parts).sum(-2) / np.where(total == 0, 1, total)
     assert nmse(got, want) <= TOLERANCE and not got[1, 2].any()
@@ -227,10 +276,24 @@ def test_merge(splits: int, warps: int, unroll: int) -> None:
 @pytest.mark.parametrize("splits", [1, 2])
 def test_output_for_a_mat_vec(splits: int) -> None:
     """Bit for bit what quantize_q8_1 makes of the f32 output."""
-    arguments = dict(batch=2, num_heads=4, num_kv_heads=2, head_dim=96, num_pages=2, page_size=32, contiguous=True)
-    arguments |= dict(pages_per_sequence=1, scale=0.1, config=PagedAttentionConfig(splits=splits, warps=3, queries=1))
+    arguments = dict(
+        batch=2,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=96,
+        num_pages=2,
+        page_size=32,
+        contiguous=True,
+    )
+    arguments |= dict(
+        pages_per_sequence=1,
+        scale=0.1,
+        config=PagedAttentionConfig(splits=splits, warps=3, queries=1),
+    )
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal(s, np.float32) for s in ((2, 4, 96), (2, 2, 32, 96), (2, 2, 32, 96)))
+    q, k, v = (
+        rng.standard_normal(s, np.float32) for s in ((2, 4, 96), (2, 2, 32, 96), (2, 2, 32, 96))
+    )
     operands = (q, k, v, np.array([29, 0], np.int32))
     (out,) = simulate(arguments, *operands)
     want = simulator.run(quantize_q8_1(rows=2, columns=384), out.reshape(2, 384))
@@ -245,7 +308,9 @@ def test_sequences_may_share_pages() -> None:
 
 
 def test_lengths_and_pages_out_of_range() -> None:
-    """A negative length is empty, one beyond the table ends with it, tokens in pages that do not exist are left out."""
+    """A negative length is empty, one beyond the table ends with it, tokens in pages that do not
+    exist are left out.
+    """
     tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -(2**31)], [1, 4]])
     got, want = run([-5, 1000, 20, 20, 20, 20], tables=tables, num_pages=4, poison=False)
     assert (got[[0, 3]] == 0).all()
@@ -275,27 +340,47 @@ def test_pages_beyond_2_gib() -> None:
         dtype="int8",
     )
     (got,) = simulator.run(kernel, q, *pages, *scales, tables, lens)
-    k, v = (p[tables[0]] * s[tables[0]].astype(np.float64)[..., None] for p, s in zip(pages, scales, strict=True))
+    k, v = (
+        p[tables[0]] * s[tables[0]].astype(np.float64)[..., None]
+        for p, s in zip(pages, scales, strict=True)
+    )
     assert nmse(got, attention(q, k, v, np.array([[0, 1]]), lens, 0.1)) <= TOLERANCE
 
 
-SMALL = dict(batch=1, num_heads=2, num_kv_heads=1, head_dim=32, num_pages=1, page_size=16, pages_per_sequence=1)
+SMALL = dict(
+    batch=1,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=32,
+    num_pages=1,
+    page_size=16,
+    pages_per_sequence=1,
+)
 
 
 def small(q: np.ndarray, pages: np.ndarray, length: int, **options: Any) -> np.ndarray:
     arguments = SMALL | dict(scale=1.0, config=DEFAULT) | options
-    (got,) = simulate(arguments, q, pages, pages, np.zeros((1, 1), np.int32), np.array([length], np.int32))
+    (got,) = simulate(
+        arguments, q, pages, pages, np.zeros((1, 1), np.int32), np.array([length], np.int32)
+    )
     return got
 
 
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_large_scores_do_not_overflow(sign: int, splits: int) -> None:
-    q, pages = np.full((1, 2, 32), 300.0 * sign, np.float32), np.full((1, 1, 16, 32), 300.0, np.float32)
-    np.testing.assert_allclose(small(q, pages, 16, config=replace(DEFAULT, splits=splits)), 300.0, rtol=1e-5)
+    q, pages = (
+        np.full((1, 2, 32), 300.0 * sign, np.float32),
+        np.full((1, 1, 16, 32), 300.0, np.float32),
+    )
+    np.testing.assert_allclose(
+        small(q, pages, 16, config=replace(DEFAULT, splits=splits)), 300.0, rtol=1e-5
+    )
 
 
-@pytest.mark.parametrize("options", [{}, dict(soft_cap=2.0), dict(config=replace(DEFAULT, splits=2))])
+@pytest.mark.parametrize(
+    "options", [{}, dict(soft_cap=2.0), dict(config=replace(DEFAULT, splits=2))]
+)
 def test_nan_query_stays_in_its_head(options: dict[str, Any]) -> None:
     q, pages = np.ones((1, 2, 32), np.float32), np.ones((1, 1, 16, 32), np.float32)
     q[0, 1, 5] = np.nan
@@ -325,7 +410,10 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
         (dict(config=PagedAttentionConfig(load_bytes=4)), "load_bytes=4 must be 8 or 16"),
         (dict(output="bf16"), "output='bf16' must be f32"),
         (dict(output="q8_1", head_dim=48), "head_dim=48 is a multiple of 32"),
-        (dict(output="q8_1", config=PagedAttentionConfig(splits=2)), "output='q8_1' must be .*splits=2 is 1"),
+        (
+            dict(output="q8_1", config=PagedAttentionConfig(splits=2)),
+            "output='q8_1' must be .*splits=2 is 1",
+        ),
     ],
 )
 def test_what_it_refuses(change: dict[str, Any], message: str) -> None:

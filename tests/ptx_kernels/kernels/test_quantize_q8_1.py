@@ -22,7 +22,9 @@ def test_equals_numpy(rows: int, columns: int, dtype: str) -> None:
 
 
 def test_groups_at_the_limits() -> None:
-    """All zero, one magnitude of both signs, halves that round to even, subnormal, near the largest float."""
+    """All zero, one magnitude of both signs, halves that round to even, subnormal, near the largest
+    float.
+    """
     group = np.zeros((6, 32), np.float32)
     group[1, ::2], group[1, 1::2] = 5.0, -5.0
     group[2] = np.arange(32) + 0.5
@@ -30,7 +32,9 @@ def test_groups_at_the_limits() -> None:
     group[3] = np.linspace(-1e-40, 1e-40, 32)
     group[4] = np.linspace(-3e38, 3e38, 32)
     group[5, 7] = 1e-44
-    values, scale_sum = simulator.run(quantize_q8_1(rows=6, columns=32, config=QuantizeConfig(warps=1)), group)
+    values, scale_sum = simulator.run(
+        quantize_q8_1(rows=6, columns=32, config=QuantizeConfig(warps=1)), group
+    )
     want_values, want_scale_sum = quantized(group)
     np.testing.assert_array_equal(values, want_values)
     np.testing.assert_array_equal(scale_sum, want_scale_sum)
@@ -46,4 +50,6 @@ def test_what_is_not_finite_spoils_its_group_alone(bad: float) -> None:
     assert np.isnan(scale_sum[0, 1, 1])
     clean = np.ones((2, 2), bool)
     clean[0, 1] = False
-    np.testing.assert_array_equal(scale_sum[clean], quantized(np.ones((3, 32), np.float32))[1][:, 0])
+    np.testing.assert_array_equal(
+        scale_sum[clean], quantized(np.ones((3, 32), np.float32))[1][:, 0]
+    )

@@ -12,7 +12,9 @@ from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
 from ptx_kernels.ptx import KernelError
 
 
-@pytest.mark.parametrize("rows, columns, warps", [(1, 32, 1), (3, 896, 8), (2, 1056, 4), (2, 4096, 2), (1, 100, 3)])
+@pytest.mark.parametrize(
+    "rows, columns, warps", [(1, 32, 1), (3, 896, 8), (2, 1056, 4), (2, 4096, 2), (1, 100, 3)]
+)
 def test_equals_float64(rows: int, columns: int, warps: int) -> None:
     rng = np.random.default_rng(columns)
     x = rng.standard_normal((rows, columns), np.float32) * np.float32(30) + 1
@@ -21,7 +23,9 @@ def test_equals_float64(rows: int, columns: int, warps: int) -> None:
     (y,) = simulator.run(kernel, x, weight)
     assert nmse(y, rms_norm_oracle(x, weight, 1e-5)) <= 1e-13
     if columns % 32 == 0:
-        kernel = rms_norm(rows=rows, columns=columns, eps=1e-5, output="q8_1", config=RmsNormConfig(warps))
+        kernel = rms_norm(
+            rows=rows, columns=columns, eps=1e-5, output="q8_1", config=RmsNormConfig(warps)
+        )
         for got, want in zip(simulator.run(kernel, x, weight), quantized(y), strict=True):
             np.testing.assert_array_equal(got, want)
 
@@ -33,7 +37,9 @@ def test_rows_at_the_limits() -> None:
     x[2] = 3.0
     x[2, 5] = np.nan
     x[3] = 2.0
-    (y,) = simulator.run(rms_norm(rows=4, columns=64, eps=1e-6, config=RmsNormConfig(1)), x, np.ones(64, np.float32))
+    (y,) = simulator.run(
+        rms_norm(rows=4, columns=64, eps=1e-6, config=RmsNormConfig(1)), x, np.ones(64, np.float32)
+    )
     assert not y[0].any() and np.isnan(y[2]).all()
     assert nmse(y[[1, 3]], rms_norm_oracle(x[[1, 3]], np.ones(64, np.float32), 1e-6)) <= 1e-13
 
@@ -53,7 +59,9 @@ def test_what_it_refuses(arguments: dict, message: str) -> None:
 
 
 def test_tuned_block_sizes() -> None:
-    configs = {columns: tuning.rms_norm(columns) for columns in (32, 896, 2048, 4096, 5120, 16384, 65536)}
+    configs = {
+        columns: tuning.rms_norm(columns) for columns in (32, 896, 2048, 4096, 5120, 16384, 65536)
+    }
     assert [config.warps for config in configs.values()] == [1, 1, 4, 8, 16, 32, 32]
     for columns, config in configs.items():
         rms_norm(rows=1, columns=columns, eps=0.0, output="q8_1", config=config)

@@ -15,10 +15,17 @@ EPS = 1e-5
 EXACT = {"f32": 1e-12, "f16": 1e-6, "bf16": 1e-5, "fp8": 2e-3}
 
 
-def operands(tokens: int, heads: int, kv_heads: int, head_dim: int, rope_dim: int, dtype: str, qk_norm: bool):
+def operands(
+    tokens: int, heads: int, kv_heads: int, head_dim: int, rope_dim: int, dtype: str, qk_norm: bool
+):
     rng = np.random.default_rng(tokens + head_dim)
-    pages = [stored(rng.standard_normal((4, kv_heads, 16, head_dim), np.float32), dtype) for _ in range(2)]
-    q, k, v = (rng.standard_normal((tokens, h, head_dim), np.float32) for h in (heads, kv_heads, kv_heads))
+    pages = [
+        stored(rng.standard_normal((4, kv_heads, 16, head_dim), np.float32), dtype)
+        for _ in range(2)
+    ]
+    q, k, v = (
+        rng.standard_normal((tokens, h, head_dim), np.float32) for h in (heads, kv_heads, kv_heads)
+    )
     slots = rng.permutation(64)[:tokens].astype(np.int32)
     radians = rng.uniform(0, 131072, (tokens, rope_dim // 2))
     angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
@@ -31,15 +38,27 @@ def operands(tokens: int, heads: int, kv_heads: int, head_dim: int, rope_dim: in
     "tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm",
     [
         (1, 1, 1, 32, 32, "f32", True),  # half of the warp has no pair
-        (3, 4, 2, 96, 40, "f32", True),  # the last lanes rotate nothing; a second run of pairs is not full
+        (
+            3,
+            4,
+            2,
+            96,
+            40,
+            "f32",
+            True,
+        ),  # the last lanes rotate nothing; a second run of pairs is not full
         (2, 7, 1, 128, 64, "f16", False),
         (2, 2, 2, 256, 256, "bf16", True),
         (5, 3, 3, 80, 80, "f32", False),
         (2, 2, 1, 48, 48, "fp8", False),
     ],
 )
-def test_equals_numpy(tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm, interleaved) -> None:
-    pages, (q, k, v), slots, angles, norms = operands(tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm)
+def test_equals_numpy(
+    tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm, interleaved
+) -> None:
+    pages, (q, k, v), slots, angles, norms = operands(
+        tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm
+    )
     kernel = rope_append(
         tokens=tokens,
         num_heads=heads,
@@ -64,13 +83,18 @@ def test_equals_numpy(tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_nor
         assert nmse(loaded(result, dtype), want) <= EXACT[dtype]
         untouched = np.ones((4, 16), bool)
         untouched[slots // 16, slots % 16] = False
-        np.testing.assert_array_equal(result.swapaxes(1, 2)[untouched], before.swapaxes(1, 2)[untouched])
+        np.testing.assert_array_equal(
+            result.swapaxes(1, 2)[untouched], before.swapaxes(1, 2)[untouched]
+        )
 
 
 @pytest.mark.parametrize("head_dim, interleaved", [(32, True), (96, False), (256, True)])
 def test_int8_pages_get_a_scale_per_token_and_head(head_dim: int, interleaved: bool) -> None:
     _, (q, k, v), _, angles, norms = operands(3, 2, 2, head_dim, 32, "f32", True)
-    pages, scales = np.full((2, 2, 2, 16, head_dim), 99, np.int8), np.full((2, 2, 2, 16), 99, np.float32)
+    pages, scales = (
+        np.full((2, 2, 2, 16, head_dim), 99, np.int8),
+        np.full((2, 2, 2, 16), 99, np.float32),
+    )
     slots = np.array([17, -1, 3], np.int32)
     kernel = rope_append(
         tokens=3,
@@ -90,10 +114,14 @@ def test_int8_pages_get_a_scale_per_token_and_head(head_dim: int, interleaved: b
     assert nmse(q_out, rotated(q, *angles, interleaved)) <= 1e-12
     used = np.zeros((2, 16), bool)
     used[1, 1] = used[0, 3] = True
-    for rows, steps, new in zip(got[:2], got[2:], (rotated(k, *angles, interleaved), v), strict=True):
+    for rows, steps, new in zip(
+        got[:2], got[2:], (rotated(k, *angles, interleaved), v), strict=True
+    ):
         want, want_steps = int8_vectors(new[[2, 0]].astype(np.float32))
         rows, steps = rows.swapaxes(1, 2), steps.swapaxes(1, 2)
-        assert np.abs(rows[used].astype(int) - want).max() <= 1  # the sums of a norm may round otherwise
+        assert (
+            np.abs(rows[used].astype(int) - want).max() <= 1
+        )  # the sums of a norm may round otherwise
         assert nmse(steps[used], want_steps) <= 1e-12
         assert (rows[~used] == 99).all() and (steps[~used] == 99).all()
     np.testing.assert_array_equal(rows[used], want)  # v, as it is
@@ -122,7 +150,9 @@ def test_slots_outside_the_pages_are_skipped_but_their_queries_are_rotated() -> 
 
 @pytest.mark.parametrize("rope_dim", [31, 34])
 def test_rotated_dimensions_that_do_not_fit(rope_dim: int) -> None:
-    with pytest.raises(KernelError, match=f"rope_dim={rope_dim} must be even and at most head_dim=32"):
+    with pytest.raises(
+        KernelError, match=f"rope_dim={rope_dim} must be even and at most head_dim=32"
+    ):
         rope_append(
             tokens=1,
             num_heads=1,

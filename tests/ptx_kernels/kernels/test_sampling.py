@@ -12,7 +12,9 @@ from ptx_kernels.ptx import KernelError
 
 
 def adversarial(rows: int, columns: int) -> np.ndarray:
-    """Few distinct values, so that most tie; zeros of both signs, infinities, subnormals; the last row has NaNs."""
+    """Few distinct values, so that most tie; zeros of both signs, infinities, subnormals; the last
+    row has NaNs.
+    """
     rng = np.random.default_rng([rows, columns])
     x = rng.choice(np.float32([-np.inf, -2.5, -1e-41, -0.0, 0.0, 1e-41, 1.0, 2.5]), (rows, columns))
     x[0] = rng.standard_normal(columns)
@@ -25,7 +27,12 @@ def adversarial(rows: int, columns: int) -> np.ndarray:
 def ranked(x: np.ndarray) -> np.ndarray:
     """Indices of each row by descending value: NaN first, ties by index."""
     keys = np.where(np.isnan(x), np.inf, x + np.float32(0)).astype(np.float64)
-    return np.stack([np.lexsort((np.arange(len(row)), -row, ~nan)) for row, nan in zip(keys, np.isnan(x), strict=True)])
+    return np.stack(
+        [
+            np.lexsort((np.arange(len(row)), -row, ~nan))
+            for row, nan in zip(keys, np.isnan(x), strict=True)
+        ]
+    )
 
 
 @pytest.mark.parametrize("columns, splits", [(1, 1), (37, 1), (257, 4), (1500, 7)])
@@ -35,21 +42,31 @@ def test_argmax(columns: int, splits: int) -> None:
     found = simulator.run(argmax(rows=4, columns=columns, splits=splits, config=config), x)
     assert found[0].shape == (4, splits)
     if splits > 1:
-        found = simulator.run(argmax(rows=4, columns=splits, from_candidates=True, config=ArgmaxConfig(1)), *found)
+        found = simulator.run(
+            argmax(rows=4, columns=splits, from_candidates=True, config=ArgmaxConfig(1)), *found
+        )
     want = ranked(x)[:, :1]
     np.testing.assert_array_equal(found[1], want)
     np.testing.assert_array_equal(found[0], np.take_along_axis(x, want, 1))
-    assert (found[1][:, 0] == np.argmax(x + np.float32(0), axis=1)).all()  # NumPy's rule, and so JAX's
+    assert (
+        found[1][:, 0] == np.argmax(x + np.float32(0), axis=1)
+    ).all()  # NumPy's rule, and so JAX's
 
 
-@pytest.mark.parametrize("columns, splits, count", [(1, 1, 1), (40, 1, 40), (500, 3, 17), (257, 4, 64), (129, 2, 5)])
+@pytest.mark.parametrize(
+    "columns, splits, count", [(1, 1, 1), (40, 1, 40), (500, 3, 17), (257, 4, 64), (129, 2, 5)]
+)
 def test_top_k(columns: int, splits: int, count: int) -> None:
     x = adversarial(3, columns)
     config = TopKConfig(warps=2)
-    found = simulator.run(top_k(rows=3, columns=columns, count=count, splits=splits, config=config), x)
+    found = simulator.run(
+        top_k(rows=3, columns=columns, count=count, splits=splits, config=config), x
+    )
     assert found[0].shape == (3, splits * count)
     if splits > 1:
-        merge = top_k(rows=3, columns=splits * count, count=count, from_candidates=True, config=config)
+        merge = top_k(
+            rows=3, columns=splits * count, count=count, from_candidates=True, config=config
+        )
         found = simulator.run(merge, *found)
     want = ranked(x)[:, :count]
     np.testing.assert_array_equal(found[1], want)
@@ -59,14 +76,20 @@ def test_top_k(columns: int, splits: int, count: int) -> None:
 @pytest.mark.parametrize(
     "build, message",
     [
-        (lambda: argmax(rows=1, columns=10, splits=11), "splits=11 must leave each part some of columns=10"),
+        (
+            lambda: argmax(rows=1, columns=10, splits=11),
+            "splits=11 must leave each part some of columns=10",
+        ),
         (lambda: argmax(rows=1, columns=10, splits=0), "splits=0 must be an integer, at least 1"),
         (lambda: argmax(rows=1, columns=10, splits=6), "splits=6 must leave"),
         (
             lambda: top_k(rows=1, columns=4097, count=2),
             "count=2 must be 1 to 4097, the values of a part, and these at most 4096",
         ),
-        (lambda: top_k(rows=1, columns=10, count=11), "count=11 must be 1 to 10, the values of a part"),
+        (
+            lambda: top_k(rows=1, columns=10, count=11),
+            "count=11 must be 1 to 10, the values of a part",
+        ),
         (lambda: top_k(rows=1, columns=10, count=0), "count=0 must be an integer, at least 1"),
     ],
 )
@@ -87,5 +110,7 @@ def test_tuned_splits_serve_in_two_launches(columns: int) -> None:
 
 
 def test_more_than_two_launches_can_serve() -> None:
-    with pytest.raises(ValueError, match=r"count=1000 of 262144 values: parts of 65536 are larger than 4096"):
+    with pytest.raises(
+        ValueError, match=r"count=1000 of 262144 values: parts of 65536 are larger than 4096"
+    ):
         tuning.top_k_splits(262144, 1000)

@@ -20,7 +20,15 @@ class Config:
 
 
 @kernel
-def fill(k: Builder, *, n: int, value: float, window: int | None = None, up: bool = False, config: Config = Config()):
+def fill(
+    k: Builder,
+    *,
+    n: int,
+    value: float,
+    window: int | None = None,
+    up: bool = False,
+    config: Config = Config(),
+):
     y = k.output("y", f32, (n,))
     k.launch((1,), 32 * config.warps)
     y.store(0, k.const(f32, value))
@@ -70,13 +78,22 @@ SHAPE = dict(format="Q4_K", n=64, columns=256, m=16)
     "build, message",
     [
         (lambda: gemm(**SHAPE, config=GemmConfig(tiles=10**6)), "tiles=1000000 must be 1 to 8"),
-        (lambda: gemm(**SHAPE, config=GemmConfig(m_tile=16 * 10**5)), "bytes of shared memory, of 232448 that"),
+        (
+            lambda: gemm(**SHAPE, config=GemmConfig(m_tile=16 * 10**5)),
+            "bytes of shared memory, of 232448 that",
+        ),
         (
             lambda: matvec(**SHAPE | {"m": 1}, config=replace(MatvecConfig(), resident_blocks=2.5)),
             "resident_blocks=2.5",
         ),
-        (lambda: gated_matvec(formats=("Q4_K",), n=64, columns=256, m=1, config=MatvecConfig()), "of gate and up"),
-        (lambda: qkv_matvec(formats="QK", rows=(1, 2), columns=256, m=1, config=MatvecConfig()), "must be a tuple"),
+        (
+            lambda: gated_matvec(formats=("Q4_K",), n=64, columns=256, m=1, config=MatvecConfig()),
+            "of gate and up",
+        ),
+        (
+            lambda: qkv_matvec(formats="QK", rows=(1, 2), columns=256, m=1, config=MatvecConfig()),
+            "must be a tuple",
+        ),
     ],
     ids=["tiles", "m_tile", "resident_blocks", "gated", "qkv"],
 )

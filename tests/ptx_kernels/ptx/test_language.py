@@ -11,7 +11,21 @@ import pytest
 from ptx_kernels import simulator
 from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.decode import decode
-from ptx_kernels.ptx import Builder, Dealt, KernelError, Value, all_of, f16, f32, kernel, pred, s32, u8, u32, u64
+from ptx_kernels.ptx import (
+    Builder,
+    Dealt,
+    KernelError,
+    Value,
+    all_of,
+    f16,
+    f32,
+    kernel,
+    pred,
+    s32,
+    u8,
+    u32,
+    u64,
+)
 
 
 def build(body, *, out_type=u32):
@@ -41,7 +55,8 @@ def test_arithmetic() -> None:
         lanes(lambda k: (k.lane_id << 2 ^ 0xF0) & ~k.lane_id | 1), (LANE << 2 ^ 0xF0) & ~LANE | 1
     )
     np.testing.assert_array_equal(
-        lanes(lambda k: (5 - k.lane_id.to(f32)) / 3.0, out_type=f32), (5 - LANE.astype(np.float32)) / np.float32(3)
+        lanes(lambda k: (5 - k.lane_id.to(f32)) / 3.0, out_type=f32),
+        (5 - LANE.astype(np.float32)) / np.float32(3),
     )
 
 
@@ -117,14 +132,18 @@ def test_shared_memory_takes_16_byte_accesses() -> None:
         (u8, 4, 4, ["v4.u8"]),
     ],
 )
-def test_a_run_moves_in_vectors_as_wide_as_divide_it(type, first: int, count: int, accesses: list[str]) -> None:
+def test_a_run_moves_in_vectors_as_wide_as_divide_it(
+    type, first: int, count: int, accesses: list[str]
+) -> None:
     @kernel
     def move(k: Builder) -> None:
         x, y = k.input("x", type, (16,)), k.inout("y", type, (16,))
         k.launch((1,), 32)
         values = x.load_run(first, count, where=k.lane_id == 3)
         y.store_run(first, values, where=k.lane_id == 3)
-        y.store_run(0, x.load_run(0, 1, where=k.lane_id == 32), where=k.lane_id == 4)  # a load that nobody does
+        y.store_run(
+            0, x.load_run(0, 1, where=k.lane_id == 32), where=k.lane_id == 4
+        )  # a load that nobody does
 
     built = move()
     for name in ("ld", "st"):
@@ -162,15 +181,24 @@ def test_dynamic_shared_memory_may_be_larger_than_static() -> None:
 
 def test_reductions_reach_every_lane() -> None:
     np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id)), np.full(32, 496))
-    np.testing.assert_array_equal(lanes(lambda k: k.warp_sum(k.lane_id, lanes=8)), LANE.reshape(4, 8).sum(1).repeat(8))
-    np.testing.assert_array_equal(lanes(lambda k: k.warp_max(k.lane_id, lanes=4, stride=8)), LANE % 8 + 24)
+    np.testing.assert_array_equal(
+        lanes(lambda k: k.warp_sum(k.lane_id, lanes=8)), LANE.reshape(4, 8).sum(1).repeat(8)
+    )
+    np.testing.assert_array_equal(
+        lanes(lambda k: k.warp_max(k.lane_id, lanes=4, stride=8)), LANE % 8 + 24
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("width", [2, 4, 32])
 def test_sums_are_dealt_to_lanes(width: int, count: int) -> None:
-    """Number i is the sum of lane + 1000 i, so that it tells which it is; what a lane shows is made of all it has."""
-    sums = LANE.reshape(-1, width).sum(1, dtype=np.uint32)[LANE // width] + 1000 * width * np.arange(count)[:, None]
+    """Number i is the sum of lane + 1000 i, so that it tells which it is; what a lane shows is made
+    of all it has.
+    """
+    sums = (
+        LANE.reshape(-1, width).sum(1, dtype=np.uint32)[LANE // width]
+        + 1000 * width * np.arange(count)[:, None]
+    )
 
     def shown(numbers):
         return functools.reduce(lambda total, number: total * 3 + number, numbers)
@@ -202,7 +230,9 @@ def test_sums_are_dealt_to_lanes(width: int, count: int) -> None:
 
 def test_shuffles_within_groups_of_lanes() -> None:
     np.testing.assert_array_equal(lanes(lambda k: k.shuffle(k.lane_id, 5)), np.full(32, 5))
-    np.testing.assert_array_equal(lanes(lambda k: k.shuffle(k.lane_id, 5, lanes=8)), LANE // 8 * 8 + 5)
+    np.testing.assert_array_equal(
+        lanes(lambda k: k.shuffle(k.lane_id, 5, lanes=8)), LANE // 8 * 8 + 5
+    )
 
 
 def test_text_is_deterministic_and_declares_no_more_than_it_needs() -> None:
@@ -212,8 +242,12 @@ def test_text_is_deterministic_and_declares_no_more_than_it_needs() -> None:
     assert build(body).text == build(body).text
     assert build(body).text.startswith(".version 7.0\n.target sm_61\n")
     decode_q8_0 = functools.partial(decode, format="Q8_0", n=2, blocks=1)
-    assert decode_q8_0(dtype="f16") is decode_q8_0(dtype="f16") is not decode_q8_0(dtype="bf16")  # built once
-    newer = build(lambda k: k.instruction("max.NaN.f32", k.const(f32, 1.0), k.const(f32, 2.0)).bits(u32))
+    assert (
+        decode_q8_0(dtype="f16") is decode_q8_0(dtype="f16") is not decode_q8_0(dtype="bf16")
+    )  # built once
+    newer = build(
+        lambda k: k.instruction("max.NaN.f32", k.const(f32, 1.0), k.const(f32, 2.0)).bits(u32)
+    )
     assert ".target sm_80" in newer.text
 
 
@@ -250,7 +284,10 @@ def test_a_value_cannot_be_updated() -> None:
         (lambda k: k.lane_id.bits(s32) + 2**31, "2147483648 is outside the range of s32"),
         (lambda k: k.lane_id.bits(s32) + (-(2**31) - 1), "-2147483649 is outside the range of s32"),
         (lambda k: k.emit("add.u32", k.lane_id.name), "add.u32 takes 2 operands, got 1"),
-        (lambda k: k.shared("s", u32, (2, 2)).at(0, 0, 0).load(), r"3 indices for a buffer of shape \(2, 2\)"),
+        (
+            lambda k: k.shared("s", u32, (2, 2)).at(0, 0, 0).load(),
+            r"3 indices for a buffer of shape \(2, 2\)",
+        ),
         (
             lambda k: [k.shared(name, u32, (8000,)) for name in "st"],
             r"shared t of 32000 bytes: 64000 in all, and 49152 may be static",

@@ -1,4 +1,6 @@
-"""Every row of the instruction table: spelled as ptxas knows it, run by the simulator as it means, and right."""
+"""Every row of the instruction table: spelled as ptxas knows it, run by the simulator as it means,
+and right.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +43,16 @@ def test_our_kernels_state_every_rounding() -> None:
     """ptxas may contract `mul.f32` and `add.f32` to fma; with .rn it must not."""
     for case in CASES:
         text = KERNELS[case.family](**case.arguments).text
-        assert re.findall(r"\b(?:add|sub|mul|fma|div|sqrt|rcp)(?:\.ftz|\.sat)*\.f(?:16|32)\b[^;]*", text) == []
+        assert (
+            re.findall(
+                r"\b(?:add|sub|mul|fma|div|sqrt|rcp)(?:\.ftz|\.sat)*\.f(?:16|32)\b[^;]*", text
+            )
+            == []
+        )
 
 
-# --- meanings against exact arithmetic ------------------------------------------------------------------------------
+# --- meanings against exact arithmetic
+# ------------------------------------------------------------------------------
 
 
 def row_values(opcode: str) -> tuple[list[np.ndarray], np.ndarray]:
@@ -53,7 +61,9 @@ def row_values(opcode: str) -> tuple[list[np.ndarray], np.ndarray]:
         for i, row in enumerate(group.rows):
             if row.opcode == opcode:
                 count = len(row.operands) - row.immediates
-                return [narrow(group.operands[j][i], row.operands[j]) for j in range(count)], group.expected(i)
+                return [
+                    narrow(group.operands[j][i], row.operands[j]) for j in range(count)
+                ], group.expected(i)
     raise KeyError(opcode)
 
 
@@ -130,12 +140,19 @@ def test_integer_meanings(name: str) -> None:
 
 @pytest.mark.parametrize("type_", ["u32", "s32", "u64", "s64"])
 def test_bit_field_extract(type_: str) -> None:
-    """As PTX ISA 9.7.1.19 writes it: bit by bit, then the sign bit of the field (or of the operand, past its end)."""
+    """As PTX ISA 9.7.1.19 writes it: bit by bit, then the sign bit of the field (or of the operand,
+    past its end).
+    """
     bits, signed = int(type_[1:]), type_[0] == "s"
     operands, got = row_values(f"bfe.{type_}")
-    for a, position, length, result in zip(*(o.tolist() for o in operands), got.tolist(), strict=True):
+    for a, position, length, result in zip(
+        *(o.tolist() for o in operands), got.tolist(), strict=True
+    ):
         sign = a >> min(position + length - 1, bits - 1) & 1 if signed and length else 0
-        want = sum((a >> position + i & 1 if i < length and position + i < bits else sign) << i for i in range(bits))
+        want = sum(
+            (a >> position + i & 1 if i < length and position + i < bits else sign) << i
+            for i in range(bits)
+        )
         assert result == wrap(want, bits, signed), f"{a:#x}, {position}, {length}"
 
 
@@ -146,7 +163,9 @@ def test_integer_conversions() -> None:
             saturates, kind, bits = match.groups()
             (operand,), got = row_values(opcode)
             fit = clamped if saturates else wrap
-            assert got.tolist() == [fit(v, int(bits), kind == "s") for v in operand.tolist()], opcode
+            assert got.tolist() == [fit(v, int(bits), kind == "s") for v in operand.tolist()], (
+                opcode
+            )
 
 
 #: float type -> (bits of the significand, lowest exponent of a last place, largest finite value)
@@ -164,7 +183,9 @@ ROUND = {
 
 
 def rounded(exact: Fraction, type_: str, mode: str) -> float:
-    """The nearest float in the mode's direction; overflow goes to infinity or the largest, as IEEE 754 says."""
+    """The nearest float in the mode's direction; overflow goes to infinity or the largest, as IEEE
+    754 says.
+    """
     precision, lowest, largest = FORMATS[type_]
     size = abs(exact)
     exponent = (
@@ -176,7 +197,11 @@ def rounded(exact: Fraction, type_: str, mode: str) -> float:
     result = ROUND[mode](exact / place) * place
     if abs(result) > largest:
         inward = mode == "rz" or (mode == "rm") == (exact > 0) and mode in ("rm", "rp")
-        return float(largest) * (1 if exact > 0 else -1) if inward else float("inf") * (1 if exact > 0 else -1)
+        return (
+            float(largest) * (1 if exact > 0 else -1)
+            if inward
+            else float("inf") * (1 if exact > 0 else -1)
+        )
     return float(result)
 
 
@@ -206,7 +231,9 @@ def test_float_meanings(name: str, type_: str) -> None:
     for opcode in opcodes:
         operands, got = row_values(opcode)
         checked = 0
-        for *values, result in zip(*(as_float(o, type_) for o in operands), as_float(got, type_), strict=True):
+        for *values, result in zip(
+            *(as_float(o, type_) for o in operands), as_float(got, type_), strict=True
+        ):
             if not np.isfinite(values).all() or (name in ("div", "rcp") and values[-1] == 0):
                 continue
             want = rounded(FLOATS[name](*map(Fraction, values)), type_, opcode.split(".")[1])
@@ -233,12 +260,17 @@ def test_zeros_have_the_signs_of_ieee_754() -> None:
 @pytest.mark.parametrize("type_", ["f32", "ftz.f32", "NaN.f32", "f16", "bf16"])
 def test_plus_zero_is_above_minus_zero(type_: str) -> None:
     """In either order (PTX ISA 9.7.3.11 and 9.7.3.12)."""
-    a, b = np.array([[0.0, -0.0], [-0.0, 0.0], [-0.0, -3.0], [3.0, -0.0], [-0.0, -0.0]], np.float32).T
+    a, b = np.array(
+        [[0.0, -0.0], [-0.0, 0.0], [-0.0, -3.0], [3.0, -0.0], [-0.0, -0.0]], np.float32
+    ).T
     if type_ == "bf16":
         a, b = ((x.view(np.uint32) >> 16).astype(np.uint16) for x in (a, b))
     elif type_ == "f16":
         a, b = a.astype(np.float16), b.astype(np.float16)
-    for name, want in {"max": [0.0, 0.0, -0.0, 3.0, -0.0], "min": [-0.0, -0.0, -3.0, -0.0, -0.0]}.items():
+    for name, want in {
+        "max": [0.0, 0.0, -0.0, 3.0, -0.0],
+        "min": [-0.0, -0.0, -3.0, -0.0, -0.0],
+    }.items():
         got = as_float(INSTRUCTIONS[f"{name}.{type_}"].meaning(a, b), type_)
         assert got == want and (np.signbit(got) == np.signbit(want)).all(), name
 
@@ -256,23 +288,39 @@ def test_conversions_of_floats() -> None:
         elif to_integer:
             mode, kind, bits = to_integer[1], to_integer[2], int(to_integer[3])
             (operand,), got = row_values(opcode)
-            for value, result in zip(operand.astype(np.float64).tolist(), got.tolist(), strict=True):
+            for value, result in zip(
+                operand.astype(np.float64).tolist(), got.tolist(), strict=True
+            ):
                 if np.isnan(value):
                     want = 0 if bits < 64 else wrap(1 << 63, 64, kind == "s")
                 else:
                     huge = Fraction(2) ** 70 * (1 if value > 0 else -1)
-                    want = clamped(ROUND[mode](Fraction(value) if np.isfinite(value) else huge), bits, kind == "s")
+                    want = clamped(
+                        ROUND[mode](Fraction(value) if np.isfinite(value) else huge),
+                        bits,
+                        kind == "s",
+                    )
                 assert result == want, f"{opcode} of {value}"
 
 
 def test_flush_and_saturate() -> None:
     small = np.array([1e-40, -1e-40, 1.2e-38, np.nan, -1, 0.25, 7], np.float32)
     flushed = INSTRUCTIONS["mul.rn.ftz.f32"].meaning(small, np.ones(1, np.float32))
-    np.testing.assert_array_equal(flushed, np.array([0, -0.0, 1.2e-38, np.nan, -1, 0.25, 7], np.float32))
+    np.testing.assert_array_equal(
+        flushed, np.array([0, -0.0, 1.2e-38, np.nan, -1, 0.25, 7], np.float32)
+    )
     assert np.signbit(flushed[1])
-    underflow = INSTRUCTIONS["mul.rn.ftz.f32"].meaning(np.array([2e-38], np.float32), np.array([0.5], np.float32))
+    underflow = INSTRUCTIONS["mul.rn.ftz.f32"].meaning(
+        np.array([2e-38], np.float32), np.array([0.5], np.float32)
+    )
     assert underflow[0] == 0
     saturated = INSTRUCTIONS["cvt.sat.f32.f32"].meaning(small)
-    np.testing.assert_array_equal(saturated, np.array([1e-40, 0, 1.2e-38, 0, 0, 0.25, 1], np.float32))
-    np.testing.assert_array_equal(INSTRUCTIONS["setp.ltu.f32"].meaning(small, small), np.isnan(small))
-    np.testing.assert_array_equal(INSTRUCTIONS["setp.gt.ftz.f32"].meaning(small[:1], np.zeros(1, np.float32)), [False])
+    np.testing.assert_array_equal(
+        saturated, np.array([1e-40, 0, 1.2e-38, 0, 0, 0.25, 1], np.float32)
+    )
+    np.testing.assert_array_equal(
+        INSTRUCTIONS["setp.ltu.f32"].meaning(small, small), np.isnan(small)
+    )
+    np.testing.assert_array_equal(
+        INSTRUCTIONS["setp.gt.ftz.f32"].meaning(small[:1], np.zeros(1, np.float32)), [False]
+    )

@@ -11,8 +11,12 @@ DECLARATIONS = """
 """
 
 
-def module(body: str, params: str = "a, b, y", *, version: str = "7.0", target: int = 80, outside: str = "") -> str:
-    """A kernel `k` with pointer parameters, which are loaded into %rd0, %rd1, ...; thread (in the grid) in %r0."""
+def module(
+    body: str, params: str = "a, b, y", *, version: str = "7.0", target: int = 80, outside: str = ""
+) -> str:
+    """A kernel `k` with pointer parameters, which are loaded into %rd0, %rd1, ...; thread (in the
+    grid) in %r0.
+    """
     names = [p.strip() for p in params.split(",")]
     loads = "\n".join(f"  ld.param.u64 %rd{i}, [{name}];" for i, name in enumerate(names))
     return f""".version {version}
@@ -34,20 +38,34 @@ def store_u32(register: str, pointer: str = "%rd0") -> str:
 
 
 def per_thread(
-    body: str, result: str, threads: int = 32, blocks: int = 1, dtype: type = np.uint32, **options: object
+    body: str,
+    result: str,
+    threads: int = 32,
+    blocks: int = 1,
+    dtype: type = np.uint32,
+    **options: object,
 ) -> np.ndarray:
     """What each thread ends up with in the 32-bit register `result`, shape (blocks * threads,)."""
     y = np.zeros(blocks * threads, dtype)
-    simulator.launch(module(f"{body}\n  {store_u32(result)}\n  ret;", "y"), [y], (blocks,), (threads,), **options)
+    simulator.launch(
+        module(f"{body}\n  {store_u32(result)}\n  ret;", "y"), [y], (blocks,), (threads,), **options
+    )
     return y
 
 
 def apply(opcode: str, classes: str, *operands: np.ndarray) -> np.ndarray:
-    """One instruction on arrays. `classes`: register prefix of the result and of each operand, as "r r r rd".
+    """One instruction on arrays. `classes`: register prefix of the result and of each operand, as
+    "r r r rd".
 
-    Every array and the result travel through memory with the register's own size (h 2, r and f 4, rd 8 bytes).
+    Every array and the result travel through memory with the register's own size (h 2, r and f 4,
+    rd 8 bytes).
     """
-    memory = {"h": ("b16", np.uint16), "r": ("b32", np.uint32), "f": ("f32", np.float32), "rd": ("b64", np.uint64)}
+    memory = {
+        "h": ("b16", np.uint16),
+        "r": ("b32", np.uint32),
+        "f": ("f32", np.float32),
+        "rd": ("b64", np.uint64),
+    }
     kinds = classes.split()
     count = operands[0].size
     if count % 32:
@@ -62,7 +80,9 @@ def apply(opcode: str, classes: str, *operands: np.ndarray) -> np.ndarray:
         )
     result, out = ("r3", np.uint32) if kinds[0] == "p" else (f"{kinds[0]}3", memory[kinds[0]][1])
     target = "%p0" if kinds[0] == "p" else f"%{result}"
-    lines.append(f"{opcode} {target}, {', '.join(f'%{kind}{i + 6}' for i, kind in enumerate(kinds[1:]))};")
+    lines.append(
+        f"{opcode} {target}, {', '.join(f'%{kind}{i + 6}' for i, kind in enumerate(kinds[1:]))};"
+    )
     if kinds[0] == "p":
         lines.append("selp.b32 %r3, 1, 0, %p0;")
     lines.append(
@@ -70,6 +90,10 @@ def apply(opcode: str, classes: str, *operands: np.ndarray) -> np.ndarray:
         f"st.global.b{8 * np.dtype(out).itemsize} [%rd15], %{result}; ret;"
     )
     y = np.zeros(count, out)
-    inputs = [np.array(o).view(memory[kind][1]) for o, kind in zip(operands, kinds[1:], strict=True)]
-    simulator.launch(module("\n".join(lines), ", ".join([*names, "y"])), [*inputs, y], (count // 32,), (32,))
+    inputs = [
+        np.array(o).view(memory[kind][1]) for o, kind in zip(operands, kinds[1:], strict=True)
+    ]
+    simulator.launch(
+        module("\n".join(lines), ", ".join([*names, "y"])), [*inputs, y], (count // 32,), (32,)
+    )
     return y

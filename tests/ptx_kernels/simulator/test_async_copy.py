@@ -30,7 +30,9 @@ def launch(body: str, threads: int = 64, x: np.ndarray | None = None) -> None:
 @pytest.mark.parametrize("width", [4, 8, 16])
 @pytest.mark.parametrize("partial", [False, True])
 def test_bytes_arrive(width: int, partial: bool) -> None:
-    """Two stages, the second under way while the first is read; with `partial`, byte counts of every size."""
+    """Two stages, the second under way while the first is read; with `partial`, byte counts of
+    every size.
+    """
 
     def through(k: Builder) -> None:
         k.launch((2,), 64)
@@ -59,7 +61,12 @@ def test_bytes_arrive(width: int, partial: bool) -> None:
 
 
 def test_a_size_of_zero_reads_nothing() -> None:
-    launch("mov.u32 %r5, 0; cp.async.cg.shared.global [%r9], [%rd5+65536], 16, %r5;" + COMMIT + WAIT + LOAD)
+    launch(
+        "mov.u32 %r5, 0; cp.async.cg.shared.global [%r9], [%rd5+65536], 16, %r5;"
+        + COMMIT
+        + WAIT
+        + LOAD
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,7 +74,12 @@ def test_a_size_of_zero_reads_nothing() -> None:
     [
         COPY + COMMIT + WAIT + LOAD,  # one's own bytes need no barrier
         COPY + "cp.async.wait_all;" + BARRIER + LOAD_OTHER,
-        COPY + COMMIT + "cp.async.ca.shared.global [%r9+1024], [%rd5], 16;" + COMMIT + "cp.async.wait_group 1;" + LOAD,
+        COPY
+        + COMMIT
+        + "cp.async.ca.shared.global [%r9+1024], [%rd5], 16;"
+        + COMMIT
+        + "cp.async.wait_group 1;"
+        + LOAD,
         COPY + COMMIT,  # under way at the end
     ],
 )
@@ -78,32 +90,68 @@ def test_right_orders(body: str) -> None:
 @pytest.mark.parametrize(
     ("error", "body", "message"),
     [
-        (simulator.AsyncPending, COPY + COMMIT + LOAD, r"ring\+0: reads 16 bytes that the copy of line 12.*thread 0"),
+        (
+            simulator.AsyncPending,
+            COPY + COMMIT + LOAD,
+            r"ring\+0: reads 16 bytes that the copy of line 12.*thread 0",
+        ),
         (simulator.AsyncPending, COPY + WAIT + LOAD, "reads 16 bytes"),  # never committed
-        (simulator.AsyncPending, COPY + COMMIT + BARRIER + LOAD_OTHER, "reads 4 bytes.*issued by thread 63"),
-        (simulator.AsyncPending, COPY + COMMIT + COPY + COMMIT + "cp.async.wait_group 1;" + LOAD, "writes 16 bytes"),
+        (
+            simulator.AsyncPending,
+            COPY + COMMIT + BARRIER + LOAD_OTHER,
+            "reads 4 bytes.*issued by thread 63",
+        ),
+        (
+            simulator.AsyncPending,
+            COPY + COMMIT + COPY + COMMIT + "cp.async.wait_group 1;" + LOAD,
+            "writes 16 bytes",
+        ),
         (simulator.AsyncPending, COPY + COMMIT + "st.shared.u8 [%r9+5], %r0;", "writes 1 bytes"),
         (simulator.AsyncPending, COPY + COMMIT + "cp.async.wait_group 1;" + LOAD, "reads 16 bytes"),
         (simulator.SharedRace, COPY + COMMIT + WAIT + LOAD_OTHER, "without a barrier between"),
-        (simulator.SharedRace, COPY + COMMIT + BARRIER + WAIT + LOAD_OTHER, "without a barrier between"),
+        (
+            simulator.SharedRace,
+            COPY + COMMIT + BARRIER + WAIT + LOAD_OTHER,
+            "without a barrier between",
+        ),
         (
             simulator.SharedRace,
             "st.shared.u32 [%r9], %r0;" + BARRIER + LOAD_OTHER + COPY + COMMIT,
             "writes.*without a barrier between",
         ),
-        (simulator.OutOfBounds, COPY.replace("%rd5", "%rd5+16"), "offset 1024 of x, which has 1024 bytes"),
+        (
+            simulator.OutOfBounds,
+            COPY.replace("%rd5", "%rd5+16"),
+            "offset 1024 of x, which has 1024 bytes",
+        ),
         (simulator.OutOfBounds, COPY.replace("%r9", "%r9+1040"), "shared offset 2048"),
-        (simulator.Misaligned, "add.u64 %rd5, %rd0, 4; setp.eq.u32 %p0, %r2, 0; @%p0 " + COPY, "no multiple of 16"),
-        (simulator.Misaligned, COPY.replace("%r9", "%r9+8"), "shared offset 8 is no multiple of 16"),
+        (
+            simulator.Misaligned,
+            "add.u64 %rd5, %rd0, 4; setp.eq.u32 %p0, %r2, 0; @%p0 " + COPY,
+            "no multiple of 16",
+        ),
+        (
+            simulator.Misaligned,
+            COPY.replace("%r9", "%r9+8"),
+            "shared offset 8 is no multiple of 16",
+        ),
         (
             simulator.OutOfBounds,
             "mov.u32 %r5, 17; cp.async.cg.shared.global [%r9], [%rd5], 16, %r5;",
             "reads 17 bytes to copy, of a copy of 16",
         ),
         (simulator.ParseError, COPY.replace("16;", "8;"), "copies 16 bytes"),
-        (simulator.ParseError, "cp.async.ca.shared.global [%r9], [%rd5], 12;", "copies 4 or 8 or 16 bytes"),
+        (
+            simulator.ParseError,
+            "cp.async.ca.shared.global [%r9], [%rd5], 12;",
+            "copies 4 or 8 or 16 bytes",
+        ),
         (simulator.ParseError, "cp.async.wait_group %r1;", "number of groups"),
-        (simulator.UnknownInstruction, "cp.async.cx.shared.global [%r9], [%rd5], 16;", "no known instruction"),
+        (
+            simulator.UnknownInstruction,
+            "cp.async.cx.shared.global [%r9], [%rd5], 16;",
+            "no known instruction",
+        ),
     ],
 )
 def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:

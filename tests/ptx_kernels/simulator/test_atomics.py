@@ -62,7 +62,10 @@ def test_compare_and_swap() -> None:
 
 def test_64_bits() -> None:
     y = np.array([2**63 + 5], np.uint64)
-    text = module("mov.b64 %rd5, 3; red.global.add.u64 [%rd0], %rd5; red.global.max.s64 [%rd0], %rd5; ret;", "y")
+    text = module(
+        "mov.b64 %rd5, 3; red.global.add.u64 [%rd0], %rd5; red.global.max.s64 [%rd0], %rd5; ret;",
+        "y",
+    )
     simulator.launch(text, [y], (1,), (32,))
     assert y[0] == 3  # 2^63 + 5 + 96 is negative
 
@@ -91,12 +94,16 @@ def test_lanes_that_meet_are_served_in_order() -> None:
         threads=64,
     )
     lanes = np.arange(64)
-    np.testing.assert_array_equal(found, [lanes[(lanes < i) & (lanes % 2 == i % 2)].sum() for i in lanes])
+    np.testing.assert_array_equal(
+        found, [lanes[(lanes < i) & (lanes % 2 == i % 2)].sum() for i in lanes]
+    )
 
 
 def test_blocks_share_a_counter() -> None:
     y = np.zeros(256, np.uint32)
-    text = module("mul.wide.u32 %rd3, %r2, 4; add.u64 %rd4, %rd0, %rd3; red.add.u32 [%rd4], %r2; ret;", "y")
+    text = module(
+        "mul.wide.u32 %rd3, %r2, 4; add.u64 %rd4, %rd0, %rd3; red.add.u32 [%rd4], %r2; ret;", "y"
+    )
     simulator.launch(text, [y], (9,), (256,), batch_lanes=512)
     np.testing.assert_array_equal(y, 9 * np.arange(256))
 
@@ -115,8 +122,16 @@ def test_two_buffers_at_once() -> None:
 @pytest.mark.parametrize(
     ("body", "error", "what"),
     [
-        ("red.global.add.u32 [%rd0], 1; bar.sync 0; ld.global.u32 %r3, [%rd0];", GlobalRace, "updated by an atomic"),
-        ("ld.global.u32 %r3, [%rd0]; red.global.add.u32 [%rd0], 1;", GlobalRace, "updates by an atomic what several"),
+        (
+            "red.global.add.u32 [%rd0], 1; bar.sync 0; ld.global.u32 %r3, [%rd0];",
+            GlobalRace,
+            "updated by an atomic",
+        ),
+        (
+            "ld.global.u32 %r3, [%rd0]; red.global.add.u32 [%rd0], 1;",
+            GlobalRace,
+            "updates by an atomic what several",
+        ),
         (
             ".shared .b32 t; setp.eq.u32 %p0, %r2, 0; mov.b32 %r3, 0; @%p0 st.shared.b32 [t], %r3;"
             "red.shared.add.u32 [t], 1;",
@@ -129,7 +144,11 @@ def test_two_buffers_at_once() -> None:
             simulator.AsyncPending,
             "shared t+0: updates 4 bytes that the copy of line 11",
         ),
-        (".shared .b32 t; red.shared.add.u32 [t], 1;", simulator.UninitializedRead, "nobody wrote all of these 4"),
+        (
+            ".shared .b32 t; red.shared.add.u32 [t], 1;",
+            simulator.UninitializedRead,
+            "nobody wrote all of these 4",
+        ),
         ("red.global.add.u32 [%rd0+2], 1;", simulator.Misaligned, "offset 2 of y"),
         ("red.global.add.u32 [%rd0+8], 1;", simulator.OutOfBounds, "offset 8 of y"),
         ("red.global.exch.b32 [%rd0], 1;", simulator.UnknownInstruction, "no known instruction"),
@@ -146,7 +165,9 @@ def test_refused(body: str, error: type[simulator.SimulationError], what: str) -
 def test_inputs_and_unwritten_outputs_are_refused() -> None:
     text = module("red.global.add.u32 [%rd0], 1; membar.gl; fence.acq_rel.gpu; ret;", "y")
     with pytest.raises(simulator.ReadOnlyWrite, match="store to y"):
-        simulator.launch(text, [simulator.DeviceBuffer("y", np.zeros(1, np.uint32), "in")], (1,), (32,))
+        simulator.launch(
+            text, [simulator.DeviceBuffer("y", np.zeros(1, np.uint32), "in")], (1,), (32,)
+        )
     fresh = simulator.DeviceBuffer("y", np.zeros(1, np.uint32), "out", initialized=False)
     with pytest.raises(simulator.UninitializedRead, match="never all written"):
         simulator.launch(text, [fresh], (1,), (32,))
@@ -170,7 +191,12 @@ def histogram(k: Builder, *, n: int) -> None:
 
 def test_in_the_kernel_language() -> None:
     x = np.random.default_rng(0).integers(0, 8, 150).astype(np.uint32)
-    given = np.zeros(8, np.uint32), np.zeros(1, np.float32), np.full(1, -3, np.int32), np.full(1, 7, np.uint32)
+    given = (
+        np.zeros(8, np.uint32),
+        np.zeros(1, np.float32),
+        np.full(1, -3, np.int32),
+        np.full(1, 7, np.uint32),
+    )
     counts, total, highest, ticket = simulator.run(histogram(n=150), x, *given)
     np.testing.assert_array_equal(counts, np.bincount(x, minlength=8))
     assert (total[0], highest[0], ticket[0]) == (x.sum(), x.max(), 0)

@@ -1,4 +1,6 @@
-"""Bulk copies from shared to global memory: what they store, what they need before and until when."""
+"""Bulk copies from shared to global memory: what they store, what they need before and until
+when.
+"""
 
 from __future__ import annotations
 
@@ -60,34 +62,97 @@ def test_words_are_copied(body: str) -> None:
 
 def test_groups_arrive_in_order() -> None:
     """Of two groups the older one may be waited for alone."""
-    half = "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd5+{0}], [words+{0}], 128;\n" + COMMIT
-    body = FILLED + half.format(0) + half.format(128) + "@%p0 cp.async.bulk.wait_group.read {};\n{}" + DONE
+    half = (
+        "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd5+{0}], [words+{0}], 128;\n" + COMMIT
+    )
+    body = (
+        FILLED
+        + half.format(0)
+        + half.format(128)
+        + "@%p0 cp.async.bulk.wait_group.read {};\n{}"
+        + DONE
+    )
     first, second = (f"@%p0 st.shared.u32 [words+{at}], %r2;\n" for at in (124, 128))
     launch(body.format(1, first))
     launch(body.format(0, second))
-    with pytest.raises(AsyncPending, match=r"words\+128: writes 4 bytes that the copy of line \d+ may not have read"):
+    with pytest.raises(
+        AsyncPending,
+        match=r"words\+128: writes 4 bytes that the copy of line \d+ may not have read",
+    ):
         launch(body.format(1, second))
 
 
 @pytest.mark.parametrize(
     ("body", "error", "message"),
     [
-        (STORE + BARRIER + COPY + COMMIT + READ, MissingProxyFence, "this copy reads what thread 0 wrote, without a f"),
-        (FENCE + STORE + BARRIER + COPY + COMMIT + READ, MissingProxyFence, "without a fence.proxy.async between"),
-        (STORE + "@%p0 " + FENCE + BARRIER + COPY + COMMIT + READ, MissingProxyFence, "what thread 1 wrote, without"),
+        (
+            STORE + BARRIER + COPY + COMMIT + READ,
+            MissingProxyFence,
+            "this copy reads what thread 0 wrote, without a f",
+        ),
+        (
+            FENCE + STORE + BARRIER + COPY + COMMIT + READ,
+            MissingProxyFence,
+            "without a fence.proxy.async between",
+        ),
+        (
+            STORE + "@%p0 " + FENCE + BARRIER + COPY + COMMIT + READ,
+            MissingProxyFence,
+            "what thread 1 wrote, without",
+        ),
         (STORE + FENCE + COPY + COMMIT + READ, SharedRace, "lane 0 reads what lane 1 wrote"),
-        (FENCE + COPY + COMMIT + READ, simulator.UninitializedRead, "nobody wrote all of these 16 bytes"),
-        (FILLED + COPY + COMMIT, AsyncPending, "the block ends before this copy has read its shared memory"),
+        (
+            FENCE + COPY + COMMIT + READ,
+            simulator.UninitializedRead,
+            "nobody wrote all of these 16 bytes",
+        ),
+        (
+            FILLED + COPY + COMMIT,
+            AsyncPending,
+            "the block ends before this copy has read its shared memory",
+        ),
         (FILLED + COPY + READ, AsyncPending, "the block ends before this copy"),
-        (FILLED + COPY + COMMIT + STORE + READ, AsyncPending, r"words\+0: writes 4 bytes that the copy of line"),
-        (FILLED + COPY + COMMIT + BARRIER + STORE + READ, AsyncPending, r"words\+0: writes 4 bytes that the copy"),
-        (FILLED + COPY + COMMIT + READ + STORE, SharedRace, "lane 1 writes what a copy of lane 0 read"),
-        (FILLED + COPY + COMMIT + READ + BARRIER + LOAD, AsyncPending, "offset 0 of y: touches 4 bytes that the copy"),
-        (FILLED + COPY + COMMIT + DONE + LOAD, simulator.GlobalRace, "lane 1 reads what lane 0 wrote"),
-        (FILLED + COPY + COPY, AsyncPending, "offset 0 of y: touches 16 bytes that the copy of line"),
-        (FILLED + COPY.replace("256;", "24;"), simulator.Misaligned, "copies 24 bytes, which is no multiple of 16"),
+        (
+            FILLED + COPY + COMMIT + STORE + READ,
+            AsyncPending,
+            r"words\+0: writes 4 bytes that the copy of line",
+        ),
+        (
+            FILLED + COPY + COMMIT + BARRIER + STORE + READ,
+            AsyncPending,
+            r"words\+0: writes 4 bytes that the copy",
+        ),
+        (
+            FILLED + COPY + COMMIT + READ + STORE,
+            SharedRace,
+            "lane 1 writes what a copy of lane 0 read",
+        ),
+        (
+            FILLED + COPY + COMMIT + READ + BARRIER + LOAD,
+            AsyncPending,
+            "offset 0 of y: touches 4 bytes that the copy",
+        ),
+        (
+            FILLED + COPY + COMMIT + DONE + LOAD,
+            simulator.GlobalRace,
+            "lane 1 reads what lane 0 wrote",
+        ),
+        (
+            FILLED + COPY + COPY,
+            AsyncPending,
+            "offset 0 of y: touches 16 bytes that the copy of line",
+        ),
+        (
+            FILLED + COPY.replace("256;", "24;"),
+            simulator.Misaligned,
+            "copies 24 bytes, which is no multiple of 16",
+        ),
         (FILLED + COPY.replace("256;", "272;"), simulator.OutOfBounds, "shared offset 256"),
-        (FILLED + COPY.replace("[%rd5]", "[%rd0+8]"), simulator.Misaligned, "offset 8 of y, is no multiple of 16"),
+        (
+            FILLED + COPY.replace("[%rd5]", "[%rd0+8]"),
+            simulator.Misaligned,
+            "offset 8 of y, is no multiple of 16",
+        ),
         ("cp.async.bulk.wait_all;", simulator.UnknownInstruction, "no known instruction"),
     ],
 )

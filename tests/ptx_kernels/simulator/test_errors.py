@@ -15,7 +15,14 @@ from .ptx_text import module, per_thread, store_u32
 ADDRESS = "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4;"
 
 
-def launch(body: str, *buffers: object, params: str = "y", grid: int = 2, block: int = 64, **options: object) -> None:
+def launch(
+    body: str,
+    *buffers: object,
+    params: str = "y",
+    grid: int = 2,
+    block: int = 64,
+    **options: object,
+) -> None:
     given = buffers or (np.zeros(grid * block, np.uint32),)
     simulator.launch(module(body + "\n  ret;", params), list(given), (grid,), (block,), **options)
 
@@ -25,7 +32,8 @@ def refuses(error: type[simulator.SimulationError], *parts: str):
     return pytest.raises(error, match="(?s)" + ".*".join(re.escape(p) for p in parts))
 
 
-# --- global memory --------------------------------------------------------------------------------------------------
+# --- global memory
+# --------------------------------------------------------------------------------------------------
 
 
 def test_out_of_bounds_names_everything() -> None:
@@ -92,8 +100,12 @@ def test_some_lanes_out_of_several_buffers() -> None:
 
 
 def test_misaligned() -> None:
-    with refuses(simulator.Misaligned, "offset 4 of y, is no multiple of 16 bytes", "thread (1, 0, 0)"):
-        launch(f"{ADDRESS} ld.global.v4.u32 {{%r4, %r5, %r6, %r7}}, [%rd5];", np.zeros(132, np.uint32))
+    with refuses(
+        simulator.Misaligned, "offset 4 of y, is no multiple of 16 bytes", "thread (1, 0, 0)"
+    ):
+        launch(
+            f"{ADDRESS} ld.global.v4.u32 {{%r4, %r5, %r6, %r7}}, [%rd5];", np.zeros(132, np.uint32)
+        )
 
 
 def test_store_to_an_input() -> None:
@@ -125,18 +137,22 @@ def test_output_left_unwritten() -> None:
     text = module(f"setp.lt.u32 %p0, %r0, 60; @!%p0 bra END; {store_u32('%r0')}\nEND: ret;", "y")
     kernel = Kernel("k", text, (Buffer("y", f32, (64,), "out"),), (1, 1, 1), (64, 1, 1))
     with refuses(
-        simulator.UnwrittenOutput, "kernel k: 16 of the 256 bytes of y were never written, the first at offset 240"
+        simulator.UnwrittenOutput,
+        "kernel k: 16 of the 256 bytes of y were never written, the first at offset 240",
     ):
         simulator.run(kernel)
     (y,) = simulator.run(kernel, check=False)
     assert np.isnan(y[60:]).all()
 
 
-# --- registers ------------------------------------------------------------------------------------------------------
+# --- registers
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_register_that_nobody_wrote() -> None:
-    with refuses(simulator.UninitializedRead, "register %r9 was never written", "add.u32 %r3, %r9, 1;"):
+    with refuses(
+        simulator.UninitializedRead, "register %r9 was never written", "add.u32 %r3, %r9, 1;"
+    ):
         per_thread("add.u32 %r3, %r9, 1;", "%r3")
 
 
@@ -145,7 +161,10 @@ def test_register_that_some_lanes_wrote() -> None:
     with refuses(simulator.UninitializedRead, "register %r3", "thread (20, 0, 0)"):
         per_thread(f"{body} add.u32 %r4, %r3, 1;", "%r4")
     with refuses(simulator.UninitializedRead, "register %r3", "thread (20, 0, 0)"):
-        per_thread("setp.ge.u32 %p0, %r2, 20;\n@%p0 bra SKIP;\nmov.b32 %r3, 1;\nSKIP:\nadd.u32 %r4, %r3, 1;", "%r4")
+        per_thread(
+            "setp.ge.u32 %p0, %r2, 20;\n@%p0 bra SKIP;\nmov.b32 %r3, 1;\nSKIP:\nadd.u32 %r4, %r3, 1;",
+            "%r4",
+        )
     with refuses(simulator.UninitializedRead, "register %r3", "thread (10, 0, 0)"):
         per_thread(
             "setp.ge.u32 %p0, %r2, 20;\n@%p0 mov.b32 %r3, 1;\n@%p0 bra SKIP;\nsetp.lt.u32 %p1, %r2, 10;\n"
@@ -163,9 +182,13 @@ TILE = ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2,
 
 def test_shared_read_of_nothing() -> None:
     with refuses(
-        simulator.UninitializedRead, "shared tile+128: nobody wrote all of these 4 bytes", "thread (32, 0, 0)"
+        simulator.UninitializedRead,
+        "shared tile+128: nobody wrote all of these 4 bytes",
+        "thread (32, 0, 0)",
     ):
-        launch(f"{TILE} setp.lt.u32 %p0, %r2, 32; @%p0 st.shared.b32 [%r4], %r2; bar.sync 0; ld.shared.b32 %r6, [%r4];")
+        launch(
+            f"{TILE} setp.lt.u32 %p0, %r2, 32; @%p0 st.shared.b32 [%r4], %r2; bar.sync 0; ld.shared.b32 %r6, [%r4];"
+        )
 
 
 def test_shared_memory_starts_empty_in_every_batch() -> None:
@@ -211,7 +234,9 @@ def test_missing_barrier_between_read_and_write() -> None:
             "ld.shared.b32 %r6, [word]; @%p0 st.shared.b32 [word], %r6;",
             block=1024,
         )
-    with refuses(simulator.SharedRace, "warp 1 writes what several warps read"):  # one after the other
+    with refuses(
+        simulator.SharedRace, "warp 1 writes what several warps read"
+    ):  # one after the other
         launch(
             f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; @%p0 ld.shared.b32 %r6, [tile]; "
             "@%p0 st.shared.b32 [tile], %r6;"
@@ -240,7 +265,12 @@ def test_neighbouring_bytes_are_no_race() -> None:
 
 
 def test_barrier_in_divergent_code() -> None:
-    with refuses(simulator.BarrierDivergence, "16 of the warp's 32 live threads", "bar.sync 0;", "thread (0, 0, 0)"):
+    with refuses(
+        simulator.BarrierDivergence,
+        "16 of the warp's 32 live threads",
+        "bar.sync 0;",
+        "thread (0, 0, 0)",
+    ):
         launch("and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\nbar.sync 0;\nEND:")
     with refuses(simulator.BarrierDivergence, "5 of the warp's 32 live threads"):
         launch("setp.lt.u32 %p0, %r2, 5; @%p0 bar.sync 0;")
@@ -248,7 +278,12 @@ def test_barrier_in_divergent_code() -> None:
 
 def test_exit_before_a_barrier() -> None:
     body = "setp.lt.u32 %p0, %r2, 32;\n@%p0 ret;\nbar.sync 0;"
-    with refuses(simulator.EarlyExit, "32 threads of its block exited before it", "bar.sync 0;", "thread (32, 0, 0)"):
+    with refuses(
+        simulator.EarlyExit,
+        "32 threads of its block exited before it",
+        "bar.sync 0;",
+        "thread (32, 0, 0)",
+    ):
         launch(body)
     launch(body, strict=False)
     with refuses(simulator.EarlyExit, "8 threads of its block"):
@@ -257,7 +292,9 @@ def test_exit_before_a_barrier() -> None:
 
 def test_deadlock() -> None:
     with refuses(simulator.Deadlock, "64 of the block's 64 threads wait", "bar.sync 1;"):
-        launch("setp.lt.u32 %p0, %r2, 32;\n@%p0 bra OTHER;\nbar.sync 0;\nbra END;\nOTHER:\nbar.sync 1;\nEND:")
+        launch(
+            "setp.lt.u32 %p0, %r2, 32;\n@%p0 bra OTHER;\nbar.sync 0;\nbra END;\nOTHER:\nbar.sync 1;\nEND:"
+        )
     with refuses(simulator.Deadlock, "wait at barriers that never complete"):
         launch("bar.sync 2, 96;")
 
@@ -268,12 +305,16 @@ def test_endless_loop() -> None:
 
 
 def test_shuffles_with_absent_lanes() -> None:
-    with refuses(simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff0000, which are elsewhere"):
+    with refuses(
+        simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff0000, which are elsewhere"
+    ):
         launch(
             "and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\n"
             "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:"
         )
-    with refuses(simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff,"):  # 32 lanes of two warps
+    with refuses(
+        simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff,"
+    ):  # 32 lanes of two warps
         launch(
             "setp.lt.u32 %p0, %r2, 16;\n@%p0 bra END;\nsetp.ge.u32 %p0, %r2, 48;\n@%p0 bra END;\n"
             "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:"
@@ -284,8 +325,12 @@ def test_shuffles_with_absent_lanes() -> None:
             "shfl.sync.down.b32 %r4, %r2, 1, 31, 0xffff;\nEND:"
         )
     with refuses(simulator.ShuffleError, "lane 4 reads lane 5, which has exited"):
-        launch("and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 5;\n@%p0 ret;\nshfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;")
-    with refuses(simulator.ShuffleError, "lane 8 executes this but membermask 0xff does not name it"):
+        launch(
+            "and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 5;\n@%p0 ret;\nshfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;"
+        )
+    with refuses(
+        simulator.ShuffleError, "lane 8 executes this but membermask 0xff does not name it"
+    ):
         launch("shfl.sync.idx.b32 %r4, %r2, 0, 31, 0xff;")
 
 
@@ -295,21 +340,53 @@ def test_shuffles_with_absent_lanes() -> None:
 @pytest.mark.parametrize(
     ("body", "error", "parts"),
     [
-        ("fma.f32 %f0, %f1, %f2, %f3;", simulator.UnknownInstruction, ["fma.f32 is no known instruction", "line 11"]),
+        (
+            "fma.f32 %f0, %f1, %f2, %f3;",
+            simulator.UnknownInstruction,
+            ["fma.f32 is no known instruction", "line 11"],
+        ),
         ("ld.globl.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.globl.u32"]),
         ("ld.shared.nc.u32 %r3, [0];", simulator.UnknownInstruction, ["ld.shared.nc.u32"]),
-        ("ld.global.v4.u64 {%rd3, %rd4, %rd5, %rd6}, [%rd0];", simulator.UnknownInstruction, ["ld.global.v4.u64"]),
+        (
+            "ld.global.v4.u64 {%rd3, %rd4, %rd5, %rd6}, [%rd0];",
+            simulator.UnknownInstruction,
+            ["ld.global.v4.u64"],
+        ),
         ("ld.global.f16 %h0, [%rd0];", simulator.UnknownInstruction, ["ld.global.f16"]),
-        ("st.global.nc.u32 [%rd0], %r2;", simulator.UnknownInstruction, ["only loads can be non-coherent"]),
+        (
+            "st.global.nc.u32 [%rd0], %r2;",
+            simulator.UnknownInstruction,
+            ["only loads can be non-coherent"],
+        ),
         ("ld.global.v8.u32 %r3, [%rd0];", simulator.UnknownInstruction, ["ld.global.v8.u32"]),
         ("bar.arrive 0, 64;", simulator.UnknownInstruction, ["bar.arrive"]),
         ("shfl.bfly.b32 %r3, %r2, 1, 31;", simulator.UnknownInstruction, ["shfl.bfly.b32"]),
-        ("shfl.sync.bfly.b32 %r3|%r4, %r2, 1, 31, -1;", simulator.TypeMismatch, ["%r4 is no predicate"]),
+        (
+            "shfl.sync.bfly.b32 %r3|%r4, %r2, 1, 31, -1;",
+            simulator.TypeMismatch,
+            ["%r4 is no predicate"],
+        ),
         ("add.u32 %r3, %r2;", simulator.ParseError, ["add.u32 takes 3 operands, got 2"]),
-        ("add.u32 %r3, %f2, 1;", simulator.TypeMismatch, ["add.u32 needs u32 in a .b32 register, but %f2 is .f32"]),
-        ("add.rn.f32 %rd3, %f2, %f2;", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
-        ("add.u32 %r3, %r2, 0x100000000;", simulator.TypeMismatch, ["0x100000000 does not fit u32"]),
-        ("add.u32 %r3, %r2, -0x80000001;", simulator.TypeMismatch, ["-0x80000001 does not fit u32"]),
+        (
+            "add.u32 %r3, %f2, 1;",
+            simulator.TypeMismatch,
+            ["add.u32 needs u32 in a .b32 register, but %f2 is .f32"],
+        ),
+        (
+            "add.rn.f32 %rd3, %f2, %f2;",
+            simulator.TypeMismatch,
+            ["needs f32 in a .f32 register, but %rd3 is .b64"],
+        ),
+        (
+            "add.u32 %r3, %r2, 0x100000000;",
+            simulator.TypeMismatch,
+            ["0x100000000 does not fit u32"],
+        ),
+        (
+            "add.u32 %r3, %r2, -0x80000001;",
+            simulator.TypeMismatch,
+            ["-0x80000001 does not fit u32"],
+        ),
         ("add.rn.f32 %f0, %f1, 1;", simulator.TypeMismatch, ["1 is no number of type f32"]),
         ("add.u32 %r3, %r2, 1.5;", simulator.TypeMismatch, ["1.5 is no number of type u32"]),
         (
@@ -317,24 +394,56 @@ def test_shuffles_with_absent_lanes() -> None:
             simulator.TypeMismatch,
             ["a global address needs a .b64 register, but %r2 is .b32"],
         ),
-        ("ld.global.v2.u32 {%r3, %r4, %r5}, [%rd0];", simulator.TypeMismatch, ["moves 2 register(s)"]),
+        (
+            "ld.global.v2.u32 {%r3, %r4, %r5}, [%rd0];",
+            simulator.TypeMismatch,
+            ["moves 2 register(s)"],
+        ),
         ("ld.global.f32 %r3, %rd0;", simulator.TypeMismatch, ["an address in brackets is missing"]),
         ("mov.b32 {%h0, %r1}, %r2;", simulator.TypeMismatch, ["do not make up 4 bytes"]),
         ("add.u32 %r99, %r2, 1;", simulator.ParseError, ["register %r99 is not declared"]),
-        ("mov.u32 %r3, nowhere;", simulator.ParseError, ["nowhere is neither a variable nor a special register"]),
+        (
+            "mov.u32 %r3, nowhere;",
+            simulator.ParseError,
+            ["nowhere is neither a variable nor a special register"],
+        ),
         ("bra NOWHERE;", simulator.ParseError, ["branches to no label"]),
         ("L: add.u32 %r3, %r2, 1; L: ret;", simulator.ParseError, ["label L is defined twice"]),
         (".reg .b32 %r3;", simulator.ParseError, ["register %r3 is declared twice"]),
         (".reg .f64 %d<3>;", simulator.ParseError, ["declares no register class"]),
         (".local .b8 t[4]; .local .b8 t[4];", simulator.ParseError, ["t is declared twice"]),
-        (".local .b8 t[99999999999];", simulator.ParseError, ["t ends at 99999999999 bytes of .local memory; 524288"]),
-        (".local .b8 s; .local .align 1048576 .b8 t;", simulator.ParseError, ["t ends at 1048577 bytes of .local"]),
-        (".const .b8 t[65537];", simulator.ParseError, ["t ends at 65537 bytes of .const memory; 65536 are the most"]),
-        (".global .b8 t[99999999999];", simulator.ParseError, ["t ends at 99999999999 bytes of .global memory"]),
+        (
+            ".local .b8 t[99999999999];",
+            simulator.ParseError,
+            ["t ends at 99999999999 bytes of .local memory; 524288"],
+        ),
+        (
+            ".local .b8 s; .local .align 1048576 .b8 t;",
+            simulator.ParseError,
+            ["t ends at 1048577 bytes of .local"],
+        ),
+        (
+            ".const .b8 t[65537];",
+            simulator.ParseError,
+            ["t ends at 65537 bytes of .const memory; 65536 are the most"],
+        ),
+        (
+            ".global .b8 t[99999999999];",
+            simulator.ParseError,
+            ["t ends at 99999999999 bytes of .global memory"],
+        ),
         (".shared .align 0 .b8 t[4];", simulator.ParseError, ["alignment 0 is no power of two"]),
-        (".reg .b32 %q<99999999999>;", simulator.ParseError, ["99999999999 registers %q; the simulator takes up to"]),
+        (
+            ".reg .b32 %q<99999999999>;",
+            simulator.ParseError,
+            ["99999999999 registers %q; the simulator takes up to"],
+        ),
         ("fence;", simulator.UnknownInstruction, ["fence is no known instruction"]),
-        (".shared .b8 y[4];", simulator.ParseError, ["y is declared twice"]),  # as a parameter of the entry
+        (
+            ".shared .b8 y[4];",
+            simulator.ParseError,
+            ["y is declared twice"],
+        ),  # as a parameter of the entry
         (".local .b8 y[4];", simulator.ParseError, ["y is declared twice"]),
         (".reg .b32 y;", simulator.ParseError, ["register y is declared twice"]),
         (".param .b32 y;", simulator.ParseError, ["parameter y is declared twice"]),
@@ -346,7 +455,11 @@ def test_shuffles_with_absent_lanes() -> None:
         ("call %rd3, ();", simulator.ParseError, ["calls of functions by name"]),
         ("brx.idx %r3, T;", simulator.ParseError, ["the label of .branchtargets"]),
         ("ld.const.u32 %r3, [y];", simulator.ParseError, ["y is no const variable"]),
-        ("@%r3 bra L; L: ret;", simulator.ParseError, ["%r3 guards an instruction but is no predicate"]),
+        (
+            "@%r3 bra L; L: ret;",
+            simulator.ParseError,
+            ["%r3 guards an instruction but is no predicate"],
+        ),
         ("bar.sync 16;", simulator.ParseError, ["a barrier 0 to 15"]),
         ("bar.sync 0, 0;", simulator.ParseError, ["a multiple of 32"]),
         ("bar.sync 0, 33;", simulator.ParseError, ["a multiple of 32"]),
@@ -356,11 +469,17 @@ def test_shuffles_with_absent_lanes() -> None:
         ("ld.param.u64 %rd3, [y+8];", simulator.ParseError, ["names no parameter"]),
         (".shared .b8 t[4]; .shared .b8 t[4];", simulator.ParseError, ["t is declared twice"]),
         ("mov.u64 %rd3, %tid.x;", simulator.TypeMismatch, ["%tid.x is a .u32"]),
-        ("ld.global.f32 %rd3, [%rd0];", simulator.TypeMismatch, ["needs f32 in a .f32 register, but %rd3 is .b64"]),
+        (
+            "ld.global.f32 %rd3, [%rd0];",
+            simulator.TypeMismatch,
+            ["needs f32 in a .f32 register, but %rd3 is .b64"],
+        ),
         (".shared .align 12 .b8 t[4];", simulator.ParseError, ["alignment 12 is no power of two"]),
     ],
 )
-def test_text_that_is_refused(body: str, error: type[simulator.SimulationError], parts: list[str]) -> None:
+def test_text_that_is_refused(
+    body: str, error: type[simulator.SimulationError], parts: list[str]
+) -> None:
     with refuses(error, "kernel k", *parts):
         launch(body)
 
@@ -439,7 +558,10 @@ def test_launches_that_do_not_fit() -> None:
 
 def test_missing_broadcast_after_a_reduction_shows() -> None:
     """shfl.down leaves the sum in lane 0 alone: the other lanes must differ, as they do on a GPU."""
-    steps = "\n".join(f"shfl.sync.down.b32 %r4, %r3, {m}, 31, -1; add.u32 %r3, %r3, %r4;" for m in (16, 8, 4, 2, 1))
+    steps = "\n".join(
+        f"shfl.sync.down.b32 %r4, %r3, {m}, 31, -1; add.u32 %r3, %r3, %r4;"
+        for m in (16, 8, 4, 2, 1)
+    )
     got = per_thread(f"mov.b32 %r3, %r2; {steps}", "%r3")
     assert got[0] == np.arange(32).sum()
     assert (got[1:] != got[0]).all()

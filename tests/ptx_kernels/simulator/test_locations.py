@@ -1,4 +1,6 @@
-"""Every kind of error names the kernel, the PTX line, the Python line that wrote it, block and thread."""
+"""Every kind of error names the kernel, the PTX line, the Python line that wrote it, block and
+thread.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,15 @@ import pytest
 from ptx_kernels import simulator
 from ptx_kernels.ptx import Builder, Pointer, f32, kernel
 
-WRONG: list[tuple[type[simulator.SimulationError], str, Callable[[Builder, Pointer, Pointer], None]]] = []
+WRONG: list[
+    tuple[type[simulator.SimulationError], str, Callable[[Builder, Pointer, Pointer], None]]
+] = []
 
 
 def wrong(error: type[simulator.SimulationError], thread: str):
-    """Two blocks of two warps on x (128,) and y (128,); the last line of the body is at fault, first in `thread`."""
+    """Two blocks of two warps on x (128,) and y (128,); the last line of the body is at fault,
+    first in `thread`.
+    """
     return lambda body: WRONG.append((error, thread, body)) or body
 
 
@@ -110,8 +116,12 @@ def last_line(function: Callable) -> int:
     return first + len(source) - 1
 
 
-@pytest.mark.parametrize(("error", "thread", "body"), WRONG, ids=[body.__name__ for _, _, body in WRONG])
-def test_errors_are_located(error: type[simulator.SimulationError], thread: str, body: Callable) -> None:
+@pytest.mark.parametrize(
+    ("error", "thread", "body"), WRONG, ids=[body.__name__ for _, _, body in WRONG]
+)
+def test_errors_are_located(
+    error: type[simulator.SimulationError], thread: str, body: Callable
+) -> None:
     @kernel
     def broken(k: Builder) -> None:
         x, y = k.input("x", f32, (128,)), k.output("y", f32, (128,))
@@ -122,7 +132,12 @@ def test_errors_are_located(error: type[simulator.SimulationError], thread: str,
     built = broken()
     with pytest.raises(error) as caught:
         simulator.run(built, np.zeros(128, np.float32))
-    match = re.fullmatch(r"kernel broken: .+\n  line (\d+): (.+;)\n  (.+)\n  written by (.+)", str(caught.value))
+    match = re.fullmatch(
+        r"kernel broken: .+\n  line (\d+): (.+;)\n  (.+)\n  written by (.+)", str(caught.value)
+    )
     assert match is not None, str(caught.value)
     assert built.text.split("\n")[int(match[1]) - 1].strip() == match[2]
-    assert (match[3], match[4]) == (thread, f"test_locations.py:{fault}, called at test_locations.py:{call}")
+    assert (match[3], match[4]) == (
+        thread,
+        f"test_locations.py:{fault}, called at test_locations.py:{call}",
+    )

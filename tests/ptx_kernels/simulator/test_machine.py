@@ -77,12 +77,17 @@ def test_guarded_instructions_keep_the_other_lanes() -> None:
   @%p0 mul.lo.u32 %r3, %r2, 3;
   @!%p0 add.u32 %r3, %r3, 1;"""
     thread = THREAD % THREADS
-    np.testing.assert_array_equal(per_thread(body, "%r3", THREADS, BLOCKS), np.where(thread < 40, thread * 3, 6))
+    np.testing.assert_array_equal(
+        per_thread(body, "%r3", THREADS, BLOCKS), np.where(thread < 40, thread * 3, 6)
+    )
 
 
 def test_special_registers() -> None:
     extents = {"%tid": (4, 2, 8), "%ctaid": (3, 2, 2)}
-    names = [f"{r}.{axis}" for r in ("%tid", "%ntid", "%ctaid", "%nctaid") for axis in "xyz"] + ["%laneid", "%warpid"]
+    names = [f"{r}.{axis}" for r in ("%tid", "%ntid", "%ctaid", "%nctaid") for axis in "xyz"] + [
+        "%laneid",
+        "%warpid",
+    ]
     for name in names:
         y = np.zeros(64 * 12, np.uint32)
         text = module(
@@ -118,20 +123,30 @@ def test_special_registers() -> None:
 
 
 def test_block_that_is_no_multiple_of_a_warp() -> None:
-    np.testing.assert_array_equal(per_thread("add.u32 %r3, %r0, 1;", "%r3", 45, 3), np.arange(135) + 1)
+    np.testing.assert_array_equal(
+        per_thread("add.u32 %r3, %r0, 1;", "%r3", 45, 3), np.arange(135) + 1
+    )
 
 
-# --- shuffles and votes ---------------------------------------------------------------------------------------------
+# --- shuffles and votes
+# ---------------------------------------------------------------------------------------------
 
 
-def reference_shuffle(mode: str, values: np.ndarray, b: np.ndarray, c: int) -> tuple[np.ndarray, np.ndarray]:
+def reference_shuffle(
+    mode: str, values: np.ndarray, b: np.ndarray, c: int
+) -> tuple[np.ndarray, np.ndarray]:
     """PTX ISA 9.7.9.6, lane by lane."""
     result, inside = values.copy(), np.zeros(values.size, bool)
     clamp, segment = c & 31, c >> 8 & 31
     for i in range(values.size):
         lane, step = i % 32, int(b[i]) & 31
         highest, lowest = (lane & segment) | (clamp & ~segment & 31), lane & segment
-        j = {"up": lane - step, "down": lane + step, "bfly": lane ^ step, "idx": lowest | (step & ~segment & 31)}[mode]
+        j = {
+            "up": lane - step,
+            "down": lane + step,
+            "bfly": lane ^ step,
+            "idx": lowest | (step & ~segment & 31),
+        }[mode]
         inside[i] = j >= highest if mode == "up" else j <= highest
         result[i] = values[i - lane + j] if inside[i] else values[i]
     return result, inside
@@ -147,7 +162,9 @@ def test_shuffle_modes(mode: str, c: int) -> None:
   selp.b32 %r6, 0x80000000, 0, %p0; or.b32 %r4, %r4, %r6;"""
         b = (np.arange(64) ^ 13) if step == "%r5" else np.full(64, int(step))
         values, inside = reference_shuffle(mode, np.arange(64, dtype=np.uint32) * 11, b, c)
-        np.testing.assert_array_equal(per_thread(body, "%r4", 64), values | inside.astype(np.uint32) << 31)
+        np.testing.assert_array_equal(
+            per_thread(body, "%r4", 64), values | inside.astype(np.uint32) << 31
+        )
 
 
 def test_shuffle_among_the_lanes_of_a_branch() -> None:
@@ -162,10 +179,13 @@ END:
 
 def test_shuffle_sum_of_floats() -> None:
     steps = "\n".join(
-        f"shfl.sync.bfly.b32 %f1, %f0, {m}, 31, 0xffffffff; add.rn.f32 %f0, %f0, %f1;" for m in (16, 8, 4, 2, 1)
+        f"shfl.sync.bfly.b32 %f1, %f0, {m}, 31, 0xffffffff; add.rn.f32 %f0, %f0, %f1;"
+        for m in (16, 8, 4, 2, 1)
     )
     got = per_thread(f"cvt.rn.f32.u32 %f0, %r0;\n{steps}", "%f0", THREADS, BLOCKS, np.float32)
-    np.testing.assert_array_equal(got, np.arange(THREAD.size, dtype=np.float32).reshape(-1, 32).sum(1).repeat(32))
+    np.testing.assert_array_equal(
+        got, np.arange(THREAD.size, dtype=np.float32).reshape(-1, 32).sum(1).repeat(32)
+    )
 
 
 def test_votes() -> None:
@@ -175,7 +195,11 @@ def test_votes() -> None:
     head = """
   div.u32 %r3, %r0, 3; mul.lo.u32 %r3, %r3, 3; setp.eq.u32 %p0, %r3, %r0;
   setp.lt.u32 %p1, %r0, 64; and.pred %p0, %p0, %p1;"""
-    for vote, want in (("any", rows.any(1)), ("all", rows.all(1)), ("uni", ~rows.any(1) | rows.all(1))):
+    for vote, want in (
+        ("any", rows.any(1)),
+        ("all", rows.all(1)),
+        ("uni", ~rows.any(1) | rows.all(1)),
+    ):
         body = f"{head} vote.sync.{vote}.pred %p2, %p0, -1; selp.b32 %r4, 1, 0, %p2;"
         np.testing.assert_array_equal(per_thread(body, "%r4", THREADS, BLOCKS), want.repeat(32))
     body = f"{head} vote.sync.ballot.b32 %r4, %p0, 0xffffffff;"
@@ -202,10 +226,13 @@ def test_votes_of_half_warps() -> None:
   and.b32 %r3, %r0, 16; shl.b32 %r4, 0xffff, %r3; setp.lt.u32 %p0, %r2, 20;
   vote.sync.ballot.b32 %r5, %p0, %r4;
   vote.sync.all.pred %p1, %p0, %r4; selp.b32 %r6, 1, 0, %p1; shl.b32 %r6, %r6, 31; or.b32 %r5, %r5, %r6;"""
-    np.testing.assert_array_equal(per_thread(body, "%r5"), np.where(np.arange(32) < 16, 0x8000FFFF, 0x000F0000))
+    np.testing.assert_array_equal(
+        per_thread(body, "%r5"), np.where(np.arange(32) < 16, 0x8000FFFF, 0x000F0000)
+    )
 
 
-# --- shared memory and barriers -------------------------------------------------------------------------------------
+# --- shared memory and barriers
+# -------------------------------------------------------------------------------------
 
 REVERSE = """
   .shared .align 16 .b8 tile[512];
@@ -248,7 +275,9 @@ def test_dynamic_shared_memory_and_bytes() -> None:
 
 
 def test_shared_variables_are_aligned() -> None:
-    """Static ones as they say, dynamic ones to 16 bytes: 16-byte stores into both, behind others of odd sizes."""
+    """Static ones as they say, dynamic ones to 16 bytes: 16-byte stores into both, behind others of
+    odd sizes.
+    """
     text = module(
         f"""
   .shared .b8 byte[1]; .shared .align 16 .b8 wide[16]; .shared .b8 last[3];
@@ -264,7 +293,9 @@ def test_shared_variables_are_aligned() -> None:
 
 
 def test_warps_arrive_from_different_branches() -> None:
-    """The first warp writes while the others go straight to the barrier; then warp 0 reads what warp 1 wrote."""
+    """The first warp writes while the others go straight to the barrier; then warp 0 reads what
+    warp 1 wrote.
+    """
     body = """
   .shared .align 16 .b8 tile[256];
   mov.u32 %r3, tile; setp.ge.u32 %p0, %r2, 32; mov.b32 %r7, 0;
@@ -287,7 +318,9 @@ AGAIN:
 
 
 def test_named_barriers_one_after_the_other() -> None:
-    """Warps 0 and 1 meet at barrier 1, where warp 2 waits at barrier 2 already; then warp 0 joins it."""
+    """Warps 0 and 1 meet at barrier 1, where warp 2 waits at barrier 2 already; then warp 0 joins
+    it.
+    """
     body = """
   mov.b32 %r3, 0; setp.ge.u32 %p0, %r2, 64; setp.ge.u32 %p1, %r2, 32;
   @%p0 bra LAST;
@@ -312,15 +345,25 @@ def test_named_barrier_of_two_warps() -> None:
   xor.b32 %r5, %r2, 32; mad.lo.u32 %r5, %r5, 4, %r3; ld.shared.b32 %r7, [%r5];
 END:
   mov.b32 %r8, %r7;"""
-    np.testing.assert_array_equal(per_thread(body, "%r8", THREADS), np.where(THREAD[:128] < 64, THREAD[:128] ^ 32, 9))
+    np.testing.assert_array_equal(
+        per_thread(body, "%r8", THREADS), np.where(THREAD[:128] < 64, THREAD[:128] ^ 32, 9)
+    )
 
 
-# --- global memory --------------------------------------------------------------------------------------------------
+# --- global memory
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("type", "dtype"),
-    [("u8", np.uint8), ("s8", np.int8), ("u16", np.uint16), ("s16", np.int16), ("b16", np.uint16), ("u32", np.uint32)],
+    [
+        ("u8", np.uint8),
+        ("s8", np.int8),
+        ("u16", np.uint16),
+        ("s16", np.int16),
+        ("b16", np.uint16),
+        ("u32", np.uint32),
+    ],
 )
 def test_narrow_loads_extend_and_stores_truncate(type: str, dtype: type) -> None:
     size = np.dtype(dtype).itemsize
@@ -362,7 +405,10 @@ def test_vectors_copy_every_bit(vector: str, registers: str) -> None:
     )
     simulator.launch(
         text,
-        [simulator.DeviceBuffer("a", a, "in"), simulator.DeviceBuffer("y", y, "out", initialized=False)],
+        [
+            simulator.DeviceBuffer("a", a, "in"),
+            simulator.DeviceBuffer("y", y, "out", initialized=False),
+        ],
         (3,),
         (32,),
     )
@@ -404,13 +450,16 @@ def test_lanes_that_store_to_several_buffers() -> None:
         "a, b",
     )
     simulator.launch(text, [a, b], (2,), (32,))
-    np.testing.assert_array_equal([a, b], [np.where(np.arange(64) % 2 == i, np.arange(64), 0) for i in range(2)])
+    np.testing.assert_array_equal(
+        [a, b], [np.where(np.arange(64) % 2 == i, np.arange(64), 0) for i in range(2)]
+    )
 
 
 def test_an_array_given_twice_has_one_address() -> None:
     y = np.zeros(64, np.uint32)
     text = module(
-        f"sub.u64 %rd3, %rd0, %rd1; cvt.u32.u64 %r3, %rd3; add.u32 %r3, %r3, 5; {store_u32('%r3')} ret;", "a, b"
+        f"sub.u64 %rd3, %rd0, %rd1; cvt.u32.u64 %r3, %rd3; add.u32 %r3, %r3, 5; {store_u32('%r3')} ret;",
+        "a, b",
     )
     simulator.launch(text, [y, y], (2,), (32,))
     assert (y == 5).all()
@@ -436,7 +485,9 @@ def test_packing_and_unpacking() -> None:
   mov.b32 {%h2, %h3}, %r3; cvt.u32.u16 %r4, %h2; cvt.u32.u16 %r5, %h3; add.u32 %r6, %r4, %r5;
   mov.b64 %rd4, {%r3, %r6}; mov.b64 {%r7, %r8}, %rd4; add.u32 %r9, %r7, %r8;"""
     thread = np.arange(64, dtype=np.uint32)
-    np.testing.assert_array_equal(per_thread(body, "%r9", 64), (thread | 0x12340000) + thread + 0x1234)
+    np.testing.assert_array_equal(
+        per_thread(body, "%r9", 64), (thread | 0x12340000) + thread + 0x1234
+    )
 
 
 def test_moves_between_classes_keep_bits() -> None:
@@ -445,7 +496,8 @@ def test_moves_between_classes_keep_bits() -> None:
     np.testing.assert_array_equal(got, -np.arange(32, dtype=np.float32))
 
 
-# --- launches -------------------------------------------------------------------------------------------------------
+# --- launches
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_lanes", [1, 128, 300, 1 << 20])
@@ -468,7 +520,11 @@ def scale_kernel() -> Kernel:
     return Kernel(
         "k",
         text,
-        (Buffer("s", f32, (1,), "in"), Buffer("x", f32, (64,), "inout"), Buffer("y", f32, (64,), "out")),
+        (
+            Buffer("s", f32, (1,), "in"),
+            Buffer("x", f32, (64,), "inout"),
+            Buffer("y", f32, (64,), "out"),
+        ),
         (2, 1, 1),
         (32, 1, 1),
     )
@@ -507,7 +563,13 @@ def test_bf16_buffers_travel_as_bits() -> None:
         "ld.global.b16 %h0, [%rd5]; st.global.b16 [%rd6], %h0; ret;",
         "x, y",
     )
-    kernel = Kernel("k", text, (Buffer("x", bf16, (32,), "in"), Buffer("y", bf16, (32,), "out")), (1, 1, 1), (32, 1, 1))
+    kernel = Kernel(
+        "k",
+        text,
+        (Buffer("x", bf16, (32,), "in"), Buffer("y", bf16, (32,), "out")),
+        (1, 1, 1),
+        (32, 1, 1),
+    )
     x = np.linspace(-2, 2, 32).astype(ml_dtypes.bfloat16)
     (y,) = simulator.run(kernel, x)
     assert y.dtype == np.uint16
@@ -517,11 +579,16 @@ def test_bf16_buffers_travel_as_bits() -> None:
 
 
 def test_comments_are_no_instructions() -> None:
-    body = "mov.b32 %r3, 1; // mov.b32 %r3, 2; {\n /* bar.sync 0;\n } */ add.u32 %r3, %r3, 4; /* ; */"
+    body = (
+        "mov.b32 %r3, 1; // mov.b32 %r3, 2; {\n /* bar.sync 0;\n } */ add.u32 %r3, %r3, 4; /* ; */"
+    )
     np.testing.assert_array_equal(per_thread(body, "%r3"), np.full(32, 5))
 
 
 def test_instructions_are_counted_per_lane_that_executes_them() -> None:
-    text = module("setp.lt.u32 %p0, %r2, 5;\n@!%p0 bra END;\nmov.u32 %r3, 1;\nmov.u32 %r4, 2;\nEND:\nret;", "y")
+    text = module(
+        "setp.lt.u32 %p0, %r2, 5;\n@!%p0 bra END;\nmov.u32 %r3, 1;\nmov.u32 %r4, 2;\nEND:\nret;",
+        "y",
+    )
     statistics = simulator.launch(text, [np.zeros(1, np.uint32)], (3,), (32,), batch_lanes=64)
     assert statistics == simulator.Statistics(3 * (8 * 32 + 2 * 5), 2)

@@ -26,11 +26,31 @@ def test_a_pipeline_of_two_warps() -> None:
 @pytest.mark.parametrize(
     ("opcode", "which", "error", "message"),
     [
-        ("mbarrier.try_wait", 0, simulator.MbarrierMisuse, "full.0: 1 arrivals, of which phase 0 expects 0 more"),
+        (
+            "mbarrier.try_wait",
+            0,
+            simulator.MbarrierMisuse,
+            "full.0: 1 arrivals, of which phase 0 expects 0 more",
+        ),
         ("mbarrier.try_wait", 1, simulator.AsyncPending, "ring.0: reads 4 bytes that the copy"),
-        ("mbarrier.arrive.shared", 0, simulator.Deadlock, "waits for a phase of shared empty.0 that nobody completes"),
-        ("mbarrier.arrive.expect_tx", 0, simulator.Deadlock, "waits for a phase of shared .*0 that nobody completes"),
-        ("cp.async.bulk", 0, simulator.Deadlock, "waits for a phase of shared .*0 that nobody completes"),
+        (
+            "mbarrier.arrive.shared",
+            0,
+            simulator.Deadlock,
+            "waits for a phase of shared empty.0 that nobody completes",
+        ),
+        (
+            "mbarrier.arrive.expect_tx",
+            0,
+            simulator.Deadlock,
+            "waits for a phase of shared .*0 that nobody completes",
+        ),
+        (
+            "cp.async.bulk",
+            0,
+            simulator.Deadlock,
+            "waits for a phase of shared .*0 that nobody completes",
+        ),
         ("bar.sync", 0, simulator.SharedRace, "warp 1 updates by an atomic what warp 0 wrote"),
     ],
 )
@@ -80,23 +100,43 @@ def test_an_object_is_made_anew() -> None:
 @pytest.mark.parametrize(
     ("error", "body", "message"),
     [
-        (simulator.UninitializedRead, "mbarrier.arrive.shared.b64 _, [object];", "object.0: nobody wrote"),
-        (simulator.MbarrierMisuse, "@%p1 st.shared.u64 [object], %rd0;" + EXPECT.format(16), "no mbarrier.init made"),
+        (
+            simulator.UninitializedRead,
+            "mbarrier.arrive.shared.b64 _, [object];",
+            "object.0: nobody wrote",
+        ),
+        (
+            simulator.MbarrierMisuse,
+            "@%p1 st.shared.u64 [object], %rd0;" + EXPECT.format(16),
+            "no mbarrier.init made",
+        ),
         (simulator.MbarrierMisuse, INIT.format(0), "cannot expect 0"),
-        (simulator.MbarrierMisuse, INIT.format(1) + "@%p1 mbarrier.init.shared.b64 [object], 1;", "is one already"),
+        (
+            simulator.MbarrierMisuse,
+            INIT.format(1) + "@%p1 mbarrier.init.shared.b64 [object], 1;",
+            "is one already",
+        ),
         (
             simulator.MbarrierMisuse,
             INIT.format(2) + EXPECT.format(16) + "@%p1 mbarrier.arrive.shared.b64 _, [object], 2;",
             "2 arrivals, of which phase 0 expects 1 more",
         ),
-        (simulator.Misaligned, INIT.format(1) + COPY.format(24), "copies 24 bytes, which is no multiple of 16"),
+        (
+            simulator.Misaligned,
+            INIT.format(1) + COPY.format(24),
+            "copies 24 bytes, which is no multiple of 16",
+        ),
         (
             simulator.Misaligned,
             INIT.format(1) + "add.u64 %rd0, %rd0, 8;" + COPY.format(32),
             "is no multiple of 16 bytes",
         ),
         (simulator.OutOfBounds, INIT.format(1) + COPY.format(272), "offset 256 of x"),
-        (simulator.MbarrierMisuse, "setp.eq.u32 %p1, %r2, 0;" + COPY.format(16), "no mbarrier.init made this"),
+        (
+            simulator.MbarrierMisuse,
+            "setp.eq.u32 %p1, %r2, 0;" + COPY.format(16),
+            "no mbarrier.init made this",
+        ),
         (
             simulator.AsyncPending,  # the waiting thread may read, its neighbours may not
             INIT.format(1) + EXPECT.format(16) + COPY.format(16) + "@!%p1 bra over;\n"
@@ -104,8 +144,16 @@ def test_an_object_is_made_anew() -> None:
             "over: ld.shared.u32 %r6, [ring];",
             "ring.0: reads 4 bytes.*thread .1, 0, 0.",
         ),
-        (simulator.UnknownInstruction, "mbarrier.pending_count.b64 %r5, %rd6;", "no known instruction"),
-        (simulator.UnknownInstruction, COPY.format(16).replace("global", "shared"), "no known instruction"),
+        (
+            simulator.UnknownInstruction,
+            "mbarrier.pending_count.b64 %r5, %rd6;",
+            "no known instruction",
+        ),
+        (
+            simulator.UnknownInstruction,
+            COPY.format(16).replace("global", "shared"),
+            "no known instruction",
+        ),
     ],
 )
 def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:
@@ -144,7 +192,10 @@ def test_arrivals_assemble_for_the_target_they_declare() -> None:
     ("call", "message"),
     [
         (lambda k, x, s: k.mbarrier_init(s, 1), "an mbarrier is a u64 in shared memory, not a u32"),
-        (lambda k, x, s: k.bulk_copy(x, s, 16, s.cast(u64)), "from global to shared memory, not from shared to global"),
+        (
+            lambda k, x, s: k.bulk_copy(x, s, 16, s.cast(u64)),
+            "from global to shared memory, not from shared to global",
+        ),
         (lambda k, x, s: k.bulk_copy(s, x, 24, s.cast(u64)), "bulk_copy of 24 bytes"),
     ],
 )

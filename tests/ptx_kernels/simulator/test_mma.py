@@ -1,4 +1,6 @@
-"""Fragments of mma and ldmatrix, element by element as the PTX ISA tabulates them, and what is refused."""
+"""Fragments of mma and ldmatrix, element by element as the PTX ISA tabulates them, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,12 @@ def element(words: np.ndarray, lane: int, register: int, index: int, type_: str)
     return float(bits.view({"s8": np.int8, "u8": np.uint8, "f16": np.float16}[type_])[index])
 
 
-def matrices(a: np.ndarray, b: np.ndarray, a_type: str, b_type: str) -> tuple[np.ndarray, np.ndarray]:
-    """A (16, depth) and B (depth, 8) of one warp's fragments by the ISA's formulas for row and column of a_i, b_i."""
+def matrices(
+    a: np.ndarray, b: np.ndarray, a_type: str, b_type: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """A (16, depth) and B (depth, 8) of one warp's fragments by the ISA's formulas for row and
+    column of a_i, b_i.
+    """
     size = 1 if a_type in ("s8", "u8") else 2
     per = 4 // size
     depth = b.shape[0] * 4 * per
@@ -99,7 +105,11 @@ def test_ldmatrix(count: int, transpose: bool) -> None:
         of = np.stack([halves[32 - (8 * matrix + r)] for r in range(8)])
         for lane in range(32):
             row, column = lane // 4, 2 * (lane % 4)
-            pair = (of[column, row], of[column + 1, row]) if transpose else (of[row, column], of[row, column + 1])
+            pair = (
+                (of[column, row], of[column + 1, row])
+                if transpose
+                else (of[row, column], of[row, column + 1])
+            )
             assert tuple(y[matrix, lane : lane + 1].view(np.uint16)) == pair
 
 
@@ -109,37 +119,77 @@ LOAD = "mov.u32 %r9, rows;"
 SHARED = ".shared .align 16 .b8 rows[512];"
 
 
-def refused(error: type[simulator.SimulationError], body: str, message: str, target: int = 80) -> None:
+def refused(
+    error: type[simulator.SimulationError], body: str, message: str, target: int = 80
+) -> None:
     text = module(f"mov.u32 %r8, 1;\n{body}\nret;", "y", target=target, outside=SHARED)
     with pytest.raises(error, match=f"(?s){message}"):
         simulator.launch(text, [np.zeros(64, np.uint32)], (1,), (64,))
 
 
-@pytest.mark.parametrize("instruction", [f"{MMA} {OPERANDS}", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r4}, [%r9];"])
+@pytest.mark.parametrize(
+    "instruction", [f"{MMA} {OPERANDS}", "ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r4}, [%r9];"]
+)
 def test_part_of_a_warp_is_refused(instruction: str) -> None:
-    message = "20 of the warp's 32 lanes execute this.*line.*" + re.escape(instruction[:20]) + ".*thread .32, 0, 0."
+    message = (
+        "20 of the warp's 32 lanes execute this.*line.*"
+        + re.escape(instruction[:20])
+        + ".*thread .32, 0, 0."
+    )
     skip = "setp.ge.u32 %p0, %r2, 52; @%p0 bra out;\n"
     refused(simulator.WarpDivergence, f"{LOAD}{skip}{instruction}\nout:", message)
     guarded = instruction.replace("mma", "@!%p0 mma").replace("ldmatrix", "@!%p0 ldmatrix")
-    refused(simulator.WarpDivergence, f"{LOAD}setp.ge.u32 %p0, %r2, 52;{guarded}", "20 of the warp's 32 lanes")
+    refused(
+        simulator.WarpDivergence,
+        f"{LOAD}setp.ge.u32 %p0, %r2, 52;{guarded}",
+        "20 of the warp's 32 lanes",
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "body", "message"),
     [
-        (simulator.UninitializedRead, f"{LOAD}ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r4}}, [%r9];", "rows.0"),
-        (simulator.OutOfBounds, f"{LOAD}ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r4}}, [%r9+512];", "offset 512"),
+        (
+            simulator.UninitializedRead,
+            f"{LOAD}ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r4}}, [%r9];",
+            "rows.0",
+        ),
+        (
+            simulator.OutOfBounds,
+            f"{LOAD}ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r4}}, [%r9+512];",
+            "offset 512",
+        ),
         (
             simulator.Misaligned,
             f"{LOAD}add.u32 %r9, %r9, 8; ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r4}}, [%r9];",
             "offset 8 is no multiple of 16",
         ),
-        (simulator.UninitializedRead, f"{MMA} {OPERANDS.replace('%r8, %r8}, {', '%r8, %r10}, {', 1)}", "%r10"),
-        (simulator.TypeMismatch, f"{MMA} {OPERANDS.replace('{%r8, %r8},', '{%r8, %r8, %r8, %r8},')}", "a vector of 2"),
+        (
+            simulator.UninitializedRead,
+            f"{MMA} {OPERANDS.replace('%r8, %r8}, {', '%r8, %r10}, {', 1)}",
+            "%r10",
+        ),
+        (
+            simulator.TypeMismatch,
+            f"{MMA} {OPERANDS.replace('{%r8, %r8},', '{%r8, %r8, %r8, %r8},')}",
+            "a vector of 2",
+        ),
         (simulator.TypeMismatch, f"{MMA} {OPERANDS.replace('%r4', '%f4')}", "%f4 is .f32"),
-        (simulator.UnknownInstruction, f"{MMA.replace('.s32.s8', '.s32.s4')} {OPERANDS}", "no known instruction"),
-        (simulator.UnknownInstruction, f"{MMA.replace('k32', 'k64')} {OPERANDS}", "no known instruction"),
-        (simulator.UnknownInstruction, f"{LOAD}ldmatrix.sync.aligned.m8n8.x3.shared.b16 {{%r4}}, [%r9];", "no known"),
+        (
+            simulator.UnknownInstruction,
+            f"{MMA.replace('.s32.s8', '.s32.s4')} {OPERANDS}",
+            "no known instruction",
+        ),
+        (
+            simulator.UnknownInstruction,
+            f"{MMA.replace('k32', 'k64')} {OPERANDS}",
+            "no known instruction",
+        ),
+        (
+            simulator.UnknownInstruction,
+            f"{LOAD}ldmatrix.sync.aligned.m8n8.x3.shared.b16 {{%r4}}, [%r9];",
+            "no known",
+        ),
     ],
 )
 def test_what_is_refused(error: type[simulator.SimulationError], body: str, message: str) -> None:
@@ -147,7 +197,12 @@ def test_what_is_refused(error: type[simulator.SimulationError], body: str, mess
 
 
 def test_an_older_target_is_refused() -> None:
-    refused(simulator.ParseError, f"{MMA} {OPERANDS}", r"needs PTX 7.0 and sm_80; the text declares 7.0 and sm_75", 75)
+    refused(
+        simulator.ParseError,
+        f"{MMA} {OPERANDS}",
+        r"needs PTX 7.0 and sm_80; the text declares 7.0 and sm_75",
+        75,
+    )
 
 
 def test_ldmatrix_races_with_another_warp() -> None:
@@ -164,7 +219,10 @@ def test_ldmatrix_races_with_another_warp() -> None:
         (lambda k, w: k.mma([w] * 4, [w] * 2, [w.bits(f32)] * 4, f16, bf16), "not f16 by bf16"),
         (lambda k, w: k.mma([w] * 3, [w] * 2, [w.bits(s32)] * 4, u8), "not 3, 2 and 4"),
         (lambda k, w: k.mma([w] * 4, [w] * 2, [w.bits(s32)] * 4, f16), "mma.*needs f32, got s32"),
-        (lambda k, w: k.ldmatrix(k.shared("x", u32, (4,)), 3), "1, 2 or 4 matrices from shared memory, not 3"),
+        (
+            lambda k, w: k.ldmatrix(k.shared("x", u32, (4,)), 3),
+            "1, 2 or 4 matrices from shared memory, not 3",
+        ),
         (lambda k, w: k.ldmatrix(k.input("x", u32, (4,))), "not 4 from global"),
     ],
 )

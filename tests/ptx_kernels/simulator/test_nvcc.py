@@ -1,6 +1,7 @@
 """PTX that nvcc made of our own CUDA sources (tests/data/cuda), run in the simulator against NumPy.
 
-The text is not ours, so what the simulator takes PTX to mean is checked by somebody who does not share our mistakes.
+The text is not ours, so what the simulator takes PTX to mean is checked by somebody who does not
+share our mistakes.
 """
 
 from __future__ import annotations
@@ -43,9 +44,16 @@ SPECIAL = np.array(
 )
 
 
-def run(name: str, *arguments: object, grid: tuple[int, ...] = (1,), block: tuple[int, ...] = (128,)) -> None:
-    """Launches the kernel of a file; arrays are buffers (written in place), ints s32 and floats f32 scalars."""
-    given = [np.int32(a) if isinstance(a, int) else np.float32(a) if isinstance(a, float) else a for a in arguments]
+def run(
+    name: str, *arguments: object, grid: tuple[int, ...] = (1,), block: tuple[int, ...] = (128,)
+) -> None:
+    """Launches the kernel of a file; arrays are buffers (written in place), ints s32 and floats f32
+    scalars.
+    """
+    given = [
+        np.int32(a) if isinstance(a, int) else np.float32(a) if isinstance(a, float) else a
+        for a in arguments
+    ]
     simulator.launch((CUDA / f"{name}.ptx").read_text(), given, grid, block)
 
 
@@ -76,7 +84,9 @@ def test_block_reduce() -> None:
     sums, maxima = out(3), out(3)
     run("block_reduce", x, sums, maxima, 300, grid=(3,))
     blocks = [x[:128], x[128:256], x[256:]]
-    np.testing.assert_allclose(sums.array, [b.astype(np.float64).sum() for b in blocks], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        sums.array, [b.astype(np.float64).sum() for b in blocks], rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_array_equal(maxima.array, [b.max() for b in blocks])
 
 
@@ -99,22 +109,33 @@ def test_warp_reduce() -> None:
     sums, integers, masks = out(4), out((4, 4), np.int32), out((128, 2), np.uint32)
     run("warp_reduce", x, v, sums, integers, masks, grid=(2,), block=(64,))
     warps, unsigned = v.reshape(4, 32), v.reshape(4, 32).view(np.uint32)
-    np.testing.assert_allclose(sums.array, x.reshape(4, 32).astype(np.float64).sum(1), rtol=1e-5, atol=1e-5)
-    want = [warps.sum(1), warps.max(1), unsigned.min(1).view(np.int32), np.bitwise_or.reduce(warps, axis=1)]
+    np.testing.assert_allclose(
+        sums.array, x.reshape(4, 32).astype(np.float64).sum(1), rtol=1e-5, atol=1e-5
+    )
+    want = [
+        warps.sum(1),
+        warps.max(1),
+        unsigned.min(1).view(np.int32),
+        np.bitwise_or.reduce(warps, axis=1),
+    ]
     np.testing.assert_array_equal(integers.array, np.stack(want, axis=1))
     bits = 1 << np.arange(32)
     same = ((warps[:, :, None] == warps[:, None, :]) * bits).sum(2).reshape(-1)
     ballot = ((warps > 0) * bits).sum(1, keepdims=True)
     few = 127 | (warps > 0).sum(1, keepdims=True) << 8
     np.testing.assert_array_equal(masks.array[:, 0], same)
-    np.testing.assert_array_equal(masks.array[:, 1], np.where(np.arange(32) < 7, few, ballot).reshape(-1))
+    np.testing.assert_array_equal(
+        masks.array[:, 1], np.where(np.arange(32) < 7, few, ballot).reshape(-1)
+    )
 
 
 def test_scan() -> None:
     x = RNG.integers(-1000, 1000, 700).astype(np.int32)
     y = out(700, np.int32)
     run("scan", x, y, 700, grid=(3,), block=(256,))
-    np.testing.assert_array_equal(y.array, np.concatenate([x[i : i + 256].cumsum() for i in (0, 256, 512)]))
+    np.testing.assert_array_equal(
+        y.array, np.concatenate([x[i : i + 256].cumsum() for i in (0, 256, 512)])
+    )
 
 
 def test_transpose() -> None:
@@ -133,25 +154,38 @@ def test_histogram() -> None:
 
 
 def test_dp4a_matvec() -> None:
-    w, x = RNG.integers(-128, 128, (10, 1040)).astype(np.int8), RNG.integers(-128, 128, 1040).astype(np.int8)
+    w, x = (
+        RNG.integers(-128, 128, (10, 1040)).astype(np.int8),
+        RNG.integers(-128, 128, 1040).astype(np.int8),
+    )
     scale, y = RNG.standard_normal(10).astype(np.float32), out(10)
     run("dp4a_matvec", read_only(w), read_only(x), scale, y, 10, 1040, grid=(3,))
-    np.testing.assert_array_equal(y.array, (w.astype(np.int64) @ x.astype(np.int64)).astype(np.float32) * scale)
+    np.testing.assert_array_equal(
+        y.array, (w.astype(np.int64) @ x.astype(np.int64)).astype(np.float32) * scale
+    )
 
 
 def test_f16() -> None:
     x, y = _floats(), _floats()[::-1].copy()
     with np.errstate(over="ignore"):
         h, g = x.astype(np.float16), y.astype(np.float16)
-    outs, back, pairs = out((x.size, 4), np.float16), out((x.size, 3)), out((x.size, 3, 2), np.float16)
+    outs, back, pairs = (
+        out((x.size, 4), np.float16),
+        out((x.size, 3)),
+        out((x.size, 3, 2), np.float16),
+    )
     run("f16", x, y, outs, back, pairs, x.size, grid=(2,))
     down, up = _neighbours(x, h)
-    np.testing.assert_array_equal(outs.array, np.stack([h, np.where(x < 0, up, down), down, up], axis=1))
+    np.testing.assert_array_equal(
+        outs.array, np.stack([h, np.where(x < 0, up, down), down, up], axis=1)
+    )
     with np.errstate(all="ignore"):
         np.testing.assert_array_equal(back.array[:, 0], h.astype(np.float32))
         want = (h + g).astype(np.float32) + (h * g).astype(np.float32)
         np.testing.assert_array_equal(back.array[:, 1], want)
-        whole = _saturated(np.rint(h.astype(np.float64))) + _saturated(np.trunc(g.astype(np.float64)))
+        whole = _saturated(np.rint(h.astype(np.float64))) + _saturated(
+            np.trunc(g.astype(np.float64))
+        )
         np.testing.assert_array_equal(back.array[:, 2], whole.astype(np.float32))
         a, b = np.stack([h, g], 1).astype(np.float64), np.stack([g, h], 1).astype(np.float64)
         np.testing.assert_array_equal(pairs.array[:, 0], (a * b + a).astype(np.float16))
@@ -173,10 +207,12 @@ def _neighbours(x: np.ndarray, nearest: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _saturated(x: np.ndarray) -> np.ndarray:
-    """As float-to-integer conversions clamp to s32; the sum of two is then rounded to f32 by the caller."""
-    return np.clip(np.nan_to_num(x, nan=0.0, posinf=2.0**31 - 1, neginf=-(2.0**31)), -(2.0**31), 2.0**31 - 1).astype(
-        np.float32
-    )
+    """As float-to-integer conversions clamp to s32; the sum of two is then rounded to f32 by the
+    caller.
+    """
+    return np.clip(
+        np.nan_to_num(x, nan=0.0, posinf=2.0**31 - 1, neginf=-(2.0**31)), -(2.0**31), 2.0**31 - 1
+    ).astype(np.float32)
 
 
 def test_bf16() -> None:
@@ -228,11 +264,15 @@ def test_index64() -> None:
             int(bits[::-1], 2),
         ]
         assert [int(got) for got in y.array[i]] == [want % 2**64 for want in wants], f"x[{i}] = {v}"
-    np.testing.assert_array_equal(f.array, np.stack([x.astype(np.float32), x.view(np.uint64).astype(np.float32)], 1))
+    np.testing.assert_array_equal(
+        f.array, np.stack([x.astype(np.float32), x.view(np.uint64).astype(np.float32)], 1)
+    )
 
 
 def test_loop_break() -> None:
-    x = np.concatenate([np.arange(1, 200), [27, 97, 871, 1 << 20, 0x55555555, 0xFFFFFFFF]]).astype(np.uint32)
+    x = np.concatenate([np.arange(1, 200), [27, 97, 871, 1 << 20, 0x55555555, 0xFFFFFFFF]]).astype(
+        np.uint32
+    )
     steps, peaks = out(x.size, np.int32), out(x.size, np.uint32)
     run("loop_break", x, steps, peaks, x.size, 150, grid=(2,))
     for i, start in enumerate(map(int, x)):
@@ -294,7 +334,9 @@ def test_jump_table() -> None:
     codes, y = RNG.integers(0, 5, 64).astype(np.uint32), out(64, np.uint32)
     run("jump_table", codes, y, grid=(2,), block=(32,))
     i = np.arange(64)
-    np.testing.assert_array_equal(y.array, np.select([codes == 0, codes == 1, codes == 2], [7, i * 8, 99 - i], i * i))
+    np.testing.assert_array_equal(
+        y.array, np.select([codes == 0, codes == 1, codes == 2], [7, i * 8, 99 - i], i * i)
+    )
     codes[5] = 5
     with pytest.raises(simulator.Trap, match=r"(?s)beyond its table.*brx.idx.*thread \(5, 0, 0\)"):
         run("jump_table", codes, y, grid=(2,), block=(32,))
@@ -308,16 +350,26 @@ def test_device_call() -> None:
         total = sum(mean[row] ** i / (i + 1) for i in range(row % 5 + 1))
         if row % 2:
             total += sum(square[row] ** i / (i + 1) for i in range(3))
-        np.testing.assert_allclose(y.array[row], mean[row] * square[row] + total, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            y.array[row], mean[row] * square[row] + total, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_mma_tile() -> None:
-    a, b = RNG.standard_normal((16, 16)).astype(np.float16), RNG.standard_normal((8, 16)).astype(np.float16)
+    a, b = (
+        RNG.standard_normal((16, 16)).astype(np.float16),
+        RNG.standard_normal((8, 16)).astype(np.float16),
+    )
     c, d = RNG.standard_normal((16, 8)).astype(np.float32), out((16, 8))
-    a8, b8 = RNG.integers(-128, 128, (16, 32)).astype(np.int8), RNG.integers(-128, 128, (8, 32)).astype(np.int8)
+    a8, b8 = (
+        RNG.integers(-128, 128, (16, 32)).astype(np.int8),
+        RNG.integers(-128, 128, (8, 32)).astype(np.int8),
+    )
     d8 = out((16, 8), np.int32)
     run("mma_tile", a, b, c, d, a8, b8, d8, block=(32,))
-    np.testing.assert_allclose(d.array, a.astype(np.float64) @ b.T.astype(np.float64) + c, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(
+        d.array, a.astype(np.float64) @ b.T.astype(np.float64) + c, rtol=1e-5, atol=1e-5
+    )
     np.testing.assert_array_equal(d8.array, a8.astype(np.int32) @ b8.T.astype(np.int32))
 
 
@@ -328,14 +380,20 @@ def test_ldmatrix() -> None:
     row, column = np.arange(32) // 4, np.arange(32) % 4 * 2
     for tile, (r, c) in enumerate([(0, 0), (8, 0), (0, 8), (8, 8)]):
         for half in range(2):
-            np.testing.assert_array_equal(straight.array[:, tile, half], x[r + row, c + column + half])
-            np.testing.assert_array_equal(transposed.array[:, tile, half], x[r + column + half, c + row])
+            np.testing.assert_array_equal(
+                straight.array[:, tile, half], x[r + row, c + column + half]
+            )
+            np.testing.assert_array_equal(
+                transposed.array[:, tile, half], x[r + column + half, c + row]
+            )
 
 
 def test_math() -> None:
     from math import erf
 
-    values = np.concatenate([RNG.uniform(-8, 8, 150), [0, -0.0, 0.5, 1.5, -2.5, 3e9, -3e9, 88, -100, 1e-30]])
+    values = np.concatenate(
+        [RNG.uniform(-8, 8, 150), [0, -0.0, 0.5, 1.5, -2.5, 3e9, -3e9, 88, -100, 1e-30]]
+    )
     x = values.astype(np.float32)
     y, integers = out((x.size, 8)), out((x.size, 4), np.int32)
     run("math", x, y, integers, x.size, grid=(2,))
@@ -344,7 +402,9 @@ def test_math() -> None:
         wants = [np.exp(v), np.log(np.abs(v)), np.tanh(v), np.sqrt(np.abs(v)), 1 / (1 + np.exp(-v))]
         wants += [np.clip(v, -2.5, 2.5) / 3, np.rint(v) + np.floor(v) + np.ceil(v) + np.trunc(v)]
     for i, want in enumerate(wants):
-        np.testing.assert_allclose(y.array[:, i], want.astype(np.float32), rtol=3e-6, err_msg=f"column {i}", atol=2e-38)
+        np.testing.assert_allclose(
+            y.array[:, i], want.astype(np.float32), rtol=3e-6, err_msg=f"column {i}", atol=2e-38
+        )
     np.testing.assert_allclose(y.array[:, 7], [erf(t) for t in v], rtol=1e-6, atol=1e-38)
 
     def clamp(t: np.ndarray, low: float, high: float) -> np.ndarray:
@@ -352,7 +412,9 @@ def test_math() -> None:
 
     np.testing.assert_array_equal(integers.array[:, 0], clamp(np.rint(v), -(2.0**31), 2.0**31 - 1))
     np.testing.assert_array_equal(integers.array[:, 1], clamp(np.floor(v), -(2.0**31), 2.0**31 - 1))
-    np.testing.assert_array_equal(integers.array[:, 2].view(np.uint32), clamp(np.trunc(v), 0, 2.0**32 - 1))
+    np.testing.assert_array_equal(
+        integers.array[:, 2].view(np.uint32), clamp(np.trunc(v), 0, 2.0**32 - 1)
+    )
     inside = np.abs(v) < 100  # beyond s8, C++ leaves the conversion undefined
     bytes_ = np.trunc(v)[inside].astype(np.int64)
     np.testing.assert_array_equal(integers.array[inside, 3], bytes_ + bytes_ % 2**16)
@@ -368,11 +430,17 @@ def test_generic(which: int) -> None:
         last = np.zeros(5, np.float32)
         for i in range(5):
             last[(i + t) % 5] = p[(t + i) & 63] + table[(i + t) & 7]
-        want = p[(t & 31) + 2] + table[(t & 3) + 2] + last[t % 5] + last[t * 3 % 5] * (10.0 * (1 + (t & 3)))
+        want = (
+            p[(t & 31) + 2]
+            + table[(t & 3) + 2]
+            + last[t % 5]
+            + last[t * 3 % 5] * (10.0 * (1 + (t & 3)))
+        )
         np.testing.assert_allclose(y.array[t], want, rtol=1e-5, atol=1e-5)
 
 
-# --- what calls are refused -----------------------------------------------------------------------------------------
+# --- what calls are refused
+# -----------------------------------------------------------------------------------------
 
 CALLER = """.version 7.0
 .target sm_80
@@ -404,15 +472,25 @@ GOOD = "st.param.b32 [a+0], %r0; call (b), twice, (a); ld.param.u32 %r1, [b+0];"
     ("inner", "outer", "message"),
     [
         ("", GOOD.replace("twice", "thrice"), "calls thrice, which has no body"),
-        ("", GOOD.replace("(b), twice, (a)", "twice, (a)"), "takes 1 parameters and gives 1, got 1 and 0"),
+        (
+            "",
+            GOOD.replace("(b), twice, (a)", "twice, (a)"),
+            "takes 1 parameters and gives 1, got 1 and 0",
+        ),
         ("", GOOD.replace("[a+0]", "[b+0]"), r"nothing stores \[x\+0\] before"),
         ("", GOOD.replace("b32 [a+0], %r0", "b64 [a+0], %rd0"), r"\[x\+0\] holds 8 bytes, not 4"),
-        ("{.param .b32 a; .param .b32 b; " + GOOD + "}", GOOD, "recursion is not supported: k -> twice -> twice"),
+        (
+            "{.param .b32 a; .param .b32 b; " + GOOD + "}",
+            GOOD,
+            "recursion is not supported: k -> twice -> twice",
+        ),
     ],
 )
 def test_calls_that_are_refused(inner: str, outer: str, message: str) -> None:
     with pytest.raises(simulator.ParseError, match=message):
-        simulator.launch(CALLER.format(inner=inner, outer=outer), [np.zeros(1, np.uint32)], (1,), (1,))
+        simulator.launch(
+            CALLER.format(inner=inner, outer=outer), [np.zeros(1, np.uint32)], (1,), (1,)
+        )
 
 
 def test_scalars_that_do_not_fit() -> None:

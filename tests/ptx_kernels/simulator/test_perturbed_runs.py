@@ -34,7 +34,12 @@ def test_order_of_atomics_warps_and_blocks() -> None:
     lanes = {tuple(under(seed, lambda: tickets(1, 32)).ravel()) for seed in SEEDS}
     assert len(lanes) == len(SEEDS)
     by_warp = [under(seed, lambda: tickets(1, 128)).reshape(4, 32).max(axis=1) for seed in SEEDS]
-    assert {int(np.argmin(last)) for last in by_warp} == {0, 1, 2, 3}  # each of four warps was done first, in some run
+    assert {int(np.argmin(last)) for last in by_warp} == {
+        0,
+        1,
+        2,
+        3,
+    }  # each of four warps was done first, in some run
     first = {int(np.argmin(under(seed, lambda: tickets(3, 32)).min(axis=1))) for seed in SEEDS}
     assert first == {0, 1, 2}
     np.testing.assert_array_equal(tickets(3, 32).ravel(), range(96))
@@ -46,7 +51,9 @@ def test_a_warp_may_run_ahead_of_others() -> None:
     start = ".shared .b32 t; setp.eq.u32 %p0, %r2, 0; mov.b32 %r6, 0; @%p0 st.shared.b32 [t], %r6; bar.sync 0;"
 
     def taken(which: str) -> np.ndarray:
-        return per_thread(f"{start} {body.format('%r3')} {body.format('%r4')}", which, threads=128).reshape(4, 32)
+        return per_thread(
+            f"{start} {body.format('%r3')} {body.format('%r4')}", which, threads=128
+        ).reshape(4, 32)
 
     assert (taken("%r4") >= 128).all()
     ahead = [under(seed, lambda: taken("%r4")).min() < 128 for seed in SEEDS]
@@ -73,7 +80,9 @@ def test_shared_memory_in_whatever_order() -> None:
     )
     want = (np.arange(128) ^ 32) + 3
     for seed in SEEDS:
-        np.testing.assert_array_equal(under(seed, lambda: per_thread(body, "%r7", threads=128)), want)
+        np.testing.assert_array_equal(
+            under(seed, lambda: per_thread(body, "%r7", threads=128)), want
+        )
 
 
 def test_which_lane_wins() -> None:
@@ -86,18 +95,30 @@ def test_which_lane_wins() -> None:
     assert len({int(under(seed, winner)[0]) for seed in SEEDS}) > 5
 
 
-@pytest.mark.parametrize("opcode", [o for o, row in INSTRUCTIONS.items() if row.error and len(row.operands) == 1])
+@pytest.mark.parametrize(
+    "opcode", [o for o, row in INSTRUCTIONS.items() if row.error and len(row.operands) == 1]
+)
 def test_approximate_results_move_within_their_error(opcode: str) -> None:
     bound = INSTRUCTIONS[opcode].error
     assert bound is not None
-    x, special = np.linspace(0.1, 6, 64, dtype=np.float32), np.tile(np.float32([0.0, -0.0, np.inf, np.nan]), 8)
+    x, special = (
+        np.linspace(0.1, 6, 64, dtype=np.float32),
+        np.tile(np.float32([0.0, -0.0, np.inf, np.nan]), 8),
+    )
     exact = apply(opcode, "f f", x).astype(np.float64)
     runs = [under(seed, lambda: apply(opcode, "f f", x)) for seed in SEEDS]
     ulp = np.spacing(np.abs(exact).astype(np.float32))
-    room = np.maximum.reduce([bound.ulps * ulp, bound.relative * np.abs(exact), np.full(64, bound.absolute)]) + ulp / 2
+    room = (
+        np.maximum.reduce(
+            [bound.ulps * ulp, bound.relative * np.abs(exact), np.full(64, bound.absolute)]
+        )
+        + ulp / 2
+    )
     for seed, got in enumerate(runs):
         assert (np.abs(got - exact) <= room).all() and (got != exact).any()
-        np.testing.assert_array_equal(under(seed, lambda: apply(opcode, "f f", special)), apply(opcode, "f f", special))
+        np.testing.assert_array_equal(
+            under(seed, lambda: apply(opcode, "f f", special)), apply(opcode, "f f", special)
+        )
     # one function on all lanes of a launch, and in all launches under a seed
     alone = f"mov.b32 %f2, {int(x[7].view(np.uint32))}; {opcode} %f3, %f2; mov.b32 %r3, %f3;"
     assert (under(0, lambda: per_thread(alone, "%r3").view(np.float32)) == runs[0][7]).all()
@@ -112,13 +133,31 @@ def test_approximate_results_move_within_their_error(opcode: str) -> None:
         ("mul.f32 %f4, %f2, %f3; setp.eq.u32 %p0, %r2, %r2; @%p0 add.f32 %f5, %f4, %f1;", True),
         ("mul.rn.f32 %f4, %f2, %f3; add.rn.f32 %f5, %f4, %f1;", False),
         ("mul.rn.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;", False),
-        ("mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1; mov.f32 %f6, %f4;", False),  # the product is needed itself
-        ("mul.f32 %f4, %f2, %f3; mov.f32 %f3, %f1; add.f32 %f5, %f4, %f1;", False),  # a factor is gone
-        ("mul.f32 %f4, %f2, %f3; sub.f32 %f4, %f4, %f4; add.f32 %f5, %f4, 0f00000000;", False),  # so is the product
+        (
+            "mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1; mov.f32 %f6, %f4;",
+            False,
+        ),  # the product is needed itself
+        (
+            "mul.f32 %f4, %f2, %f3; mov.f32 %f3, %f1; add.f32 %f5, %f4, %f1;",
+            False,
+        ),  # a factor is gone
+        (
+            "mul.f32 %f4, %f2, %f3; sub.f32 %f4, %f4, %f4; add.f32 %f5, %f4, 0f00000000;",
+            False,
+        ),  # so is the product
         ("mul.f32 %f4, %f2, %f3; mov.f32 %f4, 0f3F801000; add.f32 %f5, %f4, %f1;", False),
-        ("setp.eq.u32 %p0, %r2, %r2; @%p0 mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;", False),  # for some lanes only
-        ("mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f4; sub.f32 %f5, %f5, %f5;", False),  # it is both addends
-        ("mul.f32 %f4, %f2, %f3; bra NEXT;\nNEXT:\nadd.f32 %f5, %f4, %f1;", False),  # another basic block
+        (
+            "setp.eq.u32 %p0, %r2, %r2; @%p0 mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;",
+            False,
+        ),  # for some lanes only
+        (
+            "mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f4; sub.f32 %f5, %f5, %f5;",
+            False,
+        ),  # it is both addends
+        (
+            "mul.f32 %f4, %f2, %f3; bra NEXT;\nNEXT:\nadd.f32 %f5, %f4, %f1;",
+            False,
+        ),  # another basic block
     ],
 )
 def test_contraction_of_what_states_no_rounding(body: str, contracts: bool) -> None:

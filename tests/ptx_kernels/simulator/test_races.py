@@ -33,7 +33,8 @@ def races(error: type[simulator.SimulationError], body: str, *parts: str, **opti
         launch(body, **options)
 
 
-# --- between blocks ---------------------------------------------------------------------------------------------------
+# --- between blocks
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_lanes", [64, 1024], ids=["one after the other", "together"])
@@ -70,11 +71,23 @@ def test_the_other_block_is_named_whichever_batch_it_ran_in() -> None:
 
 def test_a_block_overwrites_what_others_read() -> None:
     body = (
-        f"setp.lt.u32 %p0, %r0, {{}}; @%p0 ld.global.u32 %r3, [%rd0+256]; {OWN} bar.sync 0; st.global.b32 [%rd5], %r0;"
+        "setp.lt.u32 %p0, %r0, {}; @%p0 ld.global.u32 %r3, [%rd0+256]; "
+        + OWN
+        + " bar.sync 0; st.global.b32 [%rd5], %r0;"
     )
-    races(GlobalRace, body.format(1), "this block writes what block (0, 0, 0) read", "block (1, 0, 0)", batch_lanes=64)
-    races(GlobalRace, body.format(1), "this block writes what block (0, 0, 0) read", batch_lanes=1024)
-    races(GlobalRace, body.format(999), "this block writes what several blocks read", batch_lanes=1024)
+    races(
+        GlobalRace,
+        body.format(1),
+        "this block writes what block (0, 0, 0) read",
+        "block (1, 0, 0)",
+        batch_lanes=64,
+    )
+    races(
+        GlobalRace, body.format(1), "this block writes what block (0, 0, 0) read", batch_lanes=1024
+    )
+    races(
+        GlobalRace, body.format(999), "this block writes what several blocks read", batch_lanes=1024
+    )
 
 
 def test_bytes_of_one_word_are_apart() -> None:
@@ -84,7 +97,9 @@ def test_bytes_of_one_word_are_apart() -> None:
         "add.u64 %rd5, %rd5, %rd4; st.global.u8 [%rd5], %r3; ld.global.u8 %r4, [%rd5];"
     )
     assert (launch(body, grid=4)[:64] == 0x03020100).all()
-    word = f"{body} ld.global.u32 %r4, [%rd6];".replace("add.u64 %rd5, %rd5", "mov.b64 %rd6, %rd5; add.u64 %rd5, %rd5")
+    word = f"{body} ld.global.u32 %r4, [%rd6];".replace(
+        "add.u64 %rd5, %rd5", "mov.b64 %rd6, %rd5; add.u64 %rd5, %rd5"
+    )
     races(GlobalRace, word, "offset 0 of y: this block reads what block (1, 0, 0) wrote", grid=4)
 
 
@@ -98,7 +113,9 @@ def test_wide_accesses_before_narrow_ones() -> None:
 
 def test_launches_do_not_race() -> None:
     y = simulator.DeviceBuffer("y", np.zeros(64, np.uint32))
-    text = module(f"{OWN} ld.global.u32 %r3, [%rd0+4]; bar.sync 0; st.global.b32 [%rd5], %r3; ret;", "y")
+    text = module(
+        f"{OWN} ld.global.u32 %r3, [%rd0+4]; bar.sync 0; st.global.b32 [%rd5], %r3; ret;", "y"
+    )
     for _ in range(2):
         simulator.launch(text, [y], (1,), (64,))
 
@@ -130,8 +147,12 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
         "@%p1 bar.sync 1, 64; and.b32 %r4, %r3, 1; setp.eq.u32 %p2, %r4, 1; @%p2 bar.sync 2, 64;"
         "setp.eq.u32 %p3, %r3, {}; @%p3 ld.global.u32 %r5, [%rd0];"
     )
-    pairs = body.replace("@%p1 bar", "@!%p1 bar.sync 3, 64; @%p1 bar").replace("@%p2 bar.sync 2, 64;", "")
-    races(GlobalRace, pairs.format(3), "warp 3 reads what warp 0 wrote", grid=1, block=128)  # 0 and 1, 2 and 3 meet
+    pairs = body.replace("@%p1 bar", "@!%p1 bar.sync 3, 64; @%p1 bar").replace(
+        "@%p2 bar.sync 2, 64;", ""
+    )
+    races(
+        GlobalRace, pairs.format(3), "warp 3 reads what warp 0 wrote", grid=1, block=128
+    )  # 0 and 1, 2 and 3 meet
     lanes = f"{TILE.replace('256', '512')} st.shared.b32 [%r4], %r2; setp.lt.u32 %p1, %r2, 64; @%p1 bar.sync 1, 64;"
     launch(body.format(1), grid=1, block=128)
     launch(body.format(3), grid=1, block=128)
@@ -140,7 +161,13 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
         with simulator.perturbation(seed):
             launch(body.format(3), grid=1, block=128)
             races(GlobalRace, body.format(2), "without a barrier between", grid=1, block=128)
-            races(SharedRace, f"{lanes} @!%p1 ld.shared.b32 %r7, [%r5];", "lanes of one warp", grid=1, block=128)
+            races(
+                SharedRace,
+                f"{lanes} @!%p1 ld.shared.b32 %r7, [%r5];",
+                "lanes of one warp",
+                grid=1,
+                block=128,
+            )
 
 
 # --- within a warp ----------------------------------------------------------------------------------------------------
@@ -160,13 +187,21 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
 def test_what_orders_the_lanes_of_a_warp(between: str, ordered: bool) -> None:
     start = "setp.lt.u32 %p1, %r2, 5;"
     shared = f"{start} {TILE} st.shared.b32 [%r4], %r2; {between} ld.shared.b32 %r7, [%r5];"
-    through_global = f"{start} {NEXT} st.global.b32 [%rd5], %r2; {between} ld.global.b32 %r7, [%rd6];"
+    through_global = (
+        f"{start} {NEXT} st.global.b32 [%rd5], %r2; {between} ld.global.b32 %r7, [%rd6];"
+    )
     if ordered:
         launch(shared)
         launch(through_global)
         return
     told = "lane 0 reads what lane 1 wrote, lanes of one warp, without a warp barrier between"
-    races(SharedRace, shared, f"shared tile+4: {told}", "ld.shared.b32 %r7, [%r5];", "thread (0, 0, 0)")
+    races(
+        SharedRace,
+        shared,
+        f"shared tile+4: {told}",
+        "ld.shared.b32 %r7, [%r5];",
+        "thread (0, 0, 0)",
+    )
     races(GlobalRace, through_global, f"offset 4 of y: {told}", "thread (0, 0, 0)")
 
 
@@ -179,25 +214,47 @@ def test_lanes_overwrite_what_others_of_their_warp_read() -> None:
         "setp.lt.u32 %p0, %r2, 32; @!%p0 bra END; ld.shared.b32 %r7, [tile]; {}"
         "setp.eq.u32 %p1, %r2, 3; @%p1 st.shared.b32 [tile], %r7; END: ret;"
     )
-    races(SharedRace, start + several.format(""), "lane 3 writes what several lanes read", "thread (3, 0, 0)")
+    races(
+        SharedRace,
+        start + several.format(""),
+        "lane 3 writes what several lanes read",
+        "thread (3, 0, 0)",
+    )
     launch(start + several.format("bar.warp.sync -1;"))
-    again = several.replace("setp.lt.u32 %p0", "ld.shared.b32 %r7, [tile]; setp.lt.u32 %p0")  # both warps, then one
-    races(SharedRace, start + again.format("bar.warp.sync -1;"), "warp 0 writes what several warps read")
+    again = several.replace(
+        "setp.lt.u32 %p0", "ld.shared.b32 %r7, [tile]; setp.lt.u32 %p0"
+    )  # both warps, then one
+    races(
+        SharedRace,
+        start + again.format("bar.warp.sync -1;"),
+        "warp 0 writes what several warps read",
+    )
 
 
 def test_a_lane_may_use_its_own_words() -> None:
     launch(f"{TILE} st.shared.b32 [%r4], %r2; ld.shared.b32 %r7, [%r4]; st.shared.b32 [%r4], %r7;")
-    launch(f"{OWN} st.global.b32 [%rd5], %r2; ld.global.b32 %r7, [%rd5]; st.global.b32 [%rd5], %r7;")
+    launch(
+        f"{OWN} st.global.b32 [%rd5], %r2; ld.global.b32 %r7, [%rd5]; st.global.b32 [%rd5], %r7;"
+    )
 
 
 def test_one_lane_wins_where_a_warp_stores_to_one_word() -> None:
     """PTX leaves open which; what the others then read back is not theirs."""
     only = "setp.lt.u32 %p0, %r2, 32; @!%p0 bra END; {} END: ret;"
     launch(f"{TILE} {only.format('st.shared.b32 [tile], %r2;')}")
-    races(SharedRace, f"{TILE} {only.format('st.shared.b32 [tile], %r2; ld.shared.b32 %r7, [tile];')}", "one warp")
+    races(
+        SharedRace,
+        f"{TILE} {only.format('st.shared.b32 [tile], %r2; ld.shared.b32 %r7, [tile];')}",
+        "one warp",
+    )
     y = launch(only.format("st.global.b32 [%rd0], %r2;"), grid=1)
     assert y[0] == 31
-    races(GlobalRace, "st.global.b32 [%rd0], %r2;", "writes, at the same instruction, what warp 1 wrote", grid=1)
+    races(
+        GlobalRace,
+        "st.global.b32 [%rd0], %r2;",
+        "writes, at the same instruction, what warp 1 wrote",
+        grid=1,
+    )
 
 
 def test_a_partial_warp_barrier_orders_its_members() -> None:

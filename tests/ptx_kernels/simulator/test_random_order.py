@@ -1,6 +1,8 @@
-"""Random programs against causality order as sets of events: the same access is the first race, or none is.
+"""Random programs against causality order as sets of events: the same access is the first race, or
+none is.
 
-The simulator keeps clocks, merged records and a history of some accesses; this model keeps everything.
+The simulator keeps clocks, merged records and a history of some accesses; this model keeps
+everything.
 """
 
 from __future__ import annotations
@@ -16,11 +18,26 @@ from ptx_kernels.simulator import GlobalRace, SharedRace
 from .ptx_text import module
 
 BLOCKS, THREADS = 3, 64
-#: (block, thread): two of one warp, one of another, in each block; one more of the last block's first warp.
+#: (block, thread): two of one warp, one of another, in each block; one more of the last block's
+#: first warp.
 ACTORS = [(b, t) for b in range(BLOCKS) for t in (0, 5, 32)]
 GLOBAL, SHARED = ("data", "more", "flag"), ("tile", "mark")
-ATOMS = [(order, scope) for order in ("relaxed", "acquire", "release", "acq_rel") for scope in ("cta", "gpu")]
-KINDS = ("load", "store", "red", "atom", "strong load", "strong store", "fence", "barrier", "warp barrier")
+ATOMS = [
+    (order, scope)
+    for order in ("relaxed", "acquire", "release", "acq_rel")
+    for scope in ("cta", "gpu")
+]
+KINDS = (
+    "load",
+    "store",
+    "red",
+    "atom",
+    "strong load",
+    "strong store",
+    "fence",
+    "barrier",
+    "warp barrier",
+)
 LIKELY = (5, 4, 1, 6, 3, 3, 5, 1.5, 1)
 
 
@@ -79,8 +96,8 @@ NONE: Events = frozenset()
 
 @dataclass
 class Actor:
-    """`known`: events before the next; `fenced`, `observed`: at its last fence, and what the next one acquires; by
-    whether the scope is wide."""
+    """`known`: events before the next; `fenced`, `observed`: at its last fence, and what the next
+    one acquires; by whether the scope is wide."""
 
     known: Events = NONE
     fenced: dict[bool, Events] = field(default_factory=lambda: {False: NONE, True: NONE})
@@ -91,7 +108,9 @@ class Model:
     def __init__(self) -> None:
         self.actors = {actor: Actor() for actor in ACTORS}
         self.events: list[Operation] = []
-        self.left: dict[tuple, dict[int | None, Events]] = {}  # by place: to everyone (None), and to blocks
+        self.left: dict[
+            tuple, dict[int | None, Events]
+        ] = {}  # by place: to everyone (None), and to blocks
 
     def race(self, operation: Operation) -> bool:
         """Executes it; whether it races with an earlier one."""
@@ -100,7 +119,8 @@ class Model:
             met = [
                 actor
                 for actor in ACTORS
-                if operation.kind == "barrier" or (actor[0] == block and actor[1] // 32 == thread // 32)
+                if operation.kind == "barrier"
+                or (actor[0] == block and actor[1] // 32 == thread // 32)
             ]
             for own in {actor[0] for actor in met}:
                 mates = [self.actors[a] for a in met if a[0] == own]
@@ -122,16 +142,24 @@ class Model:
 
     def _conflicts(self, operation: Operation, actor: Actor, number: int) -> bool:
         other = self.events[number]
-        if other.memory != operation.memory or number in actor.known or self._was_found(actor, number):
+        if (
+            other.memory != operation.memory
+            or number in actor.known
+            or self._was_found(actor, number)
+        ):
             return False
         if operation.reads and other.reads:
             return False
-        if operation.strong and other.strong:  # a race only if the scope of one does not reach the other
+        if (
+            operation.strong and other.strong
+        ):  # a race only if the scope of one does not reach the other
             return operation.actor[0] != other.actor[0] and not (operation.wide and other.wide)
         return True
 
     def _was_found(self, actor: Actor, number: int) -> bool:
-        """Whether an atomic that the actor knows of came after this update, and so found what it left."""
+        """Whether an atomic that the actor knows of came after this update, and so found what it
+        left.
+        """
         update = self.events[number]
         return (
             update.strong
@@ -152,7 +180,10 @@ class Model:
             if operation.order in ("acquire", "acq_rel"):
                 actor.known |= both
             else:
-                actor.observed = {True: actor.observed[True] | both, False: actor.observed[False] | narrow}
+                actor.observed = {
+                    True: actor.observed[True] | both,
+                    False: actor.observed[False] | narrow,
+                }
         actor.known |= {number}
         if kind in ("store", "strong store"):
             left.clear()
@@ -160,7 +191,9 @@ class Model:
             released = operation.order in ("release", "acq_rel")
             left[block] = left.get(block, NONE) | (actor.known if released else actor.fenced[False])
             if operation.wide:
-                left[None] = left.get(None, NONE) | (actor.known if released else actor.fenced[True])
+                left[None] = left.get(None, NONE) | (
+                    actor.known if released else actor.fenced[True]
+                )
 
 
 def program(rng: np.random.Generator, length: int) -> list[Operation]:
@@ -191,7 +224,11 @@ def simulated_race(operations: list[Operation]) -> int | None:
         "shr.u32 %r4, %r0, 5; setp.lt.u32 %p1, %r2, 2; shl.b32 %r6, %r2, 2; mov.u32 %r7, words; add.u32 %r6, %r6, %r7;"
         "@%p1 st.shared.u32 [%r6], %r2; bar.sync 0;\n"
     )
-    text = module(start + "\n".join(o.text for o in operations) + "\nret;", "y", outside=".shared .b32 words[2];")
+    text = module(
+        start + "\n".join(o.text for o in operations) + "\nret;",
+        "y",
+        outside=".shared .b32 words[2];",
+    )
     first = text.split("\n").index(start.rstrip("\n")) + 2
     try:
         simulator.launch(text, [np.zeros(4, np.uint32)], (BLOCKS,), (THREADS,))
@@ -209,7 +246,9 @@ def test_the_first_race_is_found(seed: int) -> None:
     for _ in range(2):
         operations = program(rng, 60)
         while (race := first_race(operations)) is not None:
-            assert simulated_race(operations) == race, "\n".join(o.text for o in operations[: race + 1])
+            assert simulated_race(operations) == race, "\n".join(
+                o.text for o in operations[: race + 1]
+            )
             del operations[race]
             races += 1
         assert simulated_race(operations) is None, "\n".join(o.text for o in operations)

@@ -1,4 +1,6 @@
-"""Releases and acquires: what orders blocks of one launch, and warps of one block, without a barrier of both."""
+"""Releases and acquires: what orders blocks of one launch, and warps of one block, without a
+barrier of both.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from .ptx_text import module
 CUDA = Path(__file__).parents[2] / "data" / "cuda"
 BLOCKS, THREADS = 5, 64
 
-#: Every thread leaves a word in y, thread 0 counts its block in z[0]; the block that comes last adds up what all
-#: left, each of its threads one thread's words of all blocks, into z[1 + thread].
+#: Every thread leaves a word in y, thread 0 counts its block in z[0]; the block that comes last
+#: adds up what all left, each of its threads one thread's words of all blocks, into z[1 + thread].
 LAST_BLOCK = """
   mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4; st.global.u32 [%rd5], %r0;
   {gather}
@@ -70,7 +72,9 @@ def last_block(batch_lanes: int = 1 << 15, **changes: str) -> np.ndarray:
 WANT = np.arange(BLOCKS * THREADS).reshape(BLOCKS, THREADS).sum(0)
 
 
-@pytest.mark.parametrize("batch_lanes", [THREADS, 2 * THREADS, 1 << 15], ids=["one by one", "by twos", "together"])
+@pytest.mark.parametrize(
+    "batch_lanes", [THREADS, 2 * THREADS, 1 << 15], ids=["one by one", "by twos", "together"]
+)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -126,17 +130,28 @@ def test_the_last_block_merges(batch_lanes: int, changes: dict[str, str]) -> Non
     ],
 )
 def test_what_the_last_block_may_not_lack(batch_lanes: int, changes: dict[str, str]) -> None:
-    with pytest.raises(GlobalRace, match="(?s)offset .* of y: this block .* block.*blocks run in any order.*ld.global"):
+    with pytest.raises(
+        GlobalRace,
+        match="(?s)offset .* of y: this block .* block.*blocks run in any order.*ld.global",
+    ):
         last_block(batch_lanes, **changes)
 
 
 @pytest.mark.parametrize(
     ("batch_lanes", "how"),
-    [(THREADS, " what block .0, 0, 0. updated"), (1 << 15, ", at the same instruction, what several blocks updated")],
+    [
+        (THREADS, " what block .0, 0, 0. updated"),
+        (1 << 15, ", at the same instruction, what several blocks updated"),
+    ],
 )
 def test_a_narrow_counter_is_a_race(batch_lanes: int, how: str) -> None:
-    for count in ("atom.acq_rel.cta.global.add.u32 %r3, [%rd1], 1;", "red.relaxed.cta.global.add.u32 [%rd1], 1;"):
-        with pytest.raises(GlobalRace, match=f"offset 0 of z: this block updates by an atomic of .cta scope{how}"):
+    for count in (
+        "atom.acq_rel.cta.global.add.u32 %r3, [%rd1], 1;",
+        "red.relaxed.cta.global.add.u32 [%rd1], 1;",
+    ):
+        with pytest.raises(
+            GlobalRace, match=f"offset 0 of z: this block updates by an atomic of .cta scope{how}"
+        ):
             last_block(batch_lanes, count=count + "mov.b32 %r3, 0;" * count.startswith("red"))
 
 
@@ -158,7 +173,8 @@ def test_a_barrier_after_the_count_is_needed() -> None:
     launch("bar.warp.sync -1;")
     launch("bar.sync 0;")
     with pytest.raises(
-        GlobalRace, match=r"offset 4 of y: this block reads what block .0, 0, 0. wrote.*\n.*\n.*(1, 0, 0)"
+        GlobalRace,
+        match=r"offset 4 of y: this block reads what block .0, 0, 0. wrote.*\n.*\n.*(1, 0, 0)",
     ):
         launch("")
 
@@ -175,18 +191,30 @@ def reset(count: str, who: str) -> int:
 
 
 def test_a_counter_is_reset_by_who_counted_last() -> None:
-    """An atomic update comes after those whose result it found, also without a fence; a `red` finds nothing."""
+    """An atomic update comes after those whose result it found, also without a fence; a `red` finds
+    nothing.
+    """
     assert reset(COUNT_96, "%r3, 95") == 7
-    with pytest.raises(GlobalRace, match="offset 0 of y: lane 0 writes what lane 31 updated by an atomic"):
+    with pytest.raises(
+        GlobalRace, match="offset 0 of y: lane 0 writes what lane 31 updated by an atomic"
+    ):
         reset(COUNT_96, "%r3, 64")
-    with pytest.raises(GlobalRace, match="offset 0 of y: this block writes what several blocks updated by an atomic"):
+    with pytest.raises(
+        GlobalRace,
+        match="offset 0 of y: this block writes what several blocks updated by an atomic",
+    ):
         reset(COUNT_96, "%r3, 3")
-    with pytest.raises(GlobalRace, match="offset 0 of y: this block writes what several blocks updated by an atomic"):
+    with pytest.raises(
+        GlobalRace,
+        match="offset 0 of y: this block writes what several blocks updated by an atomic",
+    ):
         reset("red.global.add.u32 [%rd0], 1;", "%r0, 95")
 
 
 def test_sums_by_red_are_read_by_the_last_block() -> None:
-    """Several blocks update a word: the last has to be in order with each of them, not only with one."""
+    """Several blocks update a word: the last has to be in order with each of them, not only with
+    one.
+    """
     body = """
       red.global.add.u32 [%rd0], %r0; {} setp.ne.u32 %p0, %r2, 0; @%p0 ret;
       {} atom.global.add.u32 %r3, [%rd0+4], 1; fence.acq_rel.gpu;
@@ -195,12 +223,16 @@ def test_sums_by_red_are_read_by_the_last_block() -> None:
 
     def launch(gather: str, fence: str) -> int:
         y = np.zeros(3, np.uint32)
-        simulator.launch(module(body.format(gather, fence), "y"), [y], (4,), (64,), batch_lanes=128, strict=False)
+        simulator.launch(
+            module(body.format(gather, fence), "y"), [y], (4,), (64,), batch_lanes=128, strict=False
+        )
         return int(y[2])
 
     assert launch("bar.sync 0;", FENCED) == sum(range(256))
     for gather, fence in (("bar.sync 0;", ""), ("", FENCED)):
-        with pytest.raises(GlobalRace, match="offset 0 of y: .* reads what several blocks updated by an atomic"):
+        with pytest.raises(
+            GlobalRace, match="offset 0 of y: .* reads what several blocks updated by an atomic"
+        ):
             launch(gather, fence)
 
 
@@ -219,7 +251,9 @@ def test_what_all_blocks_read_the_last_may_overwrite() -> None:
 
     assert launch(999) == 9
     for block in range(3):
-        with pytest.raises(GlobalRace, match="offset 0 of y: this block writes what several blocks read"):
+        with pytest.raises(
+            GlobalRace, match="offset 0 of y: this block writes what several blocks read"
+        ):
             launch(64 * block)
 
 
@@ -235,7 +269,9 @@ PASS_ON = """
 def pass_on(first: str, second: str, look: str, between: str = "") -> int:
     """Block 0 leaves a word, block 1 looks at the flag and sets another, at which block 2 looks."""
     y = np.zeros(5, np.uint32)
-    body = PASS_ON.format(first=first, second=second, look=look).replace("ret;\n  setp", f"ret; {between}\n  setp")
+    body = PASS_ON.format(first=first, second=second, look=look).replace(
+        "ret;\n  setp", f"ret; {between}\n  setp"
+    )
     simulator.launch(module(body, "y"), [y], (3,), (32,), batch_lanes=32)
     return int(y[3])
 
@@ -252,12 +288,16 @@ def test_loads_and_stores_release_and_acquire() -> None:
     ]:
         with pytest.raises(GlobalRace, match="what block .0, 0, 0. (wrote|updated)"):
             pass_on(*parts)
-    with pytest.raises(GlobalRace, match="offset 4 of y: this block reads what block .0, 0, 0. wrote"):
+    with pytest.raises(
+        GlobalRace, match="offset 4 of y: this block reads what block .0, 0, 0. wrote"
+    ):
         pass_on("st.global.u32", release, acquire)
 
 
 def test_a_plain_store_leaves_nothing_to_acquire() -> None:
-    """Block 0 releases, then stores to the flag again without an order: whoever reads that learns nothing."""
+    """Block 0 releases, then stores to the flag again without an order: whoever reads that learns
+    nothing.
+    """
     body = """
       setp.ne.u32 %p0, %r2, 0; @%p0 ret; setp.eq.u32 %p1, %r0, 0;
       @%p1 st.global.u32 [%rd0], 5; @%p1 st.release.gpu.global.u32 [%rd0+4], 1; {} @%p1 bra END;
@@ -269,7 +309,9 @@ def test_a_plain_store_leaves_nothing_to_acquire() -> None:
         if not races:
             simulator.launch(text, [np.zeros(2, np.uint32)], (2,), (32,), batch_lanes=32)
             continue
-        with pytest.raises(GlobalRace, match="offset 0 of y: this block reads what block .0, 0, 0. wrote"):
+        with pytest.raises(
+            GlobalRace, match="offset 0 of y: this block reads what block .0, 0, 0. wrote"
+        ):
             simulator.launch(text, [np.zeros(2, np.uint32)], (2,), (32,), batch_lanes=32)
 
 
@@ -306,31 +348,47 @@ def test_the_last_warp_merges(before: str, count: str, after: str, ordered: bool
         simulator.launch(text, [y], (1,), (128,))
         assert y[0] == 6
     else:
-        with pytest.raises(SharedRace, match=r"shared words\+0: warp . reads what warp . wrote, without a barrier"):
+        with pytest.raises(
+            SharedRace, match=r"shared words\+0: warp . reads what warp . wrote, without a barrier"
+        ):
             simulator.launch(text, [y], (1,), (128,))
 
 
 def test_the_error_names_the_place() -> None:
     with pytest.raises(SimulationError) as caught:
         last_block(before="")
-    for part in ("kernel k: offset 0 of y", "line 31: ld.global.u32", "block (4, 0, 0), thread (0, 0, 0)"):
+    for part in (
+        "kernel k: offset 0 of y",
+        "line 31: ld.global.u32",
+        "block (4, 0, 0), thread (0, 0, 0)",
+    ):
         assert part in str(caught.value)
 
 
 def test_a_block_that_came_too_early_is_in_no_order() -> None:
     for batch_lanes in (THREADS, 1 << 15):
-        with pytest.raises(GlobalRace, match="offset .* of y: this block (reads|writes) what block"):
+        with pytest.raises(
+            GlobalRace, match="offset .* of y: this block (reads|writes) what block"
+        ):
             last_block(batch_lanes, last="0")
 
 
 def test_nvcc_compiles_the_same_fences() -> None:
-    """Of the compiled kernel every fence is needed: each left out is a race (test_nvcc runs it as it is)."""
+    """Of the compiled kernel every fence is needed: each left out is a race (test_nvcc runs it as
+    it is).
+    """
     text = (CUDA / "last_block.ptx").read_text()
     x = np.ones(1000, np.float32)
     assert text.count("membar.gl;") == 2
     for which in range(2):
         parts = text.split("membar.gl;")
         parts[which : which + 2] = [parts[which] + parts[which + 1]]
-        arguments = [x, np.zeros(4, np.float32), np.zeros(1, np.uint32), np.zeros(1, np.float32), np.int32(1000)]
+        arguments = [
+            x,
+            np.zeros(4, np.float32),
+            np.zeros(1, np.uint32),
+            np.zeros(1, np.float32),
+            np.int32(1000),
+        ]
         with pytest.raises(GlobalRace, match="blocks run in any order"):
             simulator.launch("membar.gl;".join(parts), arguments, (4,), (128,))

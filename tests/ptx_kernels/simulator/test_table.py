@@ -1,4 +1,6 @@
-"""Instructions whose meaning is easy to get wrong, through PTX text, against independent definitions."""
+"""Instructions whose meaning is easy to get wrong, through PTX text, against independent
+definitions.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,25 @@ rng = np.random.default_rng(7)
 
 def integers(count: int = 1024) -> np.ndarray:
     edge = np.array(
-        [0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 31, 32, 33, 64, 255], np.uint32
+        [
+            0,
+            1,
+            2,
+            0x7F,
+            0x80,
+            0xFF,
+            0x7FFF,
+            0x8000,
+            0x7FFFFFFF,
+            0x80000000,
+            0xFFFFFFFF,
+            31,
+            32,
+            33,
+            64,
+            255,
+        ],
+        np.uint32,
     )
     return np.concatenate([edge, rng.integers(0, 2**32, count - edge.size, np.uint32)])
 
@@ -41,12 +61,16 @@ def round_to_f32(exact: Fraction) -> float:
 
 
 def fma_cases() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random values, near ties (where rounding twice goes wrong), results below the normal range, cancellation."""
+    """Random values, near ties (where rounding twice goes wrong), results below the normal range,
+    cancellation.
+    """
 
     def floats(low: int, high: int, count: int) -> np.ndarray:
         mantissa = rng.integers(0, 2**23, count)
         sign = rng.choice([-1.0, 1.0], count)
-        return (sign * (1 + mantissa / 2**23) * 2.0 ** rng.integers(low, high, count)).astype(np.float32)
+        return (sign * (1 + mantissa / 2**23) * 2.0 ** rng.integers(low, high, count)).astype(
+            np.float32
+        )
 
     groups = [
         (floats(-4, 4, 320), floats(-4, 4, 320), floats(-8, 8, 320)),
@@ -79,7 +103,8 @@ def test_fma_rounds_once() -> None:
 def test_fma_rounds_once_below_the_normal_range() -> None:
     """The product lies 2^-196 below half a unit of the last place, which float64 loses beside c."""
     a, b, c = (
-        np.full(32, x, np.float32) for x in (2.0**-75 * (1 + 2**-23), 2.0**-75 * (1 - 2**-23), 2.0**-127 + 2.0**-149)
+        np.full(32, x, np.float32)
+        for x in (2.0**-75 * (1 + 2**-23), 2.0**-75 * (1 - 2**-23), 2.0**-127 + 2.0**-149)
     )
     np.testing.assert_array_equal(apply("fma.rn.f32", "f f f f", a, b, c), c)
 
@@ -107,7 +132,9 @@ def test_dp4a_signs(signs: str) -> None:
     a_type, b_type = (np.int8 if s[0] == "s" else np.uint8 for s in signs.split("."))
     want = [
         (int(z) + sum(int(p) * int(q) for p, q in zip(x, y, strict=True))) % 2**32
-        for x, y, z in zip(a.view(a_type).reshape(-1, 4), b.view(b_type).reshape(-1, 4), c, strict=True)
+        for x, y, z in zip(
+            a.view(a_type).reshape(-1, 4), b.view(b_type).reshape(-1, 4), c, strict=True
+        )
     ]
     np.testing.assert_array_equal(got, np.array(want, np.uint32))
 
@@ -126,8 +153,13 @@ def test_bfe(type: str) -> None:
     a = integers()
     position = rng.choice(np.array([0, 1, 4, 17, 31, 32, 40, 255, 256 + 5], np.uint32), a.size)
     length = rng.choice(np.array([0, 1, 6, 8, 31, 32, 33, 255, 256 + 3], np.uint32), a.size)
-    want = [reference_bfe(int(x), int(p), int(n), type == "s32") for x, p, n in zip(a, position, length, strict=True)]
-    np.testing.assert_array_equal(apply(f"bfe.{type}", "r r r r", a, position, length), np.array(want, np.uint32))
+    want = [
+        reference_bfe(int(x), int(p), int(n), type == "s32")
+        for x, p, n in zip(a, position, length, strict=True)
+    ]
+    np.testing.assert_array_equal(
+        apply(f"bfe.{type}", "r r r r", a, position, length), np.array(want, np.uint32)
+    )
 
 
 def test_prmt() -> None:
@@ -138,13 +170,17 @@ def test_prmt() -> None:
         nibbles = [s >> 4 * i & 15 for i in range(4)]
         picked = [source[n & 7] if not n & 8 else 255 * (source[n & 7] >> 7) for n in nibbles]
         want.append(int.from_bytes(bytes(picked), "little"))
-    np.testing.assert_array_equal(apply("prmt.b32", "r r r r", a, b, selector), np.array(want, np.uint32))
+    np.testing.assert_array_equal(
+        apply("prmt.b32", "r r r r", a, b, selector), np.array(want, np.uint32)
+    )
 
 
 @pytest.mark.parametrize("opcode", ["shl.b32", "shr.u32", "shr.s32"])
 def test_shifts_clamp(opcode: str) -> None:
     a = integers()
-    amount = rng.choice(np.array([0, 1, 5, 31, 32, 33, 63, 64, 2**31, 2**32 - 1], np.uint32), a.size)
+    amount = rng.choice(
+        np.array([0, 1, 5, 31, 32, 33, 63, 64, 2**31, 2**32 - 1], np.uint32), a.size
+    )
 
     def want(x: int, n: int) -> int:
         if opcode == "shl.b32":
@@ -200,7 +236,24 @@ def test_float_to_integer_rounds_to_even_and_saturates() -> None:
     ).repeat(2)
     want = (
         np.array(
-            [0, 2, 2, 0, -2, 2**31 - 1, -(2**31), 2**31 - 1, -(2**31), 0, 2147483520, 2**31 - 1, -(2**31), 126, 128, 0],
+            [
+                0,
+                2,
+                2,
+                0,
+                -2,
+                2**31 - 1,
+                -(2**31),
+                2**31 - 1,
+                -(2**31),
+                0,
+                2147483520,
+                2**31 - 1,
+                -(2**31),
+                126,
+                128,
+                0,
+            ],
             np.int64,
         )
         .repeat(2)
@@ -217,7 +270,16 @@ def test_f16_conversions_keep_subnormals() -> None:
     number = ~np.isnan(wide)
     np.testing.assert_array_equal(back[number], every[number])
     halfway = np.array(
-        [2.0**-25, 1.5 * 2.0**-24, 65519.0, 65520.0, 1 + 2.0**-11, 1 + 3 * 2.0**-11, -(2.0**-25), 2.0**-25 * 1.001],
+        [
+            2.0**-25,
+            1.5 * 2.0**-24,
+            65519.0,
+            65520.0,
+            1 + 2.0**-11,
+            1 + 3 * 2.0**-11,
+            -(2.0**-25),
+            2.0**-25 * 1.001,
+        ],
         np.float32,
     ).repeat(4)
     want = np.array([0, 2, 0x7BFF, 0x7C00, 0x3C00, 0x3C02, 0x8000, 1], np.uint16).repeat(4)
@@ -226,7 +288,9 @@ def test_f16_conversions_keep_subnormals() -> None:
 
 def test_bf16_of_nan() -> None:
     bits = np.array([0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0xFF800001] * 8, np.uint32)
-    np.testing.assert_array_equal(apply("cvt.rn.bf16.f32", "h f", bits.view(np.float32)), np.full(32, 0x7FFF))
+    np.testing.assert_array_equal(
+        apply("cvt.rn.bf16.f32", "h f", bits.view(np.float32)), np.full(32, 0x7FFF)
+    )
 
 
 def test_bf16_rounds_to_even() -> None:
@@ -256,19 +320,26 @@ def test_comparisons(name: str) -> None:
     b = np.where(rng.random(a.size) < 0.3, a, rng.permutation(a))
     np.testing.assert_array_equal(apply(f"setp.{name}.u32", "p r r", a, b), COMPARISONS[name](a, b))
     np.testing.assert_array_equal(
-        apply(f"setp.{name}.s32", "p r r", a, b), COMPARISONS[name](a.view(np.int32), b.view(np.int32))
+        apply(f"setp.{name}.s32", "p r r", a, b),
+        COMPARISONS[name](a.view(np.int32), b.view(np.int32)),
     )
     x = rng.choice(np.array([0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan], np.float32), 256)
     y = rng.permutation(x)
     ordered = ~(np.isnan(x) | np.isnan(y))
-    np.testing.assert_array_equal(apply(f"setp.{name}.f32", "p f f", x, y), COMPARISONS[name](x, y) & ordered)
+    np.testing.assert_array_equal(
+        apply(f"setp.{name}.f32", "p f f", x, y), COMPARISONS[name](x, y) & ordered
+    )
 
 
 def test_float_maximum_drops_nan() -> None:
     a = np.array([np.nan, 1, np.nan, -np.inf] * 8, np.float32)
     b = np.array([2, np.nan, np.nan, 3] * 8, np.float32)
-    np.testing.assert_array_equal(apply("max.f32", "f f f", a, b), np.array([2, 1, np.nan, 3] * 8, np.float32))
-    np.testing.assert_array_equal(apply("min.f32", "f f f", a, b), np.array([2, 1, np.nan, -np.inf] * 8, np.float32))
+    np.testing.assert_array_equal(
+        apply("max.f32", "f f f", a, b), np.array([2, 1, np.nan, 3] * 8, np.float32)
+    )
+    np.testing.assert_array_equal(
+        apply("min.f32", "f f f", a, b), np.array([2, 1, np.nan, -np.inf] * 8, np.float32)
+    )
     np.testing.assert_array_equal(
         apply("max.NaN.f32", "f f f", a, b), np.array([np.nan, np.nan, np.nan, 3] * 8, np.float32)
     )
@@ -286,8 +357,12 @@ def test_narrow_conversions_extend() -> None:
     h = np.arange(65536, dtype=np.uint32).astype(np.uint16)
     low = h.astype(np.uint8)
     np.testing.assert_array_equal(apply("cvt.u32.u8", "r h", h), low.astype(np.uint32))
-    np.testing.assert_array_equal(apply("cvt.s32.s8", "r h", h).view(np.int32), low.view(np.int8).astype(np.int32))
-    np.testing.assert_array_equal(apply("cvt.s32.s16", "r h", h).view(np.int32), h.view(np.int16).astype(np.int32))
+    np.testing.assert_array_equal(
+        apply("cvt.s32.s8", "r h", h).view(np.int32), low.view(np.int8).astype(np.int32)
+    )
+    np.testing.assert_array_equal(
+        apply("cvt.s32.s16", "r h", h).view(np.int32), h.view(np.int16).astype(np.int32)
+    )
     np.testing.assert_array_equal(apply("cvt.u32.u16", "r h", h), h.astype(np.uint32))
 
 

@@ -43,7 +43,9 @@ def test_bank_conflicts(stride: int, opcode: str, wavefronts: int, least: int) -
     found = counted(f"mad.lo.u32 %r5, %r2, {stride}, %r4;\nld.shared.{opcode}, [%r5];")
     load = found.shared[max(found.shared)]
     assert (load.moved, load.least) == (WARPS * wavefronts, WARPS * least)
-    filling = found.shared[min(found.shared)]  # eight 16-byte stores on one line, lanes 128 bytes apart
+    filling = found.shared[
+        min(found.shared)
+    ]  # eight 16-byte stores on one line, lanes 128 bytes apart
     assert (filling.moved, filling.least) == (WARPS * 8 * 32, WARPS * 8 * 4)
     assert not found.global_
 
@@ -70,7 +72,9 @@ def test_sectors(stride: int, offset: int, opcode: str, sectors: int, least: int
 
 
 def test_some_lanes_of_a_warp() -> None:
-    found = counted("setp.lt.u32 %p0, %r2, 3; mad.lo.u32 %r5, %r2, 128, %r4;\n@%p0 ld.shared.u32 %r6, [%r5];")
+    found = counted(
+        "setp.lt.u32 %p0, %r2, 3; mad.lo.u32 %r5, %r2, 128, %r4;\n@%p0 ld.shared.u32 %r6, [%r5];"
+    )
     assert found.shared[max(found.shared)] == Count(3, 1)
 
 

@@ -1,4 +1,6 @@
-"""Instructions that the lanes of a warp execute together: who may, and that those who exited do not count."""
+"""Instructions that the lanes of a warp execute together: who may, and that those who exited do not
+count.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ TOGETHER = {
     "match.any.b64": "match.any.sync.b64 %r4, %rd3, %r3;",
     "match.all.b32": "match.all.sync.b32 %r4|%p2, %r5, %r3;",
     "match.all.b64": "match.all.sync.b64 %r4, %rd3, %r3;",
-    **{f"redux.{o}.{t}": f"redux.sync.{o}.{t} %r4, %r2, %r3;" for o in ("add", "min", "max") for t in ("u32", "s32")},
+    **{
+        f"redux.{o}.{t}": f"redux.sync.{o}.{t} %r4, %r2, %r3;"
+        for o in ("add", "min", "max")
+        for t in ("u32", "s32")
+    },
     **{f"redux.{o}": f"redux.sync.{o}.b32 %r4, %r2, %r3;" for o in ("and", "or", "xor")},
     "bar.warp": "bar.warp.sync %r3;",
 }
@@ -30,14 +36,17 @@ each = pytest.mark.parametrize("opcode", TOGETHER)
 
 def run(opcode: str, body: str, mask: int = 0xFFFFFFFF) -> np.ndarray:
     """`body` with the instruction in its place, by one warp; what each lane has in %r4."""
-    return per_thread(START.format(f"{mask:#x}") + body.replace("@", TOGETHER[opcode]).replace("?", "@"), "%r4")
+    return per_thread(
+        START.format(f"{mask:#x}") + body.replace("@", TOGETHER[opcode]).replace("?", "@"), "%r4"
+    )
 
 
 @each
 def test_lanes_that_are_elsewhere_must_not_be_named(opcode: str) -> None:
     """Half of the warp branches around it, or does not execute it as its guard is false."""
     with pytest.raises(
-        ShuffleError, match="names lanes 0xffffff00, which are elsewhere.*\n.*sync.*\n.*thread .0, 0, 0"
+        ShuffleError,
+        match="names lanes 0xffffff00, which are elsewhere.*\n.*sync.*\n.*thread .0, 0, 0",
     ):
         run(opcode, "?!%p1 bra END; @ END:")
     with pytest.raises(ShuffleError, match="names lanes 0xffffff00, which are elsewhere"):
@@ -47,15 +56,21 @@ def test_lanes_that_are_elsewhere_must_not_be_named(opcode: str) -> None:
 
 @each
 def test_who_executes_it_must_be_named(opcode: str) -> None:
-    with pytest.raises(ShuffleError, match="lane 8 executes this but membermask 0xff does not name it.*\n.*sync"):
+    with pytest.raises(
+        ShuffleError, match="lane 8 executes this but membermask 0xff does not name it.*\n.*sync"
+    ):
         run(opcode, "@", mask=0xFF)
 
 
 @each
 def test_members_must_agree(opcode: str) -> None:
-    """Two halves with masks of their own are fine; that one half names all and the other itself is not."""
+    """Two halves with masks of their own are fine; that one half names all and the other itself is
+    not.
+    """
     run(opcode, "selp.b32 %r3, 0xff, 0xffffff00, %p1; @")
-    with pytest.raises(ShuffleError, match="membermask 0xffffffff names lane 8, whose membermask is 0xffffff00"):
+    with pytest.raises(
+        ShuffleError, match="membermask 0xffffffff names lane 8, whose membermask is 0xffffff00"
+    ):
         run(opcode, "selp.b32 %r3, 0xffffffff, 0xffffff00, %p1; @")
 
 
@@ -71,7 +86,11 @@ ALONE = {
     "vote.ballot": 0xFF,
     "match.all.b32": 0,
     "match.all.b64": 0,
-    **{f"redux.{o}.{t}": v for o, v in (("add", 28), ("min", 0), ("max", 7)) for t in ("u32", "s32")},
+    **{
+        f"redux.{o}.{t}": v
+        for o, v in (("add", 28), ("min", 0), ("max", 7))
+        for t in ("u32", "s32")
+    },
     "redux.and": 0,
     "redux.or": 7,
     "redux.xor": 0,
@@ -95,10 +114,15 @@ def test_a_shuffle_reads_no_lane_that_exited() -> None:
 
 def test_the_active_mask_holds_who_is_here() -> None:
     """Not those who went elsewhere, and not those who exited."""
-    np.testing.assert_array_equal(per_thread(START.format(-1) + "activemask.b32 %r4;", "%r4"), [0xFFFFFFFF] * 32)
-    branch = (
-        "setp.ge.u32 %p3, %r2, 16; @%p3 ret; @%p1 bra LOW; activemask.b32 %r4; bra END; LOW: activemask.b32 %r4; END:"
+    np.testing.assert_array_equal(
+        per_thread(START.format(-1) + "activemask.b32 %r4;", "%r4"), [0xFFFFFFFF] * 32
     )
-    np.testing.assert_array_equal(per_thread(START.format(-1) + branch, "%r4")[:16], [0xFF] * 8 + [0xFF00] * 8)
+    branch = (
+        "setp.ge.u32 %p3, %r2, 16; @%p3 ret; @%p1 bra LOW; "
+        "activemask.b32 %r4; bra END; LOW: activemask.b32 %r4; END:"
+    )
+    np.testing.assert_array_equal(
+        per_thread(START.format(-1) + branch, "%r4")[:16], [0xFF] * 8 + [0xFF00] * 8
+    )
     guarded = per_thread(START.format(-1) + "@%p1 activemask.b32 %r4;", "%r4")
     np.testing.assert_array_equal(guarded, [0xFF] * 8 + [77] * 24)
