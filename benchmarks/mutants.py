@@ -395,8 +395,7 @@ def mutants(text: str) -> dict[str, list[Mutant]]:
     }
 
 
-# --- mutants that change nothing
-# --------------------------------------------------------------------------------------
+# --- mutants that change nothing ---
 
 _INDEX_ARITHMETIC = tuple(
     f"{name}."

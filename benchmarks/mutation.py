@@ -110,8 +110,7 @@ def _known(known: Sequence[Known], subject: str, mutant: Mutant, equivalent: boo
     )
 
 
-# --- one subject
-# ----------------------------------------------------------------------------------------------------
+# --- one subject ---
 
 
 def _subjects() -> ModuleType:
@@ -197,7 +196,7 @@ def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
     return outcomes
 
 
-# --- all of them ----------------------------------------------------------------------------------------------------
+# --- all of them ---
 
 
 def shares(chosen: Sequence[str], total: int) -> dict[str, int]:

@@ -101,8 +101,7 @@ def _fits(rule: str, config: Any, shape: Shape) -> bool:
     return tables.FAMILIES[rule].accepts(config, shape)
 
 
-# --- matvec
-# -----------------------------------------------------------------------------------------------------
+# --- matvec ---
 
 
 def _matvec_shapes(formats: Sequence[str]) -> Iterator[Shape]:
@@ -142,7 +141,7 @@ def _matvec_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
     return "matvec", dict(zip(("format", "n", "columns", "m"), shape, strict=True))
 
 
-# --- fused_matvec -----------------------------------------------------------------------------------------------
+# --- fused_matvec ---
 
 
 def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
@@ -212,7 +211,7 @@ def _fused_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
     return "qkv_matvec", dict(formats=formats, rows=rows, **norm, **sizes)
 
 
-# --- gemm -------------------------------------------------------------------------------------------------------
+# --- gemm ---
 
 
 def _gemm_shapes(formats: Sequence[str]) -> Iterator[Shape]:

@@ -55,8 +55,7 @@ CONFIGS: dict[tuple[str, str], GemmConfig] = {
 }
 
 
-# --- bf16
-# -------------------------------------------------------------------------------------------------------
+# --- bf16 ---
 
 
 def _bf16_pairs(k: Builder, word: Value, scale: Value, offset: Value) -> list[Value]:
@@ -144,7 +143,7 @@ def bf16_products(k: Builder, *, n: int, columns: int, m: int, config: GemmConfi
                 y.at(first_m + 8 * i + k.lane_id % 4 * 2 + j % 2, row).store(0, sum_)
 
 
-# --- figures ----------------------------------------------------------------------------------------------------
+# --- figures ---
 
 
 def build(format: str, products: str, n: int, columns: int, m: int, config: GemmConfig) -> Kernel:

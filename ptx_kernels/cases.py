@@ -25,8 +25,7 @@ class Case:
     arguments: dict[str, Any]
 
 
-# --- quantize_q8_1, quantize_f16
-# ----------------------------------------------------------------------------------
+# --- quantize_q8_1, quantize_f16 ---
 
 QUANTIZE_CASES = tuple(
     Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
@@ -38,8 +37,7 @@ F16_CASES = tuple(
     for dtype in ("f32", "bf16", "f16")
 )
 
-# --- rms_norm
-# ---------------------------------------------------------------------------------------------------
+# --- rms_norm ---
 
 
 def _norm(output: str, columns: int, warps: int) -> Case:
@@ -54,7 +52,7 @@ NORM_CASES = (
     _norm("q8_1", 16384, 32),
 )
 
-# --- matvec -----------------------------------------------------------------------------------------------------
+# --- matvec ---
 
 
 def _matvec(format: str, m: int, n: int = 4096, columns: int = 4096, **config: Any) -> Case:
@@ -115,7 +113,7 @@ def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
     )
 
 
-# --- gemm -------------------------------------------------------------------------------------------------------
+# --- gemm ---
 
 
 def _gemm(
@@ -152,7 +150,7 @@ GEMM_CASES = (
     _gemm("Q6_K", 512, 4096, 14336, 8, 1, 2, 64, 2, "f16"),
 )
 
-# --- matvec with prologues and epilogues, gated_matvec, qkv_matvec ----------------------------------------------
+# --- matvec with prologues and epilogues, gated_matvec, qkv_matvec ---
 
 
 def _fused(
@@ -214,7 +212,7 @@ FUSED_CASES = (
     _fused("norm", "qkv_matvec", "inline_q8", norm=True, eps=1e-5, biases=True, **_QKV),
 )
 
-# --- decode -----------------------------------------------------------------------------------------------------
+# --- decode ---
 
 
 def _decode(format: str, dtype: str, lookups: int) -> Case:
@@ -232,7 +230,7 @@ DECODE_CASES = tuple(
     for lookups in (0, 8)
 )
 
-# --- append_kv --------------------------------------------------------------------------------------------------
+# --- append_kv ---
 
 APPEND_CASES = tuple(
     Case(
@@ -243,7 +241,7 @@ APPEND_CASES = tuple(
     for dtype in ("f32", "bf16", "f16", "int8", "fp8")
 )
 
-# --- rope_append ------------------------------------------------------------------------------------------------
+# --- rope_append ---
 
 
 def _rope_append(label: str, dtype: str, head_dim: int, rope_dim: int, **variant: Any) -> Case:
@@ -260,7 +258,7 @@ ROPE_CASES = (
     _rope_append("llama-fp8", "fp8", 128, 128, interleaved=True),
 )
 
-# --- paged_attention, merge_attention ---------------------------------------------------------------------------
+# --- paged_attention, merge_attention ---
 
 
 def _attention(
@@ -320,7 +318,7 @@ ATTENTION_CASES = (
     _merge("d80", 80),
 )
 
-# --- sampling ---------------------------------------------------------------------------------------------------
+# --- sampling ---
 
 
 def _search(family: str, columns: int, splits: int, **arguments: int) -> tuple[Case, Case]:
@@ -340,7 +338,7 @@ def _search(family: str, columns: int, splits: int, **arguments: int) -> tuple[C
 
 SAMPLING_CASES = (*_search("argmax", 128256, 128), *_search("top_k", 262144, 64, count=64))
 
-# --- all --------------------------------------------------------------------------------------------------------
+# --- all ---
 
 CASES: tuple[Case, ...] = (
     *QUANTIZE_CASES,

@@ -121,8 +121,7 @@ def _text(rows: list[Instruction], positions: int) -> str:
     return "\n".join([*lines, "  ret;", "}", ""])
 
 
-# --- operands
-# -------------------------------------------------------------------------------------------------------
+# --- operands ---
 
 _F32 = np.array(
     [
@@ -290,7 +289,7 @@ def _halves(name: str, rng: np.random.Generator) -> np.ndarray:
     return np.where(rng.random(THREADS) < 0.5, special, random)
 
 
-# --- comparison -----------------------------------------------------------------------------------------------------
+# --- comparison ---
 
 
 def differences(row: Instruction, got: np.ndarray, want: np.ndarray) -> np.ndarray:

@@ -80,8 +80,7 @@ def _direction(operands: list[np.ndarray], salt: np.uint32) -> np.ndarray:
     return mixed / 2.0**31 - 1.0
 
 
-# --- contraction
-# ------------------------------------------------------------------------------------------------------
+# --- contraction ---
 
 _FUSED = {("mul.f32", "add.f32"): "fma.rn.f32", ("mul.ftz.f32", "add.ftz.f32"): "fma.rn.ftz.f32"}
 

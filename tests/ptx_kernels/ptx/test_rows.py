@@ -51,8 +51,7 @@ def test_our_kernels_state_every_rounding() -> None:
         )
 
 
-# --- meanings against exact arithmetic
-# ------------------------------------------------------------------------------
+# --- meanings against exact arithmetic ---
 
 
 def row_values(opcode: str) -> tuple[list[np.ndarray], np.ndarray]:

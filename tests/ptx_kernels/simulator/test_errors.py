@@ -32,8 +32,7 @@ def refuses(error: type[simulator.SimulationError], *parts: str):
     return pytest.raises(error, match="(?s)" + ".*".join(re.escape(p) for p in parts))
 
 
-# --- global memory
-# --------------------------------------------------------------------------------------------------
+# --- global memory ---
 
 
 def test_out_of_bounds_names_everything() -> None:
@@ -145,8 +144,7 @@ def test_output_left_unwritten() -> None:
     assert np.isnan(y[60:]).all()
 
 
-# --- registers
-# ------------------------------------------------------------------------------------------------------
+# --- registers ---
 
 
 def test_register_that_nobody_wrote() -> None:
@@ -175,7 +173,7 @@ def test_register_that_some_lanes_wrote() -> None:
     np.testing.assert_array_equal(both, np.where(np.arange(32) < 20, 2, 3))
 
 
-# --- shared memory --------------------------------------------------------------------------------------------------
+# --- shared memory ---
 
 TILE = ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2, 4, %r3; xor.b32 %r5, %r4, 128;"
 
@@ -261,7 +259,7 @@ def test_neighbouring_bytes_are_no_race() -> None:
     )
 
 
-# --- warps and barriers ---------------------------------------------------------------------------------------------
+# --- warps and barriers ---
 
 
 def test_barrier_in_divergent_code() -> None:
@@ -334,7 +332,7 @@ def test_shuffles_with_absent_lanes() -> None:
         launch("shfl.sync.idx.b32 %r4, %r2, 0, 31, 0xff;")
 
 
-# --- text -----------------------------------------------------------------------------------------------------------
+# --- text ---
 
 
 @pytest.mark.parametrize(

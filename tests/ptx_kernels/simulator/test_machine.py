@@ -128,8 +128,7 @@ def test_block_that_is_no_multiple_of_a_warp() -> None:
     )
 
 
-# --- shuffles and votes
-# ---------------------------------------------------------------------------------------------
+# --- shuffles and votes ---
 
 
 def reference_shuffle(
@@ -231,8 +230,7 @@ def test_votes_of_half_warps() -> None:
     )
 
 
-# --- shared memory and barriers
-# -------------------------------------------------------------------------------------
+# --- shared memory and barriers ---
 
 REVERSE = """
   .shared .align 16 .b8 tile[512];
@@ -350,8 +348,7 @@ END:
     )
 
 
-# --- global memory
-# --------------------------------------------------------------------------------------------------
+# --- global memory ---
 
 
 @pytest.mark.parametrize(
@@ -496,8 +493,7 @@ def test_moves_between_classes_keep_bits() -> None:
     np.testing.assert_array_equal(got, -np.arange(32, dtype=np.float32))
 
 
-# --- launches
-# -------------------------------------------------------------------------------------------------------
+# --- launches ---
 
 
 @pytest.mark.parametrize("batch_lanes", [1, 128, 300, 1 << 20])

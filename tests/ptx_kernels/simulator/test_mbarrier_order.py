@@ -68,8 +68,7 @@ def races(
         launch(body, **options)
 
 
-# --- arrivals of threads
-# ----------------------------------------------------------------------------------------------
+# --- arrivals of threads ---
 
 LEADER = f"bar.warp.sync -1; @%p3 {ARRIVE.format('full')}"  # one lane for its warp
 
@@ -181,8 +180,7 @@ def test_phases_follow_one_another() -> None:
     )  # the arrivals of a phase that goes on
 
 
-# --- bulk copies
-# ------------------------------------------------------------------------------------------------------
+# --- bulk copies ---
 
 COPY = (
     "@%p3 mbarrier.arrive.expect_tx.shared.b64 _, [full], 128;\n"
@@ -215,7 +213,7 @@ def test_a_copy_releases_nothing_that_its_thread_did_since() -> None:
     launch(roles(after + COPY, wait("full") + read), full=1)
 
 
-# --- the async proxy --------------------------------------------------------------------------------------------------
+# --- the async proxy ---
 
 FENCE = "fence.proxy.async.shared::cta;\n"
 

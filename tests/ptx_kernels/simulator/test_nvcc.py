@@ -439,8 +439,7 @@ def test_generic(which: int) -> None:
         np.testing.assert_allclose(y.array[t], want, rtol=1e-5, atol=1e-5)
 
 
-# --- what calls are refused
-# -----------------------------------------------------------------------------------------
+# --- what calls are refused ---
 
 CALLER = """.version 7.0
 .target sm_80

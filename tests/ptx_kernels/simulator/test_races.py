@@ -33,8 +33,7 @@ def races(error: type[simulator.SimulationError], body: str, *parts: str, **opti
         launch(body, **options)
 
 
-# --- between blocks
-# ---------------------------------------------------------------------------------------------------
+# --- between blocks ---
 
 
 @pytest.mark.parametrize("batch_lanes", [64, 1024], ids=["one after the other", "together"])
@@ -129,7 +128,7 @@ def test_inputs_are_read_by_all() -> None:
     assert (y == 2).all()
 
 
-# --- between warps ----------------------------------------------------------------------------------------------------
+# --- between warps ---
 
 
 def test_warps_meet_in_global_memory() -> None:
@@ -170,7 +169,7 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
             )
 
 
-# --- within a warp ----------------------------------------------------------------------------------------------------
+# --- within a warp ---
 
 
 @pytest.mark.parametrize(
