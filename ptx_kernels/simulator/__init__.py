@@ -26,7 +26,7 @@ from .errors import (
     WarpDivergence,
 )
 from .launch import Statistics, launch, run, run_counted
-from .memory import DeviceBuffer
+from .memory.global_memory import DeviceBuffer
 from .perturbation import perturbation
 from .traffic import Traffic
 

@@ -8,16 +8,16 @@ import numpy as np
 
 from .errors import SimulationError
 from .frame import WARP
-from .local import LocalMemory
-from .memory import GlobalMemory
-from .order import Order
-from .program import SHARED_BASE, Instruction
-from .shared import SharedMemory
+from .memory.global_memory import GlobalMemory
+from .memory.local_memory import LocalMemory
+from .memory.shared_memory import SharedMemory
+from .races.happens_before import Order
+from .text.program import SHARED_BASE, Instruction
 
 if TYPE_CHECKING:
-    from .bulk_store import BulkStores
-    from .compile import Compiled
+    from .hopper.bulk_store import BulkStores
     from .perturbation import Perturbation
+    from .steps.compile import Compiled
     from .traffic import Traffic
 
 Extent = tuple[int, int, int]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .errors import SimulationError, UninitializedRead
-from .program import Instruction
+from .text.program import Instruction
 
 if TYPE_CHECKING:
     from .batch import Batch

@@ -10,12 +10,12 @@ import numpy as np
 
 from ..ptx.module import MAX_SHARED_BYTES, Buffer, Kernel
 from .batch import Batch, Extent
-from .compile import Compiled, compile_perturbed, compile_text
 from .errors import LaunchError, SimulationError, UnwrittenOutput
 from .machine import Machine
-from .memory import DeviceBuffer, GlobalMemory
+from .memory.global_memory import DeviceBuffer, GlobalMemory
 from .perturbation import current
-from .program import SHARED_BASE, EntryParameter
+from .steps.compile import Compiled, compile_perturbed, compile_text
+from .text.program import SHARED_BASE, EntryParameter
 from .traffic import Traffic
 
 BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache

@@ -12,12 +12,12 @@ from __future__ import annotations
 import numpy as np
 
 from .batch import Batch
-from .bulk_copy import complete
-from .compile import Block, Compiled
 from .errors import BarrierDivergence, Deadlock, EarlyExit, StepLimit
 from .frame import WARP, Frame
-from .mbarrier import Wait, mbarriers, name
-from .program import Instruction
+from .hopper.bulk_copy import complete
+from .hopper.mbarrier import Wait, mbarriers, name
+from .steps.compile import Block, Compiled
+from .text.program import Instruction
 
 _NOT_WAITING = -1
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..ptx.instructions import INSTRUCTIONS, Error
-from .program import Address, Instruction, Negated, Operand, Pair, Program, Register, Vector
+from .text.program import Address, Instruction, Negated, Operand, Pair, Program, Register, Vector
 
 _seed: int | None = None
 

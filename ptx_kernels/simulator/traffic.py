@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .frame import WARP, Frame
-from .program import Instruction
+from .text.program import Instruction
 
 _BANKS = 32
 _WORD = 4

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..ptx.instructions import Version
-from ..ptx.types import TYPES
-from .errors import AsyncPending, Misaligned, ParseError, UnknownInstruction
-from .frame import Frame
-from .loads_stores import address_of
-from .operands import Operands, Step
-from .program import Immediate, Instruction
-from .shadow import Access
+from ...ptx.instructions import Version
+from ...ptx.types import TYPES
+from ..errors import AsyncPending, Misaligned, ParseError, UnknownInstruction
+from ..frame import Frame
+from ..races.shadow import Access
+from ..steps.loads_stores import address_of
+from ..steps.operands import Operands, Step
+from ..text.program import Immediate, Instruction
 
 if TYPE_CHECKING:
-    from .batch import Batch
+    from ..batch import Batch
 
 CHUNK = 16  # bytes; sizes and addresses are multiples of it
 _NEEDS: Version = ((8, 0), 90)

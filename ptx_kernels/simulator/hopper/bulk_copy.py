@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ptx.instructions import Version
-from ..ptx.types import TYPES
-from .async_copy import Copy, compile_async_copy, copies_of
+from ...ptx.instructions import Version
+from ...ptx.types import TYPES
+from ..frame import Frame
+from ..races.vector_clock import Clock
+from ..steps.async_copy import Copy, compile_async_copy, copies_of
+from ..steps.loads_stores import address_of
+from ..steps.operands import Operands, Step
+from ..text.program import Instruction
 from .bulk_store import CHUNK, compile_bulk_store, in_chunks
-from .clocks import Clock
-from .frame import Frame
-from .loads_stores import address_of
 from .mbarrier import mbarriers, places
-from .operands import Operands, Step
-from .program import Instruction
 
 _NEEDS: Version = ((8, 0), 90)
 _OPCODES = tuple(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ..ptx.instructions import INSTRUCTIONS
-from .errors import UnknownInstruction
-from .frame import Frame
+from ...ptx.instructions import INSTRUCTIONS
+from ..errors import UnknownInstruction
+from ..frame import Frame
+from ..perturbation import moved
+from ..text.program import Instruction
 from .operands import Operands, Step, is_untyped
-from .perturbation import moved
-from .program import Instruction
 
 
 def compile_row(operands: Operands, instruction: Instruction) -> Step:

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .errors import ParseError
+from ..errors import ParseError
 from .inline import inline
 from .program import (
     LOCAL_BASE,

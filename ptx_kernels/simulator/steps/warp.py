@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx.types import REGISTER_DTYPES, TYPES
-from .errors import ShuffleError, TypeMismatch, UnknownInstruction
-from .frame import WARP, Frame
+from ...ptx.types import REGISTER_DTYPES, TYPES
+from ..errors import ShuffleError, TypeMismatch, UnknownInstruction
+from ..frame import WARP, Frame
+from ..text.program import Instruction, Negated, Pair
 from .operands import Operands, Step, named_type
-from .program import Instruction, Negated, Pair
 
 _ALL = 0xFFFFFFFF
 _LANE = np.arange(WARP, dtype=np.int64)

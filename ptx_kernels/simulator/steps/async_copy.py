@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..ptx.instructions import Version
-from ..ptx.types import TYPES
-from .errors import AsyncPending, OutOfBounds, ParseError, UnknownInstruction
-from .frame import Frame
+from ...ptx.instructions import Version
+from ...ptx.types import TYPES
+from ..errors import AsyncPending, OutOfBounds, ParseError, UnknownInstruction
+from ..frame import Frame
+from ..text.program import SHARED_BASE, Immediate, Instruction
 from .loads_stores import address_of
 from .operands import Operands, Step
-from .program import SHARED_BASE, Immediate, Instruction
 
 if TYPE_CHECKING:
-    from .bulk_copy import BulkCopy
-    from .shared import SharedMemory
+    from ..hopper.bulk_copy import BulkCopy
+    from ..memory.shared_memory import SharedMemory
 
 _GRANULE = 4  # bytes, the smallest copy
 _NEEDS: Version = ((7, 0), 80)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ptx.types import REGISTER_DTYPES
-from .errors import ParseError, TypeMismatch, UnknownInstruction
-from .frame import Frame
+from ...ptx.types import REGISTER_DTYPES
+from ..errors import ParseError, TypeMismatch, UnknownInstruction
+from ..frame import Frame
+from ..text.program import Immediate, Instruction, Name, Register, Vector
 from .operands import REGISTER_SIZES, Operands, Step, named_type
-from .program import Immediate, Instruction, Name, Register, Vector
 
 _INDEXED = {f"%{r}.{axis}" for r in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
 _MASKS = {f"%lanemask_{relation}" for relation in ("eq", "lt", "le", "gt", "ge")}

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from .errors import Misaligned, OutOfBounds, UninitializedRead
-from .frame import Frame
-from .memory import item_view
-from .program import LOCAL_BASE, Instruction
+from ..errors import Misaligned, OutOfBounds, UninitializedRead
+from ..frame import Frame
+from ..text.program import LOCAL_BASE, Instruction
+from .global_memory import item_view
 
 _WIDTHS = (1, 2, 4, 8, 16)
 

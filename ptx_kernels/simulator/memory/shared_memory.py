@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .clocks import Places, Strong
-from .conflicts import READING, Kind, kind_of
-from .errors import Misaligned, OutOfBounds, SharedRace
-from .frame import Frame
-from .memory import item_view
-from .program import SHARED_BASE, Instruction
-from .shadow import Access, Shadow
+from ..errors import Misaligned, OutOfBounds, SharedRace
+from ..frame import Frame
+from ..races.conflicts import READING, Kind, kind_of
+from ..races.shadow import Access, Shadow
+from ..races.vector_clock import Places, Strong
+from ..text.program import SHARED_BASE, Instruction
+from .global_memory import item_view
 
 if TYPE_CHECKING:
-    from .async_copy import AsyncCopies
-    from .mbarrier import Mbarriers
+    from ..hopper.mbarrier import Mbarriers
+    from ..steps.async_copy import AsyncCopies
 
 
 class SharedMemory:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .clocks import Strong
-from .frame import Frame
-from .memory import ITEMS
-from .program import LOCAL_WINDOW, SHARED_WINDOW, Instruction
+from ..frame import Frame
+from ..races.vector_clock import Strong
+from ..text.program import LOCAL_WINDOW, SHARED_WINDOW, Instruction
+from .global_memory import ITEMS
 
 _WINDOW = 60  # bit at which the number of a generic address's window starts
 _INSIDE = np.uint64((1 << _WINDOW) - 1)

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ptx.instructions import Version
-from ..ptx.types import REGISTER_DTYPES, TYPES, Type
-from .errors import ParseError, SimulationError, TypeMismatch
-from .frame import Frame
-from .memory import buffer_base
-from .program import Immediate, Instruction, Operand, Program, Register
+from ...ptx.instructions import Version
+from ...ptx.types import REGISTER_DTYPES, TYPES, Type
+from ..errors import ParseError, SimulationError, TypeMismatch
+from ..frame import Frame
+from ..memory.global_memory import buffer_base
+from ..text.program import Immediate, Instruction, Operand, Program, Register
 
 REGISTER_SIZES = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
 

@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .clocks import NOTHING, Clock, Horizons, Place, Places, Semantics, Strong, join_all, latest
-from .frame import WARP, Frame
+from ..frame import WARP, Frame
+from .vector_clock import (
+    NOTHING,
+    Clock,
+    Horizons,
+    Place,
+    Places,
+    Semantics,
+    Strong,
+    join_all,
+    latest,
+)
 
 if TYPE_CHECKING:
-    from .memory import GlobalMemory
+    from ..memory.global_memory import GlobalMemory
 
 # A record of an access, and with lane 0 a time stamp: time << 32 | level << 30 | lane of the batch,
 # or | COPIED and the number of an mbarrier; 0: nobody

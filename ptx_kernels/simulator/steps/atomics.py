@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .clocks import Strong, semantics_of
-from .errors import UnknownInstruction
-from .frame import Frame
+from ..errors import UnknownInstruction
+from ..frame import Frame
+from ..memory.spaces import UPDATES
+from ..races.vector_clock import Strong, semantics_of
+from ..text.program import Instruction
 from .loads_stores import address_of
 from .operands import Operands, Step, named_type
-from .program import Instruction
-from .spaces import UPDATES
 
 Operation = Callable[..., np.ndarray]  # (old, operand, ...) -> new
 

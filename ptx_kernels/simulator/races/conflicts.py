@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from .clocks import Strong
-from .distance import BLOCKS, LANES
+from .concurrency import BLOCKS, LANES
+from .vector_clock import Strong
 
 #: Plain loads and stores; atomic updates and strong stores, strong loads, and those of them that
 #: have .cta scope; the reads of bulk copies.

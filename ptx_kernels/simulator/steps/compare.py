@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..ptx.types import TYPES
-from .frame import Frame
+from ...ptx.types import TYPES
+from ..frame import Frame
+from ..text.program import Instruction, Negated, Pair
 from .operands import Operands, Step
-from .program import Instruction, Negated, Pair
 from .table import compile_row
 
 _COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}

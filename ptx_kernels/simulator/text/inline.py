@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .errors import ParseError
+from ..errors import ParseError
 from .program import (
     Address,
     Arguments,

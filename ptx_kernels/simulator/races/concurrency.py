@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .frame import WARP, Frame
-from .order import COPIED, LOWEST_BITS
+from ..frame import WARP, Frame
+from .happens_before import COPIED, LOWEST_BITS
 
 # In a record, how far apart the lanes were that made it; 0: one lane, or several in order, of which
 # it has the last.

@@ -7,9 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from .clocks import Places, Strong
-from .conflicts import Kind, kind_of
-from .errors import (
+from ..errors import (
     GlobalRace,
     Misaligned,
     NonCoherentRead,
@@ -17,9 +15,11 @@ from .errors import (
     ReadOnlyWrite,
     UninitializedRead,
 )
-from .frame import Frame
-from .program import Instruction
-from .shadow import Access, Shadow
+from ..frame import Frame
+from ..races.conflicts import Kind, kind_of
+from ..races.shadow import Access, Shadow
+from ..races.vector_clock import Places, Strong
+from ..text.program import Instruction
 
 Role = Literal["in", "out", "inout"]
 

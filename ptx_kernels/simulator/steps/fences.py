@@ -3,11 +3,11 @@ accesses beside them. PTX ISA 9.1, 9.7.13.5."""
 
 from __future__ import annotations
 
-from .clocks import semantics_of
-from .errors import UnknownInstruction
-from .frame import Frame
+from ..errors import UnknownInstruction
+from ..frame import Frame
+from ..races.vector_clock import semantics_of
+from ..text.program import Instruction
 from .operands import Operands, Step
-from .program import Instruction
 
 _LEVELS = {
     "membar.cta": False,

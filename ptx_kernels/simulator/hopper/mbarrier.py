@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ptx.instructions import Version
-from ..ptx.types import TYPES
-from .clocks import NOTHING, Clock, Semantics, Strong, unchanged
-from .errors import MbarrierMisuse, UnknownInstruction
-from .frame import Frame
-from .loads_stores import address_of
-from .operands import Operands, Step
-from .program import SHARED_BASE, Instruction, Name, Operand
+from ...ptx.instructions import Version
+from ...ptx.types import TYPES
+from ..errors import MbarrierMisuse, UnknownInstruction
+from ..frame import Frame
+from ..races.vector_clock import NOTHING, Clock, Semantics, Strong, unchanged
+from ..steps.loads_stores import address_of
+from ..steps.operands import Operands, Step
+from ..text.program import SHARED_BASE, Instruction, Name, Operand
 
 _MODIFIERS = {"release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "b64"}
 _WIDTH = 8  # bytes of an object

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..ptx.types import REGISTER_DTYPES, Type
-from . import spaces
-from .clocks import Change, Strong, semantics_of, unchanged
-from .errors import ParseError, TypeMismatch, UnknownInstruction
-from .frame import Frame
-from .operands import Operands, Step, from_type, named_type
-from .program import (
+from ...ptx.types import REGISTER_DTYPES, Type
+from ..errors import ParseError, TypeMismatch, UnknownInstruction
+from ..frame import Frame
+from ..memory import spaces
+from ..races.vector_clock import Change, Strong, semantics_of, unchanged
+from ..text.program import (
     LOCAL_WINDOW,
     SHARED_WINDOW,
     Address,
@@ -21,6 +20,7 @@ from .program import (
     Register,
     Vector,
 )
+from .operands import Operands, Step, from_type, named_type
 
 #: How an access is ordered and for whom, which comes before the state space, and hints for the
 #: caches.

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..ptx.instructions import Version, bf16_to_f32
-from ..ptx.types import TYPES, Type
-from .errors import TypeMismatch, UnknownInstruction, WarpDivergence
-from .frame import WARP, Frame
+from ...ptx.instructions import Version, bf16_to_f32
+from ...ptx.types import TYPES, Type
+from ..errors import TypeMismatch, UnknownInstruction, WarpDivergence
+from ..frame import WARP, Frame
+from ..text.program import Instruction, Operand, Register, Vector
 from .loads_stores import address_of
 from .operands import Operands, Step
-from .program import Instruction, Operand, Register, Vector
 
 _INTEGERS = ("s8", "u8")
 _FLOATS = ("f16", "bf16")

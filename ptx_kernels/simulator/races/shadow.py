@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .clocks import Strong
+from ..errors import MissingProxyFence, SimulationError, UninitializedRead
+from ..frame import Frame
+from ..text.program import Instruction
+from .access_log import History, farthest
+from .concurrency import BLOCKS, LEVEL, THREE, WARPS, distance, tell, unproxied
 from .conflicts import CONFLICTS, READING, Kind
-from .distance import BLOCKS, LEVEL, THREE, WARPS, distance, tell, unproxied
-from .errors import MissingProxyFence, SimulationError, UninitializedRead
-from .frame import Frame
-from .history import History, farthest
-from .order import COPIED, LOWEST_BITS
-from .program import Instruction
+from .happens_before import COPIED, LOWEST_BITS
+from .vector_clock import Strong
 
 
 class Access(NamedTuple):

@@ -8,21 +8,21 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
+from ..batch import shared_name
+from ..errors import ParseError, Trap
+from ..frame import Frame
+from ..hopper.bulk_copy import compile_copy
+from ..hopper.mbarrier import Wait, compile_mbarrier, waits
+from ..perturbation import contracted
+from ..text.parser import parse
+from ..text.program import Immediate, Instruction, Name, Program, Register
 from .atomics import compile_atomic
-from .batch import shared_name
-from .bulk_copy import compile_copy
 from .compare import compile_setp
-from .errors import ParseError, Trap
 from .fences import compile_fence
-from .frame import Frame
 from .loads_stores import compile_address_conversion, compile_load, compile_store
-from .mbarrier import Wait, compile_mbarrier, waits
 from .mma import compile_ldmatrix, compile_mma
 from .moves import compile_move
 from .operands import Operands, Step
-from .parser import parse
-from .perturbation import contracted
-from .program import Immediate, Instruction, Name, Program, Register
 from .table import compile_row
 from .warp import (
     compile_active_mask,

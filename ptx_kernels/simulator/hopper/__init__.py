@@ -1,0 +1,1 @@
+"""Instructions of sm_90: mbarriers, bulk copies and proxy fences."""

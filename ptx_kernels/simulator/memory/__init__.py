@@ -1,0 +1,1 @@
+"""Memories of a launch: global, shared and local, every access checked."""

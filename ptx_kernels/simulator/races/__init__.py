@@ -1,0 +1,1 @@
+"""Race checks: vector clocks, the happens-before relation, and shadow memory."""

@@ -1,0 +1,1 @@
+"""Instructions as steps: what each does to the lanes that execute it."""

@@ -1,0 +1,1 @@
+"""PTX text: the parser, and the program that it makes."""
