@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from jax_q4k import gguf, quantizers
-from jax_q4k.models import mixtures
 from jax_q4k.models.config import Config
+from jax_q4k.models.files import recipes
 from jax_q4k.models.load import expected_tensors
 from jax_q4k.models.save import completed
 
@@ -32,17 +32,17 @@ def write(
     Embeddings are tied, and the vocabulary is SentencePiece's: special tokens, bytes and made-up
     words.
     """
-    mixture = mixtures.get(type)
+    recipe = recipes.get(type)
     shapes = {
         name: shape for name, (shape, required) in expected_tensors(config).items() if required
     }
     tensors = {
         name: gguf.TensorPieces(kind, shape, functools.partial(_pieces, name, kind, shape))
         for (name, kind), shape in zip(
-            mixtures.tensor_types(mixture, config, shapes).items(), shapes.values(), strict=True
+            recipes.tensor_types(recipe, config, shapes).items(), shapes.values(), strict=True
         )
     }
-    metadata = completed(config.to_metadata() | _vocabulary(config.vocab_size), mixture.file_type)
+    metadata = completed(config.to_metadata() | _vocabulary(config.vocab_size), recipe.file_type)
     gguf.write(path, metadata, tensors, progress=progress)
 
 

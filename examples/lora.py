@@ -25,7 +25,7 @@ from safetensors.flax import load_file, save_file
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import mixtures
+from jax_q4k.models.files import recipes
 
 TEXT = Path(__file__).with_name("lora_text.txt")
 HELD_OUT = 0.15  # of the text, its end
@@ -206,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--type",
-        choices=mixtures.MIXTURES,
+        choices=recipes.RECIPES,
         default="Q4_K_M",
         help="of OUT.gguf (default: %(default)s)",
     )

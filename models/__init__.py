@@ -7,12 +7,12 @@ from .assets import demo_path
 from .cache import PagedCache
 from .config import Config
 from .decoder import Decoder
+from .files.checkpoint import CheckpointSource, from_pretrained
+from .files.imatrix import read_imatrix
 from .generate import Output, Piece, Timings, generate, stream
-from .imatrix import read_imatrix
 from .load import from_gguf, named_tensors
 from .model import Model
 from .perplexity import Score, score
-from .pretrained import CheckpointSource, from_pretrained
 from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
 from .quantize import quantize, quantize_file
 from .sampling import SamplingParams

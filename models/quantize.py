@@ -14,7 +14,7 @@ import numpy as np
 from jax_q4k import QuantizedArray, gguf, quantizers
 from ptx_kernels import formats
 
-from . import mixtures
+from .files import recipes
 from .load import build, describe, named_tensors
 from .model import Model
 from .save import completed
@@ -47,7 +47,7 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
       ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite
         or too large weights, naming the tensor. TypeError: no Model.
     """
-    mixture = mixtures.get(type)
+    recipe = recipes.get(type)
     if not isinstance(model, Model):
         raise TypeError(
             f"model is a {model.__class__.__name__}; it must be a Model (quantize_file takes paths)"
@@ -56,13 +56,13 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     importance = _checked(importance, shapes)
     tensors = {}
-    for name, kind in mixtures.tensor_types(mixture, model.config, shapes).items():
+    for name, kind in recipes.tensor_types(recipe, model.config, shapes).items():
         pieces = list(
             _pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name))
         )
         tensors[name] = _array(pieces, kind, shapes[name])
     return Model(
-        build(model.config, tensors), model.tokenizer, completed(model.metadata, mixture.file_type)
+        build(model.config, tensors), model.tokenizer, completed(model.metadata, recipe.file_type)
     )
 
 
@@ -87,7 +87,7 @@ def quantize_file(
         the source; all but the values of its weights is checked before anything is written.
         OSError: a file cannot be read or written.
     """
-    mixture = mixtures.get(type)
+    recipe = recipes.get(type)
     with open_source(source) as opened:
         shapes = opened.tensors
         described = {
@@ -101,9 +101,9 @@ def quantize_file(
 
         tensors = {
             name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
-            for name, kind in mixtures.tensor_types(mixture, config, shapes).items()
+            for name, kind in recipes.tensor_types(recipe, config, shapes).items()
         }
-        gguf.write(path, completed(opened.metadata, mixture.file_type), tensors, progress=progress)
+        gguf.write(path, completed(opened.metadata, recipe.file_type), tensors, progress=progress)
 
 
 def _pieces(

@@ -96,7 +96,7 @@ def _check_metadata(model: Model) -> None:
 
 def _file_type(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]) -> int:
     """`general.file_type`: the type of most weights; of packed ones what the metadata says, which
-    knows mixtures.
+    knows recipes.
     """
     weights: collections.Counter[str] = collections.Counter()
     for tensor in tensors:

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ..imatrix import read_imatrix
-from ..mixtures import MIXTURES
+from ..files.imatrix import read_imatrix
+from ..files.recipes import RECIPES
 from ..quantize import quantize_file
 from .output import UsageError, bytes_progress
 
@@ -30,7 +30,7 @@ def add_parser(commands: Any) -> None:
         "source", metavar="IN", help="a .gguf file, a .safetensors file or a checkpoint's folder"
     )
     parser.add_argument("target", metavar="OUT.gguf")
-    parser.add_argument("--type", choices=MIXTURES, default="Q4_K_M", help="default: Q4_K_M")
+    parser.add_argument("--type", choices=RECIPES, default="Q4_K_M", help="default: Q4_K_M")
     parser.add_argument(
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file"
     )

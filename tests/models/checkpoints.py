@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import jax_q4k as jq
 from jax_q4k.models.config import Config
-from jax_q4k.models.pretrained.source import checkpoint_name
+from jax_q4k.models.files.checkpoint import checkpoint_name
 
 from .golden import path
 

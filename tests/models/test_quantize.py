@@ -16,7 +16,7 @@ from helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models, quantizers
-from jax_q4k.models import mixtures
+from jax_q4k.models.files import recipes
 from jax_q4k.models.load import build as build_decoder
 from jax_q4k.models.load import expected_tensors
 
@@ -80,7 +80,7 @@ def test_larger_types_are_closer():
     want, found = original.logits(tokens), []
     for type in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M"):
         quantized = models.quantize(original, type)
-        assert quantized.metadata["general.file_type"] == mixtures.get(type).file_type
+        assert quantized.metadata["general.file_type"] == recipes.get(type).file_type
         found.append(
             (nmse(quantized.logits(tokens), want), -sum(leaf.nbytes for leaf in quantized.weights))
         )

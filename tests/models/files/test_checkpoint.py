@@ -19,13 +19,13 @@ from safetensors.numpy import load_file, save_file
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import json_fields
+from jax_q4k.models.files import config_json
+from jax_q4k.models.files.checkpoint import interleaved
 from jax_q4k.models.load import expected_tensors
-from jax_q4k.models.pretrained import config as config_json
-from jax_q4k.models.pretrained.source import interleaved
 
-from . import checkpoints
-from .golden import NAMES, model, reference
-from .test_tokenizer_json import damaged
+from .. import checkpoints
+from ..golden import NAMES, model, reference
+from ..test_tokenizer_json import damaged
 
 FOLDERS = GOLDEN.parent / "checkpoints"
 INDEX = "model.safetensors.index.json"

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .tokenizer import Tokenizer
+from ..tokenizer import Tokenizer
 
-_WORKER = Path(__file__).with_name("chat_worker.py")
+_WORKER = Path(__file__).with_name("worker.py")
 
 
 class ChatTemplateError(ValueError):

@@ -11,7 +11,7 @@ from gguf.constants import LlamaFileType
 
 from ptx_kernels import formats
 
-from .config import Config
+from ..config import Config
 
 
 def _outer_and_every_third(layer: int, layers: int) -> bool:
@@ -23,7 +23,7 @@ def _outer_and_every_third(layer: int, layers: int) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mixture:
+class Recipe:
     """A type for most matrices and better ones for some."""
 
     file_type: LlamaFileType
@@ -40,28 +40,28 @@ _Q4_K_S = {
     "ffn_down": ("Q5_K", lambda layer, layers: layer < layers // 8),
 }
 
-MIXTURES = {
-    "Q4_K_M": Mixture(LlamaFileType.MOSTLY_Q4_K_M, "Q4_K", _K_M),
-    "Q4_K_S": Mixture(LlamaFileType.MOSTLY_Q4_K_S, "Q4_K", _Q4_K_S),
-    "Q5_K_M": Mixture(LlamaFileType.MOSTLY_Q5_K_M, "Q5_K", _K_M),
-    "Q5_K_S": Mixture(LlamaFileType.MOSTLY_Q5_K_S, "Q5_K"),
-    "Q6_K": Mixture(LlamaFileType.MOSTLY_Q6_K, "Q6_K"),
-    "Q8_0": Mixture(LlamaFileType.MOSTLY_Q8_0, "Q8_0"),
+RECIPES = {
+    "Q4_K_M": Recipe(LlamaFileType.MOSTLY_Q4_K_M, "Q4_K", _K_M),
+    "Q4_K_S": Recipe(LlamaFileType.MOSTLY_Q4_K_S, "Q4_K", _Q4_K_S),
+    "Q5_K_M": Recipe(LlamaFileType.MOSTLY_Q5_K_M, "Q5_K", _K_M),
+    "Q5_K_S": Recipe(LlamaFileType.MOSTLY_Q5_K_S, "Q5_K"),
+    "Q6_K": Recipe(LlamaFileType.MOSTLY_Q6_K, "Q6_K"),
+    "Q8_0": Recipe(LlamaFileType.MOSTLY_Q8_0, "Q8_0"),
 }
 
 _FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # where a row is no multiple of 256
 _LAST_RESORT = "F16"  # where it is no multiple of 32 either
 
 
-def get(name: str) -> Mixture:
-    """The mixture of that name; ValueError listing the known ones otherwise."""
-    if not isinstance(name, str) or name not in MIXTURES:
-        raise ValueError(f"type={name!r} must be one of {', '.join(MIXTURES)}")
-    return MIXTURES[name]
+def get(name: str) -> Recipe:
+    """The recipe of that name; ValueError listing the known ones otherwise."""
+    if not isinstance(name, str) or name not in RECIPES:
+        raise ValueError(f"type={name!r} must be one of {', '.join(RECIPES)}")
+    return RECIPES[name]
 
 
 def tensor_types(
-    mixture: Mixture, config: Config, shapes: Mapping[str, tuple[int, ...]]
+    recipe: Recipe, config: Config, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
     """Tensor name -> ggml's type name, for row-major shapes that fit `config`. Vectors (norms,
     biases) are F32.
@@ -72,17 +72,17 @@ def tensor_types(
         if len(shape) == 1:
             types[name] = "F32"
         elif name == "output.weight" or (tied and name == "token_embd.weight"):
-            types[name] = _fitting("Q8_0" if mixture.type == "Q8_0" else "Q6_K", shape)
+            types[name] = _fitting("Q8_0" if recipe.type == "Q8_0" else "Q6_K", shape)
         else:
-            types[name] = _fitting(_matrix_type(mixture, config, name), shape)
+            types[name] = _fitting(_matrix_type(recipe, config, name), shape)
     return types
 
 
-def _matrix_type(mixture: Mixture, config: Config, name: str) -> str:
+def _matrix_type(recipe: Recipe, config: Config, name: str) -> str:
     _, layer, part, *_ = (*name.split("."), "", "")
-    kind, chosen = mixture.better.get(part, (mixture.type, None))
+    kind, chosen = recipe.better.get(part, (recipe.type, None))
     if chosen is not None and not chosen(int(layer), config.num_layers):
-        kind = mixture.type
+        kind = recipe.type
     if part == "attn_v" and kind == "Q4_K" and _is_70b(config):
         return "Q5_K"  # eight query heads share it, so it is small and matters
     return kind

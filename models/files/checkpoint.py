@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jax_q4k.errors import CheckpointError
 
 from .. import json_fields, tokenizer
-from ..load import expected_tensors
+from ..load import build, expected_tensors
+from ..model import Model
 from ..tokenizer.special_tokens import END_TEXTS
-from . import config
-from .weights import DTYPES, Weights
+from . import config_json
+from .safetensors import DTYPES, Weights
 
 MAX_CONFIG = 1 << 22  # bytes
 MAX_TOKENIZER = 1 << 26  # the largest published tokenizer.json files have half of it
@@ -69,7 +72,7 @@ class CheckpointSource:
         if not given.exists():
             raise FileNotFoundError(2, "No such file or directory", self.name)
         fields = _object(folder / "config.json", MAX_CONFIG)
-        self.description = config.describe(fields)
+        self.description = config_json.describe(fields)
         self.config = self.description.config
         folder_name = (
             folder.resolve().name.encode(errors="replace").decode()
@@ -164,6 +167,41 @@ class CheckpointSource:
             return self.description.mlp_bias
         own = self.config.qkv_bias and part in ("attn_q", "attn_k", "attn_v")
         return part.startswith("attn_") and (own or self.description.attention_bias)
+
+
+def from_pretrained(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
+) -> Model:
+    """Loads a Llama, Mistral, Qwen 2 or Qwen 3 checkpoint from a local folder; nothing is
+    downloaded.
+
+    Weights keep their type (float32, float16 or bfloat16); norms and biases become float32.
+
+    Args:
+      path: a folder as `save_pretrained` of the transformers library writes it, or one .safetensors
+        file in it.
+      progress: called with (bytes done, bytes in all) while tensors are read.
+
+    Returns:
+      The model; its tokenizer is None if the folder holds none.
+
+    Raises:
+      jax_q4k.CheckpointError: a file is malformed, or asks for what is not supported. OSError: it
+        cannot be read.
+    """
+    with CheckpointSource(path) as source:
+        total, done, tensors = sum(source.nbytes.values()), 0, {}
+        for name in source.tensors:
+            if progress is not None:
+                progress(done, total)
+            tensors[name] = jax.device_put(source.read(name))
+            done += source.nbytes[name]
+        if progress is not None:
+            progress(done, total)
+        words = (
+            tokenizer.from_metadata(source.metadata, source.name) if source.has_tokenizer else None
+        )
+        return Model(build(source.config, tensors), words, source.metadata)
 
 
 def checkpoint_name(name: str) -> str:

@@ -1,0 +1,1 @@
+"""Files of models: Hugging Face checkpoints, importance matrices, quantization recipes."""
