@@ -4,27 +4,37 @@ GPU.
 
 from __future__ import annotations
 
-from ptx_kernels import __version__
+from ptx_kernels import __version__, formats
 
-from . import gguf, quantizers
+from . import environment, gguf, native, quantizers
 from .arrays import QuantizedArray
 from .custom_call import EXPORT_CHECKS
 from .errors import CheckpointError, GGUFError, NativeUnavailableWarning, UnavailableError
 from .explain import Explanation, explain
-from .implementation import FUSIONS, implementation
+from .implementation import (
+    FUSIONS,
+    IMPLEMENTATIONS,
+    Selection,
+    current_selection,
+    implementation,
+    selected,
+)
 from .ops.append_kv import append_kv
 from .ops.attention import attention
 from .ops.causal_attention import causal_attention
+from .ops.checks import HEAD_DIMS, PAGE_DTYPES, page_dtype
 from .ops.dequantize import dequantize
 from .ops.embedding import embedding
 from .ops.fused_matmul import qkv_matmul, rms_norm_matmul
 from .ops.gated_matmul import gated_matmul, mlp
 from .ops.matmul import matmul
+from .ops.op import default_implementation
 from .ops.paged_attention import paged_attention
 from .ops.paged_attention_matmul import paged_attention_matmul
 from .ops.quantize_q8_1 import quantize_q8_1
 from .ops.rms_norm import rms_norm
 from .ops.rope_append import rope_append
+from .ops.rotate import rotate
 from .ops.top_k import argmax, top_k
 from .quantize import quantize
 
@@ -34,22 +44,32 @@ __all__ = [
     "Explanation",
     "FUSIONS",
     "GGUFError",
+    "HEAD_DIMS",
+    "IMPLEMENTATIONS",
     "NativeUnavailableWarning",
+    "PAGE_DTYPES",
     "QuantizedArray",
+    "Selection",
     "UnavailableError",
     "__version__",
     "append_kv",
     "argmax",
     "attention",
     "causal_attention",
+    "current_selection",
+    "default_implementation",
     "dequantize",
     "embedding",
+    "environment",
     "explain",
+    "formats",
     "gated_matmul",
     "gguf",
     "implementation",
     "matmul",
     "mlp",
+    "native",
+    "page_dtype",
     "paged_attention",
     "paged_attention_matmul",
     "qkv_matmul",
@@ -59,5 +79,7 @@ __all__ = [
     "rms_norm",
     "rms_norm_matmul",
     "rope_append",
+    "rotate",
+    "selected",
     "top_k",
 ]

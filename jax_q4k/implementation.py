@@ -29,7 +29,7 @@ FUSIONS: tuple[str, ...] = (
 )
 
 
-class Choice(NamedTuple):
+class Selection(NamedTuple):
     """What `implementation(...)` asked for; None leaves it to the platform's default."""
 
     implementation: Implementation | None = None
@@ -43,14 +43,14 @@ class Choice(NamedTuple):
 
 # A user context is part of jit's cache key: a function traced under one choice is traced again
 # under another.
-_choice = jax.make_user_context(Choice())
+_selection = jax.make_user_context(Selection())
 
 
-def check_choice(
+def check_selection(
     implementation: str | None,
     activations: str | None = None,
     fused: Collection[str] | Literal[False] | None = None,
-) -> Choice:
+) -> Selection:
     """Validates names; raises ValueError naming the argument and what it may be."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(
@@ -76,7 +76,7 @@ def check_choice(
             raise ValueError(
                 f"fused={name!r} must be a collection of {', '.join(FUSIONS)}, or False, or None"
             )
-    return Choice(
+    return Selection(
         cast("Implementation | None", implementation),
         cast("Activations | None", activations),
         None if names is None else frozenset(names),
@@ -110,14 +110,15 @@ def implementation(
       ValueError: an unknown name. A choice that cannot run on the platform raises when it is
         lowered.
     """
-    with chosen(check_choice(name, activations, fused)):
+    with selected(check_selection(name, activations, fused)):
         yield
 
 
-def chosen(choice: Choice) -> AbstractContextManager[None]:
-    """The block traces under `choice`, whole: what `current_choice` gave elsewhere."""
-    return _choice(choice)
+def selected(selection: Selection) -> AbstractContextManager[None]:
+    """A block that traces under `selection`: one that `current_selection` gave elsewhere."""
+    return _selection(selection)
 
 
-def current_choice() -> Choice:
-    return _choice.value
+def current_selection() -> Selection:
+    """The selection of the innermost `implementation(...)`, for `selected`; of none, the defaults."""
+    return _selection.value

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_q4k as jq
-from jax_q4k.ops.checks import PAGE_DTYPES, float_dtype
 
 from .config import Config
 
@@ -58,7 +57,7 @@ class PagedCache:
           ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots. TypeError: `dtype`
             is none of float32, bfloat16, float16, int8, float8_e4m3fn.
         """
-        dtype = float_dtype("dtype", dtype, PAGE_DTYPES)
+        dtype = jq.page_dtype(dtype)
         if batch < 1 or capacity < 1:
             raise ValueError(f"batch={batch} and capacity={capacity} must be at least 1")
         per_sequence = -(-capacity // page_size)

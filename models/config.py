@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from jax_q4k import GGUFError
-from jax_q4k.ops.checks import HEAD_DIMS
+from jax_q4k import HEAD_DIMS, GGUFError
 
 ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
 

@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k.implementation import chosen, current_choice
-from jax_q4k.ops.checks import PAGE_DTYPES, float_dtype
+from jax_q4k import current_selection, page_dtype, selected
 
 from .buckets import bucket
 from .cache import PagedCache
@@ -308,9 +307,11 @@ class _Run:
         for row, ids in zip(self._prompts, prompts, strict=True):
             row[: len(ids)] = ids
         self._capacity = max(bucket(longest + self.max_new_tokens), MIN_CAPACITY)
-        self._cache_dtype = float_dtype("cache_dtype", cache_dtype, PAGE_DTYPES)
+        self._cache_dtype = page_dtype(cache_dtype, "cache_dtype")
         self._params = params
-        self._choice = current_choice()  # of the call: a stream's steps run wherever it is read
+        self._selection = (
+            current_selection()
+        )  # of the call: a stream's steps run wherever it is read
         self._state: State
         self._pushed = 0
 
@@ -371,8 +372,8 @@ class _Run:
         """
         batch, prompt_length = self._prompts.shape
         length = prompt_length if name == "start" else 0
-        key = name, batch, length, self._capacity, self._cache_dtype, self._choice
-        with chosen(self._choice):
+        key = name, batch, length, self._capacity, self._cache_dtype, self._selection
+        with selected(self._selection):
             if key not in self._programs.compiled:
                 began = time.perf_counter()
                 program.lower(*arguments).compile()  # calling it reuses what this compiles

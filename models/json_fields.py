@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from jax_q4k.errors import CheckpointError
+from jax_q4k import CheckpointError
 
 _REQUIRED = object()
 _NAMES = {

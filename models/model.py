@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_q4k.gguf import Metadata
+from jax_q4k import gguf
 
 from .buckets import bucket, fine_bucket
 from .config import Config
@@ -48,9 +48,9 @@ class Model:
         """
         self.config: Config = decoder.config
         self.tokenizer = tokenizer
-        self.metadata = Metadata(metadata)
+        self.metadata = gguf.Metadata(metadata)
         if "general.architecture" not in self.metadata:
-            self.metadata = Metadata({**self.config.to_metadata(), **self.metadata})
+            self.metadata = gguf.Metadata({**self.config.to_metadata(), **self.metadata})
         graph, state = nnx.split(decoder)
         self.weights, tree = jax.tree.flatten(state)
 

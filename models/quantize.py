@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k import QuantizedArray, gguf, quantizers
-from ptx_kernels import formats
+from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
 from .files import recipes
 from .load import build, describe, named_tensors

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k.ops.rotate import rotate
+from jax_q4k import rotate
 
 from .config import Config
 

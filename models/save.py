@@ -14,8 +14,6 @@ import numpy as np
 from gguf.constants import LlamaFileType
 
 from jax_q4k import QuantizedArray, gguf
-from jax_q4k.gguf.load import QUANTIZATION_VERSION
-from jax_q4k.gguf.tensors import PLAIN
 
 from . import tokenizer
 from .config import Config
@@ -75,7 +73,7 @@ def completed(metadata: Mapping[str, Any], file_type: int) -> gguf.Metadata:
     """Metadata with what every file has to say."""
     full = gguf.Metadata(metadata)
     full["general.file_type"] = file_type
-    full.setdefault("general.quantization_version", QUANTIZATION_VERSION)
+    full.setdefault("general.quantization_version", gguf.QUANTIZATION_VERSION)
     full.setdefault("tokenizer.ggml.model", tokenizer.NO_VOCABULARY[0])
     return full
 
@@ -103,7 +101,7 @@ def _file_type(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]
         weights[tensor.type] += math.prod(tensor.shape)
     [(most, _)] = weights.most_common(1)
     said = metadata.get("general.file_type")
-    if most not in PLAIN and said is not None and said not in _FLOAT_FILES:
+    if most not in gguf.PLAIN and said is not None and said not in _FLOAT_FILES:
         return said
     names = (f"ALL_{most}", f"MOSTLY_{most}", f"MOSTLY_{most}_M")
     return next(int(LlamaFileType[name]) for name in names if name in LlamaFileType.__members__)

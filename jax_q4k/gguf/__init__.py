@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from ..errors import GGUFError
 from .header import Header, parse, read_header
-from .load import GGUFFile, TensorFile, read
+from .load import QUANTIZATION_VERSION, GGUFFile, TensorFile, read
 from .metadata import Metadata
-from .tensors import TensorInfo, supported_types
+from .tensors import PLAIN, TensorInfo, supported_types
 from .write import TensorPieces, write
 
 __all__ = [
@@ -18,6 +18,8 @@ __all__ = [
     "GGUFFile",
     "Header",
     "Metadata",
+    "PLAIN",
+    "QUANTIZATION_VERSION",
     "TensorFile",
     "TensorInfo",
     "TensorPieces",

@@ -139,13 +139,25 @@ def paged_attention(
     )[0]
 
 
-def causal_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
+def causal_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array,
+    *,
+    scale: float,
+    window: int | None,
+) -> jax.Array:
     """Attention of every token over its own past: float32 (batch, time, heads, head_dim), lengths
     int32 (batch,).
     """
-    return call("causal_attention", [jax.ShapeDtypeStruct(q.shape, jnp.float32)], q, k, v, lengths)[
-        0
-    ]
+    return call(
+        "causal_attention",
+        [jax.ShapeDtypeStruct(q.shape, jnp.float32)],
+        *(q, k, v, lengths),
+        scale=float(scale),
+        window=int(window or 0),
+    )[0]
 
 
 def rope_append(

@@ -17,9 +17,16 @@ QUERY_BLOCK = 256
 
 
 def causal_attention(
-    q: Any, k: Any, v: Any, lengths: Any, *, implementation: str | None = None
+    q: Any,
+    k: Any,
+    v: Any,
+    lengths: Any,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    implementation: str | None = None,
 ) -> jax.Array:
-    """softmax(q . K / sqrt(head_dim)) V over each token's own past, in float32.
+    """softmax(scale * q . K) V over each token's own past, in float32.
 
     Tokens at or beyond lengths[b] are padding: whatever they hold, the others' results are the
     same.
@@ -29,6 +36,8 @@ def causal_attention(
       k, v: (batch, time, num_kv_heads, head_dim) float32; query head h uses head h // (num_heads /
         num_kv_heads).
       lengths: (batch,) integers.
+      scale: None means head_dim ** -0.5.
+      window: sliding window: a token sees the last `window` tokens, itself included, or None: all.
       implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
         selected. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
@@ -53,25 +62,38 @@ def causal_attention(
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={k.shape[2]}")
     checks.same_shape("v", v, k.shape, "k's shape")
     checks.same_shape("lengths", lengths, (batch,), "(batch,)")
+    scale = head_dim**-0.5 if scale is None else checks.positive("scale", scale)
+    window = checks.window(window)
     if q.size == 0:
         return q
-    (out,) = _op.bind(q, k, v, lengths, implementation=implementation)
+    (out,) = _op.bind(q, k, v, lengths, scale=scale, window=window, implementation=implementation)
     return out
 
 
-def reference(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
+def reference(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    lengths: jax.Array,
+    *,
+    scale: float,
+    window: int | None,
+) -> list[jax.Array]:
     """`causal_attention` in plain JAX."""
     batch, time, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
     positions = jnp.arange(time)
     real = (positions < lengths[:, None])[:, :, None, None]
     k, v = jnp.where(real, k, 0.0), jnp.where(real, v, 0.0)  # 0 * NaN would be NaN
-    q = (q * head_dim**-0.5).reshape(batch, time, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    q = (q * scale).reshape(batch, time, num_kv_heads, num_heads // num_kv_heads, head_dim)
 
     def block(queries: jax.Array, at: jax.Array) -> jax.Array:
         highest = jax.lax.Precision.HIGHEST
         scores = jnp.einsum("bqhgd,bkhd->bhgqk", queries, k, precision=highest)
-        scores = jnp.where(positions <= at[:, None], scores, -jnp.inf)
+        seen = positions <= at[:, None]
+        if window is not None:
+            seen &= positions > at[:, None] - window
+        scores = jnp.where(seen, scores, -jnp.inf)
         return jnp.einsum(
             "bhgqk,bkhd->bqhgd", jax.nn.softmax(scores, axis=-1), v, precision=highest
         )
@@ -85,21 +107,21 @@ def reference(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> l
     return [jnp.moveaxis(out, 0, 1).reshape(batch, padded, num_heads, head_dim)[:, :time]]
 
 
-def kernels(launch: KernelCall, *arrays: jax.Array) -> list[jax.Array]:
+def kernels(launch: KernelCall, *arrays: jax.Array, **params: Any) -> list[jax.Array]:
     """XLA's matrix products serve prompts."""
-    return reference(*arrays)
+    return reference(*arrays, **params)
 
 
-def native(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> list[jax.Array]:
+def native(q: jax.Array, *others: jax.Array, **params: Any) -> list[jax.Array]:
     """`causal_attention` by the CPU's kernels, where there is one for head_dim, and in plain JAX
     elsewhere.
     """
     if q.shape[-1] % 16 or q.shape[-1] > calls.MAX_HEAD_DIM:
-        return reference(q, k, v, lengths)
-    return [calls.causal_attention(q, k, v, lengths)]
+        return reference(q, *others, **params)
+    return [calls.causal_attention(q, *others, **params)]
 
 
-def _abstract_eval(q: Any, *_: Any) -> list[jax.core.ShapedArray]:
+def _abstract_eval(q: Any, *_: Any, **__: Any) -> list[jax.core.ShapedArray]:
     return [jax.core.ShapedArray(q.shape, jnp.float32)]
 
 
@@ -110,4 +132,4 @@ _op = Op(
     kernels=kernels,
     native=native,
 )
-_op.define_derivative_of(lambda *arrays, implementation: reference(*arrays))
+_op.define_derivative_of(lambda *arrays, implementation, **params: reference(*arrays, **params))

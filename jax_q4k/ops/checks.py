@@ -50,6 +50,11 @@ def float_dtype(name: str, dtype: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYP
     return checked
 
 
+def page_dtype(dtype: Any, name: str = "dtype") -> np.dtype:
+    """`dtype` as one of PAGE_DTYPES, which a cache's pages may have; TypeError otherwise."""
+    return float_dtype(name, dtype, PAGE_DTYPES)
+
+
 def int32_array(name: str, x: Any) -> jax.Array:
     """`x` as an int32 array, what int32 cannot hold as the nearest it can; TypeError if it holds no
     integers.

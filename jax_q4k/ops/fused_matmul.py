@@ -16,7 +16,7 @@ from ptx_kernels import tuning
 from ptx_kernels.kernels.matvec import MAX_MATRICES, MAX_ROWS, MatvecConfig, matvec, qkv_matvec
 
 from ..arrays import QuantizedArray
-from ..implementation import check_choice, current_choice
+from ..implementation import check_selection, current_selection
 from ..native import calls
 from . import checks, matmul, quantize_q8_1, rms_norm
 from .op import KernelCall, Op
@@ -116,7 +116,9 @@ def products(
     the caller is.
     """
     x = checks.float_array("x", x)
-    chosen = check_choice(implementation, activations).activations or current_choice().activations
+    chosen = (
+        check_selection(implementation, activations).activations or current_selection().activations
+    )
     weights = tuple(
         checks.weight(f"weights[{i}]" if len(weights) > 1 else "w", w)
         for i, w in enumerate(weights)
@@ -153,7 +155,7 @@ def products(
     )
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
     fusible = m and all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
-    if fusible and current_choice().fuses(name):
+    if fusible and current_selection().fuses(name):
         leaves, tree = jax.tree.flatten(operands)
         ys = _op.bind(
             *leaves, tree=tree, eps=eps, activations=chosen, implementation=implementation

@@ -17,7 +17,7 @@ from ptx_kernels.kernels.matvec import gated_matvec
 from ptx_kernels.kernels.quantize_q8_1 import GROUP
 
 from ..arrays import QuantizedArray
-from ..implementation import check_choice, current_choice
+from ..implementation import check_selection, current_selection
 from ..native import calls
 from . import checks, fused_matmul, matmul
 from .fused_matmul import (
@@ -154,7 +154,9 @@ def _gated(
     gate, up = checks.weight("gate", gate), checks.weight("up", up)
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         raise ValueError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
-    chosen = check_choice(implementation, activations).activations or current_choice().activations
+    chosen = (
+        check_selection(implementation, activations).activations or current_selection().activations
+    )
     checks.same_shape("up", up, gate.shape, "gate's shape")
     inner, k = gate.shape
     if x.ndim < 1 or x.shape[-1] != k:
@@ -182,7 +184,7 @@ def _gated(
     packed = all(
         isinstance(w, QuantizedArray) and w.shape[0] for w in (gate, up, down) if w is not None
     )
-    if m and packed and current_choice().fuses(name):
+    if m and packed and current_selection().fuses(name):
         leaves, tree = jax.tree.flatten(operands)
         (y,) = _op.bind(*leaves, tree=tree, **params, implementation=implementation)
     elif down is None:

@@ -16,7 +16,7 @@ from ptx_kernels.kernels.quantize_f16 import quantize_f16
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
-from ..implementation import check_choice, current_choice
+from ..implementation import check_selection, current_selection
 from ..native import calls
 from . import (
     checks,
@@ -79,7 +79,9 @@ def matmul(
         )
         return y
     x = checks.float_array("x", x)
-    chosen = check_choice(implementation, activations).activations or current_choice().activations
+    chosen = (
+        check_selection(implementation, activations).activations or current_selection().activations
+    )
     quantized = isinstance(w, QuantizedArray)
     w = checks.matrix("w", w) if quantized else checks.float_array("w", w)
     if w.ndim != 2:

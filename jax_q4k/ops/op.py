@@ -19,7 +19,7 @@ from ptx_kernels.devices import REFERENCE
 from .. import native
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
 from ..errors import UnavailableError
-from ..implementation import check_choice, current_choice
+from ..implementation import check_selection, current_selection
 
 Arrays = Sequence[jax.Array]
 Params = dict[str, Any]
@@ -83,7 +83,9 @@ class Op:
         """Binds the primitive; `implementation` None takes what `jax_q4k.implementation`
         selected.
         """
-        chosen = check_choice(implementation).implementation or current_choice().implementation
+        chosen = (
+            check_selection(implementation).implementation or current_selection().implementation
+        )
         return self.primitive.bind(*arrays, implementation=chosen, **params)
 
     def _no_derivative(

@@ -11,7 +11,7 @@ from ptx_kernels import tuning
 from ptx_kernels.kernels.quantize_q8_1 import GROUP
 
 from ..arrays import QuantizedArray
-from ..implementation import check_choice, current_choice
+from ..implementation import check_selection, current_selection
 from . import attend, checks, fused_matmul, matmul
 from .op import KernelCall, Op
 from .paged_attention import checked_pages
@@ -56,7 +56,9 @@ def paged_attention_matmul(
       TypeError, ValueError: as `paged_attention` and `matmul`. NotImplementedError: a derivative is
         asked for.
     """
-    chosen = check_choice(implementation, activations).activations or current_choice().activations
+    chosen = (
+        check_selection(implementation, activations).activations or current_selection().activations
+    )
     given, params = checked_pages(
         q,
         k_pages,
@@ -81,7 +83,7 @@ def paged_attention_matmul(
         batch
         and n
         and isinstance(w, QuantizedArray)
-        and current_choice().fuses("paged_attention_matmul")
+        and current_selection().fuses("paged_attention_matmul")
     ):
         out = attend.attend(given, params, implementation).reshape(batch, k)
         options: dict[str, Any] = {"activations": chosen, "implementation": implementation}

@@ -11,7 +11,7 @@ import numpy as np
 from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
 
 from ..custom_call import ptx_name
-from ..implementation import current_choice
+from ..implementation import current_selection
 from ..native import calls
 from . import append_kv, checks, rms_norm, rotate
 from .op import KernelCall, Op
@@ -87,7 +87,7 @@ def rope_append(
     eps = checks.epsilon("eps", eps) if norms else 0.0
     if tokens == 0:
         return q, *pages
-    if current_choice().fuses("rope_append"):
+    if current_selection().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
         arrays = (*pages, q, k, v, slot_mapping, cos, sin, *norms)
         *pages, q = _op.bind(

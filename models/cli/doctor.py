@@ -23,10 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 import jax_q4k as jq
-from jax_q4k import native
-from jax_q4k.native import build
-from jax_q4k.ops.op import default_implementation
-from ptx_kernels import assemble, driver
+from jax_q4k import default_implementation, environment, native
 
 from .output import table_console
 
@@ -99,10 +96,11 @@ def _cpu() -> Iterator[tuple[str, str]]:
     path, problem = native.library_path(), native.problem()
     yield (
         "CPU kernels",
-        problem or f"{path}{', built from the sources beside it' if build.fingerprint() else ''}",
+        problem
+        or f"{path}{', built from the sources beside it' if native.build.fingerprint() else ''}",
     )
     used, compiled = native.kernels(), native.compiled()
-    for name in build.kernels():
+    for name in native.build.kernels():
         missing = [need for need in NEEDS[name] if need not in has]
         if name == used:
             state = "in use"
@@ -126,7 +124,7 @@ def _threads() -> str:
 
 
 def _compiler() -> str:
-    command = build.compiler()
+    command = native.build.compiler()
     if not command or shutil.which(command[0]) is None:
         return f"not found: {' '.join(command)}; $CXX names another"
     try:
@@ -142,11 +140,8 @@ def _gpu() -> Iterator[tuple[str, str]]:
     plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
     found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
     yield "CUDA plugin", found or "not installed; pip install 'jax-q4k[cuda13]' brings it"
-    yield "CUDA driver", _driver()
-    try:
-        yield "ptxas", f"{assemble.tool_version('ptxas')}, {assemble.find_tool('ptxas')}"
-    except (assemble.ToolNotFoundError, OSError) as error:
-        yield "ptxas", f"{error} (reports and tests need it; programs do not)"
+    yield "CUDA driver", environment.cuda_driver()
+    yield "ptxas", environment.ptxas()
 
 
 def _installed(package: str) -> str | None:
@@ -154,13 +149,6 @@ def _installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _driver() -> str:
-    try:
-        return f"{driver.count_devices()} devices"
-    except driver.DriverError as error:
-        return str(error)
 
 
 def _defaults() -> Iterator[tuple[str, str]]:
@@ -201,7 +189,9 @@ def _broken() -> str | None:
                 for name in ("native", "xla")
             )
         except jax.errors.JaxRuntimeError as error:
-            return f"{build.LIBRARY} fails: {error}"
+            return f"{native.build.LIBRARY} fails: {error}"
         if not jnp.allclose(got, want, rtol=1e-4, atol=1e-4):
-            return f"{build.LIBRARY} computes a product that differs from plain JAX's by {jnp.max(jnp.abs(got - want))}"
+            apart = jnp.max(jnp.abs(got - want))
+            library = native.build.LIBRARY
+            return f"{library} computes a product that differs from plain JAX's by {apart}"
     return None

@@ -13,8 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 
 import jax_q4k as jq
-from jax_q4k.implementation import IMPLEMENTATIONS
-from jax_q4k.ops.checks import PAGE_DTYPES
 
 from .. import chat
 from ..assets import demo_path
@@ -64,10 +62,12 @@ def add_parser(commands: Any) -> None:
     generate.add_argument(
         "--ignore-end", action="store_true", help="go on beyond the model's end token"
     )
-    generate.add_argument("--cache-dtype", choices=[str(d) for d in PAGE_DTYPES], default="float32")
+    generate.add_argument(
+        "--cache-dtype", choices=[str(d) for d in jq.PAGE_DTYPES], default="float32"
+    )
     generate.add_argument(
         "--implementation",
-        choices=IMPLEMENTATIONS,
+        choices=jq.IMPLEMENTATIONS,
         help="ptx: kernels on CUDA (default there); native: kernels on a CPU (default there, if `jax-q4k doctor` finds "
         "them); xla: plain JAX; sim: the kernels for CUDA, simulated",
     )

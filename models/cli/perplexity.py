@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
-from jax_q4k.implementation import IMPLEMENTATIONS
 
 from ..perplexity import score
 from .output import UsageError, load_model, progress
@@ -29,7 +28,7 @@ def add_parser(commands: Any) -> None:
         help="tokens per window; default: the model's, up to 512",
     )
     parser.add_argument(
-        "--implementation", choices=IMPLEMENTATIONS, help="as in `jax-q4k generate`"
+        "--implementation", choices=jq.IMPLEMENTATIONS, help="as in `jax-q4k generate`"
     )
 
 

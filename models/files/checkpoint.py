@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_q4k.errors import CheckpointError
+from jax_q4k import CheckpointError
 
 from .. import json_fields, tokenizer
 from ..load import build, expected_tensors

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_q4k.errors import CheckpointError, GGUFError
+from jax_q4k import CheckpointError, GGUFError
 
 from ..config import MIN_ROPE_DIVISOR, Config
 from ..json_fields import Fields

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from gguf.constants import LlamaFileType
 
-from ptx_kernels import formats
+from jax_q4k import formats
 
 from ..config import Config
 

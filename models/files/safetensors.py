@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jax_q4k.errors import CheckpointError
+from jax_q4k import CheckpointError
 
 from .. import json_fields
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from tokenizers import Tokenizer, models
 
-from jax_q4k.errors import GGUFError
+from jax_q4k import GGUFError
 
 from .pretokenizers import PRE_TOKENIZERS, splitter
 from .vocabulary import KEY, Vocabulary

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 from gguf.constants import TokenType
 
-from jax_q4k.errors import GGUFError
+from jax_q4k import GGUFError
 
 from .pretokenizers import PRE_TOKENIZERS
 from .special_tokens import classify

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn
 
 import jax_q4k as jq
-from jax_q4k import models
-from jax_q4k.implementation import current_choice
+from jax_q4k import current_selection, models
 from jax_q4k.models import cli
 
 from .golden import model, path
@@ -57,7 +56,7 @@ def test_options_reach_generation(run, monkeypatch):
     seen = {}
 
     def record(model, prompt, **options):
-        seen.update(options, prompt=prompt, implementation=current_choice().implementation)
+        seen.update(options, prompt=prompt, implementation=current_selection().implementation)
         raise ValueError("seen")
 
     monkeypatch.setattr(cli.generate, "stream", record)

@@ -7,8 +7,7 @@ import pytest
 from helpers import GOLDEN
 
 import jax_q4k as jq
-from jax_q4k import models
-from jax_q4k.implementation import Choice, current_choice
+from jax_q4k import Selection, current_selection, models
 from jax_q4k.models.buckets import bucket, fine_bucket
 from jax_q4k.models.decoder import Decoder
 from jax_q4k.models.generate import _Row, _Run
@@ -305,11 +304,11 @@ def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
     seen = []
     original = Decoder.decode
     monkeypatch.setattr(
-        Decoder, "decode", lambda *args: seen.append(current_choice()) or original(*args)
+        Decoder, "decode", lambda *args: seen.append(current_selection()) or original(*args)
     )
     with jq.implementation("xla", activations="q8_1", fused=["mlp"]):
         models.generate(model("llama-gqa"), [1, 2, 3], max_new_tokens=3, cache_dtype=jnp.bfloat16)
-    assert seen and set(seen) == {Choice("xla", "q8_1", frozenset(["mlp"]))}
+    assert seen and set(seen) == {Selection("xla", "q8_1", frozenset(["mlp"]))}
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,9 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bo
 
 constexpr int64_t kQueryTokens = 16;  // of a prompt, that share what is read of keys and values
 
-// softmax(q . K / sqrt(head_dim)) V over each token's own past, of fresh keys and values (batch, time, heads, head_dim).
-void causal_attention(Call& call) {
+// softmax(scale * q . K) V over each token's own past, or the last `window` tokens of it (0: all), of fresh keys and
+// values (batch, time, heads, head_dim).
+void causal_attention(Call& call, float scale, int64_t window) {
   auto& [threads, operands, results] = call;
   auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1, -1});
   const auto d = q_buffer.dimensions();
@@ -148,17 +149,22 @@ void causal_attention(Call& call) {
   const Tokens tokens{k_buffer.untyped_data(), v, nullptr, nullptr, batch, kv_heads, time, head_dim,
                       time * kv_heads * head_dim, head_dim, kv_heads * head_dim};
   const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
-  const AttentionOptions options{1.0f / std::sqrt(static_cast<float>(head_dim)), 0};
-  threads.run(batch * kv_heads * steps, kQueryTokens * group * time * head_dim, [&](int64_t t) {
+  const AttentionOptions options{scale, 0};
+  auto first_seen = [&](int64_t token) { return window > 0 ? std::max<int64_t>(token + 1 - window, 0) : 0; };
+  const int64_t seen = window > 0 ? std::min(time, window + kQueryTokens) : time;
+  threads.run(batch * kv_heads * steps, kQueryTokens * group * seen * head_dim, [&](int64_t t) {
     const int64_t step = steps - 1 - t % steps, head = t / steps % kv_heads, b = t / steps / kv_heads;  // long ones first
     const int64_t first = step * kQueryTokens, count = std::min(kQueryTokens, time - first) * group;
     const int64_t length = std::clamp<int64_t>(lengths[b], 0, time);
     Query* queries = scratch<Query>(kQueries, count);
     auto place = [&](int64_t i) { return ((b * time + first + i / group) * num_heads + head * group + i % group) * head_dim; };
-    for (int64_t i = 0; i < count; ++i)
-      start_query(queries[i], q + place(i), 0, std::min(first + i / group + 1, length), head_dim);
+    for (int64_t i = 0; i < count; ++i) {
+      const int64_t token = first + i / group;
+      start_query(queries[i], q + place(i), first_seen(token), std::min(token + 1, length), head_dim);
+    }
     const int32_t page = static_cast<int32_t>(b);
-    kernels->attend[kPageF32](tokens, &page, head, 0, std::min(first + kQueryTokens, length), queries, static_cast<int>(count), options);
+    kernels->attend[kPageF32](tokens, &page, head, first_seen(first), std::min(first + kQueryTokens, length), queries,
+                              static_cast<int>(count), options);
     for (int64_t i = 0; i < count; ++i) finish_query(queries[i], nullptr, head_dim, out + place(i));
   });
 }
@@ -264,7 +270,7 @@ void rotate(Call& call, bool interleaved) {
 #pragma GCC visibility push(default)
 JAX_Q4K_HANDLER(paged_attention)
     .Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("contiguous").Attr<bool>("sinks"));
-JAX_Q4K_HANDLER(causal_attention));
+JAX_Q4K_HANDLER(causal_attention).Attr<float>("scale").Attr<int64_t>("window"));
 JAX_Q4K_HANDLER(rope_append).Attr<bool>("rope").Attr<bool>("interleaved").Attr<bool>("norms").Attr<float>("eps"));
 JAX_Q4K_HANDLER(rotate).Attr<bool>("interleaved"));
 #pragma GCC visibility pop

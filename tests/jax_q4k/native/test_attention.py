@@ -197,15 +197,20 @@ def test_rope_append(kernels, dtype, interleaved):
         )  # a rounding may fall the other way
 
 
+@pytest.mark.parametrize("window", [None, 1, 9, 30])
 @pytest.mark.parametrize("time", [1, 16, 37])
-def test_causal_attention(kernels, time):
+def test_causal_attention(kernels, time, window):
     q, k, v = normal(2, time, 4, 48), normal(2, time, 2, 48, seed=1), normal(2, time, 2, 48, seed=2)
     lengths = np.array([time, max(1, time - 5)], np.int32)
     k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
     got = np.asarray(
-        jax.jit(lambda *a: jq.causal_attention(*a, implementation="native"))(q, k, v, lengths)
+        jax.jit(
+            lambda *a: jq.causal_attention(*a, window=window, scale=0.2, implementation="native")
+        )(q, k, v, lengths)
     )
-    (want,) = causal_attention.reference(*map(jnp.asarray, (q, k, v, lengths)))
+    (want,) = causal_attention.reference(
+        *map(jnp.asarray, (q, k, v, lengths)), scale=0.2, window=window
+    )
     for row, length in enumerate(lengths):
         assert nmse(got[row, :length], np.asarray(want)[row, :length]) <= 1e-12
 
@@ -217,3 +222,12 @@ def test_a_bad_key_spoils_what_sees_it_alone(kernels):
     assert (
         np.isfinite(got[:7]).all() and np.isfinite(got[:, 0]).all() and np.isnan(got[7:, 1]).all()
     )
+
+
+def test_a_bad_value_spoils_the_windows_that_hold_it(kernels):
+    q, k, v = normal(1, 40, 2, 32), normal(1, 40, 2, 32, seed=1), normal(1, 40, 2, 32, seed=2)
+    v[0, 5, 1] = np.inf
+    with jq.implementation("native"):
+        got = np.asarray(jq.causal_attention(q, k, v, np.array([40]), window=4))[0, :, 1]
+    finite = np.isfinite(got).all(axis=-1)
+    assert finite[:5].all() and finite[9:].all() and not finite[5:9].any()

@@ -27,6 +27,9 @@ X, PLANE, THIN = (
 )
 
 
+CAUSAL = {"scale": 0.5, "window": 0}
+
+
 @needs_native
 @pytest.mark.parametrize(
     "operands, changes, message",
@@ -134,9 +137,9 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
         ("paged_attention", [Q[:, :, :16], PAGES, PAGES, TABLES, LENS], PAGED, (1, 2, 16), "do not fit the pages"),
         ("paged_attention", [Q, PAGES, PAGES, TABLES.repeat(2, 0), LENS], PAGED, Q.shape, "block_tables has shape"),
         ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED, (1, 2, 31), "out has shape"),
-        ("causal_attention", [Q[None], Q[None], Q[None, :, :1], LENS], {}, (1, *Q.shape), "v has shape"),
-        ("causal_attention", [Q[None], *[Q[None, :, :0]] * 2, LENS], {}, (1, *Q.shape), "num_heads must be"),
-        ("causal_attention", [Q[None], Q[None], Q[None], TABLES], {}, (1, *Q.shape), "lengths has shape"),
+        ("causal_attention", [Q[None], Q[None], Q[None, :, :1], LENS], CAUSAL, (1, *Q.shape), "v has shape"),
+        ("causal_attention", [Q[None], *[Q[None, :, :0]] * 2, LENS], CAUSAL, (1, *Q.shape), "num_heads must be"),
+        ("causal_attention", [Q[None], Q[None], Q[None], TABLES], CAUSAL, (1, *Q.shape), "lengths has shape"),
         ("rope_append", [PAGES, PAGES, Q[:, :1], Q[:, :1], LENS], ROPE, Q.shape, "k_pages has shape"),
         ("rope_append", [PAGES, PAGES, Q[:, :1], Q[:, :1], LENS], ROPE, PAGES.shape, "v_pages is missing"),
         ("rotate", [Q, ANGLES, ANGLES], {"interleaved": False}, Q.shape, "more angles than half of head_dim"),
@@ -182,7 +185,7 @@ def test_q_and_k_must_have_as_many_tokens():
         ("embedding", [IDS, X[:0]], {"format": "F32"}, [(2, 256)]),
         ("paged_attention", [Q[:0], PAGES, PAGES, TABLES[:0], LENS[:0]], PAGED, [(0, 2, 32)]),
         ("paged_attention", [Q, PAGES, PAGES, TABLES[:, :0], LENS], PAGED, [(1, 2, 32)]),
-        ("causal_attention", [Q[None, :0], Q[None, :0], Q[None, :0], LENS], {}, [(1, 0, 2, 32)]),
+        ("causal_attention", [Q[None, :0], Q[None, :0], Q[None, :0], LENS], CAUSAL, [(1, 0, 2, 32)]),
         ("rope_append", [PAGES, PAGES, Q[:0, :1], Q[:0, :1], LENS[:0]], ROPE, [PAGES.shape] * 2),
         ("rotate", [Q[:0], ANGLES[:0], ANGLES[:0]], {"interleaved": False}, [(0, 2, 32)]),
         ("rotate", [Q[:, :0], ANGLES[:, :8], ANGLES[:, :8]], {"interleaved": False}, [(1, 0, 32)]),

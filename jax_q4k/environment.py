@@ -1,0 +1,21 @@
+"""The CUDA driver and ptxas of this machine, as `jax-q4k doctor` reports them."""
+
+from __future__ import annotations
+
+from ptx_kernels import assemble, driver
+
+
+def cuda_driver() -> str:
+    """The number of devices that the CUDA driver has, or why it cannot be asked."""
+    try:
+        return f"{driver.count_devices()} devices"
+    except driver.DriverError as error:
+        return str(error)
+
+
+def ptxas() -> str:
+    """The version of ptxas and where it is, or why it cannot be used."""
+    try:
+        return f"{assemble.tool_version('ptxas')}, {assemble.find_tool('ptxas')}"
+    except (assemble.ToolNotFoundError, OSError) as error:
+        return f"{error} (reports and tests need it; programs do not)"
