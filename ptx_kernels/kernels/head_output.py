@@ -37,7 +37,7 @@ def declare_result(
         return _parts(k, batch, num_heads, splits, head_dim)
     if output == "f32":
         out = k.output("out", f32, (batch, num_heads, head_dim))
-        return lambda place, merged: _store_shares(
+        return lambda place, merged: _store_vector(
             k, out.at(*place), merged.normalized(k), head_dim
         )
     values = k.output("values", s8, (batch, num_heads * head_dim))
@@ -62,16 +62,15 @@ def _parts(k: Builder, batch: int, num_heads: int, splits: int, head_dim: int) -
     marks = k.output("marks", f32, (batch, num_heads, splits, 2))
 
     def write(place: tuple[Value, ...], merged: Merged) -> None:
-        marks.at(*place).store(0, (merged.highest, merged.total), where=k.lane_id == 0)
-        _store_shares(k, parts.at(*place), merged.shares, head_dim)
+        marks.at(*place).store(0, (merged.m, merged.l), where=k.lane_id == 0)
+        _store_vector(k, parts.at(*place), merged.o, head_dim)
 
     return write
 
 
-def _store_shares(k: Builder, row: Pointer, shares: Sequence[Value], head_dim: int) -> None:
-    """Lane l's shares are dimensions l, l + 32, ...; coalesced."""
-    for i, share in enumerate(shares):
-        first = i * WARP
-        row.at(k.lane_id).store(
-            first, share, where=k.lane_id < head_dim - first if first + WARP > head_dim else None
-        )
+def _store_vector(k: Builder, row: Pointer, values: Sequence[Value], head_dim: int) -> None:
+    """Stores a vector of which lane l has dimensions l, l + 32, ...; coalesced."""
+    for first, value in zip(range(0, head_dim, WARP), values, strict=True):
+        mine = row.at(k.lane_id)
+        inside = k.lane_id < head_dim - first if first + WARP > head_dim else None
+        mine.store(first, value, where=inside)

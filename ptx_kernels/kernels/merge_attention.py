@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..ptx import WARP, Builder, f32, kernel
 from .head_output import declare_result
 from .pages import Spread
-from .softmax import State, merge_block
+from .softmax import OnlineSoftmax, merge_block
 from .vectors import RUN
 
 
@@ -42,7 +42,7 @@ def merge_attention(
     spread = Spread(k, head_dim, RUN)
     streams = WARP // spread.lanes * config.warps
     sequence, head, stream = k.block_id("y"), k.block_id(), k.thread_id // spread.lanes
-    state = State(k, 1, spread)
+    softmax = OnlineSoftmax(k, 1, spread)
     with k.loop(0, splits, streams * config.unroll) as first:
         mine = [first + stream + u * streams for u in range(config.unroll)]
         seen = [split < splits for split in mine]
@@ -50,7 +50,6 @@ def merge_attention(
         both = [marks.at(sequence, head, split).load(vector=2, where=ok) for split, ok in each]
         values = [(spread.load(parts.at(sequence, head, split), ok), None) for split, ok in each]
         scores, totals = zip(*both, strict=True)
-        state.add(k, [[score] for score in scores], seen, values, totals)
-    merge_block(
-        k, state, spread, head_dim, config.warps, lambda _, merged: write((sequence, head), merged)
-    )
+        softmax.add([[score] for score in scores], seen, values, totals)
+    for _, merged in merge_block(softmax, head_dim, config.warps):
+        write((sequence, head), merged)

@@ -1,22 +1,23 @@
-"""Attention of one query token per sequence over keys and values in pages, or in one run per
+"""Decode attention: one query token per sequence over keys and values in pages, or in one run per
 sequence.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, KernelError, Value, f32, kernel, s32, u32
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s32, u32
 from .activation import LOG2_E, tanh
 from .head_output import declare_result
-from .pages import Spread, declare_pages
-from .softmax import Merged, State, dot, merge_block
+from .pages import Pages, Spread, declare_pages
+from .softmax import OnlineSoftmax, dot, merge_block
 
 
 @dataclass(frozen=True)
 class PagedAttentionConfig:
-    """How the attention of one token spreads over the GPU.
+    """Tiling of decode attention.
 
     Attributes:
       warps: per block; they share one sequence and group of query heads, and split its tokens.
@@ -24,10 +25,10 @@ class PagedAttentionConfig:
         all of them.
       unroll: tokens of each lane in a round; as many are in flight for the next one.
       resident_blocks: blocks that a multiprocessor's registers must have room for.
-      splits: blocks that a sequence's tokens are dealt to (flash decoding, Dao et al. 2023). More
-        than one leave partial results, which `merge_attention` puts together.
-      load_bytes: of a lane's loads of K and V, 16 or 8; with 8 a lane holds half as many values of
-        each query.
+      splits: blocks that share a sequence's tokens (flash decoding, Dao et al. 2023). More than
+        one leave partial results, which `merge_attention` puts together.
+      load_bytes: width of a lane's loads of K and V, 16 or 8; with 8 a lane holds half as many
+        values of each query.
     """
 
     warps: int = 4
@@ -38,18 +39,122 @@ class PagedAttentionConfig:
     load_bytes: int = 16
 
 
-class _Held:
-    """What was loaded in one round and is used in the next, in registers of its own."""
+@dataclass(frozen=True)
+class Token:
+    """A token of the cache: one lane's share of its vectors, as they are stored (see `Pages.load`).
 
-    def __init__(self, k: Builder, values: list[Value]) -> None:
-        self._k, self._held = k, [k.var(value.type, value) for value in values]
+    Attributes:
+      seen: whether the token is part of the context and has a page (predicate); where not, all
+        else is zero.
+    """
 
-    def swap(self, values: list[Value]) -> list[Value]:
-        """Holds `values` from now on; what was held until now."""
-        before: list[Value] = [self._k.var(held.type, held) for held in self._held]
-        for held, value in zip(self._held, values, strict=True):
+    seen: Value
+    key: Sequence[Value]
+    value: Sequence[Value]
+
+    def registers(self) -> list[Value]:
+        return [self.seen, *self.key, *self.value]
+
+    def map(self, function: Callable[[Value], Value]) -> Token:
+        return Token(
+            function(self.seen), [function(x) for x in self.key], [function(x) for x in self.value]
+        )
+
+
+class _Prefetched:
+    """A token in registers of its own, from its load in one round to its use in the next."""
+
+    def __init__(self, k: Builder, token: Token) -> None:
+        self._copy = lambda value: k.var(value.type, value)
+        self._token = token.map(self._copy)
+
+    def exchange(self, following: Token) -> Token:
+        """Holds `following` from here on; returns the token held before."""
+        token = self._token.map(self._copy)
+        for held, value in zip(self._token.registers(), following.registers(), strict=True):
+            assert isinstance(held, Var)
             held.set(value)
-        return before
+        return token
+
+
+@dataclass(frozen=True)
+class _Context:
+    """The tokens of one sequence and KV head, from a split's first to below its `stop`.
+
+    `block_tables`: s32 (batch, pages_per_sequence); None: the sequence is a page by itself.
+    """
+
+    keys: Pages
+    values: Pages
+    spread: Spread
+    block_tables: Pointer | None
+    sequence: Value
+    kv_head: Value
+    stop: Value
+
+    def page_of(self, token: Value) -> Value:
+        if self.block_tables is None:
+            return self.sequence
+        page_size = self.keys.rows.shape[2]
+        entry = self.block_tables.at(self.sequence, token // page_size)
+        return entry.load(where=token < self.stop).bits(u32)
+
+    def load(self, token: Value, page: Value) -> Token:
+        """Starts the loads of a token, whose page's id was loaded before."""
+        num_pages, _, page_size, _ = self.keys.rows.shape
+        seen = (token < self.stop) & (page < num_pages)
+        place = (page, self.kv_head, token if self.block_tables is None else token % page_size)
+        return Token(
+            seen,
+            self.keys.load(self.spread, place, seen),
+            self.values.load(self.spread, place, seen),
+        )
+
+
+class _Streams:
+    """Groups of lanes with tokens of their own: stream s of a block takes tokens s, s + count, ...
+
+    Attributes:
+      number: of the lane's stream (u32).
+      count: streams of a block.
+      step: tokens of a block in a round, `unroll` of each stream.
+    """
+
+    def __init__(self, k: Builder, lanes: int, config: PagedAttentionConfig) -> None:
+        self.number = k.thread_id // lanes
+        self.count = WARP // lanes * config.warps
+        self.unroll, self.step = config.unroll, WARP // lanes * config.warps * config.unroll
+
+
+class _QueryHeads:
+    """A block's query heads: `count` of the `group` heads that share a KV head.
+
+    In a group's last block, whose heads may be fewer, the last head repeats.
+    """
+
+    def __init__(self, k: Builder, group: int, count: int) -> None:
+        blocks = -(-group // count)
+        self._k, self._group = k, group
+        self.kv_head, self._first = k.block_id() // blocks, (k.block_id() % blocks) * count
+        self._ragged = group % count != 0
+
+    def _in_group(self, i: Value | int) -> Value:
+        return self._k.minimum(self._first + i, self._group - 1)
+
+    def index(self, i: int) -> Value:
+        """The query head that is number i of the block."""
+        return self.kv_head * self._group + self._in_group(i)
+
+    def load(self, logits: Pointer, numbers: Sequence[Value]) -> list[Value]:
+        """Logits of the heads with these numbers in the block, in base 2."""
+        members = [self._in_group(i) for i in numbers]
+        return [logits.at(self.kv_head * self._group + i).load() * LOG2_E for i in members]
+
+    def owns(self, i: int) -> contextlib.AbstractContextManager:
+        """Runs its body where head i is no repetition."""
+        if not self._ragged:
+            return contextlib.nullcontext()
+        return self._k.when(self._first + i < self._group)
 
 
 @kernel
@@ -72,136 +177,91 @@ def paged_attention(
     output: str = "f32",
     config: PagedAttentionConfig = PagedAttentionConfig(),
 ) -> None:
-    """out[b, h] = softmax(scale * q[b, h] . K) V over the first context_lens[b] tokens of sequence
-    b.
+    """out[b, h] = softmax(scale * q[b, h] . K) V over sequence b's first context_lens[b] tokens.
 
-    A block has one sequence and up to `queries` query heads that share a KV head. A token's K is
-    spread over `lanes` lanes, `load_bytes` each, so a warp holds WARP / lanes tokens at once; every
-    group of lanes runs its own online softmax, merged over groups by shuffles and over warps in
-    shared memory. Tokens beyond the context or before the window, and those whose page id is
-    outside the pages, are not read. No token: zeros.
-
-    Operands: q f32 (batch, num_heads, head_dim); the pages (see `declare_pages`); block_tables s32
-    (batch, pages_per_sequence); context_lens s32 (batch,); with `sinks`, f32 (num_heads,).
+    Tokens beyond the context, before the window or of a page id outside the pages are not read. No
+    token: zeros. Operands: q f32 (batch, num_heads, head_dim); the pages (see `declare_pages`);
+    block_tables s32 (batch, pages_per_sequence); context_lens s32 (batch,); sinks f32 (num_heads,).
 
     Args:
-      contiguous: sequence b's tokens are page b, a page holds a whole sequence, and there are no
-        block tables.
+      contiguous: sequence b is page b, which holds all its tokens; there are no block tables.
       window: only the last `window` tokens of a context are seen.
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       sinks: an extra logit per query head in the softmax's denominator, with no value.
       output: `f32`, or with one split `q8_1`; see `declare_result`.
     """
+    splits, group = config.splits, _check(num_heads, num_kv_heads, soft_cap, config)
+    queries = min(config.queries, group)
+    if contiguous:
+        _check_contiguous(batch, num_pages, pages_per_sequence)
+    q = k.input("q", f32, (batch, num_heads, head_dim))
+    keys, values = declare_pages(k.input, dtype, (num_pages, num_kv_heads, page_size, head_dim))
+    block_tables = None if contiguous else k.input("block_tables", s32, (batch, pages_per_sequence))
+    context_lens = k.input("context_lens", s32, (batch,))
+    sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
+    write = declare_result(k, batch, num_heads, head_dim, output, splits)
+
+    grid = (num_kv_heads * -(-group // queries), batch, splits)
+    k.launch(grid, WARP * config.warps, resident_blocks=config.resident_blocks)
+    spread = Spread(k, head_dim, config.load_bytes // keys.rows.type.size)
+    sequence, split = k.block_id("y"), k.block_id("z")
+    heads, streams = _QueryHeads(k, group, queries), _Streams(k, spread.lanes, config)
+    mine = [heads.index(i) for i in range(queries)]
+
+    # scores are exponents of 2; without a soft cap, their factor goes into q
+    factor = scale * LOG2_E if soft_cap is None else scale / soft_cap
+    query = [[x * factor for x in spread.load(q.at(sequence, head))] for head in mine]
+    softmax = OnlineSoftmax(k, queries, spread)
+    if sink_logits is not None:
+        logits = heads.load(sink_logits, softmax.owned())
+        softmax.add_sinks(logits, (streams.number == 0) & (split == 0))
+    length = _length(context_lens.at(sequence), page_size * pages_per_sequence)
+    start, stop = _share_of(k, length, window, split, splits, streams.step)
+    context = _Context(keys, values, spread, block_tables, sequence, heads.kv_head, stop)
+    for tokens in _rounds(k, context, streams, start):
+        k_rows = [keys.values(token.key) for token in tokens]
+        v_rows = [values.values(token.value) for token in tokens]
+        scores = _scores(k, softmax, query, k_rows, soft_cap)
+        softmax.add(scores, [token.seen for token in tokens], v_rows)
+
+    for i, merged in merge_block(softmax, head_dim, config.warps):
+        with heads.owns(i):
+            write((sequence, mine[i], split) if splits > 1 else (sequence, mine[i]), merged)
+
+
+def _check(
+    num_heads: int, num_kv_heads: int, soft_cap: float | None, config: PagedAttentionConfig
+) -> int:
+    """Query heads that share a KV head."""
     if num_heads % num_kv_heads:
         raise KernelError(
             f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}"
-        )
-    if contiguous and (num_pages, pages_per_sequence) != (batch, 1):
-        raise KernelError(
-            f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1"
         )
     if soft_cap is not None and not soft_cap > 0:
         raise KernelError(f"soft_cap={soft_cap} must be positive")
     if config.load_bytes not in (8, 16):
         raise KernelError(f"load_bytes={config.load_bytes} must be 8 or 16")
-    group = num_heads // num_kv_heads
-    queries, splits = min(config.queries, group), config.splits
-    q = k.input("q", f32, (batch, num_heads, head_dim))
-    k_pages, v_pages = declare_pages(k.input, dtype, (num_pages, num_kv_heads, page_size, head_dim))
-    block_tables = None if contiguous else k.input("block_tables", s32, (batch, pages_per_sequence))
-    context_lens = k.input("context_lens", s32, (batch,))
-    sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
-    write = declare_result(k, batch, num_heads, head_dim, output, splits)
-    head_blocks = -(-group // queries)
-    k.launch(
-        (num_kv_heads * head_blocks, batch, splits),
-        WARP * config.warps,
-        resident_blocks=config.resident_blocks,
-    )
-    spread = Spread(k, head_dim, config.load_bytes // k_pages.rows.type.size)
-    streams = WARP // spread.lanes * config.warps  # tokens that the block holds at once
-    step = streams * config.unroll
+    return num_heads // num_kv_heads
 
-    sequence, split = k.block_id("y"), k.block_id("z")
-    kv_head, first = k.block_id() // head_blocks, (k.block_id() % head_blocks) * queries
-    stream = k.thread_id // spread.lanes
-    heads = [
-        kv_head * group + k.minimum(first + i, group - 1) for i in range(queries)
-    ]  # a ragged last one repeats
 
-    # scores are exponents of 2; without a soft cap, their factor goes into q
-    factor = scale * LOG2_E if soft_cap is None else scale / soft_cap
-    query = [[x * factor for x in spread.load(q.at(sequence, head))] for head in heads]
-    state = State(k, queries, spread)
-    if sink_logits is not None:
-        mine = [
-            k.minimum(first + state.dealt.item(slot), group - 1)
-            for slot in range(state.dealt.slots)
-        ]
-        logits = [sink_logits.at(kv_head * group + i).load() * LOG2_E for i in mine]
-        state.add_sinks(k, logits, (stream == 0) & (split == 0))
-
-    length = k.minimum(
-        k.maximum(context_lens.at(sequence).load(), 0), page_size * pages_per_sequence
-    )
-    start, stop = _share_of(k, length, window, split, splits, step)
-
-    def page_of(token: Value) -> Value:
-        if block_tables is None:
-            return sequence
-        return block_tables.at(sequence, token // page_size).load(where=token < stop).bits(u32)
-
-    def load(token: Value, page: Value) -> list[Value]:
-        """Whether the token is there to be read, and a lane's share of its K and of its V."""
-        seen = (token < stop) & (page < num_pages)
-        place = (page, kv_head, token if block_tables is None else token % page_size)
-        return [seen, *k_pages.load(spread, place, seen), *v_pages.load(spread, place, seen)]
-
-    def attend(tokens: list[list[Value]]) -> None:
-        seen, loaded = [token[0] for token in tokens], [token[1:] for token in tokens]
-        half = len(loaded[0]) // 2
-        keys, values = (
-            [k_pages.values(x[:half]) for x in loaded],
-            [v_pages.values(x[half:]) for x in loaded],
+def _check_contiguous(batch: int, num_pages: int, pages_per_sequence: int) -> None:
+    if (num_pages, pages_per_sequence) != (batch, 1):
+        raise KernelError(
+            f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1"
         )
-        scores = [state.dealt.sum([dot(k, mine, key) for mine in query]) for key, _ in keys]
-        scores = [
-            s if unit is None else [x * unit for x in s]
-            for s, (_, unit) in zip(scores, keys, strict=True)
-        ]
-        if soft_cap is not None:
-            scores = [[tanh(k, x) * (soft_cap * LOG2_E) for x in s] for s in scores]
-        state.add(k, scores, seen, values)
 
-    # While a round computes, the next one's K and V are on their way, and the page ids of the one
-    # after that. Every stream takes the same number of rounds, so that whole warps meet at the
-    # shuffles.
-    firsts = [stream + u * streams + start for u in range(config.unroll)]
-    pages = [_Held(k, [page_of(token)]) for token in firsts]
-    held = [
-        _Held(k, load(t, *page.swap([page_of(t + step)])))
-        for t, page in zip(firsts, pages, strict=True)
-    ]
-    with k.loop(start, stop, step) as at:
-        tokens = [at + (stream + (u * streams + step)) for u in range(config.unroll)]
-        following = [
-            load(t, *page.swap([page_of(t + step)])) for t, page in zip(tokens, pages, strict=True)
-        ]
-        attend([mine.swap(loaded) for mine, loaded in zip(held, following, strict=True)])
 
-    def finish(query: int, merged: Merged) -> None:
-        place = (sequence, heads[query], split) if splits > 1 else (sequence, heads[query])
-        with k.when(first + query < group) if group % queries else contextlib.nullcontext():
-            write(place, merged)
-
-    merge_block(k, state, spread, head_dim, config.warps, finish)
+def _length(context_len: Pointer, capacity: int) -> Value:
+    """Tokens of the context: none of a negative length, at most as many as the pages hold."""
+    k = context_len.builder
+    return k.minimum(k.maximum(context_len.load(), 0), capacity)
 
 
 def _share_of(
     k: Builder, length: Value, window: int | None, split: Value, splits: int, step: int
 ) -> tuple[Value | int, Value]:
-    """A split's tokens, from the first to below the second: rounds of `step` or more, but for the
-    last splits.
+    """A split's first token and the one past its last: whole rounds of `step`, but for the last
+    splits.
     """
     start: Value | int = 0 if window is None else k.maximum(length - window, 0).bits(u32)
     stop = length.bits(u32)
@@ -210,3 +270,52 @@ def _share_of(
     share = k.maximum((stop - start + (splits - 1)) // splits, step)
     first = split * share + start
     return first, k.minimum(first + share, stop)
+
+
+def _rounds(
+    k: Builder, context: _Context, streams: _Streams, start: Value | int
+) -> Iterator[list[Token]]:
+    """The tokens of each round; its body runs inside a loop.
+
+    While a round computes, K and V of the next one are on their way, and the page ids of the one
+    after that. Every stream takes the same number of rounds, so that whole warps meet at the
+    shuffles.
+    """
+    step = streams.step
+
+    def following(token: Value, page: Var) -> Token:
+        """Loads a token, and the page id of the one a round later."""
+        later = context.page_of(token + step)
+        known = k.var(page.type, page)
+        page.set(later)
+        return context.load(token, known)
+
+    offsets = [u * streams.count for u in range(streams.unroll)]
+    first = [streams.number + offset + start for offset in offsets]
+    pages = [k.var(u32, context.page_of(token)) for token in first]
+    held = [_Prefetched(k, following(t, page)) for t, page in zip(first, pages, strict=True)]
+    with k.loop(start, context.stop, step) as at:
+        tokens = [at + (streams.number + (offset + step)) for offset in offsets]
+        loaded = [following(t, page) for t, page in zip(tokens, pages, strict=True)]
+        yield [mine.exchange(token) for mine, token in zip(held, loaded, strict=True)]
+
+
+def _scores(
+    k: Builder,
+    softmax: OnlineSoftmax,
+    query: Sequence[Sequence[Value]],
+    keys: Sequence[tuple[Sequence[Value], Value | float | None]],
+    soft_cap: float | None,
+) -> list[list[Value]]:
+    """Q . K of every token, in base 2, each in the lane that owns its query (see `OnlineSoftmax`).
+
+    Beside a key's values stands the factor of its quantization; None: 1.
+    """
+    scores = [softmax.lanes.sum([dot(k, mine, key) for mine in query]) for key, _ in keys]
+    scores = [
+        token if unit is None else [score * unit for score in token]
+        for token, (_, unit) in zip(scores, keys, strict=True)
+    ]
+    if soft_cap is None:
+        return scores
+    return [[tanh(k, score) * (soft_cap * LOG2_E) for score in token] for token in scores]
