@@ -63,9 +63,9 @@ def _bf16_pairs(k: Builder, word: Value, scale: Value, offset: Value) -> list[Va
     anchor, one, less = k.const(u32, 0x43434343), k.const(u32, 0x3F803F80), k.const(u32, 0xC300C300)
     found = []
     for which in (0x4140, 0x4342):
-        raised = k.instruction("prmt.b32", word, anchor, which).bits(bf16x2)
-        quants = k.instruction("fma.rn.bf16x2", raised, one.bits(bf16x2), less.bits(bf16x2))
-        found.append(k.instruction("fma.rn.bf16x2", quants, scale, offset).bits(u32))
+        raised = k.permute(word, anchor, which).bits(bf16x2)
+        quants = k.fma(raised, one.bits(bf16x2), less.bits(bf16x2))
+        found.append(k.fma(quants, scale, offset).bits(u32))
     return found
 
 

@@ -19,8 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .ptx import Kernel
-
 #: The architectures every kernel is assembled for: A100, H100 and H200, B200, RTX 50 series.
 TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120")
 
@@ -265,9 +263,3 @@ def occupancy(assembly: Assembly, threads: int, dynamic_shared_bytes: int = 0) -
     limit = min(fits, key=lambda name: fits[name])
     blocks = fits[limit]
     return Occupancy(blocks, blocks * warps, blocks * warps / limits.warps, limit)
-
-
-def kernel_occupancy(kernel: Kernel, arch: str) -> Occupancy:
-    """Occupancy of `kernel` as it is launched."""
-    x, y, z = kernel.block
-    return occupancy(assemble(kernel.text, arch), x * y * z, kernel.dynamic_shared_bytes)

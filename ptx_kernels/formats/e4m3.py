@@ -46,10 +46,10 @@ def encode(k: Builder, x: Value) -> Value:
     """An f32 rounded to nearest even, as a u32 below 256; beyond +-448 it saturates, NaN stays
     NaN.
     """
-    magnitude = k.minimum(k.instruction("abs.f32", x), LARGEST)
+    magnitude = k.minimum(k.abs(x), LARGEST)
     bits = magnitude.bits(u32)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
     subnormal = (magnitude + _ALIGN).bits(u32) & 0xF
     code = k.select(magnitude < _SMALLEST_NORMAL, subnormal, normal)
-    is_nan = k.instruction("setp.neu.f32", x, x)
+    is_nan = k.is_nan(x)
     return k.select(is_nan, k.const(u32, _NAN), code) | ((x.bits(u32) >> 24) & 0x80)

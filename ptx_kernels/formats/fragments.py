@@ -77,12 +77,9 @@ class Halves:
                 for r in range(2)
             ]
             raised = [
-                (k.instruction("prmt.b32", word, anchor, which).bits(f16x2), step)
-                for word, which, step in pairs
+                (k.permute(word, anchor, which).bits(f16x2), step) for word, which, step in pairs
             ]
-            found.append(
-                [k.instruction("fma.rn.f16x2", value, *step).bits(u32) for value, step in raised]
-            )
+            found.append([k.fma(value, *step).bits(u32) for value, step in raised])
         return found
 
 
@@ -152,16 +149,14 @@ def twice(k: Builder, number: float) -> Value:
 
 def byte_halves(k: Builder, word: Value, byte: int, bias: int = 0) -> Value:
     """A byte of the word, less a bias, in both halves of an f16x2."""
-    raised = k.instruction("prmt.b32", word, k.const(u32, 0x64646464), 0x4040 + 0x0101 * byte).bits(
-        f16x2
-    )
-    return k.instruction("sub.rn.f16x2", raised, twice(k, 1024 + bias))
+    raised = k.permute(word, k.const(u32, 0x64646464), 0x4040 + 0x0101 * byte).bits(f16x2)
+    return raised - twice(k, 1024 + bias)
 
 
 def step_of(k: Builder, scale: Value, factor: float, addend: float) -> Pair:
     """scale * factor, scale * addend: f16x2, both exact."""
-    times = scale if factor == 1 else k.instruction("mul.rn.f16x2", scale, twice(k, factor))
-    return times, k.instruction("mul.rn.f16x2", scale, twice(k, addend))
+    times = scale if factor == 1 else scale * twice(k, factor)
+    return times, scale * twice(k, addend)
 
 
 def scaled(pair: Pair, factor: float) -> Pair:

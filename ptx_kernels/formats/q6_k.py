@@ -102,9 +102,7 @@ class PackedRow:
                 words.append((lower & 0x3C3C3C3C) | (upper & 0xC0C0C0C0))
             # groups g = 0..3 have sub-blocks 2g and 2g + 1 of this half: bytes 2g and 2g + 1 of its
             # eight scales
-            scale = k.instruction(
-                "bfe.s32", scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8
-            )
+            scale = k.bit_field(scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8)
             runs.append(signed_run(k, words, scale, floats=self._floats))
         return Tile(runs, d.to(f32) * 0.25, signed=True)
 
@@ -190,11 +188,7 @@ def fragments_of(
     """
     low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
     numbers = [
-        [
-            d * 0.25 * k.instruction("bfe.s32", s.bits(s32), b, 8).to(f32)
-            for s in words
-            for b in (0, 8)
-        ]
+        [d * 0.25 * k.bit_field(s.bits(s32), b, 8).to(f32) for s in words for b in (0, 8)]
         for words, d in zip(
             _scales(k, planes[2], unit), _block_scales(k, planes[3], start, blocks), strict=True
         )

@@ -36,7 +36,7 @@ def half(word: Value, which: int = 0) -> Value:
 
 def byte_floats(k: Builder, words: Words) -> list[Value]:
     """The bytes of the words, lowest first, as f32."""
-    return [k.instruction("bfe.u32", word, 8 * i, 8).to(f32) for word in words for i in range(4)]
+    return [k.bit_field(word, 8 * i, 8).to(f32) for word in words for i in range(4)]
 
 
 def affine(values: Sequence[Value], scale: Value, offset: Value) -> list[Value]:
@@ -46,11 +46,7 @@ def affine(values: Sequence[Value], scale: Value, offset: Value) -> list[Value]:
 
 def signed_byte_floats(k: Builder, words: Words) -> list[Value]:
     """The bytes of the words as int8, lowest first, as f32."""
-    return [
-        k.instruction("bfe.s32", word.bits(s32), 8 * i, 8).to(f32)
-        for word in words
-        for i in range(4)
-    ]
+    return [k.bit_field(word.bits(s32), 8 * i, 8).to(f32) for word in words for i in range(4)]
 
 
 def shifted(word: Value, left: int) -> Value:
@@ -70,9 +66,7 @@ def anchored_floats(k: Builder, words: Words) -> list[Value]:
     """
     exponent = k.const(u32, 0x43000000)
     return [
-        k.instruction("prmt.b32", word, exponent, 0x7044 | i << 8).bits(f32)
-        for word in words
-        for i in range(4)
+        k.permute(word, exponent, 0x7044 | i << 8).bits(f32) for word in words for i in range(4)
     ]
 
 
@@ -80,7 +74,5 @@ def signed_floats(k: Builder, words: Words) -> list[Value]:
     """The bytes of the words as int8, lowest first, as f32: exact, by way of 2^23 + 128 + value."""
     exponent = k.const(u32, 0x4B000000)
     flipped = [word ^ 0x80808080 for word in words]
-    raised = [
-        k.instruction("prmt.b32", word, exponent, 0x7440 | i) for word in flipped for i in range(4)
-    ]
+    raised = [k.permute(word, exponent, 0x7440 | i) for word in flipped for i in range(4)]
     return [word.bits(f32) - (2.0**23 + 128) for word in raised]

@@ -16,16 +16,16 @@ _TANH = (-0.333332819, 0.133314422, -0.0537397122, 0.0206390787, -0.00570497837)
 
 def exp2(k: Builder, x: Value) -> Value:
     """2^x within 2 ulp; 0 for minus infinity."""
-    return k.instruction("ex2.approx.f32", x)
+    return k.exp2(x)
 
 
 def tanh(k: Builder, x: Value) -> Value:
     """tanh(x), a few ulp off at most (`tanh.approx` is 2^-11 off): a polynomial near 0, else by
     2^x; NaN stays.
     """
-    magnitude = k.instruction("abs.f32", x)
+    magnitude = k.abs(x)
     power = exp2(k, magnitude * (-2 * LOG2_E))
-    large = (1.0 - power) * k.instruction("rcp.approx.f32", power + 1.0)
+    large = (1.0 - power) * k.reciprocal(power + 1.0)
     signed = (large.bits(u32) | (x.bits(u32) & 0x80000000)).bits(f32)
     square = x * x
     *rest, last = _TANH

@@ -47,6 +47,7 @@ def append_kv(
     for source, target in ((k_new, k_pages), (v_new, v_pages)):
         values = spread.load(source.at(token, head), known)
         target.store(
+            k,
             (slot // page_size, head, slot % page_size),
             spread.runs(values),
             lanes=spread.lanes,

@@ -24,7 +24,7 @@ def order_key(k: Builder, x: Value) -> Value:
     """
     bits = (x + 0.0).bits(u32)  # -0 + 0 = 0
     flipped = bits ^ ((bits.bits(s32) >> 31).bits(u32) | 0x80000000)
-    return k.select(k.instruction("setp.neu.f32", x, x), k.const(u32, 0xFFFFFFFF), flipped)
+    return k.select(k.is_nan(x), k.const(u32, 0xFFFFFFFF), flipped)
 
 
 class Search:

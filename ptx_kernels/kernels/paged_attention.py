@@ -215,12 +215,12 @@ def paged_attention(
     if sink_logits is not None:
         logits = heads.load(sink_logits, softmax.owned())
         softmax.add_sinks(logits, (streams.number == 0) & (split == 0))
-    length = _length(context_lens.at(sequence), page_size * pages_per_sequence)
+    length = _length(k, context_lens.at(sequence), page_size * pages_per_sequence)
     start, stop = _share_of(k, length, window, split, splits, streams.step)
     context = _Context(keys, values, spread, block_tables, sequence, heads.kv_head, stop)
     for tokens in _rounds(k, context, streams, start):
-        k_rows = [keys.values(token.key) for token in tokens]
-        v_rows = [values.values(token.value) for token in tokens]
+        k_rows = [keys.values(k, token.key) for token in tokens]
+        v_rows = [values.values(k, token.value) for token in tokens]
         scores = _scores(k, softmax, query, k_rows, soft_cap)
         softmax.add(scores, [token.seen for token in tokens], v_rows)
 
@@ -251,9 +251,8 @@ def _check_contiguous(batch: int, num_pages: int, pages_per_sequence: int) -> No
         )
 
 
-def _length(context_len: Pointer, capacity: int) -> Value:
+def _length(k: Builder, context_len: Pointer, capacity: int) -> Value:
     """Tokens of the context: none of a negative length, at most as many as the pages hold."""
-    k = context_len.builder
     return k.minimum(k.maximum(context_len.load(), 0), capacity)
 
 
@@ -311,7 +310,9 @@ def _scores(
 
     Beside a key's values stands the factor of its quantization; None: 1.
     """
-    scores = [softmax.lanes.sum([dot(k, mine, key) for mine in query]) for key, _ in keys]
+    scores = [
+        softmax.lanes.reduce_scatter([dot(k, mine, key) for mine in query]) for key, _ in keys
+    ]
     scores = [
         token if unit is None else [score * unit for score in token]
         for token, (_, unit) in zip(scores, keys, strict=True)

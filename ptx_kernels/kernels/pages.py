@@ -84,18 +84,26 @@ class Pages:
             loaded if self.scales is None else [*loaded, self.scales.at(*place).load(where=where)]
         )
 
-    def values(self, loaded: Sequence[Value]) -> tuple[Sequence[Value], Value | float | None]:
+    def values(
+        self, k: Builder, loaded: Sequence[Value]
+    ) -> tuple[Sequence[Value], Value | float | None]:
         """What `load` gave as f32, and what these are still to be multiplied by (None: 1)."""
         if self.rows.type is f32:
             return loaded, None
         if self.rows.type is s8:
-            return signed_byte_floats(self.rows.builder, loaded[:-1]), loaded[-1]
+            return signed_byte_floats(k, loaded[:-1]), loaded[-1]
         if self.rows.type is e4m3:
             return fp8.decode(loaded), fp8.UNIT
         return [half for word in loaded for half in unpack_halves(word, self.rows.type)], None
 
     def store(
-        self, place: Place, runs: Sequence[Run], *, lanes: int, where: Value | None = None
+        self,
+        k: Builder,
+        place: Place,
+        runs: Sequence[Run],
+        *,
+        lanes: int,
+        where: Value | None = None,
     ) -> None:
         """Writes one vector that `lanes` neighbouring lanes hold; all 32 lanes of the warp take
         part.
@@ -104,7 +112,6 @@ class Pages:
         127, and a NaN or an infinity makes it NaN or infinite, and so the whole vector NaN.
         """
         if self.scales is not None:
-            k = self.rows.builder
             quants, amax = to_int8(k, [v for run in runs for v in run.values], lanes)
             self.scales.at(*place).store(
                 0, amax * (1 / 127), where=all_of(where, k.lane_id % lanes == 0)
@@ -114,7 +121,7 @@ class Pages:
                 Run(run.first, list(itertools.islice(rest, len(run.values))), run.inside)
                 for run in runs
             ]
-        store_runs(self.rows.at(*place), runs, where)
+        store_runs(k, self.rows.at(*place), runs, where)
 
 
 def declare_pages(
@@ -139,11 +146,11 @@ def declare_pages(
     return Pages(rows[0], scales[0]), Pages(rows[1], scales[1])
 
 
-def store_runs(row: Pointer, runs: Sequence[Run], where: Value | None = None) -> None:
+def store_runs(k: Builder, row: Pointer, runs: Sequence[Run], where: Value | None = None) -> None:
     """Stores runs of one, two or whole fours of f32, of an int8 row s32, rounded to the row's
     type.
     """
-    k, narrow = row.builder, row.type.size == 1
+    narrow = row.type.size == 1
     for run in runs:
         target, values, condition = row.at(run.first), run.values, all_of(where, run.inside)
         if narrow:

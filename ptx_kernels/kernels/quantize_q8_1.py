@@ -23,8 +23,8 @@ def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
     """
     amax = k.const(f32, 0.0)
     for value in share:
-        amax = k.instruction("max.NaN.f32", amax, k.instruction("abs.f32", value))
-    return k.warp_reduce(amax, lambda a, b: k.instruction("max.NaN.f32", a, b), lanes=lanes)
+        amax = k.maximum(amax, k.abs(value), keep_nan=True)
+    return k.warp_reduce(amax, lambda a, b: k.maximum(a, b, keep_nan=True), lanes=lanes)
 
 
 def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:

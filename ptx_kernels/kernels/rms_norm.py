@@ -30,7 +30,7 @@ def inverse_rms(
     """
     squares = functools.reduce(lambda part, x: k.fma(x, x, part), mine, k.const(f32, 0.0))
     mean = total(squares) * (1 / count)
-    return k.const(f32, 1.0) / k.instruction("sqrt.rn.f32", mean + eps)
+    return k.const(f32, 1.0) / k.sqrt(mean + eps)
 
 
 def normalize(

@@ -136,11 +136,11 @@ def rope_append(
             return head.runs(head.rotate(values, cos.at(token), sin.at(token)))
 
         with k.when(unit < num_heads) as query:
-            store_runs(q_out.at(token, unit), turned(q_new.at(token, unit), norms[:1]))
+            store_runs(k, q_out.at(token, unit), turned(q_new.at(token, unit), norms[:1]))
         with query.otherwise():
             kv_head = unit - num_heads
             slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
             with k.when(slot < min(num_pages * page_size, 1 << 31)):
                 place = slot // page_size, kv_head, slot % page_size
-                k_pages.store(place, turned(k_new.at(token, kv_head), norms[1:]), lanes=WARP)
-                v_pages.store(place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
+                k_pages.store(k, place, turned(k_new.at(token, kv_head), norms[1:]), lanes=WARP)
+                v_pages.store(k, place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, Dealt, Pointer, Value, Var, all_of, f32
+from ..ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f32
 from .activation import exp2
 from .pages import Spread
 from .vectors import store_floats
@@ -27,7 +27,7 @@ class OnlineSoftmax:
 
     def __init__(self, k: Builder, queries: int, spread: Spread) -> None:
         self.k, self.spread = k, spread
-        self.lanes = Dealt(k, queries, spread.lanes)
+        self.lanes = LanePartition(k, queries, spread.lanes)
         self.m: list[Var] = [k.var(f32, LOWEST) for _ in range(self.lanes.slots)]
         self.l: list[Var] = [k.var(f32, 0.0) for _ in range(self.lanes.slots)]
         self.o: list[list[Var]] = [
@@ -44,7 +44,7 @@ class OnlineSoftmax:
         for m, total, new, factor in zip(self.m, self.l, highest, factors, strict=True):
             m.set(new)
             total *= factor
-        for o, factor in zip(self.o, self.lanes.all(factors), strict=True):
+        for o, factor in zip(self.o, self.lanes.all_gather(factors), strict=True):
             for value in o:
                 value *= factor
 
@@ -73,7 +73,9 @@ class OnlineSoftmax:
             for total, weight in zip(self.l, p, strict=True):
                 k.accumulate(total, weight, 1.0 if counts is None else counts[i])
             vector, factor = values[i]
-            weights = self.lanes.all(p if factor is None else [weight * factor for weight in p])
+            weights = self.lanes.all_gather(
+                p if factor is None else [weight * factor for weight in p]
+            )
             for o, weight in zip(self.o, weights, strict=True):
                 for total, value in zip(o, vector, strict=True):
                     k.accumulate(total, weight, value)
@@ -130,7 +132,7 @@ def merge_block(softmax: OnlineSoftmax, head_dim: int, warps: int) -> Iterator[t
     for i, values in enumerate(softmax.o):
         slot = i % softmax.lanes.slots
         mark = softmax.m[slot], softmax.l[slot]
-        marks.at(i, k.warp_id).store(0, mark, where=k.lane_id == softmax.lanes.lane(i))
+        marks.at(i, k.warp_id).store(0, mark, where=k.lane_id == softmax.lanes.owner(i))
         row = parts.at(i, k.warp_id)
         for run in spread.runs(values):
             store_floats(row.at(run.first), run.values, where=all_of(run.inside, first_vector))

@@ -1,22 +1,24 @@
 """The kernel language: Python that writes PTX text."""
 
-from .builder import WARP, Builder, kernel
-from .dealt import Dealt
+from .builder import Builder, kernel
 from .errors import KernelError
 from .instructions import INSTRUCTIONS, Instruction
+from .lane_partition import LanePartition
 from .module import Buffer, Kernel
+from .pointer import Pointer
 from .types import bf16, e4m3, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
-from .values import Pointer, Value, Var, all_of
+from .values import Value, Var, all_of
+from .warp import WARP
 
 __all__ = [
     "INSTRUCTIONS",
     "WARP",
     "Buffer",
     "Builder",
-    "Dealt",
     "Instruction",
     "Kernel",
     "KernelError",
+    "LanePartition",
     "Pointer",
     "Value",
     "Var",

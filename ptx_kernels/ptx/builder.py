@@ -1,5 +1,7 @@
-"""The kernel builder: `with` runs on the GPU, Python's own `for` and `if` run while the kernel is
-built.
+"""The kernel builder, what kernel functions get as `k`: buffers, launch geometry, named
+instructions, control flow.
+
+`with` runs on the GPU, Python's own `for` and `if` run while the kernel is built.
 """
 
 from __future__ import annotations
@@ -12,24 +14,22 @@ from dataclasses import replace
 from types import CodeType
 from typing import Any
 
-from . import mbarrier, tensor
+from . import mbarrier, values, warp
 from .arguments import checked
-from .errors import KernelError, Line, call_path
-from .instructions import BASELINE, INSTRUCTIONS, Version
+from .errors import KernelError, Line
 from .module import MAX_SHARED_BYTES, Buffer, Kernel, Role
-from .types import Type, f32, pred, u32, u64
-from .values import Operand, Pointer, Value, Var, immediate
+from .pointer import Pointer
+from .text import Text
+from .types import Type, f32, u32, u64
+from .values import Operand, Value, Var, apply, emit, guard, immediate, instruction, operand, spell
+from .warp import WARP
 
-WARP = 32
 STATIC_SHARED_BYTES = 48 << 10
-MAX_LINES = 50_000  # ptxas takes minutes for more, and no instruction cache holds them
-_FULL_MASK = "-1"
 _DYNAMIC_SHARED = "dynamic_shared"
-_PREFIXES = {"pred": "%p", "b16": "%h", "b32": "%r", "b64": "%rd", "f32": "%f"}
 
 
 class Branch:
-    """What `k.when` yields: `otherwise()` is the else of this very branch."""
+    """A branch of `k.when`; `otherwise()` is its else."""
 
     def __init__(self, builder: Builder, condition: Value) -> None:
         self._builder = builder
@@ -39,100 +39,23 @@ class Branch:
         return self._builder.when(~self._condition)
 
 
-class Builder:
-    """Collects one kernel's PTX. Kernel functions get it as `k`.
+class Builder(Text):
+    """One kernel while it is built.
 
     `name` is the entry's name, as profiles show it: the function's, unless the function sets
     another.
     """
 
     def __init__(self, name: str, code: CodeType | None = None) -> None:
-        self.name = name
-        self._code = code  # of the kernel's function, for the table of lines
-        self._lines: list[
-            tuple[str, tuple[Line, ...]]
-        ] = []  # text, and the Python lines that wrote it
-        self._registers: dict[str, int] = dict.fromkeys(_PREFIXES, 0)
+        super().__init__(name, code)
         self._buffers: list[Buffer] = []
         self._pointers: list[tuple[str, Value, tuple[Line, ...]]] = []
         self._shared: list[str] = []
         self._static_bytes = 0
         self._dynamic_bytes = 0  # of the one extern array that all dynamic shared memory lies in
-        self._labels = 0
-        self._needs = BASELINE
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
-        self._prologue: list[
-            tuple[str, tuple[Line, ...]]
-        ] = []  # runs before everything: what every branch may use
         self._special: dict[str, Value] = {}
         self._directives: list[str] = []
-
-    # --- text ---
-
-    def write(self, line: str) -> None:
-        if len(self._lines) >= MAX_LINES:
-            raise KernelError(
-                f"{self.name} would have more than {MAX_LINES} lines: something is unrolled too often"
-            )
-        self._lines.append((f"  {line}", call_path(self._code)))
-
-    def require(self, version: Version) -> None:
-        """Raises the PTX version and target that the text declares; they stay the lowest that
-        serve.
-        """
-        self._needs = (max(self._needs[0], version[0]), max(self._needs[1], version[1]))
-
-    def register(self, type: Type) -> Value:
-        return Value(self, type, self._new_register(type))
-
-    def _new_register(self, type: Type) -> str:
-        number = self._registers[type.register]
-        self._registers[type.register] += 1
-        return f"{_PREFIXES[type.register]}{number}"
-
-    def operand(self, value: Operand, type: Type, what: str) -> str:
-        """The text of `value` where `what` needs a `type`; a Python number becomes an immediate."""
-        if not isinstance(value, Value):
-            return immediate(value, type)
-        if value.type != type:
-            raise KernelError(f"{what} needs {type}, got {value.type}")
-        return value.name
-
-    def emit(
-        self, opcode: str, *operands: str, result: Type | None = None, into: Var | None = None
-    ) -> Value:
-        """Writes an instruction of the table; the result is a new value, or the variable `into`."""
-        row = INSTRUCTIONS.get(opcode)
-        if row is None:
-            raise KernelError(f"{opcode} is not in the instruction table")
-        if len(operands) != len(row.operands):
-            raise KernelError(f"{opcode} takes {len(row.operands)} operands, got {len(operands)}")
-        self.require(row.needs)
-        value = into if into is not None else self.register(result or row.result)
-        self.write(row.template(value.name, operands))
-        return value
-
-    def instruction(self, opcode: str, *operands: Operand) -> Value:
-        """Any row of the instruction table with typed operands, for what has no operator."""
-        row = INSTRUCTIONS.get(opcode)
-        if row is None:
-            raise KernelError(f"{opcode} is not in the instruction table")
-        return self.emit(
-            opcode,
-            *(self.operand(o, t, opcode) for o, t in zip(operands, row.operands, strict=True)),
-        )
-
-    def guard(self, condition: Value | None) -> str:
-        if condition is None:
-            return ""
-        if condition.type is not pred:
-            raise KernelError(f"a condition is a predicate, not {condition.type}")
-        return f"@{condition.name} "
-
-    def zero(self, value: Value) -> None:
-        register = value.type.register
-        number = immediate(0.0, f32) if register == "f32" else "0"
-        self.write(f"mov.{register} {value.name}, {number};")
 
     # --- buffers and launch geometry ---
 
@@ -159,9 +82,7 @@ class Builder:
     ) -> Pointer:
         self._buffers.append(Buffer(name, type, shape, role))
         address = self.register(u64)
-        self._pointers.append(
-            (name + ("_out" if role == "inout" else ""), address, call_path(self._code))
-        )
+        self._pointers.append((name + ("_out" if role == "inout" else ""), address, self.here()))
         return Pointer(self, type, address, constant=constant, shape=shape)
 
     def shared(
@@ -177,8 +98,8 @@ class Builder:
         total = self._static_bytes + self._dynamic_bytes + -(-nbytes // 16) * 16
         if total > MAX_SHARED_BYTES:
             raise KernelError(
-                f"{self.name}: shared {name} and what came before it take {total} bytes of shared memory, of "
-                f"{MAX_SHARED_BYTES} that a block can have"
+                f"{self.name}: shared {name} and what came before it take {total} bytes of shared"
+                f" memory, of {MAX_SHARED_BYTES} that a block can have"
             )
         address = self.register(u32)
         if dynamic:
@@ -189,7 +110,8 @@ class Builder:
         self._static_bytes += -(-nbytes // 16) * 16
         if self._static_bytes > STATIC_SHARED_BYTES:
             raise KernelError(
-                f"shared {name} of {nbytes} bytes: {self._static_bytes} in all, and {STATIC_SHARED_BYTES} may be static"
+                f"shared {name} of {nbytes} bytes: {self._static_bytes} in all, and"
+                f" {STATIC_SHARED_BYTES} may be static"
             )
         self._shared.append(f".shared .align 16 .b8 {name}[{nbytes}];")
         self.write(f"mov.u32 {address.name}, {name};")
@@ -218,8 +140,7 @@ class Builder:
         if resident_blocks is not None:
             self._directives.append(f".minnctapersm {resident_blocks}")
 
-    # --- who am I
-    # -------------------------------------------------------------------------------------------------
+    # --- special registers ---
 
     def _read_special(self, name: str) -> Value:
         if name not in self._special:
@@ -228,7 +149,7 @@ class Builder:
 
     def _derive(self, line: str) -> Value:
         value = self.register(u32)
-        self._prologue.append((f"  {line.format(value.name)}", call_path(self._code)))
+        self.write_first(line.format(value.name))
         return value
 
     def block_id(self, axis: str = "x") -> Value:
@@ -246,60 +167,84 @@ class Builder:
     def warp_id(self) -> Value:
         return self._derive(f"shr.u32 {{}}, {self.thread_id.name}, 5;")
 
-    # --- values ---
+    # --- registers and any instruction ---
 
-    def var(self, type: Type, initial: Operand) -> Var:
-        """A mutable register, set to `initial`."""
-        variable = Var(self, type, self._new_register(type))
-        variable.set(initial)
-        return variable
+    register = values.register
+    var = values.variable
+    emit = values.emit
+    instruction = values.instruction
 
     def const(self, type: Type, value: int | float) -> Value:
         """A number in a register, where an instruction allows no immediate."""
         result = self.register(type)
-        self.write(f"mov.{type.register} {result.name}, {immediate(value, type)};")
+        self.write(f"{spell('mov', type)} {result.name}, {immediate(value, type)};")
         return result
 
+    # --- named instructions: each has the type of its first operand ---
+
     def fma(self, a: Value, b: Operand, c: Operand) -> Value:
-        """a * b + c with one rounding, f32."""
-        return self.instruction("fma.rn.f32", a, b, c)
+        """a * b + c with one rounding; f32, or two f16 or bf16 in a register."""
+        return apply(self, "fma", a, b, c)
 
     def accumulate(self, total: Var, a: Value, b: Operand) -> None:
         """total = a * b + total with one rounding, f32."""
-        self.emit("fma.rn.f32", a.name, self.operand(b, f32, "fma"), total.name, into=total)
+        emit(self, "fma.rn.f32", a.name, operand(b, f32, "fma"), total.name, into=total)
 
     def dp4a(self, a: Value, b: Value, c: Operand, *, unsigned_a: bool = False) -> Value:
         """c + the dot product of four bytes: a's signed (or unsigned), b's signed; s32."""
-        return self.instruction("dp4a.u32.s32" if unsigned_a else "dp4a.s32.s32", a, b, c)
+        return instruction(self, "dp4a.u32.s32" if unsigned_a else "dp4a.s32.s32", a, b, c)
 
     def select(self, condition: Value, a: Value, b: Operand) -> Value:
         """a where the condition holds, else b."""
-        opcode = {"b32": "selp.b32", "b64": "selp.b64", "f32": "selp.f32"}[a.type.register]
-        return self.emit(
-            opcode, a.name, self.operand(b, a.type, opcode), condition.name, result=a.type
-        )
+        opcode = spell("selp", a.type)
+        return emit(self, opcode, a.name, operand(b, a.type, opcode), condition.name, result=a.type)
 
     def minimum(self, a: Value, b: Operand) -> Value:
-        return self.emit(f"min.{a.type}", a.name, self.operand(b, a.type, "min"), result=a.type)
+        """The smaller; of f32, a NaN operand is dropped."""
+        return apply(self, "min", a, b)
 
-    def maximum(self, a: Value, b: Operand) -> Value:
-        """The larger; of f32, a NaN operand is dropped."""
-        return self.emit(f"max.{a.type}", a.name, self.operand(b, a.type, "max"), result=a.type)
+    def maximum(self, a: Value, b: Operand, *, keep_nan: bool = False) -> Value:
+        """The larger; of f32, a NaN operand is dropped, or kept (`keep_nan`, sm_80)."""
+        return apply(self, "max.NaN" if keep_nan else "max", a, b)
+
+    def abs(self, x: Value) -> Value:
+        """The magnitude."""
+        return apply(self, "abs", x)
+
+    def sqrt(self, x: Value) -> Value:
+        """The square root, f32, rounded to nearest."""
+        return apply(self, "sqrt", x)
+
+    def exp2(self, x: Value) -> Value:
+        """2 to the power of x, f32, within 2 ulps."""
+        return apply(self, "ex2.approx", x)
+
+    def reciprocal(self, x: Value) -> Value:
+        """1 / x, f32, within 1 ulp."""
+        return apply(self, "rcp.approx", x)
+
+    def is_nan(self, x: Value) -> Value:
+        return emit(self, spell("setp.neu", x.type), x.name, x.name)
+
+    def bit_field(self, x: Value, position: Operand, length: Operand) -> Value:
+        """`length` bits of u32 or s32 from bit `position` on, extended by zeros or by the sign."""
+        opcode = spell("bfe", x.type)
+        bits = (operand(number, u32, opcode) for number in (position, length))
+        return emit(self, opcode, x.name, *bits)
+
+    def permute(self, a: Value, b: Value, selector: Operand) -> Value:
+        """Four of the eight bytes of (b, a), u32: nibble i of the selector says which is byte i;
+        its bit 3 repeats that byte's sign instead.
+        """
+        return instruction(self, "prmt.b32", a, b, selector)
 
     # --- control flow ---
-
-    def label(self) -> str:
-        self._labels += 1
-        return f"$L{self._labels}"
-
-    def mark(self, label: str) -> None:
-        self._lines.append((f"{label}:", call_path(self._code)))
 
     @contextlib.contextmanager
     def when(self, condition: Value) -> Iterator[Branch]:
         """Threads for which the condition holds run the body: `with k.when(c) as branch: ...`,
         then `with branch.otherwise(): ...` runs the others."""
-        self.guard(condition)
+        guard(condition)
         end = self.label()
         self.write(f"@!{condition.name} bra {end};")
         yield Branch(self, condition)
@@ -312,7 +257,7 @@ class Builder:
         Two Python ints whose loop runs at least once need no test before the first round.
         """
         index = self.var(u32, start)
-        limit = self.operand(stop, u32, "loop")
+        limit = operand(stop, u32, "loop")
         top, end = self.label(), self.label()
         if not (isinstance(start, int) and isinstance(stop, int) and start < stop):
             self.write(f"@{self.emit('setp.ge.u32', index.name, limit).name} bra {end};")
@@ -328,56 +273,16 @@ class Builder:
         """All threads of the block; every one must come here."""
         self.write("bar.sync 0;")
 
-    def warp_barrier(self) -> None:
-        """All lanes of the warp; what they did in memory before it is in order with what they do after it."""
-        self.write(f"bar.warp.sync {_FULL_MASK};")
-
-    def shuffle_xor(self, value: Value, mask: int) -> Value:
-        """The value of lane (lane ^ mask); all 32 lanes must take part."""
-        return self._shuffle("bfly", value, mask)
-
-    def shuffle(self, value: Value, lane: int, *, lanes: int = WARP) -> Value:
-        """The value of lane `lane` of each group of `lanes`, a power of two; all 32 lanes must take part."""
-        return self._shuffle("idx", value, lane, WARP - lanes)
-
-    def _shuffle(self, mode: str, value: Value, lane: int, fixed: int = 0) -> Value:
-        """`fixed`: bits of a lane's number that are those of the lane that asks."""
-        if value.type.register not in ("b32", "f32"):
-            raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
-        result = self.register(value.type)
-        self.write(
-            f"shfl.sync.{mode}.b32 {result.name}, {value.name}, {lane}, {fixed << 8 | 31}, {_FULL_MASK};"
-        )
-        return result
-
-    def warp_reduce(
-        self,
-        value: Value,
-        combine: Callable[[Value, Value], Value],
-        *,
-        lanes: int = WARP,
-        stride: int = 1,
-    ) -> Value:
-        """Combines `lanes` lanes that lie `stride` apart by a butterfly; every one of them gets the result."""
-        mask = lanes * stride // 2
-        while mask >= stride:
-            value = combine(value, self.shuffle_xor(value, mask))
-            mask //= 2
-        return value
-
-    def warp_sum(self, value: Value, *, lanes: int = WARP, stride: int = 1) -> Value:
-        return self.warp_reduce(value, lambda a, b: a + b, lanes=lanes, stride=stride)
-
-    def warp_max(self, value: Value, *, lanes: int = WARP, stride: int = 1) -> Value:
-        return self.warp_reduce(value, self.maximum, lanes=lanes, stride=stride)
-
-    # --- tensor cores and asynchronous copies ---
-
-    mma = tensor.mma
-    ldmatrix = tensor.ldmatrix
-    cp_async = tensor.cp_async
-    cp_async_commit = tensor.cp_async_commit
-    cp_async_wait = tensor.cp_async_wait
+    shuffle = warp.shuffle
+    shuffle_xor = warp.shuffle_xor
+    warp_reduce = warp.warp_reduce
+    warp_sum = warp.warp_sum
+    warp_max = warp.warp_max
+    mma = warp.mma
+    ldmatrix = warp.ldmatrix
+    cp_async = warp.cp_async
+    cp_async_commit = warp.cp_async_commit
+    cp_async_wait = warp.cp_async_wait
     mbarrier_init = mbarrier.mbarrier_init
     mbarrier_arrive = mbarrier.mbarrier_arrive
     mbarrier_wait = mbarrier.mbarrier_wait
@@ -394,12 +299,9 @@ class Builder:
         results = [
             b.name + ("_out" if b.role == "inout" else "") for b in self._buffers if b.role != "in"
         ]
-        (major, minor), sm = self._needs
         parameters = ",\n".join(f"  .param .u64 {name}" for name in operands + results)
         text = [
-            f".version {major}.{minor}",
-            f".target sm_{sm}",
-            ".address_size 64",
+            *self.target_lines(),
             "",
             *(
                 [f".extern .shared .align 16 .b8 {_DYNAMIC_SHARED}[];"]
@@ -413,17 +315,12 @@ class Builder:
             "{",
         ]
         text += [f"  {line}" for line in self._shared]
-        text += [
-            f"  .reg .{register} {_PREFIXES[register]}<{count}>;"
-            for register, count in self._registers.items()
-            if count
-        ]
-        head = "\n".join(text)
+        head = "\n".join([*text, *self.register_lines()])
         loads = [
             (f"  ld.param.u64 {address.name}, [{name}];", line)
             for name, address, line in self._pointers
         ]
-        body = [*self._prologue, *loads, *self._lines]
+        body = [*self._first_lines, *loads, *self._lines]
         lines = {number: line for number, (_, line) in enumerate(body, head.count("\n") + 2)}
         whole = "\n".join([head, *(line for line, _ in body), "  ret;", "}", ""])
         return Kernel(
@@ -432,9 +329,10 @@ class Builder:
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
-    """Makes a kernel function `f(k, *, ...)` a builder of kernels: `f(...)` returns the built `Kernel`, cached.
+    """Makes a kernel function `f(k, *, ...)` a builder of kernels: `f(...)` returns the built
+    `Kernel`, cached.
 
-    What it is given must be of the types that the function declares; see `arguments.checked`.
+    Arguments must be of the types that the function declares; see `arguments.checked`.
     """
 
     @functools.cache

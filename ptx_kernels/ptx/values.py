@@ -1,5 +1,4 @@
-"""Values that live in GPU registers, and pointers: what a kernel's Python handles while it writes
-PTX.
+"""Values that live in GPU registers.
 
 Python's operators emit instructions. Types never convert by themselves: both sides have one type,
 or one is a Python number, which becomes an immediate of the other's type.
@@ -8,19 +7,22 @@ or one is a Python number, which becomes an immediate of the other's type.
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import struct
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Union, overload
+from typing import Union
 
 from .errors import KernelError
-from .types import Type, bf16, f16, f32, pred, s8, s16, s32, s64, u8, u16, u32, u64
-
-if TYPE_CHECKING:
-    from .builder import Builder
+from .instructions import INSTRUCTIONS, Instruction
+from .text import Text
+from .types import Type, bf16, bf16x2, f16, f16x2, f32, pred, s32, s64, u16, u32, u64
 
 Operand = Union["Value", int, float]
+
+_INTEGERS = (u32, s32, u64, s64)
+_FLOATS = (f32, f16x2, bf16x2)
+#: Operations on bits: their opcodes name the register's class.
+_UNTYPED = ("mov", "and", "or", "xor", "not", "shl", "selp")
+_ROUNDED = ("add", "sub", "mul", "fma", "div", "sqrt")
 
 #: (from, to) -> opcode, for conversions that are one instruction.
 _CONVERSIONS: dict[tuple[Type, Type], str] = {
@@ -56,13 +58,86 @@ def immediate(value: int | float, type: Type) -> str:
     return str(value)
 
 
+def spell(operation: str, type: Type) -> str:
+    """The opcode of an operation on a type: (`mul`, u32) is `mul.lo.u32`; floats round to nearest
+    even.
+    """
+    if operation in _UNTYPED:
+        return f"{operation}.{type.register}"
+    if operation in _ROUNDED and not type.is_integer:
+        return f"{operation}.rn.{type}"
+    return f"{'mul.lo' if operation == 'mul' else operation}.{type}"
+
+
+def register(text: Text, type: Type) -> Value:
+    """A new register."""
+    return Value(text, type, text.register_name(type.register))
+
+
+def operand(value: Operand, type: Type, what: str) -> str:
+    """The text of `value` where `what` needs a `type`; a Python number becomes an immediate."""
+    if not isinstance(value, Value):
+        return immediate(value, type)
+    if value.type != type:
+        raise KernelError(f"{what} needs {type}, got {value.type}")
+    return value.name
+
+
+def _row(opcode: str) -> Instruction:
+    if opcode not in INSTRUCTIONS:
+        raise KernelError(f"{opcode} is not in the instruction table")
+    return INSTRUCTIONS[opcode]
+
+
+def emit(
+    text: Text, opcode: str, *operands: str, result: Type | None = None, into: Var | None = None
+) -> Value:
+    """Writes an instruction of the table; the result is a new value, or the variable `into`."""
+    row = _row(opcode)
+    if len(operands) != len(row.operands):
+        raise KernelError(f"{opcode} takes {len(row.operands)} operands, got {len(operands)}")
+    text.require(row.needs)
+    value = into if into is not None else register(text, result or row.result)
+    text.write(row.template(value.name, operands))
+    return value
+
+
+def instruction(text: Text, opcode: str, *operands: Operand) -> Value:
+    """A row of the instruction table with typed operands, for what has no name of its own."""
+    types = _row(opcode).operands
+    names = (operand(value, type, opcode) for value, type in zip(operands, types, strict=True))
+    return emit(text, opcode, *names)
+
+
+def apply(text: Text, operation: str, first: Value, *others: Operand) -> Value:
+    """An operation whose operands and result are of one type, that of the first operand."""
+    opcode = spell(operation, first.type)
+    names = (operand(other, first.type, opcode) for other in others)
+    return emit(text, opcode, first.name, *names, result=first.type)
+
+
+def guard(condition: Value | None) -> str:
+    """The prefix of an instruction that runs where a condition holds."""
+    if condition is None:
+        return ""
+    if condition.type is not pred:
+        raise KernelError(f"a condition is a predicate, not {condition.type}")
+    return f"@{condition.name} "
+
+
+def clear(text: Text, value: Value) -> None:
+    """Sets a register to 0."""
+    zero = immediate(0.0, f32) if value.type is f32 else "0"
+    text.write(f"{spell('mov', value.type)} {value.name}, {zero};")
+
+
 class Value:
     """An immutable value in a register. `name` is the register's name in the text."""
 
-    __slots__ = ("builder", "name", "type")
+    __slots__ = ("name", "text", "type")
 
-    def __init__(self, builder: Builder, type: Type, name: str) -> None:
-        self.builder = builder
+    def __init__(self, text: Text, type: Type, name: str) -> None:
+        self.text = text
         self.type = type
         self.name = name
 
@@ -79,17 +154,14 @@ class Value:
     def _binary(
         self, opcode: str, other: Operand, *, result: Type | None = None, swap: bool = False
     ) -> Value:
-        b = self.builder.operand(other, self.type, opcode)
+        b = operand(other, self.type, opcode)
         a = self.name
-        return self.builder.emit(opcode, *((b, a) if swap else (a, b)), result=result or self.type)
+        return emit(self.text, opcode, *((b, a) if swap else (a, b)), result=result or self.type)
 
-    def _arithmetic(self, name: str, other: Operand, swap: bool = False) -> Value:
-        t = self.type
-        if t is f32:
-            return self._binary(f"{name}.rn.f32", other, swap=swap)
-        if t in (u32, s32, u64, s64):
-            return self._binary(f"{'mul.lo' if name == 'mul' else name}.{t}", other, swap=swap)
-        raise KernelError(f"{name} has no meaning for {t}: convert it first")
+    def _arithmetic(self, operation: str, other: Operand, swap: bool = False) -> Value:
+        if self.type not in (*_INTEGERS, *_FLOATS):
+            raise KernelError(f"{operation} has no meaning for {self.type}: convert it first")
+        return self._binary(spell(operation, self.type), other, swap=swap)
 
     def __add__(self, other: Operand) -> Value:
         return self._arithmetic("add", other)
@@ -110,30 +182,28 @@ class Value:
     def __truediv__(self, other: Operand) -> Value:
         if self.type is not f32:
             raise KernelError(f"/ divides f32; for {self.type} write // (u32 only)")
-        return self._binary("div.rn.f32", other)
+        return self._binary(spell("div", f32), other)
 
     def __floordiv__(self, other: Operand) -> Value:
         self._require("//", u32)
         if isinstance(other, int) and other > 0 and other & (other - 1) == 0:
             return self >> (other.bit_length() - 1)
-        return self._binary("div.u32", other)
+        return self._binary(spell("div", u32), other)
 
     def __mod__(self, other: Operand) -> Value:
         self._require("%", u32)
         if isinstance(other, int) and other > 0 and other & (other - 1) == 0:
             return self & (other - 1)
-        return self._binary("rem.u32", other)
+        return self._binary(spell("rem", u32), other)
 
     def __neg__(self) -> Value:
         self._require("unary -", f32)
-        return self.builder.emit("neg.f32", self.name, result=f32)
+        return emit(self.text, spell("neg", f32), self.name)
 
-    def _bitwise(self, name: str, other: Operand) -> Value:
-        if self.type is pred:
-            return self._binary(f"{name}.pred", other)
-        if self.type not in (u32, s32, u64, s64):
-            raise KernelError(f"{name} has no meaning for {self.type}")
-        return self._binary(f"{name}.b{8 * self.type.size}", other)
+    def _bitwise(self, operation: str, other: Operand) -> Value:
+        if self.type not in (pred, *_INTEGERS):
+            raise KernelError(f"{operation} has no meaning for {self.type}")
+        return self._binary(spell(operation, self.type), other)
 
     def __and__(self, other: Operand) -> Value:
         return self._bitwise("and", other)
@@ -145,26 +215,24 @@ class Value:
         return self._bitwise("xor", other)
 
     def __invert__(self) -> Value:
-        suffix = "pred" if self.type is pred else f"b{8 * self.type.size}"
-        return self.builder.emit(f"not.{suffix}", self.name, result=self.type)
+        return emit(self.text, spell("not", self.type), self.name, result=self.type)
 
-    def _shift(self, opcode: str, amount: Operand) -> Value:
-        if self.type not in (u32, s32, u64, s64):
+    def _shift(self, operation: str, amount: Operand) -> Value:
+        if self.type not in _INTEGERS:
             raise KernelError(f"a shift has no meaning for {self.type}")
-        return self.builder.emit(
-            opcode, self.name, self.builder.operand(amount, u32, opcode), result=self.type
-        )
+        opcode = spell(operation, self.type)
+        return emit(self.text, opcode, self.name, operand(amount, u32, opcode), result=self.type)
 
     def __lshift__(self, amount: Operand) -> Value:
-        return self._shift(f"shl.b{8 * self.type.size}", amount)
+        return self._shift("shl", amount)
 
     def __rshift__(self, amount: Operand) -> Value:
-        return self._shift(f"shr.{self.type}", amount)
+        return self._shift("shr", amount)
 
-    def _compare(self, name: str, other: Operand) -> Value:
-        if self.type not in (u32, s32, u64, s64, f32):
+    def _compare(self, relation: str, other: Operand) -> Value:
+        if self.type not in (*_INTEGERS, f32):
             raise KernelError(f"{self.type} values cannot be compared")
-        return self._binary(f"setp.{name}.{self.type}", other, result=pred)
+        return self._binary(spell(f"setp.{relation}", self.type), other, result=pred)
 
     def __eq__(self, other: Operand) -> Value:  # type: ignore[override]
         return self._compare("eq", other)
@@ -198,21 +266,22 @@ class Value:
         if type == self.type:
             return self
         if self.type is bf16 and type is f32:
-            return (self.builder.emit("cvt.u32.u16", self.name, result=u32) << 16).bits(f32)
+            return (emit(self.text, "cvt.u32.u16", self.name) << 16).bits(f32)
         opcode = _CONVERSIONS.get((self.type, type))
         if opcode is None:
             raise KernelError(f"no conversion from {self.type} to {type}")
-        return self.builder.emit(opcode, self.name, result=type)
+        return emit(self.text, opcode, self.name, result=type)
 
     def bits(self, type: Type) -> Value:
         """The same bits read as another type of the same size."""
         if type.size != self.type.size:
             raise KernelError(
-                f"bits of {self.type} cannot be read as {type}: {self.type.size} and {type.size} bytes"
+                f"bits of {self.type} cannot be read as {type}:"
+                f" {self.type.size} and {type.size} bytes"
             )
         if type.register == self.type.register:
-            return Value(self.builder, type, self.name)
-        return self.builder.emit("mov.b32", self.name, result=type)
+            return Value(self.text, type, self.name)
+        return emit(self.text, "mov.b32", self.name, result=type)
 
 
 def all_of(*conditions: Value | None) -> Value | None:
@@ -227,19 +296,12 @@ class Var(Value):
     __slots__ = ()
 
     def set(self, value: Operand) -> None:
-        move = f"mov.{self.type.register}"
-        self.builder.write(f"{move} {self.name}, {self.builder.operand(value, self.type, move)};")
+        move = spell("mov", self.type)
+        self.text.write(f"{move} {self.name}, {operand(value, self.type, move)};")
 
-    def _update(self, name: str, other: Operand) -> Var:
-        t = self.type
-        opcode = (
-            f"{name}.rn.f32"
-            if t is f32
-            else f"{name}.pred"
-            if t is pred
-            else (f"{name}.b{8 * t.size}" if name in ("and", "or", "xor") else f"{name}.{t}")
-        )
-        self.builder.emit(opcode, self.name, self.builder.operand(other, t, opcode), into=self)
+    def _update(self, operation: str, other: Operand) -> Var:
+        opcode = spell(operation, self.type)
+        emit(self.text, opcode, self.name, operand(other, self.type, opcode), into=self)
         return self
 
     def __iadd__(self, other: Operand) -> Var:  # type: ignore[override]
@@ -249,290 +311,11 @@ class Var(Value):
         return self._update("sub", other)
 
     def __imul__(self, other: Operand) -> Var:  # type: ignore[override]
-        return self._update("mul" if self.type is f32 else "mul.lo", other)
-
-    def __iand__(self, other: Operand) -> Var:  # type: ignore[override]
-        return self._update("and", other)
-
-    def __ior__(self, other: Operand) -> Var:  # type: ignore[override]
-        return self._update("or", other)
+        return self._update("mul", other)
 
 
-#: Memory type -> (type of the value once loaded, suffix of ld and st). Narrow integers widen to 32
-#: bits.
-_MEMORY: dict[Type, tuple[Type, str]] = {
-    u8: (u32, "u8"),
-    s8: (s32, "s8"),
-    u16: (u32, "u16"),
-    s16: (s32, "s16"),
-    f16: (f16, "b16"),
-    bf16: (bf16, "b16"),
-    u32: (u32, "u32"),
-    s32: (s32, "s32"),
-    u64: (u64, "u64"),
-    s64: (s64, "s64"),
-    f32: (f32, "f32"),
-}
-
-
-class Pointer:
-    """An address in global or shared memory, of elements of one type.
-
-    Attributes:
-      address: u64 (global) or u32 (shared) register.
-      offset: bytes added to it as an immediate.
-      constant: no kernel of the same sequence of launches writes the buffer, so loads may be
-        non-coherent.
-      shape: dimensions of the buffer that `at` indexes, outermost first.
-    """
-
-    def __init__(
-        self,
-        builder: Builder,
-        type: Type,
-        address: Value,
-        *,
-        space: str = "global",
-        offset: int = 0,
-        constant: bool = False,
-        shape: tuple[int, ...] = (),
-    ) -> None:
-        self.builder = builder
-        self.type = type
-        self.address = address
-        self.space = space
-        self.offset = offset
-        self.constant = constant
-        self.shape = shape
-
-    def _with(
-        self,
-        *,
-        type: Type | None = None,
-        address: Value | None = None,
-        offset: int | None = None,
-        shape: tuple[int, ...] = (),
-    ) -> Pointer:
-        return Pointer(
-            self.builder,
-            type or self.type,
-            self.address if address is None else address,
-            space=self.space,
-            offset=self.offset if offset is None else offset,
-            constant=self.constant,
-            shape=shape,
-        )
-
-    def cast(self, type: Type) -> Pointer:
-        """The same address, read as elements of `type`; the last axis counts those."""
-        if not self.shape:
-            return self._with(type=type)
-        *leading, last = self.shape
-        if last * self.type.size % type.size:
-            raise KernelError(f"rows of {last} {self.type} are no whole number of {type}")
-        return self._with(type=type, shape=(*leading, last * self.type.size // type.size))
-
-    def reshape(self, *shape: int) -> Pointer:
-        """The same address as that of a buffer of another shape."""
-        return self._with(shape=shape)
-
-    def at(self, *indices: Value | int) -> Pointer:
-        """Address of element [i, j, ...] of the buffer; missing trailing indices are 0.
-
-        Indices are u32 and multiplied out in 64 bits for global memory.
-        """
-        shape = self.shape or (0,)
-        if len(indices) > len(shape):
-            raise KernelError(f"{len(indices)} indices for a buffer of shape {shape}")
-        pointer, stride = self, self.type.size
-        strides = []
-        for extent in reversed(shape):
-            strides.append(stride)
-            stride *= extent
-        for index, step in zip(indices, reversed(strides), strict=False):
-            pointer = pointer._advanced(index, step)
-        return pointer._with(shape=())
-
-    def _advanced(self, index: Value | int, step: int) -> Pointer:
-        if isinstance(index, int):
-            return self._with(offset=self.offset + index * step)
-        k = self.builder
-        if index.type is u64 and self.space == "global":
-            return self._with(
-                address=k.emit("mad.lo.u64", index.name, str(step), self.address.name, result=u64)
-            )
-        if index.type is not u32:
-            raise KernelError(f"an index is u32 or u64, not {index.type}")
-        if self.space == "shared":
-            return self._with(
-                address=k.emit("mad.lo.u32", index.name, str(step), self.address.name, result=u32)
-            )
-        if step >= 1 << 32:
-            return self._advanced(index.to(u64), step)
-        return self._with(
-            address=k.emit("mad.wide.u32", index.name, str(step), self.address.name, result=u64)
-        )
-
-    def moving(self) -> Pointer:
-        """A pointer whose address is a variable, for `advance`; loads at fixed offsets from it cost
-        no arithmetic.
-        """
-        return self._with(
-            address=self.builder.var(self.address.type, self.address), shape=self.shape
-        )
-
-    def advance(self, count: int) -> None:
-        """Moves a `moving` pointer by `count` elements."""
-        if not isinstance(self.address, Var):
-            raise KernelError("only a moving() pointer can advance")
-        self.address += count * self.type.size
-
-    @overload
-    def load(
-        self, index: Value | int = 0, *, vector: Literal[1] = 1, where: Value | None = None
-    ) -> Value: ...
-    @overload
-    def load(
-        self, index: Value | int = 0, *, vector: Literal[2, 4], where: Value | None = None
-    ) -> tuple[Value, ...]: ...
-    @overload
-    def load(
-        self, index: Value | int = 0, *, vector: int, where: Value | None = None
-    ) -> Value | tuple[Value, ...]: ...
-    def load(
-        self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None
-    ) -> Value | tuple[Value, ...]:
-        """Loads one element, or `vector` (2 or 4) neighbours, aligned as a whole; zeros where
-        `where` is false.
-        """
-        values = self._load(index, vector, where)
-        return values[0] if vector == 1 else tuple(values)
-
-    def load_run(self, index: int, count: int, *, where: Value | None = None) -> list[Value]:
-        """Loads `count` neighbours in vectors as wide as divide them, the first of which is aligned
-        as a whole.
-
-        Zeros where `where` is false.
-        """
-        width = self._run_width(count)
-        return [
-            value
-            for i in range(index, index + count, width)
-            for value in self._load(i, width, where)
-        ]
-
-    def _run_width(self, count: int) -> int:
-        """Elements of the widest vector that divides a run of `count`: 4, and 16 bytes, at most."""
-        return math.gcd(count, min(4, 16 // self.type.size))
-
-    def _load(self, index: Value | int, vector: int, where: Value | None) -> list[Value]:
-        k = self.builder
-        place = self._advanced(index, self.type.size)
-        type, suffix = _MEMORY[self.type]
-        values = [k.register(type) for _ in range(vector)]
-        if where is not None:
-            for value in values:
-                k.zero(value)
-        opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{f'.v{vector}' if vector > 1 else ''}.{suffix}"
-        names = values[0].name if vector == 1 else "{" + ", ".join(v.name for v in values) + "}"
-        k.write(f"{k.guard(where)}{opcode} {names}, {place.operand()};")
-        return values
-
-    def atomic_add(
-        self, index: Value | int, value: Operand, *, where: Value | None = None
-    ) -> Value:
-        """Adds to one element (u32, s32, u64, f32) in one step; returns what was there, 0 where
-        `where` is false.
-        """
-        return self._atomic(
-            "add", self._typed("add", u32, s32, u64, f32).name, index, (value,), where
-        )
-
-    def atomic_min(
-        self, index: Value | int, value: Operand, *, where: Value | None = None
-    ) -> Value:
-        """As `atomic_add`, the smaller of two integers."""
-        return self._atomic(
-            "min", self._typed("min", u32, s32, u64, s64).name, index, (value,), where
-        )
-
-    def atomic_max(
-        self, index: Value | int, value: Operand, *, where: Value | None = None
-    ) -> Value:
-        """As `atomic_add`, the larger of two integers."""
-        return self._atomic(
-            "max", self._typed("max", u32, s32, u64, s64).name, index, (value,), where
-        )
-
-    def atomic_and(
-        self, index: Value | int, value: Operand, *, where: Value | None = None
-    ) -> Value:
-        """As `atomic_add`, bitwise and of 4 or 8 bytes."""
-        return self._atomic("and", self._bits("and"), index, (value,), where)
-
-    def atomic_or(self, index: Value | int, value: Operand, *, where: Value | None = None) -> Value:
-        """As `atomic_add`, bitwise or of 4 or 8 bytes."""
-        return self._atomic("or", self._bits("or"), index, (value,), where)
-
-    def atomic_exchange(
-        self, index: Value | int, value: Operand, *, where: Value | None = None
-    ) -> Value:
-        """As `atomic_add`, replaces 4 or 8 bytes."""
-        return self._atomic("exch", self._bits("exch"), index, (value,), where)
-
-    def atomic_cas(
-        self, index: Value | int, expected: Operand, value: Operand, *, where: Value | None = None
-    ) -> Value:
-        """As `atomic_add`, replaces 4 or 8 bytes if they equal `expected`."""
-        return self._atomic("cas", self._bits("cas"), index, (expected, value), where)
-
-    def _typed(self, name: str, *types: Type) -> Type:
-        if self.type not in types:
-            raise KernelError(f"atomic {name} takes {', '.join(map(str, types))}, not {self.type}")
-        return self.type
-
-    def _bits(self, name: str) -> str:
-        return f"b{8 * self._typed(name, u32, s32, u64, s64, f32).size}"
-
-    def _atomic(
-        self,
-        name: str,
-        suffix: str,
-        index: Value | int,
-        values: tuple[Operand, ...],
-        where: Value | None,
-    ) -> Value:
-        k = self.builder
-        place = self._advanced(index, self.type.size)
-        result = k.register(self.type)
-        if where is not None:
-            k.zero(result)
-        opcode = f"atom.{self.space}.{name}.{suffix}"
-        text = ", ".join(k.operand(v, self.type, opcode) for v in values)
-        k.write(f"{k.guard(where)}{opcode} {result.name}, {place.operand()}, {text};")
-        return result
-
-    def store(
-        self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None
-    ) -> None:
-        """Stores one element, or a tuple of 2 or 4 neighbours; narrow integers keep the value's low
-        bits.
-        """
-        k = self.builder
-        place = self._advanced(index, self.type.size)
-        type, suffix = _MEMORY[self.type]
-        values = value if isinstance(value, tuple) else (value,)
-        names = [k.operand(v, type, f"st of {self.type}") for v in values]
-        vector = f".v{len(names)}" if len(names) > 1 else ""
-        text = names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
-        k.write(f"{k.guard(where)}st.{self.space}{vector}.{suffix} {place.operand()}, {text};")
-
-    def store_run(self, index: int, values: Sequence[Value], *, where: Value | None = None) -> None:
-        """Stores neighbours in vectors as wide as divide them (see `load_run`)."""
-        width = self._run_width(len(values))
-        for i in range(0, len(values), width):
-            self.store(index + i, tuple(values[i : i + width]), where=where)
-
-    def operand(self) -> str:
-        """The address as instructions spell it."""
-        return f"[{self.address.name}{f'+{self.offset}' if self.offset else ''}]"
+def variable(text: Text, type: Type, initial: Operand) -> Var:
+    """A mutable register, set to `initial`."""
+    created = Var(text, type, text.register_name(type.register))
+    created.set(initial)
+    return created

@@ -13,8 +13,8 @@ from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.decode import decode
 from ptx_kernels.ptx import (
     Builder,
-    Dealt,
     KernelError,
+    LanePartition,
     Value,
     all_of,
     f16,
@@ -191,7 +191,7 @@ def test_reductions_reach_every_lane() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("width", [2, 4, 32])
-def test_sums_are_dealt_to_lanes(width: int, count: int) -> None:
+def test_sums_are_scattered_over_lanes(width: int, count: int) -> None:
     """Number i is the sum of lane + 1000 i, so that it tells which it is; what a lane shows is made
     of all it has.
     """
@@ -203,22 +203,24 @@ def test_sums_are_dealt_to_lanes(width: int, count: int) -> None:
     def shown(numbers):
         return functools.reduce(lambda total, number: total * 3 + number, numbers)
 
-    def dealt(k: Builder) -> tuple[Dealt, list[Value]]:
-        deal = Dealt(k, count, width)
-        return deal, deal.sum([k.lane_id + 1000 * i for i in range(count)])
+    def scattered(k: Builder) -> tuple[LanePartition, list[Value]]:
+        partition = LanePartition(k, count, width)
+        return partition, partition.reduce_scatter([k.lane_id + 1000 * i for i in range(count)])
 
     def own(k: Builder):
-        deal, numbers = dealt(k)
-        assert len(numbers) == deal.slots
+        partition, numbers = scattered(k)
+        assert len(numbers) == partition.slots
         return shown(numbers)
 
     def own_items(k: Builder):
-        deal, _ = dealt(k)
-        return shown([k.minimum(deal.item(slot), count - 1) for slot in range(deal.slots)])
+        partition, _ = scattered(k)
+        return shown(
+            [k.minimum(partition.item(slot), count - 1) for slot in range(partition.slots)]
+        )
 
     def everyones(k: Builder):
-        deal, numbers = dealt(k)
-        return shown(deal.all(numbers))
+        partition, numbers = scattered(k)
+        return shown(partition.all_gather(numbers))
 
     padded = 1 << (count - 1).bit_length()
     slots, alike = max(1, padded // width), max(1, width // padded)
@@ -246,7 +248,7 @@ def test_text_is_deterministic_and_declares_no_more_than_it_needs() -> None:
         decode_q8_0(dtype="f16") is decode_q8_0(dtype="f16") is not decode_q8_0(dtype="bf16")
     )  # built once
     newer = build(
-        lambda k: k.instruction("max.NaN.f32", k.const(f32, 1.0), k.const(f32, 2.0)).bits(u32)
+        lambda k: k.maximum(k.const(f32, 1.0), k.const(f32, 2.0), keep_nan=True).bits(u32)
     )
     assert ".target sm_80" in newer.text
 

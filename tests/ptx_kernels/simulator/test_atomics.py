@@ -205,7 +205,7 @@ def test_in_the_kernel_language() -> None:
 def test_types_that_atomics_lack() -> None:
     @kernel
     def wrong(k: Builder) -> None:
-        k.output("y", u16, (4,)).atomic_exchange(0, 1)
+        k.output("y", u16, (4,)).atomic_cas(0, 1, 2)
 
-    with pytest.raises(KernelError, match="atomic exch takes u32, s32, u64, s64, f32, not u16"):
+    with pytest.raises(KernelError, match="atomic cas takes u32, s32, u64, s64, f32, not u16"):
         wrong()

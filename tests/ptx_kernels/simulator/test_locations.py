@@ -13,6 +13,7 @@ import pytest
 
 from ptx_kernels import simulator
 from ptx_kernels.ptx import Builder, Pointer, f32, kernel
+from ptx_kernels.ptx.values import guard
 
 WRONG: list[
     tuple[type[simulator.SimulationError], str, Callable[[Builder, Pointer, Pointer], None]]
@@ -102,7 +103,7 @@ def shuffle_in_part_of_a_warp(k: Builder, x: Pointer, y: Pointer) -> None:
 
 @wrong(simulator.ShuffleError, "block (0, 0, 0), thread (4, 0, 0)")
 def shuffle_from_an_exited_lane(k: Builder, x: Pointer, y: Pointer) -> None:
-    k.write(f"{k.guard(k.lane_id >= 5)}ret;")
+    k.write(f"{guard(k.lane_id >= 5)}ret;")
     k.shuffle_xor(k.lane_id, 1)
 
 

@@ -1,5 +1,6 @@
-"""Tensor cores and asynchronous copies: the Builder's methods for instructions that a whole warp or
-a copy engine runs.
+"""Instructions of a whole warp: shuffles and reductions, tensor cores, asynchronous copies.
+
+Each function here is a method of the Builder.
 
 Layouts and rules follow PTX ISA 9.1: mma 9.7.14.5, ldmatrix 9.7.14.5.15, cp.async 9.7.9.25.3. All
 need sm_80.
@@ -7,21 +8,69 @@ need sm_80.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from .errors import KernelError
+from .pointer import Pointer
+from .text import Text
 from .types import Type, bf16, f16, f32, s8, s32, u8, u32
-from .values import Pointer, Value
+from .values import Value, apply, guard, operand, register
 
-if TYPE_CHECKING:
-    from .builder import Builder
-
+WARP = 32
+_FULL_MASK = "-1"
 _AMPERE = ((7, 0), 80)
 
 
+def shuffle_xor(k: Text, value: Value, mask: int) -> Value:
+    """The value of lane (lane ^ mask); all 32 lanes must take part."""
+    return _shuffle(k, "bfly", value, mask)
+
+
+def shuffle(k: Text, value: Value, lane: int, *, lanes: int = WARP) -> Value:
+    """The value of lane `lane` of each group of `lanes`, a power of two; all 32 lanes must take
+    part.
+    """
+    return _shuffle(k, "idx", value, lane, WARP - lanes)
+
+
+def _shuffle(k: Text, mode: str, value: Value, lane: int, fixed: int = 0) -> Value:
+    """`fixed`: bits of a lane's number that are those of the lane that asks."""
+    if value.type.register not in ("b32", "f32"):
+        raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
+    result = register(k, value.type)
+    operands = f"{result.name}, {value.name}, {lane}, {fixed << 8 | 31}, {_FULL_MASK}"
+    k.write(f"shfl.sync.{mode}.b32 {operands};")
+    return result
+
+
+def warp_reduce(
+    k: Text,
+    value: Value,
+    combine: Callable[[Value, Value], Value],
+    *,
+    lanes: int = WARP,
+    stride: int = 1,
+) -> Value:
+    """Combines `lanes` lanes that lie `stride` apart by a butterfly; every one of them gets the
+    result.
+    """
+    mask = lanes * stride // 2
+    while mask >= stride:
+        value = combine(value, shuffle_xor(k, value, mask))
+        mask //= 2
+    return value
+
+
+def warp_sum(k: Text, value: Value, *, lanes: int = WARP, stride: int = 1) -> Value:
+    return warp_reduce(k, value, lambda a, b: a + b, lanes=lanes, stride=stride)
+
+
+def warp_max(k: Text, value: Value, *, lanes: int = WARP, stride: int = 1) -> Value:
+    return warp_reduce(k, value, lambda a, b: apply(k, "max", a, b), lanes=lanes, stride=stride)
+
+
 def mma(
-    k: Builder,
+    k: Text,
     a: Sequence[Value],
     b: Sequence[Value],
     c: Sequence[Value],
@@ -53,10 +102,10 @@ def mma(
     accumulator = s32 if integer else f32
     depth = len(b) * 16 // a_type.size
     k.require(_AMPERE)
-    d = tuple(k.register(accumulator) for _ in range(4))
+    d = tuple(register(k, accumulator) for _ in range(4))
     opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.{accumulator}.{a_type}.{b_type}.{accumulator}"
     fragments = [
-        _registers(k, v, t, opcode)
+        _registers(v, t, opcode)
         for v, t in ((d, accumulator), (a, u32), (b, u32), (c, accumulator))
     ]
     k.write(f"{opcode} {', '.join(fragments)};")
@@ -64,7 +113,7 @@ def mma(
 
 
 def ldmatrix(
-    k: Builder, rows: Pointer, count: int = 4, *, transpose: bool = False
+    k: Text, rows: Pointer, count: int = 4, *, transpose: bool = False
 ) -> tuple[Value, ...]:
     """`count` (1, 2 or 4) matrices of 8 rows of 16 bytes in shared memory -> one u32 of each per
     lane.
@@ -78,14 +127,14 @@ def ldmatrix(
             f"ldmatrix loads 1, 2 or 4 matrices from shared memory, not {count} from {rows.space}"
         )
     k.require(((7, 0), 75))
-    words = tuple(k.register(u32) for _ in range(count))
+    words = tuple(register(k, u32) for _ in range(count))
     opcode = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transpose else ''}.shared.b16"
-    k.write(f"{opcode} {_registers(k, words, u32, opcode)}, {rows.operand()};")
+    k.write(f"{opcode} {_registers(words, u32, opcode)}, {rows.operand()};")
     return words
 
 
 def cp_async(
-    k: Builder,
+    k: Text,
     target: Pointer,
     source: Pointer,
     nbytes: int,
@@ -106,23 +155,22 @@ def cp_async(
         )
     k.require(_AMPERE)
     cache = "cg" if nbytes == 16 else "ca"
-    rest = "" if size is None else f", {k.operand(size, u32, 'cp.async')}"
-    k.write(
-        f"{k.guard(where)}cp.async.{cache}.shared.global {target.operand()}, {source.operand()}, {nbytes}{rest};"
-    )
+    rest = "" if size is None else f", {operand(size, u32, 'cp.async')}"
+    operands = f"{target.operand()}, {source.operand()}, {nbytes}{rest}"
+    k.write(f"{guard(where)}cp.async.{cache}.shared.global {operands};")
 
 
-def cp_async_commit(k: Builder) -> None:
+def cp_async_commit(k: Text) -> None:
     """Closes the thread's group of copies issued since the last commit."""
     k.require(_AMPERE)
     k.write("cp.async.commit_group;")
 
 
-def cp_async_wait(k: Builder, pending: int = 0) -> None:
+def cp_async_wait(k: Text, pending: int = 0) -> None:
     """Waits until at most the `pending` youngest of the thread's groups are under way."""
     k.require(_AMPERE)
     k.write(f"cp.async.wait_group {pending};")
 
 
-def _registers(k: Builder, values: Sequence[Value], type: Type, what: str) -> str:
-    return "{" + ", ".join(k.operand(v, type, what) for v in values) + "}"
+def _registers(values: Sequence[Value], type: Type, what: str) -> str:
+    return "{" + ", ".join(operand(v, type, what) for v in values) + "}"

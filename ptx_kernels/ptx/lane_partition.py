@@ -1,23 +1,18 @@
-"""Several numbers dealt to the lanes that together make them, so that each lane goes on with a few
-of them.
-"""
+"""Numbers partitioned over lanes: reduce-scatter and all-gather in groups of a warp's lanes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from .builder import Builder
 from .values import Value
 
-if TYPE_CHECKING:
-    from .builder import Builder
 
+class LanePartition:
+    """`count` numbers over groups of `lanes` neighbours (a power of two): a lane owns `slots` of
+    its group's.
 
-class Dealt:
-    """`count` numbers, dealt to groups of `lanes` neighbours (a power of two): a lane has `slots`
-    of its group's.
-
-    With fewer numbers than lanes, neighbours have the same. Where the count is no power of two, the
+    With fewer numbers than lanes, neighbours own the same. Where the count is no power of two, the
     last number stands in for those that are missing. All 32 lanes of a warp take part in what
     follows.
     """
@@ -27,19 +22,20 @@ class Dealt:
         self._padded = 1 << (count - 1).bit_length()
         self.slots, self._alike = max(1, self._padded // lanes), max(1, lanes // self._padded)
 
-    def lane(self, item: int) -> int:
-        """The first lane of a group that has a number, in its slot `item % slots`."""
+    def owner(self, item: int) -> int:
+        """The first lane of a group that owns a number, in its slot `item % slots`."""
         return item // self.slots * self._alike
 
     def item(self, slot: int) -> Value:
-        """Which number this lane has in a slot."""
+        """The index of the number that this lane owns in a slot."""
         return self._k.lane_id % self._lanes // self._alike * self.slots + slot
 
-    def sum(self, shares: Sequence[Value]) -> list[Value]:
-        """The sums over a group of each lane's shares, one for each number, dealt.
+    def reduce_scatter(self, shares: Sequence[Value]) -> list[Value]:
+        """The sums over a group of each lane's shares, one for each number; each lane gets those
+        of the numbers that it owns.
 
-        A butterfly that halves what is left: each lane of a pair gives away the sums that will be
-        the other's.
+        A butterfly that halves what is left: each lane of a pair gives away the sums that the
+        other will own.
         """
         k, mask = self._k, self._lanes // 2
         mine = [*shares, *[shares[-1]] * (self._padded - self._count)]
@@ -56,12 +52,12 @@ class Dealt:
             mask //= 2
         return mine
 
-    def all(self, dealt: Sequence[Value]) -> list[Value]:
+    def all_gather(self, owned: Sequence[Value]) -> list[Value]:
         """Every number, in every lane of the group."""
         if self._padded == 1:
-            return list(dealt)
+            return list(owned)
         lanes = self._lanes
         return [
-            self._k.shuffle(dealt[i % self.slots], self.lane(i), lanes=lanes)
+            self._k.shuffle(owned[i % self.slots], self.owner(i), lanes=lanes)
             for i in range(self._count)
         ]

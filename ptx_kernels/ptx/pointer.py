@@ -1,0 +1,259 @@
+"""Pointers into global and shared memory: addresses, loads, stores and atomics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, overload
+
+from .errors import KernelError
+from .text import Text
+from .types import Type, bf16, f16, f32, s8, s16, s32, s64, u8, u16, u32, u64
+from .values import Operand, Value, Var, clear, emit, guard, operand, register, variable
+
+#: Memory type -> (type of the value once loaded, suffix of ld and st). Narrow integers widen to 32
+#: bits.
+_MEMORY: dict[Type, tuple[Type, str]] = {
+    u8: (u32, "u8"),
+    s8: (s32, "s8"),
+    u16: (u32, "u16"),
+    s16: (s32, "s16"),
+    f16: (f16, "b16"),
+    bf16: (bf16, "b16"),
+    u32: (u32, "u32"),
+    s32: (s32, "s32"),
+    u64: (u64, "u64"),
+    s64: (s64, "s64"),
+    f32: (f32, "f32"),
+}
+
+
+class Pointer:
+    """An address in global or shared memory, of elements of one type.
+
+    Attributes:
+      address: u64 (global) or u32 (shared) register.
+      offset: bytes added to it as an immediate.
+      constant: no kernel of the same sequence of launches writes the buffer, so loads may be
+        non-coherent.
+      shape: dimensions of the buffer that `at` indexes, outermost first.
+    """
+
+    def __init__(
+        self,
+        text: Text,
+        type: Type,
+        address: Value,
+        *,
+        space: str = "global",
+        offset: int = 0,
+        constant: bool = False,
+        shape: tuple[int, ...] = (),
+    ) -> None:
+        self.text = text
+        self.type = type
+        self.address = address
+        self.space = space
+        self.offset = offset
+        self.constant = constant
+        self.shape = shape
+
+    def _with(
+        self,
+        *,
+        type: Type | None = None,
+        address: Value | None = None,
+        offset: int | None = None,
+        shape: tuple[int, ...] = (),
+    ) -> Pointer:
+        return Pointer(
+            self.text,
+            type or self.type,
+            self.address if address is None else address,
+            space=self.space,
+            offset=self.offset if offset is None else offset,
+            constant=self.constant,
+            shape=shape,
+        )
+
+    def cast(self, type: Type) -> Pointer:
+        """The same address, read as elements of `type`; the last axis counts those."""
+        if not self.shape:
+            return self._with(type=type)
+        *leading, last = self.shape
+        if last * self.type.size % type.size:
+            raise KernelError(f"rows of {last} {self.type} are no whole number of {type}")
+        return self._with(type=type, shape=(*leading, last * self.type.size // type.size))
+
+    def reshape(self, *shape: int) -> Pointer:
+        """The same address as that of a buffer of another shape."""
+        return self._with(shape=shape)
+
+    def at(self, *indices: Value | int) -> Pointer:
+        """Address of element [i, j, ...] of the buffer; missing trailing indices are 0.
+
+        Indices are u32 and multiplied out in 64 bits for global memory.
+        """
+        shape = self.shape or (0,)
+        if len(indices) > len(shape):
+            raise KernelError(f"{len(indices)} indices for a buffer of shape {shape}")
+        pointer, stride = self, self.type.size
+        strides = []
+        for extent in reversed(shape):
+            strides.append(stride)
+            stride *= extent
+        for index, step in zip(indices, reversed(strides), strict=False):
+            pointer = pointer._advanced(index, step)
+        return pointer._with(shape=())
+
+    def _advanced(self, index: Value | int, step: int) -> Pointer:
+        if isinstance(index, int):
+            return self._with(offset=self.offset + index * step)
+        if index.type is u64 and self.space == "global":
+            return self._moved("mad.lo.u64", index, step)
+        if index.type is not u32:
+            raise KernelError(f"an index is u32 or u64, not {index.type}")
+        if self.space == "shared":
+            return self._moved("mad.lo.u32", index, step)
+        if step >= 1 << 32:
+            return self._moved("mad.lo.u64", index.to(u64), step)
+        return self._moved("mad.wide.u32", index, step)
+
+    def _moved(self, opcode: str, index: Value, step: int) -> Pointer:
+        return self._with(address=emit(self.text, opcode, index.name, str(step), self.address.name))
+
+    def moving(self) -> Pointer:
+        """A pointer whose address is a variable, for `advance`; loads at fixed offsets from it cost
+        no arithmetic.
+        """
+        return self._with(
+            address=variable(self.text, self.address.type, self.address), shape=self.shape
+        )
+
+    def advance(self, count: int) -> None:
+        """Moves a `moving` pointer by `count` elements."""
+        if not isinstance(self.address, Var):
+            raise KernelError("only a moving() pointer can advance")
+        self.address += count * self.type.size
+
+    @overload
+    def load(
+        self, index: Value | int = 0, *, vector: Literal[1] = 1, where: Value | None = None
+    ) -> Value: ...
+    @overload
+    def load(
+        self, index: Value | int = 0, *, vector: Literal[2, 4], where: Value | None = None
+    ) -> tuple[Value, ...]: ...
+    @overload
+    def load(
+        self, index: Value | int = 0, *, vector: int, where: Value | None = None
+    ) -> Value | tuple[Value, ...]: ...
+    def load(
+        self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None
+    ) -> Value | tuple[Value, ...]:
+        """Loads one element, or `vector` (2 or 4) neighbours, aligned as a whole; zeros where
+        `where` is false.
+        """
+        values = self._load(index, vector, where)
+        return values[0] if vector == 1 else tuple(values)
+
+    def load_run(self, index: int, count: int, *, where: Value | None = None) -> list[Value]:
+        """Loads `count` neighbours in vectors as wide as divide them, the first of which is aligned
+        as a whole.
+
+        Zeros where `where` is false.
+        """
+        width = self._run_width(count)
+        return [
+            value
+            for i in range(index, index + count, width)
+            for value in self._load(i, width, where)
+        ]
+
+    def _run_width(self, count: int) -> int:
+        """Elements of the widest vector that divides a run of `count`: 4, and 16 bytes, at most."""
+        return math.gcd(count, min(4, 16 // self.type.size))
+
+    def _load(self, index: Value | int, vector: int, where: Value | None) -> list[Value]:
+        place = self._advanced(index, self.type.size)
+        type, suffix = _MEMORY[self.type]
+        values = [register(self.text, type) for _ in range(vector)]
+        if where is not None:
+            for value in values:
+                clear(self.text, value)
+        opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{_vector(vector)}.{suffix}"
+        names = braced([value.name for value in values])
+        self.text.write(f"{guard(where)}{opcode} {names}, {place.operand()};")
+        return values
+
+    def store(
+        self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None
+    ) -> None:
+        """Stores one element, or a tuple of 2 or 4 neighbours; narrow integers keep the value's low
+        bits.
+        """
+        place = self._advanced(index, self.type.size)
+        type, suffix = _MEMORY[self.type]
+        values = value if isinstance(value, tuple) else (value,)
+        names = [operand(v, type, f"st of {self.type}") for v in values]
+        opcode = f"st.{self.space}{_vector(len(names))}.{suffix}"
+        self.text.write(f"{guard(where)}{opcode} {place.operand()}, {braced(names)};")
+
+    def store_run(self, index: int, values: Sequence[Value], *, where: Value | None = None) -> None:
+        """Stores neighbours in vectors as wide as divide them (see `load_run`)."""
+        width = self._run_width(len(values))
+        for i in range(0, len(values), width):
+            self.store(index + i, tuple(values[i : i + width]), where=where)
+
+    def atomic_add(
+        self, index: Value | int, value: Operand, *, where: Value | None = None
+    ) -> Value:
+        """Adds to one element (u32, s32, u64, f32) in one step; returns what was there, 0 where
+        `where` is false.
+        """
+        self._require_atomic("add", u32, s32, u64, f32)
+        return self._atomic(f"add.{self.type}", index, (value,), where)
+
+    def atomic_max(
+        self, index: Value | int, value: Operand, *, where: Value | None = None
+    ) -> Value:
+        """As `atomic_add`, the larger of two integers."""
+        self._require_atomic("max", u32, s32, u64, s64)
+        return self._atomic(f"max.{self.type}", index, (value,), where)
+
+    def atomic_cas(
+        self, index: Value | int, expected: Operand, value: Operand, *, where: Value | None = None
+    ) -> Value:
+        """As `atomic_add`, replaces 4 or 8 bytes if they equal `expected`."""
+        self._require_atomic("cas", u32, s32, u64, s64, f32)
+        return self._atomic(f"cas.b{8 * self.type.size}", index, (expected, value), where)
+
+    def _require_atomic(self, operation: str, *types: Type) -> None:
+        if self.type not in types:
+            names = ", ".join(map(str, types))
+            raise KernelError(f"atomic {operation} takes {names}, not {self.type}")
+
+    def _atomic(
+        self, operation: str, index: Value | int, values: tuple[Operand, ...], where: Value | None
+    ) -> Value:
+        place = self._advanced(index, self.type.size)
+        result = register(self.text, self.type)
+        if where is not None:
+            clear(self.text, result)
+        opcode = f"atom.{self.space}.{operation}"
+        names = ", ".join(operand(v, self.type, opcode) for v in values)
+        self.text.write(f"{guard(where)}{opcode} {result.name}, {place.operand()}, {names};")
+        return result
+
+    def operand(self) -> str:
+        """The address as instructions spell it."""
+        return f"[{self.address.name}{f'+{self.offset}' if self.offset else ''}]"
+
+
+def braced(names: Sequence[str]) -> str:
+    """The text of a vector of registers; of one register, its name."""
+    return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
+
+
+def _vector(count: int) -> str:
+    return f".v{count}" if count > 1 else ""
