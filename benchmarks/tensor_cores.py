@@ -25,11 +25,11 @@ import numpy as np
 from ptx_kernels import formats, simulator
 from ptx_kernels.assemble import ToolNotFoundError, assemble, tool_version
 from ptx_kernels.devices import DEVICES
-from ptx_kernels.formats import fragments, q4_k
+from ptx_kernels.formats import packed_tile, q4_k
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
+from ptx_kernels.kernels.gemm.pipeline import Ring, Rows, TileCopy
 from ptx_kernels.kernels.quantize_f16 import SUPER_BLOCK, quantize_f16
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
-from ptx_kernels.kernels.ring import Ring, Rows, TileCopy
 from ptx_kernels.operands import random_planes
 from ptx_kernels.ptx import WARP, Builder, Kernel, Value, bf16, f32, kernel, u8, u32
 from ptx_kernels.ptx.instructions import f32_to_bf16
@@ -104,11 +104,11 @@ def bf16_products(k: Builder, *, n: int, columns: int, m: int, config: GemmConfi
             ring.fill()
         k.cp_async_commit()
         weights, values = ring.take()
-        with k.loop(0, fragments.UNITS) as unit:
+        with k.loop(0, packed_tile.UNITS) as unit:
             tiles = []
             for t in range(config.tiles):
                 rows = weights.at((k.warp_id * config.tiles + t) * 16).reshape(16, weights.shape[1])
-                words = fragments.matrix(k, rows, unit * 32 + 16)
+                words = packed_tile.matrix(k, rows, unit * 32 + 16)
                 scales, offsets = q4_k.headers(k, rows, unit)
                 tiles.append((words, scales, offsets))
             for group in range(2):
@@ -199,7 +199,7 @@ def measure(format: str, products: str, config: GemmConfig) -> Row:
     if inner is None or outer is None:
         raise ValueError(f"{format} {products}: ptxas left no loop over units in one over steps")
     done = SUPER_BLOCK // 32 * config.tiles * config.m_tile // 8  # of a warp in a step
-    units = fragments.UNITS // config.column_warps
+    units = packed_tile.UNITS // config.column_warps
     step = outer.issued() + (units - 1) * inner.issued()
     mix = {name: count + (units - 1) * inner.count(name) for name, count in outer.mix().items()}
     width = formats.get(format).block_bytes * SUPER_BLOCK // formats.get(format).block_size

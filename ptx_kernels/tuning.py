@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from .choices import Rule, Tabled, current_device
 from .devices import REFERENCE, find_device
+from .kernels.attention import MergeConfig, PagedAttentionConfig
 from .kernels.gemm import GemmConfig
 from .kernels.matvec import MatvecConfig
-from .kernels.merge_attention import MergeConfig
-from .kernels.paged_attention import PagedAttentionConfig
 from .kernels.pages import PAGE_TYPES
 from .kernels.rms_norm import RmsNormConfig
 from .kernels.top_k import MAX_PART

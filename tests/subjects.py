@@ -35,11 +35,15 @@ from oracles import (
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.append_kv import append_kv
 from ptx_kernels.kernels.argmax import ArgmaxConfig, argmax
+from ptx_kernels.kernels.attention import (
+    MergeConfig,
+    PagedAttentionConfig,
+    merge_attention,
+    paged_attention,
+)
 from ptx_kernels.kernels.decode import decode
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, gated_matvec, matvec, qkv_matvec
-from ptx_kernels.kernels.merge_attention import MergeConfig, merge_attention
-from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm

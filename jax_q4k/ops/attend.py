@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import tuning
-from ptx_kernels.kernels.merge_attention import merge_attention
-from ptx_kernels.kernels.paged_attention import paged_attention
+from ptx_kernels.kernels.attention import merge_attention, paged_attention
 
 from ..custom_call import ptx_name
 from ..native import calls

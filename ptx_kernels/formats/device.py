@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from . import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
-from .dot import PackedRow
-from .unpack import Unpack
+from .packed_row import PackedRow
+from .words import Unpack
 
 _MODULES = (q4_k, q5_k, q6_k, q8_0, q5_0, q4_0, q5_1)
 

@@ -8,7 +8,7 @@ Learning".
 from __future__ import annotations
 
 from ..ptx import Builder, Value, u32
-from .unpack import Words, half
+from .words import Words, half
 
 LARGEST = 448.0
 UNIT = 2.0**8  # what a decoded code counts for: f16's exponent bias of 15 against 7

@@ -13,10 +13,10 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from ..ptx.types import Type
-from . import fragments
+from . import packed_tile
 from .base import BlockFormat, half, nibbles
-from .dot import Share, Tile, signed_run
-from .unpack import DecodedRun, byte_floats
+from .packed_row import Share, Tile, signed_run
+from .words import DecodedRun, byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -40,7 +40,7 @@ class PackedRow:
 
     Flipping a nibble's top bit in the upper half of a byte makes it 16 * (q - 8) as int8, so the
     offset costs nothing. Of one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see
-    `dot.PackedRow`).
+    `packed_row.PackedRow`).
     """
 
     scale_type: Type = (
@@ -86,7 +86,7 @@ PARTS = 1  # threads that decode a block
 
 
 def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """All 32 weights of a block (see `unpack.Unpack`)."""
+    """All 32 weights of a block (see `words.Unpack`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).load(vector=4)
@@ -104,10 +104,10 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
 
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[fragments.Group, fragments.Group]:
-    """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `fragments.Fragments`)."""
+) -> tuple[packed_tile.Group, packed_tile.Group]:
+    """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `packed_tile.Fragments`)."""
     qs, d = planes
-    words = fragments.matrix(
+    words = packed_tile.matrix(
         k, qs, unit * 32
     )  # two of each block: its low nibbles, then its high ones
     nibbles_ = [
@@ -115,12 +115,12 @@ def fragments_of(
         for i in range(2)
     ]
     low, high = (
-        fragments.Group(
+        packed_tile.Group(
             unit * 2 + i,
             [(w & 0xF0F0F0F0) ^ 0x80808080 for w in nibbles_[i]],
             s8,
-            [fragments.scaled(scale, 1 / 16)],
+            [packed_tile.scaled(scale, 1 / 16)],
         )
-        for i, scale in enumerate(fragments.half_pairs(k, d, unit * 4))
+        for i, scale in enumerate(packed_tile.half_pairs(k, d, unit * 4))
     )
     return low, high

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ptx import Builder, Pointer, Value, f32, s32, u8, u32
-from . import fragments, k_scales
+from . import k_scales, packed_tile
 from .base import BlockFormat, nibbles
-from .dot import Run, Share, Tile
-from .unpack import ANCHOR, DecodedRun, Words, affine, anchored_floats, byte_floats, half
+from .packed_row import Run, Share, Tile
+from .words import ANCHOR, DecodedRun, Words, affine, anchored_floats, byte_floats, half
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -41,7 +41,7 @@ FORMAT = BlockFormat(
 
 class PackedRow:
     """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group (see
-    `dot.PackedRow`).
+    `packed_row.PackedRow`).
 
     Of 4 lanes each has a whole group and so both of its sub-blocks; of more, lanes / 4 share a
     group, and with q8_1 activations two of those add the min term of one sub-block each.
@@ -129,7 +129,7 @@ def unpack(
     high_bits: Sequence[Value] | None = None,
     quants_at: int = 16,
 ) -> list[DecodedRun]:
-    """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `unpack.Unpack`).
+    """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `words.Unpack`).
 
     Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and,
     as `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in bits 0 to 7.
@@ -155,13 +155,13 @@ def unpack(
 
 def headers(
     k: Builder, plane: Pointer, unit: Value
-) -> tuple[list[fragments.Pair], list[fragments.Pair]]:
+) -> tuple[list[packed_tile.Pair], list[packed_tile.Pair]]:
     """(d * scale, -dmin * min) of both sub-blocks of a unit, of the lane's rows; Q5_K's header is
     the same.
     """
     reader = k_scales.PairReader(k, unit)
     scales, offsets = [], []
-    for row in fragments.row_pair(k, plane):
+    for row in packed_tile.row_pair(k, plane):
         header = row.cast(u32).load(vector=4)
         d, dmin = half(header[0]), -half(header[0], 1)
         both, minimums = reader.read(header[1:])
@@ -172,20 +172,22 @@ def headers(
 
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[fragments.Group, fragments.Group]:
+) -> tuple[packed_tile.Group, packed_tile.Group]:
     """The sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones (see
-    `fragments.Fragments`).
+    `packed_tile.Fragments`).
     """
-    words = fragments.matrix(k, planes[0], unit * 32 + 16)
+    words = packed_tile.matrix(k, planes[0], unit * 32 + 16)
     (low, high), offsets = headers(k, planes[0], unit)
-    sixteenth = fragments.scaled(high, 1 / 16)  # the high nibbles stay where they lie
+    sixteenth = packed_tile.scaled(high, 1 / 16)  # the high nibbles stay where they lie
     return (
-        fragments.Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low], offsets[0]),
-        fragments.Group(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth], offsets[1]),
+        packed_tile.Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low], offsets[0]),
+        packed_tile.Group(
+            unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth], offsets[1]
+        ),
     )
 
 
-Steps = tuple[fragments.Pair, fragments.Pair]  # of rows g and g + 8
+Steps = tuple[packed_tile.Pair, packed_tile.Pair]  # of rows g and g + 8
 
 
 def steps(k: Builder, plane: Pointer, unit: Value, multiples: tuple[int, int]) -> list[Steps]:
@@ -194,35 +196,39 @@ def steps(k: Builder, plane: Pointer, unit: Value, multiples: tuple[int, int]) -
     """
     reader = k_scales.PairReader(k, unit)
     rows = [
-        reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in fragments.row_pair(k, plane)
+        reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in packed_tile.row_pair(k, plane)
     ]
 
-    def step(row: Value, i: int) -> fragments.Pair:
-        return fragments.step_of(
-            k, fragments.byte_halves(k, row, i), 1 / multiples[i], -1024 / multiples[i]
+    def step(row: Value, i: int) -> packed_tile.Pair:
+        return packed_tile.step_of(
+            k, packed_tile.byte_halves(k, row, i), 1 / multiples[i], -1024 / multiples[i]
         )
 
     return [(step(rows[0], i), step(rows[1], i)) for i in range(2)]
 
 
-def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> fragments.Block:
-    """d, -32 * dmin and mins of the lane's rows (see `fragments.Block`)."""
-    headers = [row.cast(u32).load_run(0, 4) for row in fragments.row_pair(k, planes[0])]
+def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> packed_tile.Block:
+    """d, -32 * dmin and mins of the lane's rows (see `packed_tile.Block`)."""
+    headers = [row.cast(u32).load_run(0, 4) for row in packed_tile.row_pair(k, planes[0])]
     minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
-    return fragments.Block(
+    return packed_tile.Block(
         (half(headers[0][0]), half(headers[1][0])),
         (half(headers[0][0], 1) * -32.0, half(headers[1][0], 1) * -32.0),
-        [fragments.byte_halves(k, minimums[r][i], 0).bits(u32) for i in range(2) for r in range(2)],
+        [
+            packed_tile.byte_halves(k, minimums[r][i], 0).bits(u32)
+            for i in range(2)
+            for r in range(2)
+        ],
     )
 
 
 def halves_of(
     k: Builder, planes: Sequence[Pointer], unit: Value
-) -> tuple[fragments.Halves, fragments.Halves]:
+) -> tuple[packed_tile.Halves, packed_tile.Halves]:
     """The sub-blocks of `fragments_of` as f16."""
-    words = fragments.matrix(k, planes[0], unit * 32 + 16)
+    words = packed_tile.matrix(k, planes[0], unit * 32 + 16)
     low, high = steps(k, planes[0], unit, (1, 16))
     return (
-        fragments.Halves(unit * 2, [w & 0x0F0F0F0F for w in words], 0x64, [low]),
-        fragments.Halves(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], 0x64, [high]),
+        packed_tile.Halves(unit * 2, [w & 0x0F0F0F0F for w in words], 0x64, [low]),
+        packed_tile.Halves(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], 0x64, [high]),
     )

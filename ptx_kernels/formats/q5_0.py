@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
-from . import fragments, q4_0
+from . import packed_tile, q4_0
 from .base import BlockFormat, bits, half, nibbles
-from .dot import Share, Tile, signed_run
-from .unpack import DecodedRun, Words, byte_floats, shifted
+from .packed_row import Share, Tile, signed_run
+from .words import DecodedRun, Words, byte_floats, shifted
 
 
 def quants(field: Mapping[str, Any], xp: Any) -> Any:
@@ -107,7 +107,7 @@ def unpack_quants(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
 
 
 def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """All 32 weights of a block (see `unpack.Unpack`)."""
+    """All 32 weights of a block (see `words.Unpack`)."""
     qs, qh, d = planes
     scale = d.cast(f16).load().to(f32)
     return [
@@ -122,9 +122,9 @@ def fragment_bytes(
     """Of both blocks of a unit: the quants, shifted left by so much in their bytes, their top bit
     flipped or not.
     """
-    words = fragments.matrix(k, qs, unit * 32)  # two of each block, of rows g and g + 8
+    words = packed_tile.matrix(k, qs, unit * 32)  # two of each block, of rows g and g + 8
     columns = k.lane_id % 4 * 4
-    rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in fragments.row_pair(k, qh)]
+    rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in packed_tile.row_pair(k, qh)]
     blocks: list[Words] = []
     for i in range(2):
         fifths = [(~row[i] if flipped else row[i]) >> columns for row in rows]
@@ -141,12 +141,12 @@ def fragment_bytes(
 
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[fragments.Group, fragments.Group]:
-    """Blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8 (see `fragments.Fragments`)."""
+) -> tuple[packed_tile.Group, packed_tile.Group]:
+    """Blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8 (see `packed_tile.Fragments`)."""
     qs, qh, d = planes
     quants = fragment_bytes(k, qs, qh, unit, 3, True)
     low, high = (
-        fragments.Group(unit * 2 + i, quants[i], s8, [fragments.scaled(scale, 1 / 8)])
-        for i, scale in enumerate(fragments.half_pairs(k, d, unit * 4))
+        packed_tile.Group(unit * 2 + i, quants[i], s8, [packed_tile.scaled(scale, 1 / 8)])
+        for i, scale in enumerate(packed_tile.half_pairs(k, d, unit * 4))
     )
     return low, high

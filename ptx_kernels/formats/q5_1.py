@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ptx import Builder, Pointer, Value, u8, u32
-from . import fragments, q5_0
+from . import packed_tile, q5_0
 from .base import BlockFormat
 from .base import half as half_values
-from .dot import Run, Tile
-from .unpack import ANCHOR, DecodedRun, anchored_floats, half
+from .packed_row import Run, Tile
+from .words import ANCHOR, DecodedRun, anchored_floats, half
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -60,7 +60,7 @@ PARTS = q5_0.PARTS
 
 
 def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """All 32 weights of a block (see `unpack.Unpack`)."""
+    """All 32 weights of a block (see `words.Unpack`)."""
     qs, qh, dm = planes
     pair = dm.cast(u32).load()
     scale, offset = half(pair), half(pair, 1)
@@ -72,14 +72,14 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
 
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[fragments.Group, fragments.Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `fragments.Fragments`)."""
+) -> tuple[packed_tile.Group, packed_tile.Group]:
+    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Fragments`)."""
     qs, qh, dm = planes
     quants = q5_0.fragment_bytes(k, qs, qh, unit, 0, False)
     (d_low, m_low), (d_high, m_high) = (
-        fragments.half_pairs(k, dm, unit * 8 + 4 * i) for i in range(2)
+        packed_tile.half_pairs(k, dm, unit * 8 + 4 * i) for i in range(2)
     )
     return (
-        fragments.Group(unit * 2, quants[0], u8, [d_low], m_low),
-        fragments.Group(unit * 2 + 1, quants[1], u8, [d_high], m_high),
+        packed_tile.Group(unit * 2, quants[0], u8, [d_low], m_low),
+        packed_tile.Group(unit * 2 + 1, quants[1], u8, [d_high], m_high),
     )

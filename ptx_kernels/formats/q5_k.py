@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..ptx import Builder, Pointer, Value, u8, u32
-from . import fragments, k_scales, q4_k
+from . import k_scales, packed_tile, q4_k
 from .base import BlockFormat, bits
-from .dot import Share
-from .unpack import DecodedRun, Words
+from .packed_row import Share
+from .words import DecodedRun, Words
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -76,15 +76,15 @@ PARTS = q4_k.PARTS
 
 
 def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """32 weights of a block, the same ones as Q4_K's (see `unpack.Unpack`)."""
+    """32 weights of a block, the same ones as Q4_K's (see `words.Unpack`)."""
     fifth_bits = planes[0].cast(u32).at((part & 1) * 4).load(4, vector=4)
     return q4_k.unpack(k, planes, part, high_bits=fifth_bits, quants_at=48)
 
 
 def _quants(k: Builder, plane: Pointer, unit: Value) -> tuple[Words, Words]:
     """The bytes of sub-blocks 2 * unit and 2 * unit + 1, as operand A."""
-    fifth = [word >> (unit * 2) for word in fragments.matrix(k, plane, 16)]
-    words = fragments.matrix(k, plane, unit * 32 + 48)
+    fifth = [word >> (unit * 2) for word in packed_tile.matrix(k, plane, 16)]
+    words = packed_tile.matrix(k, plane, unit * 32 + 48)
     low = [(q & 0x0F0F0F0F) | ((b << 4) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
     high = [
         ((q >> 4) & 0x0F0F0F0F) | ((b << 3) & 0x10101010) for q, b in zip(words, fifth, strict=True)
@@ -94,13 +94,13 @@ def _quants(k: Builder, plane: Pointer, unit: Value) -> tuple[Words, Words]:
 
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[fragments.Group, fragments.Group]:
-    """Sub-blocks 2 * unit and 2 * unit + 1 (see `fragments.Fragments`)."""
+) -> tuple[packed_tile.Group, packed_tile.Group]:
+    """Sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Fragments`)."""
     low, high = _quants(k, planes[0], unit)
     (low_scales, high_scales), offsets = q4_k.headers(k, planes[0], unit)
     return (
-        fragments.Group(unit * 2, low, u8, [low_scales], offsets[0]),
-        fragments.Group(unit * 2 + 1, high, u8, [high_scales], offsets[1]),
+        packed_tile.Group(unit * 2, low, u8, [low_scales], offsets[0]),
+        packed_tile.Group(unit * 2 + 1, high, u8, [high_scales], offsets[1]),
     )
 
 
@@ -109,10 +109,10 @@ block_of = q4_k.block_of
 
 def halves_of(
     k: Builder, planes: Sequence[Pointer], unit: Value
-) -> tuple[fragments.Halves, fragments.Halves]:
+) -> tuple[packed_tile.Halves, packed_tile.Halves]:
     """The same as f16."""
     low, high = _quants(k, planes[0], unit)
     low_steps, high_steps = q4_k.steps(k, planes[0], unit, (1, 1))
-    return fragments.Halves(unit * 2, low, 0x64, [low_steps]), fragments.Halves(
+    return packed_tile.Halves(unit * 2, low, 0x64, [low_steps]), packed_tile.Halves(
         unit * 2 + 1, high, 0x64, [high_steps]
     )

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u16, u32
-from . import fragments
+from . import packed_tile
 from .base import BlockFormat, bits, half
-from .dot import Share, Tile, signed_run
-from .unpack import DecodedRun, Words, byte_floats, shifted
+from .packed_row import Share, Tile, signed_run
+from .words import DecodedRun, Words, byte_floats, shifted
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -43,7 +43,7 @@ FORMAT = BlockFormat(
 
 class PackedRow:
     """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of one half (see
-    `dot.PackedRow`).
+    `packed_row.PackedRow`).
 
     Lane `part` of 4 has half h = part // 2 and values 16 * (part % 2) to + 15 of its groups; of 32,
     four values of group g = part // 8 % 2 and of group g + 2. A quant is put into the upper six
@@ -121,7 +121,7 @@ PARTS = 8  # threads that decode a block: 16 bytes of ql each
 
 def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
     """32 weights of a block: 16 of group g = part / 2 % 2 of half part / 4, 16 of group g + 2 (see
-    `unpack.Unpack`).
+    `words.Unpack`).
     """
     ql, qh, scales, d = planes
     half_, group, run = part >> 2, (part >> 1) & 1, part & 1
@@ -144,10 +144,10 @@ def _quants(
     """4 * q of groups g = unit % 2 and g + 2 of half unit / 2, as operand A; `flipped`: bits of
     every byte's pairs.
     """
-    low = fragments.matrix(k, planes[0], unit * 32)
+    low = packed_tile.matrix(k, planes[0], unit * 32)
     pairs = [
         word ^ flipped if flipped else word
-        for word in fragments.matrix(k, planes[1], (unit >> 1) * 32)
+        for word in packed_tile.matrix(k, planes[1], (unit >> 1) * 32)
     ]
     shift = 6 - (unit & 1) * 2
     return (
@@ -167,7 +167,7 @@ def _scales(k: Builder, plane: Pointer, unit: Value) -> list[list[Value]]:
     scales.
     """
     at = (unit >> 1) * 8
-    rows = [row.at(at).cast(u32).load(vector=2) for row in fragments.row_pair(k, plane)]
+    rows = [row.at(at).cast(u32).load(vector=2) for row in packed_tile.row_pair(k, plane)]
     return [[word >> ((unit & 1) << 4) for word in row] for row in rows]
 
 
@@ -176,14 +176,14 @@ def _block_scales(k: Builder, plane: Pointer, start: Value, blocks: int) -> list
     first = start + k.lane_id // 4 * blocks
     return [
         (word.cast(u32).load() >> (((first + 8 * i * blocks) & 1) << 4)).to(u16).bits(f16).to(f32)
-        for i, word in enumerate(fragments.row_pair(k, plane))
+        for i, word in enumerate(packed_tile.row_pair(k, plane))
     ]
 
 
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[fragments.Group, fragments.Group]:
-    """Groups g = unit % 2 and g + 2 of half unit / 2 (see `fragments.Fragments`), as 4 * (q - 32)
+) -> tuple[packed_tile.Group, packed_tile.Group]:
+    """Groups g = unit % 2 and g + 2 of half unit / 2 (see `packed_tile.Fragments`), as 4 * (q - 32)
     in int8.
     """
     low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
@@ -195,33 +195,33 @@ def fragments_of(
     ]
     pairs_of = list(zip(*numbers, strict=True))
     index = (unit >> 1) * 4 + (unit & 1)
-    return fragments.Group(index, low, s8, pairs_of[:2]), fragments.Group(
+    return packed_tile.Group(index, low, s8, pairs_of[:2]), packed_tile.Group(
         index + 2, high, s8, pairs_of[2:]
     )
 
 
-def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> fragments.Block:
-    """d of the lane's rows (see `fragments.Block`)."""
+def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> packed_tile.Block:
+    """d of the lane's rows (see `packed_tile.Block`)."""
     first, second = _block_scales(k, planes[3], start, blocks)
-    return fragments.Block((first, second))
+    return packed_tile.Block((first, second))
 
 
 def halves_of(
     k: Builder, planes: Sequence[Pointer], unit: Value
-) -> tuple[fragments.Halves, fragments.Halves]:
+) -> tuple[packed_tile.Halves, packed_tile.Halves]:
     """The groups of `fragments_of` as f16: scale * (q - 32) has 12 bits at most, of which f16
     rounds the last.
     """
     low, high = _quants(k, planes, unit, 0)
     rows = [[word ^ 0x80808080 for word in words] for words in _scales(k, planes[2], unit)]
 
-    def step(row: int, i: int, byte: int) -> fragments.Pair:
-        return fragments.step_of(k, fragments.byte_halves(k, rows[row][i], byte, 128), 4, -288)
+    def step(row: int, i: int, byte: int) -> packed_tile.Pair:
+        return packed_tile.step_of(k, packed_tile.byte_halves(k, rows[row][i], byte, 128), 4, -288)
 
     low_steps, high_steps = (
         [(step(0, i, byte), step(1, i, byte)) for byte in range(2)] for i in range(2)
     )
     index = (unit >> 1) * 4 + (unit & 1)
-    return fragments.Halves(index, low, 0x54, low_steps), fragments.Halves(
+    return packed_tile.Halves(index, low, 0x54, low_steps), packed_tile.Halves(
         index + 2, high, 0x54, high_steps
     )

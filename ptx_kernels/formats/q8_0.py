@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
-from . import fragments
+from . import packed_tile
 from .base import BlockFormat, half
-from .dot import Share, Tile, signed_run
-from .unpack import DecodedRun, signed_byte_floats
+from .packed_row import Share, Tile, signed_run
+from .words import DecodedRun, signed_byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -30,7 +30,7 @@ FORMAT = BlockFormat(
 
 
 class PackedRow:
-    """A lane's share of Q8_0 rows: 32 / lanes weights of a block (see `dot.PackedRow`)."""
+    """A lane's share of Q8_0 rows: 32 / lanes weights of a block (see `packed_row.PackedRow`)."""
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         self._k, self._floats = k, share.floats
@@ -63,7 +63,7 @@ PARTS = 2  # threads that decode a block: 16 quants each
 
 
 def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """16 weights of a block (see `unpack.Unpack`)."""
+    """16 weights of a block (see `words.Unpack`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).at(part * 4).load(vector=4)
@@ -72,11 +72,11 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
 
 def fragments_of(
     k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[fragments.Group, fragments.Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `fragments.Fragments`)."""
+) -> tuple[packed_tile.Group, packed_tile.Group]:
+    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Fragments`)."""
     qs, d = planes
     low, high = (
-        fragments.Group(unit * 2 + i, fragments.matrix(k, qs, unit * 64 + 32 * i), s8, [scale])
-        for i, scale in enumerate(fragments.half_pairs(k, d, unit * 4))
+        packed_tile.Group(unit * 2 + i, packed_tile.matrix(k, qs, unit * 64 + 32 * i), s8, [scale])
+        for i, scale in enumerate(packed_tile.half_pairs(k, d, unit * 4))
     )
     return low, high

@@ -7,11 +7,10 @@ from collections.abc import Callable
 from ..ptx import Kernel
 from .append_kv import append_kv
 from .argmax import argmax
+from .attention import merge_attention, paged_attention
 from .decode import decode
 from .gemm import gemm
 from .matvec import gated_matvec, matvec, qkv_matvec
-from .merge_attention import merge_attention
-from .paged_attention import paged_attention
 from .quantize_f16 import quantize_f16
 from .quantize_q8_1 import quantize_q8_1
 from .rms_norm import rms_norm

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..formats import e4m3 as fp8
-from ..formats.unpack import signed_byte_floats
+from ..formats.words import signed_byte_floats
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
 from .quantize_q8_1 import to_int8

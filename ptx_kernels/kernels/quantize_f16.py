@@ -16,7 +16,7 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
     """values = x / scale rounded to f16, with a power of two for 256 columns, which a warp has.
 
     It brings the largest magnitude into [2^14, 2^15), one below 2^-112 to 2^126 times as much.
-    Values lie in the order that `formats.fragments.Halves` wants. The mean of every 32 of them is
+    Values lie in the order that `formats.packed_tile.Halves` wants. The mean of every 32 of them is
     the sum of two f16, (high, low). A NaN or an infinity makes the scale NaN.
     """
     count = rows * columns // SUPER_BLOCK

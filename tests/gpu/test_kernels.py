@@ -14,8 +14,8 @@ from helpers import nmse
 from ptx_kernels import driver, simulator, tuning
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.decode import FORMATS as DECODE_FORMATS
+from ptx_kernels.kernels.gemm import F16_FORMATS, GemmConfig
 from ptx_kernels.kernels.gemm import FORMATS as GEMM_FORMATS
-from ptx_kernels.kernels.gemm import HALF_FORMATS, GemmConfig
 from ptx_kernels.kernels.matvec import FORMATS as DOT_FORMATS
 from ptx_kernels.kernels.matvec import PRESETS
 from ptx_kernels.kernels.pages import PAGE_TYPES
@@ -101,7 +101,7 @@ SHAPES = [
                 format=format, n=n, columns=columns, m=m, config=GemmConfig(2, 1, 2, 32, 2, "f16")
             ),
         )
-        for format in HALF_FORMATS
+        for format in F16_FORMATS
         for m, n, columns in ((9, 33, 768), (130, 2112, 512))
     ),
     *(

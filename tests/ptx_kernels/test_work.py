@@ -8,8 +8,8 @@ from ptx_kernels import tuning, work
 from ptx_kernels.assemble import assemble
 from ptx_kernels.cases import CASES
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.attention import PagedAttentionConfig
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS
-from ptx_kernels.kernels.paged_attention import PagedAttentionConfig
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.sass import Loop, disassemble, hot_loop, load_bits
 

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...formats.dot import PackedRow, dot_f32, dot_q8_1
+from ...formats.packed_row import PackedRow, dot_f32, dot_q8_1
 from ...ptx import Pointer, Value, u32
 from ..quantize_q8_1 import GROUP
 from ..vectors import load_floats

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ... import formats
 from ...formats.device import PACKED_ROWS
-from ...formats.dot import Share
+from ...formats.packed_row import Share
 from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u8
 from ..vectors import load_floats
 from .activations import Activations

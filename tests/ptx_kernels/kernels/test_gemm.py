@@ -9,7 +9,7 @@ from oracles import dequantized, half_operands, quantized, random_planes, weight
 
 from ptx_kernels import formats, simulator, tuning
 from ptx_kernels.assemble import assemble
-from ptx_kernels.kernels.gemm import FORMATS, HALF_FORMATS, GemmConfig, gemm
+from ptx_kernels.kernels.gemm import F16_FORMATS, FORMATS, GemmConfig, gemm
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import KernelError
@@ -110,20 +110,20 @@ HALF_TOLERANCES = {"Q4_K": 1e-13, "Q5_K": 1e-13, "Q6_K": 1e-7}
     ],
     ids=str,
 )
-@pytest.mark.parametrize("format", HALF_FORMATS)
+@pytest.mark.parametrize("format", F16_FORMATS)
 def test_products_of_halves(format: str, m: int, n: int, columns: int, config: GemmConfig) -> None:
     assert run(format, m, n, columns, config) <= HALF_TOLERANCES[format]
 
 
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
-@pytest.mark.parametrize("format", HALF_FORMATS)
+@pytest.mark.parametrize("format", F16_FORMATS)
 def test_products_of_halves_at_the_limits(format: str, kind: str) -> None:
     assert (
         run(format, 16, 20, 512, GemmConfig(2, 1, 1, 16, 2, "f16"), kind) <= HALF_TOLERANCES[format]
     )
 
 
-@pytest.mark.parametrize("format", HALF_FORMATS)
+@pytest.mark.parametrize("format", F16_FORMATS)
 def test_activations_of_any_size(format: str) -> None:
     """From float32 to y by both kernels: rows of 1e-30, 1e30 and of both, against the product of x
     as it is.
@@ -226,7 +226,7 @@ def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
 
 
 @pytest.mark.parametrize("m", [33, 512])
-@pytest.mark.parametrize("format", HALF_FORMATS)
+@pytest.mark.parametrize("format", F16_FORMATS)
 def test_tuning_of_halves_fits_an_sm_90(format: str, m: int) -> None:
     """No spills, and two stages in the shared memory of a block: every m_tile that the rule has."""
     config = tuning.half_gemm(format, 128256, 4096, m)
@@ -284,7 +284,7 @@ def test_what_it_refuses(arguments: dict, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("format", "products"), [*((f, "int8") for f in FORMATS), *((f, "f16") for f in HALF_FORMATS)]
+    ("format", "products"), [*((f, "int8") for f in FORMATS), *((f, "f16") for f in F16_FORMATS)]
 )
 def test_shared_memory_has_few_bank_conflicts(format: str, products: str, record_property) -> None:
     """Of all accesses, copies into the ring included."""

@@ -11,8 +11,12 @@ from helpers import nmse
 from oracles import attention, int8_vectors, loaded, stored
 
 from ptx_kernels import simulator, tuning
-from ptx_kernels.kernels.merge_attention import MergeConfig, merge_attention
-from ptx_kernels.kernels.paged_attention import PagedAttentionConfig, paged_attention
+from ptx_kernels.kernels.attention import (
+    MergeConfig,
+    PagedAttentionConfig,
+    merge_attention,
+    paged_attention,
+)
 from ptx_kernels.kernels.pages import HEAD_DIMS, PAGE_TYPES
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.operands import random_operands

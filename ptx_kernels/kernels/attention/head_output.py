@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
-from .quantize_q8_1 import GROUP, store_group
-from .softmax import Merged
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
+from ..quantize_q8_1 import GROUP, store_group
+from .online_softmax import Merged
 
 #: ((sequence, head), or with the split behind them; state) -> None: one warp writes one query
 #: head's result.

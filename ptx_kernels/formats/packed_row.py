@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..ptx import Builder, Pointer, Value, Var, f32
-from .unpack import signed_floats
+from .words import signed_floats
 
 
 @dataclass(frozen=True)

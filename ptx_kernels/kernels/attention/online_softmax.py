@@ -9,10 +9,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f32
-from .activation import exp2
-from .pages import Spread
-from .vectors import store_floats
+from ...ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f32
+from ..activation import exp2
+from ..pages import Spread
+from ..vectors import store_floats
 
 LOWEST = -3.0e38  # below every score; finite, so that no difference of two of them is NaN
 

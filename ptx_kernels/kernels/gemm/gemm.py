@@ -6,10 +6,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import formats
-from ..formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
-from ..formats.fragments import UNITS, Fragments
-from ..formats.products import (
+from ... import formats
+from ...formats import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
+from ...formats.packed_tile import UNITS, Fragments
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, s8, u8
+from ..quantize_f16 import SUPER_BLOCK
+from ..quantize_q8_1 import GROUP
+from .pipeline import HalfCopy, Ring, Rows, TileCopy
+from .products import (
     HalfProducts,
     IntegerProducts,
     PackedTile,
@@ -17,10 +21,6 @@ from ..formats.products import (
     Totals,
     pair_pitch,
 )
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, s8, u8
-from .quantize_f16 import SUPER_BLOCK
-from .quantize_q8_1 import GROUP
-from .ring import HalfCopy, Ring, Rows, TileCopy
 
 _COLUMNS = 64  # two f16 scales: copies take 4 bytes at least
 _FRAGMENTS: dict[str, Fragments] = {
@@ -29,7 +29,7 @@ _FRAGMENTS: dict[str, Fragments] = {
 FORMATS = tuple(_FRAGMENTS)
 _HALVES = {module.FORMAT.name: (module.halves_of, module.block_of) for module in (q4_k, q5_k, q6_k)}
 #: Formats that `products="f16"` takes: weights that are f16 but for a factor of 256 columns.
-HALF_FORMATS = tuple(_HALVES)
+F16_FORMATS = tuple(_HALVES)
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class GemmConfig:
                 raise KernelError(f"{name}={value} must be {least} to {most}")
         if self.products not in ("int8", "f16"):
             raise KernelError(f"products={self.products!r} must be int8 or f16")
-        if self.products == "f16" and (format not in HALF_FORMATS or self.column_warps > 1):
-            raise KernelError(f"products='f16' is for column_warps=1 and {', '.join(HALF_FORMATS)}")
+        if self.products == "f16" and (format not in F16_FORMATS or self.column_warps > 1):
+            raise KernelError(f"products='f16' is for column_warps=1 and {', '.join(F16_FORMATS)}")
 
 
 def takes(format: str, columns: int) -> bool:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ptx import Builder, Pointer, Value, all_of, u8, u32
+from ...ptx import Builder, Pointer, Value, all_of, u8, u32
 
 
 def odd_pitch(nbytes: int) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..ptx import Builder, Pointer, Value, Var, f16, f32, s8, s32
-from .fragments import UNITS, Fragments, Group, HalfBlock, HalfFragments
-from .unpack import Words
+from ...formats.packed_tile import UNITS, Fragments, Group, HalfBlock, HalfFragments
+from ...formats.words import Words
+from ...ptx import Builder, Pointer, Value, Var, f16, f32, s8, s32
 
 Totals = list[list[list[Var]]]  # [tile of 16 weight rows][8 activations][as mma's C]
 GROUP = 32  # columns

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, f32, kernel
+from ...ptx import WARP, Builder, f32, kernel
+from ..pages import Spread
+from ..vectors import RUN
 from .head_output import declare_result
-from .pages import Spread
-from .softmax import OnlineSoftmax, merge_block
-from .vectors import RUN
+from .online_softmax import OnlineSoftmax, merge_block
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s32, u32
-from .activation import LOG2_E, tanh
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s32, u32
+from ..activation import LOG2_E, tanh
+from ..pages import Pages, Spread, declare_pages
 from .head_output import declare_result
-from .pages import Pages, Spread, declare_pages
-from .softmax import OnlineSoftmax, dot, merge_block
+from .online_softmax import OnlineSoftmax, dot, merge_block
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, u32
 from ..ptx.types import Type, f16x2
-from .unpack import Words, half
+from .words import Words, half
 
 UNITS = 4
 Pair = tuple[Value, Value]  # of rows g and g + 8
