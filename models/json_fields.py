@@ -1,31 +1,23 @@
-"""JSON files that nobody vouches for: read with a bound, every field checked for its type."""
+"""Untrusted JSON files: read with a bound, every field checked for its type."""
 
 from __future__ import annotations
 
 import json
 import os
-import sys
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from jax_q4k import CheckpointError
+from jax_q4k.gguf import REQUIRED, Fields
 
-_REQUIRED = object()
-_NAMES = {
-    dict: "an object",
-    list: "an array",
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "a boolean",
-}
+D = TypeVar("D")
 
 
 def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
-    """The value that a file holds: strict JSON in UTF-8, no key twice.
+    """Strict JSON in UTF-8, whose objects name no key twice.
 
     Raises:
-      CheckpointError: no regular file, larger than `max_bytes`, not JSON. OSError: it cannot be
-        read.
+      CheckpointError: no regular file, larger than `max_bytes`, not JSON.
+      OSError: it cannot be read.
     """
     file = os.fsdecode(path)
     if os.path.exists(path) and not os.path.isfile(path):
@@ -38,9 +30,7 @@ def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
         return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except RecursionError:
         raise CheckpointError(file, "JSON", "is nested too deeply") from None
-    except (
-        ValueError
-    ) as error:  # JSONDecodeError, UnicodeDecodeError, integers of thousands of digits
+    except ValueError as error:  # malformed JSON or UTF-8, an integer of thousands of digits
         raise CheckpointError(file, "JSON", f"is malformed: {error}") from None
 
 
@@ -57,53 +47,40 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-class Fields:
-    """Checked access to a JSON object; what is missing or of another type raises CheckpointError.
+class JSONFields(Fields):
+    """A JSON object; null counts as missing, and errors name types as JSON does."""
 
-    file: what errors call the source. path: the field that the object stands in, "" at the top.
-    """
+    error = CheckpointError
+    names = Fields.names | {dict: "an object", list: "an array"}
 
-    def __init__(self, values: Any, file: str, path: str = "") -> None:
-        self.file = file
-        self.path = path
+    def __init__(self, values: Any, file: str, prefix: str = "") -> None:
         if not isinstance(values, dict):
-            raise CheckpointError(file, path or "JSON", f"must be an object, not {_kind(values)}")
-        self.values: dict[str, Any] = values
+            problem = f"must be an object, not {self._kind(values)}"
+            raise CheckpointError(file, prefix.removesuffix(".") or "JSON", problem)
+        super().__init__(values, file, prefix)
 
-    def fail(self, key: str, problem: str) -> NoReturn:
-        raise CheckpointError(self.file, self._name(key), problem)
+    def mapping(self, key: str) -> dict[str, Any]:
+        """The object under a key, its values unchecked."""
+        return self._typed(key, dict, REQUIRED)
 
-    def get(self, key: str, kind: type, default: Any = _REQUIRED) -> Any:
-        """The value of a key; null counts as missing. `float` takes integers too, and gives a
-        finite float.
-        """
-        value: Any = self.values.get(key)
-        if value is None:
-            if default is _REQUIRED:
-                self.fail(key, f"is missing, expected {_NAMES[kind]}")
-            return default
-        matches = isinstance(value, (int, float) if kind is float else kind)
-        if not matches or (isinstance(value, bool) and kind is not bool):
-            self.fail(key, f"must be {_NAMES[kind]}, not {_kind(value)}")
-        if kind is float:
-            if not -sys.float_info.max <= value <= sys.float_info.max:
-                self.fail(key, "must be a finite number")
-            return float(value)
-        return value
+    def array(self, key: str, default: D = REQUIRED) -> list[Any] | D:
+        """The array under a key, its elements unchecked."""
+        return self._typed(key, list, default)
 
-    def fields(self, key: str) -> Fields | None:
+    def object(self, key: str) -> JSONFields | None:
         """The object under a key, None where there is none."""
         value = self.values.get(key)
-        return None if value is None else Fields(value, self.file, self._name(key))
+        return None if value is None else JSONFields(value, self.file, f"{self.prefix}{key}.")
 
-    def objects(self, key: str) -> list[Fields]:
+    def objects(self, key: str) -> list[JSONFields]:
         """The objects of the array under a key; missing: none."""
-        values = enumerate(self.get(key, list, []))
-        return [Fields(value, self.file, f"{self._name(key)}[{i}]") for i, value in values]
+        return [
+            JSONFields(value, self.file, f"{self.prefix}{key}[{i}].")
+            for i, value in enumerate(self.array(key, []))
+        ]
 
-    def _name(self, key: str) -> str:
-        return f"{self.path}.{key}" if self.path else key
+    def _wrong_type(self, value: Any, kind: type) -> str:
+        return f"must be {self.names[kind]}, not {self._kind(value)}"
 
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else _NAMES.get(type(value), type(value).__name__)
+    def _kind(self, value: Any) -> str:
+        return "null" if value is None else self.names.get(type(value), type(value).__name__)

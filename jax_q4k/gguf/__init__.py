@@ -7,6 +7,7 @@ Layout: the GGUF specification (ggml/docs/gguf.md). Enumerations and block sizes
 from __future__ import annotations
 
 from ..errors import GGUFError
+from .fields import REQUIRED, Fields
 from .header import Header, parse, read_header
 from .load import QUANTIZATION_VERSION, GGUFFile, TensorFile, read
 from .metadata import Metadata
@@ -14,12 +15,14 @@ from .tensors import PLAIN, TensorInfo, supported_types
 from .write import TensorPieces, write
 
 __all__ = [
+    "Fields",
     "GGUFError",
     "GGUFFile",
     "Header",
     "Metadata",
     "PLAIN",
     "QUANTIZATION_VERSION",
+    "REQUIRED",
     "TensorFile",
     "TensorInfo",
     "TensorPieces",

@@ -14,6 +14,7 @@ import numpy as np
 from jax_q4k import CheckpointError
 
 from .. import json_fields, tokenizer
+from ..json_fields import JSONFields
 from ..load import build, expected_tensors
 from ..model import Model
 from ..tokenizer.special_tokens import END_TEXTS
@@ -222,15 +223,15 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def _object(path: Path, max_bytes: int) -> json_fields.Fields:
-    return json_fields.Fields(json_fields.read(path, max_bytes), str(path))
+def _object(path: Path, max_bytes: int) -> JSONFields:
+    return JSONFields(json_fields.read(path, max_bytes), str(path))
 
 
-def _optional(path: Path, max_bytes: int) -> json_fields.Fields | None:
+def _optional(path: Path, max_bytes: int) -> JSONFields | None:
     return _object(path, max_bytes) if path.exists() else None
 
 
-def _tokenizer(folder: Path, fields: json_fields.Fields, vocab_size: int) -> dict[str, Any]:
+def _tokenizer(folder: Path, fields: JSONFields, vocab_size: int) -> dict[str, Any]:
     """The `tokenizer.*` keys; none if the folder holds no tokenizer."""
     described = _optional(folder / "tokenizer.json", MAX_TOKENIZER)
     if described is None:
@@ -271,8 +272,8 @@ def _text(path: Path) -> str:
 
 def _add_ids(
     metadata: dict[str, Any],
-    fields: json_fields.Fields,
-    generation: json_fields.Fields | None,
+    fields: JSONFields,
+    generation: JSONFields | None,
     vocab_size: int,
 ) -> None:
     """BOS and EOS where the tokenizer's own files name none; further ids that end generation as EOT
@@ -299,7 +300,7 @@ def _add_ids(
             metadata[f"tokenizer.ggml.{other}_token_id"] = token
 
 
-def _ids(source: json_fields.Fields, key: str, vocab_size: int) -> list[int]:
+def _ids(source: JSONFields, key: str, vocab_size: int) -> list[int]:
     value = source.values.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from jax_q4k import CheckpointError
 
 from .. import json_fields
+from ..json_fields import JSONFields
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
 MAX_INDEX = 1 << 24  # bytes; an index has a line per tensor
@@ -103,8 +104,8 @@ class Weights:
                 self.stored[name] = Stored(file, dtype, shape)
 
     def _list_shards(self, index: Path) -> None:
-        fields = json_fields.Fields(json_fields.read(index, MAX_INDEX), str(index))
-        places: dict[str, str] = fields.get("weight_map", dict)
+        fields = JSONFields(json_fields.read(index, MAX_INDEX), str(index))
+        places: dict[str, str] = fields.mapping("weight_map")
         for name, shard in places.items():
             if (
                 not isinstance(shard, str)

@@ -1,16 +1,16 @@
-"""What a GGUF file says about its tokenizer, checked."""
+"""The vocabulary of a GGUF file's tokenizer, checked."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from gguf.constants import TokenType
 
-from jax_q4k import GGUFError
+from jax_q4k.gguf import Fields
 
 from .pretokenizers import PRE_TOKENIZERS
 from .special_tokens import classify
@@ -47,22 +47,23 @@ class Vocabulary:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str) -> Vocabulary:
         """Raises `GGUFError` naming `file` and the key at fault."""
-        return _Reader(metadata, file).vocabulary()
+        return _Reader(Fields(metadata, file)).vocabulary()
 
 
 class _Reader:
-    def __init__(self, metadata: Mapping[str, Any], file: str) -> None:
-        self.metadata = metadata
-        self.file = file
+    """Reads the keys `tokenizer.*` one after the other."""
+
+    def __init__(self, fields: Fields) -> None:
+        self.fields = fields.under(KEY)
+        self.chat_template = fields.string("tokenizer.chat_template", None)
 
     def vocabulary(self) -> Vocabulary:
-        model = self.value("model", str, None)
+        fields = self.fields
+        model = fields.string("model", None)
         if model not in ("llama", "gpt2"):
             found = "is missing" if model is None else f"is {model!r}"
-            self.fail(
-                "model",
-                f"{found}; supported are 'llama' (SentencePiece) and 'gpt2' (byte-level BPE)",
-            )
+            supported = "supported are 'llama' (SentencePiece) and 'gpt2' (byte-level BPE)"
+            fields.fail("model", f"{found}; {supported}")
         spm = model == "llama"
         pre = None if spm else self.pre_tokenizer()
         tokens, ids = self.tokens()
@@ -70,14 +71,12 @@ class _Reader:
 
         bos = self.token_id("bos_token_id", count, default=1 if spm else None)
         eos = self.token_id("eos_token_id", count, default=2 if spm else None)
-        add_bos = self.value("add_bos_token", bool, PRE_TOKENIZERS[pre].add_bos if pre else True)
-        add_eos = self.value("add_eos_token", bool, False)
+        add_bos = fields.boolean("add_bos_token", PRE_TOKENIZERS[pre].add_bos if pre else True)
+        add_eos = fields.boolean("add_eos_token", False)
         for wanted, name, token in ((add_bos, "bos", bos), (add_eos, "eos", eos)):
             if wanted and token is None:
-                self.fail(
-                    f"{name}_token_id",
-                    f"is missing, but every text is to have one (add_{name}_token)",
-                )
+                problem = f"is missing, but every text is to have one (add_{name}_token)"
+                fields.fail(f"{name}_token_id", problem)
 
         ends, control = classify(ids, lambda key: self.token_id(key, count), eos)
         types = self.types(tokens)
@@ -96,105 +95,83 @@ class _Reader:
             eos_token_ids=ends,
             add_bos=add_bos,
             add_eos=add_eos,
-            add_space_prefix=self.value("add_space_prefix", bool, spm),
-            chat_template=self.value("chat_template", str, None, prefix="tokenizer."),
-            file=self.file,
+            add_space_prefix=fields.boolean("add_space_prefix", spm),
+            chat_template=self.chat_template,
+            file=fields.file,
         )
 
-    def fail(self, name: str, problem: str, prefix: str = KEY) -> NoReturn:
-        raise GGUFError(self.file, prefix + name, problem)
-
-    def value(self, name: str, kind: type, default: Any, prefix: str = KEY) -> Any:
-        value = self.metadata.get(prefix + name)
-        if value is None:
-            return default
-        value = value.item() if isinstance(value, np.generic) else value
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            self.fail(name, f"is of type {type(value).__name__}, expected {kind.__name__}", prefix)
-        return value
-
-    def strings(self, name: str) -> list[str]:
-        values = self.metadata.get(KEY + name)
-        if values is None:
-            self.fail(name, "is missing")
-        if not isinstance(values, list | tuple) or not all(
-            isinstance(value, str) for value in values
-        ):
-            self.fail(name, "is not an array of strings")
-        return list(values)
-
-    def numbers(self, name: str, dtype: type, count: int) -> np.ndarray | None:
-        values = self.metadata.get(KEY + name)
-        if values is None:
-            return None
-        array = np.asarray(values)
-        kinds = "fiu" if np.issubdtype(dtype, np.floating) else "iu"
-        if array.ndim != 1 or (array.dtype.kind not in kinds and array.size):
-            self.fail(name, f"is not an array of {'numbers' if 'f' in kinds else 'integers'}")
-        if len(array) != count:
-            self.fail(
-                name, f"has {len(array)} entries, expected one for each of the {count} tokens"
-            )
-        return array.astype(dtype)
-
     def token_id(self, name: str, count: int, default: int | None = None) -> int | None:
-        token = self.value(name, int, None)
+        """An id below `count`, the vocabulary's size; a default beyond it counts as none."""
+        token = self.fields.integer(name, None)
         if token is None:
             return default if default is not None and default < count else None
         if not 0 <= token < count:
-            self.fail(name, f"is {token}, expected an id below the vocabulary's size, {count}")
+            problem = f"is {token}, expected an id below the vocabulary's size, {count}"
+            self.fields.fail(name, problem)
         return token
 
     def tokens(self) -> tuple[tuple[str, ...], dict[str, int]]:
-        texts = self.strings("tokens")
+        """The tokens' texts, and text -> id."""
+        texts = self.fields.strings("tokens")
         if not texts:
-            self.fail("tokens", "is empty")
+            self.fields.fail("tokens", "is empty")
         # Some files pad with empty texts; as in llama.cpp each gets a name of its own.
         tokens = tuple(text or f"[EMPTY_{i}]" for i, text in enumerate(texts))
         ids: dict[str, int] = {}
         for i, token in enumerate(tokens):
             if ids.setdefault(token, i) != i:
-                self.fail("tokens", f"holds {token!r} twice, as ids {ids[token]} and {i}")
+                problem = f"holds {token!r} twice, as ids {ids[token]} and {i}"
+                self.fields.fail("tokens", problem)
         return tokens, ids
 
     def types(self, tokens: tuple[str, ...]) -> np.ndarray:
-        types = self.numbers("token_type", np.int64, len(tokens))
+        """int32 (vocab,), TokenType; normal where the file gives none."""
+        types = self.per_token("token_type", np.int64, len(tokens))
         if types is None:
             return np.full(len(tokens), TokenType.NORMAL, np.int32)
         for i in np.flatnonzero((types < 0) | (types > max(TokenType))):  # 0: undefined
-            self.fail("token_type", f"is {types[i]} for id {i}, expected 0 to {max(TokenType)}")
+            problem = f"is {types[i]} for id {i}, expected 0 to {max(TokenType)}"
+            self.fields.fail("token_type", problem)
         for i in np.flatnonzero(types == TokenType.BYTE):
             if not BYTE_TOKEN.fullmatch(tokens[i]):
-                self.fail(
-                    "tokens",
-                    f"id {i}, a byte token, is {tokens[i]!r}, expected '<0x00>' to '<0xFF>'",
-                )
+                problem = f"id {i}, a byte token, is {tokens[i]!r}, expected '<0x00>' to '<0xFF>'"
+                self.fields.fail("tokens", problem)
         return types.astype(np.int32)
 
     def scores(self, count: int) -> np.ndarray:
-        scores = self.numbers("scores", np.float32, count)
+        """float32 (vocab,)."""
+        scores = self.per_token("scores", np.float32, count)
         if scores is None:
-            self.fail("scores", "is missing, but a SentencePiece vocabulary merges by it")
+            problem = "is missing, but a SentencePiece vocabulary merges by it"
+            self.fields.fail("scores", problem)
         if np.isnan(scores).any():
-            self.fail("scores", f"is NaN for id {int(np.flatnonzero(np.isnan(scores))[0])}")
+            problem = f"is NaN for id {int(np.flatnonzero(np.isnan(scores))[0])}"
+            self.fields.fail("scores", problem)
         return scores
 
+    def per_token(self, name: str, dtype: type[np.generic], count: int) -> np.ndarray | None:
+        """One number for each of `count` tokens: (count,) of `dtype`."""
+        values = self.fields.numbers(name, dtype, None)
+        if values is not None and len(values) != count:
+            problem = f"has {len(values)} entries, expected one for each of the {count} tokens"
+            self.fields.fail(name, problem)
+        return values
+
     def merges(self, ids: dict[str, int]) -> tuple[tuple[str, str], ...]:
+        """The two tokens of every merge, by rank."""
         pairs = []
-        for rank, merge in enumerate(self.strings("merges")):
+        for rank, merge in enumerate(self.fields.strings("merges")):
             left, _, right = merge.partition(" ")
             if not (left in ids and right in ids and left + right in ids):
-                self.fail(
-                    "merges", f"entry {rank} is {merge!r}, expected two tokens that form a third"
-                )
+                problem = f"entry {rank} is {merge!r}, expected two tokens that form a third"
+                self.fields.fail("merges", problem)
             pairs.append((left, right))
         return tuple(pairs)
 
     def pre_tokenizer(self) -> str:
-        pre = self.value("pre", str, "default")
+        """The pre-tokenizer's name."""
+        pre = self.fields.string("pre", "default")
         if pre not in PRE_TOKENIZERS:
-            self.fail(
-                "pre",
-                f"is {pre!r}, which is unknown; supported are {', '.join(sorted(PRE_TOKENIZERS))}",
-            )
+            supported = ", ".join(sorted(PRE_TOKENIZERS))
+            self.fields.fail("pre", f"is {pre!r}, which is unknown; supported are {supported}")
         return pre

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...json_fields import Fields
+from ...json_fields import JSONFields
 from ..vocabulary import KEY
 from .byte_level import byte_level
 from .sentencepiece import sentencepiece
@@ -52,21 +52,21 @@ def metadata_from_json(
     Raises:
       jax_q4k.CheckpointError: a field is malformed, or asks for what GGUF has no word for.
     """
-    root = Fields(dict(tokenizer_json), file)
-    config = Fields(dict(tokenizer_config or {}), config_file)
-    model = root.fields("model") or root.fail("model", "is missing")
-    kind = model.get("type", str, "BPE")  # early files leave it out
+    root = JSONFields(dict(tokenizer_json), file)
+    config = JSONFields(dict(tokenizer_config or {}), config_file)
+    model = root.object("model") or root.fail("model", "is missing")
+    kind = model.string("type", "BPE")  # early files leave it out
     if kind != "BPE":
         model.fail("type", f"{kind[:100]!r} is not supported, only 'BPE'")
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
-        if model.get(key, str, ""):
+        if model.string(key, ""):
             model.fail(key, "is not supported, expected none")
-    if model.get("dropout", float, 0.0):
+    if model.number("dropout", 0.0):
         model.fail("dropout", "is not supported, expected none")
     vocabulary = Tokens(root, model, vocab_size)
-    splitting = steps(root.fields("pre_tokenizer"), "pretokenizers")
-    normalizing = steps(root.fields("normalizer"), "normalizers")
-    if any(step.get("type", str) == "ByteLevel" for step in splitting):
+    splitting = steps(root.object("pre_tokenizer"), "pretokenizers")
+    normalizing = steps(root.object("normalizer"), "normalizers")
+    if any(step.string("type") == "ByteLevel" for step in splitting):
         metadata = byte_level(root, model, vocabulary, normalizing, splitting)
     else:
         metadata = sentencepiece(root, model, vocabulary, normalizing, splitting)

@@ -4,36 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...json_fields import Fields
+from ...json_fields import JSONFields
 from ..pretokenizers import PRE_TOKENIZERS, by_patterns
 from ..vocabulary import KEY
 from .tokens import Tokens, merges_of
 
 
 def byte_level(
-    root: Fields, model: Fields, tokens: Tokens, normalizing: list[Fields], splitting: list[Fields]
+    root: JSONFields,
+    model: JSONFields,
+    tokens: Tokens,
+    normalizing: list[JSONFields],
+    splitting: list[JSONFields],
 ) -> dict[str, Any]:
     for step in normalizing:
-        if step.get("type", str) != "NFC":
+        if step.string("type") != "NFC":
             step.fail(
                 "type",
-                f"{step.get('type', str)[:100]!r} is not supported before byte-level BPE, only 'NFC'",
+                f"{step.string('type')[:100]!r} is not supported before byte-level BPE, only 'NFC'",
             )
     patterns = []
     for i, step in enumerate(splitting):
-        match step.get("type", str):
+        match step.string("type"):
             case "Split":
                 patterns.append(_pattern(step))
-            case "Digits" if step.get("individual_digits", bool, False):
+            case "Digits" if step.boolean("individual_digits", False):
                 patterns.append(r"\p{N}")
             case "ByteLevel" if i == len(splitting) - 1:
-                if step.get("add_prefix_space", bool, True):
+                if step.boolean("add_prefix_space", True):
                     step.fail("add_prefix_space", "is true, which is not supported")
-                if step.get("use_regex", bool, True):
+                if step.boolean("use_regex", True):
                     patterns.append(PRE_TOKENIZERS["gpt-2"].patterns[0])
             case kind:
                 step.fail("type", f"{kind[:100]!r} is not supported here")
-    ignore_merges = model.get("ignore_merges", bool, False)
+    ignore_merges = model.boolean("ignore_merges", False)
     pre = by_patterns(tuple(patterns), ignore_merges)
     if pre is None:
         root.fail(
@@ -44,18 +48,18 @@ def byte_level(
     return {KEY + "model": "gpt2", KEY + "pre": pre, KEY + "merges": merges}
 
 
-def _pattern(step: Fields) -> str:
+def _pattern(step: JSONFields) -> str:
     """The regular expression of a Split whose matches are words, and so is what lies between
     them.
     """
-    pattern = step.fields("pattern")
+    pattern = step.object("pattern")
     if pattern is None:
         step.fail("pattern", "is missing")
     # "Removed" and inverted drops what lies between matches: nothing, with patterns that match
     # every character.
-    if (step.get("behavior", str), step.get("invert", bool, False)) not in (
+    if (step.string("behavior"), step.boolean("invert", False)) not in (
         ("Isolated", False),
         ("Removed", True),
     ):
         step.fail("behavior", "is not supported, expected 'Isolated', not inverted")
-    return pattern.get("Regex", str)
+    return pattern.string("Regex")

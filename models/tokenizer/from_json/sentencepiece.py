@@ -14,26 +14,28 @@ from typing import Any
 import numpy as np
 from gguf.constants import TokenType
 
-from ...json_fields import Fields
+from ...json_fields import JSONFields
 from ..encoders import LONGEST_MERGED, SPACE
 from ..vocabulary import BYTE_TOKEN, KEY
 from .tokens import Tokens, merges_of
 
 
 def sentencepiece(
-    root: Fields, model: Fields, tokens: Tokens, normalizing: list[Fields], splitting: list[Fields]
+    root: JSONFields,
+    model: JSONFields,
+    tokens: Tokens,
+    normalizing: list[JSONFields],
+    splitting: list[JSONFields],
 ) -> dict[str, Any]:
     """Model, scores, unknown token and prefix; sets the types of byte tokens and of the unknown
     one.
     """
     prefix, replaced = False, False
     for step in normalizing:
-        match step.get("type", str):
-            case "Prepend" if step.get("prepend", str) == SPACE:
+        match step.string("type"):
+            case "Prepend" if step.string("prepend") == SPACE:
                 prefix = True
-            case "Replace" if (
-                _is_space(step.fields("pattern")) and step.get("content", str) == SPACE
-            ):
+            case "Replace" if _is_space(step.object("pattern")) and step.string("content") == SPACE:
                 replaced = True
             case kind:
                 step.fail(
@@ -41,20 +43,20 @@ def sentencepiece(
                     f"{kind[:100]!r} of this kind is not supported; expected are spaces written as {SPACE!r}",
                 )
     for step in splitting:
-        kind = step.get("type", str)
-        if kind != "Metaspace" or step.get("replacement", str) != SPACE:
+        kind = step.string("type")
+        if kind != "Metaspace" or step.string("replacement") != SPACE:
             step.fail(
                 "type",
                 f"{kind[:100]!r} is not supported, expected 'ByteLevel' or 'Metaspace' of {SPACE!r}",
             )
-        scheme = step.get(
-            "prepend_scheme", str, "always" if step.get("add_prefix_space", bool, True) else "never"
+        scheme = step.string(
+            "prepend_scheme", "always" if step.boolean("add_prefix_space", True) else "never"
         )
         prefix, replaced = prefix or scheme != "never", True
         inner = next(
             (text for text in tokens.ids if SPACE in text[1:] and text not in tokens.added), None
         )
-        if step.get("split", bool, True) and inner is not None:
+        if step.boolean("split", True) and inner is not None:
             step.fail(
                 "split", f"is true, so that {inner!r} would never be formed; GGUF cannot say so"
             )
@@ -63,7 +65,7 @@ def sentencepiece(
             "normalizer",
             f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE",
         )
-    if not model.get("byte_fallback", bool, False):
+    if not model.boolean("byte_fallback", False):
         model.fail("byte_fallback", "must be true for BPE that is not byte-level")
     missing = next(
         (f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in tokens.ids), None
@@ -78,7 +80,7 @@ def sentencepiece(
         KEY + "pre": "default",
         KEY + "add_space_prefix": prefix,
     }
-    unknown = model.get("unk_token", str, None)
+    unknown = model.string("unk_token", None)
     if unknown is not None:
         if unknown not in tokens.ids:
             model.fail("unk_token", f"is {unknown[:100]!r}, which is not in the vocabulary")
@@ -88,11 +90,11 @@ def sentencepiece(
     return metadata
 
 
-def _is_space(pattern: Fields | None) -> bool:
+def _is_space(pattern: JSONFields | None) -> bool:
     return pattern is not None and pattern.values == {"String": " "}
 
 
-def _scores(model: Fields, tokens: Tokens) -> np.ndarray:
+def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
     """float32 (vocabulary,)."""
     merges = merges_of(model, tokens.ids)
     listed = set(merges)

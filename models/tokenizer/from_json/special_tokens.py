@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...json_fields import Fields
+from ...json_fields import JSONFields
 from ..vocabulary import KEY
 from .tokens import Tokens, steps
 
@@ -13,7 +13,7 @@ _NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token":
 
 
 def special_tokens(
-    root: Fields, config: Fields, tokens: Tokens, metadata: Mapping[str, Any]
+    root: JSONFields, config: JSONFields, tokens: Tokens, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`metadata` with BOS, EOS, unknown and padding ids, and whether encoding adds the first
     two.
@@ -43,40 +43,40 @@ def special_tokens(
             if text not in tokens.ids:
                 config.fail(f"{name}_token", f"is missing, and {text!r} is not in the vocabulary")
             found[f"{KEY}{name}_token_id"] = tokens.ids[text]
-        add = config.get(f"add_{name}_token", bool, bool(ids))
+        add = config.boolean(f"add_{name}_token", bool(ids))
         if add and f"{KEY}{name}_token_id" not in found:
             config.fail(f"add_{name}_token", f"is true, but there is no {name}_token")
         found[f"{KEY}add_{name}_token"] = add
     return found
 
 
-def _token_text(config: Fields, key: str) -> str | None:
+def _token_text(config: JSONFields, key: str) -> str | None:
     """A token of tokenizer_config.json: its text, or an object that holds it."""
     if isinstance(config.values.get(key), dict):
-        entry = config.fields(key)
-        return None if entry is None else entry.get("content", str) or None
-    return config.get(key, str, None) or None  # early files write "" for none
+        entry = config.object(key)
+        return None if entry is None else entry.string("content") or None
+    return config.string(key, None) or None  # early files write "" for none
 
 
-def _template(root: Fields, tokens: Tokens) -> tuple[list[int], list[int]]:
+def _template(root: JSONFields, tokens: Tokens) -> tuple[list[int], list[int]]:
     """Ids that the post-processor puts before and after a text: at most one each."""
     before: list[int] = []
     after: list[int] = []
-    for step in steps(root.fields("post_processor"), "processors"):
-        kind = step.get("type", str)
+    for step in steps(root.object("post_processor"), "processors"):
+        kind = step.string("type")
         if kind == "ByteLevel":  # it concerns offsets only
             continue
         if kind != "TemplateProcessing":
             step.fail("type", f"{kind[:100]!r} is not supported, expected 'TemplateProcessing'")
         seen = False
         for entry in step.objects("single"):
-            special = entry.fields("SpecialToken")
+            special = entry.object("SpecialToken")
             if special is None:
-                if entry.fields("Sequence") is None or seen:
+                if entry.object("Sequence") is None or seen:
                     step.fail("single", "expected special tokens around one sequence")
                 seen = True
                 continue
-            text = special.get("id", str)
+            text = special.string("id")
             if text not in tokens.ids:
                 special.fail("id", f"is {text[:100]!r}, which is not in the vocabulary")
             (after if seen else before).append(tokens.ids[text])
@@ -85,17 +85,17 @@ def _template(root: Fields, tokens: Tokens) -> tuple[list[int], list[int]]:
     return before, after
 
 
-def chat_template(config: Fields) -> dict[str, str]:
+def chat_template(config: JSONFields) -> dict[str, str]:
     """One template, or the one that is called "default" of a list."""
     template = config.values.get("chat_template")
     if isinstance(template, list):
         named = {
-            entry.get("name", str): entry.get("template", str)
+            entry.string("name"): entry.string("template")
             for entry in config.objects("chat_template")
         }
         template = named.get("default")
     elif template is not None:
-        template = config.get("chat_template", str)
+        template = config.string("chat_template")
     if template is None:
         return {}
     try:

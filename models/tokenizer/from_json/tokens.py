@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from gguf.constants import TokenType
 
-from ...json_fields import Fields
+from ...json_fields import JSONFields
 from ..encoders import MAX_MERGES
 
 Merges = list[tuple[str, str]]
@@ -21,22 +21,22 @@ _LOOKS_SPECIAL = re.compile(
 class Tokens:
     """Texts and types by id, padded to `size`; `ids` and `added` are of the file's own tokens."""
 
-    def __init__(self, root: Fields, model: Fields, size: int | None) -> None:
+    def __init__(self, root: JSONFields, model: JSONFields, size: int | None) -> None:
         self.ids: dict[str, int] = {}
         self.added: dict[str, bool] = {}  # text -> whether it is special
-        for text, token in model.get("vocab", dict).items():
+        for text, token in model.mapping("vocab").items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
                 model.fail(
                     "vocab", f"{text[:100]!r} has id {token!r:.100}, expected an integer from 0"
                 )
             self.ids[text] = token
         for entry in root.objects("added_tokens"):
-            text, token = entry.get("content", str), entry.get("id", int)
+            text, token = entry.string("content"), entry.integer("id")
             if self.ids.setdefault(text, token) != token:
                 entry.fail(
                     "id", f"is {token} for {text[:100]!r}, which has id {self.ids[text]} already"
                 )
-            self.added[text] = entry.get("special", bool, False)
+            self.added[text] = entry.boolean("special", False)
         count = len(self.ids) if size is None else size
         if not self.ids:
             model.fail("vocab", "is empty")
@@ -72,24 +72,24 @@ class Tokens:
             self.types[self.ids[text]] = TokenType.CONTROL if control else TokenType.USER_DEFINED
 
 
-def steps(step: Fields | None, key: str) -> list[Fields]:
+def steps(step: JSONFields | None, key: str) -> list[JSONFields]:
     """The steps of a normalizer, pre-tokenizer or post-processor, whose sequences hold theirs under
     `key`.
     """
     if step is None:
         return []
-    if step.get("type", str) != "Sequence":
+    if step.string("type") != "Sequence":
         return [step]
     inner_steps = step.objects(key)
     for inner in inner_steps:
-        if inner.get("type", str) == "Sequence":
+        if inner.string("type") == "Sequence":
             inner.fail("type", "a sequence in a sequence is not supported")
     return inner_steps
 
 
-def merges_of(model: Fields, ids: Mapping[str, int]) -> Merges:
+def merges_of(model: JSONFields, ids: Mapping[str, int]) -> Merges:
     """By rank; written as "a b" or, in newer files, as ["a", "b"]."""
-    values = model.get("merges", list)
+    values = model.array("merges")
     if len(values) > MAX_MERGES:
         model.fail("merges", f"has {len(values)} entries, expected at most {MAX_MERGES}")
     merges: Merges = []

@@ -1,0 +1,150 @@
+"""Checked access to the values of a file: GGUF metadata, and by a subclass JSON objects."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
+
+import numpy as np
+
+from ..errors import CheckpointError, GGUFError
+
+REQUIRED: Any = object()  # the default of a key that must be there
+
+_NAMES = {str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
+
+D = TypeVar("D")
+
+
+class Fields:
+    """A mapping whose values are checked when they are read.
+
+    Every method raises `error`, which names the file and the key, where a value has another type,
+    is out of range, or is missing without a default. None counts as missing; NumPy's scalars count
+    as Python's.
+    """
+
+    error: ClassVar[type[GGUFError] | type[CheckpointError]] = GGUFError
+    names: ClassVar[dict[type, str]] = _NAMES
+
+    def __init__(self, values: Mapping[str, Any], file: str, prefix: str = "") -> None:
+        """values: what the file holds. file: its name in errors. prefix: before keys in errors."""
+        self.values = values
+        self.file = file
+        self.prefix = prefix
+
+    def under(self, prefix: str) -> Self:
+        """The keys that begin with `prefix`, without it."""
+        size = len(prefix)
+        values = {key[size:]: value for key, value in self.values.items() if key.startswith(prefix)}
+        return type(self)(values, self.file, self.prefix + prefix)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def fail(self, key: str, problem: str) -> NoReturn:
+        """Raises the error of a key."""
+        raise self.error(self.file, self.prefix + key, problem)
+
+    def value(self, key: str, default: D = REQUIRED) -> Any | D:
+        """A value of any type."""
+        value = self.values.get(key)
+        if value is None:
+            return self.fail(key, "is missing") if default is REQUIRED else default
+        return value.item() if isinstance(value, np.generic) else value
+
+    def string(self, key: str, default: D = REQUIRED) -> str | D:
+        """A string."""
+        return self._typed(key, str, default)
+
+    def boolean(self, key: str, default: D = REQUIRED) -> bool | D:
+        """A boolean."""
+        return self._typed(key, bool, default)
+
+    def integer(
+        self,
+        key: str,
+        default: D = REQUIRED,
+        *,
+        least: int | None = None,
+        most: int | None = None,
+        repeated: bool = False,
+    ) -> int | D:
+        """An integer, from `least` to `most` where they are given, as a default must be then, too.
+
+        repeated: an array counts as one integer where all of its elements are equal.
+        """
+        if least is None or most is None:
+            return self._typed(key, int, default)
+        value = self._present(key, int, default)
+        if value is None:
+            return default
+        if repeated and isinstance(value, np.ndarray) and value.size:
+            value = value[0].item() if (value == value[0]).all() else value
+        if not _is_a(value, int) or not least <= value <= most:
+            self.fail(key, f"must be an integer from {least} to {most}, not {value!r}")
+        return value
+
+    def number(
+        self,
+        key: str,
+        default: D = REQUIRED,
+        *,
+        above: float | None = None,
+        most: float | None = None,
+    ) -> float | D:
+        """A finite float, above `above` and up to `most` where they are given; integers count."""
+        if above is None or most is None:
+            value = self._typed(key, float, default)
+            if value is default:
+                return default
+            if not abs(value) <= sys.float_info.max:  # an integer may be beyond float64
+                self.fail(key, "must be a finite number")
+            return float(value)
+        value = self._present(key, float, default)
+        if value is None:
+            return default
+        if not _is_a(value, float) or not (above < value <= most and math.isfinite(value)):
+            self.fail(key, f"must be a number above {above} and up to {most:g}, not {value!r}")
+        return float(value)
+
+    def strings(self, key: str) -> list[str]:
+        """An array of strings."""
+        values = self.value(key)
+        if not isinstance(values, list | tuple) or not all(isinstance(v, str) for v in values):
+            self.fail(key, "is not an array of strings")
+        return list(values)
+
+    def numbers(self, key: str, dtype: type[np.generic], default: D = REQUIRED) -> np.ndarray | D:
+        """An array of integers, or of any numbers where `dtype` is a float: (n,) of `dtype`."""
+        values = self.value(key, default)
+        if values is default:
+            return default
+        array = np.asarray(values)
+        floats = np.issubdtype(dtype, np.floating)
+        if array.ndim != 1 or (array.dtype.kind not in ("fiu" if floats else "iu") and array.size):
+            self.fail(key, f"is not an array of {'numbers' if floats else 'integers'}")
+        return array.astype(dtype)
+
+    def _present(self, key: str, kind: type, default: Any) -> Any:
+        if default is REQUIRED and self.values.get(key) is None:
+            self.fail(key, f"is missing, expected {self.names[kind]}")
+        return self.value(key, default)
+
+    def _typed(self, key: str, kind: type, default: Any) -> Any:
+        value = self._present(key, kind, default)
+        if value is not default and not _is_a(value, kind):
+            self.fail(key, self._wrong_type(value, kind))
+        return value
+
+    def _wrong_type(self, value: Any, kind: type) -> str:
+        return f"is of type {type(value).__name__}, expected {kind.__name__}"
+
+
+def _is_a(value: Any, kind: type) -> bool:
+    """Whether a value has a type; no boolean is a number, every integer counts as a float."""
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
