@@ -96,7 +96,7 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
     import jax.numpy as jnp
     import numpy as np
 
-    from jax_q4k.models.cache import PagedCache
+    from jax_q4k.models.kv_cache import PagedCache
 
     cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
     ids = (

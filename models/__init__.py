@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import chat, sampling, tokenizer
 from .assets import demo_path
-from .cache import PagedCache
+from .kv_cache import PagedCache
 from .config import Config
 from .decoder import Decoder
 from .files.checkpoint import CheckpointSource, from_pretrained

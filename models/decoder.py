@@ -17,7 +17,7 @@ from flax import nnx
 import jax_q4k as jq
 
 from . import rope
-from .cache import PagedCache, Pages, append, rows, scales
+from .kv_cache import PagedCache, Pages, append, rows, scales
 from .config import Config
 
 Weight = jq.QuantizedArray | jax.Array

@@ -15,7 +15,7 @@ import numpy as np
 from jax_q4k import current_selection, page_dtype, selected
 
 from .buckets import bucket
-from .cache import PagedCache
+from .kv_cache import PagedCache
 from .model import Model
 from .programs import State
 from .sampling import SamplingParams

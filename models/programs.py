@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .cache import PagedCache
+from .kv_cache import PagedCache
 from .decoder import Decoder
 from .sampling import SamplingParams, mark_seen, sample, seen_tokens
 

@@ -77,7 +77,7 @@ def test_decode_steps_with_quantized_activations(golden):
     import jax
     import jax.numpy as jnp
 
-    from jax_q4k.models.cache import PagedCache
+    from jax_q4k.models.kv_cache import PagedCache
     from jax_q4k.models.sampling import SamplingParams
 
     model, want = golden

@@ -8,7 +8,7 @@ import pytest
 from helpers import nmse
 
 from jax_q4k.models import rope
-from jax_q4k.models.cache import PagedCache
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.config import Config
 from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
 

@@ -17,7 +17,7 @@ from helpers import GOLDEN, nmse
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.cache import PagedCache
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.model import Model
 from jax_q4k.ops import quantize_q8_1
 from jax_q4k.ops.op import Op
