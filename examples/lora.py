@@ -34,15 +34,15 @@ PROJECTIONS = ("query", "key", "value", "output")
 
 def add_adapters(decoder: models.Decoder, rank: int, rngs: nnx.Rngs) -> None:
     """Makes y + x @ a @ b of every projection y = x @ W.T of attention; at first b = 0."""
-    for block in decoder.blocks:
+    for layer in decoder.layers:
         for name in PROJECTIONS:
-            linear = getattr(block.attention, name)
+            linear = getattr(layer.attention, name)
             n, k = linear.weight.get_value().shape
-            setattr(block.attention, name, nnx.LoRA(k, rank, n, base_module=linear, rngs=rngs))
+            setattr(layer.attention, name, nnx.LoRA(k, rank, n, base_module=linear, rngs=rngs))
 
 
 def adapters(decoder: models.Decoder) -> dict[str, nnx.LoRAParam]:
-    """Path in the tree -> adapter, such as `blocks.0.attention.query.lora_a` (k, rank)."""
+    """Path in the tree -> adapter, such as `layers.0.attention.query.lora_a` (k, rank)."""
     nodes = nnx.iter_graph(decoder)
     return {
         ".".join(map(str, path)): node for path, node in nodes if isinstance(node, nnx.LoRAParam)
@@ -69,9 +69,9 @@ def merge_adapters(decoder: models.Decoder) -> None:
     """Puts every adapter into its matrix, W + (a @ b).T, which is float32 then and may be quantized
     again.
     """
-    for block in decoder.blocks:
+    for layer in decoder.layers:
         for name in PROJECTIONS:
-            adapter = getattr(block.attention, name)
+            adapter = getattr(layer.attention, name)
             linear, a, b = (
                 adapter.base_module,
                 adapter.lora_a.get_value(),
@@ -80,7 +80,7 @@ def merge_adapters(decoder: models.Decoder) -> None:
             weight = linear.weight.get_value()
             weight = weight.dequantize() if isinstance(weight, jq.QuantizedArray) else weight
             linear.weight = nnx.Param(weight + (a @ b).T)
-            setattr(block.attention, name, linear)
+            setattr(layer.attention, name, linear)
 
 
 def loss(decoder: models.Decoder, rows: jax.Array) -> jax.Array:

@@ -194,7 +194,7 @@ def optimizer(options: argparse.Namespace) -> optax.GradientTransformation:
 
     def matrices(parameters: nnx.State) -> nnx.State:
         def kind(path: tuple, weight: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:
-            is_matrix = getattr(weight, "ndim", 0) == 2 and "blocks" in jax.tree_util.keystr(path)
+            is_matrix = getattr(weight, "ndim", 0) == 2 and "layers" in jax.tree_util.keystr(path)
             return rows_and_columns if is_matrix else None
 
         return jax.tree_util.tree_map_with_path(kind, parameters)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from . import chat, sampling, tokenizer
 from .assets import demo_path
-from .kv_cache import PagedCache
 from .config import Config
 from .decoder import Decoder
 from .files.checkpoint import CheckpointSource, from_pretrained
 from .files.imatrix import read_imatrix
 from .generate import Output, Piece, Timings, generate, stream
+from .kv_cache import PagedCache
 from .load import from_gguf, named_tensors
 from .model import Model
 from .perplexity import Score, score

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from jax_q4k import GGUFError, QuantizedArray, gguf
 
 from . import rope, tokenizer
 from .config import MIN_ROPE_DIVISOR, Config
-from .decoder import MLP, Attention, Block, Decoder, Linear, RMSNorm
+from .decoder import Decoder
+from .layers import MLP, Attention, DecoderLayer, Linear, RMSNorm
 from .model import Model
 from .tokenizer import Tokenizer
 
@@ -152,44 +154,48 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
     def norm(name: str) -> RMSNorm:
         return RMSNorm(vector(f"{name}.weight"), config.rms_norm_eps)
 
-    def block(prefix: str) -> Block:
+    def layer(prefix: str) -> DecoderLayer:
         attention = Attention(
-            config,
+            head_dim=config.head_dim,
             query=linear(f"{prefix}.attn_q"),
             key=linear(f"{prefix}.attn_k"),
             value=linear(f"{prefix}.attn_v"),
             output=linear(f"{prefix}.attn_output"),
             q_norm=norm(f"{prefix}.attn_q_norm") if config.qk_norm else None,
             k_norm=norm(f"{prefix}.attn_k_norm") if config.qk_norm else None,
+            norm=norm(f"{prefix}.attn_norm"),
         )
         mlp = MLP(
-            linear(f"{prefix}.ffn_gate"), linear(f"{prefix}.ffn_up"), linear(f"{prefix}.ffn_down")
+            gate=linear(f"{prefix}.ffn_gate"),
+            up=linear(f"{prefix}.ffn_up"),
+            down=linear(f"{prefix}.ffn_down"),
+            norm=norm(f"{prefix}.ffn_norm"),
         )
-        return Block(norm(f"{prefix}.attn_norm"), attention, norm(f"{prefix}.ffn_norm"), mlp)
+        return DecoderLayer(attention, mlp)
 
     divisors = vector("rope_freqs.weight") if "rope_freqs.weight" in tensors else None
     frequencies = rope.frequencies(config, None if divisors is None else np.asarray(divisors))
     return Decoder(
         config,
-        embedding=tensors["token_embd.weight"],
-        blocks=[block(f"blk.{i}") for i in range(config.num_layers)],
+        embedding=nnx.Param(tensors["token_embd.weight"]),
+        layers=nnx.List([layer(f"blk.{i}") for i in range(config.num_layers)]),
         norm=norm("output_norm"),
         output=linear("output") if "output.weight" in tensors else None,
-        rope_frequencies=jax.device_put(frequencies),
-        rope_divisors=divisors,
+        rope_frequencies=nnx.Variable(jax.device_put(frequencies)),
+        rope_divisors=None if divisors is None else nnx.Variable(divisors),
     )
 
 
 #: Part of a block's tensor names -> its module.
 _MODULES = {
-    "attn_norm": "attn_norm",
+    "attn_norm": "attention.norm",
     "attn_q": "attention.query",
     "attn_k": "attention.key",
     "attn_v": "attention.value",
     "attn_q_norm": "attention.q_norm",
     "attn_k_norm": "attention.k_norm",
     "attn_output": "attention.output",
-    "ffn_norm": "mlp_norm",
+    "ffn_norm": "mlp.norm",
     "ffn_gate": "mlp.gate",
     "ffn_up": "mlp.up",
     "ffn_down": "mlp.down",
@@ -220,9 +226,9 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
         if isinstance(module, Linear) and module.bias is not None:
             tensors[f"{name}.bias"] = module.bias.get_value()
 
-    for i, block in enumerate(decoder.blocks):
+    for i, layer in enumerate(decoder.layers):
         for name, place in _MODULES.items():
-            add(f"blk.{i}.{name}", operator.attrgetter(place)(block))
+            add(f"blk.{i}.{name}", operator.attrgetter(place)(layer))
     add("output_norm", decoder.norm)
     add("output", decoder.output)
     return tensors

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from .kv_cache import PagedCache
 from .decoder import Decoder
+from .kv_cache import PagedCache
 from .sampling import SamplingParams, mark_seen, sample, seen_tokens
 
 #: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_q4k import rotate
-
 from .config import Config
 
-__all__ = ["angles", "frequencies", "rotate"]
+
+class Rotation(NamedTuple):
+    """Angles of tokens, and how a head's dimensions pair up.
+
+    cos, sin: float32 (..., rope_dim / 2). interleaved: pairs are dimensions (2i, 2i + 1) instead of
+    (i, i + rope_dim / 2).
+    """
+
+    cos: jax.Array
+    sin: jax.Array
+    interleaved: bool
 
 
 def frequencies(config: Config, divisors: np.ndarray | None = None) -> np.ndarray:

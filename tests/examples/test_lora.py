@@ -47,7 +47,7 @@ def test_adapters_change_nothing_at_first():
 def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
     decoder = adapted_decoder()
     assert isinstance(
-        decoder.blocks[0].attention.query.base_module.weight.get_value(), QuantizedArray
+        decoder.layers[0].attention.query.base_module.weight.get_value(), QuantizedArray
     )
     before, tokens = base_weights(decoder), rows(decoder)
     optimizer = nnx.Optimizer(decoder, optax.adamw(1e-2), wrt=nnx.LoRAParam)

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from helpers import nmse
 
+import jax_q4k as jq
 from jax_q4k.models import rope
-from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.config import Config
+from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
 
 from .golden import NAMES, model, reference
@@ -22,18 +23,16 @@ def programs(name):
     """Jitted prefill and decode of a golden model, without its weights as an argument to pass."""
     loaded = model(name)
 
-    @functools.partial(jax.jit, static_argnames="all_positions")
-    def prefill(weights, tokens, lengths, cache, all_positions):
-        return loaded.decoder(weights).prefill(tokens, lengths, cache, all_positions=all_positions)
+    @jax.jit
+    def prefill(weights, *args):
+        return loaded.decoder(weights).prefill(*args)
 
     @jax.jit
     def decode(weights, *args):
         return loaded.decoder(weights).decode(*args)
 
     return (
-        lambda *args, all_positions=False: prefill(
-            loaded.weights, *args, all_positions=all_positions
-        ),
+        lambda *args: prefill(loaded.weights, *args),
         lambda *args: decode(loaded.weights, *args),
     )
 
@@ -58,8 +57,10 @@ def test_prefill_and_paged_decode(name):
     prompts = np.zeros((2, 64), np.int32)
     prompts[0, :48], prompts[1, :20] = want.prompt, want.prompt[:20]
 
-    logits, cache = prefill(prompts, np.array([48, 20], np.int32), cache, all_positions=True)
-    rows, other = [logits[0, :48]], [logits[1, :20]]
+    lengths = np.array([48, 20], np.int32)
+    logits, cache = prefill(prompts, lengths, cache)
+    everywhere = loaded._full_pass(loaded.weights, prompts, lengths)
+    rows, other = [everywhere[0, :47], logits[:1]], [everywhere[1, :19], logits[1:]]
     for step in range(24):
         token = np.array([want.greedy[step], want.tokens[20 + step]], np.int32)
         logits, cache = decode(token, cache)
@@ -184,7 +185,7 @@ def test_rope_rotates_pairs_by_position_times_frequency(interleaved):
     frequencies = rope.frequencies(config, divisors)
     x = rng.standard_normal((1, 3, 2, 64)).astype(np.float32)
     positions = jnp.array([[0, 1, 40]])
-    got = rope.rotate(x, *rope.angles(positions, jnp.asarray(frequencies)), interleaved=interleaved)
+    got = jq.rotate(x, *rope.angles(positions, jnp.asarray(frequencies)), interleaved=interleaved)
     np.testing.assert_array_equal(got[0, 0], x[0, 0])
     np.testing.assert_array_equal(got[..., 32:], x[..., 32:])
     for i in range(16):

@@ -29,7 +29,7 @@ def shapes(name):
 def test_weights_stay_packed(name):
     file = jq.gguf.read(path(name))
     decoder = model(name).decoder()
-    weight = decoder.blocks[1].attention.value.weight.get_value()
+    weight = decoder.layers[1].attention.value.weight.get_value()
     assert isinstance(weight, jq.QuantizedArray)
     assert weight.to_gguf_bytes() == file.tensors["blk.1.attn_v.weight"].to_gguf_bytes()
     assert decoder.embedding.get_value().format == file.tensors["token_embd.weight"].format
@@ -47,7 +47,7 @@ def test_the_decoder_is_an_nnx_module_tree():
         jax.jit(lambda: decoder(tokens))(), jax.jit(lambda: again(tokens))()
     )
     paths = {"/".join(map(str, entry)) for entry, _ in nnx.to_flat_state(state)}
-    assert "blocks/0/attention/q_norm/weight" in paths and "blocks/1/mlp/down/weight" in paths
+    assert "layers/0/attention/q_norm/weight" in paths and "layers/1/mlp/down/weight" in paths
 
 
 def test_progress_and_no_tokenizer():
@@ -190,7 +190,7 @@ def test_named_tensors_are_the_files(name):
 
 def test_an_adapter_has_no_place_in_a_file():
     decoder = model("llama-gqa").decoder()
-    attention = decoder.blocks[1].attention
+    attention = decoder.layers[1].attention
     attention.query = nnx.LoRA(256, 2, 256, base_module=attention.query, rngs=nnx.Rngs(0))
     adapted = models.Model(decoder)
     for use in (models.named_tensors, lambda model: models.quantize(model, "Q8_0")):
@@ -214,4 +214,4 @@ def test_scales_are_checked_unless_told_not_to(tmp_path, check_scales):
             models.from_gguf(bad)
     else:
         loaded = models.from_gguf(bad, check_scales=False)
-        assert np.isnan(loaded.decoder().blocks[0].mlp.up.weight.get_value().dequantize()).any()
+        assert np.isnan(loaded.decoder().layers[0].mlp.up.weight.get_value().dequantize()).any()
