@@ -27,7 +27,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .common import RESULTS, on_cores, write_results
+from tools.results import write_results
+
+from .common import RESULTS, on_cores
 
 FIRST_PROMPT = (1, 300, 301, 302)
 PROMPTS = (128, 512)

@@ -22,9 +22,10 @@ from typing import Any
 
 from ptx_kernels import choices
 from ptx_kernels.driver import Device, DriverError
+from tools.results import write_results
 
 from . import gpu_kernels
-from .common import RESULTS, write_results
+from .common import RESULTS
 
 ROOT = Path(__file__).resolve().parents[1]
 NO_GPU = 3
@@ -94,9 +95,9 @@ def time_kernels(gpu: Device, clock: Clock) -> tuple[float, list[gpu_kernels.Mea
 def time_models(memory_bytes: int, bandwidth: float, clock: Clock) -> tuple[list[Any], list[str]]:
     """Decode rates, and why a model was left out."""
     from jax_q4k import models
+    from tools.random_model import LLAMA_3_1_8B, random_model
 
     from . import gpu_models
-    from .random_model import LLAMA_3_1_8B, random_model
 
     rows, skipped = [], []
     for name in _GOLDEN:

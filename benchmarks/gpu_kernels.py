@@ -9,20 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ptx_kernels import tuning
-from ptx_kernels.assemble import ToolNotFoundError
 from ptx_kernels.cases import SHAPES
 from ptx_kernels.devices import find_device
-from ptx_kernels.driver import Device, Launch, rotations
+from ptx_kernels.driver import Device, rotated
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS
+from ptx_kernels.machine_code.ptxas import ToolNotFoundError
+from ptx_kernels.machine_code.report import figures, plain_table
 from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
-from ptx_kernels.report import figures, plain_table
 
 ROWS = (1, 2, 4, 8)
 CONTEXTS = (1024, 8192, 32768)
 PRESET = "preset"  # in front of the names of strategies
-_MIN_LAUNCHES = 16  # per replay, so that the replay's own cost is small beside them
 
 
 @dataclass(frozen=True)
@@ -56,21 +55,6 @@ class Measurement:
         return asdict(self) | {"gigabytes_per_second": self.gigabytes_per_second}
 
 
-def rotated(gpu: Device, kernel: Kernel, l2_bytes: int) -> list[Launch]:
-    """Launches of `kernel` over as many copies of its buffers as the L2 cache cannot hold."""
-    addresses = gpu.place(kernel, random_operands(kernel))
-    nbytes = [b.nbytes for b in (*kernel.operands, *kernel.results)]
-    operands = len(kernel.operands)
-    aliases = {operands + result: operand for operand, result in kernel.aliases.items()}
-    sets: list[Launch] = [(kernel, addresses)]
-    for _ in range(rotations(sum(nbytes), l2_bytes) - 1):
-        copy = [gpu.clone(address, size) for address, size in zip(addresses, nbytes, strict=True)]
-        for result, operand in aliases.items():
-            copy[result] = copy[operand]
-        sets.append((kernel, copy))
-    return sets * -(-_MIN_LAUNCHES // len(sets))
-
-
 def _predicted(kernel: Kernel, device_name: str) -> float | None:
     device = find_device(device_name)
     if device is None:
@@ -86,7 +70,7 @@ def measure(
 ) -> Measurement:
     """Times one kernel on random data."""
     with gpu.scope():
-        timing = gpu.time(rotated(gpu, kernel, gpu.facts.l2_bytes))
+        timing = gpu.time(rotated(gpu, kernel, random_operands(kernel), gpu.facts.l2_bytes))
     return Measurement(
         name=name,
         config=str(config),

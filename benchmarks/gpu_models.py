@@ -16,7 +16,7 @@ import numpy as np
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.model import Model
 from jax_q4k.models.sampling import SamplingParams
-from ptx_kernels.report import plain_table
+from ptx_kernels.machine_code.report import plain_table
 
 
 @dataclass(frozen=True)

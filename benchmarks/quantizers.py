@@ -14,7 +14,9 @@ import sys
 import time
 from typing import Any
 
-from .common import on_cores, results_file, write_results
+from tools.results import write_results
+
+from .common import on_cores, results_file
 
 ROWS, COLUMNS = 2048, 4096
 REPEATS = 3

@@ -14,8 +14,7 @@ from jax_q4k.models.config import Config
 from jax_q4k.models.files import recipes
 from jax_q4k.models.load import expected_tensors
 from jax_q4k.models.save import completed
-
-from .random_model import LLAMA_1B
+from tools.random_model import LLAMA_1B
 
 _PIECE = 1 << 21  # weights made at a time
 

@@ -19,8 +19,7 @@ import numpy as np
 
 from ptx_kernels import simulator
 from ptx_kernels.simulator.launch import BATCH_LANES
-
-from .common import write_results
+from tools.results import write_results
 
 _HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
 

@@ -13,16 +13,17 @@ from collections import Counter
 import jax
 
 from jax_q4k import models
-from ptx_kernels.assemble import TARGETS, tool_version
 from ptx_kernels.cases import CASES, Case, preset_cases
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
-from ptx_kernels.report import as_dicts, report, table
+from ptx_kernels.machine_code.ptxas import TARGETS, tool_version
+from ptx_kernels.machine_code.report import as_dicts, report, table
+from tools import aot
+from tools.launches import layer_launches, page_array
+from tools.random_model import LLAMA_3_1_8B, random_model
+from tools.results import write_results
 
-from . import aot
-from .common import results_file, write_results
-from .launches import layer_launches, page_array
-from .random_model import LLAMA_3_1_8B, random_model
+from .common import results_file
 
 
 def launches_of_8b_step() -> dict[str, object]:

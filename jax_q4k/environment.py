@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ptx_kernels import assemble, driver
+from ptx_kernels import driver
+from ptx_kernels.machine_code.ptxas import ToolNotFoundError, find_tool, tool_version
 
 
 def cuda_driver() -> str:
@@ -16,6 +17,6 @@ def cuda_driver() -> str:
 def ptxas() -> str:
     """The version of ptxas and where it is, or why it cannot be used."""
     try:
-        return f"{assemble.tool_version('ptxas')}, {assemble.find_tool('ptxas')}"
-    except (assemble.ToolNotFoundError, OSError) as error:
+        return f"{tool_version('ptxas')}, {find_tool('ptxas')}"
+    except (ToolNotFoundError, OSError) as error:
         return f"{error} (reports and tests need it; programs do not)"

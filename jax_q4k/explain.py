@@ -27,7 +27,7 @@ from .ops.op import OPS, Op, default_implementation
 from .ops.op import device as device_here
 
 if TYPE_CHECKING:
-    from ptx_kernels.report import Figures
+    from ptx_kernels.machine_code.report import Figures
 
 _LAYOUT_ONLY = (
     "reshape",
@@ -154,7 +154,7 @@ def explain(
       device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or
         else an H200. Of a name that is not known the report says whose number of multiprocessors
         was assumed.
-      predict: whether the cost model predicts each launch's time (`ptx_kernels.cost`), from what
+      predict: whether the cost model predicts each launch's time (`ptx_kernels.machine_code.model`), from what
         ptxas makes of it.
 
     Raises:
@@ -240,7 +240,9 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
 
 
 def _figures(kernels: list[Kernel], model: Device) -> tuple[Figures, ...]:
-    from ptx_kernels.report import figures  # what reads machine code, which few ask for
+    from ptx_kernels.machine_code.report import (
+        figures,  # what reads machine code, which few ask for
+    )
 
     return tuple(figures(kernel, model.arch, device=model) for kernel in kernels)
 

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .assemble import TARGETS, AssemblyError, ToolNotFoundError, tool_version
 from .cases import CASES, preset_cases
 from .kernels import KERNELS
 from .kernels.matvec import PRESETS
-from .markdown import MarkdownError, rewrite
+from .machine_code.markdown import MarkdownError, rewrite
+from .machine_code.ptxas import TARGETS, AssemblyError, ToolNotFoundError, tool_version
+from .machine_code.report import as_dicts, report, table
 from .ptx import Kernel
-from .report import as_dicts, report, table
 from .simulate import simulate
 from .simulator import SimulationError
 

@@ -30,6 +30,8 @@ _STATIC_SHARED_LIMIT = (
 )  # a block gets more dynamic shared memory only when the function asks for it
 _POISON = 0xFF  # a NaN in every float type, -1 in every integer type
 
+_MIN_LAUNCHES = 16  # of a graph, so that its replay's own cost is small beside them
+
 Launch = tuple[Kernel, Sequence[int]]
 
 
@@ -254,7 +256,7 @@ class Device:
             except DriverError as error:
                 raise DriverError(
                     f"kernel {kernel.name} did not load: {error}; "
-                    f"ptx_kernels.assemble.assemble(text, {self.facts.arch!r}) may say why"
+                    f"ptx_kernels.machine_code.ptxas.assemble(text, {self.facts.arch!r}) may say why"
                 ) from error
             self._modules.append(module)
             function = self._call("cuModuleGetFunction", module, kernel.name.encode())
@@ -385,3 +387,20 @@ def rotations(bytes_per_set: int, l2_bytes: int) -> int:
     cache.
     """
     return max(1, min(64, math.ceil(4 * l2_bytes / max(bytes_per_set, 1))))
+
+
+def rotated(
+    gpu: Device, kernel: Kernel, operands: Sequence[np.ndarray], l2_bytes: int
+) -> list[Launch]:
+    """Launches of `kernel` over as many copies of its buffers as the L2 cache cannot hold."""
+    addresses = gpu.place(kernel, operands)
+    nbytes = [b.nbytes for b in (*kernel.operands, *kernel.results)]
+    count = len(kernel.operands)
+    aliases = {count + result: operand for operand, result in kernel.aliases.items()}
+    sets: list[Launch] = [(kernel, addresses)]
+    for _ in range(rotations(sum(nbytes), l2_bytes) - 1):
+        copy = [gpu.clone(address, size) for address, size in zip(addresses, nbytes, strict=True)]
+        for result, operand in aliases.items():
+            copy[result] = copy[operand]
+        sets.append((kernel, copy))
+    return sets * -(-_MIN_LAUNCHES // len(sets))

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from benchmarks import aot
-from benchmarks.thunks import Array
 from jax_q4k import custom_call
 from jax_q4k.models import CUDA_COMPILER_OPTIONS
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.ptx.module import Buffer
 from ptx_kernels.ptx.types import f32
+from tools import aot
+from tools.thunks import Array
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import jax_q4k as jq
-from benchmarks import aot
-from benchmarks.thunks import Array
 from jax_q4k.models import CUDA_COMPILER_OPTIONS
+from tools import aot
+from tools.thunks import Array
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 

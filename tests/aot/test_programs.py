@@ -15,11 +15,11 @@ import pytest
 from helpers import GOLDEN
 
 import jax_q4k as jq
-from benchmarks import aot
-from benchmarks.launches import layer_launches, page_array
-from benchmarks.random_model import LLAMA_3_1_8B, random_model
 from jax_q4k import models
-from ptx_kernels import assemble
+from ptx_kernels.machine_code import ptxas
+from tools import aot
+from tools.launches import layer_launches, page_array
+from tools.random_model import LLAMA_3_1_8B, random_model
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
@@ -220,7 +220,7 @@ def test_kernels_as_xla_holds_them_assemble(name):
     program = compiled(LLAMA, name)
     texts = program.ptx_texts
     assert len(texts) >= len({t.name for t in program.ptx_launches})
-    for assembly in assemble.assemble_all(texts, ["sm_90"]).values():
+    for assembly in ptxas.assemble_all(texts, ["sm_90"]).values():
         assert assembly.spill_store_bytes == assembly.spill_load_bytes == 0
 
 

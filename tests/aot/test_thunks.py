@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.thunks import Array, parse_hlo, parse_thunks
+from tools.thunks import Array, parse_hlo, parse_thunks
 
 HLO = """\
 %body (p: (s32[], f32[4])) -> (s32[], f32[4]) {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import quantizers, static, tensor_cores, tune
+from benchmarks import quantizers, static, tensor_cores
 from benchmarks.common import RESULTS, results_file
-from ptx_kernels import assemble
+from ptx_kernels.machine_code import ptxas
+from tools import tune
 
 
 @pytest.mark.parametrize("benchmark", [quantizers, static, tensor_cores])
@@ -31,9 +32,9 @@ def test_the_file_or_the_repositorys_own(tmp_path):
 )
 def test_without_an_assembler_a_sentence_says_what_to_install(run, tmp_path, monkeypatch, capsys):
     def missing(name):
-        raise assemble.ToolNotFoundError(f"{name} was not found")
+        raise ptxas.ToolNotFoundError(f"{name} was not found")
 
-    monkeypatch.setattr(assemble, "find_tool", missing)
+    monkeypatch.setattr(ptxas, "find_tool", missing)
     assert run(str(tmp_path / "x.json")) == 3
     assert "was not found" in capsys.readouterr().err and not list(tmp_path.iterdir())
 

@@ -13,8 +13,8 @@ import pytest
 from implementations import needs_native
 
 from benchmarks import cpu, random_file
-from benchmarks.random_model import LLAMA_1B
 from jax_q4k import gguf, models, native
+from tools.random_model import LLAMA_1B
 
 SMALL = dataclasses.replace(
     LLAMA_1B,

@@ -15,11 +15,11 @@ import pytest
 from stand_in_device import StandIn
 
 from benchmarks import gpu, gpu_kernels
-from ptx_kernels.driver import DriverError
+from ptx_kernels.driver import DriverError, rotated
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
+from ptx_kernels.machine_code.report import figures
 from ptx_kernels.operands import random_operands
-from ptx_kernels.report import figures
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,9 +155,9 @@ def test_an_error_of_the_driver_is_the_reason(monkeypatch, capsys):
 def test_inputs_rotate_past_the_cache(small):
     device = StandIn()
     name, kernel, nbytes, _ = next(iter(gpu_kernels.matvecs()))
-    launches = gpu_kernels.rotated(device, kernel, l2_bytes=16 * nbytes)
+    launches = rotated(device, kernel, random_operands(kernel), l2_bytes=16 * nbytes)
     assert len({tuple(addresses) for _, addresses in launches}) > 16
-    few = gpu_kernels.rotated(device, kernel, l2_bytes=1)
+    few = rotated(device, kernel, random_operands(kernel), l2_bytes=1)
     assert len(few) == 16 and len({tuple(addresses) for _, addresses in few}) == 1
     assert len(random_operands(kernel)) == len(kernel.operands)
 
@@ -168,6 +168,6 @@ def test_an_updated_buffer_keeps_its_one_address():
 
     case = next(case for case in CASES if case.family == "append_kv")
     kernel = KERNELS["append_kv"](**(case.arguments | {"num_pages": 4}))
-    for _, addresses in gpu_kernels.rotated(StandIn(), kernel, l2_bytes=1 << 20):
+    for _, addresses in rotated(StandIn(), kernel, random_operands(kernel), l2_bytes=1 << 20):
         for operand, result in kernel.aliases.items():
             assert addresses[operand] == addresses[len(kernel.operands) + result]

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu_models import decode_rate, table, weight_bytes_per_token
-from benchmarks.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_format
 from jax_q4k.models.load import expected_tensors
 from ptx_kernels import formats
+from tools.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_format
 
 SMALL = dataclasses.replace(
     LLAMA_3_1_8B,

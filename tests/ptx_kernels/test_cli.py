@@ -149,7 +149,8 @@ def test_needs_numpy_only():
     done = python(
         "-c",
         "import sys, ptx_kernels, ptx_kernels.kernels, ptx_kernels.simulator, ptx_kernels.formats\n"
-        "import ptx_kernels.assemble, ptx_kernels.sass, ptx_kernels.driver, ptx_kernels.__main__\n"
+        "import ptx_kernels.machine_code.ptxas, ptx_kernels.machine_code.sass\n"
+        "import ptx_kernels.driver, ptx_kernels.__main__\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & "
         "{'jax', 'jaxlib', 'cuda', 'nvidia', 'flax', 'rich', 'ml_dtypes', 'gguf'}))",
     )

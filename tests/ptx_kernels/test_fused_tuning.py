@@ -7,7 +7,6 @@ from __future__ import annotations
 import pytest
 
 from ptx_kernels import tuning
-from ptx_kernels.assemble import TARGETS, assemble_all
 from ptx_kernels.kernels.matvec import (
     FORMATS,
     PRESETS,
@@ -17,8 +16,9 @@ from ptx_kernels.kernels.matvec import (
     qkv_matvec,
 )
 from ptx_kernels.kernels.matvec.rows import launch
+from ptx_kernels.machine_code.ptxas import TARGETS, assemble_all
+from ptx_kernels.machine_code.report import figures
 from ptx_kernels.ptx import Builder, Kernel
-from ptx_kernels.report import figures
 
 
 def product(

@@ -13,9 +13,9 @@ from implementations import IMPLEMENTATIONS
 from jax.test_util import check_grads
 
 import jax_q4k as jq
-from benchmarks import aot
 from jax_q4k.ops.matmul import DOT_FORMATS
 from ptx_kernels import formats
+from tools import aot
 
 from .random_weights import random_weights
 

@@ -8,12 +8,12 @@ from helpers import nmse
 from oracles import dequantized, half_operands, quantized, random_planes, weights
 
 from ptx_kernels import formats, simulator, tuning
-from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.gemm import F16_FORMATS, FORMATS, GemmConfig, gemm
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
+from ptx_kernels.machine_code.ptxas import assemble
+from ptx_kernels.machine_code.sass import disassemble, enclosing_loop, hot_loop
 from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import KernelError
-from ptx_kernels.sass import disassemble, enclosing_loop, hot_loop
 from ptx_kernels.simulator.traffic import total
 
 TOLERANCE = 1e-12

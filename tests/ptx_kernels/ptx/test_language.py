@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ptx_kernels import simulator
-from ptx_kernels.assemble import assemble
 from ptx_kernels.kernels.decode import decode
+from ptx_kernels.machine_code.ptxas import assemble
 from ptx_kernels.ptx import (
     Builder,
     KernelError,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ptx_kernels import simulator
-from ptx_kernels.assemble import assemble
+from ptx_kernels.machine_code.ptxas import assemble
 from ptx_kernels.simulator import AsyncPending, MissingProxyFence, SharedRace, SimulationError
 
 from .ptx_text import module

@@ -7,7 +7,7 @@ import pytest
 from tensor_kernels import STEPS, WORDS, pipeline
 
 from ptx_kernels import simulator
-from ptx_kernels.assemble import assemble
+from ptx_kernels.machine_code.ptxas import assemble
 from ptx_kernels.ptx import Builder, KernelError, kernel, u32, u64
 
 from .ptx_text import module

@@ -6,9 +6,9 @@ import dataclasses
 
 import pytest
 
-from ptx_kernels import cost
 from ptx_kernels.devices import DEVICES, REFERENCE, find_device
-from ptx_kernels.sass import Loop, Outstanding, SassInstruction
+from ptx_kernels.machine_code import model
+from ptx_kernels.machine_code.sass import Loop, Outstanding, SassInstruction
 
 # 100 multiprocessors at 1 GHz: a clock is a nanosecond
 DEVICE = dataclasses.replace(REFERENCE, multiprocessors=100, clock_hz=1e9, bandwidth=1e12)
@@ -23,9 +23,9 @@ def code(**counts: int) -> tuple[SassInstruction, ...]:
     )
 
 
-def launch(**changes) -> cost.Launch:
+def launch(**changes) -> model.Launch:
     """Four blocks a multiprocessor, all resident, of one warp; every warp takes ten trips."""
-    made = cost.Launch(
+    made = model.Launch(
         blocks=400,
         warps=1,
         resident_blocks=4,
@@ -52,24 +52,24 @@ def launch(**changes) -> cost.Launch:
     ],
 )
 def test_clocks_of_a_mix(mix, unit, clocks):
-    assert cost.unit_clocks(code(**mix), DEVICE)[unit] == clocks
+    assert model.unit_clocks(code(**mix), DEVICE)[unit] == clocks
 
 
 def test_clocks_of_tensor_cores():
     int8 = SassInstruction(0, "", "IMMA.16832.S8.S8.SAT", "R0, R4, R8, R12")
     bf16 = SassInstruction(0, "", "HMMA.16816.F32.BF16", "R0, R4, R8, R12")
     device = dataclasses.replace(DEVICE, mma_int8_ops=4096, mma_float_ops=2048)
-    assert cost.unit_clocks((int8,), device)["tensor"] == 2 * 16 * 8 * 32 / 4096
-    assert cost.unit_clocks((bf16,), device)["tensor"] == 2 * 16 * 8 * 16 / 2048
+    assert model.unit_clocks((int8,), device)["tensor"] == 2 * 16 * 8 * 32 / 4096
+    assert model.unit_clocks((bf16,), device)["tensor"] == 2 * 16 * 8 * 16 / 2048
     with pytest.raises(ValueError, match="must name a shape"):
-        cost.unit_clocks((dataclasses.replace(int8, opcode="IMMA"),), device)
+        model.unit_clocks((dataclasses.replace(int8, opcode="IMMA"),), device)
 
 
 def test_bounds_by_hand():
     """84 instructions take 21 clocks; 40 trips and 42 once on each multiprocessor; a warp waits
     once in each trip.
     """
-    found = cost.predict(launch(once=42), DEVICE)
+    found = model.predict(launch(once=42), DEVICE)
     assert found.bandwidth == pytest.approx(1e-6)
     assert found.issue == pytest.approx((40 * 21 + 4 * 42 / 4) * 1e-9) and found.unit == "issue"
     assert found.latency == pytest.approx(10 * (800 + 2 * 84) * 1e-9 + 2 * 42e-9)
@@ -92,13 +92,13 @@ def test_bounds_by_hand():
     ],
 )
 def test_what_binds(changes, bound):
-    assert cost.predict(launch(**changes), DEVICE).bound == bound
+    assert model.predict(launch(**changes), DEVICE).bound == bound
 
 
 def test_tail_and_rounds():
     """401 blocks: one multiprocessor has five, which take two rounds where four are resident."""
     even, odd = (
-        cost.predict(launch(blocks=blocks, trips=10 * blocks), DEVICE) for blocks in (400, 401)
+        model.predict(launch(blocks=blocks, trips=10 * blocks), DEVICE) for blocks in (400, 401)
     )
     assert (even.tail, odd.tail) == (1, pytest.approx(5 / 4.01))
     assert odd.latency == pytest.approx(2 * even.latency)
@@ -117,7 +117,7 @@ def test_tail_and_rounds():
     ids=lambda changes: next(iter(changes)),
 )
 def test_more_work_never_takes_less_time(worse):
-    before, after = cost.predict(launch(), DEVICE), cost.predict(launch(**worse), DEVICE)
+    before, after = model.predict(launch(), DEVICE), model.predict(launch(**worse), DEVICE)
     assert after.seconds > before.seconds
     assert all(after.bounds[name] >= seconds for name, seconds in before.bounds.items())
 
@@ -127,16 +127,17 @@ def test_more_work_never_takes_less_time(worse):
 )
 def test_more_device_never_takes_more_time(faster):
     for changes in ({}, dict(nbytes=10**8), dict(loop=code(FFMA=800))):
-        before = cost.predict(launch(**changes), DEVICE).seconds
+        before = model.predict(launch(**changes), DEVICE).seconds
         assert (
-            cost.predict(launch(**changes), dataclasses.replace(DEVICE, **faster)).seconds <= before
+            model.predict(launch(**changes), dataclasses.replace(DEVICE, **faster)).seconds
+            <= before
         )
 
 
 def test_an_empty_launch_is_refused():
     for changes in (dict(resident_blocks=0), dict(blocks=0), dict(warps=0)):
         with pytest.raises(ValueError, match="must be positive"):
-            cost.predict(launch(**changes), DEVICE)
+            model.predict(launch(**changes), DEVICE)
 
 
 def test_llama_cpp_is_bound_by_issue_slots():
@@ -144,7 +145,7 @@ def test_llama_cpp_is_bound_by_issue_slots():
     can do.
     """
     quant_bytes = 14336 * 4096 // 2
-    found = cost.predict(
+    found = model.predict(
         launch(
             blocks=14336,
             warps=4,

@@ -24,7 +24,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .devices import Device
+from ..devices import Device
 from .sass import Outstanding, SassInstruction, load_bits
 
 LAUNCH = 1.3e-6  # seconds: an empty kernel inside a CUDA graph, measured on an H200

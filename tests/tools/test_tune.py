@@ -9,14 +9,14 @@ import json
 import pytest
 from stand_in_device import StandIn
 
-from benchmarks import spaces, tune
 from ptx_kernels import choices, tables, tuning
-from ptx_kernels.cost import Prediction
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.driver import DriverError, Timing
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
-from ptx_kernels.work import Work
+from ptx_kernels.machine_code.model import Prediction
+from ptx_kernels.machine_code.work import Work
+from tools import spaces, tune
 
 MATVEC = spaces.SPACES["matvec"]
 CONFIGS = (

@@ -11,14 +11,14 @@ from __future__ import annotations
 import pytest
 
 from ptx_kernels import formats, tuning
-from ptx_kernels.assemble import TARGETS, assemble_all
-from ptx_kernels.cost import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
+from ptx_kernels.machine_code.model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
+from ptx_kernels.machine_code.ptxas import TARGETS, assemble_all
+from ptx_kernels.machine_code.report import Figures, figures
+from ptx_kernels.machine_code.work import QUANT_BITS
 from ptx_kernels.ptx import Kernel
-from ptx_kernels.report import Figures, figures
-from ptx_kernels.work import QUANT_BITS
 
 #: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
@@ -28,7 +28,7 @@ SMALL_SHAPES = [(128, 896), (896, 4864), (4096, 14336)]
 
 
 def test_the_model_is_held_to_these_budgets():
-    """`cost.INSTRUCTION_BUDGETS` are those of the tests below."""
+    """`model.INSTRUCTION_BUDGETS` are those of the tests below."""
     rows = {("Q4_K", 1): 3.5, ("Q5_K", 1): 4.0, ("Q6_K", 1): 4.0, ("Q4_K", 4): 6.0}
     small = {("Q8_0", 1): 1.0, ("Q5_0", 1): 4.0, ("Q4_0", 1): 3.0, ("Q5_1", 1): 4.0}
     assert INSTRUCTION_BUDGETS == rows | small

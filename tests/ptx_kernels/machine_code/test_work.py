@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from ptx_kernels import tuning, work
-from ptx_kernels.assemble import assemble
+from ptx_kernels import tuning
 from ptx_kernels.cases import CASES
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import PagedAttentionConfig
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS
+from ptx_kernels.machine_code import work
+from ptx_kernels.machine_code.ptxas import assemble
+from ptx_kernels.machine_code.sass import Loop, disassemble, hot_loop, load_bits
 from ptx_kernels.ptx import Kernel
-from ptx_kernels.sass import Loop, disassemble, hot_loop, load_bits
 
 
 def loop_of(kernel: Kernel) -> Loop:

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.mutation [--subjects PATTERN ...] [--mutants 300] [--json FILE]`: do our
+"""`python -m tools.mutation [--subjects PATTERN ...] [--mutants 300] [--json FILE]`: do our
 checks find bugs?
 
-Plants small bugs (benchmarks/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a
+Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a
 time, and runs what
 the tests run: the simulator with all its checks against the exact results, then again under
 perturbations of what hardware leaves open; and the rule that every float instruction states its
@@ -34,8 +34,8 @@ from ptx_kernels import simulator
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.simulator import SimulationError, Trap
 
-from .common import write_results
 from .mutants import Mutant, mutants, probe
+from .results import write_results
 
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = ROOT / "tests" / "data" / "mutation" / "equivalent.toml"

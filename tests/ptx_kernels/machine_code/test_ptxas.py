@@ -8,8 +8,10 @@ import re
 
 import pytest
 
-from ptx_kernels import assemble as assemble_module
-from ptx_kernels.assemble import (
+from ptx_kernels.cases import CASES
+from ptx_kernels.kernels import KERNELS
+from ptx_kernels.machine_code import ptxas
+from ptx_kernels.machine_code.ptxas import (
     TARGETS,
     Assembly,
     AssemblyError,
@@ -21,9 +23,7 @@ from ptx_kernels.assemble import (
     occupancy,
     tool_version,
 )
-from ptx_kernels.cases import CASES
-from ptx_kernels.kernels import KERNELS
-from ptx_kernels.report import Code, code, codes
+from ptx_kernels.machine_code.report import Code, code, codes
 
 HEADER = ".version 7.0\n.target sm_61\n.address_size 64\n"
 ADD_ONE = (
@@ -127,7 +127,7 @@ def test_texts_that_hold_no_single_entry_are_not_joined():
 def test_missing_tool_says_what_to_install(monkeypatch):
     find_tool.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(assemble_module.shutil, "which", lambda name: None)
+    monkeypatch.setattr(ptxas.shutil, "which", lambda name: None)
     monkeypatch.delenv("CUDA_HOME", raising=False)
     with pytest.raises(
         ToolNotFoundError, match="ptxas was not found.*pip install 'nvidia-cuda-nvcc"

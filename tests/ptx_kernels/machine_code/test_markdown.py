@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ptx_kernels import markdown
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
+from ptx_kernels.machine_code import markdown
 
-DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
+DOCS = Path(__file__).parents[3] / "docs" / "kernels.md"
 ADVICE = "python -m ptx_kernels report --markdown docs/kernels.md [--family F] writes the tables"
 
 

@@ -11,10 +11,10 @@ import math
 import re
 from dataclasses import dataclass, replace
 
-from .cost import mma_products
-from .formats import get as block_format
-from .kernels.matvec import MatvecConfig, matvec
-from .ptx import WARP, Kernel
+from ..formats import get as block_format
+from ..kernels.matvec import MatvecConfig, matvec
+from ..ptx import WARP, Kernel
+from .model import mma_products
 from .sass import Loop, load_bits
 
 #: Bits per weight of the planes that hold quants; scales and headers don't count.

@@ -1,6 +1,6 @@
 """How many kernels a program launches, and which: compiled ahead of time, so no GPU is needed.
 
-python -m benchmarks.launches [MODEL.gguf | --shape llama-3.1-8b] [--batch N] [--list PROGRAM]
+python -m tools.launches [MODEL.gguf | --shape llama-3.1-8b] [--batch N] [--list PROGRAM]
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def table(program: aot.Program) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.launches", description=__doc__.split("\n")[0]
+        prog="python -m tools.launches", description=__doc__.split("\n")[0]
     )
     parser.add_argument("model", nargs="?", default=DEFAULT_MODEL, type=Path)
     parser.add_argument(

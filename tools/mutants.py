@@ -1,4 +1,4 @@
-"""Small bugs in a kernel's PTX, one at a time: what `benchmarks.mutation` plants and the tests must
+"""Small bugs in a kernel's PTX, one at a time: what `tools.mutation` plants and the tests must
 find.
 
 A mutant changes, drops or adds one line of the body. Every operator below is a mistake that someone

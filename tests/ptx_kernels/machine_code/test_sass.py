@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ptx_kernels.sass import CATEGORIES, classify, hot_loop, innermost_loops, load_bits, parse
+from ptx_kernels.machine_code.sass import (
+    CATEGORIES,
+    classify,
+    hot_loop,
+    innermost_loops,
+    load_bits,
+    parse,
+)
 
 
 def listing(text: str) -> str:

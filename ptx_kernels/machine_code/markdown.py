@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import tuning
-from .assemble import TARGETS, assemble_all, tool_version
-from .cases import CASES, SHAPES, Case, preset_cases
-from .cost import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
-from .kernels import KERNELS
-from .kernels.matvec import FORMATS, PRESETS
+from .. import tuning
+from ..cases import CASES, SHAPES, Case, preset_cases
+from ..kernels import KERNELS
+from ..kernels.matvec import FORMATS, PRESETS
+from .model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
+from .ptxas import TARGETS, assemble_all, tool_version
 from .report import Figures, figures, load_range, report
 
 ARCH = "sm_90"

@@ -1,4 +1,4 @@
-"""What `benchmarks.tune` searches: shapes and Configs for each rule of `ptx_kernels.tuning` that
+"""What `tools.tune` searches: shapes and Configs for each rule of `ptx_kernels.tuning` that
 tables overrule.
 """
 

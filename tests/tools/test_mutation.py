@@ -1,4 +1,4 @@
-"""A small sample of benchmarks.mutation, and the operators and the file of known mutants that it
+"""A small sample of tools.mutation, and the operators and the file of known mutants that it
 rests on.
 """
 
@@ -9,9 +9,9 @@ import re
 
 from subjects import SUBJECTS, subject
 
-from benchmarks import mutation
-from benchmarks.mutants import OPERATORS, Mutant, instructions, mutants
 from ptx_kernels.ptx import Kernel
+from tools import mutation
+from tools.mutants import OPERATORS, Mutant, instructions, mutants
 
 TEXT = """
   mov.u32 %r1, 4;

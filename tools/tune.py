@@ -1,4 +1,4 @@
-"""Writes tuning tables: `python -m benchmarks.tune [--model]`.
+"""Writes tuning tables: `python -m tools.tune [--model]`.
 
 With a GPU: times Configs at each shape and writes the fastest ones. With `--model`: chooses by the
 cost model, from the machine code that ptxas makes for the device's architecture; needs no GPU. What
@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from ptx_kernels import tables, tuning
-from ptx_kernels.assemble import TARGETS, ToolNotFoundError, assemble_all, tool_version
-from ptx_kernels.cost import INSTRUCTION_BUDGETS, Prediction, predict
 from ptx_kernels.devices import DEVICES, Device
 from ptx_kernels.driver import Device as Gpu
-from ptx_kernels.driver import DriverError
+from ptx_kernels.driver import DriverError, rotated
 from ptx_kernels.kernels.matvec import FORMATS
+from ptx_kernels.machine_code.model import INSTRUCTION_BUDGETS, Prediction, predict
+from ptx_kernels.machine_code.ptxas import TARGETS, ToolNotFoundError, assemble_all, tool_version
+from ptx_kernels.machine_code.report import Code, codes, launch
+from ptx_kernels.machine_code.work import formats, packed_weights, work
+from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
-from ptx_kernels.report import Code, codes, launch
-from ptx_kernels.work import formats, packed_weights, work
 
-from .common import provenance
-from .gpu_kernels import rotated
+from .results import provenance
 from .spaces import SPACES, Shape, Space
 
 _EQUAL = 1.02  # predictions that differ by less than this factor are equal: the one with the most slack wins
@@ -43,7 +43,7 @@ _BATCH = 24  # kernels that ptxas and nvdisasm are started for
 
 #: How the model chooses, for the table's file.
 METHOD = (
-    "Of each shape's candidates (benchmarks/spaces.py) the least predicted time (ptx_kernels/cost.py); within "
+    "Of each shape's candidates (tools/spaces.py) the least predicted time (ptx_kernels/machine_code/model.py); within "
     f"{_EQUAL - 1:.0%} the rule's, which knows what the model does not, or else the most slack in issue slots and "
     "latency. Passed over, and counted in `why`, are those that "
     "spill on one of the targets and those beyond cost.INSTRUCTION_BUDGETS, since the model takes instructions for "
@@ -184,10 +184,9 @@ def timed(gpu: Gpu, space: Space, shape: Shape, end: float) -> Pick | None:
     kernels = {config: kernel for config in configs if (kernel := space.build(shape, config))}
     seconds = {}
     with gpu.scope():
-        places = [
-            addresses
-            for _, addresses in rotated(gpu, next(iter(kernels.values())), gpu.facts.l2_bytes)
-        ]
+        first = next(iter(kernels.values()))
+        launches = rotated(gpu, first, random_operands(first), gpu.facts.l2_bytes)
+        places = [addresses for _, addresses in launches]
         for config, kernel in kernels.items():
             if time.monotonic() >= end:
                 return None
@@ -291,7 +290,7 @@ def write_table(path: Path, table: dict[str, Any], searched: Sequence[str]) -> P
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tune", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.tune", description=__doc__)
     parser.add_argument(
         "--model", action="store_true", help="predict, instead of measuring on a GPU"
     )
@@ -325,14 +324,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"{device.slug}.model.json",
             )
         except ToolNotFoundError as error:
-            print(f"benchmarks.tune --model needs ptxas and nvdisasm: {error}", file=sys.stderr)
+            print(f"tools.tune --model needs ptxas and nvdisasm: {error}", file=sys.stderr)
             return 3
     else:
         try:
             with Gpu() as gpu:
                 table = measured_table(gpu, spaces, options.formats, seconds)
         except DriverError as error:
-            print(f"benchmarks.tune needs a CUDA GPU, or --model: {error}", file=sys.stderr)
+            print(f"tools.tune needs a CUDA GPU, or --model: {error}", file=sys.stderr)
             return 3
         name = f"{table['device'].removeprefix('NVIDIA ').replace(' ', '-').lower()}.json"
     path = write_table(options.out or tables.FOLDER / name, table, options.rules)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .assemble import find_tool
+from .ptxas import find_tool
 
 
 @dataclass(frozen=True)

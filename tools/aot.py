@@ -2,7 +2,7 @@
 
 JAX's CUDA plugin compiles from a description of the device (targets/*.txtpb, XLA's
 GpuTargetConfigProto); neither a GPU nor the CUDA libraries are needed. XLA does not look into the
-PTX of custom calls: `ptx_kernels.assemble` does.
+PTX of custom calls: `ptx_kernels.machine_code.ptxas` does.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 
-from .assemble import Assembly, assemble, assemble_all, assemble_together, occupancy
-from .cost import Launch, predict
-from .devices import DEVICES, Device
-from .ptx import WARP, Kernel
+from ..devices import DEVICES, Device
+from ..ptx import WARP, Kernel
+from .model import Launch, predict
+from .ptxas import Assembly, assemble, assemble_all, assemble_together, occupancy
 from .sass import (
     CATEGORIES,
     Loop,
@@ -49,7 +49,7 @@ class Figures:
       instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales)
         and lane; None where the loop multiplies no packed weights.
       classes: the same by class (`CLASSES`); empty where that is None.
-      device: the one that `seconds` and `bound` are predicted for (`ptx_kernels.cost`); both None
+      device: the one that `seconds` and `bound` are predicted for (`ptx_kernels.machine_code.model`); both None
         where the model does not know how often the hot loop runs. `bounds`: the seconds of each
         bound by itself.
       nbytes: that the launch must move through memory.
@@ -266,9 +266,11 @@ def table(rows: Sequence[Figures]) -> str:
     legend = (
         "regs: per thread. spill, shared: bytes. occupancy: resident warps (what limits them).",
         "loop: instructions of the hot loop (-: none, and what follows is of the whole kernel).",
-        "instr/qB: instructions per byte of packed quants and lane; l/i/d/f/c: loads, integer, dot, float, control.",
+        "instr/qB: instructions per byte of packed quants and lane; l/i/d/f/c: loads, integer, dot,"
+        " float, control.",
         "loads: bits of the global loads. in flight: most 16-byte loads outstanding per lane.",
-        "KB/SM: bytes in flight per multiprocessor. bound, us: predicted by ptx_kernels.cost for the device.",
+        "KB/SM: bytes in flight per multiprocessor. bound, us: predicted for the device by"
+        " ptx_kernels.machine_code.model.",
     )
     return "\n".join(
         [f"{arch}: {len(rows)} kernels", plain_table(_HEADER, map(row, rows)), "", *legend]

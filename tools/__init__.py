@@ -1,0 +1,1 @@
+"""Tools that the tests use too: ahead-of-time inspection, mutation, tuning tables."""
