@@ -4,6 +4,7 @@ type.
 
 from __future__ import annotations
 
+import io
 import struct
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from gguf.constants import GGMLQuantizationType as Tensor
 from gguf.constants import GGUFValueType as Value
 
 import jax_q4k as jq
+from jax_q4k.gguf.header import parse_source
+from jax_q4k.gguf.source import Source
 from ptx_kernels import formats
 
 ALIGNMENT = 32
@@ -33,6 +36,11 @@ CHANGES = (
     "repeat",
     "overwrite",
 )
+
+
+def parse(data: bytes) -> jq.gguf.Header:
+    """The header of a file that lies in memory."""
+    return parse_source(Source(io.BytesIO(data), "<bytes>"))
 
 
 def u32(value: int) -> bytes:

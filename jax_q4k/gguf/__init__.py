@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ..errors import GGUFError
 from .fields import REQUIRED, Fields
-from .header import Header, parse, read_header
+from .header import Header, read_header
 from .load import QUANTIZATION_VERSION, GGUFFile, TensorFile, read
 from .metadata import Metadata
 from .tensors import PLAIN, TensorInfo, supported_types
@@ -26,7 +26,6 @@ __all__ = [
     "TensorFile",
     "TensorInfo",
     "TensorPieces",
-    "parse",
     "read",
     "read_header",
     "supported_types",

@@ -48,11 +48,6 @@ def read_header(path: str | os.PathLike[str]) -> Header:
         return parse_source(Source(file, os.fsdecode(path)))
 
 
-def parse(data: bytes, name: str = "<bytes>") -> Header:
-    """The header of a whole file that lies in memory; `name` is what errors call it."""
-    return parse_source(Source(io.BytesIO(data), name))
-
-
 def open_source(path: str | os.PathLike[str]) -> io.FileIO:
     """Opens a regular file for unbuffered reading; a pipe or a device could block for ever."""
     if os.path.exists(path) and not os.path.isfile(path):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Iterable
-from functools import cached_property
 
 from gguf.constants import TokenType
 from tokenizers import pre_tokenizers
@@ -48,7 +48,7 @@ class Tokenizer:
         self._before = [bos] if vocabulary.add_bos and bos is not None else []
         self._after = [eos] if vocabulary.add_eos and eos is not None else []
 
-    @cached_property
+    @functools.cached_property
     def _encode(self) -> encoders.Encoder:
         """Built when the first text comes: it takes tenths of a second for a large vocabulary."""
         return encoders.build(self.vocabulary)
@@ -122,7 +122,8 @@ class Tokenizer:
 
     def stream(self, skip_special: bool = True, strip_prefix: bool = True) -> StreamDecoder:
         """A decoder that takes ids one at a time; its pieces together are what `decode` returns."""
-        return StreamDecoder(self, skip_special, strip_prefix)
+        bytes_of = functools.partial(self.token_bytes, skip_special=skip_special)
+        return StreamDecoder(bytes_of, strip_space=strip_prefix and self.adds_space)
 
     def token_bytes(self, token_id: int, skip_special: bool = False) -> bytes:
         """The UTF-8 bytes a token stands for, perhaps part of a character. Unused tokens stand for
@@ -153,7 +154,7 @@ class Tokenizer:
             )
         return token_id
 
-    @cached_property
+    @functools.cached_property
     def _special(self) -> list[tuple[str, int, bool]]:
         """(text, id, whether only parse_special reads it), longest text first."""
         kinds: dict[int, bool] = {

@@ -11,7 +11,18 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType as Tensor
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import array_entry, build, entry, string, tensor, text_entry, u32, u64, write_sample
+from gguf_bytes import (
+    array_entry,
+    build,
+    entry,
+    parse,
+    string,
+    tensor,
+    text_entry,
+    u32,
+    u64,
+    write_sample,
+)
 
 import jax_q4k as jq
 from ptx_kernels import formats
@@ -360,21 +371,21 @@ def test_the_sound_files_that_the_cases_start_from_load(tmp_path):
 
 def test_limits_of_strings():
     with pytest.raises(jq.GGUFError, match="a: length 16777217 must be at most 16777216 bytes"):
-        jq.gguf.parse(build([text_entry("a", "x" * ((1 << 24) + 1))]))
+        parse(build([text_entry("a", "x" * ((1 << 24) + 1))]))
     count = (1 << 22) + 1
     with pytest.raises(jq.GGUFError, match="a: 4194305 strings: an array may hold at most 4194304"):
-        jq.gguf.parse(build([array_entry("a", Value.STRING, [bytes(8 * count)], count=count)]))
+        parse(build([array_entry("a", Value.STRING, [bytes(8 * count)], count=count)]))
 
 
 def test_truncated_at_every_byte(tmp_path):
     path = write_sample(tmp_path / "sample.gguf", tokens=20)
     data = path.read_bytes()
-    header = jq.gguf.parse(data)
+    header = parse(data)
     end = header.data_start + max(info.offset + info.nbytes for info in header.tensors.values())
-    assert jq.gguf.parse(data[:end]).tensors.keys() == header.tensors.keys()
+    assert parse(data[:end]).tensors.keys() == header.tensors.keys()
     for size in [*range(header.data_start + 1), *range(header.data_start, end, 61), end - 1]:
         with pytest.raises(jq.GGUFError):
-            jq.gguf.parse(data[:size])
+            parse(data[:size])
 
 
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", *formats.names()])

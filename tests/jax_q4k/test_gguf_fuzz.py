@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gguf_bytes import assert_same_as_ggufs_reader, damage, write_sample
+from gguf_bytes import assert_same_as_ggufs_reader, damage, parse, write_sample
 from helpers import GOLDEN
 
 import jax_q4k as jq
@@ -19,7 +19,7 @@ BOOKKEEPING = 1 << 17  # bytes of Python objects and read-ahead, whatever the fi
 
 def fuzz(data: bytes, count: int, seed: int, path: Path) -> Counter[str]:
     """Load `count` damaged copies; how often each outcome came."""
-    header, rng = jq.gguf.parse(data).data_start, np.random.default_rng(seed)
+    header, rng = parse(data).data_start, np.random.default_rng(seed)
     outcomes: Counter[str] = Counter()
     tracemalloc.start()
     try:

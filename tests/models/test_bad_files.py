@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 from gguf.constants import GGUFValueType as Value
-from gguf_bytes import array_entry, damage, entry, rewritten, string, text_entry, u32
+from gguf_bytes import array_entry, damage, entry, parse, rewritten, string, text_entry, u32
 from tokenizers import pre_tokenizers
 
 import jax_q4k as jq
@@ -154,7 +154,7 @@ def test_rope_divisors_that_give_no_finite_angle(divisor, tmp_path):
 def test_damaged_models(vocabulary, tmp_path):
     """Of 1,000 damaged files each is refused or gives a model whose tokenizer works."""
     data = rewritten(path("llama-gqa"), vocabulary())
-    header, rng = jq.gguf.parse(data).data_start, np.random.default_rng(0)
+    header, rng = parse(data).data_start, np.random.default_rng(0)
     damaged, loaded = tmp_path / "damaged.gguf", 0
     for _ in range(1000):
         damaged.write_bytes(damage(data, header, rng))
