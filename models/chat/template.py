@@ -1,10 +1,9 @@
-"""Chat templates: a list of messages -> the prompt text that a model was trained on.
+"""Chat templates, rendered in a process of their own.
 
-A template is a Jinja program that comes with the model file, so it is not to be trusted. It runs in
+A template is a Jinja program that comes with a model's file, so it is not to be trusted. It runs in
 jinja2's `ImmutableSandboxedEnvironment` inside a process of its own, which ends when it exceeds its
-time, memory or
-output: no check inside of the process that renders can bound `'x' * 10**10` or nested loops.
-Starting that process takes some 50 ms.
+time, memory or output: no check inside the process that renders can bound `'x' * 10**10` or nested
+loops. Starting that process takes some 50 ms.
 """
 
 from __future__ import annotations
@@ -28,14 +27,15 @@ class ChatTemplateError(ValueError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What rendering one prompt may use."""
+    """Bounds of rendering one prompt.
+
+    seconds: wall clock, the process's start included. characters: of output. megabytes: of the
+    process's address space, enforced on Linux.
+    """
 
     seconds: float = 10.0
-    """Wall clock, the process's start included."""
     characters: int = 4_000_000
-    """Of output."""
     megabytes: int = 512
-    """Address space of the process; enforced on Linux."""
 
 
 DEFAULT_LIMITS = Limits()
@@ -54,14 +54,19 @@ def render(
     Messages that spell control tokens then contain them: a caller who minds must look for them
     first.
 
-    source: a tokenizer, whose file brings the template, or a template's text. Take that text from
-    the
-    operator, never from a request. messages: dicts with "role" and "content", plain JSON data;
-    never read as
-    a template. add_generation_prompt: end with the header of the assistant's turn. variables: what
-    else the template reads, such as `tools` or `enable_thinking`, plain JSON data.
-    Raises ChatTemplateError, with the template's own message where it raises one; TypeError or
-    ValueError where messages or variables are not JSON data.
+    Args:
+      source: a tokenizer, whose file brings the template, or a template's text. Take that text from
+        the operator, never from a request.
+      messages: dicts with "role" and "content", plain JSON data; never read as a template.
+      add_generation_prompt: end with the header of the assistant's turn.
+      limits: of the process that renders.
+      variables: further ones that the template reads, such as `enable_thinking`, plain JSON data;
+        `tools` and `documents` are none unless they are given.
+
+    Raises:
+      ChatTemplateError: the template is missing, malformed, exceeds its limits or raises an error
+        of its own, whose message is in it.
+      TypeError, ValueError: messages or variables are not JSON data.
     """
     tokens: dict[str, str] = {}
     if isinstance(source, Tokenizer):
@@ -77,6 +82,8 @@ def render(
     else:
         raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer or str")
     context = {
+        "tools": None,
+        "documents": None,
         **tokens,
         **variables,
         "messages": [dict(message) for message in messages],

@@ -1,6 +1,6 @@
-"""The process in which `chat.render` runs a chat template: one JSON object in, one out.
+"""The process in which `chat.render` runs a chat template: a JSON object in, a JSON object out.
 
-Run as a script, so that it imports jinja2 and nothing of this package.
+It runs as a script, so that it imports jinja2 and nothing of this package.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class Generation(Extension):
-    """`{% generation %}`: marks the assistant's text for training; here its body is rendered as it
-    is.
-    """
+    """`{% generation %}`, which marks the assistant's text for training; its body is rendered."""
 
     tags = {"generation"}
 
@@ -29,6 +27,7 @@ class Generation(Extension):
 
 
 def limit_memory(megabytes: int) -> None:
+    """Bounds the process's address space, on Linux."""
     if sys.platform != "linux":
         return  # elsewhere the limit is not honoured, or breaks the interpreter
     import resource
@@ -39,16 +38,29 @@ def limit_memory(megabytes: int) -> None:
 
 
 def raise_exception(message: str) -> NoReturn:
+    """A template's own error."""
     raise TemplateError(message)
 
 
-def to_json(value: Any, indent: int | None = None, **options: Any) -> str:
-    """The `tojson` of chat templates: Jinja's own escapes characters for HTML."""
-    return json.dumps(value, ensure_ascii=False, indent=indent, **options)
+def to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """The `tojson` of transformers, without the escapes for HTML of Jinja's own."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
 
 
 def environment() -> ImmutableSandboxedEnvironment:
-    """What Hugging Face's `apply_chat_template` offers templates, in the sandbox."""
+    """The sandbox, with the filters and functions of transformers' `apply_chat_template`."""
     env = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
@@ -59,6 +71,7 @@ def environment() -> ImmutableSandboxedEnvironment:
 
 
 def render(template: str, context: dict[str, Any], characters: int) -> str:
+    """A template's text, of at most `characters`; Jinja's errors and the template's own."""
     pieces, size = [], 0
     for piece in environment().from_string(template).generate(context):
         pieces.append(piece)
@@ -69,6 +82,7 @@ def render(template: str, context: dict[str, Any], characters: int) -> str:
 
 
 def main() -> None:
+    """Answers {"text": ...} or {"error": ...} to the job on standard input."""
     job = json.load(sys.stdin)
     limit_memory(job["megabytes"])
     try:

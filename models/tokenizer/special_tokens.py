@@ -1,13 +1,13 @@
-"""Tokens known by their text: GGUF names few of them by key, and llama.cpp recognizes the rest so
-too.
-"""
+"""Special tokens known by their text, as in llama.cpp: GGUF names few of them by key."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# Texts that end a turn or a document in published models.
+from gguf.constants import TokenType
+
+#: Texts that end a turn or a document in published models.
 END_TEXTS = frozenset({
     "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
     "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>", "</s>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
@@ -15,29 +15,65 @@ END_TEXTS = frozenset({
 })  # fmt: skip
 
 
+#: Texts of a vocabulary -> one of END_TEXTS that ends nothing beside them, and its type.
+EXCEPTIONS = (
+    # gpt-oss: ends a channel, after which the answer comes.
+    (("<|return|>", "<|call|>"), "<|end|>", TokenType.USER_DEFINED),
+    # Solar Open.
+    (("<|calls|>", "<|flush|>"), "<|end|>", TokenType.USER_DEFINED),
+    # Gemma 4: markup.
+    (("<|tool_response>",), "</s>", TokenType.NORMAL),
+    (("<|plamo:eos|>",), "</s>", TokenType.NORMAL),
+)
+
+#: Texts that are printed whatever their type: gpt-oss' answer stands among them.
+PRINTED_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
+
+
 @dataclass(frozen=True)
 class FillInMiddle:
-    """A fill-in-the-middle token: its texts serve where the key is missing; `ends` if it ends
-    generation.
-    """
+    """A fill-in-the-middle token."""
 
-    key: str
-    texts: tuple[str, ...]
-    ends: bool = False
+    key: str  # without "tokenizer.ggml."
+    texts: tuple[str, ...]  # one of them names the token where the key is missing
+    ends: bool = False  # whether it ends generation
 
 
 FILL_IN_MIDDLE = (
     FillInMiddle(
         "fim_pre_token_id",
-        ("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
+        (
+            *(
+                "<|fim_prefix|>",
+                "<fim-prefix>",
+                "<fim_prefix>",
+                "<｜fim▁begin｜>",
+                "<PRE>",
+                "▁<PRE>",
+            ),
+            *("<|code_prefix|>", "<|prefix|>"),
+        ),
     ),
     FillInMiddle(
         "fim_suf_token_id",
-        ("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"),
+        (
+            *(
+                "<|fim_suffix|>",
+                "<fim-suffix>",
+                "<fim_suffix>",
+                "<｜fim▁hole｜>",
+                "<SUF>",
+                "▁<SUF>",
+            ),
+            *("<|code_suffix|>", "<|suffix|>"),
+        ),
     ),
     FillInMiddle(
         "fim_mid_token_id",
-        ("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
+        (
+            *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
+            *("<|code_middle|>", "<|middle|>"),
+        ),
     ),
     FillInMiddle(
         "fim_pad_token_id", ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"), ends=True
@@ -53,22 +89,24 @@ FILL_IN_MIDDLE = (
 
 def classify(
     ids: dict[str, int], named: Callable[[str], int | None], eos: int | None
-) -> tuple[tuple[int, ...], list[int]]:
-    """(ids that end generation, ids that count as control tokens whatever their type says).
+) -> tuple[tuple[int, ...], dict[int, TokenType]]:
+    """Ids that end generation, ascending, and id -> type where it is not the file's.
 
-    ids: token text -> id. named: metadata key -> id or None.
+    ids: token text -> id. named: metadata key -> id or None. eos: the file's own.
     """
-    control = {ids[text] for text in END_TEXTS if text in ids}
-    ends = set(control)
-    ends.update(
-        token for token in (eos, named("eot_token_id"), named("eom_token_id")) if token is not None
-    )
+    types = {ids[text]: TokenType.CONTROL for text in END_TEXTS if text in ids}
+    ends = {*types, eos, named("eot_token_id"), named("eom_token_id")} - {None}
     for token_kind in FILL_IN_MIDDLE:
         token = named(token_kind.key)
         if token is None:
             token = next((ids[text] for text in token_kind.texts if text in ids), None)
             if token is not None:
-                control.add(token)
+                types[token] = TokenType.CONTROL
         if token is not None and token_kind.ends:
             ends.add(token)
-    return tuple(sorted(ends)), sorted(control)
+    types |= {ids[text]: TokenType.USER_DEFINED for text in PRINTED_TEXTS if text in ids}
+    for others, text, kind in EXCEPTIONS:
+        if text in ids and all(ids.get(other) in ends for other in others):
+            ends.discard(ids[text])
+            types[ids[text]] = kind
+    return tuple(sorted(ends)), types

@@ -78,9 +78,9 @@ class _Reader:
                 problem = f"is missing, but every text is to have one (add_{name}_token)"
                 fields.fail(f"{name}_token_id", problem)
 
-        ends, control = classify(ids, lambda key: self.token_id(key, count), eos)
+        ends, overruled = classify(ids, lambda key: self.token_id(key, count), eos)
         types = self.types(tokens)
-        types[control] = TokenType.CONTROL
+        types[list(overruled)] = list(overruled.values())
         return Vocabulary(
             model=model,
             tokens=tokens,

@@ -62,6 +62,30 @@ def test_what_templates_may_use() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ("", '{"b": "é<", "a": [1]}'),
+        ("ensure_ascii=True", r'{"b": "\u00e9<", "a": [1]}'),
+        ("ensure_ascii=False", '{"b": "é<", "a": [1]}'),
+        ("True", r'{"b": "\u00e9<", "a": [1]}'),
+        ("indent=1", '{\n "b": "é<",\n "a": [\n  1\n ]\n}'),
+        ("separators=(',', ':')", '{"b":"é<","a":[1]}'),
+        ("sort_keys=true", '{"a": [1], "b": "é<"}'),
+        ("False, none, [',', ':'], true", '{"a":[1],"b":"é<"}'),
+    ],
+)
+def test_tojson_takes_the_arguments_of_transformers(arguments: str, text: str) -> None:
+    template = f"{{{{ {{'b': 'é<', 'a': [1]}} | tojson({arguments}) }}}}"
+    assert chat.render(template, []) == text
+
+
+def test_tools_and_documents_are_none_unless_given() -> None:
+    template = "{{ tools is none }} {{ documents is none }}"
+    assert chat.render(template, []) == "True True"
+    assert chat.render(template, [], tools=[]) == "False True"
+
+
+@pytest.mark.parametrize(
     ("template", "problem"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),

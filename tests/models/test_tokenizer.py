@@ -341,6 +341,51 @@ def test_end_of_generation() -> None:
     assert texts(t, t.eos_token_ids) == ["<e>", "<turn>", "<|eot_id|>", "<|file_sep|>"]
 
 
+@pytest.mark.parametrize(
+    ("special", "ends", "printed"),
+    [
+        # gpt-oss: <|end|> closes a channel, and channels' marks are text.
+        (
+            ("<|return|>", "<|call|>", "<|end|>", "<|channel|>"),
+            ["<|return|>", "<|call|>"],
+            "<|end|><|channel|>",
+        ),
+        (("<|return|>", "<|end|>"), ["<|return|>", "<|end|>"], ""),  # Phi's <|end|>
+        (("<|calls|>", "<|flush|>", "<|end|>"), ["<|calls|>", "<|flush|>"], "<|end|>"),
+        (("<|call|>", "<|end|>"), ["<|call|>", "<|end|>"], ""),
+        # Gemma 4: </s> is markup.
+        (("<|tool_response>", "</s>", "<turn|>"), ["<|tool_response>", "<turn|>"], "</s>"),
+        (("<eos>", "</s>"), ["<eos>", "</s>"], ""),
+    ],
+)
+def test_texts_that_end_nothing_beside_others(
+    special: tuple[str, ...], ends: list[str], printed: str
+) -> None:
+    t = build(bpe_metadata([], {name: CONTROL for name in special}))
+    assert texts(t, t.eos_token_ids) == ends
+    ids = [t.vocabulary.ids[text] for text in special]
+    assert t.decode(ids) == printed
+
+
+def test_a_normal_token_is_not_cut_out_of_texts() -> None:
+    t = build(bpe_metadata([], {"<|tool_response>": CONTROL, "</s>": CONTROL}))
+    assert len(t.encode("</s>", add_special=False)) == 4
+    printed = build(bpe_metadata([], {"<|channel|>": CONTROL}))
+    assert len(printed.encode("<|channel|>", add_special=False)) == 1
+
+
+def test_an_end_of_the_files_own_goes_too() -> None:
+    special = {"<|plamo:eos|>": CONTROL, "</s>": CONTROL}
+    t = build(bpe_metadata([], special, eos_token_id=257, eot_token_id=256))
+    assert (t.eos_token_id, texts(t, t.eos_token_ids)) == (257, ["<|plamo:eos|>"])
+
+
+@pytest.mark.parametrize("place", ["prefix", "suffix", "middle"])
+def test_fill_in_the_middle_by_text(place: str) -> None:
+    t = build(bpe_metadata([], {f"<|code_{place}|>": USER_DEFINED}))
+    assert t.vocabulary.types[256] == CONTROL and t.eos_token_ids == ()
+
+
 def test_streaming_equals_decoding() -> None:
     for name in NAMES:
         t = load(name)
