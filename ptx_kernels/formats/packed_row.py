@@ -1,6 +1,4 @@
-"""The dot product of packed rows with activations, whatever the block format and however it is
-shared among lanes.
-"""
+"""A lane's view of packed rows, as GEMV reads them: quants in registers with what scales them."""
 
 from __future__ import annotations
 
@@ -8,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..ptx import Builder, Pointer, Value, Var, f32
+from ..ptx import Builder, Pointer, Value, f32
 from .words import signed_floats
 
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring quants of one lane that have a scale in common: weight = d * scale * (quant -
-    offset) - minimum.
+    """Neighbouring quants of one lane that share a scale: weight = d * scale * (quant - offset) -
+    minimum.
 
-    `quants`: u32 of four bytes each for `dot_q8_1` (no offset), f32 for `dot_f32`. `scale`: s32 for
-    the former, f32 for the latter, None where it is 1.
+    `quants`: u32 of four bytes each, without an offset, or f32. `scale`: s32 with bytes, f32 with
+    floats, None where it is 1.
     """
 
     quants: Sequence[Value]
@@ -28,17 +26,27 @@ class Run:
 
 @dataclass(frozen=True)
 class Tile:
-    """A lane's share of a block, ready for dot products with any number of activations.
+    """A lane's share of a quantization block, ready for products with any rows of activations.
 
-    `minimums` (f32) line up with the activations' `sums`: one a run for `dot_f32`, one a sum of the
-    format's `minimum_sums` for `dot_q8_1`; a lane whose term another lane of the same group adds
-    has a zero. `signed`: the bytes of quants are int8.
+    Attributes:
+      d: f32, the factor of all runs.
+      minimums: f32, each to be multiplied by a sum of activations and subtracted: one per run of
+        floats; of bytes one per group of 32 that the runs lie in, or a single one.
+      minimum_group: u32, 0 or 1: which of the lane's two groups its single minimum belongs to, while
+        another lane has the other's. None: the lane has both.
+      signed: the bytes of quants are int8.
     """
 
     runs: Sequence[Run]
     d: Value
     minimums: Sequence[Value] = ()
+    minimum_group: Value | None = None
     signed: bool = False
+
+    @property
+    def uses_sums(self) -> bool:
+        """Whether sums of activations are needed, for minimums or offsets."""
+        return bool(self.minimums) or any(run.offset for run in self.runs)
 
 
 def signed_run(
@@ -50,29 +58,13 @@ def signed_run(
     return Run(signed_floats(k, words), None if scale is None else scale.to(f32))
 
 
-class ActivationTile(Protocol):
-    """The activations that meet a lane's runs, for one row of them.
-
-    `runs`: the values of each run, as u32 of four int8 or as f32. `scales`: of each run's group of
-    32 (only q8_1).
-    `sums`: what the tile's minimums are multiplied with.
-    """
-
-    @property
-    def runs(self) -> Sequence[Sequence[Value]]: ...
-    @property
-    def scales(self) -> Sequence[Value]: ...
-    @property
-    def sums(self) -> Sequence[Value]: ...
-
-
 @dataclass(frozen=True)
 class Share:
-    """Which part of the packed rows a lane has: part `part` of `lanes` of each block, from `row`
-    and `block` on (u32).
+    """A lane's part of packed rows: part `part` of `lanes` of each block, from `row` and `block` on
+    (u32).
 
-    `floats`: its tiles go to `dot_f32`, else to `dot_q8_1`. `broadcast`: a header is loaded once a
-    warp and spread by shuffles, where the format has one and a warp one block.
+    `floats`: quants become f32, else they stay bytes. `broadcast`: a header is loaded once a warp
+    and spread by shuffles, where the format has one and a warp one block.
     """
 
     row: Value
@@ -101,58 +93,7 @@ class PackedRow(Protocol):
         """
 
     def unpack(self, loaded: Any) -> Tile:
-        """What all rows of activations share."""
-
-    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
-        """Of the scaled sums of the groups that the runs lie in, those that go with a tile's
-        minimums (q8_1).
-        """
+        """The quants of what `load` gave; all rows of activations share them."""
 
     def advance(self, blocks: int) -> None:
-        """Moves on by so many blocks."""
-
-
-def dot_q8_1(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
-    """total += this lane's share of weights . x: integer dot products of runs, then their scales.
-
-    The min terms need no dot product: the activations' sums are known.
-    """
-    part: Any = None
-    dot: Any = 0
-    for run, values, x_scale, next_scale in zip(
-        tile.runs, x.runs, x.scales, [*x.scales[1:], None], strict=True
-    ):
-        for a, b in zip(run.quants, values, strict=True):
-            dot = k.dp4a(a, b, dot, unsigned_a=not tile.signed)
-        if run.scale is None and next_scale is x_scale:
-            continue  # runs of one group without scales of their own add up as integers
-        product = (dot if run.scale is None else dot * run.scale).to(x_scale.type)
-        part = product * x_scale if part is None else k.fma(product, x_scale, part)
-        dot = 0
-    k.accumulate(total, part, tile.d)
-    _subtract_minimums(k, tile, x, total)
-
-
-def dot_f32(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
-    """total += this lane's share of weights . x, in f32; offset and min terms take one product a
-    run.
-    """
-    part: Any = None
-    for i, (run, values) in enumerate(zip(tile.runs, x.runs, strict=True)):
-        dot: Any = run.quants[0] * values[0]
-        for a, b in zip(run.quants[1:], values[1:], strict=True):
-            dot = k.fma(a, b, dot)
-        if run.offset:
-            dot = k.fma(x.sums[i], -run.offset, dot)
-        if part is None:
-            part = dot if run.scale is None else dot * run.scale
-        else:
-            part = part + dot if run.scale is None else k.fma(dot, run.scale, part)
-    k.accumulate(total, part, tile.d)
-    _subtract_minimums(k, tile, x, total)
-
-
-def _subtract_minimums(k: Builder, tile: Tile, x: ActivationTile, total: Var) -> None:
-    if tile.minimums:  # else x.sums, which cost instructions, are not asked for
-        for minimum, value in zip(tile.minimums, x.sums, strict=True):
-            k.accumulate(total, minimum, -value)
+        """Moves on by a number of blocks."""

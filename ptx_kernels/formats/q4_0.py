@@ -74,9 +74,6 @@ class PackedRow:
             signed=True,
         )
 
-    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
-        return ()
-
     def advance(self, blocks: int) -> None:
         self._qs.advance(4 * blocks)
         self._scale.advance(blocks)

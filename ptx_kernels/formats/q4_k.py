@@ -62,11 +62,10 @@ class PackedRow:
         self._quants = first.at(share.part * self._count).moving()
         self.value_base = self._group * 64 + self._share * length
         self.runs: Sequence[tuple[int, int]] = ((0, length), (32, length))
-        self._one_each = (
-            shares > 1 and not share.floats
-        )  # of two mins; another lane has the other one
+        one_minimum = shares > 1 and not share.floats  # of two; another lane has the other one
+        self._minimum_group = self._share & 1 if one_minimum else None
         self._scales = k_scales.PairReader(
-            k, self._group, self._share if self._one_each else None, shares
+            k, self._group, self._share if one_minimum else None, shares
         )
 
     def load(self, row: int, block: int) -> tuple[Words, Words]:
@@ -95,9 +94,8 @@ class PackedRow:
                 Run(quants, (s if own == multiple else s * (multiple // own)).bits(s32))
                 for quants, s, own in zip(words, numbers, multiples, strict=True)
             ]
-        return Tile(
-            runs, d * (1 / multiple) if multiple > 1 else d, [dmin * m.to(f32) for m in minimums]
-        )
+        d = d * (1 / multiple) if multiple > 1 else d
+        return Tile(runs, d, [dmin * m.to(f32) for m in minimums], self._minimum_group)
 
     def quant_bytes(self, quants: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:
         """Bytes of the low and of the high sub-block, and the multiples of the quants that they
@@ -110,9 +108,6 @@ class PackedRow:
         anchor.
         """
         return ([(q << 3) & 0x78787878 for q in quants], [(q >> 1) & 0x78787878 for q in quants]), 8
-
-    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
-        return [self._k.select((self._share & 1) == 0, *sums)] if self._one_each else sums
 
     def advance(self, blocks: int) -> None:
         self._header.advance(self.block_words * blocks)

@@ -52,9 +52,6 @@ class PackedRow(q5_0.PackedRow):
             minimum = k.select(self._part == 0, minimum, 0.0)
         return Tile([Run(quants) for quants in self.quant_bytes(words, fifth, 0)], d, (minimum,))
 
-    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
-        return sums
-
 
 PARTS = q5_0.PARTS
 

@@ -106,9 +106,6 @@ class PackedRow:
             runs.append(signed_run(k, words, scale, floats=self._floats))
         return Tile(runs, d.to(f32) * 0.25, signed=True)
 
-    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
-        return ()
-
     def advance(self, blocks: int) -> None:
         self._ql.advance(32 * blocks)
         self._qh.advance(16 * blocks)

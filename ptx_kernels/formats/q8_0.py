@@ -51,9 +51,6 @@ class PackedRow:
         words, d = loaded
         return Tile([signed_run(self._k, words, floats=self._floats)], d.to(f32), signed=True)
 
-    def minimum_sums(self, sums: Sequence[Value]) -> Sequence[Value]:
-        return ()
-
     def advance(self, blocks: int) -> None:
         self._qs.advance(8 * blocks)
         self._d.advance(blocks)

@@ -6,27 +6,28 @@ meets the row's runs.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...formats.packed_row import PackedRow, dot_f32, dot_q8_1
+from ...formats.packed_row import PackedRow
 from ...ptx import Pointer, Value, u32
 from ..quantize_q8_1 import GROUP
 from ..vectors import load_floats
 
 
-@dataclass
-class _QuantizedTile:
-    runs: Sequence[Sequence[Value]]
-    scales: Sequence[Value]
-    group_sums: Sequence[Value]
-    row: PackedRow
+@dataclass(frozen=True)
+class ActivationTile:
+    """The activations that meet a lane's runs, for one row of them.
 
-    @functools.cached_property
-    def sums(self) -> Sequence[Value]:
-        """Selected where they are first used, which keeps them in registers for less long."""
-        return self.row.minimum_sums(self.group_sums)
+    Attributes:
+      runs: the values of each run, as u32 of four int8 or as f32.
+      scales: q8_1: of each run's group of 32.
+      sums: q8_1: scale * sum of values, of each group that the runs lie in.
+    """
+
+    runs: Sequence[Sequence[Value]]
+    scales: Sequence[Value] = ()
+    sums: Sequence[Value] = ()
 
 
 class _QuantizedCursor:
@@ -39,7 +40,7 @@ class _QuantizedCursor:
         self._values = values.at(0, first).cast(u32).moving()
         self._scale_sum = scale_sum.at(0, first // GROUP).moving()
 
-    def load(self, j: int, block: int) -> _QuantizedTile:
+    def load(self, j: int, block: int) -> ActivationTile:
         """Row j's activations for the block that is `block` blocks ahead."""
         value = j * self._columns + block * self._block_size
         runs = [
@@ -54,22 +55,11 @@ class _QuantizedCursor:
             numbers = self._scale_sum.load(2 * (value // GROUP + g), vector=2 * step)
             pairs[g], pairs[g + 1] = numbers[:2], numbers[2:]  # type: ignore[index]
         scales = [pairs[offset // GROUP][0] for offset, _ in self._row.runs]
-        return _QuantizedTile(runs, scales, [pairs[g][1] for g in self._groups], self._row)
+        return ActivationTile(runs, scales, [pairs[g][1] for g in self._groups])
 
     def advance(self, blocks: int) -> None:
         self._values.advance(blocks * self._block_size // 4)
         self._scale_sum.advance(blocks * 2 * self._block_size // GROUP)
-
-
-@dataclass
-class _FloatTile:
-    runs: Sequence[Sequence[Value]]
-    scales: Sequence[Value] = ()
-
-    @functools.cached_property
-    def sums(self) -> Sequence[Value]:
-        """Of each run, found once for all rows of weights."""
-        return [functools.reduce(lambda a, b: a + b, run) for run in self.runs]
 
 
 class _FloatCursor:
@@ -77,9 +67,9 @@ class _FloatCursor:
         self._row, self._block_size, self._columns = row, block_size, x.shape[1]
         self._x = x.at(0, block * block_size + row.value_base).moving()
 
-    def load(self, j: int, block: int) -> _FloatTile:
+    def load(self, j: int, block: int) -> ActivationTile:
         value = j * self._columns + block * self._block_size
-        return _FloatTile(
+        return ActivationTile(
             [load_floats(self._x.at(value + offset), length) for offset, length in self._row.runs]
         )
 
@@ -93,7 +83,6 @@ class Quantized:
 
     values: Pointer
     scale_sum: Pointer
-    dot = staticmethod(dot_q8_1)
 
     def cursor(self, row: PackedRow, block: Value, block_size: int) -> _QuantizedCursor:
         """Stands at block `block` of the activations, as the packed row does."""
@@ -102,10 +91,9 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Floats:
-    """f32 (m, columns)."""
+    """f32, or floats that are loaded as f32: (m, columns)."""
 
     x: Pointer
-    dot = staticmethod(dot_f32)
 
     def cursor(self, row: PackedRow, block: Value, block_size: int) -> _FloatCursor:
         return _FloatCursor(self.x, row, block, block_size)

@@ -25,6 +25,7 @@ def gated_matvec(
     activation: Literal["silu", "gelu"] = "silu",
     norm: bool = False,
     eps: float = 0.0,
+    dtype: str = "f32",
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
@@ -41,7 +42,7 @@ def gated_matvec(
     pair = [
         matrix(k, f, n, columns, prefix=p) for f, p in zip(formats, ("gate_", "up_"), strict=True)
     ]
-    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
+    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
     epilogue = Epilogue(k, n, m, config, activation=activation, output=output)
     (blocks,) = launch(k, config, n)
     prologue.stage()

@@ -7,9 +7,10 @@ from typing import Literal
 
 from ...ptx import Builder, Value, kernel
 from .config import MatvecConfig
+from .dot import Dots
 from .epilogue import Epilogue
 from .prologue import Prologue
-from .rows import Dots, Matrix, launch, matrix, teams
+from .rows import Matrix, launch, matrix, teams
 
 
 def product(
@@ -44,6 +45,7 @@ def matvec(
     m: int,
     norm: bool = False,
     eps: float = 0.0,
+    dtype: str = "f32",
     bias: bool = False,
     residual: bool = False,
     output: Literal["f32", "q8_1"] = "f32",
@@ -56,15 +58,15 @@ def matvec(
     once per sub-block; with f32 activations the quants become floats. A butterfly adds the lanes'
     totals, shared memory those of the warps.
 
-    Operands: the planes; values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x f32
-    (m, columns) where `config.activations` are not q8_1; with `norm`, which makes x /
+    Operands: the planes; values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x of
+    `dtype` (m, columns) where `config.activations` are not q8_1; with `norm`, which makes x /
     sqrt(mean(x^2) + eps) * norm_weight of x, norm_weight f32 (columns,); bias f32 (n,); residual
     f32 (m, n). Result: y f32 (m, n), or as q8_1.
     """
     config.check(format, n, columns, m)
     k.name = f"matvec_{format.lower()}_m{m}"
     weights = matrix(k, format, n, columns)
-    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
+    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
     epilogue = Epilogue(k, n, m, config, bias=bias, residual=residual, output=output)
     (blocks,) = launch(k, config, n)
     prologue.stage()

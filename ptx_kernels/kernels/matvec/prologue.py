@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, f32, s8
 from ..quantize_q8_1 import GROUP, store_group
 from ..rms_norm import normalize
-from ..vectors import RUN, Run, load_runs, store_floats
+from ..vectors import RUN, Run, float_type, load_runs, store_floats
 from .activations import Activations, Floats, Quantized
 from .config import MatvecConfig
 
@@ -30,13 +30,21 @@ class Prologue:
     """The activations of a mat-vec: declares their operands and brings them to where the dot
     products read them.
 
-    Operands: (values, scale_sum) for q8_1 activations, else x f32 (m, columns), and the norm's
+    Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the norm's
     weight f32 (columns,). `stage` is called once per block, before its rows, and `pieces` once per
     team of rows; all threads come to both.
     """
 
     def __init__(
-        self, k: Builder, *, m: int, columns: int, norm: bool, eps: float, config: MatvecConfig
+        self,
+        k: Builder,
+        *,
+        m: int,
+        columns: int,
+        norm: bool,
+        eps: float,
+        dtype: str,
+        config: MatvecConfig,
     ) -> None:
         self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
         self._threads = WARP * config.warps
@@ -54,7 +62,7 @@ class Prologue:
                 values, k.input("scale_sum", f32, (m, columns // GROUP, 2))
             )
             return
-        self._x = k.input("x", f32, (m, columns))
+        self._x = k.input("x", float_type(dtype), (m, columns))
         self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
         self._whole = Floats(self._x)
         if inline:

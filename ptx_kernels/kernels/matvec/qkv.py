@@ -25,6 +25,7 @@ def qkv_matvec(
     m: int,
     norm: bool = False,
     eps: float = 0.0,
+    dtype: str = "f32",
     biases: bool = False,
     config: MatvecConfig,
 ) -> None:
@@ -43,7 +44,7 @@ def qkv_matvec(
         matrix(k, f, n, columns, prefix=f"w{s[1:]}_")
         for f, n, s in zip(formats, rows, _SUFFIXES, strict=False)
     ]
-    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, config=config)
+    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
     epilogues = [
         Epilogue(k, n, m, config, bias=biases, suffix=s)
         for n, s in zip(rows, _SUFFIXES, strict=False)

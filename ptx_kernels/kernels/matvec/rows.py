@@ -1,5 +1,5 @@
-"""What every mat-vec is made of: teams of warps that walk the rows, a lane's dot products, their
-sums.
+"""The rows of packed matrices, their partition over teams of warps, and the sums over a team's
+lanes and warps.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ... import formats
-from ...formats.device import PACKED_ROWS
-from ...formats.packed_row import Share
 from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u8
 from ..vectors import load_floats
-from .activations import Activations
 from .config import MatvecConfig
 
 
@@ -108,61 +105,6 @@ def teams(
             yield Team(first, number, member, None, None)
         else:
             yield Team(k.minimum(first, n - rows), number, member, first, first < n)
-
-
-class Dots:
-    """A lane's part of the dot products of a team's rows with m rows of activations.
-
-    A warp's lanes split into streams of `lanes_per_block`; stream s walks blocks s, s + streams,
-    ... of its rows. `totals[r][j]` grow with every call of `add`. Weights are read once for all m.
-    """
-
-    def __init__(
-        self, k: Builder, matrix: Matrix, team: Team, m: int, config: MatvecConfig, *, floats: bool
-    ) -> None:
-        self._k, self._config, self._matrix = k, config, matrix
-        self._streams = config.streams(matrix.format)
-        lanes = config.lanes_per_block(matrix.format)
-        self._stream = k.lane_id // lanes
-        if team.member is not None:
-            self._stream = team.member * (WARP // lanes) + self._stream
-        broadcast = config.broadcast_header
-        share = Share(
-            team.row, self._stream, k.lane_id % lanes, lanes, floats=floats, broadcast=broadcast
-        )
-        self._row = PACKED_ROWS[matrix.format](k, matrix.planes, share)
-        self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
-
-    def add(self, x: Activations, blocks: int) -> None:
-        """The next `blocks` blocks of the rows, times the first ones of `x`; the rows move on
-        behind them.
-        """
-        k, row, unroll = self._k, self._row, self._config.unroll
-        cursor = x.cursor(row, self._stream, self._matrix.block_size)
-
-        def step(ahead: range) -> None:
-            loaded = [
-                [row.load(r, a * self._streams) for r in range(len(self.totals))] for a in ahead
-            ]
-            for a, tiles in zip(ahead, loaded, strict=True):
-                unpacked = [row.unpack(tile) for tile in tiles]
-                for j in range(len(self.totals[0])):
-                    activations = cursor.load(j, a * self._streams)
-                    for tile, totals in zip(unpacked, self.totals, strict=True):
-                        x.dot(k, tile, activations, totals[j])
-
-        whole, rest = divmod(blocks, self._streams * unroll)
-        if whole:
-            with k.loop(0, whole):
-                step(range(unroll))
-                row.advance(self._streams * unroll)
-                cursor.advance(self._streams * unroll)
-        step(range(rest // self._streams))
-        if rest % self._streams:
-            with k.when(self._stream < rest % self._streams):
-                step(range(rest // self._streams, rest // self._streams + 1))
-        if rest:
-            row.advance(rest)
 
 
 class RowTotals:

@@ -1,0 +1,132 @@
+"""Dot products of packed rows with activations: integers by dp4a, whose scales come after, or
+floats.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+from ...formats.device import PACKED_ROWS
+from ...formats.packed_row import Share, Tile
+from ...ptx import WARP, Builder, Value, Var, f32
+from .activations import Activations, ActivationTile
+from .config import MatvecConfig
+from .rows import Matrix, Team
+
+
+class Dots:
+    """A lane's part of the dot products of a team's rows with m rows of activations.
+
+    A warp's lanes split into streams of `lanes_per_block`; stream s walks quantization blocks s,
+    s + streams, ... of its rows. `totals[r][j]` grow with every call of `add`. Weights are read
+    once for all m.
+    """
+
+    def __init__(
+        self, k: Builder, matrix: Matrix, team: Team, m: int, config: MatvecConfig, *, floats: bool
+    ) -> None:
+        self._k, self._config, self._block_size = k, config, matrix.block_size
+        self._dot = dot_f32 if floats else dot_q8_1
+        self._streams = config.streams(matrix.format)
+        lanes = config.lanes_per_block(matrix.format)
+        self._stream = k.lane_id // lanes
+        if team.member is not None:
+            self._stream = team.member * (WARP // lanes) + self._stream
+        broadcast = config.broadcast_header
+        share = Share(
+            team.row, self._stream, k.lane_id % lanes, lanes, floats=floats, broadcast=broadcast
+        )
+        self._row = PACKED_ROWS[matrix.format](k, matrix.planes, share)
+        self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
+
+    def add(self, x: Activations, blocks: int) -> None:
+        """Adds the next `blocks` quantization blocks of the rows, times the first ones of `x`."""
+        k, row, unroll = self._k, self._row, self._config.unroll
+        cursor = x.cursor(row, self._stream, self._block_size)
+
+        def step(ahead: range) -> None:
+            loaded = [
+                [row.load(r, a * self._streams) for r in range(len(self.totals))] for a in ahead
+            ]
+            for a, rows in zip(ahead, loaded, strict=True):
+                tiles = [row.unpack(each) for each in rows]
+                for j, totals in enumerate(zip(*self.totals, strict=True)):
+                    self._dot(k, tiles, cursor.load(j, a * self._streams), totals)
+
+        whole, rest = divmod(blocks, self._streams * unroll)
+        if whole:
+            with k.loop(0, whole):
+                step(range(unroll))
+                row.advance(self._streams * unroll)
+                cursor.advance(self._streams * unroll)
+        step(range(rest // self._streams))
+        if rest % self._streams:
+            with k.when(self._stream < rest % self._streams):
+                step(range(rest // self._streams, rest // self._streams + 1))
+        if rest:
+            row.advance(rest)
+
+
+def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequence[Var]) -> None:
+    """totals[r] += tiles[r] . x, this lane's share: integer products of runs, then their scales.
+
+    A minimum needs no dot product, since the sums of the activations are known.
+    """
+    sums = x.sums
+    if tiles[0].minimum_group is not None:
+        sums = [k.select(tiles[0].minimum_group == 0, *sums)]
+    for tile, total in zip(tiles, totals, strict=True):
+        k.accumulate(total, _scaled_integers(k, tile, x), tile.d)
+        _subtract_minimums(k, tile, sums, total)
+
+
+def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
+    """The sum over runs of (quants . values) * scale of the run * scale of the values' group."""
+    total: Any = None
+    dot: Any = 0
+    for run, values, x_scale, next_scale in zip(
+        tile.runs, x.runs, x.scales, [*x.scales[1:], None], strict=True
+    ):
+        for a, b in zip(run.quants, values, strict=True):
+            dot = k.dp4a(a, b, dot, unsigned_a=not tile.signed)
+        if run.scale is None and next_scale is x_scale:
+            continue  # runs of one group without scales of their own add up as integers
+        product = (dot if run.scale is None else dot * run.scale).to(x_scale.type)
+        total = product * x_scale if total is None else k.fma(product, x_scale, total)
+        dot = 0
+    return total
+
+
+def dot_f32(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequence[Var]) -> None:
+    """totals[r] += tiles[r] . x, this lane's share, in f32; an offset or a minimum takes one
+    product per run, with the sum of its activations.
+    """
+    sums = [functools.reduce(operator.add, run) for run in x.runs] if tiles[0].uses_sums else ()
+    for tile, total in zip(tiles, totals, strict=True):
+        k.accumulate(total, _scaled_floats(k, tile, x, sums), tile.d)
+        _subtract_minimums(k, tile, sums, total)
+
+
+def _scaled_floats(k: Builder, tile: Tile, x: ActivationTile, sums: Sequence[Value]) -> Value:
+    """The sum over runs of ((quants - offset) . values) * scale."""
+    total: Any = None
+    for i, (run, values) in enumerate(zip(tile.runs, x.runs, strict=True)):
+        dot: Any = run.quants[0] * values[0]
+        for a, b in zip(run.quants[1:], values[1:], strict=True):
+            dot = k.fma(a, b, dot)
+        if run.offset:
+            dot = k.fma(sums[i], -run.offset, dot)
+        if total is None:
+            total = dot if run.scale is None else dot * run.scale
+        else:
+            total = total + dot if run.scale is None else k.fma(dot, run.scale, total)
+    return total
+
+
+def _subtract_minimums(k: Builder, tile: Tile, sums: Sequence[Value], total: Var) -> None:
+    if tile.minimums:
+        for minimum, value in zip(tile.minimums, sums, strict=True):
+            k.accumulate(total, minimum, -value)
