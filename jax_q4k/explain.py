@@ -125,7 +125,8 @@ class Explanation:
         if self.platform == "cuda":
             where = f"cuda ({self.device}: {self.target})"
         else:
-            where = f"cpu ({f'kernels for {native.kernels()}' if native.available() else native.problem()})"
+            says = f", as ${native.VARIABLE} says" if native.named() else ""
+            where = f"cpu ({native.problem() or f'kernels for {native.kernels()}{says}'})"
         total = sum(call.count for call in self.calls)
         head = f"on {where}: {len(self.calls)} kinds of calls, {total} calls, {self.launches} launches of PTX kernels"
         return "\n\n".join([head, *map(str, self.calls)])

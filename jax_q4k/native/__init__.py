@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,9 @@ HANDLERS = (
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)
 
+#: Environment variable that names the kernels to use, instead of the processor's best.
+VARIABLE = "JAX_Q4K_KERNELS"
+
 
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
@@ -48,16 +52,34 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
                 None,
                 f"{build.LIBRARY} was built from other sources than those beside it; {build.HOW_TO}",
             )
+        library.jax_q4k_kernels.restype = library.jax_q4k_compiled.restype = ctypes.c_char_p
+        library.jax_q4k_select.restype = ctypes.c_bool
+        library.jax_q4k_select.argtypes = [ctypes.c_char_p]
+        name = named()
+        if name and not library.jax_q4k_select(name.encode()):
+            return None, _refusal(name, library.jax_q4k_compiled().decode().split())
         for target in TARGETS:
             jax.ffi.register_ffi_target(
                 target, jax.ffi.pycapsule(getattr(library, target)), platform="cpu"
             )
     except (OSError, AttributeError, RuntimeError, ValueError) as error:
         return None, f"{build.LIBRARY} cannot be used ({error}); {build.HOW_TO}"
-    library.jax_q4k_kernels.restype = library.jax_q4k_compiled.restype = ctypes.c_char_p
-    library.jax_q4k_select.restype = ctypes.c_bool
-    library.jax_q4k_select.argtypes = [ctypes.c_char_p]
     return library, ""
+
+
+def _refusal(name: str, in_library: list[str]) -> str:
+    if name not in build.kernels():
+        why = f"must be one of {', '.join(build.kernels())}"
+    elif name not in in_library:
+        why = "not in the library: its compiler did not know them"
+    else:
+        why = "this processor lacks what they need"
+    return f"${VARIABLE}={name!r}: {why}"
+
+
+def named() -> str | None:
+    """The kernels that $JAX_Q4K_KERNELS names, and so asks for; None where it is not set or empty."""
+    return os.environ.get(VARIABLE) or None
 
 
 def library_path() -> Path:
@@ -86,8 +108,9 @@ def warn_if_unavailable() -> None:
 
 
 def kernels() -> str | None:
-    """The kernels in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None without a
-    library.
+    """The kernels in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None without a library.
+
+    They are the processor's best, or those that $JAX_Q4K_KERNELS names.
     """
     library, _ = _load()
     return None if library is None else library.jax_q4k_kernels().decode()

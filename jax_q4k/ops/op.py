@@ -221,11 +221,10 @@ class Op:
         def rule(
             ctx: mlir.LoweringRuleContext, *operands: Any, implementation: str | None, **params: Any
         ) -> Any:
-            if implementation is None and platform == "cpu" and self.has_native:
+            chosen = implementation or default_implementation(platform)
+            if implementation is None and platform == "cpu" and self.has_native and chosen == "xla":
                 native.warn_if_unavailable()
-            function = self._function(
-                implementation or default_implementation(platform), platform, params
-            )
+            function = self._function(chosen, platform, params)
             with choices.on_device(device()):
                 return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
@@ -269,7 +268,7 @@ def default_implementation(platform: str) -> str:
     """
     if platform == "cuda":
         return "ptx"
-    return "native" if platform == "cpu" and native.available() else "xla"
+    return "native" if platform == "cpu" and (native.available() or native.named()) else "xla"
 
 
 def device() -> choices.Target:

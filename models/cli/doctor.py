@@ -110,6 +110,8 @@ def _cpu() -> Iterator[tuple[str, str]]:
             state = "not in use: the library is not"
         elif name not in compiled:
             state = "not in the library: its compiler did not know them"
+        elif native.named():
+            state = f"not in use: ${native.VARIABLE} says {used}"
         else:
             state = f"not in use: {used} is faster"
         yield f"  {name}", state
@@ -152,7 +154,8 @@ def _installed(package: str) -> str | None:
 
 
 def _defaults() -> Iterator[tuple[str, str]]:
-    yield "$JAX_PLATFORMS", os.environ.get("JAX_PLATFORMS") or "not set"
+    for name in ("JAX_PLATFORMS", native.VARIABLE):
+        yield f"${name}", os.environ.get(name) or "not set"
     try:
         yield (
             "devices of JAX",
@@ -161,9 +164,10 @@ def _defaults() -> Iterator[tuple[str, str]]:
     except _NO_BACKEND as error:
         yield "devices of JAX", f"none: {error}"
     on_cpu = default_implementation("cpu")
-    reason = (
-        f"C++ kernels for {native.kernels()}" if on_cpu == "native" else "plain JAX, which is slow"
-    )
+    if on_cpu == "native":
+        reason = native.problem() or f"C++ kernels for {native.kernels()}"
+    else:
+        reason = "plain JAX, which is slow"
     yield "default on cpu", f"{on_cpu}: {reason}"
     yield "default on cuda", f"{default_implementation('cuda')}: generated PTX kernels"
 
@@ -175,7 +179,8 @@ def _broken() -> str | None:
     except _NO_BACKEND as error:
         return f"JAX has no device: {error}"
     if not native.available():
-        return native.problem() if native.library_path().exists() else None
+        asked_for = native.named() or native.library_path().exists()
+        return native.problem() if asked_for else None
     try:
         cpu = jax.devices("cpu")[0]
     except _NO_BACKEND:  # $JAX_PLATFORMS leaves it out
