@@ -1,5 +1,6 @@
-"""Runs PTX text on NumPy: lanes in lockstep, every memory access checked."""
+"""Simulator: runs PTX text on NumPy, lanes in lockstep, every memory access checked."""
 
+from . import hopper  # noqa: F401  (registers its instructions)
 from .errors import (
     AsyncPending,
     BarrierDivergence,
@@ -26,7 +27,7 @@ from .errors import (
     WarpDivergence,
 )
 from .launch import Statistics, launch, run, run_counted
-from .memory.global_memory import DeviceBuffer
+from .memory.buffers import DeviceBuffer
 from .perturbation import perturbation
 from .traffic import Traffic
 

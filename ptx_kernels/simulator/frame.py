@@ -8,53 +8,69 @@ still with the parent.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from .errors import SimulationError, UninitializedRead
-from .text.program import Instruction
+from .layout import WARP, Layout
+from .text.program import Instruction, Register
 
-if TYPE_CHECKING:
-    from .batch import Batch
 
-WARP = 32
+class RegisterFile:
+    """Registers of a program, then its constants: what a frame starts with."""
+
+    def __init__(self, registers: list[Register], constants: list[np.ndarray]) -> None:
+        self.registers = registers
+        self.initial: list[np.ndarray | None] = [None] * len(registers) + list(constants)
 
 
 class Frame:
-    """All lanes of a batch (the root), or a subset with copies of the registers that it used.
+    """All lanes of a layout (the root), or a subset with copies of the registers that it used.
 
     Attributes:
-      lanes: batch lane numbers, ascending; None for the root, which holds every lane.
+      lanes: lane numbers of the layout, ascending; None for the root, which holds every lane.
       index: the same lanes as positions in the parent.
       regs: register values, then the program's constants.
       part: registers of which some lanes were never written: (value, written mask).
       dirty: registers written since the parent's copy was taken.
     """
 
-    __slots__ = ("batch", "count", "dirty", "index", "lanes", "parent", "part", "regs", "_whole")
+    __slots__ = (
+        "count",
+        "dirty",
+        "file",
+        "index",
+        "lanes",
+        "layout",
+        "parent",
+        "part",
+        "regs",
+        "_whole",
+    )
 
     def __init__(
-        self, batch: Batch, parent: Frame | None, index: np.ndarray | None, count: int
+        self,
+        layout: Layout,
+        file: RegisterFile,
+        parent: Frame | None = None,
+        index: np.ndarray | None = None,
     ) -> None:
-        self.batch = batch
-        self.parent = parent
-        self.index = index
-        self.count = count
+        self.layout, self.file = layout, file
+        self.parent, self.index = parent, index
+        self.count = layout.lanes if index is None else index.size
         self.lanes: np.ndarray | None = (
             index if parent is None or parent.lanes is None else parent.lanes[index]
         )
-        self.regs: list[np.ndarray | None] = list(batch.initial_registers)
+        self.regs: list[np.ndarray | None] = list(file.initial)
         self.part: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.dirty: set[int] = set()
         self._whole: bool | None = None
 
     def subset(self, index: np.ndarray) -> Frame:
-        return Frame(self.batch, self, index, index.size)
+        return Frame(self.layout, self.file, self, index)
 
     @property
     def all_lanes(self) -> np.ndarray:
-        return self.batch.lane_numbers if self.lanes is None else self.lanes
+        return self.layout.lane_numbers if self.lanes is None else self.lanes
 
     @property
     def whole_warps(self) -> bool:
@@ -69,7 +85,7 @@ class Frame:
         return self._whole
 
     def of_lanes(self, values: np.ndarray) -> np.ndarray:
-        """This frame's part of a per-lane array of the batch, shape (batch lanes,) or (1,)."""
+        """This frame's part of a per-lane array of the layout, shape (lanes,) or (1,)."""
         return values if self.lanes is None or values.size == 1 else values[self.lanes]
 
     def peek(self, register: int) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -106,7 +122,7 @@ class Frame:
             UninitializedRead,
             instruction,
             position,
-            f"register {self.batch.program.registers[register].name} was never written",
+            f"register {self.file.registers[register].name} was never written",
         )
 
     def merge(self, register: int, index: np.ndarray, new: np.ndarray) -> None:
@@ -153,4 +169,4 @@ class Frame:
         self, error: type[SimulationError], instruction: Instruction, position: int, what: str
     ) -> SimulationError:
         """An error at the lane with this position in the frame."""
-        return self.batch.fault(error, instruction, int(self.all_lanes[position]), what)
+        return self.layout.fault(error, instruction, int(self.all_lanes[position]), what)

@@ -9,13 +9,18 @@ from typing import Any
 import numpy as np
 
 from ..ptx.module import MAX_SHARED_BYTES, Buffer, Kernel
-from .batch import Batch, Extent
+from .address_space import SHARED_BASE
+from .batch import Batch
 from .errors import LaunchError, SimulationError, UnwrittenOutput
+from .layout import Extent, Layout
 from .machine import Machine
-from .memory.global_memory import DeviceBuffer, GlobalMemory
+from .memory.buffers import Buffers, DeviceBuffer
+from .memory.context import Context
 from .perturbation import current
+from .races.happens_before import HappensBefore
+from .races.timeline import Timeline
 from .steps.compile import Compiled, compile_perturbed, compile_text
-from .text.program import SHARED_BASE, EntryParameter
+from .text.program import EntryParameter
 from .traffic import Traffic
 
 BATCH_LANES = 1 << 15  # per batch: registers of a few dozen values then stay in the L2 cache
@@ -61,38 +66,35 @@ def launch(
     Raises:
       SimulationError: a subclass says what was wrong; the message says where.
     """
-    perturbation = current(text)
-    program = (
-        compile_text(text)
-        if perturbation is None
-        else compile_perturbed(text, perturbation.generator)
-    )
+    freedom = current(text)
+    generator = freedom.generator
+    program = compile_text(text) if generator is None else compile_perturbed(text, generator)
     grid3, block3 = _extents(grid, "grid"), _extents(block, "block")
     shared_bytes = _check_geometry(program, grid3, block3, dynamic_shared_bytes)
-    memory, parameters = _place(program, arguments)
+    buffers, parameters = _place(program, arguments)
+    timeline = Timeline()
     threads = block3[0] * block3[1] * block3[2]
     total = grid3[0] * grid3[1] * grid3[2]
     at_once = max(1, min(total, batch_lanes // (-(-threads // 32) * 32)))
     blocks = np.arange(total)
-    if perturbation is not None:
-        blocks = perturbation.generator.permutation(blocks)
-        at_once = max(1, at_once // int(perturbation.generator.integers(1, 4)))
+    if generator is not None:
+        blocks = generator.permutation(blocks)
+        at_once = max(1, at_once // int(generator.integers(1, 4)))
     lane_instructions = 0
     with np.errstate(all="ignore"):
         for first in range(0, total, at_once):
-            numbers = blocks[first : first + at_once]
+            layout = Layout(program.name, grid3, block3, blocks[first : first + at_once])
             batch = Batch(
-                program,
-                memory,
+                program.program,
+                program.file,
+                layout,
+                buffers,
                 parameters,
-                grid3,
-                block3,
-                numbers,
                 shared_bytes,
-                perturbation,
-                traffic,
+                Context(HappensBefore(timeline, layout), freedom, traffic),
+                synchronizes=program.synchronizes,
             )
-            machine = Machine(program, batch, strict, step_limit)
+            machine = Machine(program.blocks, batch, strict, step_limit)
             machine.run()
             lane_instructions += machine.lane_instructions
     return Statistics(lane_instructions, -(-total // at_once))
@@ -135,7 +137,7 @@ def _check_geometry(
 
 def _place(
     program: Compiled, arguments: Sequence[np.ndarray | DeviceBuffer | np.generic]
-) -> tuple[GlobalMemory, list[np.ndarray]]:
+) -> tuple[Buffers, list[np.ndarray]]:
     """The module's variables and the buffers in memory, and each parameter's bytes."""
     parameters = program.program.params
     if len(arguments) != len(parameters):
@@ -162,14 +164,14 @@ def _place(
                 else DeviceBuffer(parameter.name, argument)
             )
             buffers.append(known[id(argument)])
-    memory = GlobalMemory(buffers, synchronizes=program.synchronizes)
+    placed = Buffers(buffers, synchronizes=program.synchronizes)
     values = [
         _scalar(program, parameter, argument)
         if isinstance(argument, np.generic)
         else np.array([known[id(argument)].base], np.uint64).view(np.uint8)
         for parameter, argument in zip(parameters, arguments, strict=True)
     ]
-    return memory, values
+    return placed, values
 
 
 def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> np.ndarray:

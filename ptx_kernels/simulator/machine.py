@@ -1,5 +1,4 @@
-"""The scheduler: groups of lanes at program counters, the lowest first, until every thread has
-exited.
+"""Scheduler: groups of lanes at program counters, the lowest first, until every thread has exited.
 
 All lanes of a batch start together. A branch on which they disagree splits them; the group with the
 lowest program counter runs next and takes in whoever waits where it arrives, so that structured
@@ -11,54 +10,54 @@ from __future__ import annotations
 
 import numpy as np
 
+from .barriers import Barriers
 from .batch import Batch
-from .errors import BarrierDivergence, Deadlock, EarlyExit, StepLimit
-from .frame import WARP, Frame
-from .hopper.bulk_copy import complete
-from .hopper.mbarrier import Wait, mbarriers, name
-from .steps.compile import Block, Compiled
-from .text.program import Instruction
-
-_NOT_WAITING = -1
+from .errors import StepLimit
+from .frame import Frame
+from .layout import WARP
+from .parking import Parking, gather
+from .steps.compile import Block
 
 
 class Machine:
-    """Runs one batch. `strict`: a thread that exited before a barrier of its whole block is an
-    error.
+    """Runs one batch through a program's blocks.
+
+    Args:
+      strict: a thread that exited before a barrier of its whole block is an error.
     """
 
-    def __init__(self, program: Compiled, batch: Batch, strict: bool, step_limit: int) -> None:
-        self.program, self.batch, self.strict = program, batch, strict
+    def __init__(self, blocks: list[Block], batch: Batch, strict: bool, step_limit: int) -> None:
+        self.blocks, self.batch = blocks, batch
         self.steps_left = step_limit
         self.lane_instructions = 0
-        self.root = Frame(batch, None, None, batch.lanes)
         self.ready: dict[int, list[np.ndarray]] = {}  # block number -> lanes
-        self.parked: dict[
-            int, list[np.ndarray]
-        ] = {}  # block number -> lanes that wait for an mbarrier
-        self.waiting = np.full(
-            batch.lanes, _NOT_WAITING, np.int64
-        )  # the barrier block a lane waits in
+        self.parking = Parking(batch, blocks, self._go)
+        self.barriers = Barriers(batch, blocks, strict, self._go)
 
     def run(self) -> None:
-        self.ready[0] = [np.flatnonzero(self.batch.exists)]
+        self._go(0, np.flatnonzero(self.batch.layout.exists))
         while self.ready or self._release():
             for turn in self._turns():
                 self.ready = turn
                 while self.ready:
                     number = min(self.ready)
-                    self._run_group(number, self._gather(self.ready.pop(number)))
-        if self.batch.bulk_stores is not None:
-            self.batch.bulk_stores.finish(self.batch)
+                    self._run_group(number, gather(self.batch, self.ready.pop(number)))
+        for end in self.batch.at_end:
+            end()
+
+    def _go(self, number: int, lanes: np.ndarray) -> None:
+        """These lanes go on at a block."""
+        self.ready.setdefault(number, []).append(lanes)
 
     def _turns(self) -> list[dict[int, list[np.ndarray]]]:
-        """Who runs before whom up to the next barrier: all together, or random groups of warps if
-        perturbed.
+        """Groups that run one after the other up to the next barrier: all lanes together, or random
+        warps if perturbed.
         """
-        generator = self.batch.perturbation
+        generator = self.batch.freedom.generator
         if generator is None:
             return [self.ready]
-        turn = generator.integers(0, generator.integers(1, 5), self.batch.lanes // WARP)
+        warps = self.batch.layout.lanes // WARP
+        turn = generator.integers(0, generator.integers(1, 5), warps)
         turns: list[dict[int, list[np.ndarray]]] = [{} for _ in range(int(turn.max()) + 1)]
         for number, parts in self.ready.items():
             for lanes in parts:
@@ -67,34 +66,26 @@ class Machine:
                     turns[t].setdefault(number, []).append(lanes[mine == t])
         return turns
 
-    def _gather(self, parts: list[np.ndarray]) -> Frame:
-        lanes = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
-        return self.root if lanes.size == self.batch.lanes else self.root.subset(lanes)
-
-    def _suspend(self, frame: Frame, number: int, lanes: np.ndarray) -> None:
-        frame.flush(self.program.blocks[number].live_in)
-        self.ready.setdefault(number, []).append(lanes)
-
     def _run_group(self, number: int, frame: Frame) -> None:
         """Runs a group until it splits, ends, waits, or others have a lower or the same program
         counter.
         """
-        blocks, is_root = self.program.blocks, frame is self.root
+        batch, blocks = self.batch, self.blocks
+        is_root = frame is batch.root
         lowest = min(self.ready, default=len(blocks))
         while number < lowest:
             block = blocks[number]
-            if block.wait is not None and self._park(block.wait, number, frame):
+            if block.wait is not None and self.parking.park(block.wait, number, frame):
                 return
             self.lane_instructions += frame.count * block.size
             self.steps_left -= 1
             if self.steps_left < 0:
                 assert block.instruction is not None
-                raise frame.fault(
-                    StepLimit, block.instruction, 0, "the launch runs longer than its step limit"
-                )
+                told = "the launch runs longer than its step limit"
+                raise frame.fault(StepLimit, block.instruction, 0, told)
             regs = frame.regs
             for step, dead in block.steps:
-                step(frame)
+                step(batch, frame)
                 for register in dead:
                     regs[register] = None
             if not is_root:
@@ -103,7 +94,8 @@ class Machine:
             if following is None:
                 return
             number = following
-        self._suspend(frame, number, frame.all_lanes)
+        frame.flush(blocks[number].live_in)
+        self._go(number, frame.all_lanes)
 
     def _finish(self, block: Block, number: int, frame: Frame) -> int | None:
         """The block that the whole group goes on to, or None if it split, ended or waits."""
@@ -139,166 +131,45 @@ class Machine:
         return None
 
     def _split(self, frame: Frame, taken: np.ndarray, target: int | None, other: int) -> None:
-        blocks, lanes = self.program.blocks, frame.all_lanes
-        live = blocks[other].live_in | (
-            blocks[target].live_in if target is not None else frozenset()
-        )
+        blocks, lanes = self.blocks, frame.all_lanes
+        live = blocks[other].live_in
+        if target is not None:
+            live |= blocks[target].live_in
         frame.flush(live)
         rest = np.ones(frame.count, np.bool_)
         rest[taken] = False
-        self.ready.setdefault(other, []).append(lanes[rest])
+        self._go(other, lanes[rest])
         if target is not None:
-            self.ready.setdefault(target, []).append(lanes[taken])
-
-    # --- mbarriers
-    # --------------------------------------------------------------------------------------------------
-
-    def _park(self, wait: Wait, number: int, frame: Frame) -> bool:
-        """Sets the lanes aside whose mbarrier's phase is not complete; False if there are none."""
-        passes = wait.passes(frame)
-        if passes.all():
-            return False
-        frame.flush(self.program.blocks[number].live_in)
-        lanes = frame.all_lanes
-        self.parked.setdefault(number, []).append(lanes[~passes])
-        if passes.any():
-            self.ready.setdefault(number, []).append(lanes[passes])
-        return True
-
-    def _unpark(self) -> bool:
-        """Lets those go whose phase is complete, by copies that now arrive if need be. False if nobody can go."""
-        if self._let_go():
-            return True
-        frames = [
-            (self._wait(number), self._gather(parts)) for number, parts in self.parked.items()
-        ]
-        complete(
-            self.root, {int(at) for wait, frame in frames for at in np.unique(wait.places(frame))}
-        )
-        return self._let_go()
-
-    def _fail(self) -> bool:
-        """Lets go who tests for a phase and may find it incomplete."""
-        for number, parts in self.parked.items():
-            if self._wait(number).can_fail:
-                frame = self._gather(parts)
-                mbarriers(frame).impatient[frame.all_lanes] = True
-        return self._let_go()
-
-    def _let_go(self) -> bool:
-        for number, parts in list(self.parked.items()):
-            frame = self._gather(parts)
-            passes, lanes = self._wait(number).passes(frame), frame.all_lanes
-            if passes.any():
-                self.ready.setdefault(number, []).append(lanes[passes])
-            self.parked[number] = [lanes[~passes]]
-        self.parked = {number: parts for number, parts in self.parked.items() if parts[0].size}
-        return bool(self.ready)
-
-    def _wait(self, number: int) -> Wait:
-        wait = self.program.blocks[number].wait
-        assert wait is not None
-        return wait
-
-    def _stuck(self) -> Deadlock:
-        number, (lanes, *_) = min(self.parked.items())
-        frame = self._gather([lanes])
-        what = f"waits for a phase of {name(frame, int(self._wait(number).places(frame)[0]))} that nobody completes"
-        error = self.batch.fault(Deadlock, self._wait(number).instruction, int(lanes[0]), what)
-        assert isinstance(error, Deadlock)
-        return error
-
-    # --- barriers ---------------------------------------------------------------------------------------------------
+            self._go(target, lanes[taken])
 
     def _arrive(
         self, block: Block, number: int, frame: Frame, taken: np.ndarray | None
     ) -> int | None:
-        batch = self.batch
-        if frame is self.root and taken is None and block.barrier[1] in (None, batch.threads):
-            batch.order.pass_barrier(None)  # everyone is here
+        """Ends a block at a barrier: the next block if all lanes of the batch are there."""
+        if taken is None and self.barriers.is_everyone(block, frame.count):
+            self.batch.order.pass_barrier(None)
             return number + 1
         arriving = frame.all_lanes if taken is None else frame.all_lanes[taken]
-        warps = batch.lanes // WARP
-        here = np.bincount(arriving // WARP, minlength=warps)
-        live = np.bincount(np.flatnonzero(batch.exists & ~batch.exited) // WARP, minlength=warps)
-        partial = (here > 0) & (here != live)
-        if partial.any():
-            warp = int(np.argmax(partial))
-            lane = int(arriving[np.argmax(arriving // WARP == warp)])
-            assert block.instruction is not None
-            raise batch.fault(
-                BarrierDivergence,
-                block.instruction,
-                lane,
-                f"{int(here[warp])} of the warp's "
-                f"{int(live[warp])} live threads are at this barrier, the others elsewhere",
-            )
+        self.barriers.arrive(block, number, arriving)
         if taken is not None:
             self._split(frame, taken, None, number + 1)
         else:
-            frame.flush(self.program.blocks[number + 1].live_in)
-        self.waiting[arriving] = number
+            frame.flush(self.blocks[number + 1].live_in)
         return None
 
     def _release(self) -> bool:
-        """With nobody left to run: lets go who waits for what is complete. False if nobody waits.
+        """With nobody left to run, lets go who waits for what is complete; False if nobody waits.
 
-        In this order: mbarriers, barriers, tests of mbarriers that fail.
+        In this order: conditions, barriers, conditions that may fail.
         """
-        if self.parked and self._unpark():
+        parked = bool(self.parking.parked)
+        if parked and self.parking.release():
             return True
-        waiting = np.flatnonzero(self.waiting != _NOT_WAITING)
-        if (waiting.size and self._release_barriers(waiting)) or (self.parked and self._fail()):
+        waiting = self.barriers.waiting
+        if (waiting.size and self.barriers.release(waiting)) or (parked and self.parking.fail()):
             return True
-        if self.parked:
-            raise self._stuck()
+        if parked:
+            raise self.parking.stuck()
         if waiting.size:
-            batch, lane = self.batch, int(waiting[0])
-            of_block = batch.block_of_lane == batch.block_of_lane[lane]
-            count = int((of_block & (self.waiting != _NOT_WAITING)).sum())
-            raise batch.fault(
-                Deadlock,
-                self._instruction(lane),
-                lane,
-                f"{count} of the block's {batch.threads} threads wait at barriers that never complete",
-            )
+            raise self.barriers.stuck(int(waiting[0]))
         return False
-
-    def _release_barriers(self, waiting: np.ndarray) -> bool:
-        """Lets the blocks go whose barrier is complete; `waiting`: the lanes at barriers. False if there is none."""
-        batch, blocks = self.batch, self.program.blocks
-        live = np.bincount(
-            batch.block_of_lane[batch.exists & ~batch.exited], minlength=batch.blocks
-        )
-        exited = np.bincount(batch.block_of_lane[batch.exited], minlength=batch.blocks)
-        barriers = {int(n): blocks[int(n)].barrier for n in np.unique(self.waiting[waiting])}
-        released = False
-        for barrier in sorted(set(barriers.values()), key=str):
-            at = [n for n, b in barriers.items() if b == barrier]
-            lanes = np.flatnonzero(np.isin(self.waiting, at))
-            owner = batch.block_of_lane[lanes]
-            arrived = np.bincount(owner, minlength=batch.blocks)
-            if self.strict and barrier[1] is None and (exited[owner] > 0).any():
-                lane = int(lanes[np.argmax(exited[owner] > 0)])
-                raise batch.fault(
-                    EarlyExit,
-                    self._instruction(lane),
-                    lane,
-                    f"waits at a barrier, but {int(exited[batch.block_of_lane[lane]])} threads of its "
-                    "block exited before it",
-                )
-            complete = (arrived > 0) & (arrived == (live if barrier[1] is None else barrier[1]))
-            go = lanes[complete[owner]]
-            for number in at:
-                group = go[self.waiting[go] == number]
-                if group.size:
-                    self.ready.setdefault(number + 1, []).append(group)
-            self.waiting[go] = _NOT_WAITING
-            batch.order.pass_barrier(go)
-            released |= bool(go.size)
-        return released
-
-    def _instruction(self, lane: int) -> Instruction:
-        instruction = self.program.blocks[int(self.waiting[lane])].instruction
-        assert instruction is not None
-        return instruction

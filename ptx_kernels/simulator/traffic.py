@@ -1,5 +1,4 @@
-"""What a warp's accesses cost the memory pipes: bank conflicts of shared memory, sectors of global
-memory.
+"""Traffic of a warp's accesses: bank conflicts of shared memory, sectors of global memory.
 
 Shared memory has 32 banks of 4 bytes. A wavefront serves each bank one word; accesses of 8 and 16
 bytes come in halves and quarters of the warp (CUDA C++ Programming Guide, "Shared Memory"). Global
@@ -13,8 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .frame import WARP, Frame
-from .text.program import Instruction
+from .access import Located
+from .layout import WARP
 
 _BANKS = 32
 _WORD = 4
@@ -48,36 +47,30 @@ class Traffic:
     shared: defaultdict[int, Count] = field(default_factory=lambda: defaultdict(Count))
     global_: defaultdict[int, Count] = field(default_factory=lambda: defaultdict(Count))
 
-    def count_shared(
-        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int
-    ) -> None:
-        """`index`: item of `width` bytes of each of the frame's lanes."""
+    def count_shared(self, at: Located) -> None:
+        index, width = at.items, at.width
         words = max(1, width // _WORD)
-        phase = frame.all_lanes // (WARP // words)  # lanes that are served together
-        word = (
-            index[:, None] * words if width >= _WORD else index[:, None] * width // _WORD
-        ) + np.arange(words)
-        served = np.unique(
-            phase[:, None] << _SHIFT | word
-        )  # a word that several lanes want is served once
+        phase = at.frame.all_lanes // (WARP // words)  # lanes that are served together
+        first_word = index[:, None] * words if width >= _WORD else index[:, None] * width // _WORD
+        word = first_word + np.arange(words)
+        # a word that several lanes want is served once
+        served = np.unique(phase[:, None] << _SHIFT | word)
         banks, in_bank = np.unique(
             (served >> _SHIFT) * _BANKS + served % _BANKS, return_counts=True
         )
         phases, first = np.unique(banks // _BANKS, return_index=True)
-        self.shared[instruction.line].add(
+        self.shared[at.instruction.line].add(
             int(np.maximum.reduceat(in_bank, first).sum()), phases.size
         )
 
-    def count_global(
-        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int
-    ) -> None:
-        """As `count_shared`, of items of one buffer."""
-        items = np.unique((frame.all_lanes // WARP << _SHIFT) | index)
+    def count_global(self, at: Located) -> None:
+        """Items of one buffer."""
+        items = np.unique((at.frame.all_lanes // WARP << _SHIFT) | at.items)
         warps, item = items >> _SHIFT, items & ((1 << _SHIFT) - 1)
-        sectors = np.unique(warps << _SHIFT | item * width // _SECTOR)
+        sectors = np.unique(warps << _SHIFT | item * at.width // _SECTOR)
         _, of_warp = np.unique(warps, return_counts=True)
-        self.global_[instruction.line].add(
-            sectors.size, int((-(-of_warp * width // _SECTOR)).sum())
+        self.global_[at.instruction.line].add(
+            sectors.size, int((-(-of_warp * at.width // _SECTOR)).sum())
         )
 
 

@@ -9,67 +9,75 @@ looked at after a wait without `.read`. Proxy fences are checked for shared memo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...ptx.instructions import Version
 from ...ptx.types import TYPES
-from ..errors import AsyncPending, Misaligned, ParseError, UnknownInstruction
+from ..access import Access, Located
+from ..batch import Batch
+from ..errors import AsyncPending, ParseError
 from ..frame import Frame
-from ..races.shadow import Access
 from ..steps.loads_stores import address_of
-from ..steps.operands import Operands, Step
+from ..steps.operands import Operands
+from ..steps.registry import compiles
+from ..steps.step import Step
 from ..text.program import Immediate, Instruction
+from .chunks import CHUNK, in_chunks
+from .proxy import check_start
 
-if TYPE_CHECKING:
-    from ..batch import Batch
-
-CHUNK = 16  # bytes; sizes and addresses are multiples of it
 _NEEDS: Version = ((8, 0), 90)
 _OPCODE = "cp.async.bulk.global.shared::cta.bulk_group"
 
 
 @dataclass
-class Outgoing:
+class BulkStore:
     """One instruction's copies that somebody has not waited for yet; arrays have one entry per
     chunk.
 
     Attributes:
+      groups: of the lane.
+      sources: item of the batch's shared memory.
+      targets: global address, u64.
       read: whether a lane has waited with `.read`.
     """
 
     instruction: Instruction
     lanes: np.ndarray
-    groups: np.ndarray  # of the lane
-    sources: np.ndarray  # item of the batch's shared memory
-    targets: np.ndarray  # global address, u64
+    groups: np.ndarray
+    sources: np.ndarray
+    targets: np.ndarray
     items: np.ndarray
     read: np.ndarray
 
-    def take(self, where: np.ndarray) -> Outgoing:
+    def take(self, where: np.ndarray) -> BulkStore:
         arrays = (self.lanes, self.groups, self.sources, self.targets, self.items, self.read)
-        return Outgoing(self.instruction, *(x[where] for x in arrays))
+        return BulkStore(self.instruction, *(x[where] for x in arrays))
 
 
 class BulkStores:
     """The copies out of a batch's shared memory that are under way."""
 
-    def __init__(self, lanes: int) -> None:
-        self.committed = np.zeros(lanes, np.int64)  # groups of each lane
-        self.under_way: list[Outgoing] = []
+    def __init__(self, batch: Batch) -> None:
+        self.batch = batch
+        self.committed = np.zeros(batch.layout.lanes, np.int64)  # groups of each lane
+        self.stores: list[BulkStore] = []
+        batch.shared.guards.append(self._check_source)
+        batch.memory.guards.append(self._check_target)
+        batch.at_end.append(self._finish)
 
     def issue(
         self, frame: Frame, instruction: Instruction, sources: np.ndarray, targets: np.ndarray
     ) -> None:
         """Starts one chunk per lane of the frame, in which lanes may come several times."""
-        lanes, batch = frame.all_lanes, frame.batch
-        index, items = batch.shared.start_fetch(frame, instruction, sources, CHUNK)
-        batch.memory.store(frame, instruction, targets, 0, CHUNK, items)
-        unread = np.zeros(lanes.size, np.bool_)
-        self.under_way.append(
-            Outgoing(instruction, lanes, self.committed[lanes] + 1, index, targets, items, unread)
-        )
+        lanes, shared = frame.all_lanes, self.batch.shared
+        at = shared.locate(Access(frame, instruction, sources, 0, CHUNK))
+        check_start(shared, "fetch", at)
+        items = shared.views[CHUNK].take(at.items)
+        self.batch.memory.store(Access(frame, instruction, targets, 0, CHUNK), items)
+        groups, unread = self.committed[lanes] + 1, np.zeros(lanes.size, np.bool_)
+        copy = BulkStore(instruction, lanes, groups, at.items, targets, items, unread)
+        self.stores.append(copy)
 
     def wait(self, frame: Frame, pending: int, read_only: bool) -> None:
         """All groups of the frame's lanes except for the `pending` youngest have been read, or have
@@ -77,96 +85,90 @@ class BulkStores:
         """
         here = np.zeros(self.committed.size, np.bool_)
         here[frame.all_lanes] = True
-        copies, self.under_way = self.under_way, []
+        copies, self.stores = self.stores, []
         for copy in copies:
             done = here[copy.lanes] & (copy.groups <= self.committed[copy.lanes] - pending)
             self._end_fetch(frame, copy.take(done & ~copy.read))
             copy.read |= done
             if read_only:
-                self.under_way.append(copy)
+                self.stores.append(copy)
                 continue
             some = copy.take(done)
             if some.lanes.size:
-                batch = frame.batch
-                batch.memory.store(
-                    _of(frame, some), some.instruction, some.targets, 0, CHUNK, some.items
-                )
+                access = Access(_of(frame, some), some.instruction, some.targets, 0, CHUNK)
+                self.batch.memory.store(access, some.items)
             if not done.all():
-                self.under_way.append(copy.take(~done))
+                self.stores.append(copy.take(~done))
 
-    def _end_fetch(self, frame: Frame, copy: Outgoing) -> None:
+    def _end_fetch(self, frame: Frame, copy: BulkStore) -> None:
+        """The lanes have waited: whoever writes the bytes must come after this read of theirs."""
         if copy.lanes.size:
-            frame.batch.shared.end_fetch(_of(frame, copy), copy.instruction, copy.sources, CHUNK)
+            shared, issuers = self.batch.shared, _of(frame, copy)
+            access = Access(issuers, copy.instruction, copy.sources, 0, CHUNK)
+            at = shared.at(issuers, access, copy.sources)
+            shared.shadow.access(self.batch.order, "fetch", at)
 
-    def check_source(self, access: Access, what: str) -> None:
-        """An error if writes to shared memory, which `what` calls so, meet bytes that a copy may
-        not have read yet.
-        """
-        for copy in self.under_way:
-            starts = copy.sources[~copy.read] * CHUNK
-            self._check(access, copy, starts, what, "read")
+    def _check_source(self, at: Located, what: str) -> None:
+        """Guards shared memory: a write may not meet bytes that a copy may not have read yet."""
+        if what == "reads":
+            return
+        for copy in self.stores:
+            self._check(at, copy, copy.sources[~copy.read] * CHUNK, what, "read")
 
-    def check_target(self, access: Access, base: int) -> None:
-        """An error if accesses to the buffer at `base` meet bytes that may not have arrived yet."""
-        for copy in self.under_way:
-            starts = (copy.targets - np.uint64(base)).astype(
-                np.int64
-            )  # far away if of another buffer
-            self._check(access, copy, starts, "touches", "stored")
+    def _check_target(self, at: Located, what: str) -> None:
+        """Guards global memory: nobody may meet bytes that may not have arrived yet."""
+        for copy in self.stores:
+            # far away if of another buffer
+            starts = (copy.targets - np.uint64(at.origin)).astype(np.int64)
+            self._check(at, copy, starts, what, "stored")
 
     def _check(
-        self, access: Access, copy: Outgoing, starts: np.ndarray, what: str, done: str
+        self, at: Located, copy: BulkStore, starts: np.ndarray, what: str, done: str
     ) -> None:
-        width, first = access.width, access.items[:, None] * access.width
+        width, first = at.width, at.items[:, None] * at.width
         meets = (first < starts + CHUNK) & (first + width > starts)
         if meets.any():
             told = (
                 f"{what} {width} bytes that the copy of line {copy.instruction.line} "
                 f"may not have {done} yet: its thread has not waited for its group"
             )
-            raise access.fault(AsyncPending, int(np.argmax(meets.any(axis=1))), told)
+            raise at.fault(AsyncPending, int(np.argmax(meets.any(axis=1))), told)
 
-    def finish(self, batch: Batch) -> None:
+    def _finish(self) -> None:
         """The blocks end, and their shared memory with them."""
-        for copy in self.under_way:
+        for copy in self.stores:
             if not copy.read.all():
                 lane = int(copy.lanes[np.argmin(copy.read)])
-                what = "the block ends before this copy has read its shared memory: no wait for its group with .read"
-                raise batch.fault(AsyncPending, copy.instruction, lane, what)
+                told = (
+                    "the block ends before this copy has read its shared memory: "
+                    "no wait for its group with .read"
+                )
+                raise self.batch.layout.fault(AsyncPending, copy.instruction, lane, told)
 
 
-def _of(frame: Frame, copy: Outgoing) -> Frame:
+def _of(frame: Frame, copy: BulkStore) -> Frame:
     """The lanes that issued the copies, all of the frame."""
     return frame.subset(np.searchsorted(frame.all_lanes, copy.lanes))
 
 
-def bulk_stores_of(frame: Frame) -> BulkStores:
-    batch = frame.batch
-    if batch.bulk_stores is None:
-        batch.bulk_stores = BulkStores(batch.lanes)
-    return batch.bulk_stores
-
-
+@compiles("cp.async.bulk")
 def compile_bulk_store(operands: Operands, instruction: Instruction) -> Step:
     """The copies, their commits and waits."""
     operands.needs(instruction, _NEEDS)
     opcode = instruction.opcode.removesuffix(".L2::cache_hint")
     if opcode == "cp.async.bulk.commit_group":
         operands.count(instruction, 0)
-        return Step(_commit, (), ())
+        return Step(_commit, (), (), synchronizes=True)
     if opcode in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
         return _wait(operands, instruction, opcode.endswith(".read"))
-    if opcode != _OPCODE:
-        raise operands.error(
-            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
-        )
+    operands.spelled(instruction, _OPCODE, f"{_OPCODE}.L2::cache_hint")
     operands.count(instruction, 3 if opcode == instruction.opcode else 4)
     target, source, size, *_ = instruction.operands
     to, to_offset = address_of(operands, instruction, target, "global")
     origin, offset = address_of(operands, instruction, source, "shared")
     sizes, _ = operands.source(size, TYPES["u32"], instruction)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         targets, sources, nbytes = (
             np.broadcast_to(frame.fetch(slot, instruction), frame.count)
             for slot in (to, origin, sizes)
@@ -176,29 +178,14 @@ def compile_bulk_store(operands: Operands, instruction: Instruction) -> Step:
         where = (sources[lanes].astype(np.int64) + at + offset).astype(np.uint32)
         places = targets[lanes] + (at + to_offset).astype(np.uint64)
         if lanes.size:
-            bulk_stores_of(frame).issue(some, instruction, where, places)
+            batch.state(BulkStores).issue(some, instruction, where, places)
 
-    return Step(
-        run, tuple(r for slot in (to, origin, sizes) for r in operands.register_read(slot)), ()
-    )
-
-
-def in_chunks(
-    frame: Frame, instruction: Instruction, nbytes: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Each chunk's lane, as position in the frame, and its offset in the copy of nbytes[lane]
-    bytes.
-    """
-    if (nbytes % CHUNK).any():
-        position = int(np.argmax(nbytes % CHUNK != 0))
-        what = f"copies {int(nbytes[position])} bytes, which is no multiple of {CHUNK}"
-        raise frame.fault(Misaligned, instruction, position, what)
-    lanes = np.repeat(np.arange(frame.count), nbytes // CHUNK)
-    return lanes, (np.arange(lanes.size) - np.searchsorted(lanes, lanes)) * CHUNK
+    reads = tuple(r for slot in (to, origin, sizes) for r in operands.register_read(slot))
+    return Step(run, reads, (), synchronizes=True)
 
 
-def _commit(frame: Frame) -> None:
-    bulk_stores_of(frame).committed[frame.all_lanes] += 1
+def _commit(batch: Batch, frame: Frame) -> None:
+    batch.state(BulkStores).committed[frame.all_lanes] += 1
 
 
 def _wait(operands: Operands, instruction: Instruction, read_only: bool) -> Step:
@@ -207,4 +194,8 @@ def _wait(operands: Operands, instruction: Instruction, read_only: bool) -> Step
     if not isinstance(number, Immediate) or not isinstance(number.value, int) or number.value < 0:
         raise operands.error(ParseError, instruction, "waits for a number of groups, an immediate")
     pending = number.value
-    return Step(lambda frame: bulk_stores_of(frame).wait(frame, pending, read_only), (), ())
+
+    def wait(batch: Batch, frame: Frame) -> None:
+        batch.state(BulkStores).wait(frame, pending, read_only)
+
+    return Step(wait, (), (), synchronizes=True)

@@ -3,8 +3,8 @@
 
 A phase is complete when all expected arrivals and bytes are there; then the next one starts. Who
 waits for a phase is parked by the machine until then. An arrival releases what the thread has seen,
-a wait that succeeds acquires what was released up to the phase's completion: threads that did not
-arrive are in no order with those that wait.
+a wait that succeeds acquires what was released up to the phase's completion: accesses of threads
+that did not arrive are concurrent with those of the threads that wait.
 """
 
 from __future__ import annotations
@@ -15,51 +15,70 @@ import numpy as np
 
 from ...ptx.instructions import Version
 from ...ptx.types import TYPES
+from ..access import Access
+from ..address_space import SHARED_BASE
+from ..batch import Batch
 from ..errors import MbarrierMisuse, UnknownInstruction
 from ..frame import Frame
-from ..races.vector_clock import NOTHING, Clock, Semantics, Strong, unchanged
+from ..races.strong import Semantics, Strong, unchanged
+from ..races.vector_clock import NOTHING, VectorClock
 from ..steps.loads_stores import address_of
-from ..steps.operands import Operands, Step
-from ..text.program import SHARED_BASE, Instruction, Name, Operand
+from ..steps.operands import Operands
+from ..steps.registry import compiles
+from ..steps.step import Step
+from ..text.program import Instruction, Name, Operand
 
 _MODIFIERS = {"release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "b64"}
-_WIDTH = 8  # bytes of an object
+WIDTH = 8  # bytes of an object
 _LARGEST = (1 << 20) - 1  # count of arrivals, and of bytes under way
 _U32, _U64 = TYPES["u32"], TYPES["u64"]
+
+#: An access to an object, which is no released word of its own: clocks go by phases.
+OBJECT = Strong(unchanged, returns=False)
 
 
 @dataclass
 class Mbarrier:
-    """An object's state; `released`: by all arrivals so far, `completed`: by those before the last
-    phase's end.
+    """An object's state.
+
+    Attributes:
+      transactions: bytes expected and not there yet.
+      released: by all arrivals so far; `completed`: by those before the last phase's end.
     """
 
     expected: int
     pending: int
-    transactions: int = 0  # bytes expected and not there yet
+    transactions: int = 0
     phase: int = 0
-    released: Clock = NOTHING
-    completed: Clock = NOTHING
+    released: VectorClock = NOTHING
+    completed: VectorClock = NOTHING
 
 
 class Mbarriers:
-    """The objects in a batch's shared memory, by their offset in it divided by 8."""
+    """The objects in a batch's shared memory, by their offset in it divided by 8.
 
-    def __init__(self, lanes: int) -> None:
+    Attributes:
+      impatient: lanes whose test_wait is to fail, as nobody else can go on.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self.shared = batch.shared
         self.objects: dict[int, Mbarrier] = {}
-        self.impatient = np.zeros(
-            lanes, np.bool_
-        )  # lanes whose test_wait is to fail: nobody else can go on
+        self.impatient = np.zeros(batch.layout.lanes, np.bool_)
+
+    def name(self, at: int) -> str:
+        return self.shared.name(at * WIDTH)
+
+    def places(self, frame: Frame, addresses: np.ndarray, offset: int) -> np.ndarray:
+        """Places of the objects at these shared addresses, shape (lanes of the frame,)."""
+        starts = self.shared.starts(frame)
+        return (addresses.astype(np.int64) + (offset - SHARED_BASE) + starts) // WIDTH
 
     def find(self, frame: Frame, instruction: Instruction, position: int, at: int) -> Mbarrier:
         found = self.objects.get(at)
         if found is None:
-            raise frame.fault(
-                MbarrierMisuse,
-                instruction,
-                position,
-                f"{name(frame, at)}: no mbarrier.init made this",
-            )
+            told = f"{self.name(at)}: no mbarrier.init made this"
+            raise frame.fault(MbarrierMisuse, instruction, position, told)
         return found
 
     def change(
@@ -72,10 +91,11 @@ class Mbarriers:
         arrivals: int = 0,
         expect: int = 0,
         arrived: int = 0,
-        released: Clock = NOTHING,
+        released: VectorClock = NOTHING,
     ) -> int:
-        """Expects bytes, counts arrivals and bytes that have arrived, with what they release; the
-        phase before that.
+        """Expects bytes, counts arrivals and bytes that have arrived, with what they release.
+
+        Returns the phase before that.
         """
         barrier = self.find(frame, instruction, position, at)
         before = barrier.phase
@@ -83,121 +103,26 @@ class Mbarriers:
         barrier.transactions += expect - arrived
         barrier.pending -= arrivals
         if barrier.pending < 0 or not abs(barrier.transactions) <= _LARGEST:
+            more = barrier.pending + arrivals
             what = (
-                f"{arrivals} arrivals, of which phase {before} expects {barrier.pending + arrivals} more"
+                f"{arrivals} arrivals, of which phase {before} expects {more} more"
                 if barrier.pending < 0
                 else f"{barrier.transactions} bytes are to come, and {_LARGEST} can be counted"
             )
-            raise frame.fault(MbarrierMisuse, instruction, position, f"{name(frame, at)}: {what}")
+            raise frame.fault(MbarrierMisuse, instruction, position, f"{self.name(at)}: {what}")
         if barrier.pending == 0 and barrier.transactions == 0:
             barrier.phase, barrier.pending = before + 1, barrier.expected
             barrier.completed = barrier.released
         return before
 
 
-def mbarriers(frame: Frame) -> Mbarriers:
-    shared = frame.batch.shared
-    if shared.mbarriers is None:
-        shared.mbarriers = Mbarriers(frame.batch.lanes)
-    return shared.mbarriers
-
-
-def name(frame: Frame, at: int) -> str:
-    return frame.batch.program.shared_name(at * _WIDTH % frame.batch.shared.stride)
-
-
-def places(frame: Frame, addresses: np.ndarray, offset: int) -> np.ndarray:
-    """Where the objects at these shared addresses lie, as `Mbarriers` counts, shape (lanes of the
-    frame,).
-    """
-    starts = frame.of_lanes(frame.batch.block_of_lane) * frame.batch.shared.stride
-    return (addresses.astype(np.int64) + (offset - SHARED_BASE) + starts) // _WIDTH
-
-
-class Wait:
-    """Whether lanes may pass a test_wait or try_wait; the machine asks before they execute it."""
-
-    def __init__(self, operands: Operands, instruction: Instruction) -> None:
-        kind = _kind(instruction.opcode)
-        operands.count(instruction, *((3, 4) if kind[0] == "try_wait" else (3,)))
-        self.instruction = instruction
-        self._base, self._offset = address_of(
-            operands, instruction, instruction.operands[1], "shared"
-        )
-        self._parity = "parity" in kind
-        self._tries = kind[0] == "try_wait"
-        self._semantics = _semantics(instruction.opcode)
-        self._phase, _ = operands.source(
-            instruction.operands[2], _U32 if self._parity else _U64, instruction
-        )
-        self._target, _ = operands.destination(instruction.operands[0], TYPES["pred"], instruction)
-        reads = (*operands.register_read(self._base), *operands.register_read(self._phase))
-        self.step = Step(self._run, reads, (self._target,))
-
-    def places(self, frame: Frame) -> np.ndarray:
-        return np.broadcast_to(
-            places(frame, frame.fetch(self._base, self.instruction), self._offset), frame.count
-        )
-
-    def _complete(self, frame: Frame) -> np.ndarray:
-        """Whether each lane's phase is complete, or there is no object, which executing the
-        instruction reports.
-        """
-        objects = mbarriers(frame).objects
-        given = np.broadcast_to(frame.fetch(self._phase, self.instruction), frame.count)
-        done = np.ones(frame.count, np.bool_)
-        for at in np.unique(where := self.places(frame)):
-            if barrier := objects.get(int(at)):
-                current = barrier.phase & 1 if self._parity else barrier.phase
-                done[where == at] = (
-                    given[where == at] & 1 if self._parity else given[where == at]
-                ) != current
-        return done
-
-    def passes(self, frame: Frame) -> np.ndarray:
-        """Which lanes need not be parked, shape (lanes of the frame,)."""
-        done = self._complete(frame)
-        if self.instruction.guard is not None:
-            register, negated = self.instruction.guard
-            done |= (
-                frame.fetch(register.index, self.instruction) == negated
-            )  # these do not execute it
-        return done if self._tries else done | mbarriers(frame).impatient[frame.all_lanes]
-
-    @property
-    def can_fail(self) -> bool:
-        return not self._tries
-
-    def _run(self, frame: Frame) -> None:
-        known, batch, lanes = mbarriers(frame), frame.batch, frame.all_lanes
-        addresses = np.broadcast_to(frame.fetch(self._base, self.instruction), frame.count)
-        batch.shared.update(frame, self.instruction, addresses, self._offset, _WIDTH, _OBJECT)
-        done = self._complete(frame)
-        for position, at in enumerate(self.places(frame)):
-            barrier = known.find(frame, self.instruction, position, int(at))
-            if done[position]:
-                batch.order.observe(
-                    int(lanes[position]), NOTHING, barrier.completed, self._semantics
-                )
-        known.impatient[lanes] = False
-        frame.regs[self._target] = done
-
-
-#: an access to an object, which is no place of its own: releases and acquires go by phases
-_OBJECT = Strong(unchanged, returns=False)
-
-
-def _semantics(opcode: str) -> Semantics:
+def semantics_of(opcode: str) -> Semantics:
     """Arrivals release and waits acquire unless they are relaxed; other blocks reach no object."""
     ordered = "relaxed" not in opcode.split(".")
     return Semantics(acquire=ordered, release=ordered, wide=False)
 
 
-def waits(instruction: Instruction) -> bool:
-    return instruction.opcode.startswith(("mbarrier.test_wait.", "mbarrier.try_wait."))
-
-
-def _kind(opcode: str) -> tuple[str, ...]:
+def kind_of(opcode: str) -> tuple[str, ...]:
     return tuple(part for part in opcode.split(".")[1:] if part not in _MODIFIERS)
 
 
@@ -205,10 +130,6 @@ _NEEDS: dict[tuple[str, ...], Version] = {
     ("init",): ((7, 0), 80),
     ("inval",): ((7, 0), 80),
     ("arrive",): ((7, 0), 80),
-    ("test_wait",): ((7, 0), 80),
-    ("test_wait", "parity"): ((7, 1), 80),
-    ("try_wait",): ((7, 8), 90),
-    ("try_wait", "parity"): ((7, 8), 90),
     ("expect_tx",): ((8, 0), 90),
     ("arrive", "expect_tx"): ((8, 0), 90),
 }
@@ -217,15 +138,14 @@ _NEEDS_SINK: Version = ((7, 1), 80)  # `_` in the place of an arrival's state
 _NEEDS_COUNT: Version = ((7, 8), 90)  # of arrivals
 
 
+@compiles("mbarrier")
 def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
-    kind = _kind(instruction.opcode)
+    kind = kind_of(instruction.opcode)
     if kind not in _NEEDS or not instruction.opcode.endswith(".b64"):
         raise operands.error(
             UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
         )
     operands.needs(instruction, _NEEDS[kind])
-    if waits(instruction):
-        return Wait(operands, instruction).step
     given = list(instruction.operands)
     operands.count(instruction, *(count + (kind[0] == "arrive") for count in _counts(kind)))
     target = given.pop(0) if kind[0] == "arrive" else None
@@ -236,34 +156,34 @@ def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
     base, offset = address_of(operands, instruction, given[0], "shared")
     number = operands.source(given[1], _U32, instruction)[0] if len(given) > 1 else None
     slot = None if target is None else _sink(operands, instruction, target)
-    semantics = _semantics(instruction.opcode)
+    semantics = semantics_of(instruction.opcode)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
+        known = batch.state(Mbarriers)
         addresses = np.broadcast_to(frame.fetch(base, instruction), frame.count)
         numbers = np.ones(1, np.uint32) if number is None else frame.fetch(number, instruction)
         numbers = np.broadcast_to(numbers, frame.count)
-        where = places(frame, addresses, offset)
+        where = known.places(frame, addresses, offset)
+        access = Access(frame, instruction, addresses, offset, WIDTH)
         if kind == ("init",):
-            frame.batch.shared.store(
-                frame, instruction, addresses, offset, _WIDTH, np.zeros(1, np.uint64)
-            )
+            batch.shared.store(access, np.zeros(1, np.uint64))
         else:
-            frame.batch.shared.update(frame, instruction, addresses, offset, _WIDTH, _OBJECT)
+            batch.shared.update(access, OBJECT)
         if kind[0] == "arrive":
-            frame.batch.order.tick()
+            batch.order.tick()
         found = [
-            _serve(frame, instruction, kind, semantics, i, int(at), int(numbers[i]))
+            _serve(batch, frame, instruction, kind, semantics, i, int(at), int(numbers[i]))
             for i, at in enumerate(where)
         ]
         if slot is not None:
             frame.regs[slot] = np.array(found, np.uint64)
 
     reads = tuple(r for s in (base, number) if s is not None for r in operands.register_read(s))
-    return Step(run, reads, () if slot is None else (slot,))
+    return Step(run, reads, () if slot is None else (slot,), synchronizes=True)
 
 
 def _counts(kind: tuple[str, ...]) -> tuple[int, ...]:
-    """How many operands there are beside an arrival's state, which comes first."""
+    """Numbers of operands beside an arrival's state, which comes first."""
     return {
         "init": (2,),
         "inval": (1,),
@@ -281,6 +201,7 @@ def _sink(operands: Operands, instruction: Instruction, target: Operand) -> int 
 
 
 def _serve(
+    batch: Batch,
     frame: Frame,
     instruction: Instruction,
     kind: tuple[str, ...],
@@ -289,7 +210,7 @@ def _serve(
     at: int,
     number: int,
 ) -> int:
-    known = mbarriers(frame)
+    known = batch.state(Mbarriers)
     if kind == ("init",):
         if at in known.objects or not 0 < number <= _LARGEST:
             what = (
@@ -297,7 +218,7 @@ def _serve(
                 if at in known.objects
                 else f"cannot expect {number}"
             )
-            raise frame.fault(MbarrierMisuse, instruction, position, f"{name(frame, at)} {what}")
+            raise frame.fault(MbarrierMisuse, instruction, position, f"{known.name(at)} {what}")
         known.objects[at] = Mbarrier(number, number)
         return 0
     if kind == ("inval",):
@@ -306,7 +227,7 @@ def _serve(
         return 0
     if kind == ("expect_tx",):
         return known.change(frame, instruction, position, at, expect=number)
-    _, released = frame.batch.order.released(int(frame.all_lanes[position]), semantics)
+    _, released = batch.order.released(int(frame.all_lanes[position]), semantics)
     arrivals, expect = (number, 0) if kind == ("arrive",) else (1, number)
     return known.change(
         frame, instruction, position, at, arrivals=arrivals, expect=expect, released=released

@@ -1,17 +1,13 @@
-"""Local memory: each thread's own bytes, checked for bounds, alignment and reads of what was never
-written.
-"""
+"""Local memory: each thread's own bytes, checked for bounds, alignment and unwritten bytes."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from ..access import Access
+from ..address_space import LOCAL_BASE
 from ..errors import Misaligned, OutOfBounds, UninitializedRead
-from ..frame import Frame
-from ..text.program import LOCAL_BASE, Instruction
-from .global_memory import item_view
-
-_WIDTHS = (1, 2, 4, 8, 16)
+from .items import ITEMS, item_view
 
 
 class LocalMemory:
@@ -21,62 +17,42 @@ class LocalMemory:
         self.stride = -(-nbytes // 16) * 16
         data = np.zeros(lanes * self.stride, np.uint8)
         written = np.zeros(lanes * self.stride, np.uint8)
-        self.views = {width: item_view(data, width) for width in _WIDTHS}
-        self.written = {width: written.reshape(-1, width) for width in _WIDTHS}
+        self.views = {width: item_view(data, width) for width in ITEMS}
+        self.written = {width: written.reshape(-1, width) for width in ITEMS}
 
-    def load(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
-    ) -> np.ndarray:
-        """One item of `width` bytes per lane, shape (lanes of the frame,)."""
-        index = self._locate(frame, instruction, addresses, offset, width)
-        missing = ~self.written[width].take(index, axis=0).all(axis=1)
+    def load(self, access: Access) -> np.ndarray:
+        """One item per lane, shape (lanes of the frame,)."""
+        items, width = self._locate(access), access.width
+        missing = ~self.written[width].take(items, axis=0).all(axis=1)
         if missing.any():
             position = int(np.argmax(missing))
-            at = int(index[position]) * width % self.stride
-            raise frame.fault(
-                UninitializedRead,
-                instruction,
-                position,
-                f"local offset {at}: read of {width} bytes never all written",
-            )
-        return self.views[width].take(index)
+            at = int(items[position]) * width % self.stride
+            told = f"local offset {at}: read of {width} bytes never all written"
+            raise access.fault(UninitializedRead, position, told)
+        return self.views[width].take(items)
 
-    def store(
-        self,
-        frame: Frame,
-        instruction: Instruction,
-        addresses: np.ndarray,
-        offset: int,
-        width: int,
-        items: np.ndarray,
-    ) -> None:
+    def store(self, access: Access, values: np.ndarray) -> None:
         """Stores items, shape (lanes of the frame,) or (1,)."""
-        index = self._locate(frame, instruction, addresses, offset, width)
-        self.views[width][index] = items
-        self.written[width][index] = 1
+        items = self._locate(access)
+        self.views[access.width][items] = values
+        self.written[access.width][items] = 1
 
-    def _locate(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
-    ) -> np.ndarray:
+    def _locate(self, access: Access) -> np.ndarray:
         """Item index per lane, shape (lanes of the frame,)."""
-        offsets = np.broadcast_to(addresses.astype(np.int64) + (offset - LOCAL_BASE), frame.count)
+        frame, width = access.frame, access.width
+        offsets = access.addresses.astype(np.int64) + (access.offset - LOCAL_BASE)
+        offsets = np.broadcast_to(offsets, frame.count)
         outside = (offsets < 0) | (offsets > self.nbytes - width)
         if outside.any():
             position = int(np.argmax(outside))
-            raise frame.fault(
-                OutOfBounds,
-                instruction,
-                position,
+            told = (
                 f"local offset {int(offsets[position])} ({width} bytes): "
-                f"the thread has {self.nbytes} bytes of local memory",
+                f"the thread has {self.nbytes} bytes of local memory"
             )
+            raise access.fault(OutOfBounds, position, told)
         odd = offsets % width != 0
         if odd.any():
             position = int(np.argmax(odd))
-            raise frame.fault(
-                Misaligned,
-                instruction,
-                position,
-                f"local offset {int(offsets[position])} is no multiple of {width} bytes",
-            )
+            told = f"local offset {int(offsets[position])} is no multiple of {width} bytes"
+            raise access.fault(Misaligned, position, told)
         return (frame.all_lanes * self.stride + offsets) // width

@@ -2,30 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from ..access import Access, Guard, Located
+from ..address_space import SHARED_BASE
 from ..errors import Misaligned, OutOfBounds, SharedRace
 from ..frame import Frame
+from ..layout import Layout
 from ..races.conflicts import READING, Kind, kind_of
-from ..races.shadow import Access, Shadow
-from ..races.vector_clock import Places, Strong
-from ..text.program import SHARED_BASE, Instruction
-from .global_memory import item_view
-
-if TYPE_CHECKING:
-    from ..hopper.mbarrier import Mbarriers
-    from ..steps.async_copy import AsyncCopies
+from ..races.releases import Releases
+from ..races.shadow import Shadow
+from ..races.strong import Strong
+from ..text.program import Program
+from .context import Context
+from .items import ITEMS, item_view
 
 
 class SharedMemory:
-    def __init__(self, blocks: int, nbytes: int, *, synchronizes: bool = False) -> None:
+    """Shared memories of all blocks of a batch, one after the other.
+
+    Attributes:
+      nbytes: per block; `stride`: from one block's bytes to the next one's.
+      guards: asked before every access; copies in flight register theirs.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        layout: Layout,
+        nbytes: int,
+        context: Context,
+        *,
+        synchronizes: bool = False,
+    ) -> None:
         """`nbytes` per block; `synchronizes`: see `Shadow`."""
+        self.program, self.layout, self.context = program, layout, context
         self.nbytes = nbytes
         self.stride = -(-nbytes // 16) * 16
-        data = np.zeros(blocks * self.stride, np.uint8)
-        self.views = {width: item_view(data, width) for width in (1, 2, 4, 8, 16)}
+        data = np.zeros(layout.blocks * self.stride, np.uint8)
+        self.views = {width: item_view(data, width) for width in ITEMS}
         self.shadow = Shadow(
             data.size,
             SharedRace,
@@ -33,158 +48,91 @@ class SharedMemory:
             must_be_written=True,
             synchronizes=synchronizes,
         )
-        self.places = Places()
-        self.copies: AsyncCopies | None = None  # there once the kernel issues one
-        self.mbarriers: Mbarriers | None = None  # there once the kernel makes one
+        self.releases = Releases()
+        self.guards: list[Guard] = []
 
-    def load(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
-    ) -> np.ndarray:
-        """One item of `width` bytes per lane, shape (lanes of the frame,)."""
-        index = self._locate(frame, instruction, addresses, offset, width)
-        self._touch("read", frame, instruction, index, width)
-        return self.views[width].take(index)
+    def load(self, access: Access) -> np.ndarray:
+        """One item per lane, shape (lanes of the frame,)."""
+        at = self.locate(access)
+        self._touch("read", at)
+        return self.views[at.width].take(at.items)
 
-    def store(
-        self,
-        frame: Frame,
-        instruction: Instruction,
-        addresses: np.ndarray,
-        offset: int,
-        width: int,
-        items: np.ndarray,
-    ) -> None:
+    def store(self, access: Access, values: np.ndarray) -> None:
         """Stores items, shape (lanes of the frame,) or (1,); within a warp the highest lane
         wins.
         """
-        index = self._locate(frame, instruction, addresses, offset, width)
-        self._touch("write", frame, instruction, index, width)
-        frame.batch.scatter(self.views[width], index, items)
-        if self.places.known:
-            self.places.overwrite(0, index, width)
+        at = self.locate(access)
+        self._touch("write", at)
+        self.scatter(at, values)
+        if self.releases.known:
+            self.releases.overwrite(at)
 
-    def update(
-        self,
-        frame: Frame,
-        instruction: Instruction,
-        addresses: np.ndarray,
-        offset: int,
-        width: int,
-        strong: Strong,
-    ) -> np.ndarray:
-        """Atomic updates, or strong loads or stores, at one address per lane; what each lane found,
-        as items.
+    def update(self, access: Access, strong: Strong) -> np.ndarray:
+        """Atomic updates, or strong loads or stores, at one address per lane.
+
+        Returns what each lane found, as items.
         """
-        index = self._locate(frame, instruction, addresses, offset, width)
-        turns = frame.batch.turns(frame.count)
-        self._touch(kind_of(strong), frame, instruction, index, width, strong, turns)
-        found = strong.change(self.views[width], index, np.arange(frame.count), turns)
-        frame.batch.order.synchronize(frame, strong, self.places, 0, index, width, turns)
+        at = self.locate(access)
+        count = access.frame.count
+        turns = self.context.freedom.turns(count)
+        self._touch(kind_of(strong), at, strong, turns)
+        found = strong.change(self.views[at.width], at.items, np.arange(count), turns)
+        self.context.order.synchronize(at, strong, self.releases, turns)
         return found
 
-    def start_copy(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int
-    ) -> None:
-        """A bulk copy to one address per lane begins: from now on the bytes may change."""
-        self._start("write", frame, instruction, addresses, width)
-
-    def end_copy(
-        self,
-        frame: Frame,
-        instruction: Instruction,
-        addresses: np.ndarray,
-        items: np.ndarray,
-        barriers: np.ndarray,
-    ) -> None:
-        """Its bytes arrive, which these mbarriers count, shape (lanes of the frame,)."""
-        width = items.dtype.itemsize
-        index = self._locate(frame, instruction, addresses, 0, width)
-        self.shadow.end_copy(frame, index, width, barriers)
-        frame.batch.scatter(self.views[width], index, items)
-
-    def start_fetch(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """A bulk copy from one address per lane begins: (item of each lane, what is there until it
-        ends).
-        """
-        index = self._start("fetch", frame, instruction, addresses, width)
-        return index, self.views[width].take(index)
-
-    def end_fetch(
-        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int
-    ) -> None:
-        """The frame's lanes have waited for it: that they read it now is what others have to be in
-        order with.
-        """
-        self.shadow.access("fetch", self._access(frame, instruction, index, width))
-
-    def _start(
-        self, kind: Kind, frame: Frame, instruction: Instruction, addresses: np.ndarray, width: int
-    ) -> np.ndarray:
-        index = self._locate(frame, instruction, addresses, 0, width)
-        access = self._access(frame, instruction, index, width)
-        self._check_copies(access, "writes" if kind == "write" else "reads")
-        self.shadow.start_copy(kind, access)
-        if frame.batch.traffic is not None:
-            frame.batch.traffic.count_shared(frame, instruction, index, width)
-        return index
+    def scatter(self, at: Located, values: np.ndarray) -> None:
+        """Puts values there without any check."""
+        self.context.freedom.scatter(self.views[at.width], at.items, values)
 
     def _touch(
         self,
         kind: Kind,
-        frame: Frame,
-        instruction: Instruction,
-        index: np.ndarray,
-        width: int,
+        at: Located,
         strong: Strong | None = None,
         turns: np.ndarray | None = None,
     ) -> None:
-        """What all accesses share: are the bytes there, does it race, what moves."""
-        what = "reads" if kind in READING else "writes" if kind == "write" else "updates"
-        access = self._access(frame, instruction, index, width)
-        self._check_copies(access, what)
-        self.shadow.access(kind, access, strong, turns)
-        if frame.batch.traffic is not None:
-            frame.batch.traffic.count_shared(frame, instruction, index, width)
+        """Checks that all accesses share: are the bytes there, does it race, what moves."""
+        self.guard(at, "reads" if kind in READING else "writes" if kind == "write" else "updates")
+        self.shadow.access(self.context.order, kind, at, strong, turns)
+        if self.context.traffic is not None:
+            self.context.traffic.count_shared(at)
 
-    def _check_copies(self, access: Access, what: str) -> None:
-        if self.copies is not None:
-            self.copies.check(access.frame, access.instruction, access.items, access.width, what)
-        stores = access.frame.batch.bulk_stores
-        if stores is not None and what != "reads":
-            stores.check_source(access, what)
+    def guard(self, at: Located, what: str) -> None:
+        for guard in self.guards:
+            guard(at, what)
 
-    def _locate(
-        self, frame: Frame, instruction: Instruction, addresses: np.ndarray, offset: int, width: int
-    ) -> np.ndarray:
-        """Item index per lane, shape (lanes of the frame,)."""
-        offsets = addresses.astype(np.int64) + (offset - SHARED_BASE)
+    def starts(self, frame: Frame) -> np.ndarray:
+        """Where each lane's block begins, shape (lanes of the frame,)."""
+        return frame.of_lanes(self.layout.block_of_lane) * self.stride
+
+    def name(self, at: int) -> str:
+        """The variable that holds a byte of the batch's shared memory, and its offset there."""
+        return self.program.shared_name(at % self.stride)
+
+    def locate(self, access: Access) -> Located:
+        """The item of each lane of the frame."""
+        frame, width = access.frame, access.width
+        offsets = access.addresses.astype(np.int64) + (access.offset - SHARED_BASE)
         low, high = int(offsets.min()), int(offsets.max())
         if low < 0 or high > self.nbytes - width:
             position = int(np.argmax((offsets < 0) | (offsets > self.nbytes - width)))
-            raise frame.fault(
-                OutOfBounds,
-                instruction,
-                position,
+            told = (
                 f"shared offset {int(offsets[position])} "
-                f"({width} bytes): the block has {self.nbytes} bytes of shared memory",
+                f"({width} bytes): the block has {self.nbytes} bytes of shared memory"
             )
+            raise access.fault(OutOfBounds, position, told)
         if int(np.bitwise_or.reduce(offsets)) & (width - 1):
             position = int(np.argmax(offsets & (width - 1) != 0))
-            raise frame.fault(
-                Misaligned,
-                instruction,
-                position,
-                f"shared offset {int(offsets[position])} is no multiple of {width} bytes",
-            )
-        starts = frame.of_lanes(frame.batch.block_of_lane) * self.stride
-        return (offsets + starts) >> (width.bit_length() - 1)
+            told = f"shared offset {int(offsets[position])} is no multiple of {width} bytes"
+            raise access.fault(Misaligned, position, told)
+        items = (offsets + self.starts(frame)) >> (width.bit_length() - 1)
+        return self.at(frame, access, items)
 
-    def _access(
-        self, frame: Frame, instruction: Instruction, index: np.ndarray, width: int
-    ) -> Access:
-        def describe(position: int) -> str:
-            return frame.batch.program.shared_name(int(index[position]) * width % self.stride)
+    def at(self, frame: Frame, access: Access | Located, items: np.ndarray) -> Located:
+        """An access at these items."""
+        width = access.width
 
-        return Access(frame, instruction, index, width, describe)
+        def place(position: int) -> str:
+            return self.name(int(items[position]) * width)
+
+        return Located(frame, access.instruction, items, width, 0, place)

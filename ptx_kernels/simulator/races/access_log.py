@@ -1,20 +1,19 @@
-"""Single accesses behind the records that several lanes share, for programs in which threads are in
-order otherwise
-than by barriers: whether the last of several readers is in order says nothing about the others."""
+"""Log of single accesses behind the records that several lanes share.
+
+For programs that order threads otherwise than by barriers: whether the last of several readers
+happens before an access says nothing about the others.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-Entries = tuple[
-    np.ndarray, np.ndarray, np.ndarray
-]  # granule, record, whether the access returned what it found
+#: granule, record, whether the access returned what it found
+Entries = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-class History:
-    """By kind of access, in the order of execution; arrays have one entry per access and
-    granule.
-    """
+class AccessLog:
+    """Accesses by kind, in the order of execution; one entry per access and granule."""
 
     def __init__(self) -> None:
         self._chunks: dict[str, list[Entries]] = {}
@@ -26,15 +25,15 @@ class History:
             )
 
     def refine(self, ratio: int) -> None:
-        """Granules have become smaller."""
+        """Splits granules into `ratio` each."""
         for kind in self._chunks:
             granules, records, returns = self._all(kind)
             parts = (granules[:, None] * ratio + np.arange(ratio)).ravel()
             self._chunks[kind] = [(parts, np.repeat(records, ratio), np.repeat(returns, ratio))]
 
     def forget(self, granules: np.ndarray) -> None:
-        """Somebody writes these after all accesses so far; who comes later need only ask for that
-        write.
+        """Drops these granules: somebody writes them after all accesses so far, and who comes later
+        need only ask for that write.
         """
         for kind in self._chunks:
             known, records, returns = self._all(kind)
@@ -42,7 +41,7 @@ class History:
             self._chunks[kind] = [(known[kept], records[kept], returns[kept])]
 
     def find(self, kind: str, granules: np.ndarray) -> Entries:
-        """All accesses of each granule asked for, the oldest first; the granule as its position in
+        """Accesses of each granule asked for, the oldest first; the granule as its position in
         `granules`.
         """
         known, records, returns = self._all(kind)
@@ -68,15 +67,14 @@ class History:
 
 
 def farthest(asked: np.ndarray, apart: np.ndarray, returns: np.ndarray, count: int) -> np.ndarray:
-    """Of each of `count` granules, how far apart its accesses are at most, shape (count,); the
-    others as `find` has it.
+    """The widest scope among each granule's accesses, shape (count,); the others as `find` has it.
 
     What an atomic update found there happened before it, and so before whatever comes after it.
     """
     turn = np.arange(asked.size)
     chained = np.full(count, -1)
-    in_order = returns & (apart == 0)
-    np.maximum.at(chained, asked[in_order], turn[in_order])
+    ordered = returns & (apart == 0)
+    np.maximum.at(chained, asked[ordered], turn[ordered])
     most = np.zeros(count, apart.dtype)
     np.maximum.at(most, asked, np.where(turn < chained[asked], 0, apart))
     return most

@@ -1,11 +1,11 @@
-"""Which kinds of accesses to one place are a race if they are in no order."""
+"""Conflicts: kinds of accesses to one place that are a race if they are concurrent."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from .concurrency import BLOCKS, LANES
-from .vector_clock import Strong
+from .epoch import BLOCKS, LANES
+from .strong import Strong
 
 #: Plain loads and stores; atomic updates and strong stores, strong loads, and those of them that
 #: have .cta scope; the reads of bulk copies.
@@ -13,7 +13,7 @@ Kind = Literal["read", "write", "update", "block update", "observe", "block obse
 
 READING = ("read", "observe", "block observe", "fetch")
 
-#: kind of an access -> (kind of another, what this one does, how far apart the two may not be)
+#: kind of an access -> (kind of another, what this one does, scope from which on that is a race)
 CONFLICTS: dict[Kind, tuple[tuple[Kind, str, int], ...]] = {
     "read": (
         ("write", "reads what {} wrote", LANES),

@@ -8,13 +8,16 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..access import Access
+from ..batch import Batch
 from ..errors import UnknownInstruction
 from ..frame import Frame
-from ..memory.spaces import UPDATES
-from ..races.vector_clock import Strong, semantics_of
+from ..races.strong import Strong, semantics_of
 from ..text.program import Instruction
-from .loads_stores import address_of
-from .operands import Operands, Step, named_type
+from .loads_stores import UPDATED, address_of, synchronizes
+from .operands import Operands, named_type
+from .registry import compiles
+from .step import Step
 
 Operation = Callable[..., np.ndarray]  # (old, operand, ...) -> new
 
@@ -82,6 +85,7 @@ def serve(
     return found
 
 
+@compiles("atom", "red")
 def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
     kind, *modifiers, name, type_name = instruction.opcode.split(".")
     if modifiers and modifiers[0] in _ORDERINGS:
@@ -93,7 +97,7 @@ def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
     returns = kind == "atom"
     if (
         modifiers
-        or space not in UPDATES
+        or space not in UPDATED
         or type_name not in types
         or (not returns and name in ("exch", "cas"))
     ):
@@ -110,11 +114,11 @@ def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
         slot, convert = operands.destination(target, type_, instruction, untyped=untyped)
     base, offset = address_of(operands, instruction, address, space)
     sources = [operands.source(o, type_, instruction, untyped=untyped) for o in given]
-    update, dtype, semantics = UPDATES[space], type_.dtype, semantics_of(instruction.opcode)
+    dtype, semantics = type_.dtype, semantics_of(instruction.opcode)
     if name == "add" and type_name == "f32" and space != "shared":
         operation = _add_in_global
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         addresses = np.broadcast_to(frame.fetch(base, instruction), frame.count)
         values = []
         for source, view in sources:
@@ -128,9 +132,15 @@ def compile_atomic(operands: Operands, instruction: Instruction) -> Step:
             return served.view(view.dtype)
 
         strong = Strong(change, semantics, returns=returns)
-        found = update(frame, instruction, addresses, offset, type_.size, strong).view(dtype)
+        access = Access(frame, instruction, addresses, offset, type_.size)
+        found = batch.spaces[space].update(access, strong).view(dtype)
         if returns:
             frame.regs[slot] = found if convert is None else convert(found)
 
     reads = tuple(r for s in (base, *(s for s, _ in sources)) for r in operands.register_read(s))
-    return Step(run, reads, (slot,) if returns else ())
+    return Step(
+        run,
+        reads,
+        (slot,) if returns else (),
+        synchronizes=returns or synchronizes(instruction),
+    )

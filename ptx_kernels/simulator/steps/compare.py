@@ -9,9 +9,12 @@ from dataclasses import replace
 import numpy as np
 
 from ...ptx.types import TYPES
+from ..batch import Batch
 from ..frame import Frame
 from ..text.program import Instruction, Negated, Pair
-from .operands import Operands, Step
+from .operands import Operands
+from .registry import compiles
+from .step import Step
 from .table import compile_row
 
 _COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
@@ -20,6 +23,7 @@ _COMBINE = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 _TRUE = np.ones(1, np.bool_)
 
 
+@compiles("setp")
 def compile_setp(operands: Operands, instruction: Instruction) -> Step:
     """setp.CMP[.BOOL].type p[|q], a, b[, [!]c]: p = (a CMP b) BOOL c, q = !(a CMP b) BOOL c."""
     parts = instruction.opcode.split(".")
@@ -50,11 +54,11 @@ def compile_setp(operands: Operands, instruction: Instruction) -> Step:
         other, _ = operands.source(condition, TYPES["pred"], instruction)
         reads = (*reads, *operands.register_read(other))
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         condition = (
             frame.fetch(other, instruction) if combine else _TRUE
         )  # before it is overwritten
-        comparison.run(frame)
+        comparison.run(batch, frame)
         holds = frame.fetch(slot, instruction)
         for register, value in zip(writes, (holds, ~holds), strict=False):
             frame.regs[register] = (

@@ -1,76 +1,35 @@
-"""A parsed program -> basic blocks of Python closures, one per instruction."""
+"""Compiler: a parsed program -> basic blocks of steps, one per instruction."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 import numpy as np
 
-from ..batch import shared_name
+from ..batch import Batch
 from ..errors import ParseError, Trap
-from ..frame import Frame
-from ..hopper.bulk_copy import compile_copy
-from ..hopper.mbarrier import Wait, compile_mbarrier, waits
-from ..perturbation import contracted
+from ..frame import Frame, RegisterFile
+from ..text.contraction import contracted
 from ..text.parser import parse
 from ..text.program import Immediate, Instruction, Name, Program, Register
-from .atomics import compile_atomic
-from .compare import compile_setp
-from .fences import compile_fence
-from .loads_stores import compile_address_conversion, compile_load, compile_store
-from .mma import compile_ldmatrix, compile_mma
-from .moves import compile_move
-from .operands import Operands, Step
+from . import async_copy, atomics, compare, fences, loads_stores, mma, moves, warp  # noqa: F401
+from .operands import Operands
+from .registry import compiles, handler
+from .step import Run, Step, Wait
 from .table import compile_row
-from .warp import (
-    compile_active_mask,
-    compile_match,
-    compile_redux,
-    compile_shuffle,
-    compile_vote,
-    compile_warp_barrier,
-)
 
-Handler = Callable[[Operands, Instruction], Step]
+_BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
+_CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)
 
 
+@compiles("trap")
 def compile_trap(operands: Operands, instruction: Instruction) -> Step:
-    def run(frame: Frame) -> None:
-        raise frame.fault(
-            Trap, instruction, 0, "a trap: `trap` itself, or an indexed branch beyond its table"
-        )
+    def run(batch: Batch, frame: Frame) -> None:
+        what = "a trap: `trap` itself, or an indexed branch beyond its table"
+        raise frame.fault(Trap, instruction, 0, what)
 
     return Step(run, (), ())
-
-
-#: first word of the opcode -> what compiles it; everything else is a row of the instruction table
-HANDLERS: dict[str, Handler] = {
-    "ld": compile_load,
-    "st": compile_store,
-    "cvta": compile_address_conversion,
-    "setp": compile_setp,
-    "match": compile_match,
-    "redux": compile_redux,
-    "trap": compile_trap,
-    "mov": compile_move,
-    "shfl": compile_shuffle,
-    "vote": compile_vote,
-    "activemask": compile_active_mask,
-    "mma": compile_mma,
-    "ldmatrix": compile_ldmatrix,
-    "cp": compile_copy,
-    "mbarrier": compile_mbarrier,
-    "atom": compile_atomic,
-    "red": compile_atomic,
-    "membar": compile_fence,
-    "fence": compile_fence,
-}
-_BARRIERS = ("bar.sync", "barrier.sync", "barrier.sync.aligned")
-_SYNCHRONIZING = ("atom.", "cp.async.bulk.", "fence.", "mbarrier.", "membar.")
-_ORDERED = {"acquire", "release", "acq_rel"}
-_CONTROL = ("bra", "bra.uni", "ret", "ret.uni", "exit", *_BARRIERS)
 
 
 @dataclass
@@ -86,7 +45,7 @@ class Block:
     """
 
     first: int
-    steps: list[tuple[Callable[[Frame], None], tuple[int, ...]]] = field(default_factory=list)
+    steps: list[tuple[Run, tuple[int, ...]]] = field(default_factory=list)
     end: str = "next"
     guard: tuple[int, bool] | None = None
     target: int = -1
@@ -100,22 +59,16 @@ class Block:
 
 @dataclass
 class Compiled:
-    name: str
-    registers: list[Register]
-    constants: list[np.ndarray]
-    blocks: list[Block]
+    """A program's blocks; `synchronizes`: threads may be ordered otherwise than by barriers."""
+
     program: Program
+    file: RegisterFile
+    blocks: list[Block]
+    synchronizes: bool
 
-    @cached_property
-    def synchronizes(self) -> bool:
-        """Whether threads may be in order otherwise than by barriers."""
-        return any(
-            i.opcode.startswith(_SYNCHRONIZING) or not _ORDERED.isdisjoint(i.opcode.split("."))
-            for i in self.program.instructions
-        )
-
-    def shared_name(self, offset: int) -> str:
-        return shared_name(self.program.symbols, offset)
+    @property
+    def name(self) -> str:
+        return self.program.name
 
 
 class _Compiler:
@@ -135,37 +88,39 @@ class _Compiler:
 
     def compile(self) -> Compiled:
         code = self.program.instructions
-        leaders = sorted(self._leaders())
+        steps = [None if i.opcode in _CONTROL else self._step(i) for i in code]
+        leaders = sorted(self._leaders(steps))
         self.block_at = {first: number for number, first in enumerate(leaders)}
-        parts = [code[a:b] for a, b in zip(leaders, [*leaders[1:], len(code)], strict=True)]
-        compiled = [self._block(first, part) for first, part in zip(leaders, parts, strict=True)]
+        ranges = zip(leaders, [*leaders[1:], len(code)], strict=True)
+        compiled = [self._block(a, code[a:b], steps[a:b]) for a, b in ranges]
         self._liveness(compiled)
         return Compiled(
-            self.program.name,
-            self.program.registers,
-            self.operands.constants,
-            [block for block, _ in compiled],
             self.program,
+            RegisterFile(self.program.registers, self.operands.constants),
+            [block for block, _ in compiled],
+            any(step.synchronizes for step in steps if step is not None),
         )
 
-    def _leaders(self) -> set[int]:
-        code = self.program.instructions
+    def _leaders(self, steps: list[Step | None]) -> set[int]:
+        """Where blocks begin."""
         leaders = {0, *self.program.labels.values()}
-        for i, instruction in enumerate(code):
+        for i, instruction in enumerate(self.program.instructions):
+            step = steps[i]
             if instruction.opcode in _CONTROL:
                 leaders.add(i + 1)
-            if instruction.opcode in _BARRIERS or waits(instruction):
+            if instruction.opcode in _BARRIERS or (step is not None and step.wait is not None):
                 leaders.add(i)  # lanes that come separately join first
-        return {i for i in leaders if i < len(code)}
+        return {i for i in leaders if i < len(steps)}
 
-    def _block(self, first: int, part: list[Instruction]) -> tuple[Block, list[Step]]:
+    def _block(
+        self, first: int, part: list[Instruction], given: list[Step | None]
+    ) -> tuple[Block, list[Step]]:
         block = Block(first, size=len(part), instruction=part[-1])
-        steps = [self._step(i) for i in part if i.opcode not in _CONTROL]
-        if waits(part[0]):
-            block.wait = Wait(self.operands, part[0])
+        if given[0] is not None:
+            block.wait = given[0].wait
         if part[-1].opcode in _CONTROL:
             self._terminator(block, part[-1])
-        return block, steps
+        return block, [step for step in given if step is not None]
 
     def _terminator(self, block: Block, instruction: Instruction) -> None:
         opcode, operands = instruction.opcode.split(".")[0], instruction.operands
@@ -209,15 +164,9 @@ class _Compiler:
             )
 
     def _step(self, instruction: Instruction) -> Step:
-        if instruction.opcode == "bar.warp.sync":
-            step = compile_warp_barrier(self.operands, instruction)
-        else:
-            step = HANDLERS.get(instruction.opcode.split(".")[0], compile_row)(
-                self.operands, instruction
-            )
-        return (
-            step if instruction.guard is None else _guarded(step, *instruction.guard, instruction)
-        )
+        step = (handler(instruction.opcode) or compile_row)(self.operands, instruction)
+        guard = instruction.guard
+        return step if guard is None else _guarded(step, *guard, instruction)
 
     def _liveness(self, compiled: list[tuple[Block, list[Step]]]) -> None:
         """Backward data flow over the blocks; fills live_in, writes and the steps with their dead
@@ -265,26 +214,26 @@ def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instru
     """The step for the lanes whose predicate holds; the others keep their registers."""
     slot, run, writes = predicate.index, step.run, step.writes
 
-    def guarded(frame: Frame) -> None:
+    def guarded(batch: Batch, frame: Frame) -> None:
         condition = frame.regs[slot]
         if condition is None:
             condition = frame.fetch(slot, instruction)
         if condition.size == 1:
             if bool(condition[0]) is not negated:
-                run(frame)
+                run(batch, frame)
             return
         index = np.flatnonzero(~condition if negated else condition)
         if index.size == frame.count:
-            run(frame)
+            run(batch, frame)
         elif index.size:
             some = frame.subset(index)
-            run(some)
+            run(batch, some)
             for register in writes:
                 value = some.regs[register]
                 assert value is not None
                 frame.merge(register, index, value)
 
-    return Step(guarded, (*step.reads, slot), writes, kills=False)
+    return replace(step, run=guarded, reads=(*step.reads, slot), kills=False)
 
 
 @lru_cache(maxsize=512)

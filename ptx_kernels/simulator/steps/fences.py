@@ -1,44 +1,36 @@
-"""membar and fence: what they let other threads see, they alone or together with the strong
-accesses beside them. PTX ISA 9.1, 9.7.13.5."""
+"""membar and fence: with the strong accesses beside them they release and acquire.
+
+PTX ISA 9.1, 9.7.13.5.
+"""
 
 from __future__ import annotations
 
+from ..batch import Batch
 from ..errors import UnknownInstruction
 from ..frame import Frame
-from ..races.vector_clock import semantics_of
+from ..races.strong import semantics_of
 from ..text.program import Instruction
-from .operands import Operands, Step
+from .operands import Operands
+from .registry import compiles
+from .step import Step
 
-_LEVELS = {
-    "membar.cta": False,
-    "membar.gl": True,
-    "membar.sys": True,
-}  # whether it reaches beyond the block
+#: Whether it reaches beyond the block.
+_LEVELS = {"membar.cta": False, "membar.gl": True, "membar.sys": True}
 _SCOPES = ("cta", "cluster", "gpu", "sys")
-#: what a thread has seen, asynchronous copies that it or a thread after it starts see from now on
-_PROXY = ("fence.proxy.async", "fence.proxy.async.shared::cta")
-#: after an mbarrier's init, where other blocks of a cluster use it: there are none
-_INIT = "fence.mbarrier_init.release.cluster"
 
 
+@compiles("membar", "fence")
 def compile_fence(operands: Operands, instruction: Instruction) -> Step:
     opcode = instruction.opcode
     first, *parts = opcode.split(".")
     *semantics, scope = parts or [""]
-    memory = opcode in _LEVELS or (
-        first == "fence" and semantics in ([], ["sc"], ["acq_rel"]) and scope in _SCOPES
-    )
-    if not memory and opcode not in (*_PROXY, _INIT):
+    known = first == "fence" and semantics in ([], ["sc"], ["acq_rel"]) and scope in _SCOPES
+    if opcode not in _LEVELS and not known:
         raise operands.error(UnknownInstruction, instruction, f"{opcode} is no known instruction")
     operands.count(instruction, 0)
-    if memory:
-        wide = _LEVELS.get(opcode, semantics_of(opcode).wide)
-        return Step(lambda frame: frame.batch.order.fence(frame.all_lanes, wide), (), ())
-    operands.needs(instruction, ((8, 0), 90))
-    if opcode == _INIT:
-        return Step(_nothing, (), ())
-    return Step(lambda frame: frame.batch.order.fence_proxy(frame.all_lanes), (), ())
+    wide = _LEVELS.get(opcode, semantics_of(opcode).wide)
 
+    def run(batch: Batch, frame: Frame) -> None:
+        batch.order.fence(frame.all_lanes, wide)
 
-def _nothing(frame: Frame) -> None:
-    pass
+    return Step(run, (), (), synchronizes=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ...ptx.types import REGISTER_DTYPES, Type
+from ..access import Access
+from ..address_space import LOCAL_WINDOW, SHARED_WINDOW
+from ..batch import Batch
 from ..errors import ParseError, TypeMismatch, UnknownInstruction
 from ..frame import Frame
-from ..memory import spaces
-from ..races.vector_clock import Change, Strong, semantics_of, unchanged
+from ..races.strong import Change, Strong, semantics_of, unchanged
 from ..text.program import (
-    LOCAL_WINDOW,
-    SHARED_WINDOW,
     Address,
     Immediate,
     Instruction,
@@ -20,7 +20,9 @@ from ..text.program import (
     Register,
     Vector,
 )
-from .operands import Operands, Step, from_type, named_type
+from .operands import Operands, from_type, named_type
+from .registry import compiles
+from .step import Step
 
 #: How an access is ordered and for whom, which comes before the state space, and hints for the
 #: caches.
@@ -30,6 +32,9 @@ _HINTS = {"ca", "cg", "cs", "lu", "cv", "wb", "wt"}
 #: Accesses with one of these may meet others without a race. `volatile` is no order here: code that
 #: relies on it is of the time when warps ran in lockstep.
 _STRONG = {"relaxed", "acquire", "release"}
+
+#: State spaces of atomics, and of loads and stores with an order.
+UPDATED = ("global", "shared", "generic")
 
 #: State space of an opcode -> register classes that may hold its addresses.
 _ADDRESSES = {
@@ -41,12 +46,13 @@ _ADDRESSES = {
 }
 
 
+@compiles("ld")
 def compile_load(operands: Operands, instruction: Instruction) -> Step:
     operands.count(instruction, 2)
     if instruction.opcode.startswith("ld.param."):
         return _load_parameter(operands, instruction)
     space, type_, vector, modifiers = _access(operands, instruction)
-    load = spaces.load_non_coherent if "nc" in modifiers else spaces.LOADS[space]
+    non_coherent = "nc" in modifiers
     destination, address = instruction.operands
     base, offset = address_of(operands, instruction, address, space)
     registers = _elements(operands, instruction, destination, vector)
@@ -65,18 +71,21 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
         )
     width = type_.size * vector
     element = type_.dtype
-    strong = _STRONG & modifiers and space in spaces.UPDATES
+    strong = bool(_STRONG & modifiers) and space in UPDATED
     observe = Strong(unchanged, semantics_of(instruction.opcode), writes=False)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         addresses = frame.regs[base]
         if addresses is None:
             addresses = frame.fetch(base, instruction)
+        access = Access(frame, instruction, addresses, offset, width)
         if strong:
-            addresses = np.broadcast_to(addresses, frame.count)
-            items = spaces.UPDATES[space](frame, instruction, addresses, offset, width, observe)
+            every = access._replace(addresses=np.broadcast_to(addresses, frame.count))
+            items = batch.spaces[space].update(every, observe)
+        elif non_coherent:
+            items = batch.memory.load(access, non_coherent=True)
         else:
-            items = load(frame, instruction, addresses, offset, width)
+            items = batch.spaces[space].load(access)
         columns = items[None]
         if vector > 1:
             columns = np.ascontiguousarray(items.view(element).reshape(items.size, vector).T)
@@ -84,9 +93,11 @@ def compile_load(operands: Operands, instruction: Instruction) -> Step:
             value = column.view(dtype)
             frame.regs[slot] = value if convert is None else convert(value)
 
-    return Step(run, operands.register_read(base), tuple(slot for slot, _, _ in targets))
+    writes = tuple(slot for slot, _, _ in targets)
+    return Step(run, operands.register_read(base), writes, synchronizes=synchronizes(instruction))
 
 
+@compiles("st")
 def compile_store(operands: Operands, instruction: Instruction) -> Step:
     operands.count(instruction, 2)
     space, type_, vector, modifiers = _access(operands, instruction)
@@ -94,7 +105,6 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
         raise operands.error(
             UnknownInstruction, instruction, "only loads can be non-coherent or constant"
         )
-    store = spaces.STORES[space]
     address, source = instruction.operands
     base, offset = address_of(operands, instruction, address, space)
     untyped = instruction.opcode.rsplit(".", 1)[1].startswith("b")
@@ -105,12 +115,10 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
     width = type_.size * vector
     element = np.dtype(f"u{type_.size}")
     item = np.dtype(np.complex128) if width == 16 else np.dtype(f"u{width}")
-    strong, semantics = (
-        _STRONG & modifiers and space in spaces.UPDATES,
-        semantics_of(instruction.opcode),
-    )
+    strong = bool(_STRONG & modifiers) and space in UPDATED
+    semantics = semantics_of(instruction.opcode)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         regs = frame.regs
         addresses = regs[base]
         if addresses is None:
@@ -129,19 +137,20 @@ def compile_store(operands: Operands, instruction: Instruction) -> Step:
                 rows[:, i] = column
             items = rows.view(item).reshape(-1)
         if not strong:
-            store(frame, instruction, addresses, offset, width, items)
+            batch.spaces[space].store(Access(frame, instruction, addresses, offset, width), items)
             return
         addresses, items = (
             np.broadcast_to(addresses, frame.count),
             np.broadcast_to(items, frame.count),
         )
         update = Strong(_replaced_by(items), semantics, reads=False, returns=False)
-        spaces.UPDATES[space](frame, instruction, addresses, offset, width, update)
+        access = Access(frame, instruction, addresses, offset, width)
+        batch.spaces[space].update(access, update)
 
     reads = tuple(
         r for slot in (base, *(s for s, _ in sources)) for r in operands.register_read(slot)
     )
-    return Step(run, reads, ())
+    return Step(run, reads, (), synchronizes=synchronizes(instruction))
 
 
 def _replaced_by(items: np.ndarray) -> Change:
@@ -153,6 +162,12 @@ def _replaced_by(items: np.ndarray) -> Change:
         return found
 
     return change
+
+
+def synchronizes(instruction: Instruction) -> bool:
+    """Whether an access orders other accesses."""
+    semantics = semantics_of(instruction.opcode)
+    return semantics.acquire or semantics.release
 
 
 def _access(operands: Operands, instruction: Instruction) -> tuple[str, Type, int, set[str]]:
@@ -276,13 +291,14 @@ def _load_parameter(operands: Operands, instruction: Instruction) -> Step:
     )
     dtype, end = type_.dtype, offset + type_.size
 
-    def run(frame: Frame) -> None:
-        value = frame.batch.parameters[number][offset:end].view(dtype)
+    def run(batch: Batch, frame: Frame) -> None:
+        value = batch.parameters[number][offset:end].view(dtype)
         frame.regs[slot] = value if convert is None else convert(value)
 
     return Step(run, (), (slot,))
 
 
+@compiles("cvta")
 def compile_address_conversion(operands: Operands, instruction: Instruction) -> Step:
     """cvta: between generic addresses and those of a memory."""
     parts = instruction.opcode.split(".")
@@ -308,7 +324,7 @@ def compile_address_conversion(operands: Operands, instruction: Instruction) -> 
         origin, _ = operands.source(source, type_, instruction)
     window = np.uint64({"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0))
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         value = frame.fetch(origin, instruction)
         frame.regs[slot] = value - window if to else value + window
 

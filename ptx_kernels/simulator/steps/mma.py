@@ -16,11 +16,16 @@ import numpy as np
 
 from ...ptx.instructions import Version, bf16_to_f32
 from ...ptx.types import TYPES, Type
+from ..access import Access
+from ..batch import Batch
 from ..errors import TypeMismatch, UnknownInstruction, WarpDivergence
-from ..frame import WARP, Frame
+from ..frame import Frame
+from ..layout import WARP
 from ..text.program import Instruction, Operand, Register, Vector
 from .loads_stores import address_of
-from .operands import Operands, Step
+from .operands import Operands
+from .registry import compiles
+from .step import Step
 
 _INTEGERS = ("s8", "u8")
 _FLOATS = ("f16", "bf16")
@@ -118,7 +123,7 @@ def _whole_warps(frame: Frame, instruction: Instruction) -> None:
     if frame.whole_warps:
         return
     lanes = frame.all_lanes
-    present = np.bincount(lanes // WARP, minlength=frame.batch.lanes // WARP)[lanes // WARP]
+    present = np.bincount(lanes // WARP, minlength=frame.layout.lanes // WARP)[lanes // WARP]
     position = int(np.argmax(present < WARP))
     raise frame.fault(
         WarpDivergence,
@@ -143,6 +148,7 @@ def _registers(
     return registers
 
 
+@compiles("mma")
 def compile_mma(operands: Operands, instruction: Instruction) -> Step:
     shape = _shape(instruction.opcode)
     if shape is None:
@@ -166,7 +172,7 @@ def compile_mma(operands: Operands, instruction: Instruction) -> Step:
         values = (frame.fetch(slot, instruction) for slot, _ in slots)
         return [v if v.size > 1 else np.broadcast_to(v, frame.count) for v in values]
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         _whole_warps(frame, instruction)
         left = _fragment([np.ascontiguousarray(v) for v in fetch(frame, a)], shape.a, 16)
         right = _fragment([np.ascontiguousarray(v) for v in fetch(frame, b)], shape.b, 8)
@@ -175,7 +181,7 @@ def compile_mma(operands: Operands, instruction: Instruction) -> Step:
             start[:, 8 * (i // 2) : 8 * (i // 2) + 8, i % 2 :: 2] = value.view(start.dtype).reshape(
                 -1, 8, 4
             )
-        result = _multiply(shape, left, right, start, frame.batch.perturbation)
+        result = _multiply(shape, left, right, start, batch.freedom.generator)
         for i, (slot, _) in enumerate(d):
             part = result[:, 8 * (i // 2) : 8 * (i // 2) + 8, i % 2 :: 2]
             frame.regs[slot] = part.reshape(-1).view(held)
@@ -184,6 +190,7 @@ def compile_mma(operands: Operands, instruction: Instruction) -> Step:
     return Step(run, reads, tuple(slot for slot, _ in d))
 
 
+@compiles("ldmatrix")
 def compile_ldmatrix(operands: Operands, instruction: Instruction) -> Step:
     """Lanes 8i to 8i + 7 name the rows (16 bytes each) of matrix i; every lane gets 32 bits of each
     matrix.
@@ -209,13 +216,12 @@ def compile_ldmatrix(operands: Operands, instruction: Instruction) -> Step:
     slots = [operands.destination(register, _U32, instruction)[0] for register in registers]
     base, offset = address_of(operands, instruction, instruction.operands[1], "shared")
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         _whole_warps(frame, instruction)
         addresses = np.broadcast_to(frame.fetch(base, instruction), frame.count)
         givers = np.flatnonzero(np.arange(frame.count) % WARP < 8 * count)
-        rows = frame.batch.shared.load(
-            frame.subset(givers), instruction, addresses[givers], offset, 16
-        )
+        some = Access(frame.subset(givers), instruction, addresses[givers], offset, 16)
+        rows = batch.shared.load(some)
         matrices = np.broadcast_to(rows, givers.size).view(np.uint16).reshape(-1, count, 8, 8)
         if transposed:
             matrices = matrices.transpose(0, 1, 3, 2)

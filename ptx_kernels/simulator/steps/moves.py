@@ -5,16 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from ...ptx.types import REGISTER_DTYPES
+from ..batch import Batch
 from ..errors import ParseError, TypeMismatch, UnknownInstruction
 from ..frame import Frame
 from ..text.program import Immediate, Instruction, Name, Register, Vector
-from .operands import REGISTER_SIZES, Operands, Step, named_type
+from .operands import REGISTER_SIZES, Operands, named_type
+from .registry import compiles
+from .step import Step
 
 _INDEXED = {f"%{r}.{axis}" for r in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
 _MASKS = {f"%lanemask_{relation}" for relation in ("eq", "lt", "le", "gt", "ge")}
 SPECIAL = _INDEXED | _MASKS | {"%laneid", "%warpid", "%nwarpid"}
 
 
+@compiles("mov")
 def compile_move(operands: Operands, instruction: Instruction) -> Step:
     parts = instruction.opcode.split(".")
     type_ = named_type(parts[1]) if len(parts) == 2 else None
@@ -35,7 +39,7 @@ def compile_move(operands: Operands, instruction: Instruction) -> Step:
     origin, _ = operands.source(source, type_, instruction, untyped=untyped)
     held = REGISTER_DTYPES[destination.cls]  # type: ignore[union-attr]
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         value = frame.regs[origin]
         if value is None:
             value = frame.fetch(origin, instruction)
@@ -61,12 +65,12 @@ def _named(operands: Operands, instruction: Instruction, name: str) -> Step:
         if destination.cls != "b32":
             raise operands.error(TypeMismatch, instruction, f"{name} is a .u32")
 
-        def run(frame: Frame) -> None:
-            frame.regs[slot] = frame.of_lanes(frame.batch.special(name))
+        def run(batch: Batch, frame: Frame) -> None:
+            frame.regs[slot] = frame.of_lanes(batch.layout.special(name))
     elif (symbol := operands.symbol(name)) is not None:
         value = np.array([symbol[1]], dtype)
 
-        def run(frame: Frame) -> None:
+        def run(batch: Batch, frame: Frame) -> None:
             frame.regs[slot] = value
     else:
         raise operands.error(
@@ -105,7 +109,7 @@ def _unpack(
     if len(slots) != len(vector.items):
         raise operands.error(TypeMismatch, instruction, "a vector is unpacked into registers")
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         value = frame.regs[origin]
         if value is None:
             value = frame.fetch(origin, instruction)
@@ -131,7 +135,7 @@ def _pack(
     assert part is not None
     sources = [operands.source(item, part, instruction, untyped=True)[0] for item in vector.items]
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         values = [frame.fetch(s, instruction) for s in sources]
         packed = np.empty((max(v.size for v in values), len(values)), element)
         for column, value in enumerate(values):

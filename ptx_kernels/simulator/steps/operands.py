@@ -5,15 +5,13 @@ wants.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 
 from ...ptx.instructions import Version
 from ...ptx.types import REGISTER_DTYPES, TYPES, Type
-from ..errors import ParseError, SimulationError, TypeMismatch
-from ..frame import Frame
-from ..memory.global_memory import buffer_base
+from ..address_space import buffer_base
+from ..errors import ParseError, SimulationError, TypeMismatch, UnknownInstruction
 from ..text.program import Immediate, Instruction, Operand, Program, Register
 
 REGISTER_SIZES = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
@@ -22,18 +20,6 @@ REGISTER_SIZES = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
 BIT_TYPES = {"b8": TYPES["u8"], "b16": TYPES["u16"], "b32": TYPES["u32"], "b64": TYPES["u64"]}
 
 Convert = Callable[[np.ndarray], np.ndarray]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One instruction: `run` executes it for a frame's lanes. `kills`: it overwrites `writes` in
-    every lane.
-    """
-
-    run: Callable[[Frame], None]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    kills: bool = True
 
 
 def is_untyped(opcode: str) -> bool:
@@ -58,6 +44,12 @@ class Operands:
     ) -> SimulationError:
         shown = f"line {instruction.line}: {instruction.text}"
         return error(f"kernel {self.program.name}: {message}\n  {shown}", instruction.line)
+
+    def spelled(self, instruction: Instruction, *opcodes: str) -> None:
+        """An error if the instruction is none of these."""
+        if instruction.opcode not in opcodes:
+            what = f"{instruction.opcode} is no known instruction"
+            raise self.error(UnknownInstruction, instruction, what)
 
     def count(self, instruction: Instruction, *allowed: int) -> None:
         if len(instruction.operands) not in allowed:

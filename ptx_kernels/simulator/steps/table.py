@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ...ptx.instructions import INSTRUCTIONS
+from ..batch import Batch
 from ..errors import UnknownInstruction
 from ..frame import Frame
 from ..perturbation import moved
 from ..text.program import Instruction
-from .operands import Operands, Step, is_untyped
+from .operands import Operands, is_untyped
+from .step import Step
 
 
 def compile_row(operands: Operands, instruction: Instruction) -> Step:
@@ -29,7 +31,7 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
     ]
     meaning, dtype, error = row.meaning, row.result.dtype, row.error
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         regs = frame.regs
         values = []
         for source, view in sources:
@@ -40,11 +42,11 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
         result = meaning(*values)
         if result.dtype != dtype:
             raise TypeError(f"the meaning of {row.opcode} gave {result.dtype}, not {dtype}")
-        if error is not None and frame.batch.salt is not None:
-            result = moved(result, values, error, frame.batch.salt)
+        if error is not None and batch.freedom.salt is not None:
+            result = moved(result, values, error, batch.freedom.salt)
         regs[slot] = result if convert is None else convert(result)
 
-    def run_two(frame: Frame) -> None:
+    def run_two(batch: Batch, frame: Frame) -> None:
         """The common case without conversions: less Python per instruction."""
         regs = frame.regs
         a, b = regs[first], regs[second]

@@ -14,10 +14,14 @@ from typing import Any
 import numpy as np
 
 from ...ptx.types import REGISTER_DTYPES, TYPES
+from ..batch import Batch
 from ..errors import ShuffleError, TypeMismatch, UnknownInstruction
-from ..frame import WARP, Frame
+from ..frame import Frame
+from ..layout import WARP
 from ..text.program import Instruction, Negated, Pair
-from .operands import Operands, Step, named_type
+from .operands import Operands, named_type
+from .registry import compiles
+from .step import Step
 
 _ALL = 0xFFFFFFFF
 _LANE = np.arange(WARP, dtype=np.int64)
@@ -47,18 +51,18 @@ def _uniform_source(mode: str, b: int, c: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _bits(frame: Frame, lanes: np.ndarray) -> np.ndarray:
     """Lane mask of each warp of the batch, shape (warps,), u32."""
-    flags = np.zeros(frame.batch.lanes, np.bool_)
+    flags = np.zeros(frame.layout.lanes, np.bool_)
     flags[lanes] = True
     return np.packbits(flags.reshape(-1, WARP), axis=1, bitorder="little").view("<u4").reshape(-1)
 
 
 def _check_members(
-    frame: Frame, instruction: Instruction, members: np.ndarray
+    batch: Batch, frame: Frame, instruction: Instruction, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """(members per lane, executing lanes' mask per lane), shape (lanes of the frame,); an error if
     they disagree.
     """
-    lanes, batch = frame.all_lanes, frame.batch
+    lanes = frame.all_lanes
     members = np.broadcast_to(members, lanes.size)
     warps = lanes // WARP
     here = _bits(frame, lanes)[warps]
@@ -72,7 +76,7 @@ def _check_members(
             f"lane {int(lanes[position]) % WARP} executes this but "
             f"membermask {int(members[position]):#x} does not name it",
         )
-    live = _bits(frame, np.flatnonzero(batch.exists & ~batch.exited))[warps]
+    live = _bits(frame, np.flatnonzero(frame.layout.exists & ~batch.exited))[warps]
     absent = members & live & ~here
     if absent.any():
         position = int(np.argmax(absent != 0))
@@ -91,7 +95,7 @@ def _check_agreement(frame: Frame, instruction: Instruction, members: np.ndarray
     if (members == members[0]).all():
         return
     lanes = frame.all_lanes
-    masks = np.zeros(frame.batch.lanes, np.uint32)
+    masks = np.zeros(frame.layout.lanes, np.uint32)
     masks[lanes] = members
     theirs = masks.reshape(-1, WARP)[
         lanes // WARP
@@ -112,6 +116,7 @@ def _full(frame: Frame, members: np.ndarray) -> bool:
     return members.size == 1 and int(members[0]) == _ALL and frame.whole_warps
 
 
+@compiles("shfl")
 def compile_shuffle(operands: Operands, instruction: Instruction) -> Step:
     parts = instruction.opcode.split(".")
     if (
@@ -134,7 +139,7 @@ def compile_shuffle(operands: Operands, instruction: Instruction) -> Step:
     slots = [operands.source(o, _U32, instruction, untyped=True)[0] for o in given]
     held = REGISTER_DTYPES[target.cls]  # type: ignore[union-attr]
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         value, b, c, members = (frame.fetch(s, instruction) for s in slots)
         uniform = b.size == 1 and c.size == 1
         if _full(frame, members):
@@ -153,7 +158,7 @@ def compile_shuffle(operands: Operands, instruction: Instruction) -> Step:
                 start = np.arange(frame.count) // WARP * WARP
                 result = value if value.size == 1 else value[start + source]
         else:
-            result, inside = _shuffle_some(frame, instruction, mode, value, b, c, members)
+            result, inside = _shuffle_some(batch, frame, instruction, mode, value, b, c, members)
         frame.regs[slot] = result if result.dtype == held else result.view(held)
         if in_range is not None:
             frame.regs[in_range.index] = inside
@@ -163,6 +168,7 @@ def compile_shuffle(operands: Operands, instruction: Instruction) -> Step:
 
 
 def _shuffle_some(
+    batch: Batch,
     frame: Frame,
     instruction: Instruction,
     mode: str,
@@ -172,7 +178,7 @@ def _shuffle_some(
     members: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """A shuffle among some lanes of their warps."""
-    members, here = _check_members(frame, instruction, members)
+    members, here = _check_members(batch, frame, instruction, members)
     lanes = frame.all_lanes
     source, inside = shuffle_source(mode, lanes % WARP, b.astype(np.int64), c.astype(np.int64))
     source, inside = np.broadcast_to(source, lanes.size), np.broadcast_to(inside, lanes.size)
@@ -182,7 +188,7 @@ def _shuffle_some(
         lane = int(lanes[position]) // WARP * WARP + int(source[position])
         why = (
             "has exited"
-            if frame.batch.exited[lane] or not frame.batch.exists[lane]
+            if batch.exited[lane] or not frame.layout.exists[lane]
             else "does not take part"
         )
         raise frame.fault(
@@ -191,11 +197,12 @@ def _shuffle_some(
             position,
             f"lane {int(lanes[position]) % WARP} reads lane {int(source[position])}, which {why}",
         )
-    where = np.zeros(frame.batch.lanes, np.int64)
+    where = np.zeros(frame.layout.lanes, np.int64)
     where[lanes] = np.arange(lanes.size)
     return (value if value.size == 1 else value[where[lanes // WARP * WARP + source]]), inside
 
 
+@compiles("vote")
 def compile_vote(operands: Operands, instruction: Instruction) -> Step:
     modes = {
         "vote.sync.any.pred": "any",
@@ -216,14 +223,14 @@ def compile_vote(operands: Operands, instruction: Instruction) -> Step:
     condition, _ = operands.source(given, TYPES["pred"], instruction)
     mask_slot, _ = operands.source(mask, _U32, instruction)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         holds, members = frame.fetch(condition, instruction), frame.fetch(mask_slot, instruction)
         holds = ~holds if negated else holds
         if holds.size == 1 and _full(frame, members):
             votes = np.where(holds, np.uint32(_ALL), np.uint32(0))
             here, members = np.full(1, _ALL, np.uint32), np.full(1, _ALL, np.uint32)
         else:
-            members, here = _check_members(frame, instruction, members)
+            members, here = _check_members(batch, frame, instruction, members)
             lanes = frame.all_lanes
             votes = _bits(frame, lanes[np.broadcast_to(holds, lanes.size)])[lanes // WARP] & members
         everyone = members & here
@@ -255,6 +262,7 @@ def _groups(frame: Frame, members: np.ndarray) -> list[np.ndarray]:
     return [np.flatnonzero(keys == key) for key in np.unique(keys)]
 
 
+@compiles("redux")
 def compile_redux(operands: Operands, instruction: Instruction) -> Step:
     """redux.sync: one result of all member lanes, to each of them. sm_80."""
     parts = instruction.opcode.split(".")
@@ -272,10 +280,10 @@ def compile_redux(operands: Operands, instruction: Instruction) -> Step:
     source, view = operands.source(given, type_, instruction)
     mask_slot, _ = operands.source(mask, _U32, instruction)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         value = frame.fetch(source, instruction)
         value = np.broadcast_to(value if view is None else view(value), frame.count)
-        members, _ = _check_members(frame, instruction, frame.fetch(mask_slot, instruction))
+        members, _ = _check_members(batch, frame, instruction, frame.fetch(mask_slot, instruction))
         result = np.empty(frame.count, type_.dtype)
         for positions in _groups(frame, members):
             result[positions] = operation.reduce(value[positions])
@@ -285,6 +293,7 @@ def compile_redux(operands: Operands, instruction: Instruction) -> Step:
     return Step(run, reads, (slot,))
 
 
+@compiles("match")
 def compile_match(operands: Operands, instruction: Instruction) -> Step:
     """match.any: the member lanes with the same value; match.all: all member lanes if they agree,
     else none. sm_70.
@@ -315,10 +324,10 @@ def compile_match(operands: Operands, instruction: Instruction) -> Step:
     source, view = operands.source(given, type_, instruction, untyped=True)
     mask_slot, _ = operands.source(mask, _U32, instruction)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         value = frame.fetch(source, instruction)
         value = np.broadcast_to(value if view is None else view(value), frame.count)
-        members, _ = _check_members(frame, instruction, frame.fetch(mask_slot, instruction))
+        members, _ = _check_members(batch, frame, instruction, frame.fetch(mask_slot, instruction))
         own = np.uint32(1) << (frame.all_lanes % WARP).astype(np.uint32)
         result = np.zeros(frame.count, np.uint32)
         for positions in _groups(frame, members):
@@ -334,6 +343,7 @@ def compile_match(operands: Operands, instruction: Instruction) -> Step:
     return Step(run, reads, (slot, *agree_slot))
 
 
+@compiles("activemask")
 def compile_active_mask(operands: Operands, instruction: Instruction) -> Step:
     if instruction.opcode != "activemask.b32":
         raise operands.error(
@@ -342,21 +352,22 @@ def compile_active_mask(operands: Operands, instruction: Instruction) -> Step:
     operands.count(instruction, 1)
     slot, _ = operands.destination(instruction.operands[0], _U32, instruction)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         lanes = frame.all_lanes
         frame.regs[slot] = _bits(frame, lanes)[lanes // WARP]
 
     return Step(run, (), (slot,))
 
 
+@compiles("bar.warp.sync")
 def compile_warp_barrier(operands: Operands, instruction: Instruction) -> Step:
     operands.count(instruction, 1)
     slot, _ = operands.source(instruction.operands[0], _U32, instruction)
 
-    def run(frame: Frame) -> None:
+    def run(batch: Batch, frame: Frame) -> None:
         members = frame.fetch(slot, instruction)
         if not _full(frame, members):
-            _check_members(frame, instruction, members)
-        frame.batch.order.pass_warp_barrier(frame.all_lanes)
+            _check_members(batch, frame, instruction, members)
+        batch.order.pass_warp_barrier(frame.all_lanes)
 
     return Step(run, operands.register_read(slot), ())

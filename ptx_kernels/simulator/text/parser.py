@@ -10,11 +10,10 @@ from functools import lru_cache
 
 import numpy as np
 
+from ..address_space import LOCAL_BASE, SHARED_BASE
 from ..errors import ParseError
 from .inline import inline
 from .program import (
-    LOCAL_BASE,
-    SHARED_BASE,
     Address,
     Arguments,
     Data,

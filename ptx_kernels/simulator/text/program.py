@@ -1,6 +1,4 @@
-"""What the parser makes of PTX text: functions as written, and the one Program that runs, its calls
-inlined.
-"""
+"""Parsed PTX: functions as written, and the one Program that runs, its calls inlined."""
 
 from __future__ import annotations
 
@@ -8,13 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-#: Where shared and local addresses start; not 0, so that a null address is an error.
-SHARED_BASE = 0x400
-LOCAL_BASE = 0x400
-#: Generic addresses: the buffers' own, or the shared (local) window's start plus the shared (local)
-#: address.
-SHARED_WINDOW = 1 << 60
-LOCAL_WINDOW = 2 << 60
+from ..address_space import SHARED_BASE
 
 
 @dataclass(frozen=True)
@@ -153,3 +145,11 @@ class Program:
     labels: dict[str, int] = field(
         default_factory=dict
     )  # label -> index of the instruction after it
+
+    def shared_name(self, offset: int) -> str:
+        """`name + bytes` of an offset in shared memory."""
+        below = [(at, name) for name, at in self.symbols.items() if at - SHARED_BASE <= offset]
+        if not below:
+            return f"shared offset {offset}"
+        at, name = max(below)
+        return f"shared {name}+{offset - (at - SHARED_BASE)}"

@@ -1,0 +1,105 @@
+"""Async proxy: bulk copies see what threads did only past a `fence.proxy.async`. PTX ISA 9.1,
+9.7.13.5.
+
+What a lane has seen with such a fence on the way is kept as components of its vector clock.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..access import Located
+from ..batch import Batch
+from ..errors import MissingProxyFence
+from ..frame import Frame
+from ..memory.shared_memory import SharedMemory
+from ..races.conflicts import Kind
+from ..races.epoch import ASYNC, LANE_BITS, LANES, scope_of
+from ..races.happens_before import HappensBefore
+from ..races.vector_clock import VectorClock
+from ..steps.operands import Operands
+from ..steps.registry import compiles
+from ..steps.step import Step
+from ..text.program import Instruction
+
+
+class Proxied(NamedTuple):
+    """Component of a vector clock: accesses of a block that the async proxy sees."""
+
+    block: int
+
+
+def fence_proxy(order: HappensBefore, lanes: np.ndarray) -> None:
+    """Copies that these lanes, and whoever comes after them, start see what the lanes have seen."""
+    order.tick()
+    for lane in lanes.tolist():
+        seen = order.clock(lane).components
+        proxied = {Proxied(key): times for key, times in seen.items() if isinstance(key, int)}
+        order.acquire(lane, VectorClock(proxied))
+
+
+def check_start(shared: SharedMemory, kind: Kind, at: Located) -> None:
+    """Checks that a bulk copy of each lane may start to write ("write") or read ("fetch") there."""
+    shared.guard(at, "writes" if kind == "write" else "reads")
+    order = shared.context.order
+
+    def past_fence(other: Kind, records: np.ndarray, what: str) -> None:
+        if other != "fetch":
+            _check_proxy(shared, at, other, records, f"this copy {what}")
+
+    shared.shadow.check(order, kind, at, past_fence)
+    if shared.context.traffic is not None:
+        shared.context.traffic.count_shared(at)
+
+
+def _check_proxy(
+    shared: SharedMemory, at: Located, kind: Kind, records: np.ndarray, what: str
+) -> None:
+    """Raises if the async proxy cannot see accesses that happen before the copy."""
+    order = shared.context.order
+    apart = _unproxied(order, at.frame, records)
+    apart = shared.shadow.singly(order, at, kind, records, apart, _unproxied)
+    if apart.any():
+        position = int(np.argmax(apart.any(axis=1)))
+        record = records[position, np.argmax(apart[position])]
+        thread = int(record & LANE_BITS) % at.frame.layout.padded
+        told = f"{what.format(f'thread {thread}')}, without a fence.proxy.async between"
+        raise at.fault(MissingProxyFence, position, told)
+
+
+def _unproxied(order: HappensBefore, frame: Frame, records: np.ndarray) -> np.ndarray:
+    """1 where the record is of an ordinary access that the async proxy does not see."""
+    ordinary = (records != 0) & (records & ASYNC == 0)
+    apart = np.where(ordinary, np.uint64(LANES), np.uint64(0))
+    rows, columns = np.nonzero(ordinary & (scope_of(records) == 0))
+    some = records[rows, columns]
+    known = some < order.known_times(frame.all_lanes[rows], some, Proxied)
+    apart[rows[known], columns[known]] = 0
+    return apart
+
+
+@compiles("fence.proxy.async", "fence.proxy.async.shared::cta")
+def compile_fence_proxy(operands: Operands, instruction: Instruction) -> Step:
+    operands.spelled(instruction, "fence.proxy.async", "fence.proxy.async.shared::cta")
+    operands.count(instruction, 0)
+    operands.needs(instruction, ((8, 0), 90))
+
+    def run(batch: Batch, frame: Frame) -> None:
+        fence_proxy(batch.order, frame.all_lanes)
+
+    return Step(run, (), (), synchronizes=True)
+
+
+@compiles("fence.mbarrier_init")
+def compile_fence_init(operands: Operands, instruction: Instruction) -> Step:
+    """A fence after an mbarrier's init, for other blocks of a cluster: there are none."""
+    operands.spelled(instruction, "fence.mbarrier_init.release.cluster")
+    operands.count(instruction, 0)
+    operands.needs(instruction, ((8, 0), 90))
+
+    def run(batch: Batch, frame: Frame) -> None:
+        pass
+
+    return Step(run, (), (), synchronizes=True)

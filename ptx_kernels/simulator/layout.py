@@ -1,0 +1,93 @@
+"""Threads of the blocks that are simulated together, as lanes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .errors import SimulationError
+from .text.program import Instruction
+
+WARP = 32
+
+Extent = tuple[int, int, int]
+
+
+class Layout:
+    """Some blocks of the grid; lanes are padded to whole warps per block.
+
+    Attributes:
+      kernel: the entry's name.
+      numbers: of the blocks in the grid, x fastest, shape (blocks,).
+      lanes: number of lanes, blocks * padded; lane i is thread i % padded of block i // padded.
+      exists: whether a lane is a thread (padding is not), shape (lanes,).
+    """
+
+    def __init__(self, kernel: str, grid: Extent, block: Extent, numbers: np.ndarray) -> None:
+        self.kernel, self.grid, self.block = kernel, grid, block
+        self.numbers, self.blocks = numbers, numbers.size
+        self.threads = block[0] * block[1] * block[2]
+        self.padded = -(-self.threads // WARP) * WARP
+        self.lanes = self.blocks * self.padded
+        self.lane_numbers = np.arange(self.lanes)
+        self.block_of_lane = self.lane_numbers // self.padded
+        self.thread_of_lane = self.lane_numbers % self.padded
+        self.exists = self.thread_of_lane < self.threads
+        self._special: dict[str, np.ndarray] = {}
+
+    def special(self, name: str) -> np.ndarray:
+        """A special register as u32, per lane or one value, shape (lanes,) or (1,)."""
+        if name not in self._special:
+            self._special[name] = np.atleast_1d(self._compute_special(name)).astype(np.uint32)
+        return self._special[name]
+
+    def _compute_special(self, name: str) -> np.ndarray | int:
+        if name == "%laneid":
+            return self.thread_of_lane % WARP
+        if name == "%warpid":
+            return self.thread_of_lane // WARP
+        if name == "%nwarpid":
+            return self.padded // WARP
+        if name.startswith("%lanemask_"):
+            return self._lane_mask(name[-2:])
+        register, _, axis_name = name.partition(".")
+        axis = "xyz".index(axis_name)
+        if register in ("%ntid", "%nctaid"):
+            return (self.block if register == "%ntid" else self.grid)[axis]
+        extents = self.block if register == "%tid" else self.grid
+        if extents[axis] == 1:
+            return 0
+        linear = self.thread_of_lane if register == "%tid" else self.numbers[self.block_of_lane]
+        if register == "%ctaid" and self.blocks == 1:
+            linear = linear[:1]
+        below = 1
+        for extent in extents[:axis]:
+            below *= extent
+        return linear // below % extents[axis]
+
+    def _lane_mask(self, relation: str) -> np.ndarray:
+        """Bits of the lanes that stand in this relation to each lane, shape (lanes,), u64."""
+        lane = (self.thread_of_lane % WARP).astype(np.uint64)
+        own = np.uint64(1) << lane
+        lower = own - np.uint64(1)
+        masks = {"lt": lower, "le": lower | own, "eq": own, "ge": ~lower, "gt": ~(lower | own)}
+        return masks[relation] & np.uint64(0xFFFFFFFF)
+
+    def block_name(self, number: int) -> str:
+        return f"block {_split(number, self.grid)}"
+
+    def fault(
+        self, error: type[SimulationError], instruction: Instruction, lane: int, what: str
+    ) -> SimulationError:
+        """An error that names the kernel, the line, the block and the thread."""
+        block, thread = self.block_name(int(self.numbers[lane // self.padded])), lane % self.padded
+        return error(
+            f"kernel {self.kernel}: {what}\n  line {instruction.line}: {instruction.text}\n  "
+            f"{block}, thread {_split(thread, self.block)}",
+            instruction.line,
+        )
+
+
+def _split(linear: int, extents: Extent) -> Extent:
+    """Coordinates of a linear number, x fastest."""
+    x, y, _ = extents
+    return linear % x, linear // x % y, linear // (x * y)

@@ -1,0 +1,86 @@
+"""Parking: lanes set aside until what their instruction waits for has happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from .batch import Batch
+from .errors import Deadlock, SimulationError
+from .frame import Frame
+from .steps.compile import Block
+from .steps.step import Wait
+
+
+class Parking:
+    """Lanes that wait, by the block whose first instruction does; `go`: where they continue."""
+
+    def __init__(
+        self, batch: Batch, blocks: list[Block], go: Callable[[int, np.ndarray], None]
+    ) -> None:
+        self.batch, self.blocks, self.go = batch, blocks, go
+        self.parked: dict[int, list[np.ndarray]] = {}
+
+    def park(self, wait: Wait, number: int, frame: Frame) -> bool:
+        """Sets the lanes aside whose condition does not hold; False if there are none."""
+        passes = wait.passes(self.batch, frame)
+        if passes.all():
+            return False
+        frame.flush(self.blocks[number].live_in)
+        lanes = frame.all_lanes
+        self.parked.setdefault(number, []).append(lanes[~passes])
+        if passes.any():
+            self.go(number, lanes[passes])
+        return True
+
+    def release(self) -> bool:
+        """Lets those go whose condition holds, by deliveries if need be; False if nobody can."""
+        if self._let_go():
+            return True
+        awaited: set[int] = set()
+        for number, parts in self.parked.items():
+            awaited.update(self._wait(number).awaited(self.batch, self._gather(parts)))
+        for deliver in self.batch.deliveries:
+            deliver(awaited)
+        return self._let_go()
+
+    def fail(self) -> bool:
+        """Lets those go whose instruction may run though its condition does not hold."""
+        for number, parts in self.parked.items():
+            if self._wait(number).can_fail:
+                self._wait(number).give_up(self.batch, self._gather(parts).all_lanes)
+        return self._let_go()
+
+    def _let_go(self) -> bool:
+        """Whether anybody goes."""
+        gone = False
+        for number, parts in list(self.parked.items()):
+            frame = self._gather(parts)
+            passes, lanes = self._wait(number).passes(self.batch, frame), frame.all_lanes
+            if passes.any():
+                self.go(number, lanes[passes])
+                gone = True
+            self.parked[number] = [lanes[~passes]]
+        self.parked = {number: parts for number, parts in self.parked.items() if parts[0].size}
+        return gone
+
+    def _gather(self, parts: list[np.ndarray]) -> Frame:
+        return gather(self.batch, parts)
+
+    def _wait(self, number: int) -> Wait:
+        wait = self.blocks[number].wait
+        assert wait is not None
+        return wait
+
+    def stuck(self) -> SimulationError:
+        number, (lanes, *_) = min(self.parked.items())
+        wait, frame = self._wait(number), self._gather([lanes])
+        told = f"waits for {wait.describe(self.batch, frame)} that nobody completes"
+        return frame.fault(Deadlock, wait.instruction, 0, told)
+
+
+def gather(batch: Batch, parts: list[np.ndarray]) -> Frame:
+    """The frame of all these lanes."""
+    lanes = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
+    return batch.root if lanes.size == batch.layout.lanes else batch.root.subset(lanes)

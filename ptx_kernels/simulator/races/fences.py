@@ -1,0 +1,35 @@
+"""Fences: what lanes had seen at their last one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+class Fences:
+    """State of lanes at their last fence; `time`: then, 0 if there was none, shape (lanes,).
+
+    Attributes:
+      barred, synced, acquired: as `HappensBefore` has them.
+      met: versions of that array; `version`: which one each lane had.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self.time, self.barred, self.synced = np.zeros((3, lanes), np.uint64)
+        self.acquired, self.version = np.zeros((2, lanes), np.int64)
+        self.met: list[np.ndarray | None] = []
+
+    def pass_by(
+        self,
+        lanes: np.ndarray,
+        now: np.uint64,
+        barred: np.ndarray,
+        synced: np.ndarray,
+        acquired: np.ndarray | None,
+        met: np.ndarray | None,
+    ) -> None:
+        self.time[lanes] = now
+        self.barred[lanes], self.synced[lanes] = barred[lanes], synced[lanes]
+        self.acquired[lanes] = 0 if acquired is None else acquired[lanes]
+        if not self.met or self.met[-1] is not met:
+            self.met.append(met)
+        self.version[lanes] = len(self.met) - 1

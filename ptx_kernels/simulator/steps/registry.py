@@ -1,0 +1,35 @@
+"""Registry: start of an opcode -> what compiles it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..text.program import Instruction
+from .operands import Operands
+from .step import Step
+
+Compile = Callable[[Operands, Instruction], Step]
+
+_HANDLERS: dict[str, Compile] = {}
+
+
+def compiles(*starts: str) -> Callable[[Compile], Compile]:
+    """Registers a function for all opcodes that begin with these words."""
+
+    def register(function: Compile) -> Compile:
+        for start in starts:
+            if start in _HANDLERS:
+                raise ValueError(f"{start} is compiled twice")
+            _HANDLERS[start] = function
+        return function
+
+    return register
+
+
+def handler(opcode: str) -> Compile | None:
+    """The function registered for the longest start of the opcode, if any."""
+    words = opcode.split(".")
+    for count in range(len(words), 0, -1):
+        if (found := _HANDLERS.get(".".join(words[:count]))) is not None:
+            return found
+    return None
