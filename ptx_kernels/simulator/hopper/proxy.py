@@ -18,7 +18,7 @@ from ..memory.shared_memory import SharedMemory
 from ..races.conflicts import Kind
 from ..races.epoch import ASYNC, LANE_BITS, LANES, scope_of
 from ..races.happens_before import HappensBefore
-from ..races.vector_clock import VectorClock
+from ..races.vector_clock import Components, VectorClock
 from ..steps.operands import Operands
 from ..steps.registry import compiles
 from ..steps.step import Step
@@ -36,7 +36,9 @@ def fence_proxy(order: HappensBefore, lanes: np.ndarray) -> None:
     order.tick()
     for lane in lanes.tolist():
         seen = order.clock(lane).components
-        proxied = {Proxied(key): times for key, times in seen.items() if isinstance(key, int)}
+        proxied: Components = {
+            Proxied(key): times for key, times in seen.items() if isinstance(key, int)
+        }
         order.acquire(lane, VectorClock(proxied))
 
 
