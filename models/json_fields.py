@@ -16,7 +16,23 @@ def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
     """Strict JSON in UTF-8, whose objects name no key twice.
 
     Raises:
-      CheckpointError: no regular file, larger than `max_bytes`, not JSON.
+      CheckpointError: as `read_bytes`, and for what is not JSON.
+      OSError: it cannot be read.
+    """
+    file, data = os.fsdecode(path), read_bytes(path, max_bytes)
+    try:
+        return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise CheckpointError(file, "JSON", "is nested too deeply") from None
+    except ValueError as error:  # malformed JSON or UTF-8, an integer of thousands of digits
+        raise CheckpointError(file, "JSON", f"is malformed: {error}") from None
+
+
+def read_bytes(path: str | os.PathLike[str], max_bytes: int) -> bytes:
+    """A whole file.
+
+    Raises:
+      CheckpointError: no regular file (a pipe could block for ever), or larger than `max_bytes`.
       OSError: it cannot be read.
     """
     file = os.fsdecode(path)
@@ -26,12 +42,7 @@ def read(path: str | os.PathLike[str], max_bytes: int) -> Any:
         data = stream.read(max_bytes + 1)
     if len(data) > max_bytes:
         raise CheckpointError(file, "size", f"must be at most {max_bytes} bytes")
-    try:
-        return json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
-    except RecursionError:
-        raise CheckpointError(file, "JSON", "is nested too deeply") from None
-    except ValueError as error:  # malformed JSON or UTF-8, an integer of thousands of digits
-        raise CheckpointError(file, "JSON", f"is malformed: {error}") from None
+    return data
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -58,6 +69,11 @@ class JSONFields(Fields):
             problem = f"must be an object, not {self._kind(values)}"
             raise CheckpointError(file, prefix.removesuffix(".") or "JSON", problem)
         super().__init__(values, file, prefix)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str], max_bytes: int) -> JSONFields:
+        """The object that a file holds; raises as the function `read` does."""
+        return cls(read(path, max_bytes), os.fsdecode(path))
 
     def mapping(self, key: str) -> dict[str, Any]:
         """The object under a key, its values unchecked."""

@@ -1,4 +1,8 @@
-"""A checkpoint as GGUF sees it: metadata, and tensors that are read one at a time."""
+"""Hugging Face checkpoints, as GGUF metadata and tensors that are read one at a time.
+
+A checkpoint is a folder: config.json (`config_json`), tokenizer.json and its relatives
+(`tokenizer_files`) and weights (`safetensors`). This file gives its tensors GGUF's names.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,20 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from jax_q4k import CheckpointError
 
-from .. import json_fields, tokenizer
+from .. import tokenizer
 from ..json_fields import JSONFields
 from ..load import build, expected_tensors
 from ..model import Model
-from ..tokenizer.special_tokens import END_TEXTS
-from . import config_json
+from . import config_json, tokenizer_files
 from .safetensors import DTYPES, Weights
 
-MAX_CONFIG = 1 << 22  # bytes
-MAX_TOKENIZER = 1 << 26  # the largest published tokenizer.json files have half of it
-MAX_TEMPLATE = 1 << 20
+MAX_CONFIG = 1 << 22  # bytes of config.json
 
 #: Part of GGUF's names -> of the checkpoint's.
 _NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -46,10 +46,10 @@ _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 
 
 class CheckpointSource:
-    """A Hugging Face checkpoint, checked but for the values of its weights, which are read one
-    tensor at a time.
+    """A Hugging Face checkpoint whose tensors are read one at a time.
 
-    A context manager, whose end closes the file that was read last.
+    All but the values of its weights is checked at once. A context manager, whose end closes the
+    file that was read last.
 
     Attributes:
       name: the folder or file, for errors.
@@ -72,15 +72,16 @@ class CheckpointSource:
         folder = given.parent if given.is_file() else given
         if not given.exists():
             raise FileNotFoundError(2, "No such file or directory", self.name)
-        fields = _object(folder / "config.json", MAX_CONFIG)
+        fields = JSONFields.read(folder / "config.json", MAX_CONFIG)
         self.description = config_json.describe(fields)
         self.config = self.description.config
-        folder_name = (
-            folder.resolve().name.encode(errors="replace").decode()
-        )  # which need not be Unicode
+        # A folder's name need not be Unicode.
+        folder_name = folder.resolve().name.encode(errors="replace").decode()
         title = {"general.type": "model", "general.name": folder_name or "model"}
         self.metadata = (
-            self.description.metadata | title | _tokenizer(folder, fields, self.config.vocab_size)
+            self.description.metadata
+            | title
+            | tokenizer_files.metadata(folder, fields, self.config.vocab_size)
         )
         self._weights = Weights(given)
         self._stored_names = self._match()
@@ -199,10 +200,10 @@ def from_pretrained(
             done += source.nbytes[name]
         if progress is not None:
             progress(done, total)
-        words = (
-            tokenizer.from_metadata(source.metadata, source.name) if source.has_tokenizer else None
-        )
-        return Model(build(source.config, tensors), words, source.metadata)
+        decoder, loaded = build(source.config, tensors), None
+        if source.has_tokenizer:
+            loaded = tokenizer.from_metadata(source.metadata, source.name)
+        return Model(decoder, loaded, source.metadata)
 
 
 def checkpoint_name(name: str) -> str:
@@ -221,89 +222,3 @@ def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
     """
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
-
-
-def _object(path: Path, max_bytes: int) -> JSONFields:
-    return JSONFields(json_fields.read(path, max_bytes), str(path))
-
-
-def _optional(path: Path, max_bytes: int) -> JSONFields | None:
-    return _object(path, max_bytes) if path.exists() else None
-
-
-def _tokenizer(folder: Path, fields: JSONFields, vocab_size: int) -> dict[str, Any]:
-    """The `tokenizer.*` keys; none if the folder holds no tokenizer."""
-    described = _optional(folder / "tokenizer.json", MAX_TOKENIZER)
-    if described is None:
-        for name in ("tokenizer.model", "vocab.json", "tekken.json"):
-            if (folder / name).exists():
-                raise CheckpointError(
-                    str(folder), "tokenizer.json", f"is missing; {name} alone is not supported"
-                )
-        return {}
-    settings = _optional(folder / "tokenizer_config.json", MAX_CONFIG)
-    values = {} if settings is None else dict(settings.values)
-    template = folder / "chat_template.jinja"
-    if template.exists():  # since transformers 4.51 a file of its own, which takes precedence
-        values["chat_template"] = _text(template)
-    metadata = tokenizer.metadata_from_json(
-        described.values,
-        values,
-        vocab_size=vocab_size,
-        file=described.file,
-        config_file=str(folder / "tokenizer_config.json"),
-    )
-    _add_ids(metadata, fields, _optional(folder / "generation_config.json", MAX_CONFIG), vocab_size)
-    return metadata
-
-
-def _text(path: Path) -> str:
-    with path.open("rb") as stream:
-        data = stream.read(MAX_TEMPLATE + 1)
-    if len(data) > MAX_TEMPLATE:
-        raise CheckpointError(str(path), "size", f"must be at most {MAX_TEMPLATE} bytes")
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise CheckpointError(
-            str(path), "text", f"expected UTF-8, got {error.reason} at byte {error.start}"
-        ) from None
-
-
-def _add_ids(
-    metadata: dict[str, Any],
-    fields: JSONFields,
-    generation: JSONFields | None,
-    vocab_size: int,
-) -> None:
-    """BOS and EOS where the tokenizer's own files name none; further ids that end generation as EOT
-    and EOM.
-    """
-    tokens = metadata["tokenizer.ggml.tokens"]
-    for name in ("bos", "eos"):
-        key = f"{name}_token_id"
-        found = [
-            (source, ids)
-            for source in (generation, fields)
-            if source and (ids := _ids(source, key, vocab_size))
-        ]
-        if not found:
-            continue
-        source, ids = found[0]  # generation_config.json has the last word
-        first = metadata.setdefault(f"tokenizer.ggml.{key}", ids[0])
-        if name == "bos":
-            continue
-        others = [token for token in ids if token != first and tokens[token] not in END_TEXTS]
-        if len(others) > 2:
-            source.fail(key, f"{ids!r:.200} are more tokens that end generation than GGUF can name")
-        for other, token in zip(("eot", "eom"), others, strict=False):
-            metadata[f"tokenizer.ggml.{other}_token_id"] = token
-
-
-def _ids(source: JSONFields, key: str, vocab_size: int) -> list[int]:
-    value = source.values.get(key)
-    ids = value if isinstance(value, list) else [] if value is None else [value]
-    for token in ids:
-        if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-            source.fail(key, f"{token!r:.100} must be an integer from 0 to {vocab_size - 1}")
-    return ids

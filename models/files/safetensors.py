@@ -20,7 +20,6 @@ from safetensors import SafetensorError, safe_open
 
 from jax_q4k import CheckpointError
 
-from .. import json_fields
 from ..json_fields import JSONFields
 
 DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
@@ -104,7 +103,7 @@ class Weights:
                 self.stored[name] = Stored(file, dtype, shape)
 
     def _list_shards(self, index: Path) -> None:
-        fields = JSONFields(json_fields.read(index, MAX_INDEX), str(index))
+        fields = JSONFields.read(index, MAX_INDEX)
         places: dict[str, str] = fields.mapping("weight_map")
         for name, shard in places.items():
             if (

@@ -101,11 +101,11 @@ def test_the_logits_of_transformers(name, record_property):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
 def test_the_ids_of_transformers(name):
-    words = loaded(name).tokenizer
-    assert words.vocab_size == loaded(name).config.vocab_size
+    t = loaded(name).tokenizer
+    assert t.vocab_size == loaded(name).config.vocab_size
     for row in json.loads((FOLDERS / name / "ids.json").read_text()):
-        assert words.encode(row["text"], add_special=False) == row["ids"]
-        assert words.encode(row["text"], parse_special=True) == row["ids_with_special"]
+        assert t.encode(row["text"], add_special=False) == row["ids"]
+        assert t.encode(row["text"], parse_special=True) == row["ids_with_special"]
 
 
 def test_generated_text():
@@ -269,13 +269,13 @@ def test_ids_of_the_other_files(copy):
     change(folder / "config.json", bos_token_id=4, eos_token_id=9)
     assert models.from_pretrained(folder).tokenizer.vocabulary.eos_token_id == 9
     change(folder / "generation_config.json", eos_token_id=[7, 280, 8])
-    words = models.from_pretrained(folder).tokenizer
-    assert (words.bos_token_id, words.vocabulary.eos_token_id, words.eos_token_ids) == (
+    t = models.from_pretrained(folder).tokenizer
+    assert (t.bos_token_id, t.vocabulary.eos_token_id, t.eos_token_ids) == (
         4,
         7,
         (7, 8, 280, 281),
     )
-    assert words.encode("a", add_special=True) == words.encode("a", add_special=False)
+    assert t.encode("a", add_special=True) == t.encode("a", add_special=False)
     change(folder / "generation_config.json", eos_token_id=[1, 2, 3, 4])
     refused(folder, r"generation_config.json: eos_token_id: \[1, 2, 3, 4\] are more")
     for wrong in (290, -1, True, "2", [None]):
@@ -450,6 +450,9 @@ def test_chat_templates_that_are_refused(copy):
     refused(folder, "chat_template.jinja: text: expected UTF-8")
     (folder / "chat_template.jinja").write_bytes(b" " * ((1 << 20) + 1))
     refused(folder, "chat_template.jinja: size: must be at most 1048576 bytes")
+    (folder / "chat_template.jinja").unlink()
+    os.mkfifo(folder / "chat_template.jinja")  # nobody writes to it
+    refused(folder, "chat_template.jinja: path: must be a regular file")
 
 
 def test_safetensors_files_that_end_early(copy):
