@@ -1,4 +1,4 @@
-"""GGUF files: a parser that trusts nothing, tensors loaded packed, and a writer.
+"""GGUF files: a reader that trusts nothing, tensors loaded packed, and a writer.
 
 Layout: the GGUF specification (ggml/docs/gguf.md). Enumerations and block sizes are those of the
 `gguf` package.

@@ -144,7 +144,7 @@ class Fields:
 
 
 def _is_a(value: Any, kind: type) -> bool:
-    """Whether a value has a type; no boolean is a number, every integer counts as a float."""
+    """True if a value has a type; no boolean is a number, every integer counts as a float."""
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)

@@ -1,6 +1,4 @@
-"""A GGUF file's header: counts, metadata and tensor descriptions, checked before anything is
-loaded.
-"""
+"""The header of a GGUF file: counts, metadata and tensor descriptions, all checked."""
 
 from __future__ import annotations
 
@@ -20,16 +18,15 @@ from .tensors import TensorInfo
 
 VERSIONS = (2, GGUF_VERSION)
 MAX_ALIGNMENT = 1 << 20
-MAX_ENTRIES = (
-    1 << 16
-)  # each of metadata and tensors: every one costs hundreds of bytes of Python objects
+#: Metadata entries, and tensors: each costs hundreds of bytes of Python objects.
+MAX_ENTRIES = 1 << 16
 
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """What a GGUF file says about itself; every tensor's bytes are known to lie inside the file."""
+    """A checked header: every tensor's bytes lie inside the file, and no two overlap."""
 
     version: int
     alignment: int  # bytes
@@ -56,6 +53,7 @@ def open_source(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def parse_source(source: Source) -> Header:
+    """The header of a source that is already open."""
     cursor = Cursor(source)
     version, tensor_count, entry_count = _preamble(cursor)
     metadata = values.Metadata()
@@ -82,17 +80,15 @@ def parse_source(source: Source) -> Header:
 
 
 def _preamble(cursor: Cursor) -> tuple[int, int, int]:
+    """Version, number of tensors, number of metadata entries."""
     magic = cursor.unpack(_U32, "magic")
     if magic != GGUF_MAGIC:
         cursor.fail("magic", f"expected b'GGUF', got {_U32.pack(magic)!r}")
     version = cursor.unpack(_U32, "version")
     if version not in VERSIONS:
         swapped = int.from_bytes(_U32.pack(version), "big")
-        found = (
-            f"{swapped} in big-endian order, which is not supported"
-            if swapped in VERSIONS
-            else version
-        )
+        big_endian = f"{swapped} in big-endian order, which is not supported"
+        found = big_endian if swapped in VERSIONS else version
         cursor.fail("version", f"expected {' or '.join(map(str, VERSIONS))}, got {found}")
     tensor_count = cursor.unpack(_U64, "tensor count")
     entry_count = cursor.unpack(_U64, "metadata count")
@@ -112,7 +108,6 @@ def _alignment(cursor: Cursor, kind: GGUFValueType, value: Any) -> int:
     if kind is not GGUFValueType.UINT32:
         cursor.fail("general.alignment", f"must be of type UINT32, not {kind.name}")
     if value == 0 or value & (value - 1) or value > MAX_ALIGNMENT:
-        cursor.fail(
-            "general.alignment", f"must be a power of two up to {MAX_ALIGNMENT}, not {value}"
-        )
+        problem = f"must be a power of two up to {MAX_ALIGNMENT}, not {value}"
+        cursor.fail("general.alignment", problem)
     return value

@@ -20,14 +20,13 @@ from .metadata import Metadata
 from .source import Source
 from .tensors import TensorInfo, supported_types
 
-CHUNK = (
-    1 << 20
-)  # bytes read, checked and split at a time, while they are in a cache: all that is beside the tensors
+#: Bytes read, checked and split at a time, while in a cache: all memory beside the tensors.
+CHUNK = 1 << 20
 THREADS = min(len(os.sched_getaffinity(0)), 8)  # that read tensors
 BUFFER_ALIGNMENT = 64  # bytes; JAX takes over a CPU buffer that is so aligned, without a copy
-QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION: what the block layouts here are
+QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION, of the block layouts here
 
-_PLAIN = {  # ggml's name: element type, integer of its size, mask of its exponent
+_PLAIN = {  # ggml's name -> element type, integer of its size, mask of its exponent
     "F32": (np.dtype(np.float32), np.uint32, 0x7F800000),
     "F16": (np.dtype(np.float16), np.uint16, 0x7C00),
     "BF16": (np.dtype(jnp.bfloat16), np.uint16, 0x7F80),
@@ -43,18 +42,15 @@ class GGUFFile:
 
     @property
     def metadata(self) -> Metadata:
-        """Scalars as int, float, bool or str; arrays as list of str or one-dimensional NumPy
-        arrays.
-        """
+        """Scalars as int, float, bool or str; arrays as lists of str or NumPy arrays (n,)."""
         return self.header.metadata
 
 
 class TensorFile:
-    """An open file whose header is checked, and whose tensors are read one at a time, into host
-    memory.
+    """An open file whose tensors are read one at a time, into host memory; its header is checked.
 
-    A context manager; the file stays open until it is left, so that what was checked is what is
-    read.
+    A context manager; the file stays open until it is left, so that the checked file is the one
+    that is read.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, check_scales: bool = True) -> None:
@@ -87,14 +83,18 @@ def read(
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
 ) -> GGUFFile:
-    """Load a GGUF file, its block-quantized tensors as QuantizedArray, F32, F16 and BF16 as
-    jax.Array.
+    """Loads a GGUF file: packed tensors as QuantizedArray, F32, F16 and BF16 as jax.Array.
 
     Shapes are row-major: a matrix is (n, k), y = x @ w.T. Everything the file claims is checked
-    before it is used; the first thing wrong raises GGUFError. `check(header)` may raise before any
-    tensor is read. `check_scales` refuses a tensor with a NaN or infinite block scale (or element,
-    in a plain one). `progress(done, total)` is called with the bytes of tensor data loaded so far,
-    after every tensor.
+    before it is used.
+
+    Args:
+      check: called with the header before any tensor is read; may raise.
+      check_scales: refuse a NaN or infinite block scale, or element of a tensor that is not packed.
+      progress: called after every tensor with (bytes of tensor data loaded, bytes in all).
+
+    Raises:
+      GGUFError: the first thing that is wrong. OSError: the file cannot be read.
     """
     with open_source(path) as file:
         return load(
@@ -138,6 +138,7 @@ def _loadable_header(source: Source) -> Header:
 
 
 def _check_loadable(source: Source, header: Header) -> None:
+    """Refuses parts of split files, unsupported tensor types and unknown block layouts."""
     parts = header.metadata.get("split.count", 1)
     if not isinstance(parts, int) or parts > 1:
         source.fail("split.count", f"must be 1, not {parts!r}: merge the parts into one file first")
@@ -157,6 +158,8 @@ def _check_loadable(source: Source, header: Header) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _TensorReader:
+    """Reads tensors of a checked header; several threads may at a time."""
+
     source: Source
     data_start: int
     check_scales: bool
@@ -182,18 +185,14 @@ class _TensorReader:
             _aligned((count, plane.bytes_per_block), np.dtype(np.uint8)) for plane in block.planes
         ]
         step = CHUNK // block.block_bytes
-        # One plane is the block as it lies: read in place.
-        buffer = (
-            planes[0]
-            if len(planes) == 1
-            else np.empty((min(step, count), block.block_bytes), np.uint8)
-        )
+        in_place = len(planes) == 1  # one plane is the block as it lies
+        buffer = np.empty((0 if in_place else min(step, count), block.block_bytes), np.uint8)
         for start in range(0, count, step):
             stop = min(start + step, count)
-            raw = buffer[start:stop] if len(planes) == 1 else buffer[: stop - start]
+            raw = planes[0][start:stop] if in_place else buffer[: stop - start]
             self._read(info, start * block.block_bytes, raw)
             parts = block.split(raw)
-            if len(planes) > 1:
+            if not in_place:
                 for plane, part in zip(planes, parts, strict=True):
                     plane[start:stop] = part
             if self.check_scales:
@@ -209,13 +208,13 @@ class _TensorReader:
 
     def _require_finite(self, info: TensorInfo, what: str, start: int, finite: np.ndarray) -> None:
         if not finite.all():
-            problem = f"{what} {start + int(finite.argmin())} is NaN or infinite"
-            self.source.fail(
-                f"tensor {info.name!r}", f"{problem} (check_scales=False loads it all the same)"
-            )
+            found = f"{what} {start + int(finite.argmin())} is NaN or infinite"
+            problem = f"{found} (check_scales=False loads it all the same)"
+            self.source.fail(f"tensor {info.name!r}", problem)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that begins at a multiple of BUFFER_ALIGNMENT."""
     nbytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
     buffer = np.empty(nbytes + BUFFER_ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % BUFFER_ALIGNMENT

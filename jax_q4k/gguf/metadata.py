@@ -1,4 +1,4 @@
-"""Metadata values, and what a tokenizer's lists must satisfy together.
+"""Metadata values, and the rules that a tokenizer's lists satisfy together.
 
 Scalars become Python's int, float, bool and str; arrays of strings lists of str; arrays of numbers
 and booleans one-dimensional NumPy arrays of the file's type.
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGUFValueType, TokenType
 
+from .fields import Fields
 from .source import Cursor, Source
 
 MAX_KEY = (1 << 16) - 1  # bytes, from the GGUF specification
@@ -86,14 +87,11 @@ def _array(cursor: Cursor, field: str) -> Any:
     if kind is GGUFValueType.ARRAY:
         cursor.fail(f"{field}: element type", "arrays in arrays are not supported")
     count = cursor.unpack(_U64, f"{field}: length")
-    size = (
-        8 if kind is GGUFValueType.STRING else DTYPES[kind].itemsize
-    )  # of a string: its length alone
+    # A string takes at least its length's 8 bytes.
+    size = 8 if kind is GGUFValueType.STRING else DTYPES[kind].itemsize
     if count > cursor.remaining // size:
-        cursor.fail(
-            f"{field}: length",
-            f"{count} elements of at least {size} bytes are more than the {cursor.remaining} bytes left",
-        )
+        left = f"more than the {cursor.remaining} bytes left"
+        cursor.fail(f"{field}: length", f"{count} elements of at least {size} bytes are {left}")
     if kind is GGUFValueType.STRING:
         return cursor.strings(count, field)
     values = cursor.array(DTYPES[kind], count, field)
@@ -106,10 +104,9 @@ def _array(cursor: Cursor, field: str) -> Any:
 
 
 def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
-    """The lists of a tokenizer agree in type and length, and its BOS and EOS are tokens.
+    """Refuses a tokenizer's lists of wrong types or lengths, and a BOS or EOS that is no token.
 
-    The other special ids are the tokenizer's to check: real files name a padding token that is
-    none.
+    Other special ids are the tokenizer's to check: real files name a padding token that is none.
     """
     prefix = "tokenizer.ggml."
     tokens = metadata.get(prefix + "tokens")
@@ -122,24 +119,16 @@ def check_tokenizer(source: Source, metadata: dict[str, Any]) -> None:
         if values is None:
             continue
         if not isinstance(values, np.ndarray) or values.dtype.kind not in kinds:
-            source.fail(
-                prefix + name, f"must be an array of {'floats' if kinds == 'f' else 'integers'}"
-            )
+            what = "floats" if kinds == "f" else "integers"
+            source.fail(prefix + name, f"must be an array of {what}")
         if len(values) != len(tokens or ()):
-            source.fail(
-                prefix + name,
-                f"has {len(values)} entries, but there are {len(tokens or ())} tokens",
-            )
+            problem = f"has {len(values)} entries, but there are {len(tokens or ())} tokens"
+            source.fail(prefix + name, problem)
     if tokens is None:
         return
+    fields = Fields(metadata, source.name)
     for name in ("bos_token_id", "eos_token_id"):
-        value = metadata.get(prefix + name)
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < len(tokens):
-            source.fail(
-                prefix + name, f"must be an integer from 0 to {len(tokens) - 1}, not {value!r}"
-            )
+        fields.integer(prefix + name, None, least=0, most=len(tokens) - 1)
     types = metadata.get(prefix + "token_type")
     if types is not None:
         for i in np.flatnonzero(types == TokenType.BYTE).tolist():

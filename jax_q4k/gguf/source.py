@@ -18,18 +18,14 @@ import numpy as np
 from ..errors import GGUFError
 
 WINDOW = 1 << 18  # bytes read ahead while parsing
-MAX_STRING = (
-    1 << 24
-)  # bytes; chat templates, the longest strings of real files, have less than 2^20
+MAX_STRING = 1 << 24  # bytes; chat templates, the longest of real files, have less than 2^20
 MAX_STRINGS = 1 << 22  # per array; the largest vocabularies and merge lists have less than 2^20
 
 _U64 = struct.Struct("<Q")
 
 
 class Source:
-    """A seekable binary file whose size is fixed when it is opened; several threads may read it at
-    a time.
-    """
+    """A seekable binary file of fixed size, which several threads may read at a time."""
 
     def __init__(self, file: io.FileIO | io.BytesIO, name: str) -> None:
         self._file = file
@@ -41,9 +37,7 @@ class Source:
         raise GGUFError(self.name, field, problem)
 
     def read_into(self, offset: int, target: memoryview, field: str) -> None:
-        """Fill `target` with the bytes from `offset`, which the caller has checked against
-        `size`.
-        """
+        """Fills `target` with the bytes from `offset`, which the caller has checked."""
         self._fill(offset, target, field)
 
     def read(self, offset: int, size: int, field: str) -> bytes:
@@ -62,10 +56,9 @@ class Source:
             done += count
 
     def _read_at(self, offset: int, target: memoryview) -> int:
-        """As many bytes as one system call gives."""
-        if isinstance(self._file, io.FileIO) and hasattr(
-            os, "preadv"
-        ):  # needs no position that threads would share
+        """Bytes that one system call reads, at most `target`'s."""
+        if isinstance(self._file, io.FileIO) and hasattr(os, "preadv"):
+            # It takes the offset, so that threads share no position.
             return os.preadv(self._file.fileno(), [target], offset)
         with self._lock:
             self._file.seek(offset)
@@ -73,9 +66,7 @@ class Source:
 
 
 class Cursor:
-    """Reads a header front to back; nothing is allocated before the bytes left are known to hold
-    it.
-    """
+    """Reads a header front to back, and allocates nothing that the bytes left cannot hold."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -116,7 +107,7 @@ class Cursor:
                 self.fail(field, f"expected UTF-8, got {error.reason} at byte {error.start}")
 
     def strings(self, count: int, field: str) -> list[str]:
-        """`count` strings; those that lie in the window whole take the short way."""
+        """`count` strings; the fast path takes those that lie in the window whole."""
         if count > MAX_STRINGS:
             self.fail(field, f"{count} strings: an array may hold at most {MAX_STRINGS}")
         values: list[str] = []
@@ -139,9 +130,7 @@ class Cursor:
         return values
 
     def array(self, dtype: np.dtype, count: int, field: str) -> np.ndarray:
-        """`count` numbers, whose bytes the caller has checked against `remaining`, as an own
-        array.
-        """
+        """`count` numbers as a new array; the caller has checked them against `remaining`."""
         values = np.empty(count, dtype)
         if count:
             self.source.read_into(self.position, values.data.cast("B"), field)
@@ -149,7 +138,7 @@ class Cursor:
         return values
 
     def _take(self, size: int, field: str) -> int:
-        """Advance by `size` bytes; their position in the window, which then holds them whole."""
+        """Advances by `size` bytes; returns their position in the window, which holds them."""
         if size > self.remaining:
             have = f"{self.remaining} are left of {self.source.size}"
             self.fail(field, f"truncated: expected {size} bytes at byte {self.position}, {have}")

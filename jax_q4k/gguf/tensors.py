@@ -31,9 +31,7 @@ _I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies and what it is; `shape` is row-major, (..., n, k), the file's order
-    reversed.
-    """
+    """A tensor's description; `shape` is row-major, (..., n, k): the file's order reversed."""
 
     name: str
     type: GGMLQuantizationType
@@ -43,7 +41,7 @@ class TensorInfo:
 
     @property
     def supported(self) -> bool:
-        """Whether `read` loads this type."""
+        """True if `read` loads this type."""
         return self.type.name in supported_types()
 
 
@@ -53,7 +51,7 @@ def supported_types() -> tuple[str, ...]:
 
 
 def read_info(cursor: Cursor, index: int) -> TensorInfo:
-    """The next description, checked as far as it goes by itself."""
+    """The next description; `check_places` compares it with the file and the others."""
     name = cursor.string(f"tensor {index}: name", MAX_NAME)
     if not name:
         cursor.fail(f"tensor {index}: name", "must not be empty")
@@ -81,9 +79,8 @@ def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationT
     for dim in dims:
         if not 0 < dim < 1 << 63:
             signed = dim - (1 << 64) if dim >> 63 else dim
-            cursor.fail(
-                f"{field}: dimensions", f"{dims}: every dimension must be positive, not {signed}"
-            )
+            problem = f"{dims}: every dimension must be positive, not {signed}"
+            cursor.fail(f"{field}: dimensions", problem)
     first = dims[0] if dims else 1
     if first % block:
         problem = f"{dims}: the first must be a multiple of {block}, the block of {kind.name}"
@@ -92,7 +89,8 @@ def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationT
     for factor in (first // block, *dims[1:]):
         nbytes *= factor
         if nbytes > cursor.source.size:
-            problem = f"{dims} of {kind.name} take at least {nbytes} bytes; the file has {cursor.source.size}"
+            have = f"the file has {cursor.source.size}"
+            problem = f"{dims} of {kind.name} take at least {nbytes} bytes; {have}"
             cursor.fail(f"{field}: dimensions", problem)
     return nbytes
 
@@ -100,23 +98,19 @@ def _nbytes(cursor: Cursor, field: str, dims: list[int], kind: GGMLQuantizationT
 def check_places(
     source: Source, tensors: list[TensorInfo], data_start: int, alignment: int
 ) -> None:
-    """Every tensor is aligned, inside the file, and alone in its bytes."""
+    """Refuses tensors that are not aligned, leave the file or overlap."""
     available = max(source.size - data_start, 0)
     for info in tensors:
         field = f"tensor {info.name!r}: offset"
         if info.offset % alignment:
             source.fail(field, f"{info.offset} must be a multiple of the alignment, {alignment}")
         if info.offset > available or info.nbytes > available - info.offset:
-            source.fail(
-                field,
-                f"{info.offset} + {info.nbytes} bytes must lie within the {available} bytes of tensor data "
-                f"(from byte {data_start} of {source.size})",
-            )
+            place = f"(from byte {data_start} of {source.size})"
+            rule = f"must lie within the {available} bytes of tensor data {place}"
+            source.fail(field, f"{info.offset} + {info.nbytes} bytes {rule}")
     placed = sorted(tensors, key=lambda info: info.offset)
     for before, after in zip(placed, placed[1:], strict=False):
         end = before.offset + before.nbytes
         if after.offset < end:
-            source.fail(
-                f"tensor {after.name!r}: offset",
-                f"{after.offset} overlaps tensor {before.name!r}, which ends at {end}",
-            )
+            problem = f"{after.offset} overlaps tensor {before.name!r}, which ends at {end}"
+            source.fail(f"tensor {after.name!r}: offset", problem)

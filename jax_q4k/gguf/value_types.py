@@ -1,4 +1,4 @@
-"""Which of GGUF's value types a metadata value is written as."""
+"""GGUF's value types of metadata values that are written."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from gguf.constants import GGUFValueType
 
 from .metadata import DTYPES, MAX_KEY
 
-# What a Python value becomes: the first that holds it. llama.cpp reads integers as UINT32, but
-# token types as INT32.
+# A Python value becomes the first type that holds it. llama.cpp reads integers as UINT32, but token
+# types as INT32.
 _SCALARS = ("BOOL", "STRING", "UINT32", "INT32", "UINT64", "INT64", "FLOAT32", "FLOAT64")
 _ELEMENTS = ("STRING", "BOOL", "INT32", "UINT32", "INT64", "UINT64", "FLOAT32", "FLOAT64")
 _EXACT = 1 << 53  # integers up to here are exact as floats
 
 
 def typed(metadata: Mapping[str, Any], key: str) -> tuple[GGUFValueType, GGUFValueType | None, Any]:
-    """What to write for a key: its value type, an array's element type, the value as Python's own.
+    """The value type of a key, an array's element type, the value as Python's own.
 
     A scalar keeps the type that its file gave it (`Metadata.types`) if the value still fits;
     NumPy's scalars and arrays keep theirs. Else an integer becomes the first of UINT32, INT32,
     UINT64 and INT64 that holds it (in a list INT32 before UINT32), and a float FLOAT32.
 
     Raises:
-      TypeError, ValueError: what GGUF does not hold, naming the key.
+      TypeError, ValueError: GGUF does not hold the value; the key is named.
     """
     if not _is_text(key) or not 0 < len(key.encode()) <= MAX_KEY:
         raise ValueError(f"metadata key {key!r} must be text of 1 to {MAX_KEY} bytes")
@@ -56,9 +56,8 @@ def typed(metadata: Mapping[str, Any], key: str) -> tuple[GGUFValueType, GGUFVal
     for name in _SCALARS:
         if _fits(plain, GGUFValueType[name]):
             return GGUFValueType[name], None, plain
-    raise TypeError(
-        f"metadata {key!r} is {value!r}, expected a boolean, text, a number of 64 bits or a list of these"
-    )
+    expected = "a boolean, text, a number of 64 bits or a list of these"
+    raise TypeError(f"metadata {key!r} is {value!r}, expected {expected}")
 
 
 def _fits(value: Any, kind: GGUFValueType) -> bool:

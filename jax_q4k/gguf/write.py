@@ -30,14 +30,13 @@ class TensorPieces:
 
     type: str  # ggml's name
     shape: tuple[int, ...]  # row-major
-    pieces: Callable[
-        [], Iterable[Any]
-    ]  # contiguous arrays or bytes; one after the other they are the tensor
+    pieces: Callable[[], Iterable[Any]]  # contiguous arrays or bytes: the tensor's, in order
 
     @classmethod
     def of(cls, name: str, tensor: Any) -> TensorPieces:
-        """What there is to write of a QuantizedArray, an array or TensorPieces; TypeError or
-        ValueError naming it.
+        """The pieces of a QuantizedArray, of an array or of TensorPieces.
+
+        Raises TypeError or ValueError naming the tensor.
         """
         if not isinstance(name, str) or not 0 < len(name.encode(errors="replace")) <= MAX_NAME:
             raise ValueError(f"tensor name {name!r} must be text of 1 to {MAX_NAME} bytes")
@@ -49,18 +48,17 @@ class TensorPieces:
             dtype = str(getattr(tensor, "dtype", type(tensor).__name__))
             if dtype not in _PLAIN_TYPES:
                 supported = ", ".join(_PLAIN_TYPES)
-                raise TypeError(
-                    f"tensor {name!r} has dtype {dtype}; it must be a QuantizedArray or of {supported}"
-                )
+                rule = f"it must be a QuantizedArray or of {supported}"
+                raise TypeError(f"tensor {name!r} has dtype {dtype}; {rule}")
             made = cls(_PLAIN_TYPES[dtype], tuple(tensor.shape), lambda: [np.asarray(tensor)])
         if made.type not in supported_types():
-            raise ValueError(
-                f"tensor {name!r} has type {made.type!r}; it must be one of {', '.join(supported_types())}"
-            )
+            rule = f"it must be one of {', '.join(supported_types())}"
+            raise ValueError(f"tensor {name!r} has type {made.type!r}; {rule}")
         block, _ = GGML_QUANT_SIZES[GGMLQuantizationType[made.type]]
         if not 0 < len(made.shape) <= MAX_DIMS or min(made.shape) < 1 or made.shape[-1] % block:
-            rule = f"1 to {MAX_DIMS} axes of at least 1, the last a multiple of {block}, the block of {made.type}"
-            raise ValueError(f"tensor {name!r} has shape {made.shape}; it must have {rule}")
+            last = f"the last a multiple of {block}, the block of {made.type}"
+            rule = f"it must have 1 to {MAX_DIMS} axes of at least 1, {last}"
+            raise ValueError(f"tensor {name!r} has shape {made.shape}; {rule}")
         return made
 
     @property
@@ -77,10 +75,10 @@ def write(
     *,
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Writes a GGUF file of version 3, which then takes the place of whatever file `path` was.
+    """Writes a GGUF file of version 3, which then replaces the file at `path`.
 
-    A failure or an interruption leaves the target as it was, and nothing beside it; a process that
-    is killed leaves the part it wrote there, `.HEX.gguf.partial`.
+    A failure or an interruption leaves `path` as it was, and nothing beside it; a process that is
+    killed leaves the part it wrote there, `.HEX.gguf.partial`.
 
     Args:
       metadata: must hold `general.architecture`. Values are bool, int, float, str, NumPy's scalars,
@@ -91,7 +89,7 @@ def write(
 
     Raises:
       TypeError, ValueError: a key, value, name, type or shape that GGUF does not hold, naming it.
-        OSError: the file cannot be written, naming `path`.
+      OSError: the file cannot be written, naming `path`.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
@@ -99,9 +97,7 @@ def write(
             f"metadata 'general.architecture' is {architecture!r}, expected the architecture's name"
         )
     entries = {key: typed(metadata, key) for key in metadata}
-    alignment = (
-        _alignment(entries) if "general.alignment" in entries else gguf.GGUF_DEFAULT_ALIGNMENT
-    )
+    alignment = _alignment(entries)
     described = {name: TensorPieces.of(name, tensor) for name, tensor in tensors.items()}
     with _replacing(path) as partial, contextlib.closing(_Writer(partial, architecture)) as writer:
         writer.data_alignment = alignment
@@ -134,16 +130,14 @@ class _Writer(gguf.GGUFWriter):
 
 
 def _alignment(entries: Mapping[str, tuple[GGUFValueType, GGUFValueType | None, Any]]) -> int:
+    """Bytes that tensors are aligned to."""
+    if "general.alignment" not in entries:
+        return gguf.GGUF_DEFAULT_ALIGNMENT
     kind, _, value = entries["general.alignment"]
-    if (
-        kind is not GGUFValueType.UINT32
-        or value == 0
-        or value & (value - 1)
-        or value > MAX_ALIGNMENT
-    ):
-        raise ValueError(
-            f"metadata 'general.alignment' is {value!r}; it must be a power of two up to {MAX_ALIGNMENT}"
-        )
+    power_of_two = kind is GGUFValueType.UINT32 and value > 0 and not value & (value - 1)
+    if not power_of_two or value > MAX_ALIGNMENT:
+        rule = f"it must be a power of two up to {MAX_ALIGNMENT}"
+        raise ValueError(f"metadata 'general.alignment' is {value!r}; {rule}")
     return value
 
 
@@ -184,7 +178,7 @@ def _bytes(piece: Any) -> Any:
 
 @contextlib.contextmanager
 def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside `path` for a new file, which takes its place unless the block raises."""
+    """A path beside `path` for a new file, which replaces it unless the block raises."""
     target = Path(os.path.realpath(os.fsdecode(path)))  # a link stays one
     partial = target.parent / f".{secrets.token_hex(8)}.gguf.partial"
     try:
