@@ -28,19 +28,21 @@ __all__ = [
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Whether the metadata holds a vocabulary at all (test models often hold none)."""
+    """True if the metadata holds a vocabulary, which test models often do not."""
     model = metadata.get("tokenizer.ggml.model", "none")
-    return (
-        not isinstance(model, str) or model not in NO_VOCABULARY
-    )  # no str: `from_metadata` refuses it
+    # `from_metadata` refuses a model that is no str.
+    return not isinstance(model, str) or model not in NO_VOCABULARY
 
 
 def from_metadata(metadata: Mapping[str, Any], file: str = "metadata") -> Tokenizer:
     """The tokenizer that GGUF metadata describes.
 
-    metadata: keys as in the file, arrays as any sequence. file: what error messages call the
-    source. Raises `jax_q4k.GGUFError` where the metadata is inconsistent or names a tokenizer that
-    is not supported.
+    Args:
+      metadata: keys as in the file, arrays as any sequence.
+      file: its name in errors.
+
+    Raises:
+      jax_q4k.GGUFError: the metadata is inconsistent, or names a tokenizer that is not supported.
     """
     return Tokenizer(Vocabulary.from_metadata(metadata, file))
 
@@ -48,6 +50,7 @@ def from_metadata(metadata: Mapping[str, Any], file: str = "metadata") -> Tokeni
 def from_gguf(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer of a GGUF file, vocabulary-only files included. No tensor data is read.
 
-    Raises `jax_q4k.GGUFError` on a malformed file and as `from_metadata` does.
+    Raises:
+      jax_q4k.GGUFError: a malformed file, and as `from_metadata` does.
     """
     return from_metadata(gguf.read_header(path).metadata, os.fsdecode(path))

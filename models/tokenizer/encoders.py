@@ -17,16 +17,13 @@ Encoder = Callable[[str], list[int]]
 
 SPACE = "\u2581"  # what SentencePiece writes for a space
 
-# Far above any real vocabulary: a few megabytes of tokens can have billions of ways of splitting
-# them.
+# Far above any real vocabulary: a few megabytes of tokens can have billions of splits.
 LONGEST_MERGED = 256  # characters; a longer token is never formed by merging
 MAX_MERGES = 1 << 22
 
 
 def check(vocabulary: Vocabulary) -> None:
-    """Raises GGUFError for a vocabulary that no encoder can be built of, in less time than that
-    takes.
-    """
+    """Raises GGUFError for a vocabulary that `build` could not take, in less time than it takes."""
     if vocabulary.model != "llama":
         return
     if len(_byte_ids(vocabulary)) < 256 and vocabulary.unknown_token_id is None:
@@ -41,7 +38,7 @@ def check(vocabulary: Vocabulary) -> None:
 
 
 def build(vocabulary: Vocabulary) -> Encoder:
-    """The encoder of a vocabulary's model, for one that `check` has passed."""
+    """The encoder of a vocabulary that `check` has passed."""
     return sentencepiece(vocabulary) if vocabulary.model == "llama" else byte_level(vocabulary)
 
 
@@ -101,9 +98,7 @@ def _byte_ids(vocabulary: Vocabulary) -> list[int]:
 
 
 def _with_characters(vocabulary: Vocabulary) -> dict[str, int]:
-    """Token -> id, and new ids for characters that only longer tokens hold: they can still take
-    part in merges.
-    """
+    """Token -> id, with new ids for characters that only longer tokens hold: merges need them."""
     ids = dict(vocabulary.ids)
     for character in sorted(set().union(*vocabulary.tokens) - ids.keys()):
         ids[character] = len(ids)

@@ -1,10 +1,10 @@
-r"""How byte-level BPE splits text into words before merging: `tokenizer.ggml.pre`.
+r"""Pre-tokenizers of byte-level BPE, which split a text before merging: `tokenizer.ggml.pre`.
 
-Each name stands for the split patterns of a published tokenizer.json, applied one after the other;
-what lies between matches is a word too. Patterns are those of llama.cpp (`llm_tokenizer_bpe`),
-which spells case-blind contractions out so that only ASCII letters fold, except `tekken`: llama.cpp
-approximates its letter classes (`\p{Lu}` and so on), which the regex engine here has, so the
-model's own pattern is used.
+Each name stands for the split patterns of a published tokenizer.json, applied one after the other.
+Matches and the text between them are merged apart. Patterns are those of llama.cpp
+(`llm_tokenizer_bpe`), which spells case-blind contractions out so that only ASCII letters fold.
+`tekken` is the exception: llama.cpp approximates its letter classes (`\p{Lu}` and so on), which the
+regex engine here has, so the model's own pattern is used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tokenizers import Regex, pre_tokenizers
 class PreTokenizer:
     """Split patterns (Oniguruma syntax) and the defaults that go with the name.
 
-    ignore_merges: a word that is a token stays whole, whether or not merges lead to it.
+    ignore_merges: a match that is a token stays whole, whether or not merges lead to it.
     add_bos: whether a BOS is prepended where the file has no `add_bos_token`.
     """
 
@@ -87,7 +87,7 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
 
 
 def splitter(pre: PreTokenizer) -> pre_tokenizers.PreTokenizer:
-    """Text -> words, spelled in GPT-2's byte alphabet."""
+    """Splits a text, and spells its parts in GPT-2's byte alphabet."""
     splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in pre.patterns]
     byte_alphabet = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return pre_tokenizers.Sequence([*splits, byte_alphabet])
@@ -97,8 +97,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES
 
 
 def by_patterns(patterns: tuple[str, ...], ignore_merges: bool) -> str | None:
-    """The name of these split patterns, spelled as published tokenizer.json files spell them; None:
-    none has one.
+    """The name of split patterns that are spelled as in published tokenizer.json files, or None.
 
     Those files write case-blind contractions with `(?i:...)`, which folds U+017F to s too.
     """

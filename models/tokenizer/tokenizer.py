@@ -16,9 +16,7 @@ from .vocabulary import Vocabulary
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's character -> byte: printable Latin-1 stands for itself, the rest follow from U+0100
-    on.
-    """
+    """GPT-2's character -> byte: printable Latin-1 is itself, other bytes are U+0100 and on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     shifted = [byte for byte in range(256) if byte not in plain]
     alphabet = {chr(byte): byte for byte in plain} | {
@@ -31,9 +29,14 @@ def _byte_alphabet() -> dict[str, int]:
 class Tokenizer:
     """A GGUF file's tokenizer. Ids equal llama.cpp's for the same text and flags.
 
-    Build one with `from_gguf` or `from_metadata`. Attributes: `vocabulary` (all that the file
-    says), `bos_token_id` (int or None), `eos_token_ids` (every id that ends generation, turn ends
-    included), `vocab_size`, `chat_template` (str or None).
+    Build one with `from_gguf` or `from_metadata`.
+
+    Attributes:
+      vocabulary: the file's, checked.
+      vocab_size: tokens.
+      bos_token_id, eos_token_id: int, or None where the file names none.
+      eos_token_ids: every id that ends generation, ends of turns included.
+      chat_template: str, or None where the file holds none.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -41,8 +44,7 @@ class Tokenizer:
         encoders.check(vocabulary)
         self._byte_of = _byte_alphabet()
         self._types: list[int] = vocabulary.types.tolist()
-        # A SentencePiece text starts with a space, and so does each part that follows a special
-        # token.
+        # A SentencePiece text starts with a space; each part after a special token does, too.
         self._prefix = " " if vocabulary.model == "llama" and vocabulary.add_space_prefix else ""
         bos, eos = vocabulary.bos_token_id, vocabulary.eos_token_id
         self._before = [bos] if vocabulary.add_bos and bos is not None else []
@@ -50,7 +52,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _encode(self) -> encoders.Encoder:
-        """Built when the first text comes: it takes tenths of a second for a large vocabulary."""
+        """The encoder, built for the first text: a large vocabulary takes tenths of a second."""
         return encoders.build(self.vocabulary)
 
     @property
@@ -76,7 +78,7 @@ class Tokenizer:
 
     @property
     def adds_space(self) -> bool:
-        """Whether texts are encoded with a space in front (SentencePiece)."""
+        """True if texts are encoded with a space in front (SentencePiece)."""
         return bool(self._prefix)
 
     def token(self, token_id: int) -> str:
@@ -86,10 +88,13 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of a text.
 
-        add_special: add BOS and EOS as the file asks. parse_special: read control tokens' text,
-        such as "<|im_end|>", as those tokens; leave it off for text from users. User-defined tokens
-        are always read. Raises TypeError unless `text` is a str, ValueError if it holds lone
-        surrogates.
+        Args:
+          add_special: add BOS and EOS as the file asks.
+          parse_special: read control tokens' text, such as "<|im_end|>", as those tokens; leave it
+            off for text from users. User-defined tokens are always read.
+
+        Raises:
+          TypeError: `text` is no str. ValueError: it holds lone surrogates.
         """
         if not isinstance(text, str):
             raise TypeError(f"text is of type {type(text).__name__}, expected str")
@@ -113,22 +118,24 @@ class Tokenizer:
     ) -> str:
         """Text of token ids, the inverse of `encode`; bytes that are not UTF-8 become U+FFFD.
 
-        skip_special: leave out control and unknown tokens. strip_prefix: drop the space that a
-        SentencePiece tokenizer puts before a text; pass False for ids that continue a text.
-        Raises ValueError on an id outside of the vocabulary.
+        Args:
+          skip_special: leave out control and unknown tokens.
+          strip_prefix: drop the space that a SentencePiece tokenizer puts before a text; pass False
+            for ids that continue a text.
+
+        Raises:
+          ValueError: an id outside of the vocabulary.
         """
         stream = self.stream(skip_special, strip_prefix)
         return "".join(map(stream.push, ids)) + stream.finish()
 
     def stream(self, skip_special: bool = True, strip_prefix: bool = True) -> StreamDecoder:
-        """A decoder that takes ids one at a time; its pieces together are what `decode` returns."""
+        """A decoder that takes ids one at a time; its pieces together equal `decode`'s text."""
         bytes_of = functools.partial(self.token_bytes, skip_special=skip_special)
         return StreamDecoder(bytes_of, strip_space=strip_prefix and self.adds_space)
 
     def token_bytes(self, token_id: int, skip_special: bool = False) -> bytes:
-        """The UTF-8 bytes a token stands for, perhaps part of a character. Unused tokens stand for
-        none.
-        """
+        """A token's UTF-8 bytes, perhaps a part of a character; unused tokens have none."""
         token_id = self._check(token_id)
         text, kind = self.vocabulary.tokens[token_id], self._types[token_id]
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
@@ -156,7 +163,7 @@ class Tokenizer:
 
     @functools.cached_property
     def _special(self) -> list[tuple[str, int, bool]]:
-        """(text, id, whether only parse_special reads it), longest text first."""
+        """(text, id, True if only parse_special reads it), longest text first."""
         kinds: dict[int, bool] = {
             TokenType.CONTROL: True,
             TokenType.UNKNOWN: True,

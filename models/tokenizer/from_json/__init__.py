@@ -1,14 +1,14 @@
 r"""The `tokenizers` library's tokenizer.json -> GGUF's `tokenizer.*` metadata.
 
-Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; how it splits words must be one of the ways
-that GGUF has a name for. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama".
-What neither can say is refused, but for what every GGUF file leaves out, as llama.cpp's own do:
+Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; GGUF must have a name for its way of
+splitting texts. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama". Settings
+that GGUF cannot express are refused, except three that every GGUF file leaves out, as llama.cpp's
+own do:
 
 * NFC normalization before byte-level BPE; it changes texts that are not composed.
 * `lstrip`, `rstrip` and `single_word` of added tokens.
-* A space before a SentencePiece text is added always and after each special token too, not only
-where the text
-  has none (`Metaspace`).
+* `Metaspace`: a space is put before a SentencePiece text, and after each special token, also where
+  the text has one.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ def metadata_from_json(
     """GGUF metadata of a tokenizer, as `from_metadata` and llama.cpp read it.
 
     Args:
-      tokenizer_json: what tokenizer.json holds. A BPE model, byte-level or SentencePiece-like.
-      tokenizer_config: what tokenizer_config.json holds: bos_token, eos_token, unk_token,
-        pad_token, add_bos_token, add_eos_token, chat_template. Without it BOS is what the
-        post-processor puts first.
+      tokenizer_json: the object of tokenizer.json: a BPE model, byte-level or SentencePiece-like.
+      tokenizer_config: the object of tokenizer_config.json: bos_token, eos_token, unk_token,
+        pad_token, add_bos_token, add_eos_token, chat_template. Without it BOS is the token that
+        the post-processor puts first.
       vocab_size: rows of the embedding; ids without a token become unused ones named [PAD0]. None:
         as many as there are tokens, whose ids must then leave no gap.
-      file, config_file: what error messages call the two.
+      file, config_file: the names of the two in errors.
 
     Returns:
       `tokenizer.ggml.*` and `tokenizer.chat_template`: lists of str, int32 and float32 arrays, int,
       bool, str.
 
     Raises:
-      jax_q4k.CheckpointError: a field is malformed, or asks for what GGUF has no word for.
+      jax_q4k.CheckpointError: a field is malformed, or asks for a setting that GGUF lacks.
     """
     root = JSONFields(dict(tokenizer_json), file)
     config = JSONFields(dict(tokenizer_config or {}), config_file)

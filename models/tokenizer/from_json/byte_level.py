@@ -1,4 +1,4 @@
-"""Byte-level BPE: GGUF names the way that words are split."""
+"""Byte-level BPE -> GGUF's keys; a name says how texts are split before merging."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ def byte_level(
     normalizing: list[JSONFields],
     splitting: list[JSONFields],
 ) -> dict[str, Any]:
+    """Model, pre-tokenizer and merges."""
     for step in normalizing:
         if step.string("type") != "NFC":
-            step.fail(
-                "type",
-                f"{step.string('type')[:100]!r} is not supported before byte-level BPE, only 'NFC'",
-            )
+            kind = step.string("type")[:100]
+            step.fail("type", f"{kind!r} is not supported before byte-level BPE, only 'NFC'")
     patterns = []
     for i, step in enumerate(splitting):
         match step.string("type"):
@@ -40,26 +39,19 @@ def byte_level(
     ignore_merges = model.boolean("ignore_merges", False)
     pre = by_patterns(tuple(patterns), ignore_merges)
     if pre is None:
-        root.fail(
-            "pre_tokenizer",
-            f"splits by {patterns!r} with ignore_merges={ignore_merges}, which has no name in GGUF",
-        )
+        how = f"splits by {patterns!r} with ignore_merges={ignore_merges}"
+        root.fail("pre_tokenizer", f"{how}, which has no name in GGUF")
     merges = [f"{left} {right}" for left, right in merges_of(model, tokens.ids)]
     return {KEY + "model": "gpt2", KEY + "pre": pre, KEY + "merges": merges}
 
 
 def _pattern(step: JSONFields) -> str:
-    """The regular expression of a Split whose matches are words, and so is what lies between
-    them.
-    """
+    """The regular expression of a Split that drops nothing."""
     pattern = step.object("pattern")
     if pattern is None:
         step.fail("pattern", "is missing")
-    # "Removed" and inverted drops what lies between matches: nothing, with patterns that match
-    # every character.
-    if (step.string("behavior"), step.boolean("invert", False)) not in (
-        ("Isolated", False),
-        ("Removed", True),
-    ):
+    # "Removed" and inverted drops the text between matches: none, where patterns match all of it.
+    accepted = (("Isolated", False), ("Removed", True))
+    if (step.string("behavior"), step.boolean("invert", False)) not in accepted:
         step.fail("behavior", "is not supported, expected 'Isolated', not inverted")
     return pattern.string("Regex")

@@ -17,7 +17,7 @@ from gguf.constants import TokenType
 from ...json_fields import JSONFields
 from ..encoders import LONGEST_MERGED, SPACE
 from ..vocabulary import BYTE_TOKEN, KEY
-from .tokens import Tokens, merges_of
+from .tokens import Merges, Tokens, merges_of
 
 
 def sentencepiece(
@@ -27,54 +27,14 @@ def sentencepiece(
     normalizing: list[JSONFields],
     splitting: list[JSONFields],
 ) -> dict[str, Any]:
-    """Model, scores, unknown token and prefix; sets the types of byte tokens and of the unknown
-    one.
-    """
-    prefix, replaced = False, False
-    for step in normalizing:
-        match step.string("type"):
-            case "Prepend" if step.string("prepend") == SPACE:
-                prefix = True
-            case "Replace" if _is_space(step.object("pattern")) and step.string("content") == SPACE:
-                replaced = True
-            case kind:
-                step.fail(
-                    "type",
-                    f"{kind[:100]!r} of this kind is not supported; expected are spaces written as {SPACE!r}",
-                )
+    """GGUF's keys of a SentencePiece-like model; types byte tokens and the unknown in `tokens`."""
+    prefix, replaced = _normalizer(normalizing)
     for step in splitting:
-        kind = step.string("type")
-        if kind != "Metaspace" or step.string("replacement") != SPACE:
-            step.fail(
-                "type",
-                f"{kind[:100]!r} is not supported, expected 'ByteLevel' or 'Metaspace' of {SPACE!r}",
-            )
-        scheme = step.string(
-            "prepend_scheme", "always" if step.boolean("add_prefix_space", True) else "never"
-        )
-        prefix, replaced = prefix or scheme != "never", True
-        inner = next(
-            (text for text in tokens.ids if SPACE in text[1:] and text not in tokens.added), None
-        )
-        if step.boolean("split", True) and inner is not None:
-            step.fail(
-                "split", f"is true, so that {inner!r} would never be formed; GGUF cannot say so"
-            )
+        prefix, replaced = _metaspace(step, tokens) or prefix, True
     if not replaced:
-        root.fail(
-            "normalizer",
-            f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE",
-        )
-    if not model.boolean("byte_fallback", False):
-        model.fail("byte_fallback", "must be true for BPE that is not byte-level")
-    missing = next(
-        (f"<0x{byte:02X}>" for byte in range(256) if f"<0x{byte:02X}>" not in tokens.ids), None
-    )
-    if missing is not None:
-        model.fail("vocab", f"lacks {missing!r}, a byte token")
-    for text, token in tokens.ids.items():
-        if BYTE_TOKEN.fullmatch(text):
-            tokens.types[token] = TokenType.BYTE
+        problem = f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE"
+        root.fail("normalizer", problem)
+    _mark_bytes(model, tokens)
     metadata: dict[str, Any] = {
         KEY + "model": "llama",
         KEY + "pre": "default",
@@ -90,6 +50,48 @@ def sentencepiece(
     return metadata
 
 
+def _normalizer(steps: list[JSONFields]) -> tuple[bool, bool]:
+    """(a space is put before a text, spaces are written as SPACE)."""
+    prefix, replaced = False, False
+    for step in steps:
+        match step.string("type"):
+            case "Prepend" if step.string("prepend") == SPACE:
+                prefix = True
+            case "Replace" if _is_space(step.object("pattern")) and step.string("content") == SPACE:
+                replaced = True
+            case kind:
+                expected = f"expected are spaces written as {SPACE!r}"
+                step.fail("type", f"{kind[:100]!r} of this kind is not supported; {expected}")
+    return prefix, replaced
+
+
+def _metaspace(step: JSONFields, tokens: Tokens) -> bool:
+    """True if a pre-tokenizer's step, a `Metaspace`, puts a space before a text."""
+    kind = step.string("type")
+    if kind != "Metaspace" or step.string("replacement") != SPACE:
+        expected = f"expected 'ByteLevel' or 'Metaspace' of {SPACE!r}"
+        step.fail("type", f"{kind[:100]!r} is not supported, {expected}")
+    early = "always" if step.boolean("add_prefix_space", True) else "never"
+    scheme = step.string("prepend_scheme", early)
+    spaced = (text for text in tokens.ids if SPACE in text[1:] and text not in tokens.added)
+    if step.boolean("split", True) and (inner := next(spaced, None)) is not None:
+        problem = f"is true, so that {inner!r} would never be formed; GGUF cannot say so"
+        step.fail("split", problem)
+    return scheme != "never"
+
+
+def _mark_bytes(model: JSONFields, tokens: Tokens) -> None:
+    """Gives the tokens of all 256 bytes, which must be there, their type."""
+    if not model.boolean("byte_fallback", False):
+        model.fail("byte_fallback", "must be true for BPE that is not byte-level")
+    for byte in range(256):
+        if f"<0x{byte:02X}>" not in tokens.ids:
+            model.fail("vocab", f"lacks '<0x{byte:02X}>', a byte token")
+    for text, token in tokens.ids.items():
+        if BYTE_TOKEN.fullmatch(text):
+            tokens.types[token] = TokenType.BYTE
+
+
 def _is_space(pattern: JSONFields | None) -> bool:
     return pattern is not None and pattern.values == {"String": " "}
 
@@ -97,11 +99,27 @@ def _is_space(pattern: JSONFields | None) -> bool:
 def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
     """float32 (vocabulary,)."""
     merges = merges_of(model, tokens.ids)
-    listed = set(merges)
     spans: dict[str, tuple[int, int]] = {}  # token -> ranks of its first and last merge
     for rank, (left, right) in enumerate(merges):
         first, _ = spans.get(left + right, (rank, rank))
         spans[left + right] = first, rank
+    _check_complete(model, tokens, merges)
+    scores = np.zeros(len(tokens.texts), np.float32)
+    place, last, previous = 0, -1, ""
+    for text, (start, stop) in spans.items():  # in the order of their first merges
+        if start > last:
+            place += 1
+        elif len(set(text + previous)) > 1:
+            problem = f"interleaves those of {previous!r} and {text!r}, which scores cannot say"
+            model.fail("merges", problem)
+        scores[tokens.ids[text]] = -place
+        last, previous = max(last, stop), text
+    return scores
+
+
+def _check_complete(model: JSONFields, tokens: Tokens, merges: Merges) -> None:
+    """Refuses merges that lack a way of splitting a token into two others."""
+    listed = set(merges)
     lacking = {
         text: (text[:cut], text[cut:])
         for text in tokens.ids
@@ -111,22 +129,9 @@ def _scores(model: JSONFields, tokens: Tokens) -> np.ndarray:
         and text[cut:] in tokens.ids
         and (text[:cut], text[cut:]) not in listed
     }
-    first = min((tokens.ids[text] for text in spans), default=0)
+    first = min((tokens.ids[left + right] for left, right in merges), default=0)
     for text, (left, right) in lacking.items():
-        # Early converters took the score of the first token, 0, for none; 0 is the highest below,
-        # too.
+        # Early converters took the score 0 of the first token for none; here 0 is the highest, too.
         if len(lacking) > 1 or tokens.ids[text] > first:
-            problem = f"lacks {left!r}, {right!r}, which SentencePiece would join to {text!r}: ids would differ"
-            model.fail("merges", problem)
-    scores = np.zeros(len(tokens.texts), np.float32)
-    place, last, previous = 0, -1, ""
-    for text, (start, stop) in spans.items():  # in the order of their first merges
-        if start > last:
-            place += 1
-        elif len(set(text + previous)) > 1:
-            model.fail(
-                "merges", f"interleaves those of {previous!r} and {text!r}, which scores cannot say"
-            )
-        scores[tokens.ids[text]] = -place
-        last, previous = max(last, stop), text
-    return scores
+            join = f"which SentencePiece would join to {text!r}: ids would differ"
+            model.fail("merges", f"lacks {left!r}, {right!r}, {join}")

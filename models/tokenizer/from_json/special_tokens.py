@@ -1,4 +1,4 @@
-"""BOS, EOS and the others: tokenizer_config.json, and what the post-processor adds."""
+"""Special tokens: those of tokenizer_config.json, and those that the post-processor adds."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ _NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token":
 def special_tokens(
     root: JSONFields, config: JSONFields, tokens: Tokens, metadata: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """`metadata` with BOS, EOS, unknown and padding ids, and whether encoding adds the first
-    two.
-    """
+    """`metadata` with the ids of BOS, EOS, unknown and padding, and whether encoding adds two."""
     found = dict(metadata)
     for key, name in _NAMES.items():
         text = _token_text(config, key)
@@ -32,14 +30,11 @@ def special_tokens(
     before, after = _template(root, tokens)
     for name, ids in (("bos", before), ("eos", after)):
         if ids and found.setdefault(f"{KEY}{name}_token_id", ids[0]) != ids[0]:
-            root.fail(
-                "post_processor",
-                f"adds token {ids[0]}, which is not the {name}_token of {config.file}",
-            )
+            problem = f"adds token {ids[0]}, which is not the {name}_token of {config.file}"
+            root.fail("post_processor", problem)
         if metadata[KEY + "model"] == "llama" and f"{KEY}{name}_token_id" not in found:
-            text = {"bos": "<s>", "eos": "</s>"}[
-                name
-            ]  # what SentencePiece calls them; readers take ids 1 and 2
+            # SentencePiece's names; readers would take ids 1 and 2.
+            text = {"bos": "<s>", "eos": "</s>"}[name]
             if text not in tokens.ids:
                 config.fail(f"{name}_token", f"is missing, and {text!r} is not in the vocabulary")
             found[f"{KEY}{name}_token_id"] = tokens.ids[text]

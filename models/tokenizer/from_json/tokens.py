@@ -13,33 +13,53 @@ from ..encoders import MAX_MERGES
 
 Merges = list[tuple[str, str]]
 
-_LOOKS_SPECIAL = re.compile(
-    r"<[|｜].*[|｜]>"
-)  # <|im_start|>: never to be read in a user's text, whatever its flag
+#: As "<|im_start|>": never to be read in a user's text, whatever its flag.
+_LOOKS_SPECIAL = re.compile(r"<[|｜].*[|｜]>")
 
 
 class Tokens:
-    """Texts and types by id, padded to `size`; `ids` and `added` are of the file's own tokens."""
+    """The vocabulary of a tokenizer.json.
+
+    Attributes:
+      texts: by id, padded to the size.
+      types: int32 (size,), TokenType.
+      ids: text -> id of the file's own tokens.
+      added: text -> whether it is special, of the tokens that were added to the model's.
+    """
 
     def __init__(self, root: JSONFields, model: JSONFields, size: int | None) -> None:
-        self.ids: dict[str, int] = {}
-        self.added: dict[str, bool] = {}  # text -> whether it is special
+        """size: of the model's vocabulary; None: the number of tokens, whose ids leave no gap."""
+        self.added: dict[str, bool] = {}
+        self.ids = self._read_ids(root, model)
+        self.texts = self._read_texts(model, size)
+        self.types = np.full(len(self.texts), TokenType.UNUSED, np.int32)
+        self.types[list(self.ids.values())] = TokenType.NORMAL
+        for text, special in self.added.items():
+            control = special or _LOOKS_SPECIAL.fullmatch(text)
+            self.types[self.ids[text]] = TokenType.CONTROL if control else TokenType.USER_DEFINED
+
+    def _read_ids(self, root: JSONFields, model: JSONFields) -> dict[str, int]:
+        ids: dict[str, int] = {}
         for text, token in model.mapping("vocab").items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
-                model.fail(
-                    "vocab", f"{text[:100]!r} has id {token!r:.100}, expected an integer from 0"
-                )
-            self.ids[text] = token
+                problem = f"{text[:100]!r} has id {token!r:.100}, expected an integer from 0"
+                model.fail("vocab", problem)
+            ids[text] = token
         for entry in root.objects("added_tokens"):
             text, token = entry.string("content"), entry.integer("id")
-            if self.ids.setdefault(text, token) != token:
-                entry.fail(
-                    "id", f"is {token} for {text[:100]!r}, which has id {self.ids[text]} already"
-                )
+            if ids.setdefault(text, token) != token:
+                problem = f"is {token} for {text[:100]!r}, which has id {ids[text]} already"
+                entry.fail("id", problem)
             self.added[text] = entry.boolean("special", False)
-        count = len(self.ids) if size is None else size
-        if not self.ids:
+        if not ids:
             model.fail("vocab", "is empty")
+        return ids
+
+    def _read_texts(self, model: JSONFields, size: int | None) -> list[str]:
+        count = len(self.ids) if size is None else size
+        limit = "the model's vocab_size"
+        if size is None:
+            limit = "the number of tokens: ids leave a gap"
         texts: dict[int, str] = {}
         for text, token in self.ids.items():
             try:
@@ -49,32 +69,22 @@ class Tokens:
             if not text:
                 model.fail("vocab", f"the token of id {token} is empty")
             if not 0 <= token < count:
-                why = (
-                    "the number of tokens: ids leave a gap"
-                    if size is None
-                    else "the model's vocab_size"
-                )
-                model.fail(
-                    "vocab", f"{text[:100]!r} has id {token}, expected less than {count}, {why}"
-                )
+                problem = f"{text[:100]!r} has id {token}, expected less than {count}, {limit}"
+                model.fail("vocab", problem)
             if texts.setdefault(token, text) != text:
-                model.fail(
-                    "vocab", f"{text[:100]!r} and {texts[token][:100]!r} both have id {token}"
-                )
-        self.texts = [texts.get(i, f"[PAD{i}]") for i in range(count)]
+                problem = f"{text[:100]!r} and {texts[token][:100]!r} both have id {token}"
+                model.fail("vocab", problem)
+        padded = [texts.get(i, f"[PAD{i}]") for i in range(count)]
         for i in range(count):
-            if i not in texts and self.texts[i] in self.ids:
-                model.fail("vocab", f"holds {self.texts[i]!r}, the name of padding")
-        self.types = np.full(count, TokenType.UNUSED, np.int32)
-        self.types[list(self.ids.values())] = TokenType.NORMAL
-        for text, special in self.added.items():
-            control = special or _LOOKS_SPECIAL.fullmatch(text)
-            self.types[self.ids[text]] = TokenType.CONTROL if control else TokenType.USER_DEFINED
+            if i not in texts and padded[i] in self.ids:
+                model.fail("vocab", f"holds {padded[i]!r}, the name of padding")
+        return padded
 
 
 def steps(step: JSONFields | None, key: str) -> list[JSONFields]:
-    """The steps of a normalizer, pre-tokenizer or post-processor, whose sequences hold theirs under
-    `key`.
+    """The steps of a normalizer, pre-tokenizer or post-processor.
+
+    key: of the steps of a sequence.
     """
     if step is None:
         return []
@@ -88,7 +98,7 @@ def steps(step: JSONFields | None, key: str) -> list[JSONFields]:
 
 
 def merges_of(model: JSONFields, ids: Mapping[str, int]) -> Merges:
-    """By rank; written as "a b" or, in newer files, as ["a", "b"]."""
+    """Merges by rank; files write one as "a b" or, newer ones, as ["a", "b"]."""
     values = model.array("merges")
     if len(values) > MAX_MERGES:
         model.fail("merges", f"has {len(values)} entries, expected at most {MAX_MERGES}")
@@ -101,9 +111,7 @@ def merges_of(model: JSONFields, ids: Mapping[str, int]) -> Merges:
             or not all(isinstance(part, str) and part in ids and " " not in part for part in pair)
             or "".join(pair) not in ids
         ):
-            model.fail(
-                f"merges[{rank}]",
-                f"is {value!r:.200}, expected two tokens without spaces that form a third",
-            )
+            problem = f"is {value!r:.200}, expected two tokens without spaces that form a third"
+            model.fail(f"merges[{rank}]", problem)
         merges.append((pair[0], pair[1]))
     return merges
