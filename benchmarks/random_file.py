@@ -12,8 +12,8 @@ import numpy as np
 from jax_q4k import gguf, quantizers
 from jax_q4k.models.config import Config
 from jax_q4k.models.files import recipes
-from jax_q4k.models.load import expected_tensors
-from jax_q4k.models.save import completed
+from jax_q4k.models.files.gguf import completed
+from jax_q4k.models.tensors import expected_tensors
 from tools.random_model import LLAMA_1B
 
 _PIECE = 1 << 21  # weights made at a time

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_q4k import models
-from jax_q4k.models import load
+from jax_q4k.models.tensors import build
 
 END = "<|endoftext|>"  # token 0: before every window of text
 HELD_OUT = 0.05  # of every book, its end: never trained on
@@ -171,7 +171,7 @@ def initial_decoder(config: models.Config, seed: int) -> models.Decoder:
             residual = name.endswith(("attn_output.weight", "ffn_down.weight"))
             deviation = 0.02 / math.sqrt(2 * config.num_layers) if residual else 0.02
             weights[name] = jnp.asarray(rng.normal(0.0, deviation, shape), jnp.float32)
-    return load.build(config, weights)
+    return build(config, weights)
 
 
 def optimizer(options: argparse.Namespace) -> optax.GradientTransformation:

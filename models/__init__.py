@@ -7,16 +7,16 @@ from .assets import demo_path
 from .config import Config
 from .decoder import Decoder
 from .files.checkpoint import CheckpointSource, from_pretrained
+from .files.gguf import from_gguf, save_gguf
 from .files.imatrix import read_imatrix
+from .files.quantize import quantize, quantize_file
 from .generate import Output, Piece, Timings, generate, stream
 from .kv_cache import PagedCache
-from .load import from_gguf, named_tensors
 from .model import Model
 from .perplexity import Score, score
 from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
-from .quantize import quantize, quantize_file
 from .sampling import SamplingParams
-from .save import save_gguf
+from .tensors import named_tensors
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",

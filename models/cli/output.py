@@ -17,7 +17,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from ..load import from_gguf
+from ..files.gguf import from_gguf
 from ..model import Model
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 
 from ..files.imatrix import read_imatrix
+from ..files.quantize import quantize_file
 from ..files.recipes import RECIPES
-from ..quantize import quantize_file
 from .output import UsageError, bytes_progress
 
 

@@ -18,8 +18,8 @@ from jax_q4k import CheckpointError
 
 from .. import tokenizer
 from ..json_fields import JSONFields
-from ..load import build, expected_tensors
 from ..model import Model
+from ..tensors import build, expected_tensors
 from . import config_json, tokenizer_files
 from .safetensors import DTYPES, Weights
 

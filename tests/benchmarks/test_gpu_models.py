@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu_models import decode_rate, table, weight_bytes_per_token
-from jax_q4k.models.load import expected_tensors
+from jax_q4k.models.tensors import expected_tensors
 from ptx_kernels import formats
 from tools.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_format
 

@@ -21,7 +21,7 @@ from jax_q4k import models
 from jax_q4k.models import json_fields
 from jax_q4k.models.files import config_json
 from jax_q4k.models.files.checkpoint import interleaved
-from jax_q4k.models.load import expected_tensors
+from jax_q4k.models.tensors import expected_tensors
 
 from .. import checkpoints
 from ..golden import NAMES, model, reference

@@ -13,7 +13,7 @@ import pytest
 import jax_q4k as jq
 from jax_q4k.models.config import Config
 from jax_q4k.models.files import recipes
-from jax_q4k.models.load import expected_tensors
+from jax_q4k.models.tensors import expected_tensors
 
 from ..golden import NAMES, path
 

@@ -11,9 +11,9 @@ from gguf_bytes import array_entry, entry, rewritten, u64
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.load import build
+from jax_q4k.models.tensors import build
 
-from .golden import NAMES, model, path
+from ..golden import NAMES, model, path
 
 
 def contents(file):

@@ -17,10 +17,10 @@ from helpers import nmse
 import jax_q4k as jq
 from jax_q4k import models, quantizers
 from jax_q4k.models.files import recipes
-from jax_q4k.models.load import build as build_decoder
-from jax_q4k.models.load import expected_tensors
+from jax_q4k.models.tensors import build as build_decoder
+from jax_q4k.models.tensors import expected_tensors
 
-from .golden import model, path, reference
+from ..golden import model, path, reference
 
 
 def floats(name, dtype=jnp.float32):
@@ -134,7 +134,7 @@ def test_weights_beyond_f16_are_named(monkeypatch):
     )
     with pytest.raises(ValueError, match=message.format(0, 9)):
         models.quantize(bad, "Q4_K_M")
-    monkeypatch.setattr(sys.modules["jax_q4k.models.quantize"], "_PIECE", 8 * 48)
+    monkeypatch.setattr(sys.modules["jax_q4k.models.files.quantize"], "_PIECE", 8 * 48)
     with pytest.raises(ValueError, match=message.format(8, 1)):
         models.quantize(bad, "Q4_K_M")
 
@@ -227,14 +227,14 @@ def test_files_are_quantized_like_models(dtype, tmp_path):
 def test_the_result_does_not_depend_on_the_pieces(monkeypatch):
     original = floats("llama-gqa")
     whole = models.named_tensors(models.quantize(original, "Q4_K_M"))
-    monkeypatch.setattr(sys.modules["jax_q4k.models.quantize"], "_PIECE", 100 * 256)
+    monkeypatch.setattr(sys.modules["jax_q4k.models.files.quantize"], "_PIECE", 100 * 256)
     for name, value in models.named_tensors(models.quantize(original, "Q4_K_M")).items():
         jax.tree.map(np.testing.assert_array_equal, value, whole[name])
 
 
 def test_rows_longer_than_a_piece(monkeypatch):
     whole = models.named_tensors(models.quantize(odd(), "Q4_K_M"))
-    monkeypatch.setattr(sys.modules["jax_q4k.models.quantize"], "_PIECE", 10)
+    monkeypatch.setattr(sys.modules["jax_q4k.models.files.quantize"], "_PIECE", 10)
     for name, value in models.named_tensors(models.quantize(odd(), "Q4_K_M")).items():
         jax.tree.map(np.testing.assert_array_equal, value, whole[name])
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_q4k import QuantizedArray, gguf
 
-from .files.checkpoint import CheckpointSource
+from .checkpoint import CheckpointSource
 
 
 class TensorSource(Protocol):

@@ -13,10 +13,10 @@ import numpy as np
 
 from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
-from .files import recipes
-from .load import build, describe, named_tensors
-from .model import Model
-from .save import completed
+from ..model import Model
+from ..tensors import build, named_tensors
+from . import recipes
+from .gguf import completed, describe
 from .sources import open_source
 
 _PIECE = 1 << 21  # weights decoded and quantized at a time: a few tens of megabytes

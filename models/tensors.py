@@ -1,10 +1,9 @@
-"""GGUF tensors -> the decoder's modules. Weights stay packed."""
+"""A model's tensors: their names and shapes, and the modules that hold them."""
 
 from __future__ import annotations
 
 import operator
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,74 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jax_q4k import GGUFError, QuantizedArray, gguf
+from jax_q4k import GGUFError, QuantizedArray
 
-from . import rope, tokenizer
-from .config import MIN_ROPE_DIVISOR, Config
+from . import rope
+from .config import Config
 from .decoder import Decoder
 from .layers import MLP, Attention, DecoderLayer, Linear, RMSNorm
 from .model import Model
-from .tokenizer import Tokenizer
-
-
-def from_gguf(
-    path: str | os.PathLike[str],
-    *,
-    progress: Callable[[int, int], object] | None = None,
-    check_scales: bool = True,
-) -> Model:
-    """Loads a llama (Mistral included), qwen2 or qwen3 model, its weights packed as they lie in the
-    file.
-
-    Metadata and tensor shapes are checked before any tensor is read.
-
-    Args:
-      path: a GGUF file.
-      progress: called with (bytes done, bytes in all) while tensors are read.
-      check_scales: refuse NaN and infinite block scales.
-
-    Returns:
-      The model; its tokenizer is None if the file holds no vocabulary.
-
-    Raises:
-      jax_q4k.GGUFError: the file is malformed, or holds what is not supported. OSError: it cannot
-        be read.
-    """
-    file = os.fsdecode(path)
-    described: list[tuple[Config, Tokenizer | None]] = []
-
-    def check(header: gguf.Header) -> None:
-        described.append(describe(header.metadata, header.tensors, file))
-
-    loaded = gguf.read(path, check=check, check_scales=check_scales, progress=progress)
-    divisors = loaded.tensors.get("rope_freqs.weight")
-    if divisors is not None and not (_vector(divisors) > MIN_ROPE_DIVISOR).all():
-        raise GGUFError(
-            file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}"
-        )
-    config, words = described[0]
-    return Model(build(config, loaded.tensors), words, loaded.metadata)
-
-
-def describe(
-    metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str
-) -> tuple[Config, Tokenizer | None]:
-    """The configuration, and the tokenizer if there is one, of metadata and tensors that fit
-    together.
-
-    tensors: name -> anything with `.shape`. Raises GGUFError naming the key or the tensor at fault.
-    """
-    config = Config.from_metadata(metadata, file)
-    check_tensors(config, tensors, file)
-    if not tokenizer.has_tokenizer(metadata):
-        return config, None
-    words = tokenizer.from_metadata(metadata, file)
-    if words.vocab_size != config.vocab_size:
-        problem = (
-            f"has {words.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
-        )
-        raise GGUFError(file, "tokenizer.ggml.tokens", problem)
-    return config, words
 
 
 class _Expected(NamedTuple):
@@ -144,7 +82,7 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
     """The decoder around tensors that `check_tensors` has passed."""
 
     def vector(name: str) -> jax.Array:
-        return _vector(tensors[name])
+        return float_vector(tensors[name])
 
     def linear(name: str) -> Linear:
         return Linear(
@@ -234,5 +172,5 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
     return tensors
 
 
-def _vector(tensor: QuantizedArray | jax.Array) -> jax.Array:
+def float_vector(tensor: QuantizedArray | jax.Array) -> jax.Array:
     return tensor.dequantize() if isinstance(tensor, QuantizedArray) else tensor.astype(jnp.float32)

@@ -1,4 +1,4 @@
-"""Models -> GGUF files."""
+"""Models from GGUF files, and to them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,75 @@ import jax.numpy as jnp
 import numpy as np
 from gguf.constants import LlamaFileType
 
-from jax_q4k import QuantizedArray, gguf
+from jax_q4k import GGUFError, QuantizedArray, gguf
 
-from . import tokenizer
-from .config import Config
-from .load import check_tensors, named_tensors
-from .model import Model
+from .. import tokenizer
+from ..config import MIN_ROPE_DIVISOR, Config
+from ..model import Model
+from ..tensors import build, check_tensors, float_vector, named_tensors
+from ..tokenizer import Tokenizer
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
+
+
+def from_gguf(
+    path: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], object] | None = None,
+    check_scales: bool = True,
+) -> Model:
+    """Loads a llama (Mistral included), qwen2 or qwen3 model, its weights packed as they lie in the
+    file.
+
+    Metadata and tensor shapes are checked before any tensor is read.
+
+    Args:
+      path: a GGUF file.
+      progress: called with (bytes done, bytes in all) while tensors are read.
+      check_scales: refuse NaN and infinite block scales.
+
+    Returns:
+      The model; its tokenizer is None if the file holds no vocabulary.
+
+    Raises:
+      jax_q4k.GGUFError: the file is malformed, or holds what is not supported. OSError: it cannot
+        be read.
+    """
+    file = os.fsdecode(path)
+    described: list[tuple[Config, Tokenizer | None]] = []
+
+    def check(header: gguf.Header) -> None:
+        described.append(describe(header.metadata, header.tensors, file))
+
+    loaded = gguf.read(path, check=check, check_scales=check_scales, progress=progress)
+    divisors = loaded.tensors.get("rope_freqs.weight")
+    if divisors is not None and not (float_vector(divisors) > MIN_ROPE_DIVISOR).all():
+        raise GGUFError(
+            file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}"
+        )
+    config, words = described[0]
+    return Model(build(config, loaded.tensors), words, loaded.metadata)
+
+
+def describe(
+    metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str
+) -> tuple[Config, Tokenizer | None]:
+    """The configuration, and the tokenizer if there is one, of metadata and tensors that fit
+    together.
+
+    tensors: name -> anything with `.shape`. Raises GGUFError naming the key or the tensor at fault.
+    """
+    config = Config.from_metadata(metadata, file)
+    check_tensors(config, tensors, file)
+    if not tokenizer.has_tokenizer(metadata):
+        return config, None
+    words = tokenizer.from_metadata(metadata, file)
+    if words.vocab_size != config.vocab_size:
+        problem = (
+            f"has {words.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
+        )
+        raise GGUFError(file, "tokenizer.ggml.tokens", problem)
+    return config, words
 
 
 def save_gguf(
