@@ -33,7 +33,7 @@ def write(
     """
     recipe = recipes.get(type)
     shapes = {
-        name: shape for name, (shape, required) in expected_tensors(config).items() if required
+        name: shape for name, (shape, required, *_) in expected_tensors(config).items() if required
     }
     tensors = {
         name: gguf.TensorPieces(kind, shape, functools.partial(_pieces, name, kind, shape))

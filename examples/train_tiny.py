@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from jax_q4k import models
-from jax_q4k.models.tensors import build
+from jax_q4k.models.tensors import build, expected_tensors
 
 END = "<|endoftext|>"  # token 0: before every window of text
 HELD_OUT = 0.05  # of every book, its end: never trained on
@@ -164,7 +164,7 @@ def initial_decoder(config: models.Config, seed: int) -> models.Decoder:
     """
     rng = np.random.default_rng(seed)
     weights = {}
-    for name, (shape, required) in load.expected_tensors(config).items():
+    for name, (shape, required, *_) in expected_tensors(config).items():
         if required and len(shape) == 1:
             weights[name] = jnp.ones(shape)
         elif required:

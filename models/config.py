@@ -1,17 +1,19 @@
-"""What a decoder is, read from a GGUF file's metadata."""
+"""A decoder's dimensions, read from a GGUF file's metadata."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import functools
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax_q4k import HEAD_DIMS, GGUFError
+from jax_q4k.gguf import REQUIRED, Fields
 
-ARCHITECTURES: tuple[str, ...] = ("llama", "qwen2", "qwen3")
+from .architecture import Architecture
+from .architectures import ARCHITECTURES
 
 MIN_ROPE_DIVISOR = 1e-6  # what divides a rope frequency is above this, so that angles stay finite
 
@@ -34,9 +36,20 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
+class Rope(NamedTuple):
+    """A rotation's frequencies: theta ** (-2i / dim) / factor."""
+
+    theta: float
+    dim: int
+    factor: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A decoder's dimensions. Names are those of the field; GGUF's keys are in `from_metadata`."""
+    """A decoder's architecture and dimensions.
+
+    Names are those of the field; GGUF's keys are in `from_metadata`.
+    """
 
     architecture: str
     vocab_size: int
@@ -51,96 +64,107 @@ class Config:
     rope_theta: float = 10000.0
     rope_dim: int = 0  # leading dimensions of a head that are rotated; 0: all
     rope_factor: float = 1.0  # positions are divided by it (linear scaling)
+    window: int | None = None  # tokens that windowed layers attend to; None: no layer is windowed
+    local_rope_theta: float | None = None  # of windowed layers; None: rope_theta
 
     def __post_init__(self) -> None:
+        if self.architecture not in ARCHITECTURES:
+            raise ValueError(f"architecture={_unsupported(self.architecture)}")
         if self.rope_dim == 0:
             object.__setattr__(self, "rope_dim", self.head_dim)
         if self.rope_dim > self.head_dim:
             raise ValueError(f"rope_dim={self.rope_dim} must be at most head_dim={self.head_dim}")
 
     @property
+    def kind(self) -> Architecture:
+        """The facts that `architecture` implies."""
+        return ARCHITECTURES[self.architecture]
+
+    @property
     def interleaved_rope(self) -> bool:
-        """Whether rotated pairs are dimensions (2i, 2i + 1), as llama files are laid out, or (i, i
-        + half).
-        """
-        return self.architecture == "llama"
+        """Whether rope rotates dimensions (2i, 2i + 1), instead of (i, i + rope_dim / 2)."""
+        return self.kind.interleaved_rope
 
     @property
     def qkv_bias(self) -> bool:
         """Whether the query, key and value projections must have a bias."""
-        return self.architecture == "qwen2"
+        return self.kind.qkv_bias
 
     @property
     def qk_norm(self) -> bool:
         """Whether queries and keys are normalized per head before the rotation."""
-        return self.architecture == "qwen3"
+        return self.kind.qk_norm
+
+    @property
+    def embedding_scale(self) -> float | None:
+        """Factor of the embeddings; None: 1."""
+        return self.kind.embedding_scale and self.kind.embedding_scale(self)
+
+    @property
+    def attention_scale(self) -> float | None:
+        """Factor of attention's scores; None: head_dim ** -0.5."""
+        return self.kind.attention_scale and self.kind.attention_scale(self)
+
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a query of this layer attends to; None: all before it."""
+        windowed = self.kind.windowed is not None and self.kind.windowed(layer)
+        return self.window if windowed else None
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        """The rotations that layers choose from."""
+        ropes = [Rope(self.rope_theta, self.rope_dim, self.rope_factor)]
+        if self.local_rope_theta is not None:
+            ropes.append(Rope(self.local_rope_theta, self.rope_dim, 1.0))
+        return tuple(ropes)
+
+    def rope_of(self, layer: int) -> int:
+        """This layer's place in `ropes`."""
+        local = self.local_rope_theta is not None and self.window_of(layer) is not None
+        return 1 if local else 0
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str = "metadata") -> Config:
         """The configuration that GGUF metadata describes, with llama.cpp's defaults for absent
         keys.
 
-        A sliding window bounds the context length, within which it has no effect.
+        Where no layer is windowed, a sliding window bounds the context length, within which it has
+        no effect.
 
         Args:
-          metadata: keys as in the file. file: what error messages call the source.
+          metadata: keys as in the file. file: the source's name in error messages.
 
         Raises:
           jax_q4k.GGUFError: an architecture or feature that is not supported, a key that is
             missing, or a value out of range, naming the key.
         """
-        architecture = metadata.get("general.architecture")
-        if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
-            found = "is missing" if architecture is None else f"{architecture!r} is not supported"
-            raise GGUFError(
-                file, "general.architecture", f"{found}; supported are {', '.join(ARCHITECTURES)}"
-            )
-        get = _Fields(metadata, architecture, file)
-        get.refuse_unsupported()
-
-        hidden_size = get.integer("embedding_length", _MAX_SIZE)
-        num_heads = get.integer("attention.head_count", _MAX_HEADS)
-        num_kv_heads = get.integer("attention.head_count_kv", num_heads, default=num_heads)
-        if num_heads % num_kv_heads:
-            get.fail(
-                "attention.head_count_kv",
-                f"{num_kv_heads} must divide attention.head_count={num_heads}",
-            )
-        if "attention.key_length" not in get and hidden_size % num_heads:
-            get.fail(
-                "attention.head_count", f"{num_heads} must divide embedding_length={hidden_size}"
-            )
-        head_dim = get.integer("attention.key_length", _MAX_SIZE, default=hidden_size // num_heads)
-        if head_dim not in HEAD_DIMS:
-            supported = ", ".join(map(str, HEAD_DIMS))
-            get.fail(
-                "attention.key_length",
-                f"a head_dim of {head_dim} is not supported; supported are {supported}",
-            )
-        value_length = get.integer("attention.value_length", _MAX_SIZE, default=head_dim)
-        if value_length != head_dim:
-            get.fail(
-                "attention.value_length", f"{value_length} must equal the key length, {head_dim}"
-            )
-        rope_dim = get.integer("rope.dimension_count", head_dim, default=head_dim)
-        if rope_dim % 2:
-            get.fail("rope.dimension_count", f"{rope_dim} must be even")
-        context_length = get.integer("context_length", _MAX_CONTEXT)
-        window = get.integer("attention.sliding_window", _MAX_CONTEXT, default=0, minimum=0)
+        name = metadata.get("general.architecture")
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            raise GGUFError(file, "general.architecture", _unsupported(name))
+        get, kind = Fields(metadata, file).under(f"{name}."), ARCHITECTURES[name]
+        _refuse_unsupported(get)
+        integer = functools.partial(get.integer, repeated=True)
+        size = functools.partial(integer, least=1, most=_MAX_SIZE)
+        tokens = metadata.get("tokenizer.ggml.tokens")
+        context_length = integer("context_length", least=1, most=_MAX_CONTEXT)
+        window = integer("attention.sliding_window", 0, least=0, most=_MAX_CONTEXT)
+        if window and kind.windowed is None:
+            context_length, window = min(context_length, window), 0
+        layers = integer("block_count", least=1, most=_MAX_LAYERS)
+        base, local = functools.partial(get.number, above=1.0, most=1e12), kind.local_rope_theta
         return cls(
-            architecture=architecture,
-            vocab_size=get.vocab_size(),
-            context_length=min(context_length, window) if window else context_length,
-            hidden_size=hidden_size,
-            intermediate_size=get.integer("feed_forward_length", _MAX_SIZE),
-            num_layers=get.integer("block_count", _MAX_LAYERS),
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=head_dim,
-            rms_norm_eps=get.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
-            rope_theta=get.number("rope.freq_base", 1.0, 1e12, default=10000.0),
-            rope_dim=rope_dim,
-            rope_factor=get.rope_factor(),
+            architecture=name,
+            vocab_size=size("vocab_size", REQUIRED if tokens is None else len(tokens)),
+            context_length=context_length,
+            intermediate_size=size("feed_forward_length"),
+            # Files count layers that predict further tokens, which are not run.
+            num_layers=layers - integer("nextn_predict_layers", 0, least=0, most=layers - 1),
+            **_heads(get),
+            rms_norm_eps=get.number("attention.layer_norm_rms_epsilon", above=0.0, most=1.0),
+            rope_theta=base("rope.freq_base", 10000.0),
+            rope_factor=_rope_factor(get),
+            window=window or None,
+            local_rope_theta=None if local is None else base("rope.freq_base_swa", local),
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -161,71 +185,62 @@ class Config:
         }
         if self.rope_factor != 1.0:
             values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self.rope_factor}
+        if self.window is not None:
+            values["attention.sliding_window"] = self.window
+        if self.local_rope_theta is not None:
+            values["rope.freq_base_swa"] = self.local_rope_theta
         prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
         return {"general.architecture": self.architecture, **prefixed}
 
 
-class _Fields:
-    """Checked access to `ARCHITECTURE.key` entries of the metadata."""
+def _unsupported(architecture: Any) -> str:
+    found = "is missing" if architecture is None else f"{architecture!r} is not supported"
+    return f"{found}; supported are {', '.join(ARCHITECTURES)}"
 
-    def __init__(self, metadata: Mapping[str, Any], architecture: str, file: str) -> None:
-        self._metadata = metadata
-        self._prefix = architecture + "."
-        self._file = file
 
-    def __contains__(self, key: str) -> bool:
-        return self._prefix + key in self._metadata
+def _refuse_unsupported(get: Fields) -> None:
+    for key, neutral in _REFUSED.items():
+        value = get.value(key, neutral[0])
+        if isinstance(value, np.ndarray) or value not in neutral:
+            get.fail(key, f"{value!r} is not supported")
 
-    def fail(self, key: str, problem: str) -> NoReturn:
-        raise GGUFError(self._file, self._prefix + key, problem)
 
-    def integer(
-        self, key: str, maximum: int, *, default: int | None = None, minimum: int = 1
-    ) -> int:
-        """An integer of minimum..maximum; an array with one value per layer counts if all are
-        equal.
-        """
-        value = self._value(key, default)
-        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
-            value = value[0].item()
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
-            self.fail(key, f"must be an integer from {minimum} to {maximum}, not {value!r}")
-        return value
+def _heads(get: Fields) -> dict[str, int]:
+    """The sizes of attention, which depend on one another."""
+    integer = functools.partial(get.integer, least=1, repeated=True)
+    hidden_size = integer("embedding_length", most=_MAX_SIZE)
+    heads = integer("attention.head_count", most=_MAX_HEADS)
+    kv_heads = integer("attention.head_count_kv", heads, most=heads)
+    if heads % kv_heads:
+        get.fail("attention.head_count_kv", f"{kv_heads} must divide attention.head_count={heads}")
+    if "attention.key_length" not in get and hidden_size % heads:
+        get.fail("attention.head_count", f"{heads} must divide embedding_length={hidden_size}")
+    head_dim = integer("attention.key_length", hidden_size // heads, most=_MAX_SIZE)
+    if head_dim not in HEAD_DIMS:
+        supported = ", ".join(map(str, HEAD_DIMS))
+        problem = f"a head_dim of {head_dim} is not supported; supported are {supported}"
+        get.fail("attention.key_length", problem)
+    value_length = integer("attention.value_length", head_dim, most=_MAX_SIZE)
+    if value_length != head_dim:
+        get.fail("attention.value_length", f"{value_length} must equal the key length, {head_dim}")
+    rope_dim = integer("rope.dimension_count", head_dim, most=head_dim)
+    if rope_dim % 2:
+        get.fail("rope.dimension_count", f"{rope_dim} must be even")
+    return {
+        "hidden_size": hidden_size,
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "rope_dim": rope_dim,
+    }
 
-    def number(
-        self, key: str, minimum: float, maximum: float, *, default: float | None = None
-    ) -> float:
-        """A number above `minimum` and up to `maximum`."""
-        value = self._value(key, default)
-        numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not numeric or not (math.isfinite(value) and minimum < value <= maximum):
-            self.fail(key, f"must be a number above {minimum} and up to {maximum:g}, not {value!r}")
-        return float(value)
 
-    def refuse_unsupported(self) -> None:
-        for key, neutral in _REFUSED.items():
-            value = self._value(key, neutral[0])
-            if isinstance(value, np.ndarray) or value not in neutral:
-                self.fail(key, f"{value!r} is not supported")
-
-    def rope_factor(self) -> float:
-        kind = self._value("rope.scaling.type", "linear")
-        if not isinstance(kind, str) or kind not in ("none", "linear"):
-            self.fail("rope.scaling.type", f"{kind!r} is not supported; supported are none, linear")
-        key = "rope.scaling.factor" if "rope.scaling.factor" in self else "rope.scale_linear"
-        value = self._value(key, 0.0)
-        if kind == "none" or (np.ndim(value) == 0 and value == 0):
-            return 1.0
-        return self.number(key, MIN_ROPE_DIVISOR, 1e6)
-
-    def vocab_size(self) -> int:
-        tokens = self._metadata.get("tokenizer.ggml.tokens")
-        if tokens is None:
-            return self.integer("vocab_size", _MAX_SIZE)
-        return self.integer("vocab_size", _MAX_SIZE, default=len(tokens))
-
-    def _value(self, key: str, default: Any) -> Any:
-        value = self._metadata.get(self._prefix + key, default)
-        if value is None:
-            self.fail(key, "is missing")
-        return value
+def _rope_factor(get: Fields) -> float:
+    kind = get.value("rope.scaling.type", "linear")
+    if not isinstance(kind, str) or kind not in ("none", "linear"):
+        get.fail("rope.scaling.type", f"{kind!r} is not supported; supported are none, linear")
+    key = "rope.scaling.factor" if "rope.scaling.factor" in get else "rope.scale_linear"
+    value = get.value(key, 0.0)
+    if kind == "none" or (np.ndim(value) == 0 and value == 0):
+        return 1.0
+    return get.number(key, above=MIN_ROPE_DIVISOR, most=1e6)

@@ -31,7 +31,7 @@ class Decoder(nnx.Module):
     Attributes:
       embedding: (vocab_size, hidden_size), packed or float.
       output: None where it is tied to the embedding.
-      rope_frequencies: (rope_dim / 2,), as `rope.frequencies` gives them.
+      rope_frequencies: (rope_dim / 2,) of each of the config's ropes.
       rope_divisors: (rope_dim / 2,) that went into them, kept so that a saved file holds them.
     """
 
@@ -40,7 +40,7 @@ class Decoder(nnx.Module):
     layers: nnx.List[DecoderLayer]
     norm: RMSNorm
     output: Linear | None
-    rope_frequencies: nnx.Variable[Array]
+    rope_frequencies: nnx.List[nnx.Variable[Array]]
     rope_divisors: nnx.Variable[Array] | None = None
 
     def __call__(self, tokens: Array, lengths: Array | None = None) -> Array:
@@ -100,10 +100,15 @@ class Decoder(nnx.Module):
         Args:
           tokens, positions: (...). kv: of a layer's rotation= and pages=.
         """
+        rotations = [
+            rope.Rotation(*rope.angles(positions, f.get_value()), self.config.interleaved_rope)
+            for f in self.rope_frequencies
+        ]
         x, updated = jq.embedding(tokens, self.embedding.get_value()), []
-        angles = rope.angles(positions, self.rope_frequencies.get_value())
-        rotation = rope.Rotation(*angles, interleaved=self.config.interleaved_rope)
+        if self.config.embedding_scale is not None:
+            x = x * self.config.embedding_scale
         for i, layer in enumerate(self.layers):
+            rotation = rotations[self.config.rope_of(i)]
             with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
                 x, after = layer(x, kv(rotation=rotation, pages=pages[i]))
             updated.append(after.pages)

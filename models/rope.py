@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .config import Config
+from .config import Config, Rope
 
 
 class Rotation(NamedTuple):
@@ -23,17 +23,22 @@ class Rotation(NamedTuple):
     interleaved: bool
 
 
-def frequencies(config: Config, divisors: np.ndarray | None = None) -> np.ndarray:
-    """Radians per token of every pair: theta ** (-2i / rope_dim) / factor, float32 (rope_dim / 2,).
+def frequencies(rope: Rope, divisors: Any = None) -> np.ndarray:
+    """Radians per token of every pair: theta ** (-2i / dim) / factor, float32 (dim / 2,).
 
-    divisors: (rope_dim / 2,), a file's `rope_freqs.weight`: how Llama 3 stretches its low
-    frequencies.
+    divisors: (dim / 2,), a file's `rope_freqs.weight`: how Llama 3 stretches its low frequencies.
     """
-    exponents = np.arange(0, config.rope_dim, 2, dtype=np.float64) / config.rope_dim
-    radians = config.rope_theta**-exponents / config.rope_factor
+    exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
+    radians = rope.theta**-exponents / rope.factor
     if divisors is not None:
         radians = radians / np.asarray(divisors, np.float64)
     return radians.astype(np.float32)
+
+
+def tables(config: Config, divisors: Any = None) -> list[np.ndarray]:
+    """The `frequencies` of each of the config's ropes; windowed layers' own take no divisors."""
+    first, *others = config.ropes
+    return [frequencies(first, divisors), *map(frequencies, others)]
 
 
 def angles(positions: jax.Array, frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -1,60 +1,165 @@
-"""A model's tensors: their names and shapes, and the modules that hold them."""
+"""A model's tensors: one table, which building, naming, checking and splitting walk over."""
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from jax_q4k import GGUFError, QuantizedArray
 
 from . import rope
+from .architecture import Architecture
 from .config import Config
 from .decoder import Decoder
 from .layers import MLP, Attention, DecoderLayer, Linear, RMSNorm
 from .model import Model
 
 
-class _Expected(NamedTuple):
-    shape: tuple[int, ...]
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor of the model, or of each layer: a matrix is a Linear's, a vector a norm's.
+
+    Attributes:
+      gguf: its name in GGUF files, without `blk.LAYER.` before it and `.weight` behind.
+      module: its place in Decoder, or in DecoderLayer.
+      checkpoint: its name in checkpoints, without `model.layers.LAYER.` and `.weight`; None: it is
+        not stored there.
+      shape: row-major, (n, k) of a matrix, by the names of `_sizes`.
+      split: the axis along which tensor parallelism splits it; None: every device has all of it.
+      bias: facts of an Architecture or a config.json, any of which gives it a bias; (): only GGUF
+        files may hold one; None: it has none.
+      rotated: which number of heads its rows are, where rope rotates them.
+      required: whether every file holds it.
+    """
+
+    gguf: str
+    module: str
+    checkpoint: str | None
+    shape: str
+    split: int | None = None
+    bias: tuple[str, ...] | None = None
+    rotated: str | None = None
     required: bool = True
 
 
-def expected_tensors(config: Config) -> dict[str, _Expected]:
-    """Name -> shape (row-major) of every tensor that a file of this configuration may hold."""
-    hidden, inner = config.hidden_size, config.intermediate_size
-    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-    tensors = {
-        "token_embd.weight": _Expected((config.vocab_size, hidden)),
-        "output_norm.weight": _Expected((hidden,)),
-        "output.weight": _Expected((config.vocab_size, hidden), required=False),  # absent: tied
-        "output.bias": _Expected((config.vocab_size,), required=False),
-        "rope_freqs.weight": _Expected((config.rope_dim // 2,), required=False),
+INPUT = (
+    Tensor("token_embd", "embedding", "model.embed_tokens", "vocab hidden", 0),
+    Tensor("rope_freqs", "rope_divisors", None, "rope_pairs", required=False),
+)
+OUTPUT = (
+    Tensor("output_norm", "norm", "model.norm", "hidden"),
+    Tensor("output", "output", "lm_head", "vocab hidden", 0, (), required=False),  # else tied
+)
+
+_QKV, _ATTENTION, _MLP = ("qkv_bias", "attention_bias"), ("attention_bias",), ("mlp_bias",)
+MATRICES = (
+    Tensor("attn_q", "attention.query", "self_attn.q_proj", "q hidden", 0, _QKV, "num_heads"),
+    Tensor("attn_k", "attention.key", "self_attn.k_proj", "kv hidden", 0, _QKV, "num_kv_heads"),
+    Tensor("attn_v", "attention.value", "self_attn.v_proj", "kv hidden", 0, _QKV),
+    Tensor("attn_output", "attention.output", "self_attn.o_proj", "hidden q", 1, _ATTENTION),
+    Tensor("ffn_gate", "mlp.gate", "mlp.gate_proj", "inner hidden", 0, _MLP),
+    Tensor("ffn_up", "mlp.up", "mlp.up_proj", "inner hidden", 0, _MLP),
+    Tensor("ffn_down", "mlp.down", "mlp.down_proj", "hidden inner", 1, _MLP),
+)
+NORMS = (
+    Tensor("attn_norm", "attention.norm", "input_layernorm", "hidden"),
+    Tensor("ffn_norm", "mlp.norm", "post_attention_layernorm", "hidden"),
+)
+NORMS_AND_POST_NORMS = (
+    Tensor("attn_norm", "attention.norm", "input_layernorm", "hidden"),
+    Tensor("post_attention_norm", "attention.post_norm", "post_attention_layernorm", "hidden"),
+    Tensor("ffn_norm", "mlp.norm", "pre_feedforward_layernorm", "hidden"),
+    Tensor("post_ffw_norm", "mlp.post_norm", "post_feedforward_layernorm", "hidden"),
+)
+QK_NORMS = (
+    Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "head"),
+    Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "head"),
+)
+
+#: Vision, audio, and the prediction of further tokens: what generating text does not use.
+_UNUSED = re.compile(r"(v|mm|a)\..*|blk\.\d+\.nextn\..*")
+
+
+def layer_tensors(kind: Architecture) -> tuple[Tensor, ...]:
+    """The tensors of each layer."""
+    norms = NORMS_AND_POST_NORMS if kind.post_norms else NORMS
+    return MATRICES + norms + (QK_NORMS if kind.qk_norm else ())
+
+
+def _sizes(config: Config) -> dict[str, int]:
+    return {
+        "vocab": config.vocab_size,
+        "hidden": config.hidden_size,
+        "inner": config.intermediate_size,
+        "q": config.num_heads * config.head_dim,
+        "kv": config.num_kv_heads * config.head_dim,
+        "head": config.head_dim,
+        "rope_pairs": config.rope_dim // 2,
     }
-    linears = {  # name: (n, k, whether a bias must be there)
-        "attn_q": (q_size, hidden, config.qkv_bias),
-        "attn_k": (kv_size, hidden, config.qkv_bias),
-        "attn_v": (kv_size, hidden, config.qkv_bias),
-        "attn_output": (hidden, q_size, False),
-        "ffn_gate": (inner, hidden, False),
-        "ffn_up": (inner, hidden, False),
-        "ffn_down": (hidden, inner, False),
-    }
-    norms = {"attn_norm": hidden, "ffn_norm": hidden}
-    if config.qk_norm:
-        norms |= {"attn_q_norm": config.head_dim, "attn_k_norm": config.head_dim}
+
+
+def _table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
+    """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
+    yield from ((tensor, "", "", None) for tensor in INPUT)
     for i in range(config.num_layers):
-        for name, (n, k, bias) in linears.items():
-            tensors[f"blk.{i}.{name}.weight"] = _Expected((n, k))
-            tensors[f"blk.{i}.{name}.bias"] = _Expected((n,), bias)
-        for name, size in norms.items():
-            tensors[f"blk.{i}.{name}.weight"] = _Expected((size,))
-    return tensors
+        for tensor in layer_tensors(config.kind):
+            yield tensor, f"blk.{i}.", f"model.layers.{i}.", i
+    yield from ((tensor, "", "", None) for tensor in OUTPUT)
+
+
+class Expected(NamedTuple):
+    """A tensor that a model may hold; `required`: as GGUF files do.
+
+    checkpoint: its name there. split: as `Tensor.split`. entry: the table's. is_bias: whether it is
+    the entry's bias.
+    """
+
+    shape: tuple[int, ...]
+    required: bool
+    checkpoint: str | None
+    split: int | None
+    entry: Tensor
+    is_bias: bool
+
+
+def expected_tensors(config: Config) -> dict[str, Expected]:
+    """GGUF's name -> every tensor that a file of this configuration may hold."""
+    sizes, expected = _sizes(config), {}
+    for tensor, gguf, checkpoint, _ in _table(config):
+        shape = tuple(sizes[name] for name in tensor.shape.split())
+        stored = None if tensor.checkpoint is None else checkpoint + tensor.checkpoint
+        expected[f"{gguf}{tensor.gguf}.weight"] = Expected(
+            shape, tensor.required, stored and f"{stored}.weight", tensor.split, tensor, False
+        )
+        if tensor.bias is not None:
+            must_be = any(getattr(config.kind, fact, False) for fact in tensor.bias)
+            split = 0 if tensor.split == 0 else None  # partial sums are added before it is
+            expected[f"{gguf}{tensor.gguf}.bias"] = Expected(
+                shape[:1], must_be, stored and f"{stored}.bias", split, tensor, True
+            )
+    return expected
+
+
+def unused_tensors(metadata: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    """Those of a GGUF file's tensors that generating text does not use.
+
+    They are those of vision (`v.`, `mm.`) and audio (`a.`), and the layers at the end that predict
+    further tokens, as many as `nextn_predict_layers` says.
+    """
+    architecture = metadata.get("general.architecture")
+    layers, further = (
+        metadata.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers")
+    )
+    counted = isinstance(layers, int) and isinstance(further, int)
+    last = [f"blk.{i}." for i in range(layers - further, layers)] if counted else []
+    return [name for name in names if _UNUSED.fullmatch(name) or name.startswith(tuple(last))]
 
 
 def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None:
@@ -62,7 +167,7 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
     others.
     """
     expected = expected_tensors(config)
-    for name, (shape, required) in expected.items():
+    for name, (shape, required, *_) in expected.items():
         if name in tensors:
             got = tuple(tensors[name].shape)
             if got != shape:
@@ -71,9 +176,8 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
             raise GGUFError(file, f"tensor {name!r}", f"is missing, expected with shape {shape}")
     for name in tensors:
         if name not in expected:
-            raise GGUFError(
-                file, f"tensor {name!r}", f"is not part of a {config.architecture} model"
-            )
+            problem = f"is not part of a {config.architecture} model"
+            raise GGUFError(file, f"tensor {name!r}", problem)
     if "output.bias" in tensors and "output.weight" not in tensors:
         raise GGUFError(file, "tensor 'output.bias'", "is there without 'output.weight'")
 
@@ -81,63 +185,36 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
 def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Decoder:
     """The decoder around tensors that `check_tensors` has passed."""
 
-    def vector(name: str) -> jax.Array:
-        return float_vector(tensors[name])
+    def module(name: str) -> Linear | RMSNorm | None:
+        weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
+        if weight is None:
+            return None
+        if len(weight.shape) == 1:
+            return RMSNorm(float_vector(weight), config.rms_norm_eps)
+        return Linear(weight, None if bias is None else float_vector(bias))
 
-    def linear(name: str) -> Linear:
-        return Linear(
-            tensors[f"{name}.weight"], vector(f"{name}.bias") if f"{name}.bias" in tensors else None
-        )
+    def layer(i: int) -> DecoderLayer:
+        parts: dict[str, dict[str, Any]] = {"attention": {}, "mlp": {}}
+        for tensor in layer_tensors(config.kind):
+            owner, _, place = tensor.module.partition(".")
+            parts[owner][place] = module(f"blk.{i}.{tensor.gguf}")
+        options = {"window": config.window_of(i), "scale": config.attention_scale}
+        attention = Attention(**parts["attention"], head_dim=config.head_dim, **options)
+        return DecoderLayer(attention, MLP(**parts["mlp"], activation=config.kind.activation))
 
-    def norm(name: str) -> RMSNorm:
-        return RMSNorm(vector(f"{name}.weight"), config.rms_norm_eps)
-
-    def layer(prefix: str) -> DecoderLayer:
-        attention = Attention(
-            head_dim=config.head_dim,
-            query=linear(f"{prefix}.attn_q"),
-            key=linear(f"{prefix}.attn_k"),
-            value=linear(f"{prefix}.attn_v"),
-            output=linear(f"{prefix}.attn_output"),
-            q_norm=norm(f"{prefix}.attn_q_norm") if config.qk_norm else None,
-            k_norm=norm(f"{prefix}.attn_k_norm") if config.qk_norm else None,
-            norm=norm(f"{prefix}.attn_norm"),
-        )
-        mlp = MLP(
-            gate=linear(f"{prefix}.ffn_gate"),
-            up=linear(f"{prefix}.ffn_up"),
-            down=linear(f"{prefix}.ffn_down"),
-            norm=norm(f"{prefix}.ffn_norm"),
-        )
-        return DecoderLayer(attention, mlp)
-
-    divisors = vector("rope_freqs.weight") if "rope_freqs.weight" in tensors else None
-    frequencies = rope.frequencies(config, None if divisors is None else np.asarray(divisors))
+    given = tensors.get("rope_freqs.weight")
+    divisors = None if given is None else float_vector(given)
     return Decoder(
         config,
         embedding=nnx.Param(tensors["token_embd.weight"]),
-        layers=nnx.List([layer(f"blk.{i}") for i in range(config.num_layers)]),
-        norm=norm("output_norm"),
-        output=linear("output") if "output.weight" in tensors else None,
-        rope_frequencies=nnx.Variable(jax.device_put(frequencies)),
+        layers=nnx.List([layer(i) for i in range(config.num_layers)]),
+        norm=module("output_norm"),
+        output=module("output"),
+        rope_frequencies=nnx.List(
+            [nnx.Variable(jax.device_put(f)) for f in rope.tables(config, divisors)]
+        ),
         rope_divisors=None if divisors is None else nnx.Variable(divisors),
     )
-
-
-#: Part of a block's tensor names -> its module.
-_MODULES = {
-    "attn_norm": "attention.norm",
-    "attn_q": "attention.query",
-    "attn_k": "attention.key",
-    "attn_v": "attention.value",
-    "attn_q_norm": "attention.q_norm",
-    "attn_k_norm": "attention.k_norm",
-    "attn_output": "attention.output",
-    "ffn_norm": "mlp.norm",
-    "ffn_gate": "mlp.gate",
-    "ffn_up": "mlp.up",
-    "ffn_down": "mlp.down",
-}
 
 
 def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Array]:
@@ -147,30 +224,26 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
     around it.
     """
     decoder = model.decoder() if isinstance(model, Model) else model
-    tensors: dict[str, Any] = {"token_embd.weight": decoder.embedding.get_value()}
-    if decoder.rope_divisors is not None:
-        tensors["rope_freqs.weight"] = decoder.rope_divisors.get_value()
-
-    def add(name: str, module: Linear | RMSNorm | None) -> None:
-        if (
-            module is None
-        ):  # an output tied to the embedding, or norms that this architecture has not
-            return
+    tensors: dict[str, Any] = {}
+    for tensor, prefix, _, layer in _table(decoder.config):
+        name, root = prefix + tensor.gguf, decoder if layer is None else decoder.layers[layer]
+        module = operator.attrgetter(tensor.module)(root)
+        if module is None:  # an output tied to the embedding, no rope divisors
+            continue
+        if isinstance(module, nnx.Variable):
+            tensors[f"{name}.weight"] = module.get_value()
+            continue
         if not isinstance(module, (Linear, RMSNorm)):
-            raise TypeError(
-                f"{name} is a {type(module).__name__}; a GGUF file holds what Linear and RMSNorm hold"
-            )
+            problem = f"{name} is a {type(module).__name__}"
+            raise TypeError(f"{problem}; a GGUF file holds what Linear and RMSNorm hold")
         tensors[f"{name}.weight"] = module.weight.get_value()
         if isinstance(module, Linear) and module.bias is not None:
             tensors[f"{name}.bias"] = module.bias.get_value()
-
-    for i, layer in enumerate(decoder.layers):
-        for name, place in _MODULES.items():
-            add(f"blk.{i}.{name}", operator.attrgetter(place)(layer))
-    add("output_norm", decoder.norm)
-    add("output", decoder.output)
     return tensors
 
 
 def float_vector(tensor: QuantizedArray | jax.Array) -> jax.Array:
-    return tensor.dequantize() if isinstance(tensor, QuantizedArray) else tensor.astype(jnp.float32)
+    """A norm's weight or a bias as float32."""
+    if isinstance(tensor, QuantizedArray):
+        return tensor.dequantize()
+    return jnp.asarray(tensor).astype(jnp.float32)

@@ -93,7 +93,7 @@ def random_model(config: Config, seed: int = 0, *, abstract: bool = False) -> Mo
     no memory.
     """
     tensors: dict[str, Any] = {}
-    for i, (name, (shape, required)) in enumerate(expected_tensors(config).items()):
+    for i, (name, (shape, required, *_)) in enumerate(expected_tensors(config).items()):
         if not required and name != "output.weight":
             continue
         format = tensor_format(name, config.num_layers)

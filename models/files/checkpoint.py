@@ -25,21 +25,6 @@ from .safetensors import DTYPES, Weights
 
 MAX_CONFIG = 1 << 22  # bytes of config.json
 
-#: Part of GGUF's names -> of the checkpoint's.
-_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 _ROPE = "rope_freqs.weight"
 # Early files store what rope_theta says.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -84,6 +69,7 @@ class CheckpointSource:
             | tokenizer_files.metadata(folder, fields, self.config.vocab_size)
         )
         self._weights = Weights(given)
+        self._expected = expected_tensors(self.config)
         self._stored_names = self._match()
         self.tensors: dict[str, tuple[int, ...]] = {
             name: self._weights.stored[stored].shape for name, stored in self._stored_names.items()
@@ -119,11 +105,11 @@ class CheckpointSource:
             return self.description.rope_divisors
         values = self._weights.read(self._stored_names[name])
         values = values.astype(np.float32) if values.ndim == 1 else values
-        part = name.split(".")[-2]
-        if self.config.interleaved_rope and part in ("attn_q", "attn_k"):
-            return interleaved(
-                values, self.config.num_heads if part == "attn_q" else self.config.num_kv_heads
-            )
+        entry = self._expected[name].entry
+        if values.ndim == 1 and not self._expected[name].is_bias and self.config.kind.norm_offset:
+            values += np.float32(self.config.kind.norm_offset)
+        if self.config.interleaved_rope and entry.rotated is not None:
+            return interleaved(values, getattr(self.config, entry.rotated))
         return values
 
     def _match(self) -> dict[str, str]:
@@ -131,10 +117,10 @@ class CheckpointSource:
         there.
         """
         names: dict[str, str] = {}
-        for name, (shape, _) in expected_tensors(self.config).items():
+        for name, (shape, *_) in self._expected.items():
             if not self._is_part(name):
                 continue
-            names[name] = stored_name = checkpoint_name(name)
+            names[name] = stored_name = str(self._expected[name].checkpoint)
             stored = self._weights.stored.get(stored_name)
             if stored is None:
                 raise CheckpointError(
@@ -158,17 +144,15 @@ class CheckpointSource:
         return names
 
     def _is_part(self, name: str) -> bool:
-        if name == _ROPE:
+        entry = self._expected[name].entry
+        if entry.checkpoint is None:
             return False
         if name == "output.weight":
             return not self.description.tied
-        if not name.endswith(".bias"):
+        if not self._expected[name].is_bias:
             return True
-        part = name.split(".")[-2]
-        if part.startswith("ffn_"):
-            return self.description.mlp_bias
-        own = self.config.qkv_bias and part in ("attn_q", "attn_k", "attn_v")
-        return part.startswith("attn_") and (own or self.description.attention_bias)
+        facts = self.config.kind, self.description
+        return any(getattr(fact, bias, False) for fact in facts for bias in entry.bias or ())
 
 
 def from_pretrained(
@@ -204,14 +188,6 @@ def from_pretrained(
         if source.has_tokenizer:
             loaded = tokenizer.from_metadata(source.metadata, source.name)
         return Model(decoder, loaded, source.metadata)
-
-
-def checkpoint_name(name: str) -> str:
-    """GGUF's name of a tensor -> the checkpoint's: "output_norm.weight" -> "model.norm.weight"."""
-    *layer, part, kind = name.split(".")
-    if not layer:
-        return f"{_NAMES[part]}.{kind}"
-    return f"model.layers.{layer[1]}.{_LAYER_NAMES[part]}.{kind}"
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -12,17 +12,11 @@ import numpy as np
 from jax_q4k import CheckpointError, GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
+from ..architecture import Architecture, CheckpointClass
+from ..architectures import ARCHITECTURES
 from ..config import MIN_ROPE_DIVISOR, Config
 from ..json_fields import JSONFields
 from ..rope import frequencies
-
-#: `architectures` -> GGUF's architecture.
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
 
 #: GGUF's key -> that of config.json, how it is read, its default (REQUIRED: none).
 _KEYS: dict[str, tuple[str, Callable[..., Any], Any]] = {
@@ -41,9 +35,10 @@ _KEYS: dict[str, tuple[str, Callable[..., Any], Any]] = {
 _REFUSED: dict[str, Any] = {
     "quantization_config": None,
     "auto_map": None,  # the model's own code
-    "hidden_act": "silu",
     "partial_rotary_factor": 1.0,
 }
+#: Of Architecture -> of hidden_act.
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -61,71 +56,82 @@ class Description:
 
 def describe(fields: JSONFields) -> Description:
     """The decoder of a config.json. Raises CheckpointError naming the key at fault."""
-    name = _architecture(fields)
-    for key, neutral in _REFUSED.items():
+    architecture, checkpoint = _architecture(fields)
+    activation = _ACTIVATIONS[architecture.activation]
+    refused = {**_REFUSED, "hidden_act": activation, "hidden_activation": activation}
+    for key, neutral in refused.items():
         value = fields.values.get(key)
         if value is not None and value != neutral:
             found = value.get("quant_method", "an object") if isinstance(value, dict) else value
             fields.fail(key, f"is {found!r:.100}, which is not supported")
-    architecture = ARCHITECTURES[name]
     values: dict[str, Any] = {}
     for key, (json_key, read, default) in _KEYS.items():
         value = read(fields, json_key, default)
         if value is not None:
             values[key] = value
-    if name != "LlamaForCausalLM":  # whose early files leave it out where it equals the heads
-        fields.integer("num_key_value_heads")
-    if name == "Qwen3ForCausalLM":  # where it defaults to 128
-        fields.integer("head_dim")
-    window = _window(fields, name)
+    for key in checkpoint.required:
+        fields.integer(key)
+    values |= {key: fields.number(json_key) for key, json_key in checkpoint.keys.items()}
+    window = _window(fields, architecture, checkpoint)
     if window is not None:
         values["attention.sliding_window"] = window
     rope = _Rope(fields)
     values |= rope.values
-    metadata = {"general.architecture": architecture} | {
-        f"{architecture}.{key}": v for key, v in values.items()
+    prefix = f"{architecture.name}."
+    metadata = {"general.architecture": architecture.name} | {
+        prefix + key: value for key, value in values.items()
     }
     try:
         config = Config.from_metadata(metadata, fields.file)
     except GGUFError as error:
-        key = error.field.removeprefix(f"{architecture}.")
+        key = error.field.removeprefix(prefix)
         others = {"rope.freq_base": "rope_theta", "attention.sliding_window": "sliding_window"}
+        others |= checkpoint.keys
         json_key = _KEYS[key][0] if key in _KEYS else others.get(key, key)
         raise CheckpointError(fields.file, json_key, error.problem) from None
     return Description(
         config=config,
         metadata=config.to_metadata() | metadata,
-        attention_bias=name in ("LlamaForCausalLM", "Qwen3ForCausalLM")
-        and fields.boolean("attention_bias", False),
-        mlp_bias=name == "LlamaForCausalLM" and fields.boolean("mlp_bias", False),
+        attention_bias=_asks_for(fields, "attention_bias", checkpoint),
+        mlp_bias=_asks_for(fields, "mlp_bias", checkpoint),
         tied=fields.boolean("tie_word_embeddings", False),
         rope_divisors=rope.divisors(config),
     )
 
 
-def _architecture(fields: JSONFields) -> str:
+def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
+    known = {
+        checkpoint.name: (architecture, checkpoint)
+        for architecture in ARCHITECTURES.values()
+        for checkpoint in architecture.checkpoints
+    }
     names = fields.array("architectures")
-    if len(names) != 1 or not isinstance(names[0], str) or names[0] not in ARCHITECTURES:
-        fields.fail(
-            "architectures",
-            f"{names!r:.200} is not supported; supported are {', '.join(ARCHITECTURES)}",
-        )
-    return names[0]
+    if len(names) != 1 or not isinstance(names[0], str) or names[0] not in known:
+        supported = ", ".join(known)
+        fields.fail("architectures", f"{names!r:.200} is not supported; supported are {supported}")
+    return known[names[0]]
 
 
-def _window(fields: JSONFields, name: str) -> int | None:
+def _asks_for(fields: JSONFields, bias: str, checkpoint: CheckpointClass) -> bool:
+    return bias in checkpoint.biases and fields.boolean(bias, False)
+
+
+def _window(
+    fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
+) -> int | None:
     """Tokens that the layers with a sliding window attend to."""
-    for kind in fields.array("layer_types", []):
+    for i, kind in enumerate(fields.array("layer_types", [])):
         if kind not in _LAYER_TYPES:
-            fields.fail(
-                "layer_types",
-                f"{kind!r:.100} is not supported; supported are {', '.join(_LAYER_TYPES)}",
-            )
-    if name == "LlamaForCausalLM" or (
-        name != "MistralForCausalLM" and not fields.boolean("use_sliding_window", False)
-    ):
-        return None
-    return fields.integer("sliding_window", None)
+            supported = ", ".join(_LAYER_TYPES)
+            problem = f"{kind!r:.100} is not supported; supported are {supported}"
+            fields.fail("layer_types", problem)
+        if architecture.windowed is not None and kind != _LAYER_TYPES[architecture.windowed(i)]:
+            expected = _LAYER_TYPES[architecture.windowed(i)]
+            fields.fail("layer_types", f"says {kind} of layer {i}, expected {expected}")
+    counts = checkpoint.window
+    if isinstance(counts, str):
+        counts = fields.boolean(counts, False)
+    return fields.integer("sliding_window", None) if counts else None
 
 
 class _Rope:
@@ -182,7 +188,7 @@ class _Rope:
                 "original_max_position_embeddings", f"must be from 1 to {1 << 28}, not {original}"
             )
         # original_max_position_embeddings / wavelength
-        periods = original * frequencies(config).astype(np.float64) / (2 * math.pi)
+        periods = original * frequencies(config.ropes[0]).astype(np.float64) / (2 * math.pi)
         # The part of a frequency that is not stretched.
         kept = np.clip((periods - low) / (high - low), 0.0, 1.0)
         return (1 / ((1 - kept) / factor + kept)).astype(np.float32)

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 
 import jax_q4k as jq
 from jax_q4k.models.config import Config
-from jax_q4k.models.files.checkpoint import checkpoint_name
+from jax_q4k.models.tensors import expected_tensors
 
 from .golden import path
 
@@ -66,7 +66,9 @@ def weights(name: str) -> tuple[dict[str, np.ndarray], Config, np.ndarray | None
                 arrays[name] = halves(
                     rows, config.num_heads if ".attn_q." in name else config.num_kv_heads
                 )
-    return {checkpoint_name(name): rows for name, rows in arrays.items()}, config, divisors
+    expected = expected_tensors(config)
+    stored = {expected[name].checkpoint: rows for name, rows in arrays.items()}
+    return stored, config, divisors
 
 
 def write(

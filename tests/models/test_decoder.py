@@ -182,7 +182,7 @@ def test_rope_rotates_pairs_by_position_times_frequency(interleaved):
         "llama", 8, 64, 128, 128, 1, 2, 2, 64, 1e-5, rope_theta=100.0, rope_dim=32, rope_factor=2.0
     )
     divisors = np.linspace(1, 4, 16).astype(np.float32)
-    frequencies = rope.frequencies(config, divisors)
+    frequencies = rope.frequencies(config.ropes[0], divisors)
     x = rng.standard_normal((1, 3, 2, 64)).astype(np.float32)
     positions = jnp.array([[0, 1, 40]])
     got = jq.rotate(x, *rope.angles(positions, jnp.asarray(frequencies)), interleaved=interleaved)

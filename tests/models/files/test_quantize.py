@@ -108,7 +108,7 @@ def odd():
     rng = np.random.default_rng(1)
     tensors = {
         name: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
-        for name, (shape, required) in expected_tensors(config).items()
+        for name, (shape, required, *_) in expected_tensors(config).items()
         if required
     }
     return models.Model(build_decoder(config, tensors))
@@ -280,7 +280,7 @@ def test_damaged_files_leave_nothing(damage, message, tmp_path):
 def write_zeros(file, config):
     """A float16 model of zeros, as a sparse file; its tensor data in bytes."""
     tensors, size = [], 0
-    for name, (shape, required) in expected_tensors(config).items():
+    for name, (shape, required, *_) in expected_tensors(config).items():
         if required:
             kind = Tensor.F32 if len(shape) == 1 else Tensor.F16
             tensors.append(tensor(name, list(reversed(shape)), kind, size))

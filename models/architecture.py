@@ -1,0 +1,60 @@
+"""Architectures as data: all that a file's `general.architecture` implies beyond its dimensions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointClass:
+    """A class of the transformers library, as `architectures` in config.json names it.
+
+    Attributes:
+      required: keys of config.json that other classes may leave out.
+      biases: keys of config.json that may ask for biases: attention_bias, mlp_bias.
+      window: whether sliding_window counts; or the boolean key that says so.
+      keys: further metadata: GGUF's key -> that of config.json, a number.
+    """
+
+    name: str
+    required: tuple[str, ...] = ("num_key_value_heads",)
+    biases: tuple[str, ...] = ()
+    window: bool | str = False
+    keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+    """A decoder's kind; `Config` has its dimensions.
+
+    Attributes:
+      name: `general.architecture` in GGUF files.
+      checkpoints: the classes of checkpoints that become it.
+      interleaved_rope: rope rotates dimensions (2i, 2i + 1) instead of (i, i + rope_dim / 2).
+      qkv_bias: projections to queries, keys and values have biases.
+      qk_norm: queries and keys are normalized per head before they are rotated.
+      post_norms: what a sublayer adds is normalized, too.
+      activation: of the gate: "silu", or "gelu", the approximation by tanh.
+      windowed: layer -> whether `attention.sliding_window` bounds what it attends to; None: no
+        layer, and such a key bounds the context length.
+      local_rope_theta: base of the rotation in windowed layers, which no factor stretches, where
+        `rope.freq_base_swa` names no other; None: that of all layers.
+      embedding_scale: config -> what embeddings are multiplied by; None: nothing.
+      attention_scale: config -> what scores are multiplied by; None: head_dim ** -0.5.
+      norm_offset: norms of checkpoints are the weights minus it.
+    """
+
+    name: str
+    checkpoints: tuple[CheckpointClass, ...] = ()
+    interleaved_rope: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    post_norms: bool = False
+    activation: str = "silu"
+    windowed: Callable[[int], bool] | None = None
+    local_rope_theta: float | None = None
+    embedding_scale: Callable[[Any], float] | None = None
+    attention_scale: Callable[[Any], float] | None = None
+    norm_offset: float = 0.0

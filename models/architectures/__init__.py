@@ -1,0 +1,18 @@
+"""The architectures that run: every file beside this one defines an ARCHITECTURE."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from ..architecture import Architecture
+
+_modules = (
+    importlib.import_module(f"{__name__}.{module.name}")
+    for module in pkgutil.iter_modules(__path__)
+)
+
+#: `general.architecture` -> what it implies.
+ARCHITECTURES: dict[str, Architecture] = {
+    module.ARCHITECTURE.name: module.ARCHITECTURE for module in _modules
+}

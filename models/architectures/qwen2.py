@@ -1,0 +1,11 @@
+"""Qwen 2 and 2.5."""
+
+from __future__ import annotations
+
+from ..architecture import Architecture, CheckpointClass
+
+ARCHITECTURE = Architecture(
+    "qwen2",
+    checkpoints=(CheckpointClass("Qwen2ForCausalLM", window="use_sliding_window"),),
+    qkv_bias=True,
+)
