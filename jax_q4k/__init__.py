@@ -21,14 +21,13 @@ from .implementation import (
 )
 from .ops.append_kv import append_kv
 from .ops.attention import attention
+from .ops.backends import default_implementation
 from .ops.causal_attention import causal_attention
 from .ops.checks import HEAD_DIMS, PAGE_DTYPES, page_dtype
 from .ops.dequantize import dequantize
 from .ops.embedding import embedding
-from .ops.fused_matmul import qkv_matmul, rms_norm_matmul
-from .ops.gated_matmul import gated_matmul, mlp
-from .ops.matmul import matmul
-from .ops.op import default_implementation
+from .ops.linear import gated_matmul, linear, matmul, qkv_matmul, rms_norm_matmul
+from .ops.mlp import mlp
 from .ops.paged_attention import paged_attention
 from .ops.paged_attention_matmul import paged_attention_matmul
 from .ops.quantize_q8_1 import quantize_q8_1
@@ -66,6 +65,7 @@ __all__ = [
     "gated_matmul",
     "gguf",
     "implementation",
+    "linear",
     "matmul",
     "mlp",
     "native",

@@ -21,9 +21,10 @@ from ptx_kernels.devices import DEVICES, Device, find_device
 from ptx_kernels.ptx import Kernel
 
 from . import native
+from .arrays import QuantizedArray
 from .custom_call import simulate_p
-from .implementation import IMPLEMENTATIONS
-from .ops.op import OPS, Op, default_implementation
+from .ops.backends import BACKENDS, decide
+from .ops.op import OPS, Op
 from .ops.op import device as device_here
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ _LAYOUT_ONLY = (
     "jit",
     "optimization_barrier",
 )
-_PLATFORMS = {"ptx": ("cuda",), "native": ("cpu",), "sim": ("cpu",), "xla": ("cpu", "cuda")}
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Call:
 
     Attributes:
       name: of the primitive.
-      count: how often the program has it, a scan's turns multiplied; in a `while` loop, per turn.
-      operands, results: as `f32[1,4096]`.
+      count: how often the program has it, a scan's iterations multiplied; of a `while` loop, one.
+      operands, results: as `f32[1,4096]`; packed ones as `Q4_K[4096,4096]`.
       params: the primitive's parameters.
       implementation: what runs; `why` says who chose it.
       runnable: whether the platform has it; if not, lowering raises UnavailableError.
@@ -77,12 +77,7 @@ class Call:
     otherwise: tuple[str, ...]
 
     def __str__(self) -> str:
-        plain = {
-            name: value
-            for name, value in self.params.items()
-            if not isinstance(value, jax.tree_util.PyTreeDef)
-        }
-        params = ", ".join(f"{name}={value}" for name, value in plain.items())
+        params = ", ".join(f"{name}={value}" for name, value in self.params.items())
         lines = [
             f"{self.name} x{self.count}: {', '.join(self.operands)} -> {', '.join(self.results)}",
             f"  {params}" if params else "",
@@ -197,21 +192,13 @@ def _is_arrays(value: Any) -> bool:
 def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     op: Op = OPS[equation.primitive]
     params = dict(equation.params)
-    asked = params.pop("implementation")
+    tree, asked = params.pop("tree"), params.pop("implementation")
     platform = "cuda" if gpu else "cpu"
-    implementation = asked or default_implementation(platform)
-    runnable = platform in _PLATFORMS[implementation]
-    why = "asked for by name" if asked else f"the default on {platform}"
-    if not runnable:
-        why += f", but it runs on {_PLATFORMS[implementation][0]} only: lowering raises UnavailableError"
-    elif implementation == "native" and not native.available():
-        runnable, why = False, f"{why}, but {native.problem()}"
-    elif not asked and implementation == "xla" and not gpu and op.has_native:
-        why += f", as {native.problem()}"
-    function = {"xla": op.reference, "native": op.native}.get(implementation, op.composition)
-    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+    decision = decide(op, asked, platform)
+    avals = [v.aval for v in equation.invars]
+    shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
     with choices.recorded() as made:
-        inner = jax.make_jaxpr(lambda *arrays: function(*arrays, **params))(*shapes)
+        inner = jax.make_jaxpr(op.inspected(decision.implementation, tree, params))(*shapes)
     kernels, handlers, xla = [], [], Counter[str]()
     for part, times in _equations(inner.jaxpr):
         if part.primitive is simulate_p:
@@ -223,19 +210,19 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     return Call(
         name=op.name,
         count=count,
-        operands=tuple(v.aval.str_short(short_dtypes=True) for v in equation.invars),
+        operands=tuple(_operands(jax.tree.unflatten(tree, avals))),
         results=tuple(v.aval.str_short(short_dtypes=True) for v in equation.outvars),
         params=params,
-        implementation=implementation,
-        why=why,
-        runnable=runnable,
+        implementation=decision.implementation,
+        why=decision.why + (f", but {decision.problem}" if decision.problem else ""),
+        runnable=decision.error is None,
         kernels=tuple(kernels),
         handlers=tuple(handlers),
         figures=_figures(kernels, model) if model else (),
         chosen=tuple(dict.fromkeys(made)) if kernels else (),
         xla=dict(xla),
         otherwise=tuple(
-            _otherwise(name, platform) for name in IMPLEMENTATIONS if name != implementation
+            _otherwise(name, platform) for name in BACKENDS if name != decision.implementation
         ),
     )
 
@@ -248,12 +235,22 @@ def _figures(kernels: list[Kernel], model: Device) -> tuple[Figures, ...]:
     return tuple(figures(kernel, model.arch, device=model) for kernel in kernels)
 
 
+def _operands(operands: Any) -> Iterator[str]:
+    """Arrays as `f32[1,4096]`, packed ones as `Q4_K[4096,4096]`."""
+    for operand in jax.tree.leaves(operands, is_leaf=_is_packed):
+        if _is_packed(operand):
+            yield f"{operand.format}[{','.join(map(str, operand.shape))}]"
+        else:
+            yield operand.str_short(short_dtypes=True)
+
+
+def _is_packed(operand: Any) -> bool:
+    return isinstance(operand, QuantizedArray)
+
+
 def _otherwise(implementation: str, platform: str) -> str:
-    needed = (
-        ""
-        if platform in _PLATFORMS[implementation]
-        else f" and a {_PLATFORMS[implementation][0]} device"
-    )
+    where = BACKENDS[implementation].platforms
+    needed = "" if platform in where else f" and a {where[0]} device"
     if implementation == "native" and not native.available():
         needed += f", and its library: {native.problem()}"
     return f"{implementation}: needs jax_q4k.implementation({implementation!r}){needed}"
@@ -280,9 +277,9 @@ def _equations(jaxpr: Any, times: int = 1) -> Iterator[tuple[Any, int]]:
     """Every equation and how often it runs, those inside others' parameters included."""
     for equation in jaxpr.eqns:
         yield equation, times
-        turns = equation.params["length"] if equation.primitive.name == "scan" else 1
+        runs = equation.params["length"] if equation.primitive.name == "scan" else 1
         for value in equation.params.values():
             for inner in value if isinstance(value, (tuple, list)) else (value,):
                 inner = getattr(inner, "jaxpr", inner)  # a closed one holds it
                 if hasattr(inner, "eqns"):
-                    yield from _equations(inner, times * turns)
+                    yield from _equations(inner, times * runs)

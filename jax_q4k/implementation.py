@@ -1,5 +1,5 @@
-"""Which implementation of an operation runs: PTX kernels, plain JAX, the CPU's own kernels, or PTX
-simulated.
+"""The implementation that was selected for operations: PTX kernels, plain JAX, the CPU's own
+kernels, or PTX simulated.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Activations = Literal["f32", "q8_1"]
 IMPLEMENTATIONS: tuple[str, ...] = get_args(Implementation)
 ACTIVATIONS: tuple[str, ...] = get_args(Activations)
 
-#: What can be fewer kernels than its steps; `matmul`: with its bias and residual.
+#: Operations that can be fewer kernels than their steps; `matmul`: with its bias and residual.
 FUSIONS: tuple[str, ...] = (
     "matmul",
     "rms_norm_matmul",
@@ -30,7 +30,7 @@ FUSIONS: tuple[str, ...] = (
 
 
 class Selection(NamedTuple):
-    """What `implementation(...)` asked for; None leaves it to the platform's default."""
+    """The arguments of an `implementation(...)`; None leaves it to the platform's default."""
 
     implementation: Implementation | None = None
     activations: Activations | None = None
@@ -92,7 +92,8 @@ def implementation(
 ) -> Iterator[None]:
     """Selects the implementation of every jax_q4k operation traced inside the block.
 
-    A block inside another starts from the defaults: it inherits nothing.
+    A block inside another starts from the defaults: it inherits nothing. As a decorator it selects
+    for a function: `jq.implementation("sim")(jq.matmul)(x, w)`.
 
     Args:
       name: `ptx` (PTX kernels; CUDA only), `native` (C++ kernels; CPU only), `xla` (plain JAX, any
@@ -117,6 +118,13 @@ def implementation(
 def selected(selection: Selection) -> AbstractContextManager[None]:
     """A block that traces under `selection`: one that `current_selection` gave elsewhere."""
     return _selection(selection)
+
+
+def activations_of(asked: str | None) -> str | None:
+    """A call's `activations`: those that it asks for, or else the selected ones; ValueError for an
+    unknown name.
+    """
+    return check_selection(None, asked).activations or current_selection().activations
 
 
 def current_selection() -> Selection:

@@ -25,6 +25,9 @@ ROWS_TO_FILL = 8
 #: shared memory.
 INLINE_VALUES = 16384
 
+#: Bytes of f32 activations that every block may normalize for itself in its shared memory.
+STAGED_BYTES = 64 << 10
+
 
 @Tabled
 def matvec(
@@ -98,6 +101,39 @@ def fused_matvec(
         unroll=2 if m == 1 and columns * lanes >= 2 * 256 * 32 else 1,
         resident_blocks=resident,
         persistent=even_blocks(rows, warps * per_warp, resident, multiprocessors) if inline else 0,
+    )
+
+
+@Rule
+def float_matvec(
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+    norm: bool = False,
+    *,
+    multiprocessors: int = REFERENCE.multiprocessors,
+) -> MatvecConfig:
+    """Config of a mat-vec of activations as they are, with a prologue or an epilogue or without.
+
+    Floats are multiplied after packed weights became floats, so the instructions are the limit:
+    rows that a warp computes together share the loads of activations. A norm needs whole rows in
+    shared memory, where they fit; a kernel of its own makes it elsewhere.
+    """
+    staged = norm and 4 * m * columns <= STAGED_BYTES
+    filled = sum(rows) >= 2 * ROWS_TO_FILL * multiprocessors
+    warps, per_warp = 8 if staged else 4, min(4 if filled and m <= 4 else 2 if filled else 1, *rows)
+    return MatvecConfig(
+        activations="f32",
+        stage="whole" if staged else "none",
+        warps=warps,
+        rows_per_warp=per_warp,
+        lanes=8,
+        unroll=1,
+        resident_blocks=16 // warps,
+        persistent=even_blocks(rows, warps * per_warp, 16 // warps, multiprocessors)
+        if staged
+        else 0,
     )
 
 

@@ -20,7 +20,7 @@ from . import build
 
 #: Name of each handler, without the prefix of its symbol and XLA target.
 HANDLERS = (
-    "products",
+    "linear",
     "mlp",
     "embedding",
     "paged_attention",

@@ -22,7 +22,7 @@ MAX_HEAD_DIM = 256  # of attention; a multiple of 16
 FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
-def products(
+def linear(
     x: jax.Array,
     weights: Sequence[QuantizedArray | jax.Array],
     *,
@@ -44,7 +44,7 @@ def products(
     m = x.shape[0]
     rows = [w.shape[0] for w in (weights[:1] if activation else weights)]
     return call(
-        "products",
+        "linear",
         [jax.ShapeDtypeStruct((m, n), jnp.float32) for n in rows],
         x,
         *([] if norm_weight is None else [norm_weight]),
@@ -73,7 +73,7 @@ def mlp(
     eps: float = 0.0,
     residual: jax.Array | None = None,
 ) -> jax.Array:
-    """[residual +] the product with `down` of what `products` gives for gate and up, some rows of x
+    """[residual +] the product with `down` of what `linear` gives for gate and up, some rows of x
     after the others.
 
     x float32 (m, k); gate and up (inner, k), down (n, inner), packed; residual and the result

@@ -26,7 +26,6 @@ def append_kv(
     *,
     k_scales: Any = None,
     v_scales: Any = None,
-    implementation: str | None = None,
 ) -> tuple[jax.Array, ...]:
     """Writes k[t] and v[t] at slot slot_mapping[t] of the pages, rounded to the pages' dtype.
 
@@ -43,8 +42,6 @@ def append_kv(
       slot_mapping: (tokens,) integers.
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's
         scale is its largest magnitude / 127, its int8 the values over that, rounded.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected.
 
     Returns:
       The updated (k_pages, v_pages), of int8 pages (k_pages, v_pages, k_scales, v_scales).
@@ -60,7 +57,8 @@ def append_kv(
     if slot_mapping.shape[0] == 0:
         return pages
     check_slots(slot_mapping, pages[0])
-    return tuple(_op.bind(*pages, k, v, slot_mapping, implementation=implementation))
+    updated: tuple[jax.Array, ...] = _op.bind(pages, k, v, slot_mapping)
+    return updated
 
 
 def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
@@ -77,21 +75,22 @@ def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
         )
 
 
-def reference(*arrays: jax.Array) -> list[jax.Array]:
+def reference(
+    pages: tuple[jax.Array, ...], k: jax.Array, v: jax.Array, slot_mapping: jax.Array
+) -> tuple[jax.Array, ...]:
     """`append_kv` in plain JAX."""
-    *pages, k, v, slot_mapping = arrays
     num_pages, _, page_size, _ = pages[0].shape
     valid = (slot_mapping >= 0) & (slot_mapping < num_pages * page_size)
     page = jnp.where(valid, slot_mapping // page_size, num_pages)  # a page beyond the last: dropped
     offset = slot_mapping % page_size
-    return [
+    return tuple(
         old.at[page, :, offset].set(new, mode="drop")
         for old, new in zip(pages, as_stored(k, v, pages[0].dtype), strict=True)
-    ]
+    )
 
 
 def as_stored(k: jax.Array, v: jax.Array, dtype: Any) -> list[jax.Array]:
-    """What pages of that dtype hold of float32 k and v: both rounded and, for int8, the scales
+    """float32 k and v as pages of that dtype hold them: rounded, and of int8 also the scales
     (without head_dim).
     """
     if dtype == jnp.float8_e4m3fn:
@@ -103,30 +102,29 @@ def as_stored(k: jax.Array, v: jax.Array, dtype: Any) -> list[jax.Array]:
     return [*rows, *scales]
 
 
-def kernels(launch: KernelCall, *arrays: jax.Array) -> list[jax.Array]:
-    """`append_kv` by PTX kernels."""
-    k_pages, k = arrays[0], arrays[-3]
-    num_pages, num_kv_heads, page_size, head_dim = k_pages.shape
+def ptx(
+    launch: KernelCall,
+    pages: tuple[jax.Array, ...],
+    k: jax.Array,
+    v: jax.Array,
+    slot_mapping: jax.Array,
+) -> list[jax.Array]:
+    """`append_kv` by a PTX kernel."""
+    num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
     kernel = append_kernel(
         tokens=k.shape[0],
         num_pages=num_pages,
         num_kv_heads=num_kv_heads,
         page_size=page_size,
         head_dim=head_dim,
-        dtype=ptx_name(k_pages.dtype),
+        dtype=ptx_name(pages[0].dtype),
     )
-    return launch(kernel, *arrays)
+    return launch(kernel, *pages, k, v, slot_mapping)
 
 
-def native(*arrays: jax.Array) -> list[jax.Array]:
+def native(pages: tuple[jax.Array, ...], *new: jax.Array) -> list[jax.Array]:
     """`append_kv` by the CPU's kernels, in place."""
-    return calls.rope_append(arrays[:-3], arrays[-3:], rope=False)
+    return calls.rope_append(pages, new, rope=False)
 
 
-def _abstract_eval(*arrays: Any) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(p.shape, p.dtype) for p in arrays[:-3]]
-
-
-_op = Op(
-    "append_kv", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native
-)
+_op = Op("append_kv", reference, ptx=ptx, native=native)

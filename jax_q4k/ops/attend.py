@@ -19,7 +19,7 @@ from .op import KernelCall, Op
 
 
 class Operands(NamedTuple):
-    """The primitive's operands in order; those that are None are left out.
+    """The primitive's operands.
 
     `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables (batch,
     num_kv_heads, capacity, head_dim); int8 ones have scales of the first three axes.
@@ -34,23 +34,19 @@ class Operands(NamedTuple):
     context_lens: jax.Array
     sinks: jax.Array | None
 
-    def given(self) -> list[jax.Array]:
-        return [array for array in self if array is not None]
+    @property
+    def contiguous(self) -> bool:
+        return self.block_tables is None
 
-    @classmethod
-    def restore(cls, arrays: tuple[jax.Array, ...], *, contiguous: bool, sinks: bool) -> Operands:
-        scaled = arrays[1].dtype == jnp.int8
-        given = (True, True, True, scaled, scaled, not contiguous, True, sinks)
-        left = iter(arrays)
-        return cls(*(next(left) if there else None for there in given))  # type: ignore[arg-type]
+    def given(self) -> list[jax.Array]:
+        """The arrays in the order in which kernels and handlers take them."""
+        return [array for array in self if array is not None]
 
 
 def checked(
     operands: Operands, *, scale: float | None, window: int | None, soft_cap: float | None
 ) -> tuple[Operands, dict[str, Any]]:
-    """What all attention checks once its arrays and window are: operands and parameters of the
-    primitive.
-    """
+    """The primitive's operands and parameters, checked beyond what arrays and windows alone say."""
     num_kv_heads = operands.k.shape[1]
     _, num_heads, head_dim = operands.q.shape
     if num_heads % num_kv_heads:
@@ -63,29 +59,22 @@ def checked(
         "scale": head_dim**-0.5 if scale is None else checks.positive("scale", scale),
         "window": window,
         "soft_cap": None if soft_cap is None else checks.positive("soft_cap", soft_cap),
-        "contiguous": operands.block_tables is None,
-        "sinks": operands.sinks is not None,
     }
 
 
-def attend(operands: Operands, params: dict[str, Any], implementation: str | None) -> jax.Array:
-    """Binds the primitive to what `checked` gives; (batch, num_heads, head_dim)."""
+def attend(operands: Operands, params: dict[str, Any]) -> jax.Array:
+    """The attention of what `checked` gives; (batch, num_heads, head_dim)."""
     if operands.q.shape[0] == 0:
         return jnp.zeros(operands.q.shape, jnp.float32)
-    (out,) = _op.bind(*operands.given(), **params, implementation=implementation)
+    out: jax.Array = _op.bind(*operands, **params)
     return out
 
 
 def reference(
-    *arrays: jax.Array,
-    scale: float,
-    window: int | None,
-    soft_cap: float | None,
-    contiguous: bool,
-    sinks: bool,
-) -> list[jax.Array]:
+    *operands: jax.Array | None, scale: float, window: int | None, soft_cap: float | None
+) -> jax.Array:
     """The primitive in plain JAX."""
-    given = Operands.restore(arrays, contiguous=contiguous, sinks=sinks)
+    given = Operands(*operands)  # type: ignore[arg-type]
     keys, values, known = _tokens(given)
     batch, num_kv_heads, capacity, head_dim = keys.shape
     lengths = jnp.clip(given.context_lens, 0, capacity)[:, None]
@@ -112,7 +101,7 @@ def reference(
         total += jnp.exp(logits - top)
     out = jnp.einsum("bhgt,bhtd->bhgd", weights, values, precision=highest)
     out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out / total, 0.0)
-    return [out.reshape(given.q.shape)]
+    return out.reshape(given.q.shape)
 
 
 def _tokens(given: Operands) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -132,22 +121,25 @@ def _tokens(given: Operands) -> tuple[jax.Array, jax.Array, jax.Array]:
     return keys, values, jnp.repeat(known, page_size, axis=1)
 
 
-def kernels(
+def ptx(launch: KernelCall, *operands: jax.Array | None, **params: Any) -> jax.Array:
+    """The primitive by PTX kernels."""
+    return launches(launch, Operands(*operands), **params)[0]  # type: ignore[arg-type]
+
+
+def launches(
     launch: KernelCall,
-    *arrays: jax.Array,
+    given: Operands,
+    *,
     scale: float,
     window: int | None,
     soft_cap: float | None,
-    contiguous: bool,
-    sinks: bool,
     output: str = "f32",
 ) -> list[jax.Array]:
-    """The primitive by PTX kernels: one, or two where the contexts are split.
+    """The primitive by one kernel, or two where the contexts are split.
 
-    output: `q8_1`, where head_dim is a multiple of 32: what `quantize_q8_1` makes of (batch,
-    num_heads * head_dim).
+    output: `q8_1`, where head_dim is a multiple of 32: `quantize_q8_1` of (batch, num_heads *
+    head_dim).
     """
-    given = Operands.restore(arrays, contiguous=contiguous, sinks=sinks)
     batch, num_heads, head_dim = given.q.shape
     num_pages, num_kv_heads, page_size, _ = given.k.shape
     per_sequence = 1 if given.block_tables is None else given.block_tables.shape[1]
@@ -164,14 +156,14 @@ def kernels(
         pages_per_sequence=per_sequence,
         scale=scale,
         dtype=dtype,
-        contiguous=contiguous,
+        contiguous=given.contiguous,
         window=window,
         soft_cap=soft_cap,
-        sinks=sinks,
+        sinks=given.sinks is not None,
         output=output if config.splits == 1 else "f32",
         config=config,
     )
-    results = launch(kernel, *arrays)
+    results = launch(kernel, *given.given())
     if config.splits == 1:
         return results
     merge = merge_attention(
@@ -185,19 +177,11 @@ def kernels(
     return launch(merge, *results)
 
 
-def native(*arrays: jax.Array, **params: Any) -> list[jax.Array]:
+def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
     """The primitive by the CPU's kernels."""
-    return [calls.paged_attention(arrays, **params)]
+    given = Operands(*operands)  # type: ignore[arg-type]
+    options = {"contiguous": given.contiguous, "sinks": given.sinks is not None}
+    return calls.paged_attention(given.given(), **options, **params)
 
 
-def _abstract_eval(q: Any, *_: Any, **__: Any) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(q.shape, jnp.float32)]
-
-
-_op = Op(
-    "paged_attention",
-    abstract_eval=_abstract_eval,
-    reference=reference,
-    kernels=kernels,
-    native=native,
-)
+_op = Op("paged_attention", reference, ptx=ptx, native=native)

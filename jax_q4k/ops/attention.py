@@ -23,7 +23,6 @@ def attention(
     sinks: Any = None,
     k_scales: Any = None,
     v_scales: Any = None,
-    implementation: str | None = None,
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first lengths[b] tokens of every sequence, in float32.
 
@@ -35,7 +34,7 @@ def attention(
       k, v: (batch, num_kv_heads, capacity, head_dim); dtypes and head_dim as `paged_attention` has
         them.
       lengths: (batch,) integers; a length beyond the capacity counts as the capacity.
-      scale, window, soft_cap, sinks, implementation: see `paged_attention`.
+      scale, window, soft_cap, sinks: see `paged_attention`.
       k_scales, v_scales: of int8 k and v, (batch, num_kv_heads, capacity) float32.
 
     Returns:
@@ -56,4 +55,4 @@ def attention(
         if concrete.min() < 0 or concrete.max() > capacity:
             raise ValueError(f"lengths={concrete.tolist()} must be 0 to capacity={capacity}")
     operands = Operands(q, k, v, k_scales, v_scales, None, lengths, sinks)
-    return attend(*checked(operands, scale=scale, window=window, soft_cap=soft_cap), implementation)
+    return attend(*checked(operands, scale=scale, window=window, soft_cap=soft_cap))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from ..native import calls
 from . import checks
-from .op import KernelCall, Op
+from .op import Op
 
 #: Queries scored at a time in plain JAX: the scores take batch * num_heads * QUERY_BLOCK * time
 #: floats.
@@ -24,7 +24,6 @@ def causal_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
-    implementation: str | None = None,
 ) -> jax.Array:
     """softmax(scale * q . K) V over each token's own past, in float32.
 
@@ -38,8 +37,7 @@ def causal_attention(
       lengths: (batch,) integers.
       scale: None means head_dim ** -0.5.
       window: sliding window: a token sees the last `window` tokens, itself included, or None: all.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
+      `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Returns:
       (batch, time, num_heads, head_dim); what padding gets means nothing. Differentiable.
@@ -66,7 +64,7 @@ def causal_attention(
     window = checks.window(window)
     if q.size == 0:
         return q
-    (out,) = _op.bind(q, k, v, lengths, scale=scale, window=window, implementation=implementation)
+    out: jax.Array = _op.bind(q, k, v, lengths, scale=scale, window=window)
     return out
 
 
@@ -78,7 +76,7 @@ def reference(
     *,
     scale: float,
     window: int | None,
-) -> list[jax.Array]:
+) -> jax.Array:
     """`causal_attention` in plain JAX."""
     batch, time, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[2]
@@ -99,37 +97,21 @@ def reference(
         )
 
     if time <= QUERY_BLOCK:
-        return [block(q, positions).reshape(batch, time, num_heads, head_dim)]
+        return block(q, positions).reshape(batch, time, num_heads, head_dim)
     padded = -(-time // QUERY_BLOCK) * QUERY_BLOCK
     q = jnp.pad(q, ((0, 0), (0, padded - time), (0, 0), (0, 0), (0, 0)))
     q = jnp.moveaxis(q.reshape(batch, -1, QUERY_BLOCK, *q.shape[2:]), 1, 0)
     out = jax.lax.map(lambda args: block(*args), (q, jnp.arange(padded).reshape(-1, QUERY_BLOCK)))
-    return [jnp.moveaxis(out, 0, 1).reshape(batch, padded, num_heads, head_dim)[:, :time]]
+    return jnp.moveaxis(out, 0, 1).reshape(batch, padded, num_heads, head_dim)[:, :time]
 
 
-def kernels(launch: KernelCall, *arrays: jax.Array, **params: Any) -> list[jax.Array]:
-    """XLA's matrix products serve prompts."""
-    return reference(*arrays, **params)
-
-
-def native(q: jax.Array, *others: jax.Array, **params: Any) -> list[jax.Array]:
+def native(q: jax.Array, *others: jax.Array, **params: Any) -> jax.Array:
     """`causal_attention` by the CPU's kernels, where there is one for head_dim, and in plain JAX
     elsewhere.
     """
     if q.shape[-1] % 16 or q.shape[-1] > calls.MAX_HEAD_DIM:
         return reference(q, *others, **params)
-    return [calls.causal_attention(q, *others, **params)]
+    return calls.causal_attention(q, *others, **params)
 
 
-def _abstract_eval(q: Any, *_: Any, **__: Any) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(q.shape, jnp.float32)]
-
-
-_op = Op(
-    "causal_attention",
-    abstract_eval=_abstract_eval,
-    reference=reference,
-    kernels=kernels,
-    native=native,
-)
-_op.define_derivative_of(lambda *arrays, implementation, **params: reference(*arrays, **params))
+_op = Op("causal_attention", reference, native=native, derivative="reference")

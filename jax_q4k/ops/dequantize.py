@@ -10,20 +10,19 @@ import jax.numpy as jnp
 from ptx_kernels import formats
 from ptx_kernels.kernels.decode import decode
 
+from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
 from . import checks
 from .op import KernelCall, Op
 
 
-def dequantize(w: Any, dtype: Any = jnp.float32, *, implementation: str | None = None) -> jax.Array:
+def dequantize(w: Any, dtype: Any = jnp.float32) -> jax.Array:
     """The weights of `w` as floats: ggml's values exactly in float32, rounded to nearest in other
     dtypes.
 
     Args:
       w: QuantizedArray (n, k).
       dtype: float32, bfloat16 or float16.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected.
 
     Returns:
       (n, k) of `dtype`.
@@ -35,24 +34,21 @@ def dequantize(w: Any, dtype: Any = jnp.float32, *, implementation: str | None =
     dtype = checks.float_dtype("dtype", dtype)
     if w.shape[0] == 0:
         return jnp.zeros(w.shape, dtype)
-    (out,) = _op.bind(*w.planes, format=w.format, dtype=dtype, implementation=implementation)
+    out: jax.Array = _op.bind(w, dtype=dtype)
     return out
 
 
-def reference(*planes: jax.Array, format: str, dtype: Any) -> list[jax.Array]:
+def reference(w: QuantizedArray, *, dtype: Any) -> jax.Array:
     """`dequantize` in plain JAX."""
-    return [formats.get(format).decode(planes, jnp).astype(dtype)]
+    return formats.get(w.format).decode(w.planes, jnp).astype(dtype)
 
 
-def kernels(launch: KernelCall, *planes: jax.Array, format: str, dtype: Any) -> list[jax.Array]:
-    """`dequantize` by PTX kernels."""
-    n, blocks, _ = planes[0].shape
-    return launch(decode(format=format, n=n, blocks=blocks, dtype=ptx_name(dtype)), *planes)
+def ptx(launch: KernelCall, w: QuantizedArray, *, dtype: Any) -> jax.Array:
+    """`dequantize` by a PTX kernel."""
+    n, blocks, _ = w.planes[0].shape
+    kernel = decode(format=w.format, n=n, blocks=blocks, dtype=ptx_name(dtype))
+    (out,) = launch(kernel, *w.planes)
+    return out
 
 
-def _abstract_eval(*planes: Any, format: str, dtype: Any) -> list[jax.core.ShapedArray]:
-    n, blocks, _ = planes[0].shape
-    return [jax.core.ShapedArray((n, blocks * formats.get(format).block_size), dtype)]
-
-
-_op = Op("dequantize", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("dequantize", reference, ptx=ptx)

@@ -4,13 +4,11 @@ weights as they are.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from ..native import calls
-from .op import KernelCall, Op
+from .op import Op
 
 #: Rows of activations up to which the CPU's kernels take float32 weights. XLA's product of two
 #: float32 matrices is the faster one beyond; of 16-bit weights it would make a float32 copy, which
@@ -18,12 +16,12 @@ from .op import KernelCall, Op
 MAX_F32_ROWS = 32
 
 
-def float_matmul(x: jax.Array, w: jax.Array, *, implementation: str | None) -> jax.Array:
+def float_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     """x (m, k) times w (n, k) transposed, accumulated in float32, of x's dtype; m and n at least 1.
 
     Differentiable in both, any number of times; derivatives are plain JAX.
     """
-    (y,) = _op.bind(x, w, implementation=implementation)
+    y: jax.Array = _op.bind(x, w)
     return y
 
 
@@ -41,35 +39,23 @@ def dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Ar
     )
 
 
-def reference(x: jax.Array, w: jax.Array) -> list[jax.Array]:
+def reference(x: jax.Array, w: jax.Array) -> jax.Array:
     """`float_matmul` in plain JAX."""
-    return [dot(x, w).astype(x.dtype)]
+    return dot(x, w).astype(x.dtype)
 
 
-def kernels(launch: KernelCall, x: jax.Array, w: jax.Array) -> list[jax.Array]:
-    """XLA's matrix products serve float weights on a GPU."""
-    return reference(x, w)
-
-
-def native(x: jax.Array, w: jax.Array) -> list[jax.Array]:
+def native(x: jax.Array, w: jax.Array) -> jax.Array:
     """`float_matmul` by the CPU's kernels, where they are faster or spare a copy of the weights."""
     if w.dtype == jnp.float32 and x.shape[0] > MAX_F32_ROWS:
         return reference(x, w)
-    (y,) = calls.products(x.astype(jnp.float32), [w], quantized=False)
-    return [y.astype(x.dtype)]
-
-
-def _abstract_eval(x: Any, w: Any) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray((x.shape[0], w.shape[0]), x.dtype)]
+    (y,) = calls.linear(x.astype(jnp.float32), [w], quantized=False)
+    return y.astype(x.dtype)
 
 
 _op = Op(
     "float_matmul",
-    abstract_eval=_abstract_eval,
-    reference=reference,
-    kernels=kernels,
+    reference,
     native=native,
+    vmap=("rows", "reference"),
+    derivative="reference",
 )
-_op.define_derivative_of(lambda x, w, implementation: reference(x, w))
-_op.define_vmap_of(reference)
-_op.define_vmap_of_rows()

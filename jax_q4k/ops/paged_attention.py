@@ -24,7 +24,6 @@ def paged_attention(
     sinks: Any = None,
     k_scales: Any = None,
     v_scales: Any = None,
-    implementation: str | None = None,
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first context_lens[b] tokens of every sequence, in float32.
 
@@ -47,8 +46,6 @@ def paged_attention(
         softmax and has no value; or None.
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32, as
         `append_kv` writes them: a value is its int8 times the scale of its page, head and slot.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected.
 
     Returns:
       (batch, num_heads, head_dim) float32.
@@ -71,7 +68,7 @@ def paged_attention(
         window,
         soft_cap,
     )
-    return attend(operands, params, implementation)
+    return attend(operands, params)
 
 
 def checked_pages(

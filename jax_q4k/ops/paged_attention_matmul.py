@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from ptx_kernels import tuning
 from ptx_kernels.kernels.quantize_q8_1 import GROUP
 
 from ..arrays import QuantizedArray
-from ..implementation import check_selection, current_selection
-from . import attend, checks, fused_matmul, matmul
+from ..implementation import activations_of, current_selection
+from . import attend, checks, gemv, linear
 from .op import KernelCall, Op
 from .paged_attention import checked_pages
 
@@ -34,7 +32,6 @@ def paged_attention_matmul(
     k_scales: Any = None,
     v_scales: Any = None,
     activations: str | None = None,
-    implementation: str | None = None,
 ) -> jax.Array:
     """residual + paged_attention(q, ...) @ dequantize(w).T + bias, heads side by side, in float32.
 
@@ -47,7 +44,7 @@ def paged_attention_matmul(
         `paged_attention` takes them.
       w: QuantizedArray (n, num_heads * head_dim), or a float array.
       bias: (n,) or None. residual: (batch, n) or None.
-      activations, implementation: as `matmul` takes them.
+      activations: as `matmul` takes them.
 
     Returns:
       (batch, n) float32.
@@ -56,9 +53,7 @@ def paged_attention_matmul(
       TypeError, ValueError: as `paged_attention` and `matmul`. NotImplementedError: a derivative is
         asked for.
     """
-    chosen = (
-        check_selection(implementation, activations).activations or current_selection().activations
-    )
+    activations = activations_of(activations)
     given, params = checked_pages(
         q,
         k_pages,
@@ -85,83 +80,56 @@ def paged_attention_matmul(
         and isinstance(w, QuantizedArray)
         and current_selection().fuses("paged_attention_matmul")
     ):
-        out = attend.attend(given, params, implementation).reshape(batch, k)
-        options: dict[str, Any] = {"activations": chosen, "implementation": implementation}
-        return matmul.matmul(out, w, bias=bias, residual=residual, **options)
-    operands = Operands(
-        given,
-        w,
-        None if bias is None else checks.float32("bias", bias, (n,), "(n,)"),
-        None
-        if residual is None
-        else checks.float32("residual", residual, (batch, n), "(batch, n)"),
-    )
-    leaves, tree = jax.tree.flatten(operands)
-    (y,) = _op.bind(*leaves, tree=tree, **params, activations=chosen, implementation=implementation)
+        out = attend.attend(given, params).reshape(batch, k)
+        return linear.matmul(out, w, bias=bias, residual=residual, activations=activations)
+    if bias is not None:
+        bias = checks.float32("bias", bias, (n,), "(n,)")
+    if residual is not None:
+        residual = checks.float32("residual", residual, (batch, n), "(batch, n)")
+    y: jax.Array = _op.bind(given, w, bias, residual, activations=activations, **params)
     return y
 
 
-class Operands(NamedTuple):
-    """What the primitive takes, as a pytree."""
-
-    attention: attend.Operands
-    w: Any  # packed (n, num_heads * head_dim)
-    bias: jax.Array | None  # float32 (n,)
-    residual: jax.Array | None  # float32 (batch, n)
-
-    def product(self, out: jax.Array) -> fused_matmul.Operands:
-        """What is left to do with attention's result."""
-        return fused_matmul.Operands(
-            out.reshape(out.shape[0], -1), self.residual, None, (self.w,), (self.bias,)
-        )
+def _product(
+    out: jax.Array, w: Any, bias: jax.Array | None, residual: jax.Array | None
+) -> linear.Operands:
+    """The product with attention's result, (batch, num_heads, head_dim)."""
+    return linear.Operands(out.reshape(out.shape[0], -1), residual, None, (w,), (bias,))
 
 
 def _reference(
-    *leaves: jax.Array, tree: Any, activations: str | None, **params: Any
-) -> list[jax.Array]:
+    given: attend.Operands, *others: Any, activations: str | None, **params: Any
+) -> jax.Array:
     """The operation in plain JAX."""
-    operands: Operands = jax.tree.unflatten(tree, leaves)
-    (out,) = attend.reference(*operands.attention.given(), **params)
-    return fused_matmul.chain(
-        operands.product(out), 0.0, *fused_matmul.reference_steps(activations)
-    )
+    product = _product(attend.reference(*given, **params), *others)
+    return linear.chain(product, 0.0, None, linear.reference_steps(activations))[0]
 
 
-def _kernels(
-    launch: KernelCall, *leaves: jax.Array, tree: Any, activations: str | None, **params: Any
-) -> list[jax.Array]:
+def _ptx(
+    launch: KernelCall,
+    given: attend.Operands,
+    w: QuantizedArray,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    *,
+    activations: str | None,
+    **params: Any,
+) -> jax.Array:
     """The operation by PTX kernels; `activations` None: whichever is fastest."""
-    operands: Operands = jax.tree.unflatten(tree, leaves)
-    given, w, bias, residual = operands
     m, _, head_dim = given.q.shape
-    n, columns = w.shape
-    if activations != "f32" and head_dim % GROUP == 0 and fused_matmul.joinable((w,), m):
-        config = tuning.fused_matvec((w.format,), (n,), columns, m, floats=True)
-        if config.activations == "q8_1":  # else the mat-vec quantizes for itself
-            quantized = attend.kernels(launch, *given.given(), **params, output="q8_1")
-            return fused_matmul.one_matvec(launch, w, quantized, bias, residual, config)
-    (out,) = attend.kernels(launch, *given.given(), **params)
-    return fused_matmul.by_kernels(launch, operands.product(out), 0.0, activations)
+    if head_dim % GROUP == 0 and gemv.quantized_ahead(w, m, activations):
+        rows = attend.launches(launch, given, **params, output="q8_1")
+        return gemv.gemv(launch, rows, [w], biases=[bias], residual=residual)[0]
+    product = _product(attend.ptx(launch, *given, **params), w, bias, residual)
+    return linear.ptx(launch, *product, activations=activations)[0]
 
 
 def _native(
-    *leaves: jax.Array, tree: Any, activations: str | None, **params: Any
-) -> list[jax.Array]:
+    given: attend.Operands, *others: Any, activations: str | None, **params: Any
+) -> jax.Array:
     """The operation by the CPU's kernels; `activations` None means q8_1."""
-    operands: Operands = jax.tree.unflatten(tree, leaves)
-    (out,) = attend.native(*operands.attention.given(), **params)
-    return fused_matmul.by_native(operands.product(out), 0.0, activations)
+    product = _product(attend.native(*given, **params), *others)
+    return linear.native(*product, activations=activations)[0]
 
 
-def _abstract_eval(*leaves: Any, tree: Any, **_: Any) -> list[jax.core.ShapedArray]:
-    operands: Operands = jax.tree.unflatten(tree, leaves)
-    return [jax.core.ShapedArray((operands.attention.q.shape[0], operands.w.shape[0]), jnp.float32)]
-
-
-_op = Op(
-    "paged_attention_matmul",
-    abstract_eval=_abstract_eval,
-    reference=_reference,
-    kernels=_kernels,
-    native=_native,
-)
+_op = Op("paged_attention_matmul", _reference, ptx=_ptx, native=_native)

@@ -15,7 +15,7 @@ from . import checks
 from .op import KernelCall, Op
 
 
-def quantize_q8_1(x: Any, *, implementation: str | None = None) -> tuple[jax.Array, jax.Array]:
+def quantize_q8_1(x: Any) -> tuple[jax.Array, jax.Array]:
     """Quantizes groups of 32 along the last axis: x ~ values * scale.
 
     With amax the largest magnitude of a group: scale = amax * (1 / 127), value = round(x * (127 /
@@ -27,8 +27,6 @@ def quantize_q8_1(x: Any, *, implementation: str | None = None) -> tuple[jax.Arr
 
     Args:
       x: (..., k) float32, bfloat16 or float16; k a multiple of 32.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected.
 
     Returns:
       values int8 (..., k), and float32 (..., k / 32, 2): [..., 0] the scale, [..., 1] scale * sum
@@ -43,7 +41,7 @@ def quantize_q8_1(x: Any, *, implementation: str | None = None) -> tuple[jax.Arr
     *leading, k = x.shape
     if x.size == 0:
         return jnp.zeros(x.shape, jnp.int8), jnp.zeros((*leading, k // GROUP, 2), jnp.float32)
-    values, scale_sum = _op.bind(x.reshape(-1, k), implementation=implementation)
+    values, scale_sum = _op.bind(x.reshape(-1, k))
     return values.reshape(x.shape), scale_sum.reshape(*leading, k // GROUP, 2)
 
 
@@ -59,27 +57,21 @@ def to_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, amax * jnp.float32(1 / 127)
 
 
-def reference(x: jax.Array) -> list[jax.Array]:
+def reference(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`quantize_q8_1` of x (m, k) in plain JAX."""
     m, k = x.shape
     groups = x.astype(jnp.float32).reshape(m, k // GROUP, GROUP)
     values, scale = to_int8(groups)
     total = jnp.sum(values.astype(jnp.int32), axis=-1).astype(jnp.float32)
-    return [values.reshape(m, k), jnp.stack([scale, scale * total], axis=-1)]
+    return values.reshape(m, k), jnp.stack([scale, scale * total], axis=-1)
 
 
-def kernels(launch: KernelCall, x: jax.Array) -> list[jax.Array]:
+def ptx(launch: KernelCall, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`quantize_q8_1` of x (m, k) by PTX kernels."""
     rows, columns = x.shape
-    return launch(quantize_kernel(rows=rows, columns=columns, dtype=ptx_name(x.dtype)), x)
+    kernel = quantize_kernel(rows=rows, columns=columns, dtype=ptx_name(x.dtype))
+    values, scale_sum = launch(kernel, x)
+    return values, scale_sum
 
 
-def _abstract_eval(x: Any) -> list[jax.core.ShapedArray]:
-    m, k = x.shape
-    return [
-        jax.core.ShapedArray((m, k), jnp.int8),
-        jax.core.ShapedArray((m, k // GROUP, 2), jnp.float32),
-    ]
-
-
-_op = Op("quantize_q8_1", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
+_op = Op("quantize_q8_1", reference, ptx=ptx)

@@ -15,15 +15,13 @@ from . import checks, quantize_q8_1
 from .op import KernelCall, Op
 
 
-def rms_norm(x: Any, weight: Any, *, eps: float, implementation: str | None = None) -> jax.Array:
+def rms_norm(x: Any, weight: Any, *, eps: float) -> jax.Array:
     """x / sqrt(mean(x^2) + eps) * weight along the last axis, in float32 (https://arxiv.org/abs/1910.07467).
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
       weight: (k,) of these dtypes.
       eps: added to the mean square, at least 0.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected.
 
     Returns:
       (..., k) of x's dtype.
@@ -39,17 +37,22 @@ def rms_norm(x: Any, weight: Any, *, eps: float, implementation: str | None = No
     if x.size == 0:
         return x
     rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    (y,) = _op.bind(rows, weight.astype(jnp.float32), eps=eps, implementation=implementation)
+    y = _op.bind(rows, weight.astype(jnp.float32), eps=eps)
     return y.reshape(x.shape).astype(x.dtype)
 
 
-def reference(x: jax.Array, weight: jax.Array, *, eps: float) -> list[jax.Array]:
+def reference(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
     """`rms_norm` of float32 (m, k) in plain JAX."""
     mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-    return [x * jax.lax.rsqrt(mean_square + eps) * weight]
+    return x * jax.lax.rsqrt(mean_square + eps) * weight
 
 
-def kernels(
+def ptx(launch: KernelCall, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
+    """`rms_norm` of float32 (m, k) by a PTX kernel."""
+    return launches(launch, x, weight, eps=eps)[0]
+
+
+def launches(
     launch: KernelCall,
     x: jax.Array,
     weight: jax.Array,
@@ -57,24 +60,18 @@ def kernels(
     eps: float,
     output: Literal["f32", "q8_1"] = "f32",
 ) -> list[jax.Array]:
-    """`rms_norm` of float32 (m, k) by PTX kernels, or what `quantize_q8_1` makes of it.
+    """`rms_norm` of float32 (m, k) by PTX kernels, or `quantize_q8_1` of it.
 
     Rows that a block cannot hold in registers are normalized by XLA.
     """
     rows, columns = x.shape
     if columns % 4 or columns > MAX_COLUMNS:
         y = reference(x, weight, eps=eps)
-        return y if output == "f32" else quantize_q8_1.kernels(launch, *y)
+        return [y] if output == "f32" else list(quantize_q8_1.ptx(launch, y))
     kernel = norm_kernel(
         rows=rows, columns=columns, eps=eps, output=output, config=tuning.rms_norm(columns)
     )
     return launch(kernel, x, weight)
 
 
-def _abstract_eval(x: Any, weight: Any, *, eps: float) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(x.shape, x.dtype)]
-
-
-_op = Op("rms_norm", abstract_eval=_abstract_eval, reference=reference, kernels=kernels)
-_op.define_derivative_of(lambda x, weight, *, eps, implementation: reference(x, weight, eps=eps))
-_op.define_vmap_of_rows()
+_op = Op("rms_norm", reference, ptx=ptx, vmap="rows", derivative="reference")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
@@ -33,12 +32,11 @@ def rope_append(
     eps: float | None = None,
     k_scales: Any = None,
     v_scales: Any = None,
-    implementation: str | None = None,
 ) -> tuple[jax.Array, ...]:
     """Rotates q and k by their tokens' angles, and writes k and v into the pages as `append_kv`
     does.
 
-    The first rope_dim dimensions of every head turn in pairs: dimensions (2i, 2i + 1) if
+    The first rope_dim dimensions of every head rotate in pairs: dimensions (2i, 2i + 1) if
     `interleaved` (GPT-J, llama files), else (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the
     token (https://arxiv.org/abs/2104.09864). The angles come as cosines and sines, which all layers
     of a step share.
@@ -49,8 +47,6 @@ def rope_append(
       cos, sin: (tokens, rope_dim / 2) float32, rope_dim at most head_dim.
       q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it
         with `eps` (Qwen 3); None: as it is. Both or neither.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected.
 
     Returns:
       The rotated q, and the updated k_pages, v_pages, and of int8 pages k_scales, v_scales.
@@ -61,7 +57,7 @@ def rope_append(
       NotImplementedError: a derivative is asked for; there is none.
     """
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
-    pages = [array for array in given if array is not None]
+    pages = tuple(array for array in given if array is not None)
     k, v, slot_mapping = checks.new_tokens(k, v, slot_mapping, pages[0])
     tokens, _, head_dim = k.shape
     q = checks.query(q, "tokens", tokens, head_dim)
@@ -78,69 +74,67 @@ def rope_append(
         raise TypeError(f"interleaved={interleaved!r} must be True or False")
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm must both be given, or neither")
-    norms: list[jax.Array] = []
+    norms: tuple[jax.Array, ...] = ()
     if q_norm is not None:
-        norms = [
+        norms = tuple(
             checks.float32(name, x, (head_dim,), "(head_dim,)")
             for name, x in (("q_norm", q_norm), ("k_norm", k_norm))
-        ]
+        )
     eps = checks.epsilon("eps", eps) if norms else 0.0
     if tokens == 0:
         return q, *pages
     if current_selection().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
-        arrays = (*pages, q, k, v, slot_mapping, cos, sin, *norms)
-        *pages, q = _op.bind(
-            *arrays, interleaved=bool(interleaved), eps=eps, implementation=implementation
-        )
-    else:
-        if norms:
-            q, k = (
-                rms_norm.rms_norm(x, weight, eps=eps, implementation=implementation)
-                for x, weight in zip((q, k), norms, strict=True)
-            )
+        params = {"interleaved": bool(interleaved), "eps": eps}
+        *pages, q = _op.bind(pages, q, k, v, slot_mapping, cos, sin, norms, **params)
+        return q, *pages
+    if norms:
         q, k = (
-            rotate.rotate(x, cos, sin, interleaved=interleaved, implementation=implementation)
-            for x in (q, k)
+            rms_norm.rms_norm(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
         )
-        k_pages, v_pages, k_scales, v_scales = given
-        updated = append_kv.append_kv(
-            k_pages,
-            v_pages,
-            k,
-            v,
-            slot_mapping,
-            k_scales=k_scales,
-            v_scales=v_scales,
-            implementation=implementation,
-        )
-        return q, *updated
-    return q, *pages
-
-
-def _split(arrays: tuple[jax.Array, ...]) -> tuple[tuple[jax.Array, ...], tuple[jax.Array, ...]]:
-    """(k_pages, v_pages and, of int8, their scales), then the other operands."""
-    count = 4 if arrays[0].dtype == jnp.int8 else 2
-    return arrays[:count], arrays[count:]
-
-
-def reference(*arrays: jax.Array, interleaved: bool, eps: float) -> list[jax.Array]:
-    """`rope_append` in plain JAX: the updated pages and the rotated q."""
-    pages, (q, k, v, slot_mapping, cos, sin, *norms) = _split(arrays)
-    for_both = norms or (None, None)
-    normalized = (
-        x if weight is None else rms_norm.reference(x, weight, eps=eps)[0]
-        for x, weight in zip((q, k), for_both, strict=True)
+    q, k = (rotate.rotate(x, cos, sin, interleaved=interleaved) for x in (q, k))
+    k_pages, v_pages, k_scales, v_scales = given
+    updated = append_kv.append_kv(
+        k_pages, v_pages, k, v, slot_mapping, k_scales=k_scales, v_scales=v_scales
     )
-    q, k = (rotate.reference(x, cos, sin, interleaved=interleaved)[0] for x in normalized)
-    return [*append_kv.reference(*pages, k, v, slot_mapping), q]
+    return q, *updated
 
 
-def kernels(
-    launch: KernelCall, *arrays: jax.Array, interleaved: bool, eps: float
+#: k_pages, v_pages and, of int8, their scales.
+Pages = tuple[jax.Array, ...]
+
+
+def reference(
+    pages: Pages,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    slot_mapping: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    norms: tuple[jax.Array, ...],
+    *,
+    interleaved: bool,
+    eps: float,
+) -> tuple[jax.Array, ...]:
+    """`rope_append` in plain JAX: the updated pages and the rotated q."""
+    if norms:
+        q, k = (
+            rms_norm.reference(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
+        )
+    q, k = (rotate.reference(x, cos, sin, interleaved=interleaved) for x in (q, k))
+    return *append_kv.reference(pages, k, v, slot_mapping), q
+
+
+def ptx(
+    launch: KernelCall,
+    pages: Pages,
+    *others: Any,
+    interleaved: bool,
+    eps: float,
 ) -> list[jax.Array]:
     """`rope_append` by a PTX kernel."""
-    pages, (q, _, _, _, cos, _, *norms) = _split(arrays)
+    q, k, v, slot_mapping, cos, sin, norms = others
     num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
     kernel = rope_kernel(
         tokens=q.shape[0],
@@ -155,20 +149,13 @@ def kernels(
         qk_norm=bool(norms),
         eps=eps,
     )
-    return launch(kernel, *arrays)
+    return launch(kernel, *pages, q, k, v, slot_mapping, cos, sin, *norms)
 
 
-def native(*arrays: jax.Array, interleaved: bool, eps: float) -> list[jax.Array]:
+def native(pages: Pages, *others: Any, interleaved: bool, eps: float) -> list[jax.Array]:
     """`rope_append` by the CPU's kernels, in place."""
-    pages, others = _split(arrays)
-    return calls.rope_append(pages, others, rope=True, interleaved=interleaved, eps=eps)
+    *arrays, norms = others
+    return calls.rope_append(pages, [*arrays, *norms], rope=True, interleaved=interleaved, eps=eps)
 
 
-def _abstract_eval(*arrays: Any, interleaved: bool, eps: float) -> list[Any]:
-    pages, (q, *_) = _split(arrays)
-    return [jax.core.ShapedArray(x.shape, x.dtype) for x in (*pages, q)]
-
-
-_op = Op(
-    "rope_append", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native
-)
+_op = Op("rope_append", reference, ptx=ptx, native=native)

@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of a head's dimensions, turned by their token's angles."""
+"""Rotary positions: pairs of a head's dimensions, rotated by their token's angles."""
 
 from __future__ import annotations
 
@@ -10,22 +10,19 @@ import numpy as np
 
 from ..native import calls
 from . import checks
-from .op import KernelCall, Op
+from .op import Op
 
 
-def rotate(
-    x: Any, cos: Any, sin: Any, *, interleaved: bool, implementation: str | None = None
-) -> jax.Array:
+def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
     """Rotates the first rope_dim dimensions of every head by its token's angles.
 
-    They turn in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else (i, i +
+    They rotate in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else (i, i +
     rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
 
     Args:
       x: (..., heads, head_dim) float32.
       cos, sin: (..., rope_dim / 2) float32, with x's leading axes and rope_dim at most head_dim.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
+      `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Returns:
       As x. Differentiable.
@@ -51,13 +48,10 @@ def rotate(
     if x.size == 0:
         return x
     arrays = x.reshape(-1, heads, head_dim), *(a.reshape(-1, a.shape[-1]) for a in (cos, sin))
-    (out,) = _op.bind(*arrays, interleaved=bool(interleaved), implementation=implementation)
-    return out.reshape(x.shape)
+    return _op.bind(*arrays, interleaved=bool(interleaved)).reshape(x.shape)
 
 
-def reference(
-    x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool
-) -> list[jax.Array]:
+def reference(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
     """`rotate` in plain JAX: x (tokens, heads, head_dim), cos and sin (tokens, rope_dim / 2)."""
     half = cos.shape[-1]
     cos, sin = cos[:, None, :], sin[:, None, :]
@@ -72,24 +66,12 @@ def reference(
         if interleaved
         else jnp.concatenate(pair, axis=-1)
     )
-    return [jnp.concatenate([joined, rest], axis=-1) if rest.shape[-1] else joined]
+    return jnp.concatenate([joined, rest], axis=-1) if rest.shape[-1] else joined
 
 
-def kernels(launch: KernelCall, *arrays: jax.Array, interleaved: bool) -> list[jax.Array]:
-    """XLA makes one kernel of it and of what surrounds it."""
-    return reference(*arrays, interleaved=interleaved)
-
-
-def native(*arrays: jax.Array, interleaved: bool) -> list[jax.Array]:
+def native(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
     """`rotate` by the CPU's kernels: XLA would compute the angles again in every layer."""
-    return [calls.rotate(*arrays, interleaved=interleaved)]
+    return calls.rotate(x, cos, sin, interleaved=interleaved)
 
 
-def _abstract_eval(x: Any, *_: Any, interleaved: bool) -> list[jax.core.ShapedArray]:
-    return [jax.core.ShapedArray(x.shape, jnp.float32)]
-
-
-_op = Op(
-    "rotate", abstract_eval=_abstract_eval, reference=reference, kernels=kernels, native=native
-)
-_op.define_derivative_of(lambda *arrays, implementation, **params: reference(*arrays, **params))
+_op = Op("rotate", reference, native=native, derivative="reference")

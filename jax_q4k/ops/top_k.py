@@ -17,15 +17,16 @@ from ptx_kernels.ptx import Kernel
 from . import checks
 from .op import KernelCall, Op
 
+#: Values float32 and their indices int32.
+Pair = tuple[jax.Array, jax.Array]
 
-def argmax(x: Any, *, implementation: str | None = None) -> jax.Array:
+
+def argmax(x: Any) -> jax.Array:
     """Index of the largest value along the last axis; ties go to the lowest, and the first NaN
     counts as the largest.
 
     Args:
       x: (..., n) float32, bfloat16 or float16, n at least 1.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected.
 
     Returns:
       (...) int32.
@@ -36,11 +37,11 @@ def argmax(x: Any, *, implementation: str | None = None) -> jax.Array:
     rows, leading = _rows(x)
     if not rows.size:
         return jnp.zeros(leading, jnp.int32)
-    _, index = _argmax.bind(rows, implementation=implementation)
+    _, index = _argmax.bind(rows)
     return index.reshape(leading)
 
 
-def top_k(x: Any, k: int, *, implementation: str | None = None) -> tuple[jax.Array, jax.Array]:
+def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
     """The k largest values along the last axis, descending, and their indices, as `jax.lax.top_k`.
 
     Ties come in order of their indices; NaN counts as the largest, -0 as 0. On CUDA the kernels
@@ -50,8 +51,6 @@ def top_k(x: Any, k: int, *, implementation: str | None = None) -> tuple[jax.Arr
     Args:
       x: (..., n) float32, bfloat16 or float16.
       k: 1 to n.
-      implementation: `ptx`, `native`, `xla` or `sim`; None takes what `jax_q4k.implementation`
-        selected.
 
     Returns:
       (..., k) of x's dtype, and (..., k) int32.
@@ -68,7 +67,7 @@ def top_k(x: Any, k: int, *, implementation: str | None = None) -> tuple[jax.Arr
         raise ValueError(f"k={k} must be 1 to {rows.shape[1]}, the values of a row")
     if not rows.size:
         return jnp.zeros((*leading, k), x.dtype), jnp.zeros((*leading, k), jnp.int32)
-    values, indices = _top_k.bind(rows, count=k, implementation=implementation)
+    values, indices = _top_k.bind(rows, count=k)
     return values.reshape(*leading, k).astype(x.dtype), indices.reshape(*leading, k)
 
 
@@ -81,29 +80,30 @@ def _rows(x: Any) -> tuple[jax.Array, tuple[int, ...]]:
     return x.reshape(-1 if x.size else 0, x.shape[-1]).astype(jnp.float32), leading
 
 
-def _argmax_reference(x: jax.Array) -> list[jax.Array]:
+def _argmax_reference(x: jax.Array) -> Pair:
     """`argmax` of float32 (m, n), behind the largest values, in plain JAX."""
-    return [jnp.max(x, axis=-1), jnp.argmax(x, axis=-1).astype(jnp.int32)]
+    return jnp.max(x, axis=-1), jnp.argmax(x, axis=-1).astype(jnp.int32)
 
 
-def _top_k_reference(x: jax.Array, *, count: int) -> list[jax.Array]:
+def _top_k_reference(x: jax.Array, *, count: int) -> Pair:
     """`top_k` of float32 (m, n) in plain JAX."""
     # XLA orders by sign first: all NaN and both zeros alike.
     x = jnp.where(jnp.isnan(x), jnp.nan, jnp.where(x == 0, 0.0, x))
-    return list(jax.lax.top_k(x, count))
+    values, indices = jax.lax.top_k(x, count)
+    return values, indices
 
 
-def _argmax_kernels(launch: KernelCall, x: jax.Array) -> list[jax.Array]:
+def _argmax_ptx(launch: KernelCall, x: jax.Array) -> Pair:
     def build(rows: int, columns: int, splits: int, from_candidates: bool) -> Kernel:
         return argmax_kernel(
             rows=rows, columns=columns, splits=splits, from_candidates=from_candidates
         )
 
     values, indices = _search(launch, x, tuning.argmax_splits(x.shape[1]), build)
-    return [values[:, 0], indices[:, 0]]
+    return values[:, 0], indices[:, 0]
 
 
-def _top_k_kernels(launch: KernelCall, x: jax.Array, *, count: int) -> list[jax.Array]:
+def _top_k_ptx(launch: KernelCall, x: jax.Array, *, count: int) -> Pair:
     def build(rows: int, columns: int, splits: int, from_candidates: bool) -> Kernel:
         return top_k_kernel(
             rows=rows, columns=columns, count=count, splits=splits, from_candidates=from_candidates
@@ -116,32 +116,16 @@ def _top_k_kernels(launch: KernelCall, x: jax.Array, *, count: int) -> list[jax.
 
 def _search(
     launch: KernelCall, x: jax.Array, splits: int, build: Callable[[int, int, int, bool], Kernel]
-) -> list[jax.Array]:
+) -> Pair:
     """Values and indices (m, count): candidates of each row's `splits` parts, then the best of the
     candidates.
     """
     rows, columns = x.shape
     found = launch(build(rows, columns, splits, False), x)
-    return found if splits == 1 else launch(build(rows, found[0].shape[1], 1, True), *found)
+    if splits > 1:
+        found = launch(build(rows, found[0].shape[1], 1, True), *found)
+    return found[0], found[1]
 
 
-def _argmax_shapes(x: Any) -> list[jax.core.ShapedArray]:
-    return [
-        jax.core.ShapedArray(x.shape[:1], jnp.float32),
-        jax.core.ShapedArray(x.shape[:1], jnp.int32),
-    ]
-
-
-def _top_k_shapes(x: Any, *, count: int) -> list[jax.core.ShapedArray]:
-    shape = (x.shape[0], count)
-    return [jax.core.ShapedArray(shape, jnp.float32), jax.core.ShapedArray(shape, jnp.int32)]
-
-
-_argmax = Op(
-    "q4k_argmax", abstract_eval=_argmax_shapes, reference=_argmax_reference, kernels=_argmax_kernels
-)
-_argmax.define_vmap_of_rows()
-_top_k = Op(
-    "q4k_top_k", abstract_eval=_top_k_shapes, reference=_top_k_reference, kernels=_top_k_kernels
-)
-_top_k.define_vmap_of_rows()
+_argmax = Op("q4k_argmax", _argmax_reference, ptx=_argmax_ptx, vmap="rows")
+_top_k = Op("q4k_top_k", _top_k_reference, ptx=_top_k_ptx, vmap="rows")

@@ -190,7 +190,7 @@ def _broken() -> str | None:
         try:
             w = jq.quantize(np.linspace(-3, 5, 16 * 256, dtype=np.float32).reshape(16, 256), "Q8_0")
             got, want = (
-                jq.matmul(x, w, activations="f32", implementation=name)
+                jq.implementation(name)(jq.matmul)(x, w, activations="f32")
                 for name in ("native", "xla")
             )
         except jax.errors.JaxRuntimeError as error:

@@ -46,7 +46,9 @@ def both(function, *arguments, **options):
     import jax
 
     def run(implementation: str):
-        jitted = jax.jit(lambda *args: function(*args, implementation=implementation, **options))
+        jitted = jax.jit(
+            lambda *args: jq.implementation(implementation)(function)(*args, **options)
+        )
         leaves = jax.tree.leaves(jitted(*arguments))
         assert {d.platform for leaf in leaves for d in leaf.devices()} == {"gpu"}
         return [np.asarray(leaf.astype("float32")) for leaf in leaves]
@@ -277,8 +279,8 @@ def test_pages_are_updated_in_place_inside_a_loop(jq):
         def step(state):
             i, k_pages, v_pages = state
             new = jax.lax.dynamic_slice_in_dim(k, i, 1)
-            return i + 1, *jq.append_kv(
-                k_pages, v_pages, new, -new, i[None], implementation=implementation
+            return i + 1, *jq.implementation(implementation)(jq.append_kv)(
+                k_pages, v_pages, new, -new, i[None]
             )
 
         @jax.jit
@@ -286,8 +288,8 @@ def test_pages_are_updated_in_place_inside_a_loop(jq):
             _, k_pages, v_pages = jax.lax.while_loop(
                 lambda s: s[0] < 64, step, (jnp.int32(0), k_pages, v_pages)
             )
-            return jq.paged_attention(
-                q, k_pages, v_pages, tables, jnp.array([64]), implementation=implementation
+            return jq.implementation(implementation)(jq.paged_attention)(
+                q, k_pages, v_pages, tables, jnp.array([64])
             )
 
         empty = jnp.full((4, 2, 16, 64), jnp.nan)

@@ -32,23 +32,23 @@ def test_a_matmul_on_a_gpu_that_is_not_there():
     found = jq.explain(jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda")
     (call,) = found.calls
     assert (call.name, call.count, call.implementation, call.runnable) == (
-        "q4k_matmul",
+        "packed_matmul",
         1,
         "ptx",
         True,
     )
-    assert [kernel.family for kernel in call.kernels] == ["quantize_q8_1", "matvec"]
-    (chosen,) = (choice for choice in call.chosen if choice.rule == "matvec")
-    assert chosen.config == call.kernels[1].arguments["config"]
+    assert [kernel.family for kernel in call.kernels] == ["matvec"]
+    (chosen,) = (choice for choice in call.chosen if choice.rule == "fused_matvec")
+    assert chosen.config == call.kernels[0].arguments["config"]
     text = str(found)
     assert text.startswith(
-        "on cuda (H200: 132 multiprocessors): 1 kinds of calls, 1 calls, 2 launches of PTX"
+        "on cuda (H200: 132 multiprocessors): 1 kinds of calls, 1 calls, 1 launches of PTX"
     )
     for part in (
-        "q4k_matmul x1: f32[1,512], u8[64,2,144] -> f32[1,64]",
+        "packed_matmul x1: f32[1,512], Q4_K[64,512] -> f32[1,64]",
         "ptx: the default on cuda",
-        "launch quantize_q8_1: 1 blocks of 128 threads",
-        "chosen matvec(Q4_K, 64, ",
+        "launch matvec_q4_k_m1: 8 blocks of 256 threads",
+        "chosen fused_matvec(('Q4_K',), (64,), ",
         "otherwise xla: needs jax_q4k.implementation('xla')\n",
         "otherwise sim: needs jax_q4k.implementation('sim') and a cpu device",
     ):
@@ -73,14 +73,14 @@ def test_prompts_are_float16_where_that_is_fastest():
 
 
 def test_a_table_decides_for_its_device_alone(monkeypatch):
-    row = tables.Row("matvec", ("Q4_K", 64, 512, 1), MatvecConfig(warps=2), 3e-6)
+    row = tables.Row("matvec", ("Q4_K", 64, 4096, 8), MatvecConfig(warps=2), 3e-6)
     monkeypatch.setattr(
         tables, "packaged", lambda: (tables.Table("a/l4.json", "NVIDIA L4", "measured", (row,)),)
     )
 
     def reason(device: str) -> str:
         found = jq.explain(
-            jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda", device=device
+            jq.matmul, floats(8, 4096), packed("Q4_K", 64, 4096), platform="cuda", device=device
         )
         return next(choice.why for choice in found.calls[0].chosen if choice.rule == "matvec")
 
@@ -142,23 +142,46 @@ def test_calls_are_counted_through_control_flow():
         x, _ = jax.lax.scan(twice, x, None, length=5)
         x = jax.lax.while_loop(lambda x: x.sum() < 0, lambda x: jq.matmul(x, square), x)
         x = jax.lax.cond(
-            x.sum() > 1, lambda x: x, lambda x: jq.matmul(x, square, implementation="xla"), x
+            x.sum() > 1, lambda x: x, lambda x: jq.implementation("xla")(jq.matmul)(x, square), x
         )
         return jq.matmul(x, w)
 
     found = jq.explain(program, floats(1, 256), w, square, platform="cuda")
-    assert [(call.params["format"], call.implementation, call.count) for call in found.calls] == [
-        ("Q6_K", "ptx", 11),
-        ("Q6_K", "xla", 1),
-        ("Q4_K", "ptx", 1),
+    assert [(call.operands[1], call.implementation, call.count) for call in found.calls] == [
+        ("Q6_K[256,256]", "ptx", 11),
+        ("Q6_K[256,256]", "xla", 1),
+        ("Q4_K[64,256]", "ptx", 1),
     ]
-    assert found.launches == 24
+    assert found.launches == 12
     assert found.calls[1].why == "asked for by name" and found.calls[1].kernels == ()
     assert found.calls[1].xla["dot_general"] == 1
 
 
+@pytest.mark.parametrize(
+    "call, launches",
+    [
+        (lambda x, w, norm: jq.matmul(x, w), ["matvec"]),
+        (lambda x, w, norm: jq.rms_norm_matmul(x, norm, w, eps=1e-5, residual=x), ["matvec"]),
+        (lambda x, w, norm: jq.qkv_matmul(x, [w, w]), ["qkv_matvec"]),
+        (lambda x, w, norm: jq.gated_matmul(x, w, w), ["gated_matvec"]),
+        (lambda x, w, norm: jq.mlp(x, w, w, w, residual=x), ["gated_matvec", "matvec"]),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_f32_activations_of_few_rows_are_multiplied_by_packed_weights(call, launches, rows):
+    x, w, norm = floats(rows, 512), packed("Q4_K", 512, 512), floats(512)
+    found = jq.explain(
+        lambda *args: jq.implementation(activations="f32")(call)(*args), x, w, norm, platform="cuda"
+    )
+    (of,) = found.calls
+    assert [kernel.family for kernel in of.kernels] == launches and "dot_general" not in of.xla
+    configs = [kernel.arguments["config"] for kernel in of.kernels]
+    assert {config.activations for config in configs} == {"f32"}
+    assert "chosen float_matvec(('Q4_K'" in str(found)
+
+
 def test_what_xla_does_around_kernels_shows():
-    x, w = floats(3, 256), packed("Q5_1", 8, 256)
+    x, w = floats(9, 256), packed("Q5_1", 8, 256)
     (call,) = jq.explain(jq.matmul, x, w, activations="f32", platform="cuda").calls
     assert [kernel.family for kernel in call.kernels] == ["decode"]
     assert call.xla["dot_general"] == 1
@@ -172,7 +195,7 @@ def test_what_cannot_run_is_said():
     assert (
         call.why == "asked for by name, but it runs on cuda only: lowering raises UnavailableError"
     )
-    assert re.match(r"on cpu \(.*\): 1 kinds of calls, 1 calls, 2 launches", str(found))
+    assert re.match(r"on cpu \(.*\): 1 kinds of calls, 1 calls, 1 launches", str(found))
 
 
 def test_other_operations():
@@ -192,7 +215,7 @@ def test_other_operations():
 
 def test_times_are_predicted_if_asked_for():
     found = jq.explain(
-        jq.matmul, floats(1, 512), packed("Q4_K", 64, 512), platform="cuda", predict=True
+        jq.matmul, floats(8, 4096), packed("Q4_K", 64, 4096), platform="cuda", predict=True
     )
     quantize, product = found.calls[0].figures
     assert (product.family, product.device) == ("matvec", "H200") and 2e-6 < product.seconds < 1e-5

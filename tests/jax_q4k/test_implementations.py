@@ -35,11 +35,11 @@ def normal(*shape: int, seed: int = 0, dtype=jnp.float32) -> jax.Array:
 @pytest.mark.parametrize("format", FORMATS)
 def test_matmul(format: str, rows: int) -> None:
     x, w = normal(rows, 512), packed(format, 37, 512)
-    simulated = jq.matmul(x, w, implementation="sim")
-    assert nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-11
+    simulated = jq.implementation("sim")(jq.matmul)(x, w)
+    assert nmse(simulated, jq.implementation("xla")(jq.matmul)(x, w, activations="q8_1")) <= 1e-11
     assert nmse(simulated, x @ w.dequantize().T) <= 1e-3
     simulated, plain = (
-        jq.matmul(x, w, implementation=name, activations="f32") for name in ("sim", "xla")
+        jq.implementation(name)(jq.matmul)(x, w, activations="f32") for name in ("sim", "xla")
     )
     assert nmse(simulated, plain) <= 1e-11
 
@@ -47,25 +47,25 @@ def test_matmul(format: str, rows: int) -> None:
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_matmul_of_16_bit_activations(dtype) -> None:
     x, w = normal(2, 256, dtype=dtype), packed("Q4_K", 5, 256)
-    simulated = jq.matmul(x, w, implementation="sim")
+    simulated = jq.implementation("sim")(jq.matmul)(x, w)
     assert simulated.dtype == dtype
     assert (
-        nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-5
+        nmse(simulated, jq.implementation("xla")(jq.matmul)(x, w, activations="q8_1")) <= 1e-5
     )  # both round to 16 bits
 
 
 def test_matmul_with_leading_axes() -> None:
     x, w = normal(2, 3, 256), packed("Q6_K", 10, 256)
-    simulated = jq.matmul(x, w, implementation="sim")
+    simulated = jq.implementation("sim")(jq.matmul)(x, w)
     assert simulated.shape == (2, 3, 10)
-    assert nmse(simulated, jq.matmul(x, w, activations="q8_1", implementation="xla")) <= 1e-11
+    assert nmse(simulated, jq.implementation("xla")(jq.matmul)(x, w, activations="q8_1")) <= 1e-11
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_what_is_not_finite_spoils_its_row_alone(implementation: str, bad: float) -> None:
     x = normal(3, 256).at[1, 100].set(bad)
-    y = jq.matmul(x, packed("Q4_K", 6, 256), implementation=implementation)
+    y = jq.implementation(implementation)(jq.matmul)(x, packed("Q4_K", 6, 256))
     assert not jnp.isfinite(y[1]).any() and jnp.isfinite(y[jnp.array([0, 2])]).all()
 
 
@@ -75,7 +75,7 @@ def test_dequantize_and_embedding(format: str, dtype) -> None:
     w = packed(format, 9, 256)
     ids = jnp.array([[3, 8], [-1, 9]])
     for call in (jq.dequantize, lambda *args, **options: jq.embedding(ids, *args, **options)):
-        got, want = (call(w, dtype, implementation=name) for name in ("sim", "xla"))
+        got, want = (jq.implementation(name)(call)(w, dtype) for name in ("sim", "xla"))
         assert got.dtype == dtype
         np.testing.assert_array_equal(
             got.astype(jnp.float32), want.astype(jnp.float32)
@@ -85,7 +85,7 @@ def test_dequantize_and_embedding(format: str, dtype) -> None:
 def test_quantize_q8_1() -> None:
     x = normal(2, 3, 96)
     for got, want in zip(
-        *(jq.quantize_q8_1(x, implementation=name) for name in ("sim", "xla")), strict=True
+        *(jq.implementation(name)(jq.quantize_q8_1)(x) for name in ("sim", "xla")), strict=True
     ):
         np.testing.assert_array_equal(got, want)
 
@@ -153,16 +153,16 @@ def test_a_jitted_function_is_traced_again_under_another_choice() -> None:
 def test_choices_that_cannot_be() -> None:
     x, w = normal(1, 256), packed("Q4_K", 4, 256)
     with pytest.raises(jq.UnavailableError, match="implementation 'ptx' needs a CUDA device"):
-        jq.matmul(x, w, implementation="ptx")
+        jq.implementation("ptx")(jq.matmul)(x, w)
     with pytest.raises(
         ValueError, match="implementation='cuda' must be one of ptx, native, xla, sim"
     ):
-        jq.matmul(x, w, implementation="cuda")
+        jq.implementation("cuda")(jq.matmul)(x, w)
     with pytest.raises(ValueError, match="activations='int8' must be one of f32, q8_1"):
         jq.matmul(x, w, activations="int8")
     with pytest.raises(ValueError, match="implementation='gpu'"), jq.implementation("gpu"):
         pass
-    lowering = jax.jit(lambda x, w: jq.matmul(x, w, implementation="sim")).trace(x, w)
+    lowering = jax.jit(lambda x, w: jq.implementation("sim")(jq.matmul)(x, w)).trace(x, w)
     with pytest.raises(jq.UnavailableError, match="'sim' runs on the CPU only"):
         lowering.lower(lowering_platforms=("cuda",))
 
@@ -171,11 +171,11 @@ def test_an_operation_asks_before_the_context() -> None:
     x, w = normal(1, 256), packed("Q4_K", 4, 256)
     with jq.implementation("sim"):
         np.testing.assert_array_equal(
-            jq.matmul(x, w, implementation="xla", activations="f32"),
-            jq.matmul(x, w, implementation="xla"),
+            jq.implementation("xla")(jq.matmul)(x, w, activations="f32"),
+            jq.implementation("xla")(jq.matmul)(x, w),
         )
         with pytest.raises(jq.UnavailableError, match="needs a CUDA device"):
-            jq.matmul(x, w, implementation="ptx")
+            jq.implementation("ptx")(jq.matmul)(x, w)
 
 
 @pytest.mark.parametrize("launch", [custom_call.launch_ptx, custom_call.launch_simulated])
@@ -199,10 +199,10 @@ def test_products_on_a_gpu_are_no_tf32() -> None:
     )
     programs = [
         (lambda x: jq.matmul(x, w, activations="f32"), x),
-        (lambda x: jq.matmul(x, w, implementation="xla"), x),
+        (lambda x: jq.implementation("xla")(jq.matmul)(x, w), x),
         (
-            lambda q: jq.paged_attention(
-                q, pages, pages, tables, tables[:, 0], implementation="xla"
+            lambda q: jq.implementation("xla")(jq.paged_attention)(
+                q, pages, pages, tables, tables[:, 0]
             ),
             q,
         ),

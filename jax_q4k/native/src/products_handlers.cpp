@@ -166,7 +166,7 @@ void apply(const Product& p, const Threads& threads, const float* x, int64_t m, 
   });
 }
 
-void products(Call& call, std::string_view formats, std::string_view biases, std::string_view activation, bool quantized,
+void linear(Call& call, std::string_view formats, std::string_view biases, std::string_view activation, bool quantized,
               bool norm, float eps, bool residual) {
   auto& [threads, operands, results] = call;
   auto x_buffer = operands.next("x", {ffi::F32}, {-1, -1});
@@ -244,7 +244,7 @@ void embedding(Call& call, std::string_view format) {
 }  // namespace jax_q4k
 
 #pragma GCC visibility push(default)
-JAX_Q4K_HANDLER(products)
+JAX_Q4K_HANDLER(linear)
     .Attr<std::string_view>("formats").Attr<std::string_view>("biases").Attr<std::string_view>("activation")
     .Attr<bool>("quantized").Attr<bool>("norm").Attr<float>("eps").Attr<bool>("residual"));
 JAX_Q4K_HANDLER(mlp)

@@ -1,7 +1,5 @@
 """Attention and caches by the CPU's kernels, with every instruction set at hand."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,7 +27,7 @@ def cache(dtype, num_pages, kv_heads, head_dim):
     )
     k, v = normal(tokens, kv_heads, head_dim, seed=1), normal(tokens, kv_heads, head_dim, seed=2)
     names = dict(zip(("k_scales", "v_scales"), scales, strict=True))
-    filled = jq.append_kv(*pages, k, v, np.arange(tokens), **names, implementation="xla")
+    filled = jq.implementation("xla")(jq.append_kv)(*pages, k, v, np.arange(tokens), **names)
     return filled[:2], dict(zip(("k_scales", "v_scales"), filled[2:], strict=False))
 
 
@@ -54,7 +52,7 @@ def test_contexts_of_several_parts(kernels, options):
         .astype(np.int32)
     )
     q = normal(4, 4, 32)
-    got = jq.paged_attention(q, k, v, tables, lens, **options, implementation="native")
+    got = jq.implementation("native")(jq.paged_attention)(q, k, v, tables, lens, **options)
     want = oracles.attention(q, np.asarray(k), np.asarray(v), tables, lens, 32**-0.5, **options)
     assert nmse(got, want) <= 1e-11
 
@@ -65,7 +63,7 @@ def test_pages_of_every_type(kernels, dtype):
     tables, lens = np.array([[5, 0, 3], [1, 4, 2]], np.int32), np.array([17, 48], np.int32)
     q = normal(2, 6, 48)
     got, want = (
-        jq.paged_attention(q, k, v, tables, lens, **scales, implementation=name)
+        jq.implementation(name)(jq.paged_attention)(q, k, v, tables, lens, **scales)
         for name in ("native", "xla")
     )
     assert nmse(got, want) <= 1e-11
@@ -76,7 +74,7 @@ def test_page_ids_outside_the_pages_are_not_read(kernels):
     tables = np.array([[0, -1, 3], [4, 2, 2**31 - 1], [-(2**31), 7, 9]], np.int32)
     arrays = normal(3, 4, 32), k, v, tables, np.array([48, 40, 33], np.int32)
     got, want = (  # outside a program such ids are refused
-        np.asarray(jax.jit(functools.partial(jq.paged_attention, implementation=name))(*arrays))
+        np.asarray(jax.jit(jq.implementation(name)(jq.paged_attention))(*arrays))
         for name in ("native", "xla")
     )
     assert nmse(got, want) <= 1e-12 and not got[2].any()
@@ -114,7 +112,7 @@ def test_values_are_stored_rounded_to_even(kernels, dtype):
     pages = [jnp.zeros((len(values) // PAGE_SIZE, 1, PAGE_SIZE, 32), dtype)] * 2
     arrays = *pages, values, values, np.arange(len(values), dtype=np.int32)
     for got, want in zip(
-        *(jq.append_kv(*arrays, implementation=name) for name in ("native", "xla")), strict=True
+        *(jq.implementation(name)(jq.append_kv)(*arrays) for name in ("native", "xla")), strict=True
     ):
         np.testing.assert_array_equal(
             np.asarray(got.astype(jnp.float32)), np.asarray(want.astype(jnp.float32))
@@ -131,7 +129,9 @@ def test_a_contiguous_cache_of_any_length(kernels, dtype):
         scales = {"k_scales": normal(*shape[:3], seed=2), "v_scales": normal(*shape[:3], seed=3)}
         k, v = k * 40, v * 40
     arrays = normal(2, 4, 32), jnp.asarray(k, dtype), jnp.asarray(v, dtype), np.array([21, 5])
-    got, want = (jq.attention(*arrays, **scales, implementation=name) for name in ("native", "xla"))
+    got, want = (
+        jq.implementation(name)(jq.attention)(*arrays, **scales) for name in ("native", "xla")
+    )
     assert nmse(got, want) <= 1e-11
 
 
@@ -145,7 +145,7 @@ def test_scores_of_nothing_but_infinities_are_nan(kernels):
     for sinks, first in ((None, np.nan), (np.zeros(1, np.float32), 0)):
         for name in ("native", "xla"):
             out = np.asarray(
-                jq.paged_attention(q, k, v, tables, lens, sinks=sinks, implementation=name)
+                jq.implementation(name)(jq.paged_attention)(q, k, v, tables, lens, sinks=sinks)
             )
             np.testing.assert_array_equal(out[0], np.full((1, 32), first), err_msg=name)
             assert not out[1].any()
@@ -156,7 +156,7 @@ def test_the_last_of_several_tokens_for_a_slot_stays(kernels):
     tokens = np.broadcast_to(np.arange(1, 601, dtype=np.float32)[:, None, None], (600, 4, 128))
     slots = np.where(np.arange(600) % 2, 0, 17).astype(np.int32)
     pages = [jnp.zeros((2, 4, PAGE_SIZE, 128))] * 2
-    for page in jq.append_kv(*pages, tokens, tokens, slots, implementation="native"):
+    for page in jq.implementation("native")(jq.append_kv)(*pages, tokens, tokens, slots):
         page = np.asarray(page)
         assert (
             (page[0, :, 0] == 600).all()
@@ -186,7 +186,9 @@ def test_rope_append(kernels, dtype, interleaved):
     )
     for got, want in zip(
         *(
-            jq.rope_append(*arrays, interleaved=interleaved, **norms, **scales, implementation=name)
+            jq.implementation(name)(jq.rope_append)(
+                *arrays, interleaved=interleaved, **norms, **scales
+            )
             for name in ("native", "xla")
         ),
         strict=True,
@@ -205,10 +207,12 @@ def test_causal_attention(kernels, time, window):
     k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
     got = np.asarray(
         jax.jit(
-            lambda *a: jq.causal_attention(*a, window=window, scale=0.2, implementation="native")
+            lambda *a: jq.implementation("native")(jq.causal_attention)(
+                *a, window=window, scale=0.2
+            )
         )(q, k, v, lengths)
     )
-    (want,) = causal_attention.reference(
+    want = causal_attention.reference(
         *map(jnp.asarray, (q, k, v, lengths)), scale=0.2, window=window
     )
     for row, length in enumerate(lengths):
@@ -218,7 +222,7 @@ def test_causal_attention(kernels, time, window):
 def test_a_bad_key_spoils_what_sees_it_alone(kernels):
     q, k, v = normal(1, 20, 2, 32), normal(1, 20, 2, 32, seed=1), normal(1, 20, 2, 32, seed=2)
     k[0, 7, 1] = np.nan
-    got = np.asarray(jq.causal_attention(q, k, v, np.array([20]), implementation="native"))[0]
+    got = np.asarray(jq.implementation("native")(jq.causal_attention)(q, k, v, np.array([20])))[0]
     assert (
         np.isfinite(got[:7]).all() and np.isfinite(got[:, 0]).all() and np.isnan(got[7:, 1]).all()
     )

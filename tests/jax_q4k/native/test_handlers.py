@@ -214,9 +214,11 @@ def no_library(monkeypatch):
 def test_without_a_library_what_asks_for_it_says_what_to_do(no_library):
     w = jq.QuantizedArray("Q4_K", (8, 256), [jnp.asarray(PLANE)])
     with pytest.raises(jq.UnavailableError, match="was not built.*python -m jax_q4k.native"):
-        jax.jit(lambda x: jq.matmul(x, w, implementation="native")).lower(X)
+        jax.jit(lambda x: jq.implementation("native")(jq.matmul)(x, w)).lower(X)
     assert not native.available() and native.kernels() is None
-    assert "was not built" in str(jq.explain(lambda x: jq.matmul(x, w, implementation="native"), X))
+    assert "was not built" in str(
+        jq.explain(lambda x: jq.implementation("native")(jq.matmul)(x, w), X)
+    )
     (call,) = jq.explain(lambda x: jq.matmul(x, w), X).calls
     assert any(
         "'native'), and its library: libjax_q4k.so was not built" in line for line in call.otherwise
@@ -227,7 +229,7 @@ def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
     w = jq.QuantizedArray("Q4_K", (8, 256), [jnp.asarray(PLANE)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jax.jit(lambda x: jq.matmul(x, w, implementation="xla"))(X)
+        jax.jit(lambda x: jq.implementation("xla")(jq.matmul)(x, w))(X)
         jax.jit(lambda x: jq.rms_norm(x, X[0], eps=1e-5))(
             X
         )  # no kernel of the CPU's would have run

@@ -11,7 +11,7 @@ from helpers import nmse
 
 from jax_q4k import QuantizedArray
 from jax_q4k.native import calls
-from jax_q4k.ops.matmul import DOT_FORMATS
+from jax_q4k.ops.packed_matmul import DOT_FORMATS
 from ptx_kernels import formats
 
 

@@ -80,7 +80,7 @@ def test_gradients_of_a_layer_that_is_recomputed(dtype):
 
     def loss(x, implementation=None):
         def layer(x, _):
-            y = jq.mlp(
+            y = jq.implementation(implementation)(jq.mlp)(
                 x,
                 gate,
                 gate,
@@ -88,7 +88,6 @@ def test_gradients_of_a_layer_that_is_recomputed(dtype):
                 norm_weight=norm,
                 eps=1e-5,
                 residual=x,
-                implementation=implementation,
             )
             return jnp.tanh(y), None
 

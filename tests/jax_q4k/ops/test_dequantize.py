@@ -23,7 +23,7 @@ def test_equals_the_formats_own_decoder(format, dtype):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_no_rows(implementation):
     w = random_weights("Q4_K", 4, 256)[:0]
-    assert jq.dequantize(w, jnp.float16, implementation=implementation).shape == (0, 256)
+    assert jq.implementation(implementation)(jq.dequantize)(w, jnp.float16).shape == (0, 256)
 
 
 def test_arguments_that_do_not_fit():

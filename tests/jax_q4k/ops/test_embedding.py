@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,7 +23,7 @@ def test_rows_of_the_decoded_table(format):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_rows_of_a_float_table(dtype, implementation):
     table, ids = jax.random.normal(jax.random.key(0), (10, 24), dtype), jnp.array([[1, 7], [9, -1]])
-    lookup = functools.partial(jq.embedding, implementation=implementation)
+    lookup = jq.implementation(implementation)(jq.embedding)
     got, want = (
         lookup(ids, table, jnp.bfloat16),
         table[ids].astype(jnp.bfloat16).at[1, 1].set(jnp.nan),
@@ -42,7 +40,7 @@ def test_rows_of_a_float_table(dtype, implementation):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_gradient_of_a_float_table(implementation):
     def loss(table):
-        rows = jq.embedding(jnp.array([3, 1, 3]), table, implementation=implementation)
+        rows = jq.implementation(implementation)(jq.embedding)(jnp.array([3, 1, 3]), table)
         return jnp.sum(rows * jnp.arange(1.0, 4)[:, None])
 
     gradient = jax.jit(jax.grad(loss))(jnp.ones((5, 8)))

@@ -1,7 +1,5 @@
 """Products with float weights, which stay as they are stored, against float64."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,9 +32,9 @@ def exact(x, w):
 )
 def test_equals_the_product(m, n, k, dtype, implementation):
     x, w = normal(m, k), normal(n, k, dtype=dtype, seed=1)
-    y = jq.matmul(x, w, implementation=implementation)
+    y = jq.implementation(implementation)(jq.matmul)(x, w)
     assert y.dtype == jnp.float32 and nmse(y, exact(x, w)) <= 1e-12
-    narrow = jq.matmul(x.astype(jnp.bfloat16), w, implementation=implementation)
+    narrow = jq.implementation(implementation)(jq.matmul)(x.astype(jnp.bfloat16), w)
     assert narrow.dtype == jnp.bfloat16
     assert nmse(narrow, exact(x.astype(jnp.bfloat16), w)) <= 1e-5  # of the result's rounding
 
@@ -49,7 +47,7 @@ def test_subnormal_and_largest_weights(dtype, implementation):
         [info.smallest_subnormal] if dtype == jnp.float16 else []
     )
     w, x = jnp.asarray(np.diag(values), dtype), np.ones((2, len(values)), np.float32)  # fmt: skip
-    got = jq.matmul(x, w, implementation=implementation)
+    got = jq.implementation(implementation)(jq.matmul)(x, w)
     np.testing.assert_array_equal(
         got, np.broadcast_to(np.asarray(values, dtype).astype(np.float32), got.shape)
     )
@@ -58,7 +56,9 @@ def test_subnormal_and_largest_weights(dtype, implementation):
 @pytest.mark.parametrize("implementation", CPU)
 def test_what_is_not_finite_spoils_its_row_alone(implementation):
     x = normal(6, 40).at[1, 7].set(jnp.nan).at[4, 39].set(jnp.inf)
-    y = np.isfinite(jq.matmul(x, normal(9, 40, dtype=jnp.float16), implementation=implementation))
+    y = np.isfinite(
+        jq.implementation(implementation)(jq.matmul)(x, normal(9, 40, dtype=jnp.float16))
+    )
     assert y[[0, 2, 3, 5]].all() and not y[[1, 4]].any()
 
 
@@ -71,7 +71,7 @@ def test_derivatives_in_both_operands(dtype, implementation):
         normal(3, 40, seed=1),
         normal(8, 40, dtype=dtype, seed=1),
     )
-    product = functools.partial(jq.matmul, implementation=implementation)
+    product = jq.implementation(implementation)(jq.matmul)
     value, tangent = jax.jvp(product, (x, w), (dx, dw))
     np.testing.assert_array_equal(value, product(x, w))
     assert nmse(tangent, exact(dx, w) + exact(x, dw)) <= 1e-11
@@ -88,7 +88,7 @@ def test_derivatives_in_both_operands(dtype, implementation):
 
 @pytest.mark.parametrize("implementation", CPU)
 def test_vmap(implementation):
-    product = functools.partial(jq.matmul, implementation=implementation)
+    product = jq.implementation(implementation)(jq.matmul)
     x, w = normal(3, 2, 40), normal(3, 8, 40, dtype=jnp.bfloat16)
     rows = jax.vmap(product, in_axes=(1, None))
     names = [equation.primitive.name for equation in jax.make_jaxpr(rows)(x, w[0]).eqns]

@@ -55,7 +55,7 @@ CALLS = {
     ),
 }
 QKV = weights("Q4_K", "Q4_K", "Q6_K")
-PRIMITIVES = {"gated_matmul": "q4k_gated_matmul", "mlp": "q4k_gated_matmul"}
+NAMES = ("packed_matmul", "linear", "mlp", "rms_norm")  # of primitives
 
 
 def exact(name, x, residual, norm_weight):
@@ -97,7 +97,7 @@ def test_equals_the_definition(name, fused):
 @pytest.mark.parametrize("name", CALLS)
 def test_simulated_kernels_equal_the_reference(name, rows):
     a = operands(rows)
-    simulated = CALLS[name](*a, implementation="sim")
+    simulated = jq.implementation("sim")(CALLS[name])(*a)
     for activations, tolerance in (("q8_1", 1e-9), ("f32", 1e-3)):
         for got, want in zip(simulated, CALLS[name](*a, activations=activations), strict=True):
             assert nmse(got, want) <= tolerance
@@ -107,7 +107,7 @@ def test_simulated_kernels_equal_the_reference(name, rows):
 def test_simulated_kernels_of_f32_activations(name):
     a = operands(2)
     for got, want in zip(
-        CALLS[name](*a, implementation="sim", activations="f32"), exact(name, *a), strict=True
+        jq.implementation("sim")(CALLS[name])(*a, activations="f32"), exact(name, *a), strict=True
     ):
         assert nmse(got, want) <= 1e-10
 
@@ -115,8 +115,8 @@ def test_simulated_kernels_of_f32_activations(name):
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_not_finite_spoils_its_row_alone(name):
     x, residual, norm_weight = operands(3)
-    clean = CALLS[name](x, residual, norm_weight, implementation="sim")
-    spoiled = CALLS[name](x.at[1, 77].set(jnp.nan), residual, norm_weight, implementation="sim")
+    clean = jq.implementation("sim")(CALLS[name])(x, residual, norm_weight)
+    spoiled = jq.implementation("sim")(CALLS[name])(x.at[1, 77].set(jnp.nan), residual, norm_weight)
     for got, want in zip(spoiled, clean, strict=True):
         assert not jnp.isfinite(got[1]).any()
         np.testing.assert_array_equal(got[jnp.array([0, 2])], want[jnp.array([0, 2])])
@@ -127,17 +127,13 @@ def test_one_operation_unless_switched_off(name):
     def names(fused):
         with jq.implementation(fused=fused):
             jaxpr = jax.make_jaxpr(CALLS[name])(*operands(2))
-        return [e.primitive.name for e in jaxpr.eqns if e.primitive.name.startswith(("q4k", "rms"))]
+        return [e.primitive.name for e in jaxpr.eqns if e.primitive.name in NAMES]
 
-    assert names(None) == names((name,)) == [PRIMITIVES.get(name, "q4k_fused_matmul")]
+    assert names(None) == names((name,)) == ["mlp" if name == "mlp" else "linear"]
     chain = names(False)
-    assert (
-        "q4k_matmul" in chain
-        and "q4k_fused_matmul" not in chain
-        and "q4k_gated_matmul" not in chain
-    )
+    assert "packed_matmul" in chain and "linear" not in chain and "mlp" not in chain
     if name == "mlp":  # its parts are operations of their own
-        assert names(("gated_matmul", "matmul")) == ["q4k_gated_matmul", "q4k_fused_matmul"]
+        assert names(("gated_matmul", "matmul")) == ["linear", "linear"]
 
 
 def test_jit_traces_again_where_the_fusions_change():
@@ -158,7 +154,7 @@ def test_jit_traces_again_where_the_fusions_change():
 @pytest.mark.parametrize("name", CALLS)
 def test_derivatives_are_those_of_the_chain(name, implementation):
     a, along = operands(2), operands(2)
-    call = functools.partial(CALLS[name], implementation=implementation)
+    call = jq.implementation(implementation)(CALLS[name])
     with jq.implementation(fused=False):
         want_tangents = jax.jvp(functools.partial(CALLS[name], activations="f32"), a, along)[1]
         ys, pull = jax.vjp(functools.partial(CALLS[name], activations="f32"), *a)
@@ -220,12 +216,11 @@ def test_float_weights_among_packed_ones(implementation):
         jnp.asarray(w.dequantize(), dtype)
         for w, dtype in zip(QKV, (jnp.float32, jnp.bfloat16), strict=False)
     )
-    got = jq.qkv_matmul(
+    got = jq.implementation(implementation)(jq.qkv_matmul)(
         x,
         (*dense, QKV[2]),
         biases=(bias, None, None),
         activations="f32",
-        implementation=implementation,
     )
     for y, w, b in zip(got, (*dense, QKV[2].dequantize()), (bias, 0, 0), strict=True):
         assert (
@@ -236,7 +231,7 @@ def test_float_weights_among_packed_ones(implementation):
             <= 1e-11
         )
     gate, up, down = (w.dequantize() for w in (GATE, UP, DOWN))
-    got = jq.mlp(x, gate, up, down, norm_weight=NORM, eps=EPS, implementation=implementation)
+    got = jq.implementation(implementation)(jq.mlp)(x, gate, up, down, norm_weight=NORM, eps=EPS)
     assert nmse(got, exact("mlp", x, jnp.zeros((2, 24)), NORM)[0]) <= 1e-11
 
 

@@ -5,8 +5,8 @@ import pytest
 from helpers import nmse
 
 import jax_q4k as jq
-from jax_q4k.ops.matmul import DOT_FORMATS, takes_q8_1
-from jax_q4k.ops.matmul import _op as matmul_op
+from jax_q4k.ops.packed_matmul import DOT_FORMATS, takes_q8_1
+from jax_q4k.ops.packed_matmul import _op as matmul_op
 from ptx_kernels import choices, formats
 
 from .random_weights import random_weights
@@ -101,10 +101,10 @@ def test_many_rows_are_float16_only_where_nobody_asked_for_int8(activations, lea
     """
     w = random_weights("Q4_K", 256, 256)
     x = jnp.asarray(rng.standard_normal((48, 256)), jnp.float32)
-    params = dict(format="Q4_K", activations=activations, transposed=False)
-    program = jax.jit(lambda x, *planes: matmul_op.composition(x, *planes, **params))
+    params = dict(activations=activations, transposed=False)
+    program = jax.jit(lambda x, w: matmul_op.composition(x, w, **params))
     with choices.on_device(choices.target("NVIDIA H200", 1)):
-        (got,) = program(x, *w.planes)
+        got = program(x, w)
     assert least <= nmse(got, f64_product(x, w)) <= most
 
 
@@ -193,7 +193,7 @@ def test_stacked_weights_scanned_over_their_leading_axis():
             "activations='int8'",
         ),
         (
-            lambda w: jq.matmul(jnp.zeros((2, 256)), w, implementation="cuda"),
+            lambda w: jq.implementation("cuda")(jq.matmul)(jnp.zeros((2, 256)), w),
             ValueError,
             "implementation='cuda'",
         ),
@@ -209,4 +209,4 @@ def test_arguments_that_do_not_fit(call, error, message):
 
 def test_explicit_ptx_without_a_gpu_raises():
     with pytest.raises(jq.UnavailableError, match="needs a CUDA device"):
-        jq.matmul(jnp.zeros((1, 256)), random_weights("Q4_K", 4, 256), implementation="ptx")
+        jq.implementation("ptx")(jq.matmul)(jnp.zeros((1, 256)), random_weights("Q4_K", 4, 256))

@@ -13,7 +13,7 @@ from implementations import IMPLEMENTATIONS
 from jax.test_util import check_grads
 
 import jax_q4k as jq
-from jax_q4k.ops.matmul import DOT_FORMATS
+from jax_q4k.ops.packed_matmul import DOT_FORMATS
 from ptx_kernels import formats
 from tools import aot
 
@@ -75,9 +75,9 @@ def test_simulated_kernels_give_the_same_derivative(format, rows):
     x, dy = normal(rows, K), normal(rows, N)
     got, want = (
         jax.jit(
-            lambda x, w, dy, name=name: jax.vjp(lambda x: jq.matmul(x, w, implementation=name), x)[
-                1
-            ](dy)
+            lambda x, w, dy, name=name: jax.vjp(
+                lambda x: jq.implementation(name)(jq.matmul)(x, w), x
+            )[1](dy)
         )(x, w, dy)
         for name in ("sim", "xla")
     )
@@ -91,7 +91,7 @@ def test_simulated_kernels_keep_the_activations_dtype(rows):
         normal(rows, K, dtype=jnp.bfloat16),
         normal(rows, N, dtype=jnp.bfloat16),
     )
-    y, pull = jax.vjp(lambda x: jq.matmul(x, w, implementation="sim"), x)
+    y, pull = jax.vjp(lambda x: jq.implementation("sim")(jq.matmul)(x, w), x)
     (got,) = pull(dy)
     assert y.dtype == got.dtype == jnp.bfloat16
     assert nmse(got, np.asarray(dy).astype(np.float64) @ decoded(w)) <= TOLERANCE[jnp.bfloat16]
@@ -218,7 +218,7 @@ def test_no_decoded_weights_lie_in_the_program():
             for a in avals
             if a.size >= N * K and jnp.issubdtype(a.dtype, jnp.floating)
         ]
-        return [name for name, _ in found].count("q4k_matmul"), large
+        return [name for name, _ in found].count("packed_matmul"), large
 
     assert matrices(loss) == (1, [])
     assert matrices(jax.grad(loss)) == (2, [])

@@ -1,5 +1,3 @@
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -79,14 +77,16 @@ def test_options_and_quantized_pages(dtype, options, implementation):
     (k, k_scales, keys), (v, v_scales, values) = (quantized(p, dtype) for p in (k_pages, v_pages))
     lens = np.array([0, 20, 33, 48])
     want = attention(q, keys, values, tables, lens, **options)
-    options = options | dict(k_scales=k_scales, v_scales=v_scales, implementation=implementation)
-    assert nmse(jq.paged_attention(q, k, v, tables, lens, **options), want) <= 1e-12
+    options = options | dict(k_scales=k_scales, v_scales=v_scales)
+    choose = jq.implementation(implementation)
+    got = choose(jq.paged_attention)(q, k, v, tables, lens, **options)
+    assert nmse(got, want) <= 1e-12
     # the same tokens in one run per sequence
     k, v, *scales = (
         None if a is None else contiguous(a, tables) for a in (k, v, k_scales, v_scales)
     )
     options |= dict(zip(("k_scales", "v_scales"), scales, strict=True))
-    assert nmse(jq.attention(q, k, v, lens, **options), want) <= 1e-12
+    assert nmse(choose(jq.attention)(q, k, v, lens, **options), want) <= 1e-12
 
 
 def contiguous(pages, tables):
@@ -100,7 +100,7 @@ def test_long_contexts_are_split_by_the_kernels():
         batch=2, num_kv_heads=1, head_dim=32, page_size=64, per_sequence=16
     )
     lens = np.array([0, 900])
-    call = jax.jit(functools.partial(jq.paged_attention, implementation="sim"))
+    call = jax.jit(jq.implementation("sim")(jq.paged_attention))
     assert (
         call.lower(q, k_pages, v_pages, tables, lens).as_text().count("custom_call @") == 2
     )  # the second merges
@@ -196,7 +196,7 @@ def test_no_sequences():
             r"soft_cap=1e\+300 must be positive and finite in float32",
         ),
         (
-            dict(scale=1e-300, implementation="sim"),
+            dict(scale=1e-300),
             ValueError,
             "scale=1e-300 must be positive and finite in float32",
         ),

@@ -26,7 +26,7 @@ def exact(x, weight, eps):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_equals_the_definition(implementation, shape):
     x, weight = normal(*shape), normal(shape[-1])
-    y = jq.rms_norm(x, weight, eps=0.25, implementation=implementation)
+    y = jq.implementation(implementation)(jq.rms_norm)(x, weight, eps=0.25)
     assert y.shape == shape and y.dtype == jnp.float32
     assert nmse(y, exact(x, weight, 0.25)) <= 1e-12
 
@@ -42,7 +42,7 @@ def test_result_has_the_dtype_of_x(dtype):
 def test_rows_longer_than_the_kernel_takes():
     x, weight = normal(1, MAX_COLUMNS + 4), normal(MAX_COLUMNS + 4)
     assert (
-        nmse(jq.rms_norm(x, weight, eps=1e-6, implementation="sim"), exact(x, weight, 1e-6))
+        nmse(jq.implementation("sim")(jq.rms_norm)(x, weight, eps=1e-6), exact(x, weight, 1e-6))
         <= 1e-12
     )
 
@@ -50,7 +50,7 @@ def test_rows_longer_than_the_kernel_takes():
 def test_zeros_and_poison_stay_in_their_rows():
     x = jnp.zeros((3, 64)).at[1, 5].set(jnp.nan).at[2].set(1.0)
     for implementation in ("xla", "sim"):
-        y = jq.rms_norm(x, jnp.ones(64), eps=1e-6, implementation=implementation)
+        y = jq.implementation(implementation)(jq.rms_norm)(x, jnp.ones(64), eps=1e-6)
         assert not y[0].any() and jnp.isnan(y[1]).any() and jnp.isfinite(y[2]).all()
 
 
@@ -63,7 +63,7 @@ def test_derivatives_in_both_operands(implementation):
         return x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True) + eps) * weight
 
     def ours(x, weight):
-        return jq.rms_norm(x, weight, eps=eps, implementation=implementation)
+        return jq.implementation(implementation)(jq.rms_norm)(x, weight, eps=eps)
 
     (_, got), (_, want) = (jax.jvp(f, (x, weight), (dx, dweight)) for f in (ours, plain))
     assert nmse(got, want) <= 1e-11

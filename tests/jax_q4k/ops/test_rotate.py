@@ -6,8 +6,8 @@ from helpers import nmse
 from implementations import IMPLEMENTATIONS, needs_native
 from oracles import rotated
 
-from jax_q4k import native
-from jax_q4k.ops.rotate import rotate
+import jax_q4k as jq
+from jax_q4k import native, rotate
 
 rng = np.random.default_rng(0)
 
@@ -29,7 +29,7 @@ def operands(tokens, heads, head_dim, rope_dim):
 @pytest.mark.parametrize("tokens", [1, 19])
 def test_equals_the_definition(implementation, interleaved, rope_dim, tokens):
     x, cos, sin = operands(tokens, 3, 48, rope_dim)
-    got = rotate(x, cos, sin, interleaved=interleaved, implementation=implementation)
+    got = jq.implementation(implementation)(rotate)(x, cos, sin, interleaved=interleaved)
     assert nmse(got, rotated(x, cos, sin, interleaved)) <= 1e-13
     np.testing.assert_array_equal(got[..., rope_dim:], x[..., rope_dim:])
 
@@ -37,10 +37,10 @@ def test_equals_the_definition(implementation, interleaved, rope_dim, tokens):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_leading_axes_and_vmap(implementation):
     x, cos, sin = (a.reshape(2, 5, *a.shape[1:]) for a in operands(10, 2, 32, 16))
-    together = rotate(x, cos, sin, interleaved=True, implementation=implementation)
-    mapped = jax.vmap(lambda *row: rotate(*row, interleaved=True, implementation=implementation))(
-        x, cos, sin
-    )
+    together = jq.implementation(implementation)(rotate)(x, cos, sin, interleaved=True)
+    mapped = jax.vmap(
+        lambda *row: jq.implementation(implementation)(rotate)(*row, interleaved=True)
+    )(x, cos, sin)
     np.testing.assert_array_equal(together, mapped)
     assert rotate(x[:0], cos[:0], sin[:0], interleaved=True).shape == (0, 5, 2, 32)
 
@@ -50,7 +50,7 @@ def test_the_gradient_turns_back(implementation):
     x, cos, sin = operands(4, 2, 32, 16)
     dy = rng.standard_normal(x.shape).astype(np.float32)
     (dx,) = jax.vjp(
-        lambda x: rotate(x, cos, sin, interleaved=False, implementation=implementation), x
+        lambda x: jq.implementation(implementation)(rotate)(x, cos, sin, interleaved=False), x
     )[1](dy)
     assert nmse(dx, rotated(dy, cos, -sin, False)) <= 1e-13
 

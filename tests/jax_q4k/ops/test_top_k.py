@@ -21,7 +21,7 @@ def values(*shape, distinct=50, dtype=jnp.float32):
 @pytest.mark.parametrize("shape", [(1,), (33,), (2, 3, 700), (2, 3000)])
 def test_argmax_is_the_first_of_the_largest(shape, implementation):
     x = values(*shape)
-    best = jq.argmax(x, implementation=implementation)
+    best = jq.implementation(implementation)(jq.argmax)(x)
     assert best.dtype == jnp.int32 and best.shape == shape[:-1]
     np.testing.assert_array_equal(best, np.argmax(x, axis=-1))
 
@@ -32,7 +32,7 @@ def test_argmax_is_the_first_of_the_largest(shape, implementation):
 )
 def test_top_k_is_a_stable_sort(shape, k, implementation):
     x = values(*shape)
-    found, indices = jq.top_k(x, k, implementation=implementation)
+    found, indices = jq.implementation(implementation)(jq.top_k)(x, k)
     order = np.argsort(-np.asarray(x), axis=-1, kind="stable")[..., :k]
     assert indices.dtype == jnp.int32 and found.shape == indices.shape == (*shape[:-1], k)
     np.testing.assert_array_equal(indices, order)
@@ -47,10 +47,10 @@ def test_rows_of_both_lengths_are_searched_by_one_and_two_launches():
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_nan_infinities_and_zeros(implementation):
     x = jnp.array([1.0, jnp.nan, 3.0, -0.0, 0.0, 3.0, jnp.inf, -jnp.nan, -jnp.inf])
-    assert jq.argmax(x, implementation=implementation) == 1
-    assert jq.argmax(x[2:6], implementation=implementation) == 0
-    assert jq.argmax(jnp.full(5, -jnp.inf), implementation=implementation) == 0
-    _, indices = jq.top_k(x, 9, implementation=implementation)
+    assert jq.implementation(implementation)(jq.argmax)(x) == 1
+    assert jq.implementation(implementation)(jq.argmax)(x[2:6]) == 0
+    assert jq.implementation(implementation)(jq.argmax)(jnp.full(5, -jnp.inf)) == 0
+    _, indices = jq.implementation(implementation)(jq.top_k)(x, 9)
     assert indices.tolist() == [1, 7, 6, 2, 5, 0, 3, 4, 8]
 
 
@@ -62,7 +62,7 @@ def test_result_has_the_dtype_of_x(dtype):
 
 def test_more_than_the_kernels_take_is_left_to_xla():
     x = jax.random.normal(jax.random.key(0), (1, MAX_PART + 8))
-    found, indices = jq.top_k(x, MAX_PART + 1, implementation="sim")
+    found, indices = jq.implementation("sim")(jq.top_k)(x, MAX_PART + 1)
     want, where = jax.lax.top_k(x, MAX_PART + 1)
     np.testing.assert_array_equal(found, want)
     np.testing.assert_array_equal(indices, where)
@@ -74,9 +74,9 @@ def test_jit_vmap_and_no_rows(implementation):
 
     @jax.jit
     def both(x):
-        return jq.argmax(x, implementation=implementation), *jq.top_k(
-            x, 2, implementation=implementation
-        )
+        return jq.implementation(implementation)(jq.argmax)(x), *jq.implementation(implementation)(
+            jq.top_k
+        )(x, 2)
 
     for mapped, whole in zip(jax.vmap(both, in_axes=1, out_axes=1)(x), both(x), strict=True):
         np.testing.assert_array_equal(mapped, whole)

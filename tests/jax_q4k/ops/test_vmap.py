@@ -34,7 +34,7 @@ def test_matmul_of_mapped_rows_is_one_call(implementation, axis):
     w, x = random_weights("Q4_K", N, K), normal(2, 3, K)
 
     def product(x):
-        return jq.matmul(x, w, implementation=implementation)
+        return jq.implementation(implementation)(jq.matmul)(x, w)
 
     mapped = jax.vmap(product, in_axes=axis, out_axes=0)
     got = mapped(jnp.moveaxis(x, 0, axis))
@@ -43,7 +43,7 @@ def test_matmul_of_mapped_rows_is_one_call(implementation, axis):
         equation.primitive.name
         for equation in jax.make_jaxpr(mapped)(jnp.moveaxis(x, 0, axis)).eqns
     ]
-    assert names.count("q4k_matmul") == 1 and "scan" not in names
+    assert names.count("packed_matmul") == 1 and "scan" not in names
 
 
 def test_matmul_of_mapped_weights():

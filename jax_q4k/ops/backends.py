@@ -1,0 +1,116 @@
+"""Which implementation of an operation runs where, as data; lowering and `explain` both ask
+`decide`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from .. import native
+from ..custom_call import KernelCall, launch_ptx, launch_simulated
+
+if TYPE_CHECKING:
+    from .op import Op
+
+
+class Backend(NamedTuple):
+    """An implementation: one row of `BACKENDS`.
+
+    Attributes:
+      composition: the function of an Op that it runs; the reference where the Op has none.
+      platforms: where it runs: `cuda`, `cpu`, or `other`.
+      elsewhere: the end of the error on another platform.
+      launch: one kernel's launch, the first argument of the `ptx` composition.
+    """
+
+    composition: Literal["reference", "native", "ptx"]
+    platforms: tuple[str, ...]
+    elsewhere: str = ""
+    launch: KernelCall | None = None
+
+
+BACKENDS: dict[str, Backend] = {
+    "ptx": Backend(
+        "ptx",
+        ("cuda",),
+        "needs a CUDA device; 'sim' runs the same kernels on the CPU, 'native' kernels of its own, "
+        "'xla' plain JAX",
+        launch_ptx,
+    ),
+    "native": Backend("native", ("cpu",), "runs on the CPU only; use 'ptx' or 'xla'"),
+    "xla": Backend("reference", ("cpu", "cuda", "other")),
+    "sim": Backend(
+        "ptx",
+        ("cpu",),
+        "runs on the CPU only; on a CUDA device use 'ptx' or 'xla'",
+        launch_simulated,
+    ),
+}
+
+#: Platform -> what runs where nobody asked: the first that is available.
+DEFAULTS: dict[str, tuple[str, ...]] = {
+    "cuda": ("ptx",),
+    "cpu": ("native", "xla"),
+    "other": ("xla",),
+}
+
+
+class Decision(NamedTuple):
+    """The implementation of an operation on a platform, and who chose it.
+
+    Attributes:
+      error, problem: what keeps it from running, as lowering raises it and as a report says it;
+        None: it runs.
+      passed_over: the platform's first choice, which is not available; None: this is it.
+    """
+
+    implementation: str
+    why: str
+    error: str | None = None
+    problem: str | None = None
+    passed_over: str | None = None
+
+
+def default_implementation(platform: str) -> str:
+    """The implementation that runs on `cuda`, `cpu` or `other` where nobody asked for one."""
+    return next(name for name in DEFAULTS[platform] if not _is_passed_over(name))
+
+
+def decide(op: Op, asked: str | None, platform: str) -> Decision:
+    """The implementation of `op` on a platform, where `asked` was selected, or None: nothing."""
+    name = asked or default_implementation(platform)
+    why = "asked for by name" if asked else f"the default on {platform}"
+    backend, missing = BACKENDS[name], _missing(name)
+    error = f"{op.name}: implementation {name!r}"
+    if platform not in backend.platforms:
+        where = f"it runs on {backend.platforms[0]} only: lowering raises UnavailableError"
+        return Decision(name, why, f"{error} {backend.elsewhere}", where)
+    if missing is not None:
+        return Decision(name, why, f"{error}: {missing}", missing)
+    if asked is None and op.native is not None and name != (first := DEFAULTS[platform][0]):
+        return Decision(name, f"{why}, as {_missing(first)}", passed_over=first)
+    return Decision(name, why)
+
+
+def composition(op: Op, implementation: str, launch: KernelCall | None = None) -> Any:
+    """(*operands, **params) -> results of `op` by an implementation; `launch` in place of its
+    own.
+    """
+    backend = BACKENDS[implementation]
+    function = getattr(op, backend.composition)
+    if function is None:
+        return op.reference
+    launch = backend.launch and (launch or backend.launch)
+    if launch is None:
+        return function
+    return lambda *operands, **params: function(launch, *operands, **params)
+
+
+def _is_passed_over(implementation: str) -> bool:
+    """Whether something else is the default: not where $JAX_Q4K_KERNELS names the CPU's kernels."""
+    return _missing(implementation) is not None and not native.named()
+
+
+def _missing(implementation: str) -> str | None:
+    """What an implementation lacks on this machine, as the library of the CPU's kernels."""
+    return native.problem() if implementation == "native" and not native.available() else None

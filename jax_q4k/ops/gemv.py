@@ -1,0 +1,122 @@
+"""Mat-vecs: packed matrices times one to eight rows of activations, with what stands around them,
+as launches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from ptx_kernels import tuning
+from ptx_kernels.kernels.matvec import (
+    FORMATS,
+    MAX_MATRICES,
+    MAX_ROWS,
+    MatvecConfig,
+    gated_matvec,
+    matvec,
+    qkv_matvec,
+)
+
+from ..arrays import QuantizedArray
+from . import quantize_q8_1, rms_norm
+from .op import KernelCall
+
+__all__ = ["FORMATS", "MAX_ROWS", "gemv", "quantized_ahead", "takes"]
+
+#: Rows as f32 (m, k), or as q8_1: values s8 (m, k), and scale and sum f32 (m, k / 32, 2).
+Rows = jax.Array | Sequence[jax.Array]
+
+
+def takes(weights: Sequence[QuantizedArray], m: int) -> bool:
+    """Whether a mat-vec takes these matrices and m rows of activations."""
+    return (
+        m <= MAX_ROWS and len(weights) <= MAX_MATRICES and all(w.format in FORMATS for w in weights)
+    )
+
+
+def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:
+    """Whether a matrix's activations are best made q8_1 by the kernel before: no mat-vec of it
+    would quantize m rows in its own prologue.
+    """
+    if activations == "f32" or not takes([w], m):
+        return False
+    config = tuning.fused_matvec((w.format,), w.shape[:1], w.shape[1], m, floats=True)
+    return config.activations == "q8_1"
+
+
+def gemv(
+    launch: KernelCall,
+    x: Rows,
+    weights: Sequence[QuantizedArray],
+    *,
+    norm_weight: jax.Array | None = None,
+    eps: float = 0.0,
+    biases: Sequence[jax.Array | None] | None = None,
+    residual: jax.Array | None = None,
+    activation: str | None = None,
+    activations: str | None = None,
+    output: Literal["f32", "q8_1"] = "f32",
+) -> list[jax.Array]:
+    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w by one launch, behind one
+    that quantizes, or normalizes and quantizes, where the mat-vec's prologue does not.
+
+    With `activation`: that of the first product, times the second. `output` q8_1: what
+    `quantize_q8_1` makes of the result.
+    """
+    floats = isinstance(x, jax.Array)
+    (m, columns), count = (x if floats else x[0]).shape, 1 if activation else len(weights)
+    formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
+    given = [bias for bias in biases or () if bias is not None]
+    if activations == "f32":
+        config = tuning.float_matvec(formats, rows[:count], columns, m, norm_weight is not None)
+    else:
+        config = tuning.fused_matvec(formats, rows[:count], columns, m, floats, output)
+        plain = len(weights) == 1 and norm_weight is residual is None and not given
+        if floats and plain and config.activations == "q8_1":
+            config = tuning.matvec(formats[0], rows[0], columns, m)
+    operands, norm = _activations(launch, config, x, norm_weight, eps)
+    shape: dict[str, Any] = {"columns": columns, "m": m, "config": config, **norm}
+    if activation:
+        kernel = gated_matvec(
+            formats=formats, n=rows[0], activation=activation, output=output, **shape
+        )
+    elif len(weights) == 1:
+        given += [] if residual is None else [residual]
+        kernel = matvec(
+            format=formats[0],
+            n=rows[0],
+            bias=bool(biases and biases[0] is not None),
+            residual=residual is not None,
+            **shape,
+        )
+    else:
+        if given:
+            assert biases is not None
+            given = [jnp.zeros(n) if b is None else b for b, n in zip(biases, rows, strict=True)]
+        kernel = qkv_matvec(formats=formats, rows=rows, biases=bool(given), **shape)
+    planes = [plane for w in weights for plane in w.planes]
+    return launch(kernel, *planes, *operands, *given)
+
+
+def _activations(
+    launch: KernelCall,
+    config: MatvecConfig,
+    x: Rows,
+    norm_weight: jax.Array | None,
+    eps: float,
+) -> tuple[Sequence[jax.Array], dict[str, Any]]:
+    """The operands by which a mat-vec of `config` gets [rms_norm](x), and its arguments that say
+    so: its own prologue quantizes and normalizes, or a kernel before.
+    """
+    if not isinstance(x, jax.Array):
+        return x, {}
+    if norm_weight is None:
+        return quantize_q8_1.ptx(launch, x) if config.activations == "q8_1" else [x], {}
+    if config.activations == "inline_q8" or config.stage == "whole":
+        return [x, norm_weight], {"norm": True, "eps": eps}
+    output: Literal["f32", "q8_1"] = "q8_1" if config.activations == "q8_1" else "f32"
+    return rms_norm.launches(launch, x, norm_weight, eps=eps, output=output), {}

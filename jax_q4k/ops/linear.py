@@ -1,0 +1,414 @@
+"""Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias] of one matrix, of several, or of two that
+gate each other.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..arrays import QuantizedArray
+from ..implementation import activations_of, current_selection
+from ..native import calls
+from . import checks, float_matmul, gemv, packed_matmul, rms_norm
+from .op import KernelCall, Op
+
+#: How a gate is applied; `gelu` is the approximation by tanh (https://arxiv.org/abs/1606.08415).
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def matmul(
+    x: Any, w: Any, *, bias: Any = None, residual: Any = None, activations: str | None = None
+) -> jax.Array:
+    """y = residual + x @ dequantize(w).T + bias, accumulated in float32.
+
+    A NaN or Inf in a row of `x` reaches that row of y only.
+
+    Differentiable in `x`, any number of times and in both modes: dy = dx @ dequantize(w).T, and its
+    transpose dx = dy @ dequantize(w), accumulated in float32 and never quantized: the rounding of
+    `q8_1` is passed straight through, as if it were the identity. A packed `w` stays packed between
+    the passes and is a constant: `jax.grad` with respect to one raises JAX's error for integers;
+    with `allow_int=True` its planes' gradients are float0.
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16.
+      w: QuantizedArray (n, k), or a float array (n, k) of one of these dtypes, in which it is
+        differentiable, too.
+      bias: (n,) float array, or None. residual: (..., n) float array, or None.
+      activations: `f32`: x as it is; on CUDA up to eight rows are multiplied by mat-vecs of packed
+        weights, and XLA multiplies more by decoded ones. `q8_1`: x quantized to int8 in groups of
+        32 wherever the CUDA path has a kernel that takes it so, on every implementation: up to
+        eight rows (under `vmap`, of all examples together), and more where k is a multiple of 64.
+        None takes what `jax_q4k.implementation` selected, else `f32` for xla, `q8_1` for native,
+        and for ptx and sim what is fastest: `q8_1`, or, of many rows on some GPUs, x rounded to
+        float16, 256 columns of a row by a common power of two.
+
+    Returns:
+      (..., n) of x's dtype.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name.
+    """
+    biases = None if bias is None else (bias,)
+    (y,) = linear(x, (w,), biases=biases, residual=residual, activations=activations)
+    return y
+
+
+def rms_norm_matmul(
+    x: Any,
+    norm_weight: Any,
+    w: Any,
+    *,
+    eps: float,
+    bias: Any = None,
+    residual: Any = None,
+    activations: str | None = None,
+) -> jax.Array:
+    """residual + rms_norm(x, norm_weight) @ dequantize(w).T + bias, accumulated in float32.
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16.
+      norm_weight: (k,), as `rms_norm` takes it, and eps.
+      w: QuantizedArray (n, k), or a float array.
+      bias: (n,) or None. residual: (..., n) or None.
+      activations: as `matmul` takes them.
+
+    Returns:
+      (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `matmul` is.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name.
+    """
+    (y,) = _linear(
+        "rms_norm_matmul",
+        x,
+        (w,),
+        norm=(norm_weight, eps),
+        biases=None if bias is None else (bias,),
+        residual=residual,
+        activations=activations,
+    )
+    return y
+
+
+def qkv_matmul(
+    x: Any,
+    weights: Sequence[Any],
+    *,
+    norm_weight: Any = None,
+    eps: float | None = None,
+    biases: Sequence[Any] | None = None,
+    activations: str | None = None,
+) -> tuple[jax.Array, ...]:
+    """Products of the same activations with several matrices, such as attention's projections to Q,
+    K and V.
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16.
+      weights: QuantizedArrays (n_i, k), whose formats may differ, or float arrays.
+      norm_weight: (k,): x is normalized first, with `eps`; None: as it is.
+      biases: for every matrix (n_i,) or None; None: none has one.
+      activations: as `matmul` takes them.
+
+    Returns:
+      One (..., n_i) of x's dtype per matrix. Differentiable as the chain of `rms_norm` and `matmul`
+      is.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
+        norm_weight without eps.
+    """
+    norm = None if norm_weight is None else (norm_weight, eps)
+    return _linear("qkv_matmul", x, weights, norm=norm, biases=biases, activations=activations)
+
+
+def gated_matmul(
+    x: Any,
+    gate: Any,
+    up: Any,
+    *,
+    activation: str = "silu",
+    norm_weight: Any = None,
+    eps: float | None = None,
+    activations: str | None = None,
+) -> jax.Array:
+    """activation(x @ dequantize(gate).T) * (x @ dequantize(up).T), accumulated in float32.
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16.
+      gate, up: QuantizedArrays (n, k), whose formats may differ, or float arrays.
+      activation: `silu`, or `gelu` (the approximation by tanh).
+      norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
+      activations: as `matmul` takes them.
+
+    Returns:
+      (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `matmul` is.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
+        norm_weight without eps.
+    """
+    gate, up = checks.weight("gate", gate), checks.weight("up", up)
+    check_gate(activation, gate, up)
+    norm = None if norm_weight is None else (norm_weight, eps)
+    (y,) = _linear(
+        "gated_matmul", x, (gate, up), norm=norm, activation=activation, activations=activations
+    )
+    return y
+
+
+def linear(
+    x: Any,
+    weights: Sequence[Any],
+    *,
+    norm_weight: Any = None,
+    eps: float | None = None,
+    biases: Sequence[Any] | None = None,
+    residual: Any = None,
+    activations: str | None = None,
+) -> tuple[jax.Array, ...]:
+    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w, accumulated in float32: a
+    linear layer, with what stands around it in a decoder.
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16.
+      weights: at least one QuantizedArray (n_i, k), whose formats may differ, or float array.
+      norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
+      biases: for every matrix (n_i,) or None; None: none has one.
+      residual: (..., n), of a single matrix, or None.
+      activations: as `matmul` takes them.
+
+    Returns:
+      One (..., n_i) of x's dtype per matrix. Differentiable as the chain of `rms_norm` and `matmul`
+      is.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
+        norm_weight without eps.
+    """
+    weights = tuple(weights)
+    norm = None if norm_weight is None else (norm_weight, eps)
+    name = "qkv_matmul" if len(weights) > 1 else "matmul" if norm is None else "rms_norm_matmul"
+    return _linear(
+        name, x, weights, norm=norm, biases=biases, residual=residual, activations=activations
+    )
+
+
+def check_gate(activation: Any, gate: Any, up: Any) -> None:
+    """Raises ValueError for an unknown activation, or a gate and an up of different shapes."""
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        raise ValueError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
+    checks.same_shape("up", up, gate.shape, "gate's shape")
+
+
+class Operands(NamedTuple):
+    """The primitive's operands; all but the weights float32."""
+
+    x: jax.Array  # (m, k)
+    residual: jax.Array | None  # (m, n), of a single matrix
+    norm_weight: jax.Array | None  # (k,)
+    weights: tuple[Any, ...]  # packed (n_i, k)
+    biases: tuple[jax.Array | None, ...]  # (n_i,)
+
+
+def _linear(
+    name: str,
+    x: Any,
+    weights: Sequence[Any],
+    *,
+    norm: tuple[Any, float | None] | None,
+    biases: Sequence[Any] | None = None,
+    residual: Any = None,
+    activation: str | None = None,
+    activations: str | None,
+) -> tuple[jax.Array, ...]:
+    """`linear`, or `gated_matmul` with an `activation`; `name`: which of FUSIONS it is."""
+    x, activations = checks.float_array("x", x), activations_of(activations)
+    weights = _weights(x, tuple(weights))
+    packed = all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
+    *leading, k = x.shape
+    m = math.prod(leading)
+    if norm is residual is biases is activation is None and len(weights) == 1:
+        y = product(x.reshape(m, k), weights[0], activations)
+        return (y.reshape(*leading, y.shape[-1]),)
+    operands = _operands(x, weights, norm, biases, residual)
+    eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
+    if m and packed and current_selection().fuses(name):
+        ys = _op.bind(*operands, eps=eps, activation=activation, activations=activations)
+    else:
+        ys = chain(operands, eps, activation, public_steps(activations))
+    return tuple(y.reshape(*leading, y.shape[-1]).astype(x.dtype) for y in ys)
+
+
+def _weights(x: jax.Array, weights: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not weights:
+        raise ValueError("weights=() must hold at least one matrix")
+    several = len(weights) > 1
+    weights = tuple(
+        checks.weight(f"weights[{i}]" if several else "w", w) for i, w in enumerate(weights)
+    )
+    if x.ndim < 1 or any(x.shape[-1] != w.shape[1] for w in weights):
+        k = "k" if several else f"k={weights[0].shape[1]}"
+        shapes = [w.shape for w in weights] if several else weights[0].shape
+        raise ValueError(f"x has shape {x.shape}; its last axis must be {k}, as in w {shapes}")
+    return weights
+
+
+def _operands(
+    x: jax.Array,
+    weights: tuple[Any, ...],
+    norm: tuple[Any, float | None] | None,
+    biases: Sequence[Any] | None,
+    residual: Any,
+) -> Operands:
+    *leading, k = x.shape
+    m, several, n = math.prod(leading), len(weights) > 1, weights[0].shape[0]
+    if residual is not None:
+        if several:
+            raise ValueError(f"residual belongs to a single matrix; there are {len(weights)}")
+        residual = checks.float32("residual", residual, (*leading, n), "(..., n)").reshape(m, n)
+    biases = (None,) * len(weights) if biases is None else tuple(biases)
+    if len(biases) != len(weights):
+        raise ValueError(
+            f"biases has {len(biases)} elements; it must have one for each of {len(weights)} "
+            "matrices"
+        )
+    named = ((f"biases[{i}]" if several else "bias", b) for i, b in enumerate(biases))
+    return Operands(
+        x.reshape(m, k).astype(jnp.float32),
+        residual,
+        None if norm is None else checks.float32("norm_weight", norm[0], (k,), "(k,)"),
+        weights,
+        tuple(
+            None if bias is None else checks.float32(name, bias, w.shape[:1], "(n,)")
+            for (name, bias), w in zip(named, weights, strict=True)
+        ),
+    )
+
+
+class Steps(NamedTuple):
+    """The operations that a linear layer is a chain of."""
+
+    norm: Callable[[jax.Array, jax.Array, float], jax.Array]  # (x, weight, eps) -> RMSNorm
+    product: Callable[[jax.Array, Any], jax.Array]  # (x (m, k), w (n, k)) -> (m, n)
+
+
+def chain(
+    operands: Operands, eps: float, activation: str | None, steps: Steps
+) -> tuple[jax.Array, ...]:
+    """The operation step by step."""
+    x, residual, norm_weight, weights, biases = operands
+    h = x if norm_weight is None else steps.norm(x, norm_weight, eps)
+    ys = [steps.product(h, w) for w in weights]
+    if activation is not None:
+        return (ACTIVATIONS[activation](ys[0]) * ys[1],)
+    ys = [y if bias is None else y + bias for y, bias in zip(ys, biases, strict=True)]
+    return tuple(ys if residual is None else (residual + y for y in ys))
+
+
+def reference_steps(activations: str | None) -> Steps:
+    """The steps in plain JAX."""
+    return Steps(
+        lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps),
+        functools.partial(packed_matmul.reference, activations=activations),
+    )
+
+
+def ptx_steps(launch: KernelCall, activations: str | None) -> Steps:
+    """The steps by kernels of their own."""
+    return Steps(
+        lambda x, weight, eps: rms_norm.ptx(launch, x, weight, eps=eps),
+        functools.partial(packed_matmul.ptx, launch, activations=activations),
+    )
+
+
+def public_steps(activations: str | None) -> Steps:
+    """The steps as differentiable operations of their own."""
+    return Steps(
+        lambda x, weight, eps: rms_norm.rms_norm(x, weight, eps=eps),
+        lambda x, w: product(x, w, activations),
+    )
+
+
+def product(x: jax.Array, w: Any, activations: str | None) -> jax.Array:
+    """x (m, k) times a packed or float w (n, k) transposed, of x's dtype; m and n may be 0."""
+    if not x.shape[0] or not w.shape[0]:
+        return jnp.zeros((x.shape[0], w.shape[0]), x.dtype)
+    if isinstance(w, QuantizedArray):
+        return packed_matmul.packed_matmul(x, w, activations)
+    return float_matmul.float_matmul(x, w)
+
+
+def reference(
+    *operands: Any, eps: float, activation: str | None, activations: str | None
+) -> tuple[jax.Array, ...]:
+    """The operation in plain JAX."""
+    return chain(Operands(*operands), eps, activation, reference_steps(activations))
+
+
+def ptx(
+    launch: KernelCall,
+    *operands: Any,
+    eps: float = 0.0,
+    activation: str | None = None,
+    activations: str | None,
+) -> Sequence[jax.Array]:
+    """One mat-vec of all matrices where there is one, else a kernel for each step; `activations`
+    None: whichever is fastest.
+    """
+    x, residual, norm_weight, weights, biases = given = Operands(*operands)
+    if not gemv.takes(weights, x.shape[0]):
+        return chain(given, eps, activation, ptx_steps(launch, activations))
+    return gemv.gemv(
+        launch,
+        x,
+        weights,
+        norm_weight=norm_weight,
+        eps=eps,
+        biases=biases,
+        residual=residual,
+        activation=activation,
+        activations=activations,
+    )
+
+
+def native(
+    *operands: Any, eps: float = 0.0, activation: str | None = None, activations: str | None
+) -> Sequence[jax.Array]:
+    """One call of all matrices; `activations` None means q8_1."""
+    x, residual, norm_weight, weights, biases = Operands(*operands)
+    return calls.linear(
+        x,
+        weights,
+        quantized=packed_matmul.quantizes(weights, *x.shape, activations),
+        norm_weight=norm_weight,
+        eps=eps,
+        biases=biases,
+        residual=residual,
+        activation=activation,
+    )
+
+
+def _derivative(
+    *operands: Any, eps: float, activation: str | None, activations: str | None
+) -> tuple[jax.Array, ...]:
+    return chain(Operands(*operands), eps, activation, public_steps(activations))
+
+
+_op = Op(
+    "linear",
+    reference,
+    ptx=ptx,
+    native=native,
+    vmap="rows",
+    row_operands=2,  # x and the residual
+    derivative=_derivative,
+)

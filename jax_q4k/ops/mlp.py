@@ -1,0 +1,181 @@
+"""The gated feed-forward network of a decoder: gate and up projections, their product, and the way
+down.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ptx_kernels.kernels.quantize_q8_1 import GROUP
+
+from ..arrays import QuantizedArray
+from ..implementation import activations_of, current_selection
+from ..native import calls
+from . import checks, gemv, linear, packed_matmul
+from .op import KernelCall, Op
+
+
+def mlp(
+    x: Any,
+    gate: Any,
+    up: Any,
+    down: Any,
+    *,
+    activation: str = "silu",
+    norm_weight: Any = None,
+    eps: float | None = None,
+    residual: Any = None,
+    activations: str | None = None,
+) -> jax.Array:
+    """residual + gated_matmul(x, gate, up) @ dequantize(down).T.
+
+    Args:
+      x, gate, up, activation, norm_weight, eps, activations: as `gated_matmul` takes them.
+      down: QuantizedArray (n, inner) where gate and up are (inner, k), or a float array.
+      residual: (..., n) or None.
+
+    Returns:
+      (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `matmul` is.
+
+    Raises:
+      TypeError, ValueError: as `gated_matmul`.
+    """
+    x, activations = checks.float_array("x", x), activations_of(activations)
+    weights = gate, up, down = tuple(
+        checks.weight(name, w) for name, w in (("gate", gate), ("up", up), ("down", down))
+    )
+    linear.check_gate(activation, gate, up)
+    (inner, k), (n, _) = gate.shape, down.shape
+    if x.ndim < 1 or x.shape[-1] != k:
+        raise ValueError(
+            f"x has shape {x.shape}; its last axis must be k={k}, as in gate {gate.shape}"
+        )
+    if down.shape[1] != inner:
+        raise ValueError(
+            f"down has shape {down.shape}; it must be (n, {inner}), as gate is {gate.shape}"
+        )
+    *leading, _ = x.shape
+    m = math.prod(leading)
+    if residual is not None:
+        residual = checks.float32("residual", residual, (*leading, n), "(..., n)").reshape(m, n)
+    if norm_weight is not None:
+        norm_weight = checks.float32("norm_weight", norm_weight, (k,), "(k,)")
+        eps = checks.epsilon("eps", eps)
+    rows = x.reshape(m, k).astype(jnp.float32)
+    if (
+        m
+        and all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
+        and current_selection().fuses("mlp")
+    ):
+        operands = Operands(rows, residual, norm_weight, gate, up, down)
+        params = {"eps": eps or 0.0, "activation": activation, "activations": activations}
+        y = _op.bind(*operands, **params)
+    else:
+        h = linear.gated_matmul(
+            rows,
+            gate,
+            up,
+            activation=activation,
+            norm_weight=norm_weight,
+            eps=eps,
+            activations=activations,
+        )
+        y = linear.matmul(h, down, residual=residual, activations=activations)
+    return y.reshape(*leading, n).astype(x.dtype)
+
+
+class Operands(NamedTuple):
+    """The primitive's operands; all but the weights float32."""
+
+    x: jax.Array  # (m, k)
+    residual: jax.Array | None  # (m, n)
+    norm_weight: jax.Array | None  # (k,)
+    gate: Any  # packed (inner, k), as `up`
+    up: Any
+    down: Any  # packed (n, inner)
+
+    def gated(self) -> linear.Operands:
+        """The gated product."""
+        return linear.Operands(self.x, None, self.norm_weight, (self.gate, self.up), (None, None))
+
+    def last(self, h: jax.Array) -> linear.Operands:
+        """The product with `down` of the gated one's result."""
+        return linear.Operands(h, self.residual, None, (self.down,), (None,))
+
+
+def _chain(operands: Operands, eps: float, activation: str, steps: linear.Steps) -> jax.Array:
+    """The operation step by step."""
+    (h,) = linear.chain(operands.gated(), eps, activation, steps)
+    (y,) = linear.chain(operands.last(h), 0.0, None, steps)
+    return y
+
+
+def reference(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
+    """The operation in plain JAX."""
+    return _chain(Operands(*operands), eps, activation, linear.reference_steps(activations))
+
+
+def ptx(
+    launch: KernelCall, *operands: Any, eps: float, activation: str, activations: str | None
+) -> jax.Array:
+    """The operation by PTX kernels; the gated mat-vec leaves q8_1 for the one with `down`."""
+    x, residual, norm_weight, gate, up, down = given = Operands(*operands)
+    m, inner = x.shape[0], gate.shape[0]
+    if not gemv.takes([gate, up], m):
+        return _chain(given, eps, activation, linear.ptx_steps(launch, activations))
+    q8_1 = activations != "f32" and inner % GROUP == 0 and gemv.takes([down], m)
+    output: Literal["f32", "q8_1"] = "q8_1" if q8_1 else "f32"
+    h = gemv.gemv(
+        launch,
+        x,
+        [gate, up],
+        norm_weight=norm_weight,
+        eps=eps,
+        activation=activation,
+        activations=activations,
+        output=output,
+    )
+    if q8_1:
+        (y,) = gemv.gemv(launch, h, [down], residual=residual)
+    else:
+        (y,) = linear.ptx(launch, *given.last(h[0]), activations=activations)
+    return y
+
+
+def native(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
+    """The operation by one call of the CPU's kernels; `activations` None means q8_1."""
+    x, residual, norm_weight, gate, up, down = Operands(*operands)
+    (m, k), inner = x.shape, gate.shape[0]
+    return calls.mlp(
+        x,
+        gate,
+        up,
+        down,
+        quantized=(
+            packed_matmul.quantizes([gate, up], m, k, activations),
+            packed_matmul.quantizes([down], m, inner, activations),
+        ),
+        activation=activation,
+        norm_weight=norm_weight,
+        eps=eps,
+        residual=residual,
+    )
+
+
+def _derivative(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
+    return _chain(Operands(*operands), eps, activation, linear.public_steps(activations))
+
+
+_op = Op(
+    "mlp",
+    reference,
+    ptx=ptx,
+    native=native,
+    vmap="rows",
+    row_operands=2,  # x and the residual
+    derivative=_derivative,
+)

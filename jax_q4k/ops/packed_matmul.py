@@ -1,0 +1,130 @@
+"""Activations times packed weights: the primitive that is linear in its activations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ptx_kernels import formats, tuning
+from ptx_kernels.kernels.gemm import gemm
+from ptx_kernels.kernels.gemm import takes as gemm_takes
+from ptx_kernels.kernels.quantize_f16 import quantize_f16
+
+from ..arrays import QuantizedArray
+from ..custom_call import ptx_name
+from ..native import calls
+from . import dequantize, gemv, quantize_q8_1
+from .float_matmul import dot
+from .op import KernelCall, Linear, Op
+
+#: Formats with kernels that take int8 activations.
+DOT_FORMATS: tuple[str, ...] = gemv.FORMATS
+
+
+def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> jax.Array:
+    """x (m, k) times dequantize(w) (n, k) transposed, accumulated in float32, of x's dtype.
+
+    m and n are at least 1. Differentiable in x, any number of times and in both modes: tangents and
+    cotangents are never quantized.
+    """
+    y: jax.Array = _op.bind(x, w, activations=activations, transposed=False)
+    return y
+
+
+def takes_q8_1(format: str, rows: int, columns: int) -> bool:
+    """Whether the CUDA path has a kernel that multiplies `rows` rows of `columns` int8 activations
+    by `format`.
+    """
+    return format in DOT_FORMATS if rows <= gemv.MAX_ROWS else gemm_takes(format, columns)
+
+
+def reference(
+    x: jax.Array, w: QuantizedArray, *, activations: str | None, transposed: bool = False
+) -> jax.Array:
+    """`packed_matmul` in plain JAX, or its transpose of x (m, n); `activations` None means f32."""
+    weights = formats.get(w.format).decode(w.planes, jnp)
+    if activations == "q8_1" and takes_q8_1(w.format, *x.shape):
+        values, scale_sum = quantize_q8_1.reference(x)
+        groups = values.reshape(*scale_sum.shape[:-1], quantize_q8_1.GROUP).astype(jnp.float32)
+        y = dot((groups * scale_sum[..., :1]).reshape(x.shape), weights)
+    else:
+        y = dot(x, weights, transposed=transposed)
+    return y.astype(x.dtype)
+
+
+def ptx(
+    launch: KernelCall,
+    x: jax.Array,
+    w: QuantizedArray,
+    *,
+    activations: str | None,
+    transposed: bool = False,
+) -> jax.Array:
+    """`packed_matmul` by PTX kernels, or its transpose; `activations` None: whichever is fastest.
+
+    Up to eight rows are a mat-vec, more of q8_1 or float16 activations are tensor cores' (int8 or
+    f16 `mma`); XLA multiplies the rest by decoded weights.
+    """
+    if transposed:
+        # Or XLA merges a weight's decoding in the backward pass with that in the forward pass, and
+        # every weight of a model lies in memory decoded in between.
+        x, w = jax.lax.optimization_barrier((x, w))
+    elif gemv.takes([w], x.shape[0]):
+        (y,) = gemv.gemv(launch, x.astype(jnp.float32), [w], activations=activations)
+        return y.astype(x.dtype)
+    elif activations != "f32" and takes_q8_1(w.format, *x.shape):
+        return _gemm(launch, x, w, activations).astype(x.dtype)
+    weights = dequantize.ptx(launch, w, dtype=jnp.dtype(jnp.float32))
+    return dot(x, weights, transposed=transposed).astype(x.dtype)
+
+
+def _gemm(
+    launch: KernelCall, x: jax.Array, w: QuantizedArray, activations: str | None
+) -> jax.Array:
+    """The float32 product on tensor cores.
+
+    For any number of rows: a product of decoded weights in float32, which has none, is slower at
+    all sizes, even before the decoding.
+    """
+    (m, columns), n = x.shape, w.shape[0]
+    shape = w.format, n, columns, m
+    config = tuning.half_gemm(*shape) if activations is None else None
+    if config:
+        given = launch(quantize_f16(rows=m, columns=columns, dtype=ptx_name(x.dtype)), x)
+    else:
+        config, given = tuning.gemm(*shape), quantize_q8_1.ptx(launch, x)
+    kernel = gemm(format=w.format, n=n, columns=columns, m=m, config=config)
+    (y,) = launch(kernel, *w.planes, *given)
+    return y
+
+
+def native(
+    x: jax.Array, w: QuantizedArray, *, activations: str | None, transposed: bool = False
+) -> jax.Array:
+    """`packed_matmul` by the CPU's kernels, or its transpose; `activations` None means q8_1."""
+    if transposed:
+        return reference(x, w, activations="f32", transposed=True)
+    quantized = activations != "f32" and takes_q8_1(w.format, *x.shape)
+    (y,) = calls.linear(x.astype(jnp.float32), [w], quantized=quantized)
+    return y.astype(x.dtype)
+
+
+# `transposed`: x @ dequantize(w) instead; only derivatives set it, and with activations "f32".
+_op = Op(
+    "packed_matmul",
+    reference,
+    ptx=ptx,
+    native=native,
+    vmap="rows",
+    derivative=Linear(
+        tangent=lambda params: {**params, "activations": "f32"},
+        transpose=lambda params: {**params, "transposed": not params["transposed"]},
+    ),
+)
+
+
+def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
+    """Whether the CPU's kernels make q8_1 of so many activations for these packed weights."""
+    return activations != "f32" and all(takes_q8_1(w.format, rows, columns) for w in weights)
