@@ -15,10 +15,10 @@ from jax_q4k import native
 from jax_q4k.native import build
 
 FLOATS = jax.ShapeDtypeStruct((2, 8), jnp.float32)
-PRODUCTS = dict(
+LINEAR = dict(
     formats="Q4_K", biases="0", activation="", quantized=True, norm=False, eps=0.0, residual=False
 )
-MLP = PRODUCTS | dict(formats="Q4_K,Q4_K", down="F32", activation="silu", quantized_down=False)
+MLP = LINEAR | dict(formats="Q4_K,Q4_K", down="F32", activation="silu", quantized_down=False)
 del MLP["biases"]
 X, PLANE, THIN = (
     np.zeros((2, 256), np.float32),
@@ -56,9 +56,9 @@ CAUSAL = {"scale": 0.5, "window": 0}
         ([X, PLANE, X], {"residual": True}, r"residual has shape \(2, 256\); it must be \(2, 8\)"),
     ],
 )
-def test_products_refuse_what_does_not_fit(operands, changes, message):
+def test_linear_refuses_what_does_not_fit(operands, changes, message):
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        native.call("products", [FLOATS], *map(jnp.asarray, operands), **PRODUCTS | changes)
+        native.call("linear", [FLOATS], *map(jnp.asarray, operands), **LINEAR | changes)
 
 
 @needs_native
@@ -66,7 +66,7 @@ def test_a_result_of_another_shape_is_refused():
     with pytest.raises(
         jax.errors.JaxRuntimeError, match=r"y has shape \(2, 9\); it must be \(2, 8\)"
     ):
-        native.call("products", [jax.ShapeDtypeStruct((2, 9), jnp.float32)], X, PLANE, **PRODUCTS)
+        native.call("linear", [jax.ShapeDtypeStruct((2, 9), jnp.float32)], X, PLANE, **LINEAR)
 
 
 @needs_native
@@ -116,10 +116,10 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
         ("embedding", [IDS, X], {"format": "F32"}, (2, 255), "y has shape"),
         ("embedding", [IDS, X], {"format": 3}, (2, 256), "(?i)attribute"),
         ("embedding", [IDS, X], {}, (2, 256), "(?i)attribute"),
-        ("products", [X, PLANE], PRODUCTS | {"quantized": "yes"}, (2, 8), "(?i)attribute"),
-        ("products", [X, X], PRODUCTS | {"formats": "F32"}, (2, 2), "floats are multiplied as floats"),
-        ("products", [X, PLANE], PRODUCTS | {"formats": ""}, (2, 8), "without a matrix"),
-        ("products", [X, PLANE], PRODUCTS | {"norm": True}, (2, 8), "norm_weight has"),
+        ("linear", [X, PLANE], LINEAR | {"quantized": "yes"}, (2, 8), "(?i)attribute"),
+        ("linear", [X, X], LINEAR | {"formats": "F32"}, (2, 2), "floats are multiplied as floats"),
+        ("linear", [X, PLANE], LINEAR | {"formats": ""}, (2, 8), "without a matrix"),
+        ("linear", [X, PLANE], LINEAR | {"norm": True}, (2, 8), "norm_weight has"),
         ("mlp", [X, PLANE, PLANE, THIN], MLP | {"activation": ""}, X.shape, "activation is missing"),
         ("mlp", [X, PLANE, PLANE, THIN], MLP | {"formats": "Q4_K", "activation": "gelu"}, X.shape, "gate and up"),
         ("mlp", [X, PLANE, PLANE[:7], THIN], MLP, X.shape, "gate and up must have as many rows"),
@@ -176,9 +176,9 @@ def test_q_and_k_must_have_as_many_tokens():
 @pytest.mark.parametrize(
     "name, operands, attributes, results",
     [
-        ("products", [X[:0], PLANE], PRODUCTS, [(0, 8)]),
-        ("products", [X, PLANE[:0]], PRODUCTS, [(2, 0)]),
-        ("products", [X[:, :0], X[:, :0]], PRODUCTS | {"formats": "F32", "quantized": False}, [(2, 2)]),
+        ("linear", [X[:0], PLANE], LINEAR, [(0, 8)]),
+        ("linear", [X, PLANE[:0]], LINEAR, [(2, 0)]),
+        ("linear", [X[:, :0], X[:, :0]], LINEAR | {"formats": "F32", "quantized": False}, [(2, 2)]),
         ("mlp", [X[:0], PLANE, PLANE, THIN], MLP, [(0, 256)]),
         ("mlp", [X, PLANE[:0], PLANE[:0], THIN[:, :0]], MLP, [(2, 256)]),
         ("embedding", [IDS[:0], X], {"format": "F32"}, [(0, 256)]),

@@ -53,7 +53,7 @@ def test_every_format_and_number_of_rows(kernels, format):
         w, exact = matrix(format, n, k)
         x = activations(m, k)
         for quantized in (True, False):
-            (y,) = calls.products(jnp.asarray(x), [w], quantized=quantized)
+            (y,) = calls.linear(jnp.asarray(x), [w], quantized=quantized)
             assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10, (n, m, k, quantized)
 
 
@@ -64,7 +64,7 @@ def test_extreme_weights(kernels, format, kind):
     for m in (1, 6, 9):
         x = activations(m, exact.shape[1])
         for quantized in (True, False):
-            (y,) = calls.products(jnp.asarray(x), [w], quantized=quantized)
+            (y,) = calls.linear(jnp.asarray(x), [w], quantized=quantized)
             assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10
 
 
@@ -72,7 +72,7 @@ def test_more_rows_than_one_unpacking_serves(kernels):
     """A tile of weights is unpacked again for every 512 rows of activations."""
     w, exact = matrix("Q4_K", 66, 256)
     x = activations(530, 256)
-    (y,) = calls.products(jnp.asarray(x), [w], quantized=True)
+    (y,) = calls.linear(jnp.asarray(x), [w], quantized=True)
     assert nmse(y, seen(x, True) @ exact.T) <= 1e-10
 
 
@@ -89,7 +89,7 @@ def test_a_hundred_thousand_random_blocks(kernels, format):
     w, x, want = hundred_thousand_blocks(format)
     many = jnp.tile(x, (3, 1))  # by tiles of unpacked rows
     for given in (x[:1], x, many):
-        (y,) = calls.products(given, [w], quantized=True)
+        (y,) = calls.linear(given, [w], quantized=True)
         assert nmse(y, np.tile(want, (3, 1))[: len(given)]) <= 1e-10
 
 
@@ -103,7 +103,7 @@ def test_random_shapes(kernels):
         format = DOT_FORMATS[i % len(DOT_FORMATS)]
         w, exact = matrix(format, n, columns(format, 0, blocks) or 256)
         x = activations(m, exact.shape[1])
-        (y,) = calls.products(jnp.asarray(x), [w], quantized=True)
+        (y,) = calls.linear(jnp.asarray(x), [w], quantized=True)
         assert nmse(y, seen(x, True) @ exact.T) <= 1e-10, (format, n, m, blocks)
 
 
@@ -117,10 +117,10 @@ def test_norm_biases_and_residual(kernels, m):
     )
     normalized = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-5) * weight
     options = {"quantized": False, "norm_weight": jnp.asarray(weight), "eps": 1e-5}
-    both = calls.products(jnp.asarray(x), [q, v], biases=[jnp.asarray(bias), None], **options)
+    both = calls.linear(jnp.asarray(x), [q, v], biases=[jnp.asarray(bias), None], **options)
     assert nmse(both[0], normalized @ exact_q.T + bias) <= 1e-10
     assert nmse(both[1], normalized @ exact_v.T) <= 1e-10
-    (y,) = calls.products(jnp.asarray(x), [v], residual=jnp.asarray(residual), **options)
+    (y,) = calls.linear(jnp.asarray(x), [v], residual=jnp.asarray(residual), **options)
     assert nmse(y, residual + normalized @ exact_v.T) <= 1e-10
 
 
@@ -129,7 +129,7 @@ def test_norm_biases_and_residual(kernels, m):
 def test_gate_and_up(kernels, activation, m):
     (gate, exact_gate), (up, exact_up) = matrix("Q4_K", 70, 512), matrix("Q5_K", 70, 512, seed=3)
     x = activations(m, 512)
-    (y,) = calls.products(jnp.asarray(x), [gate, up], quantized=True, activation=activation)
+    (y,) = calls.linear(jnp.asarray(x), [gate, up], quantized=True, activation=activation)
     g = seen(x, True) @ exact_gate.T
     u = np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)
     gated = g / (1 + np.exp(-g)) if activation == "silu" else 0.5 * g * (1 + np.tanh(u))
@@ -145,7 +145,7 @@ def test_the_whole_network(kernels, m, quantized):
     down, exact_down = matrix("Q8_0", 40, inner, seed=4)
     x, residual, weight = activations(m, k), activations(m, 40), activations(1, k)[0]
     options = {"norm_weight": jnp.asarray(weight), "eps": 1e-5, "activation": "silu"}
-    (h,) = calls.products(jnp.asarray(x), [gate, up], quantized=quantized, **options)
+    (h,) = calls.linear(jnp.asarray(x), [gate, up], quantized=quantized, **options)
     normalized = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-5) * weight
     g = seen(normalized.astype(np.float32), quantized) @ exact_gate.T
     u = seen(normalized.astype(np.float32), quantized) @ exact_up.T
@@ -166,7 +166,7 @@ def test_a_bad_activation_spoils_its_row_alone(kernels, value, m, quantized):
     w, exact = matrix("Q4_K", 40, 512)
     x = activations(m, 512)
     x[1, 300] = value
-    (y,) = calls.products(jnp.asarray(x), [w], quantized=quantized)
+    (y,) = calls.linear(jnp.asarray(x), [w], quantized=quantized)
     assert not np.isfinite(np.asarray(y)[1]).any()
     others = np.delete(np.arange(m), 1)
     assert nmse(np.asarray(y)[others], seen(x[others], quantized) @ exact.T) <= 1e-10
@@ -178,7 +178,7 @@ def test_activations_next_to_nothing(kernels, m):
     w, _ = matrix("Q4_K", 40, 512)
     x = np.zeros((m, 512), np.float32)
     x[:, ::32] = 1e-37
-    (y,) = calls.products(jnp.asarray(x), [w], quantized=True)
+    (y,) = calls.linear(jnp.asarray(x), [w], quantized=True)
     assert np.abs(np.asarray(y)).max() < 1e-33
 
 
@@ -196,7 +196,7 @@ def test_results_do_not_depend_on_the_call(kernels):
     """
     w, _ = matrix("Q4_K", 300, 1024)
     x = jnp.asarray(activations(40, 1024))
-    multiply = jax.jit(lambda x: calls.products(x, [w], quantized=True)[0])
+    multiply = jax.jit(lambda x: calls.linear(x, [w], quantized=True)[0])
     whole, few = np.asarray(multiply(x)), np.asarray(multiply(x[:7]))
     np.testing.assert_array_equal(np.asarray(multiply(x)), whole)
     np.testing.assert_array_equal(np.asarray(multiply(x[8:])), whole[8:])

@@ -36,9 +36,9 @@ def test_operations_with_kernels_take_them_by_default():
     x, w, ids = normal(2, 256), packed("Q4_K", 8, 256), jnp.array([1, 2])
     q, pages, tables = normal(1, 2, 32), jnp.zeros((2, 2, 16, 32)), jnp.zeros((1, 2), jnp.int32)
     for function, arrays, handler in (
-        (jq.matmul, (x, w), "products"),
-        (jq.matmul, (x, w.dequantize(jnp.bfloat16)), "products"),
-        (lambda x, w: jq.mlp(x, w, w, w.dequantize()[:, :8]), (x, w), "products"),
+        (jq.matmul, (x, w), "linear"),
+        (jq.matmul, (x, w.dequantize(jnp.bfloat16)), "linear"),
+        (lambda x, w: jq.mlp(x, w, w, w.dequantize()[:, :8]), (x, w), "linear"),
         (jq.embedding, (ids, w), "embedding"),
         (jq.paged_attention, (q, pages, pages, tables, tables[:, 0]), "paged_attention"),
         (jq.causal_attention, (q[None], q[None], q[None], ids[:1]), "causal_attention"),
@@ -100,7 +100,7 @@ def test_gradients_of_a_layer_that_is_recomputed(dtype):
 def test_exported_programs():
     x, w = normal(2, 256), packed("Q4_K", 8, 256)
     program = jax.jit(lambda x, plane: jq.matmul(x, jq.QuantizedArray("Q4_K", (8, 256), (plane,))))
-    with pytest.raises(ValueError, match="jax_q4k_products"):
+    with pytest.raises(ValueError, match="jax_q4k_linear"):
         jax.export.export(program)(x, *w.planes)
     exported = jax.export.export(
         program, platforms=("cpu", "cuda"), disabled_checks=jq.EXPORT_CHECKS
