@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_q4k import GGUFError, QuantizedArray
+from jax_q4k.gguf import Metadata
 
 from . import rope
 from .architecture import Architecture
@@ -150,16 +151,31 @@ def expected_tensors(config: Config) -> dict[str, Expected]:
 def unused_tensors(metadata: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     """Those of a GGUF file's tensors that generating text does not use.
 
-    They are those of vision (`v.`, `mm.`) and audio (`a.`), and the layers at the end that predict
+    They are those of vision (`v.`, `mm.`) and audio (`a.`), and the last layers, which predict
     further tokens, as many as `nextn_predict_layers` says.
     """
+    layers, further = _layer_counts(metadata)
+    last = tuple(f"blk.{i}." for i in range(layers - further, layers))
+    return [name for name in names if _UNUSED.fullmatch(name) or name.startswith(last)]
+
+
+def without_unused_layers(metadata: Mapping[str, Any]) -> Metadata:
+    """Metadata of a file without its `unused_tensors`."""
+    layers, further = _layer_counts(metadata)
+    trunk, architecture = Metadata(metadata), metadata.get("general.architecture")
+    if further:
+        trunk[f"{architecture}.block_count"] = layers - further
+        del trunk[f"{architecture}.nextn_predict_layers"]
+    return trunk
+
+
+def _layer_counts(metadata: Mapping[str, Any]) -> tuple[int, int]:
+    """(layers, those of them that predict further tokens); (0, 0) where `Config` refuses them."""
     architecture = metadata.get("general.architecture")
-    layers, further = (
-        metadata.get(f"{architecture}.{key}") for key in ("block_count", "nextn_predict_layers")
-    )
-    counted = isinstance(layers, int) and isinstance(further, int)
-    last = [f"blk.{i}." for i in range(layers - further, layers)] if counted else []
-    return [name for name in names if _UNUSED.fullmatch(name) or name.startswith(tuple(last))]
+    keys = (f"{architecture}.{key}" for key in ("block_count", "nextn_predict_layers"))
+    layers, further = (metadata.get(key, 0) for key in keys)
+    counts = all(isinstance(count, int) for count in (layers, further))
+    return (layers, further) if counts and 0 <= further < layers <= 1024 else (0, 0)
 
 
 def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None:

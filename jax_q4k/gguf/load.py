@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -25,6 +25,9 @@ CHUNK = 1 << 20
 THREADS = min(len(os.sched_getaffinity(0)), 8)  # that read tensors
 BUFFER_ALIGNMENT = 64  # bytes; JAX takes over a CPU buffer that is so aligned, without a copy
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION, of the block layouts here
+
+#: Header -> names of tensors that are not read.
+Skip = Callable[[Header], Collection[str]]
 
 _PLAIN = {  # ggml's name -> element type, integer of its size, mask of its exponent
     "F32": (np.dtype(np.float32), np.uint32, 0x7F800000),
@@ -53,12 +56,14 @@ class TensorFile:
     that is read.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, check_scales: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, skip: Skip | None = None, check_scales: bool = True
+    ) -> None:
         """Raises GGUFError for a malformed file and for tensor types that are not supported."""
         self._file = open_source(path)
         try:
             self._source = Source(self._file, os.fsdecode(path))
-            self.header = _loadable_header(self._source)
+            self.header = _loadable_header(self._source, skip)
         except BaseException:
             self._file.close()
             raise
@@ -79,6 +84,7 @@ class TensorFile:
 def read(
     path: str | os.PathLike[str],
     *,
+    skip: Skip | None = None,
     check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
@@ -89,6 +95,7 @@ def read(
     before it is used.
 
     Args:
+      skip: called with the header; the tensors that it names are left out of it, and not read.
       check: called with the header before any tensor is read; may raise.
       check_scales: refuse a NaN or infinite block scale, or element of a tensor that is not packed.
       progress: called after every tensor with (bytes of tensor data loaded, bytes in all).
@@ -99,6 +106,7 @@ def read(
     with open_source(path) as file:
         return load(
             Source(file, os.fsdecode(path)),
+            skip=skip,
             check=check,
             check_scales=check_scales,
             progress=progress,
@@ -108,12 +116,13 @@ def read(
 def load(
     source: Source,
     *,
+    skip: Skip | None = None,
     check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
 ) -> GGUFFile:
     """`read` from a source that is already open."""
-    header = _loadable_header(source)
+    header = _loadable_header(source, skip)
     if check is not None:
         check(header)
     infos = header.tensors.values()
@@ -131,8 +140,12 @@ def load(
     return GGUFFile(header, tensors)
 
 
-def _loadable_header(source: Source) -> Header:
+def _loadable_header(source: Source, skip: Skip | None) -> Header:
     header = parse_source(source)
+    if skip is not None:
+        skipped = frozenset(skip(header))
+        kept = {name: info for name, info in header.tensors.items() if name not in skipped}
+        header = dataclasses.replace(header, tensors=kept)
     _check_loadable(source, header)
     return header
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import unicodedata
+import warnings
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -61,5 +63,8 @@ def bytes_progress(
 
 def load_model(path: str, notes: Console) -> Model:
     """A GGUF file's model, with a bar while it is read."""
-    with bytes_progress("Loading", notes) as report:
-        return from_gguf(path, progress=report)
+    with warnings.catch_warnings(record=True) as caught, bytes_progress("Loading", notes) as report:
+        model = from_gguf(path, progress=report)
+    for warning in caught:
+        notes.print(f"[dim]{escape(printable(str(warning.message)))}[/]", soft_wrap=True)
+    return model

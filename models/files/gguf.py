@@ -6,6 +6,8 @@ import collections
 import dataclasses
 import math
 import os
+import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,7 +20,14 @@ from jax_q4k import GGUFError, QuantizedArray, gguf
 from .. import tokenizer
 from ..config import MIN_ROPE_DIVISOR, Config
 from ..model import Model
-from ..tensors import build, check_tensors, float_vector, named_tensors
+from ..tensors import (
+    build,
+    check_tensors,
+    float_vector,
+    named_tensors,
+    unused_tensors,
+    without_unused_layers,
+)
 from ..tokenizer import Tokenizer
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
@@ -30,10 +39,10 @@ def from_gguf(
     progress: Callable[[int, int], object] | None = None,
     check_scales: bool = True,
 ) -> Model:
-    """Loads a llama (Mistral included), qwen2 or qwen3 model, its weights packed as they lie in the
-    file.
+    """Loads a model of one of the `architectures`, its weights packed as they lie in the file.
 
-    Metadata and tensor shapes are checked before any tensor is read.
+    Metadata and tensor shapes are checked before any tensor is read. Tensors that generating text
+    does not use are skipped with a warning: vision, audio, layers that predict further tokens.
 
     Args:
       path: a GGUF file.
@@ -53,14 +62,28 @@ def from_gguf(
     def check(header: gguf.Header) -> None:
         described.append(describe(header.metadata, header.tensors, file))
 
-    loaded = gguf.read(path, check=check, check_scales=check_scales, progress=progress)
+    loaded = gguf.read(
+        path, skip=skip_unused, check=check, check_scales=check_scales, progress=progress
+    )
     divisors = loaded.tensors.get("rope_freqs.weight")
     if divisors is not None and not (float_vector(divisors) > MIN_ROPE_DIVISOR).all():
         raise GGUFError(
             file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}"
         )
     config, words = described[0]
-    return Model(build(config, loaded.tensors), words, loaded.metadata)
+    metadata = without_unused_layers(loaded.metadata)
+    return Model(build(config, loaded.tensors), words, metadata)
+
+
+def skip_unused(header: gguf.Header) -> list[str]:
+    """The names of tensors that generating text does not use; warns where there are any."""
+    names = unused_tensors(header.metadata, header.tensors)
+    if names:
+        kinds = sorted({re.sub(r"\d+", "N", name.rpartition(".")[0]) for name in names})
+        shown = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
+        message = f"{len(names)} tensors are skipped, which generating text does not use: {shown}"
+        warnings.warn(message, stacklevel=2)
+    return names
 
 
 def describe(

@@ -11,7 +11,9 @@ import numpy as np
 
 from jax_q4k import QuantizedArray, gguf
 
+from ..tensors import without_unused_layers
 from .checkpoint import CheckpointSource
+from .gguf import skip_unused
 
 
 class TensorSource(Protocol):
@@ -39,9 +41,9 @@ class GGUFSource(gguf.TensorFile):
     """A GGUF file as a `TensorSource`. Raises GGUFError for what is malformed or not supported."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path)
+        super().__init__(path, skip=skip_unused)
         self.name = os.fsdecode(path)
-        self.metadata = self.header.metadata
+        self.metadata = without_unused_layers(self.header.metadata)
         self.tensors = {name: info.shape for name, info in self.header.tensors.items()}
 
 

@@ -31,10 +31,10 @@ def halves(rows: np.ndarray, heads: int) -> np.ndarray:
     return out
 
 
-def config_json(config: Config) -> dict[str, Any]:
-    """A config.json as transformers 4 writes it."""
+def config_json(config: Config, name: str | None = None) -> dict[str, Any]:
+    """A config.json as transformers 4 writes it, of the class `name` or the architecture's own."""
     return {
-        "architectures": [CLASSES[config.architecture]],
+        "architectures": [name or CLASSES[config.architecture]],
         "hidden_act": "silu",
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.context_length,

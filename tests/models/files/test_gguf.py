@@ -11,6 +11,7 @@ from gguf_bytes import array_entry, entry, rewritten, u64
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models import cli
 from jax_q4k.models.tensors import build
 
 from ..golden import NAMES, model, path
@@ -194,3 +195,36 @@ def test_progress(tmp_path):
     )
     total = sum(info.nbytes for info in jq.gguf.read_header(path("llama-gqa")).tensors.values())
     assert calls[0] == (0, total) and calls[-1] == (total, total) and calls == sorted(calls)
+
+
+def test_tensors_that_text_does_not_use_are_skipped(tmp_path, capsys):
+    """Vision and audio, and the layers that predict further tokens, which block_count counts."""
+    given = jq.gguf.read(path("llama-gqa"))
+    unused = {
+        "v.blk.0.attn_q.weight": np.zeros((4, 4), np.float32),
+        "mm.0.weight": np.zeros((4, 4), np.float32),
+        "a.conv1d.0.bias": np.zeros(4, np.float32),
+        "blk.2.nextn.eh_proj.weight": np.zeros((4, 4), np.float32),
+        "blk.2.attn_q.weight": np.zeros((4, 4), np.float32),
+    }
+    metadata = given.metadata | {"llama.block_count": 3, "llama.nextn_predict_layers": 1}
+    file = tmp_path / "with_vision.gguf"
+    tensors = given.tensors | unused
+    pieces = {name: jq.gguf.TensorPieces.of(name, tensor) for name, tensor in tensors.items()}
+    jq.gguf.write(file, metadata, pieces)
+    with pytest.warns(
+        UserWarning, match="^5 tensors are skipped, .*: a.convNd.N, blk.N.attn_q, blk.N"
+    ):
+        loaded = models.from_gguf(file)
+    assert loaded.config == model("llama-gqa").config
+    np.testing.assert_array_equal(
+        loaded.logits([[1, 2, 3]]), model("llama-gqa").logits([[1, 2, 3]])
+    )
+    models.save_gguf(loaded, tmp_path / "saved.gguf")
+    assert models.from_gguf(tmp_path / "saved.gguf").config == loaded.config
+    with pytest.warns(UserWarning, match="5 tensors are skipped"):
+        models.quantize_file(file, tmp_path / "quantized.gguf", "Q8_0")
+    assert jq.gguf.read(tmp_path / "quantized.gguf").tensors.keys() == given.tensors.keys()
+
+    assert cli.main(["generate", str(file), "--tokens", "1,2", "-n", "1"]) == 0
+    assert "5 tensors are skipped" in capsys.readouterr().err

@@ -1,0 +1,23 @@
+"""An architecture that nobody has: each feature that a data file can ask for, in one file."""
+
+from jax_q4k.models.architecture import Architecture, CheckpointClass
+
+ARCHITECTURE = Architecture(
+    "fictitious",
+    checkpoints=(
+        CheckpointClass(
+            "FictitiousForCausalLM",
+            required=("num_key_value_heads", "head_dim", "sliding_window"),
+            window=True,
+            keys={"rope.freq_base_swa": "rope_local_base_freq"},
+        ),
+    ),
+    qk_norm=True,
+    post_norms=True,
+    activation="gelu",
+    windowed=lambda layer: layer % 2 == 0,
+    local_rope_theta=100.0,
+    embedding_scale=lambda config: config.hidden_size**0.5,
+    attention_scale=lambda config: (config.hidden_size / config.num_heads) ** -0.5,
+    norm_offset=1.0,
+)
