@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ptx_kernels import choices
+from ptx_kernels import tuning
 from ptx_kernels.driver import Device, DriverError
 from tools.results import write_results
 
@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault(
         "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
     )  # the driver's buffers and JAX's share the GPU
-    with gpu, choices.on_device(choices.target(gpu.facts.name, gpu.facts.multiprocessors)):
+    with gpu, tuning.on_device(tuning.target(gpu.facts.name, gpu.facts.multiprocessors)):
         facts = gpu.facts
         for name, value in dataclasses.asdict(facts).items():
             print(f"{name:32} {value}")

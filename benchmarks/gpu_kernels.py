@@ -8,16 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ptx_kernels import tuning
-from ptx_kernels.cases import SHAPES
 from ptx_kernels.devices import find_device
 from ptx_kernels.driver import Device, rotated
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.matvec import FORMATS, PRESETS
+from ptx_kernels.kernels.attention import paged_attention_rule
+from ptx_kernels.kernels.gemm import gemm_rule
+from ptx_kernels.kernels.matvec import FORMATS, PRESETS, SHAPES, fused_matvec_rule, matvec_rule
+from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.ptxas import ToolNotFoundError
 from ptx_kernels.machine_code.report import figures, plain_table
-from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.tuning import choose
 
 ROWS = (1, 2, 4, 8)
 CONTEXTS = (1024, 8192, 32768)
@@ -88,7 +89,7 @@ def matvecs() -> Iterator[tuple[str, Kernel, int, object]]:
     for format in FORMATS:
         for n, k in SHAPES if format in ("Q4_K", "Q6_K") else SHAPES[:1]:
             for m in ROWS if format in ("Q4_K", "Q6_K") else ROWS[:1]:
-                config = tuning.matvec(format, n, k, m)
+                config = choose(matvec_rule, format, n, k, m)
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 yield f"matvec {format} {n}x{k} m={m}", kernel, packed_bytes(kernel), config
 
@@ -114,15 +115,15 @@ def products() -> Iterator[tuple[str, Kernel, int, object]]:
     qkv: dict[str, Any] = dict(
         formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024), columns=4096, m=1
     )
-    config = tuning.fused_matvec(**qkv)
+    config = choose(fused_matvec_rule, **qkv)
     kernel = KERNELS["qkv_matvec"](**qkv, config=config)
     yield "qkv_matvec Q4_K Q4_K Q6_K", kernel, packed_bytes(kernel), config
     pair: dict[str, Any] = dict(formats=("Q4_K", "Q4_K"), columns=4096, m=1)
-    config = tuning.fused_matvec(rows=(14336,), **pair)
+    config = choose(fused_matvec_rule, rows=(14336,), **pair)
     kernel = KERNELS["gated_matvec"](n=14336, **pair, config=config)
     yield "gated_matvec Q4_K 14336x4096", kernel, packed_bytes(kernel), config
     for m in (16, 64, 512):
-        tile = tuning.gemm("Q4_K", 14336, 4096, m)
+        tile = choose(gemm_rule, "Q4_K", 14336, 4096, m)
         kernel = KERNELS["gemm"](format="Q4_K", n=14336, columns=4096, m=m, config=tile)
         yield f"gemm Q4_K 14336x4096 m={m}", kernel, packed_bytes(kernel), tile
 
@@ -143,7 +144,7 @@ def others() -> Iterator[tuple[str, Kernel, int, object]]:
             "",
         )
     for context in CONTEXTS:
-        config = tuning.paged_attention(1, 32, 8, 128, context, "bf16")
+        config = choose(paged_attention_rule, 1, 32, 8, 128, context, "bf16")
         kernel = KERNELS["paged_attention"](
             batch=1,
             num_heads=32,

@@ -13,9 +13,8 @@ from collections import Counter
 import jax
 
 from jax_q4k import models
-from ptx_kernels.cases import CASES, Case, preset_cases
-from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.matvec import PRESETS
+from ptx_kernels.kernels import CASES, KERNELS, Case
+from ptx_kernels.kernels.matvec import PRESETS, preset_cases
 from ptx_kernels.machine_code.ptxas import TARGETS, tool_version
 from ptx_kernels.machine_code.report import as_dicts, report, table
 from tools import aot

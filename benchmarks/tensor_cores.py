@@ -27,12 +27,12 @@ from ptx_kernels.devices import DEVICES
 from ptx_kernels.formats import packed_tile, q4_k
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.gemm.pipeline import Ring, Rows, TileCopy
+from ptx_kernels.kernels.operands import random_planes
 from ptx_kernels.kernels.quantize_f16 import SUPER_BLOCK, quantize_f16
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.machine_code.ptxas import ToolNotFoundError, assemble, tool_version
 from ptx_kernels.machine_code.report import plain_table
 from ptx_kernels.machine_code.sass import disassemble, enclosing_loop, hot_loop
-from ptx_kernels.operands import random_planes
 from ptx_kernels.ptx import WARP, Builder, Kernel, Value, bf16, f32, kernel, u8, u32
 from ptx_kernels.ptx.instructions import f32_to_bf16
 from ptx_kernels.ptx.types import bf16x2

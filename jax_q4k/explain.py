@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.extend
 
-from ptx_kernels import choices
-from ptx_kernels.choices import Choice, Target
+from ptx_kernels import tuning
 from ptx_kernels.devices import DEVICES, Device, find_device
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.tuning import Choice, Target
 
 from . import native
 from .arrays import QuantizedArray
@@ -161,7 +161,7 @@ def explain(
     if platform not in (None, "cuda", "cpu"):
         raise ValueError(f"platform={platform!r} must be cuda, cpu or None")
     gpu = jax.default_backend() == "gpu" if platform is None else platform == "cuda"
-    target = device_here() if device is None else choices.target(device)
+    target = device_here() if device is None else tuning.target(device)
     model = find_device(target.name) if predict else None
     if predict and model is None:
         raise ValueError(
@@ -177,7 +177,7 @@ def explain(
             key = f"{equation.primitive} {equation.params} {[v.aval for v in equation.invars]}"
             counts[key] += times
             first.setdefault(key, equation)
-    with choices.on_device(target):
+    with tuning.on_device(target):
         calls = tuple(_call(equation, counts[key], gpu, model) for key, equation in first.items())
     return Explanation("cuda" if gpu else "cpu", target, calls)
 
@@ -197,7 +197,7 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
     decision = decide(op, asked, platform)
     avals = [v.aval for v in equation.invars]
     shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-    with choices.recorded() as made:
+    with tuning.recorded() as made:
         inner = jax.make_jaxpr(op.inspected(decision.implementation, tree, params))(*shapes)
     kernels, handlers, xla = [], [], Counter[str]()
     for part, times in _equations(inner.jaxpr):

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .cases import CASES, preset_cases
-from .kernels import KERNELS
-from .kernels.matvec import PRESETS
+from .kernels import CASES, KERNELS
+from .kernels.matvec import PRESETS, preset_cases
 from .machine_code.markdown import MarkdownError, rewrite
 from .machine_code.ptxas import TARGETS, AssemblyError, ToolNotFoundError, tool_version
 from .machine_code.report import as_dicts, report, table

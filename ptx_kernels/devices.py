@@ -1,5 +1,5 @@
-"""Facts of devices that the cost model and the tuning tables need, from datasheets unless said
-otherwise.
+"""Devices: the facts of each model, from datasheets unless said otherwise, and the one that choices
+are for.
 """
 
 from __future__ import annotations
@@ -117,3 +117,53 @@ def find_device(reported: str) -> Device | None:
     words = words[1:] if words[:1] == ["NVIDIA"] else words
     found = [d for name, d in DEVICES.items() if words[: len(name.split())] == name.split()]
     return None if _OTHERS & set(words) else max(found, key=lambda d: len(d.name), default=None)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device that choices are for: its name and its number of multiprocessors.
+
+    Attributes:
+      name: as the driver calls it.
+      multiprocessors: that it has.
+      assumed: whether nobody knows how many it has: as many as the reference.
+    """
+
+    name: str
+    multiprocessors: int
+    assumed: bool = False
+
+    @property
+    def facts(self) -> Device | None:
+        """Those of its model; None if unknown."""
+        return find_device(self.name)
+
+    def __str__(self) -> str:
+        """`108 multiprocessors`, and whose they are where they are not known to be the device's."""
+        whose = f" of an {REFERENCE.name}, {self.name} being unknown" if self.assumed else ""
+        return f"{self.multiprocessors} multiprocessors{whose}"
+
+
+def target(name: str = REFERENCE.name, multiprocessors: int | None = None) -> Target:
+    """The device that the driver calls `name`; without one, the reference.
+
+    Args:
+      multiprocessors: as the device itself reports; None: as `devices` knows them of the name, or
+        else the reference's (`assumed`).
+
+    Raises:
+      TypeError: a name that is no text, a number that is no integer. ValueError: `multiprocessors`
+        is not positive.
+    """
+    if not isinstance(name, str):
+        raise TypeError(
+            f"device={name!r} must be a name as the driver reports it, such as {REFERENCE.name!r}"
+        )
+    if multiprocessors is None:
+        known = find_device(name)
+        return Target(name, (known or REFERENCE).multiprocessors, assumed=known is None)
+    if not isinstance(multiprocessors, int) or isinstance(multiprocessors, bool):
+        raise TypeError(f"multiprocessors={multiprocessors!r} must be an integer")
+    if multiprocessors < 1:
+        raise ValueError(f"multiprocessors={multiprocessors} must be at least 1")
+    return Target(name, multiprocessors)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from . import simulator
-from .operands import random_operands
+from .kernels.operands import random_operands
 from .ptx import Buffer, Kernel
 from .ptx.instructions import bf16_to_f32
 from .simulator.errors import source_of

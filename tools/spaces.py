@@ -1,6 +1,4 @@
-"""What `tools.tune` searches: shapes and Configs for each rule of `ptx_kernels.tuning` that
-tables overrule.
-"""
+"""Search spaces of `tools.tune`: shapes and Configs for each rule that tables overrule."""
 
 from __future__ import annotations
 
@@ -9,10 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ptx_kernels import tables, tuning
+from ptx_kernels.devices import target
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.gemm import GemmConfig
-from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
+from ptx_kernels.kernels.family import Rule, TableRows
+from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule
+from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, fused_matvec_rule, matvec_rule
+from ptx_kernels.kernels.matvec.rules import INLINE_VALUES, even_blocks
 from ptx_kernels.kernels.quantize_q8_1 import GROUP
 from ptx_kernels.ptx import Kernel, KernelError
 
@@ -47,11 +47,10 @@ Shape = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Space:
-    """What is searched for one rule.
+    """The search space of one rule.
 
     Attributes:
-      rule: its name in `ptx_kernels.tuning` and in `tables.FAMILIES`, which says what a shape
-        consists of.
+      of: the rule.
       shapes: formats -> the shapes of a table, what matters most first: time may be short.
       varied: shape, the rule's Config, multiprocessors -> Configs worth trying beside the rule's.
       kernel: shape -> the family of the kernel that stands for the rule's, and its arguments but
@@ -60,21 +59,31 @@ class Space:
         of other shapes differs in constants.
     """
 
-    rule: str
+    of: Rule
     shapes: Callable[[Sequence[str]], Iterator[Shape]]
     varied: Callable[[Shape, Any, int], Sequence[Any]]
     kernel: Callable[[Shape], tuple[str, dict[str, Any]]]
     code_shape: Callable[[Shape], Shape] = lambda shape: shape
 
+    @property
+    def rule(self) -> str:
+        """The rule's name."""
+        return self.of.name
+
+    @property
+    def _rows(self) -> TableRows:
+        assert self.of.rows is not None, self.rule
+        return self.of.rows
+
     def of_rule(self, shape: Shape, multiprocessors: int) -> Any:
-        """What the rule chooses."""
-        return getattr(tuning, self.rule).rule(*shape, multiprocessors=multiprocessors)
+        """The rule's choice."""
+        return self.of(target(multiprocessors=multiprocessors), *shape)
 
     def candidates(self, shape: Shape, multiprocessors: int) -> tuple[Any, ...]:
         """Configs worth trying that go with the shape: the rule's, and what varies around it."""
-        family, first = tables.FAMILIES[self.rule], self.of_rule(shape, multiprocessors)
+        first = self.of_rule(shape, multiprocessors)
         found = dict.fromkeys([first, *self.varied(shape, first, multiprocessors)])
-        return tuple(config for config in found if family.accepts(config, shape))
+        return tuple(config for config in found if self._rows.accepts(config, shape))
 
     def build(self, shape: Shape, config: Any) -> Kernel | None:
         """The kernel of a shape; None where the Config does not go with it."""
@@ -86,19 +95,17 @@ class Space:
 
     def row(self, shape: Shape, config: Any, seconds: float, why: str = "") -> dict[str, Any]:
         """A table's row: the Config's fields that differ from their defaults."""
-        family = tables.FAMILIES[self.rule]
-        default = family.config()
+        default = self._rows.config()
         fields = {
             name: value for name, value in vars(config).items() if value != getattr(default, name)
         }
-        keys = dict(zip(family.keys, shape, strict=True))
-        return {"kernel": self.rule, **keys, "config": fields, "seconds": seconds} | (
-            {"why": why} if why else {}
-        )
+        keys = dict(zip(self._rows.keys, shape, strict=True))
+        row = {"kernel": self.rule, **keys, "config": fields, "seconds": seconds}
+        return row | ({"why": why} if why else {})
 
 
-def _fits(rule: str, config: Any, shape: Shape) -> bool:
-    return tables.FAMILIES[rule].accepts(config, shape)
+def _fits(rule: Rule, config: Any, shape: Shape) -> bool:
+    return rule.rows is not None and rule.rows.accepts(config, shape)
 
 
 # --- matvec ---
@@ -109,7 +116,7 @@ def _matvec_shapes(formats: Sequence[str]) -> Iterator[Shape]:
     for m in ROWS:
         for n, columns in SHAPES:
             shapes = ((format, n, columns, m) for format in formats)
-            yield from (shape for shape in shapes if _fits("matvec", PRESETS["dp4a"], shape))
+            yield from (shape for shape in shapes if _fits(matvec_rule, PRESETS["dp4a"], shape))
 
 
 def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
@@ -166,7 +173,7 @@ def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
                 yield from (
                     shape
                     for shape in found
-                    if _fits("fused_matvec", tuning.fused_matvec.rule(*shape), shape)
+                    if _fits(fused_matvec_rule, fused_matvec_rule(target(), *shape), shape)
                 )
 
 
@@ -191,7 +198,7 @@ def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> lis
         ):
             resident = max(1, rule.warps * rule.resident_blocks // warps)
             even = (
-                tuning.even_blocks(rows, config.block_rows, resident, multiprocessors)
+                even_blocks(rows, config.block_rows, resident, multiprocessors)
                 if rule.persistent
                 else 0
             )
@@ -203,7 +210,7 @@ def _fused_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
     """One matrix adds a residual, two of as many rows gate each other, others are joined; all but one normalize."""
     formats, rows, columns, m, floats, output = shape
     sizes = dict(columns=columns, m=m)
-    norm = dict(norm=True, eps=1e-5) if floats and m * columns <= tuning.INLINE_VALUES else {}
+    norm = dict(norm=True, eps=1e-5) if floats and m * columns <= INLINE_VALUES else {}
     if len(formats) == 1:
         return "matvec", dict(format=formats[0], n=rows[0], residual=True, output=output, **sizes)
     if len(rows) == 1:
@@ -218,7 +225,7 @@ def _gemm_shapes(formats: Sequence[str]) -> Iterator[Shape]:
     for m in PROMPTS:
         for n, columns in SHAPES:
             shapes = ((format, n, columns, m) for format in formats)
-            yield from (shape for shape in shapes if _fits("gemm", GemmConfig(), shape))
+            yield from (shape for shape in shapes if _fits(gemm_rule, GemmConfig(), shape))
 
 
 def gemm_configs(m: int) -> list[GemmConfig]:
@@ -240,15 +247,15 @@ SPACES: dict[str, Space] = {
     space.rule: space
     for space in (
         Space(
-            "matvec",
+            matvec_rule,
             _matvec_shapes,
             lambda shape, *_: matvec_configs(shape[3]),
             _matvec_kernel,
             code_shape=lambda shape: (shape[0], 4096, *shape[2:]),
         ),
-        Space("fused_matvec", _fused_shapes, fused_configs, _fused_kernel),
+        Space(fused_matvec_rule, _fused_shapes, fused_configs, _fused_kernel),
         Space(
-            "gemm",
+            gemm_rule,
             _gemm_shapes,
             lambda shape, *_: gemm_configs(shape[3]),
             _gemm_kernel,

@@ -2,7 +2,7 @@
 
 With a GPU: times Configs at each shape and writes the fastest ones. With `--model`: chooses by the
 cost model, from the machine code that ptxas makes for the device's architecture; needs no GPU. What
-is written to `ptx_kernels/tuned/` comes with the package; a file elsewhere is used where
+is written to `ptx_kernels/tuning/tuned/` comes with the package; a file elsewhere is used where
 `JAX_Q4K_TUNING` names it.
 """
 
@@ -22,17 +22,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ptx_kernels import tables, tuning
 from ptx_kernels.devices import DEVICES, Device
 from ptx_kernels.driver import Device as Gpu
 from ptx_kernels.driver import DriverError, rotated
 from ptx_kernels.kernels.matvec import FORMATS
+from ptx_kernels.kernels.matvec.rules import ROWS_TO_FILL
+from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.model import INSTRUCTION_BUDGETS, Prediction, predict
 from ptx_kernels.machine_code.ptxas import TARGETS, ToolNotFoundError, assemble_all, tool_version
 from ptx_kernels.machine_code.report import Code, codes, launch
-from ptx_kernels.machine_code.work import formats, packed_weights, work
-from ptx_kernels.operands import random_operands
+from ptx_kernels.machine_code.work import packed_weights, work
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.tuning import tables
 
 from .results import provenance
 from .spaces import SPACES, Shape, Space
@@ -66,13 +67,11 @@ def over_budget(kernel: Kernel, machine: Code, multiprocessors: int) -> str:
     Matrices whose rows do not fill the device have none: latency binds them, and most of their code
     runs once.
     """
-    limits = [
-        INSTRUCTION_BUDGETS.get((format, kernel.arguments["m"])) for format in formats(kernel)
-    ]
-    small = (
-        packed_weights(kernel) < tuning.ROWS_TO_FILL * multiprocessors * kernel.arguments["columns"]
-    )
-    if kernel.family == "gemm" or small or None in limits:
+    packed, columns = packed_weights(kernel), kernel.arguments["columns"]
+    if kernel.family == "gemm" or packed is None:
+        return ""
+    limits = [INSTRUCTION_BUDGETS.get((f, kernel.arguments["m"])) for f in packed.formats]
+    if packed.count < ROWS_TO_FILL * multiprocessors * columns or None in limits:
         return ""
     limit = max(each for each in limits if each)
     quant_bytes = work(kernel, machine.body, whole=not machine.looped).quant_bytes
@@ -309,7 +308,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--seconds", type=float, help="time to search in (default: 540 to measure, else no limit)"
     )
     parser.add_argument(
-        "--out", type=Path, help="the table's file (default: ptx_kernels/tuned/DEVICE[.model].json)"
+        "--out",
+        type=Path,
+        help="the table's file (default: ptx_kernels/tuning/tuned/DEVICE[.model].json)",
     )
     options = parser.parse_args(argv)
     spaces = [SPACES[rule] for rule in options.rules]

@@ -9,8 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels import tuning
-from ptx_kernels.kernels.attention import merge_attention, paged_attention
+from ptx_kernels.kernels.attention import (
+    merge_attention,
+    merge_attention_rule,
+    paged_attention,
+    paged_attention_rule,
+)
+from ptx_kernels.tuning import choose
 
 from ..custom_call import ptx_name
 from ..native import calls
@@ -145,7 +150,7 @@ def launches(
     per_sequence = 1 if given.block_tables is None else given.block_tables.shape[1]
     capacity = min(per_sequence * page_size, window or per_sequence * page_size)
     dtype = ptx_name(given.k.dtype)
-    config = tuning.paged_attention(batch, num_heads, num_kv_heads, head_dim, capacity, dtype)
+    config = choose(paged_attention_rule, batch, num_heads, num_kv_heads, head_dim, capacity, dtype)
     kernel = paged_attention(
         batch=batch,
         num_heads=num_heads,
@@ -172,7 +177,7 @@ def launches(
         head_dim=head_dim,
         splits=config.splits,
         output=output,
-        config=tuning.merge_attention(head_dim, config.splits),
+        config=choose(merge_attention_rule, head_dim, config.splits),
     )
     return launch(merge, *results)
 

@@ -10,16 +10,19 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels import tuning
 from ptx_kernels.kernels.matvec import (
     FORMATS,
     MAX_MATRICES,
     MAX_ROWS,
     MatvecConfig,
+    float_matvec_rule,
+    fused_matvec_rule,
     gated_matvec,
     matvec,
+    matvec_rule,
     qkv_matvec,
 )
+from ptx_kernels.tuning import choose
 
 from ..arrays import QuantizedArray
 from . import quantize_q8_1, rms_norm
@@ -44,7 +47,7 @@ def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:
     """
     if activations == "f32" or not takes([w], m):
         return False
-    config = tuning.fused_matvec((w.format,), w.shape[:1], w.shape[1], m, floats=True)
+    config = choose(fused_matvec_rule, (w.format,), w.shape[:1], w.shape[1], m, floats=True)
     return config.activations == "q8_1"
 
 
@@ -72,12 +75,14 @@ def gemv(
     formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
     given = [bias for bias in biases or () if bias is not None]
     if activations == "f32":
-        config = tuning.float_matvec(formats, rows[:count], columns, m, norm_weight is not None)
+        config = choose(
+            float_matvec_rule, formats, rows[:count], columns, m, norm_weight is not None
+        )
     else:
-        config = tuning.fused_matvec(formats, rows[:count], columns, m, floats, output)
+        config = choose(fused_matvec_rule, formats, rows[:count], columns, m, floats, output)
         plain = len(weights) == 1 and norm_weight is residual is None and not given
         if floats and plain and config.activations == "q8_1":
-            config = tuning.matvec(formats[0], rows[0], columns, m)
+            config = choose(matvec_rule, formats[0], rows[0], columns, m)
     operands, norm = _activations(launch, config, x, norm_weight, eps)
     shape: dict[str, Any] = {"columns": columns, "m": m, "config": config, **norm}
     if activation:

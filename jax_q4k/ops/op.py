@@ -11,7 +11,7 @@ import jax.extend
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from ptx_kernels import choices
+from ptx_kernels import tuning
 from ptx_kernels.devices import REFERENCE
 
 from .. import native
@@ -131,7 +131,7 @@ class Op:
         if decision.passed_over == "native":
             native.warn_if_unavailable()
         function = self._flat(backends.composition(self, decision.implementation), tree, params)
-        with choices.on_device(device()):
+        with tuning.on_device(device()):
             return mlir.lower_fun(function, multiple_results=True)(ctx, *leaves)
 
     def inspected(self, implementation: str, tree: Any, params: Params) -> Callable[..., Any]:
@@ -261,16 +261,16 @@ def _results(
     return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in flat], result_tree
 
 
-def device() -> choices.Target:
+def device() -> tuning.Target:
     """The GPU that programs run on, with the multiprocessors that it reports; without one, the
     device that kernels are tuned for.
 
     Of several, the first: a program is lowered once for all of them.
     """
     if jax.default_backend() != "gpu":
-        return choices.target(REFERENCE.name)
+        return tuning.target(REFERENCE.name)
     gpu = jax.devices()[0]
-    return choices.target(gpu.device_kind, getattr(gpu, "core_count", None))
+    return tuning.target(gpu.device_kind, getattr(gpu, "core_count", None))
 
 
 @functools.lru_cache(maxsize=4096)

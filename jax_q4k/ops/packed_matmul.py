@@ -7,10 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels import formats, tuning
-from ptx_kernels.kernels.gemm import gemm
+from ptx_kernels import formats
+from ptx_kernels.kernels.gemm import gemm, gemm_rule, half_gemm_rule
 from ptx_kernels.kernels.gemm import takes as gemm_takes
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
+from ptx_kernels.tuning import choose
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
@@ -90,11 +91,11 @@ def _gemm(
     """
     (m, columns), n = x.shape, w.shape[0]
     shape = w.format, n, columns, m
-    config = tuning.half_gemm(*shape) if activations is None else None
+    config = choose(half_gemm_rule, *shape) if activations is None else None
     if config:
         given = launch(quantize_f16(rows=m, columns=columns, dtype=ptx_name(x.dtype)), x)
     else:
-        config, given = tuning.gemm(*shape), quantize_q8_1.ptx(launch, x)
+        config, given = choose(gemm_rule, *shape), quantize_q8_1.ptx(launch, x)
     kernel = gemm(format=w.format, n=n, columns=columns, m=m, config=config)
     (y,) = launch(kernel, *w.planes, *given)
     return y

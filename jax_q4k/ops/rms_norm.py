@@ -7,9 +7,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels import tuning
-from ptx_kernels.kernels.rms_norm import MAX_COLUMNS
+from ptx_kernels.kernels.rms_norm import MAX_COLUMNS, rms_norm_rule
 from ptx_kernels.kernels.rms_norm import rms_norm as norm_kernel
+from ptx_kernels.tuning import choose
 
 from . import checks, quantize_q8_1
 from .op import KernelCall, Op
@@ -69,7 +69,7 @@ def launches(
         y = reference(x, weight, eps=eps)
         return [y] if output == "f32" else list(quantize_q8_1.ptx(launch, y))
     kernel = norm_kernel(
-        rows=rows, columns=columns, eps=eps, output=output, config=tuning.rms_norm(columns)
+        rows=rows, columns=columns, eps=eps, output=output, config=choose(rms_norm_rule, columns)
     )
     return launch(kernel, x, weight)
 

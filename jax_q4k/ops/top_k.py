@@ -8,11 +8,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels import tuning
 from ptx_kernels.kernels.argmax import argmax as argmax_kernel
-from ptx_kernels.kernels.top_k import MAX_PART
+from ptx_kernels.kernels.argmax import argmax_splits_rule
+from ptx_kernels.kernels.top_k import MAX_PART, top_k_splits_rule
 from ptx_kernels.kernels.top_k import top_k as top_k_kernel
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.tuning import choose
 
 from . import checks
 from .op import KernelCall, Op
@@ -99,7 +100,7 @@ def _argmax_ptx(launch: KernelCall, x: jax.Array) -> Pair:
             rows=rows, columns=columns, splits=splits, from_candidates=from_candidates
         )
 
-    values, indices = _search(launch, x, tuning.argmax_splits(x.shape[1]), build)
+    values, indices = _search(launch, x, choose(argmax_splits_rule, x.shape[1]), build)
     return values[:, 0], indices[:, 0]
 
 
@@ -111,7 +112,7 @@ def _top_k_ptx(launch: KernelCall, x: jax.Array, *, count: int) -> Pair:
 
     if count > MAX_PART or x.shape[1] > MAX_PART * (MAX_PART // count):
         return _top_k_reference(x, count=count)
-    return _search(launch, x, tuning.top_k_splits(x.shape[1], count), build)
+    return _search(launch, x, choose(top_k_splits_rule, x.shape[1], count), build)
 
 
 def _search(

@@ -1,22 +1,43 @@
-"""The kernel families."""
+"""The kernel families, in the order in which reports list them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from ..ptx import Kernel
-from .append_kv import append_kv
-from .argmax import argmax
-from .attention import merge_attention, paged_attention
-from .decode import decode
-from .gemm import gemm
-from .matvec import gated_matvec, matvec, qkv_matvec
-from .quantize_f16 import quantize_f16
-from .quantize_q8_1 import quantize_q8_1
-from .rms_norm import rms_norm
-from .rope_append import rope_append
-from .top_k import top_k
+from .append_kv import APPEND_KV
+from .argmax import ARGMAX
+from .attention import MERGE_ATTENTION, PAGED_ATTENTION
+from .decode import DECODE
+from .family import Case, Family
+from .gemm import GEMM
+from .matvec import GATED_MATVEC, MATVEC, QKV_MATVEC
+from .quantize_f16 import QUANTIZE_F16
+from .quantize_q8_1 import QUANTIZE_Q8_1
+from .rms_norm import RMS_NORM
+from .rope_append import ROPE_APPEND
+from .top_k import TOP_K
 
-_PRODUCTS = (quantize_q8_1, quantize_f16, rms_norm, matvec, gated_matvec, qkv_matvec, gemm, decode)
-_OTHERS = (append_kv, rope_append, paged_attention, merge_attention, argmax, top_k)
-KERNELS: dict[str, Callable[..., Kernel]] = {f.__name__: f for f in (*_PRODUCTS, *_OTHERS)}
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        QUANTIZE_Q8_1,
+        QUANTIZE_F16,
+        RMS_NORM,
+        MATVEC,
+        GATED_MATVEC,
+        QKV_MATVEC,
+        GEMM,
+        DECODE,
+        APPEND_KV,
+        ROPE_APPEND,
+        PAGED_ATTENTION,
+        MERGE_ATTENTION,
+        ARGMAX,
+        TOP_K,
+    )
+}
+KERNELS: dict[str, Callable[..., Kernel]] = {name: f.build for name, f in FAMILIES.items()}
+CASES: tuple[Case, ...] = tuple(case for f in FAMILIES.values() for case in f.examples)
+
+__all__ = ["CASES", "FAMILIES", "KERNELS", "Case", "Family"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, f32, kernel, s32, u32
-from .pages import Spread, declare_pages
+from .family import Case, Family, once
+from .pages import PAGE_OPERANDS, SLOT_OPERANDS, Spread, declare_pages, touched_slots
 from .vectors import RUN
 
 
@@ -53,3 +54,20 @@ def append_kv(
             lanes=spread.lanes,
             where=known,
         )
+
+
+APPEND_KV = Family(
+    "append_kv",
+    append_kv,
+    tuple(
+        Case(
+            f"append_kv-{dtype}",
+            "append_kv",
+            dict(tokens=4, num_pages=1024, num_kv_heads=8, page_size=16, head_dim=128, dtype=dtype),
+        )
+        for dtype in ("f32", "bf16", "f16", "int8", "fp8")
+    ),
+    touched=touched_slots,
+    passes=once,
+    operands=PAGE_OPERANDS | SLOT_OPERANDS,
+)

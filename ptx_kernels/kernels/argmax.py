@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..ptx import WARP, Builder, KernelError, Value, f32, kernel, s32, u32
+import numpy as np
+
+from ..devices import Target
+from ..ptx import WARP, Buffer, Builder, KernelError, Value, f32, kernel, s32, u32
+from .family import Case, Family, RandomValues, Rule
 from .reduce import across_warps
 
 
@@ -113,3 +119,47 @@ def argmax(
     lowest = across_warps(k, firsts, candidate, k.minimum, warps=config.warps)
     with k.when(k.thread_id == 0):
         search.store(0, lowest)
+
+
+def _splits_rule(device: Target, columns: int) -> int:
+    """Blocks that search a row of so many values: one wave, of a thousand values each or more; 1:
+    no second launch.
+    """
+    return equal_parts(columns, max(1024, -(-columns // device.multiprocessors)))
+
+
+def equal_parts(columns: int, part: int) -> int:
+    """The number of equal parts, about so large, none of them empty."""
+    even = -(-columns // -(-columns // part))
+    return -(-columns // even)
+
+
+argmax_splits_rule: Rule[int] = Rule("argmax_splits", _splits_rule)
+
+
+def search_examples(family: str, columns: int, splits: int, **arguments: int) -> tuple[Case, Case]:
+    """Both launches of a search over a vocabulary."""
+    found = splits * arguments.get("count", 1)
+    whole = dict(rows=1, columns=columns, splits=splits, **arguments)
+    merge = dict(rows=1, columns=found, from_candidates=True, **arguments)
+    return (
+        Case(f"{family}-{columns}", family, whole),
+        Case(f"{family}-{columns}-merge", family, merge),
+    )
+
+
+def _random_indices(
+    buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
+) -> np.ndarray:
+    """Candidates of a vocabulary."""
+    return rng.permutation(math.prod(buffer.shape)).reshape(buffer.shape)
+
+
+SEARCH_OPERANDS: dict[str, RandomValues] = {"indices": _random_indices}
+ARGMAX = Family(
+    "argmax",
+    argmax,
+    search_examples("argmax", 128256, 128),
+    rules=(argmax_splits_rule,),
+    operands=SEARCH_OPERANDS,
+)

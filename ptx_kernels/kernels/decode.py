@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from .. import formats
 from ..formats.device import DECODERS
-from ..ptx import Builder, f32, kernel, s32, u8, u32
+from ..ptx import Buffer, Builder, f32, kernel, s32, u8, u32
+from .family import Arguments, Case, Family, once
 from .vectors import float_type, store_floats
 
 FORMATS = tuple(sorted(DECODERS))
@@ -60,3 +64,38 @@ def decode(
             with known.otherwise():
                 nan = k.const(f32, float("nan"))
                 store_floats(y.at(out, block * layout.block_size + part * weights), [nan] * weights)
+
+
+def _case(format: str, dtype: str, lookups: int) -> Case:
+    blocks = 4096 // formats.get(format).block_size
+    label = f"{'embedding' if lookups else 'decode'}-{format}-{dtype}"
+    arguments = dict(format=format, n=4096, blocks=blocks, dtype=dtype, lookups=lookups)
+    return Case(label, "decode", arguments)
+
+
+def _touched(buffer: Buffer, arguments: Arguments) -> float:
+    """Of the weights, the rows that are looked up."""
+    looked_up = buffer.type is u8 and arguments["lookups"]
+    return min(1, arguments["lookups"] / buffer.shape[0]) if looked_up else 1
+
+
+def _ids(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
+    """Rows of the weights; two that there are not in front."""
+    rows = next(b.shape[0] for b in buffers.values() if b.type is u8)
+    ids = rng.integers(0, rows, buffer.shape)
+    return np.concatenate([[rows, -1], ids[2:]]) if ids.size > 2 else ids
+
+
+DECODE = Family(
+    "decode",
+    decode,
+    tuple(
+        _case(format, dtype, lookups)
+        for format in FORMATS
+        for dtype in ("f32", "bf16", "f16")
+        for lookups in (0, 8)
+    ),
+    touched=_touched,
+    passes=once,
+    operands={"ids": _ids},
+)

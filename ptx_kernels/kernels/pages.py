@@ -5,13 +5,16 @@ quantizing stores.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ..formats import e4m3 as fp8
 from ..formats.words import signed_byte_floats
-from ..ptx import WARP, Builder, KernelError, Pointer, Value, all_of, e4m3, f32, s8, u8, u32
+from ..ptx import WARP, Buffer, Builder, KernelError, Pointer, Value, all_of, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
+from .family import Arguments, RandomValues
 from .quantize_q8_1 import to_int8
 from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, unpack_halves
 
@@ -19,6 +22,8 @@ from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, unpack_
 #: them.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
 HEAD_DIMS = tuple(range(32, 257, 16))
+#: Names of the buffers that hold pages.
+PAGE_BUFFERS = ("k_pages", "v_pages", "k_scales", "v_scales")
 
 Place = tuple[Value, Value, Value]  # page, head, slot in the page
 
@@ -163,3 +168,31 @@ def store_runs(k: Builder, row: Pointer, runs: Sequence[Run], where: Value | Non
         else:
             words = [pack_bytes(values[i : i + 4]) for i in range(0, len(values), 4)]
             target.cast(u32).store_run(0, words, where=condition)
+
+
+def touched_slots(buffer: Buffer, arguments: Arguments) -> float:
+    """The share of a buffer that an append touches: of pages, its tokens' slots."""
+    if buffer.name not in PAGE_BUFFERS:
+        return 1
+    return min(1, arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"]))
+
+
+def _random_scales(
+    buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
+) -> np.ndarray:
+    return np.abs(rng.standard_normal(buffer.shape, np.float32)) / 100
+
+
+def _random_slots(
+    buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
+) -> np.ndarray:
+    """Slots of the pages; two that there are not in front."""
+    num_pages, _, page_size, _ = buffers["k_pages"].shape
+    slots = num_pages * page_size
+    mapping = rng.permutation(slots)[: buffer.shape[0]]
+    return np.concatenate([[-1, slots], mapping[2:]]) if mapping.size > 2 else mapping
+
+
+#: Random values for a family's operands that are pages, or slots of pages.
+PAGE_OPERANDS: dict[str, RandomValues] = dict.fromkeys(("k_scales", "v_scales"), _random_scales)
+SLOT_OPERANDS: dict[str, RandomValues] = {"slot_mapping": _random_slots}

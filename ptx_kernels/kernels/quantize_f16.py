@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..ptx import WARP, Builder, f16, f32, kernel, u32, u64
+from .family import Case, Family, once
 from .quantize_q8_1 import GROUP, largest_magnitude
 from .vectors import float_type, load_floats, pack_halves
 
@@ -43,3 +44,14 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
         words = means.cast(u32).at(0, block.to(u64) * (SUPER_BLOCK // GROUP) + (lane // 4).to(u64))
         words.store(0, pack_halves(high, mean - high, f16), where=lane % 4 == 0)
         scales.at(0, block).store(0, scale.bits(f32), where=lane == 0)
+
+
+QUANTIZE_F16 = Family(
+    "quantize_f16",
+    quantize_f16,
+    tuple(
+        Case(f"quantize_f16-{dtype}", "quantize_f16", dict(rows=512, columns=4096, dtype=dtype))
+        for dtype in ("f32", "bf16", "f16")
+    ),
+    passes=once,
+)

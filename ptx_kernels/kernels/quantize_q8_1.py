@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..ptx import Builder, Pointer, Value, all_of, f32, kernel, s8, s32, u32, u64
+from .family import Case, Family, once
 from .vectors import float_type, load_floats, pack_bytes
 
 GROUP = 32  # values that share a scale
@@ -100,3 +101,14 @@ def quantize_q8_1(
     inside = group < groups
     mine = load_floats(x.at(0, first), 4, where=inside)  # lanes past the end shuffle zeros
     store_group(k, mine, values.at(0, first), scale_sum.at(0, group), where=inside)
+
+
+QUANTIZE_Q8_1 = Family(
+    "quantize_q8_1",
+    quantize_q8_1,
+    tuple(
+        Case(f"quantize_q8_1-{dtype}", "quantize_q8_1", dict(rows=1, columns=4096, dtype=dtype))
+        for dtype in ("f32", "bf16", "f16")
+    ),
+    passes=once,
+)

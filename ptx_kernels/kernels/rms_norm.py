@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s8
+from .family import Case, Family, Rule, once
 from .quantize_q8_1 import GROUP, store_group
 from .reduce import across_warps
 from .vectors import RUN, Run, load_floats, load_runs, store_floats
@@ -102,3 +103,32 @@ def rms_norm(
         store_group(
             k, run.values, values.at(row, run.first), scale_sum.at(row, group), where=run.inside
         )
+
+
+def _rule(columns: int) -> RmsNormConfig:
+    """Config for rows of so many columns: four 16-byte loads a thread, in as many warps as that
+    takes, at most 32.
+    """
+    return RmsNormConfig(warps=min(1 << max(columns // 512 - 1, 0).bit_length(), 32))
+
+
+rms_norm_rule: Rule[RmsNormConfig] = Rule("rms_norm", _rule)
+
+
+def _case(output: str, columns: int, warps: int) -> Case:
+    arguments = dict(rows=1, columns=columns, eps=1e-5, output=output, config=RmsNormConfig(warps))
+    return Case(f"rms_norm-{output}-{columns}", "rms_norm", arguments)
+
+
+RMS_NORM = Family(
+    "rms_norm",
+    rms_norm,
+    (
+        _case("f32", 4096, 8),
+        _case("q8_1", 4096, 8),
+        _case("q8_1", 896, 2),
+        _case("q8_1", 16384, 32),
+    ),
+    rules=(rms_norm_rule,),
+    passes=once,
+)

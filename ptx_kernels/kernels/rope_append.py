@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s32, u32
-from .pages import declare_pages, store_runs
+from .family import Case, Family, once
+from .pages import PAGE_OPERANDS, SLOT_OPERANDS, declare_pages, store_runs, touched_slots
 from .rms_norm import inverse_rms
 from .vectors import Run
 
@@ -144,3 +146,28 @@ def rope_append(
                 place = slot // page_size, kv_head, slot % page_size
                 k_pages.store(k, place, turned(k_new.at(token, kv_head), norms[1:]), lanes=WARP)
                 v_pages.store(k, place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
+
+
+def _case(label: str, dtype: str, head_dim: int, rope_dim: int, **variant: Any) -> Case:
+    sizes = dict(tokens=4, num_heads=32, num_kv_heads=8, num_pages=1024, page_size=16, eps=1e-6)
+    shape = dict(head_dim=head_dim, rope_dim=rope_dim, dtype=dtype)
+    return Case(f"rope_append-{label}", "rope_append", sizes | shape | variant)
+
+
+_EXAMPLES = (
+    _case("llama-f32", "f32", 128, 128, interleaved=True),
+    _case("qwen3-bf16", "bf16", 128, 128, interleaved=False, qk_norm=True),
+    _case("partial-f16", "f16", 96, 40, interleaved=False),
+    _case("qwen3-int8", "int8", 128, 128, interleaved=False, qk_norm=True),
+    _case("llama-fp8", "fp8", 128, 128, interleaved=True),
+)
+
+
+ROPE_APPEND = Family(
+    "rope_append",
+    rope_append,
+    _EXAMPLES,
+    touched=touched_slots,
+    passes=once,
+    operands=PAGE_OPERANDS | SLOT_OPERANDS,
+)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ptx import WARP, Builder, KernelError, Pointer, kernel, u32, u64
-from .argmax import Search, order_key
+from .argmax import SEARCH_OPERANDS, Search, equal_parts, order_key, search_examples
+from .family import Family, Rule
 
 MAX_PART = 4096  # values that a block sorts: 8 bytes each of its shared memory
 
@@ -73,3 +74,30 @@ def _sort(k: Builder, keys: Pointer, threads: int) -> None:
             keys.at(low).store(0, k.select(ascending, smaller, larger))
             keys.at(high).store(0, k.select(ascending, larger, smaller))
         k.barrier()
+
+
+def _splits_rule(columns: int, count: int) -> int:
+    """Blocks that sort a row's parts: as small ones as leave no more candidates than one block then
+    sorts.
+
+    1: no second launch. Raises ValueError for a `count` that two launches cannot serve.
+    """
+    if columns <= MAX_PART:
+        return 1
+    part = max(1024, count, -(-columns // (MAX_PART // count)))
+    if part > MAX_PART:
+        raise ValueError(
+            f"count={count} of {columns} values: parts of {part} are larger than {MAX_PART}"
+        )
+    return equal_parts(columns, part)
+
+
+top_k_splits_rule: Rule[int] = Rule("top_k_splits", _splits_rule)
+
+TOP_K = Family(
+    "top_k",
+    top_k,
+    search_examples("top_k", 262144, 64, count=64),
+    rules=(top_k_splits_rule,),
+    operands=SEARCH_OPERANDS,
+)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .. import tuning
-from ..cases import CASES, SHAPES, Case, preset_cases
-from ..kernels import KERNELS
-from ..kernels.matvec import FORMATS, PRESETS
+from ..devices import target
+from ..kernels import CASES, KERNELS, Case
+from ..kernels.matvec import FORMATS, PRESETS, SHAPES, matvec_rule, preset_cases
+from ..tuning import choose
 from .model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from .ptxas import TARGETS, assemble_all, tool_version
 from .report import Figures, figures, load_range, report
@@ -110,7 +110,7 @@ def _of_targets() -> Table:
 
 
 def _of_formats() -> Table:
-    """What the rule of `tuning` chooses for each format."""
+    """The Config that the rule of mat-vecs chooses for each format."""
     n, columns = SHAPES[0]
     cases = [
         Case(
@@ -121,7 +121,7 @@ def _of_formats() -> Table:
                 n=n,
                 columns=columns,
                 m=m,
-                config=tuning.matvec.rule(format, n, columns, m),
+                config=matvec_rule(target(), format, n, columns, m),
             ),
         )
         for format in FORMATS
@@ -137,7 +137,7 @@ def _of_budgets() -> Table:
 
     def matvecs(format: str, m: int, preset: str | None = None) -> list[Figures]:
         def config(n: int, columns: int) -> object:
-            return PRESETS[preset] if preset else tuning.matvec(format, n, columns, m)
+            return PRESETS[preset] if preset else choose(matvec_rule, format, n, columns, m)
 
         built = (
             KERNELS["matvec"](format=format, n=n, columns=columns, m=m, config=config(n, columns))

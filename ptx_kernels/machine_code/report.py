@@ -196,7 +196,7 @@ def figures(
 
 
 def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
-    """Figures of `cases` (`ptx_kernels.cases.CASES`), whose families `kernels` builds, in their
+    """Figures of `cases` (`ptx_kernels.kernels.CASES`), whose families `kernels` builds, in their
     order.
     """
     built = [(case, kernels[case.family](**case.arguments)) for case in cases]

@@ -12,6 +12,8 @@ import re
 from dataclasses import dataclass, replace
 
 from ..formats import get as block_format
+from ..kernels import FAMILIES
+from ..kernels.family import PackedWeights
 from ..kernels.matvec import MatvecConfig, matvec
 from ..ptx import WARP, Kernel
 from .model import mma_products
@@ -21,17 +23,6 @@ from .sass import Loop, load_bits
 QUANT_BITS = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
 
 _DOT = 4  # products of a dp4a
-#: Families whose hot loop reads their inputs: bytes of the inputs tell how many trips it takes.
-_STREAMING = (
-    "quantize_q8_1",
-    "quantize_f16",
-    "rms_norm",
-    "decode",
-    "append_kv",
-    "rope_append",
-    "paged_attention",
-    "merge_attention",
-)
 
 
 @dataclass(frozen=True)
@@ -51,44 +42,18 @@ class Work:
     quant_bytes: float | None
 
 
-def formats(kernel: Kernel) -> tuple[str, ...]:
-    """Formats of the packed matrices that a product multiplies by; empty for what is no product."""
-    arguments = kernel.arguments
-    if not {"columns", "m"} <= arguments.keys():
-        return ()
-    return (arguments["format"],) if "format" in arguments else tuple(arguments.get("formats", ()))
-
-
-def packed_weights(kernel: Kernel) -> int:
-    """Weights of all matrices of a product."""
-    arguments = kernel.arguments
-    rows = arguments["n"] * len(formats(kernel)) if "n" in arguments else sum(arguments["rows"])
-    return rows * arguments["columns"]
+def packed_weights(kernel: Kernel) -> PackedWeights | None:
+    """The packed matrices that a product multiplies by; None for what is no product."""
+    weights = FAMILIES[kernel.family].weights
+    return weights(kernel.arguments) if weights else None
 
 
 def traffic(kernel: Kernel) -> int:
-    """Bytes that a launch must move: its buffers, of pages and looked-up rows only what it touches.
-
-    Attention over pages reads every page that its tables have room for, or the window's part of it.
+    """Bytes that a launch must move: its buffers, of pages and looked-up rows only what it
+    touches.
     """
-    arguments = kernel.arguments
-
-    def share(name: str, type_name: str, rows: int) -> float:
-        if "num_pages" in arguments and name in ("k_pages", "v_pages", "k_scales", "v_scales"):
-            if "tokens" in arguments:
-                return arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"])
-            held = (
-                1
-                if arguments.get("contiguous")
-                else arguments["batch"] * arguments["pages_per_sequence"] / rows
-            )
-            tokens = arguments["pages_per_sequence"] * arguments["page_size"]
-            return held * min(1, (arguments.get("window") or tokens) / tokens)
-        return arguments["lookups"] / rows if type_name == "u8" and arguments.get("lookups") else 1
-
-    return round(
-        sum(min(1, share(b.name, b.type.name, b.shape[0])) * b.nbytes for b in kernel.buffers)
-    )
+    touched = FAMILIES[kernel.family].touched
+    return round(sum(min(1, touched(b, kernel.arguments)) * b.nbytes for b in kernel.buffers))
 
 
 def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
@@ -109,44 +74,39 @@ def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
     return weights / loads
 
 
-def _weights_per_trip(kernel: Kernel, loop: Loop) -> float:
+def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float:
     """Weights of one lane that a trip through the hot loop of a product multiplies."""
     config = kernel.arguments["config"]
     if products := sum(mma_products(i.opcode) for i in loop.instructions if i.category == "mma"):
         return products / config.m_tile / WARP
     if dots := loop.count("dp4a"):
         return dots * _DOT / kernel.arguments["m"]
-    return sum(".CONSTANT" in i.opcode for i in loop.instructions) * weights_per_load(
-        formats(kernel), config
-    )
+    loads = sum(".CONSTANT" in i.opcode for i in loop.instructions)
+    return loads * weights_per_load(packed.formats, config)
 
 
 def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
     """Work of `kernel`, whose machine code's hot loop is `loop`; `whole`: it has none, `loop` is
     all of it.
     """
-    nbytes, arguments = traffic(kernel), kernel.arguments
-    packed = formats(kernel)
-    weights = _weights_per_trip(kernel, loop) if packed else 0
-    bits = sum(QUANT_BITS[format] for format in packed) / max(len(packed), 1)
+    nbytes, packed = traffic(kernel), packed_weights(kernel)
+    passes = FAMILIES[kernel.family].passes
+    weights = quant_bytes = 0.0
+    if packed:
+        weights = weights_per_trip(kernel, packed, loop)
+        bits = sum(QUANT_BITS[format] for format in packed.formats) / len(packed.formats)
+        quant_bytes = weights * bits / 8
     if whole:
         warps = math.prod(kernel.grid) * math.ceil(math.prod(kernel.block) / WARP)
-        return Work(nbytes, warps, weights * bits / 8 or None)
+        return Work(nbytes, warps, quant_bytes or None)
+    again = passes(kernel.arguments) if passes else None
     if packed:
-        again = math.ceil(arguments["m"] / arguments["config"].m_tile) if loop.count("mma") else 1
-        trips = packed_weights(kernel) * again / (weights * WARP) if weights else None
-        return Work(nbytes, trips, weights * bits / 8 or None)
+        trips = packed.count * (again or 1) / (weights * WARP) if weights else None
+        return Work(nbytes, trips, quant_bytes or None)
     loads = [
         load_bits(i.opcode) // 8 for i in loop.instructions if i.category.startswith("load global")
     ]
-    if kernel.family not in _STREAMING or not loads:
+    if again is None or not loads:
         return Work(nbytes, None, None)
     wide = sum(size for size in loads if size == max(loads))  # narrower ones are ids and scales
-    again = 1
-    if (
-        kernel.family == "paged_attention"
-    ):  # a block that has some of a group's queries reads all of K and V
-        again = math.ceil(
-            arguments["num_heads"] / arguments["num_kv_heads"] / arguments["config"].queries
-        )
     return Work(nbytes, nbytes * again / (wide * WARP), None)

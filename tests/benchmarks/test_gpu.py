@@ -18,8 +18,8 @@ from benchmarks import gpu, gpu_kernels
 from ptx_kernels.driver import DriverError, rotated
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.matvec import PRESETS
+from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.report import figures
-from ptx_kernels.operands import random_operands
 
 ROOT = Path(__file__).parents[2]
 
@@ -163,8 +163,7 @@ def test_inputs_rotate_past_the_cache(small):
 
 
 def test_an_updated_buffer_keeps_its_one_address():
-    from ptx_kernels.cases import CASES
-    from ptx_kernels.kernels import KERNELS
+    from ptx_kernels.kernels import CASES, KERNELS
 
     case = next(case for case in CASES if case.family == "append_kv")
     kernel = KERNELS["append_kv"](**(case.arguments | {"num_pages": 4}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from benchmarks import static
-from ptx_kernels.cases import CASES
+from ptx_kernels.kernels import CASES
 from ptx_kernels.kernels.matvec import PRESETS
 
 

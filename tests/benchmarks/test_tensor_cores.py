@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks import tensor_cores
 from benchmarks.common import RESULTS
-from ptx_kernels import tuning
-from ptx_kernels.kernels.gemm import GemmConfig
-from ptx_kernels.tuning import INT8_SLOTS
+from ptx_kernels.devices import target
+from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule, half_gemm_rule
+from ptx_kernels.kernels.gemm.rules import INT8_SLOTS
 
 DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
 
@@ -39,8 +39,8 @@ def test_what_is_counted_is_what_tuning_chooses():
     shape = tensor_cores.N, tensor_cores.COLUMNS, tensor_cores.M
     for (format, products), config in tensor_cores.CONFIGS.items():
         if products != "bf16":
-            rule = {"int8": tuning.gemm, "f16": tuning.half_gemm}[products]
-            assert rule.rule(format, *shape) == config
+            rule = {"int8": gemm_rule, "f16": half_gemm_rule}[products]
+            assert rule(target(), format, *shape) == config
 
 
 def test_what_was_counted_is_what_tuning_weighs_and_the_docs_say():

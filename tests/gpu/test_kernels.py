@@ -11,17 +11,19 @@ import numpy as np
 import pytest
 from helpers import nmse
 
-from ptx_kernels import driver, simulator, tuning
+from ptx_kernels import driver, simulator
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.attention import paged_attention_rule
 from ptx_kernels.kernels.decode import FORMATS as DECODE_FORMATS
-from ptx_kernels.kernels.gemm import F16_FORMATS, GemmConfig
+from ptx_kernels.kernels.gemm import F16_FORMATS, GemmConfig, gemm_rule
 from ptx_kernels.kernels.gemm import FORMATS as GEMM_FORMATS
 from ptx_kernels.kernels.matvec import FORMATS as DOT_FORMATS
-from ptx_kernels.kernels.matvec import PRESETS
+from ptx_kernels.kernels.matvec import PRESETS, matvec_rule
+from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.kernels.pages import PAGE_TYPES
-from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.ptx.instructions import bf16_to_f32
+from ptx_kernels.tuning import choose
 
 pytestmark = pytest.mark.gpu
 
@@ -34,13 +36,13 @@ def gpu():
 
 def matvec(format: str, n: int, columns: int, m: int) -> tuple[str, dict[str, Any]]:
     return "matvec", dict(
-        format=format, n=n, columns=columns, m=m, config=tuning.matvec(format, n, columns, m)
+        format=format, n=n, columns=columns, m=m, config=choose(matvec_rule, format, n, columns, m)
     )
 
 
 def gemm(format: str, n: int, columns: int, m: int) -> tuple[str, dict[str, Any]]:
     return "gemm", dict(
-        format=format, n=n, columns=columns, m=m, config=tuning.gemm(format, n, columns, m)
+        format=format, n=n, columns=columns, m=m, config=choose(gemm_rule, format, n, columns, m)
     )
 
 
@@ -51,7 +53,9 @@ def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
 def attention(
     dtype: str, head_dim: int, group: int, splits: int = 1, contiguous: bool = False, **options: Any
 ) -> tuple[str, dict[str, Any]]:
-    config = replace(tuning.paged_attention(3, 2 * group, 2, head_dim, 192, dtype), splits=splits)
+    config = replace(
+        choose(paged_attention_rule, 3, 2 * group, 2, head_dim, 192, dtype), splits=splits
+    )
     pages = (3, 192, 1) if contiguous else (40, 16, 12)
     return "paged_attention", dict(
         batch=3,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers import nmse
 
-from ptx_kernels.operands import random_blocks
+from ptx_kernels.kernels.operands import random_blocks
 
 pytestmark = pytest.mark.gpu
 

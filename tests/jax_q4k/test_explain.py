@@ -12,8 +12,9 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k.ops import op
-from ptx_kernels import formats, tables
+from ptx_kernels import formats
 from ptx_kernels.kernels.matvec import MatvecConfig
+from ptx_kernels.tuning import tables
 
 
 def floats(*shape: int, dtype=jnp.float32) -> jax.ShapeDtypeStruct:

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ptx_kernels import __main__ as cli
-from ptx_kernels.cases import CASES, preset_cases
-from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels import CASES, KERNELS
+from ptx_kernels.kernels.matvec import preset_cases
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ptx_kernels.cases import CASES, Case
-from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels import CASES, KERNELS, Case
 from ptx_kernels.kernels.gemm import GemmConfig
 
 GOLDEN = Path(__file__).parent.parent / "data" / "ptx"
@@ -43,7 +42,7 @@ def test_no_golden_file_is_left_over():
 def test_text_does_not_depend_on_the_process():
     """XLA's compilation cache is keyed by the text, so hash seeds must not show in it."""
     script = (
-        "import hashlib; from ptx_kernels.cases import CASES; from ptx_kernels.kernels import KERNELS\n"
+        "import hashlib; from ptx_kernels.kernels import CASES, KERNELS\n"
         "print(hashlib.sha256(''.join(KERNELS[c.family](**c.arguments).text for c in CASES).encode())"
         ".hexdigest())"
     )

@@ -9,13 +9,15 @@ import json
 import pytest
 from stand_in_device import StandIn
 
-from ptx_kernels import choices, tables, tuning
+from ptx_kernels import tuning
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.driver import DriverError, Timing
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
+from ptx_kernels.kernels.gemm import gemm_rule
+from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, fused_matvec_rule, matvec_rule
 from ptx_kernels.machine_code.model import Prediction
 from ptx_kernels.machine_code.work import Work
+from ptx_kernels.tuning import decide, tables, target
 from tools import spaces, tune
 
 MATVEC = spaces.SPACES["matvec"]
@@ -24,7 +26,7 @@ CONFIGS = (
     PRESETS["quarter_warp_dp4a"],
     MatvecConfig(lanes=3),
 )  # the last goes with nothing
-RULE = tuning.matvec.rule("Q4_K", 64, 4096, 1)
+RULE = matvec_rule(target(), "Q4_K", 64, 4096, 1)
 
 
 @pytest.fixture
@@ -220,11 +222,11 @@ def test_a_gpu_times_every_rule(small, monkeypatch, tmp_path):
     path = tmp_path / "mine.json"
     assert tune.main(["--formats", "Q4_K", "--out", str(path)]) == 0
     assert {r.kernel for r in tables.load(path).rows} == {"matvec", "fused_matvec", "gemm"}
-    monkeypatch.setenv(choices.VARIABLE, str(path))
-    with choices.on_device(choices.target("Stand-in", 132)):
+    monkeypatch.setenv(tuning.VARIABLE, str(path))
+    with tuning.on_device(tuning.target("Stand-in", 132)):
         for choice in (
-            tuning.gemm.choose("Q4_K", 64, 512, 60),
-            tuning.fused_matvec.choose(("Q4_K", "Q4_K"), (512,), 256, 1, True, "q8_1"),
+            decide(gemm_rule, "Q4_K", 64, 512, 60),
+            decide(fused_matvec_rule, ("Q4_K", "Q4_K"), (512,), 256, 1, True, "q8_1"),
         ):
             assert choice.why.startswith("measured for Stand-in (mine.json)")
 

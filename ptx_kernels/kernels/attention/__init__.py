@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+from .family import MERGE_ATTENTION, PAGED_ATTENTION
 from .merge_attention import MergeConfig, merge_attention
 from .paged_attention import PagedAttentionConfig, paged_attention
+from .rules import merge_attention_rule, paged_attention_rule
 
-__all__ = ["MergeConfig", "PagedAttentionConfig", "merge_attention", "paged_attention"]
+__all__ = [
+    "MERGE_ATTENTION",
+    "PAGED_ATTENTION",
+    "MergeConfig",
+    "PagedAttentionConfig",
+    "merge_attention",
+    "merge_attention_rule",
+    "paged_attention",
+    "paged_attention_rule",
+]

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from .config import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
+from .family import GATED_MATVEC, MATVEC, QKV_MATVEC, SHAPES, preset_cases
 from .gated import gated_matvec
 from .matvec import matvec
 from .qkv import MAX_MATRICES, qkv_matvec
+from .rules import float_matvec_rule, fused_matvec_rule, matvec_rule
 
 __all__ = [
     "FORMATS",
+    "GATED_MATVEC",
+    "MATVEC",
     "MAX_MATRICES",
     "MAX_ROWS",
     "PRESETS",
+    "QKV_MATVEC",
+    "SHAPES",
     "MatvecConfig",
+    "float_matvec_rule",
+    "fused_matvec_rule",
     "gated_matvec",
     "matvec",
+    "matvec_rule",
+    "preset_cases",
     "qkv_matvec",
 ]

@@ -6,7 +6,7 @@ import numpy as np
 
 import jax_q4k as jq
 from ptx_kernels import formats
-from ptx_kernels.operands import random_blocks
+from ptx_kernels.kernels.operands import random_blocks
 
 
 def random_weights(format: str, n: int, k: int, seed: int = 0) -> jq.QuantizedArray:

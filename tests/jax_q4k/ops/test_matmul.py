@@ -7,7 +7,7 @@ from helpers import nmse
 import jax_q4k as jq
 from jax_q4k.ops.packed_matmul import DOT_FORMATS, takes_q8_1
 from jax_q4k.ops.packed_matmul import _op as matmul_op
-from ptx_kernels import choices, formats
+from ptx_kernels import formats, tuning
 
 from .random_weights import random_weights
 
@@ -103,7 +103,7 @@ def test_many_rows_are_float16_only_where_nobody_asked_for_int8(activations, lea
     x = jnp.asarray(rng.standard_normal((48, 256)), jnp.float32)
     params = dict(activations=activations, transposed=False)
     program = jax.jit(lambda x, w: matmul_op.composition(x, w, **params))
-    with choices.on_device(choices.target("NVIDIA H200", 1)):
+    with tuning.on_device(tuning.target("NVIDIA H200", 1)):
         got = program(x, w)
     assert least <= nmse(got, f64_product(x, w)) <= most
 

@@ -5,8 +5,9 @@ import pytest
 from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
-from ptx_kernels import tuning
-from ptx_kernels.kernels.top_k import MAX_PART
+from ptx_kernels.kernels.argmax import argmax_splits_rule
+from ptx_kernels.kernels.top_k import MAX_PART, top_k_splits_rule
+from ptx_kernels.tuning import choose
 
 
 def values(*shape, distinct=50, dtype=jnp.float32):
@@ -40,8 +41,10 @@ def test_top_k_is_a_stable_sort(shape, k, implementation):
 
 
 def test_rows_of_both_lengths_are_searched_by_one_and_two_launches():
-    assert tuning.argmax_splits(700) == tuning.top_k_splits(700, 5) == 1
-    assert tuning.argmax_splits(3000) > 1 and tuning.top_k_splits(MAX_PART + 905, 40) > 1
+    assert choose(argmax_splits_rule, 700) == choose(top_k_splits_rule, 700, 5) == 1
+    assert (
+        choose(argmax_splits_rule, 3000) > 1 and choose(top_k_splits_rule, MAX_PART + 905, 40) > 1
+    )
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -7,14 +7,22 @@ import pytest
 from helpers import nmse
 from oracles import dequantized, half_operands, quantized, random_planes, weights
 
-from ptx_kernels import formats, simulator, tuning
-from ptx_kernels.kernels.gemm import F16_FORMATS, FORMATS, GemmConfig, gemm
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.gemm import (
+    F16_FORMATS,
+    FORMATS,
+    GemmConfig,
+    gemm,
+    gemm_rule,
+    half_gemm_rule,
+)
+from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.machine_code.ptxas import assemble
 from ptx_kernels.machine_code.sass import disassemble, enclosing_loop, hot_loop
-from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import KernelError
 from ptx_kernels.simulator.traffic import total
+from ptx_kernels.tuning import choose
 
 TOLERANCE = 1e-12
 
@@ -56,7 +64,7 @@ OTHERS = tuple(format for format in FORMATS if format not in K_QUANTS)
     ],
 )
 def test_shapes(format: str, m: int, n: int, columns: int) -> None:
-    assert run(format, m, n, columns, tuning.gemm(format, n, columns, m)) <= TOLERANCE
+    assert run(format, m, n, columns, choose(gemm_rule, format, n, columns, m)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("format", OTHERS)
@@ -64,7 +72,7 @@ def test_shapes(format: str, m: int, n: int, columns: int) -> None:
     ("m", "n", "columns"), [(9, 1, 64), (16, 37, 896), (40, 20, 320), (17, 100, 256)]
 )
 def test_rows_that_are_no_whole_super_blocks(format: str, m: int, n: int, columns: int) -> None:
-    assert run(format, m, n, columns, tuning.gemm(format, n, columns, m)) <= TOLERANCE
+    assert run(format, m, n, columns, choose(gemm_rule, format, n, columns, m)) <= TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -200,7 +208,11 @@ def test_nan_stays_in_its_row() -> None:
 def test_instructions_per_4096_products(format: str, budget: float) -> None:
     """SASS of the hot loop per 16 x 8 x 32 products, prompts' config on sm_90."""
     kernel = gemm(
-        format=format, n=14336, columns=4096, m=512, config=tuning.gemm(format, 14336, 4096, 512)
+        format=format,
+        n=14336,
+        columns=4096,
+        m=512,
+        config=choose(gemm_rule, format, 14336, 4096, 512),
     )
     loop = hot_loop(disassemble(assemble(kernel.text, "sm_90").cubin))
     assert loop is not None
@@ -213,7 +225,7 @@ def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
     """All of a super-block's step per 16 x 8 x 32 products: mma alone takes 12.9 clocks of a
     scheduler on an H200.
     """
-    config = tuning.half_gemm(format, 14336, 4096, 512)
+    config = choose(half_gemm_rule, format, 14336, 4096, 512)
     assert config is not None
     kernel = gemm(format=format, n=14336, columns=4096, m=512, config=config)
     code = disassemble(assemble(kernel.text, "sm_90").cubin)
@@ -229,7 +241,7 @@ def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
 @pytest.mark.parametrize("format", F16_FORMATS)
 def test_tuning_of_halves_fits_an_sm_90(format: str, m: int) -> None:
     """No spills, and two stages in the shared memory of a block: every m_tile that the rule has."""
-    config = tuning.half_gemm(format, 128256, 4096, m)
+    config = choose(half_gemm_rule, format, 128256, 4096, m)
     assert config is not None and config.m_tile == (64 if m > 48 and format != "Q5_K" else 48)
     kernel = gemm(format=format, n=128256, columns=4096, m=m, config=config)
     found = assemble(kernel.text, "sm_90")
@@ -241,7 +253,7 @@ def test_tuning_of_halves_fits_an_sm_90(format: str, m: int) -> None:
 @pytest.mark.parametrize("format", FORMATS)
 def test_tuning_fits_every_target(format: str, m: int) -> None:
     for n in (1024, 4096, 14336, 128256):
-        config = tuning.gemm(format, n, 4096, m)
+        config = choose(gemm_rule, format, n, 4096, m)
         kernel = gemm(format=format, n=n, columns=4096, m=m, config=config)
         assert kernel.dynamic_shared_bytes <= 99 << 10
         assert (

@@ -9,10 +9,11 @@ import pytest
 from helpers import nmse
 from oracles import activation_operands, quantized, random_planes, weights
 
-from ptx_kernels import formats, simulator, tuning
-from ptx_kernels.kernels.matvec import FORMATS, PRESETS, MatvecConfig, matvec
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.matvec import FORMATS, PRESETS, MatvecConfig, matvec, matvec_rule
 from ptx_kernels.kernels.matvec.config import ACTIVATIONS, LANES
 from ptx_kernels.ptx import KernelError
+from ptx_kernels.tuning import choose
 
 TIGHT = 1e-12  # int8 activations: all that is rounded is a sum of a few hundred f32
 F32 = 1e-11  # f32 activations: as many roundings as weights
@@ -38,7 +39,7 @@ def run(
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_and_activations(format: str, m: int, n: int) -> None:
-    assert run(format, n, 512, m, tuning.matvec(format, n, 512, m)) <= TIGHT
+    assert run(format, n, 512, m, choose(matvec_rule, format, n, 512, m)) <= TIGHT
 
 
 #: (n, columns, m): all tails of rows and blocks; for formats of 32 weights a block other columns
@@ -82,7 +83,7 @@ def test_many_rows(name: str) -> None:
 
 
 def test_many_rows_of_small_blocks() -> None:
-    assert run("Q5_0", 4099, 32, 1, tuning.matvec("Q5_0", 4099, 32, 1)) <= TIGHT
+    assert run("Q5_0", 4099, 32, 1, choose(matvec_rule, "Q5_0", 4099, 32, 1)) <= TIGHT
 
 
 @pytest.mark.parametrize(

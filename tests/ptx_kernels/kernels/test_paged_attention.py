@@ -10,18 +10,20 @@ import pytest
 from helpers import nmse
 from oracles import attention, int8_vectors, loaded, stored
 
-from ptx_kernels import simulator, tuning
+from ptx_kernels import simulator
 from ptx_kernels.kernels.attention import (
     MergeConfig,
     PagedAttentionConfig,
     merge_attention,
     paged_attention,
+    paged_attention_rule,
 )
+from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.kernels.pages import HEAD_DIMS, PAGE_TYPES
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
-from ptx_kernels.operands import random_operands
 from ptx_kernels.ptx import KernelError
 from ptx_kernels.simulator.traffic import total
+from ptx_kernels.tuning import choose
 
 DTYPES = ("f32", "f16", "bf16", "int8", "fp8")
 TOLERANCE = 1e-11  # of every dtype: the oracle gets the same rounded pages
@@ -148,7 +150,7 @@ def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
     scales.
     """
     tokens, head_dim = 64, 128
-    config = tuning.paged_attention(1, group, 1, head_dim, tokens, dtype)
+    config = choose(paged_attention_rule, 1, group, 1, head_dim, tokens, dtype)
     shape = dict(
         batch=1, num_heads=group, num_kv_heads=1, head_dim=head_dim, num_pages=1, page_size=tokens
     )

@@ -7,9 +7,10 @@ import pytest
 from helpers import nmse
 from oracles import quantized, rms_norm_oracle
 
-from ptx_kernels import simulator, tuning
-from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
+from ptx_kernels import simulator
+from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm, rms_norm_rule
 from ptx_kernels.ptx import KernelError
+from ptx_kernels.tuning import choose
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,8 @@ def test_what_it_refuses(arguments: dict, message: str) -> None:
 
 def test_tuned_block_sizes() -> None:
     configs = {
-        columns: tuning.rms_norm(columns) for columns in (32, 896, 2048, 4096, 5120, 16384, 65536)
+        columns: choose(rms_norm_rule, columns)
+        for columns in (32, 896, 2048, 4096, 5120, 16384, 65536)
     }
     assert [config.warps for config in configs.values()] == [1, 1, 4, 8, 16, 32, 32]
     for columns, config in configs.items():

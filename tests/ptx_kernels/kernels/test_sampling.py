@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptx_kernels import simulator, tuning
-from ptx_kernels.kernels.argmax import ArgmaxConfig, argmax
-from ptx_kernels.kernels.top_k import TopKConfig, top_k
+from ptx_kernels import simulator
+from ptx_kernels.kernels.argmax import ArgmaxConfig, argmax, argmax_splits_rule
+from ptx_kernels.kernels.top_k import TopKConfig, top_k, top_k_splits_rule
 from ptx_kernels.ptx import KernelError
+from ptx_kernels.tuning import choose
 
 
 def adversarial(rows: int, columns: int) -> np.ndarray:
@@ -100,10 +101,10 @@ def test_what_they_refuse(build, message: str) -> None:
 
 @pytest.mark.parametrize("columns", [1, 1025, 4097, 32000, 50257, 128256, 151936, 262144])
 def test_tuned_splits_serve_in_two_launches(columns: int) -> None:
-    splits = tuning.argmax_splits(columns)
+    splits = choose(argmax_splits_rule, columns)
     assert argmax(rows=1, columns=columns, splits=splits).grid[0] <= 132
     for count in {1, min(40, columns), min(64, columns)}:
-        splits = tuning.top_k_splits(columns, count)
+        splits = choose(top_k_splits_rule, columns, count)
         top_k(rows=1, columns=columns, count=count, splits=splits)
         if splits > 1:
             top_k(rows=1, columns=splits * count, count=count, from_candidates=True)
@@ -113,4 +114,4 @@ def test_more_than_two_launches_can_serve() -> None:
     with pytest.raises(
         ValueError, match=r"count=1000 of 262144 values: parts of 65536 are larger than 4096"
     ):
-        tuning.top_k_splits(262144, 1000)
+        choose(top_k_splits_rule, 262144, 1000)

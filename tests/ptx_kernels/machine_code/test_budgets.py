@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import pytest
 
-from ptx_kernels import formats, tuning
+from ptx_kernels import formats
 from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels.attention import paged_attention_rule
 from ptx_kernels.kernels.gemm import GemmConfig
-from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
+from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS, MatvecConfig, matvec_rule
 from ptx_kernels.machine_code.model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from ptx_kernels.machine_code.ptxas import TARGETS, assemble_all
 from ptx_kernels.machine_code.report import Figures, figures
 from ptx_kernels.machine_code.work import QUANT_BITS
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.tuning import choose
 
 #: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
@@ -36,7 +38,7 @@ def test_the_model_is_held_to_these_budgets():
 
 def measure(format: str, n: int, k: int, m: int) -> Figures:
     kernel = KERNELS["matvec"](
-        format=format, n=n, columns=k, m=m, config=tuning.matvec(format, n, k, m)
+        format=format, n=n, columns=k, m=m, config=choose(matvec_rule, format, n, k, m)
     )
     return figures(kernel, "sm_90")
 
@@ -104,7 +106,7 @@ def attention_kernel(dtype: str, head_dim: int, group: int, batch: int = 1) -> K
         pages_per_sequence=256,
         scale=head_dim**-0.5,
         dtype=dtype,
-        config=tuning.paged_attention(batch, group * 8, 8, head_dim, 4096, dtype),
+        config=choose(paged_attention_rule, batch, group * 8, 8, head_dim, 4096, dtype),
     )
 
 
@@ -206,7 +208,7 @@ def test_what_tuning_picks_never_spills():
             else ((4096, 4096), (4096, 14336), (512, 256), (512, 1024), (1024, 768))
         ):
             for m in range(1, MAX_ROWS + 1):
-                config = tuning.matvec(format, n, k, m)
+                config = choose(matvec_rule, format, n, k, m)
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 kernels[kernel.text] = f"{format} {n}x{k} m={m}"
     assert spilled(kernels) == {}
@@ -217,11 +219,11 @@ def test_what_tuning_picks_never_spills():
     [(1, 8, 256), (1, 8, 32768), (4, 8, 4096), (3, 2, 1000), (33, 8, 4096)],
 )
 def test_attention_splits_a_context_into_one_wave(batch, kv_heads, capacity):
-    config = tuning.paged_attention(batch, 4 * kv_heads, kv_heads, 128, capacity, "bf16")
+    config = choose(paged_attention_rule, batch, 4 * kv_heads, kv_heads, 128, capacity, "bf16")
     blocks = batch * kv_heads
     assert config.splits * blocks <= max(blocks, 264) and capacity / config.splits >= 64
     assert (config.splits + 1) * blocks > 264 or capacity / (config.splits + 1) < 64
-    assert tuning.paged_attention(batch, 4 * kv_heads, kv_heads, 128, 255, "bf16").splits == 1
+    assert choose(paged_attention_rule, batch, 4 * kv_heads, kv_heads, 128, 255, "bf16").splits == 1
 
 
 def test_slim_kernels_live_in_the_registers_of_64_resident_warps():

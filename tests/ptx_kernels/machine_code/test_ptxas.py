@@ -8,8 +8,7 @@ import re
 
 import pytest
 
-from ptx_kernels.cases import CASES
-from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.machine_code import ptxas
 from ptx_kernels.machine_code.ptxas import (
     TARGETS,

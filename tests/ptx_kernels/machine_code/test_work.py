@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ptx_kernels import tuning
-from ptx_kernels.cases import CASES
-from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.kernels.attention import PagedAttentionConfig
-from ptx_kernels.kernels.matvec import FORMATS, PRESETS
+from ptx_kernels.kernels.matvec import FORMATS, PRESETS, matvec_rule
 from ptx_kernels.machine_code import work
 from ptx_kernels.machine_code.ptxas import assemble
 from ptx_kernels.machine_code.sass import Loop, disassemble, hot_loop, load_bits
 from ptx_kernels.ptx import Kernel
+from ptx_kernels.tuning import choose
 
 
 def loop_of(kernel: Kernel) -> Loop:
@@ -50,7 +49,7 @@ def test_loads_tell_the_same_as_dot_products(format):
         assert (
             constant * work.weights_per_load((format,), config)
             == by_dots
-            == work._weights_per_trip(kernel, loop)
+            == work.weights_per_trip(kernel, work.packed_weights(kernel), loop)
         )
 
 
@@ -93,7 +92,7 @@ def test_work_without_a_loop():
 def test_a_loop_that_ptxas_unrolled_away():
     """Two trips of the text's loop are the whole kernel: each warp goes through it once."""
     kernel = KERNELS["matvec"](
-        format="Q6_K", n=4096, columns=4096, m=1, config=tuning.matvec("Q6_K", 4096, 4096, 1)
+        format="Q6_K", n=4096, columns=4096, m=1, config=choose(matvec_rule, "Q6_K", 4096, 4096, 1)
     )
     code = disassemble(assemble(kernel.text, "sm_90").cubin)
     assert hot_loop(code) is None
@@ -132,10 +131,10 @@ def test_every_case_is_understood():
         kernel = KERNELS[case.family](**case.arguments)
         touched = sum(b.nbytes for b in kernel.buffers if b.name not in ("k_pages", "v_pages"))
         assert 0 < work.traffic(kernel) <= sum(b.nbytes for b in kernel.buffers)
-        if packed := work.formats(kernel):
-            assert set(packed) <= set(work.QUANT_BITS)
-            bits = 8 * touched / work.packed_weights(kernel)
-            assert min(work.QUANT_BITS[format] for format in packed) < bits
+        if packed := work.packed_weights(kernel):
+            assert set(packed.formats) <= set(work.QUANT_BITS)
+            bits = 8 * touched / packed.count
+            assert min(work.QUANT_BITS[format] for format in packed.formats) < bits
 
 
 def test_blocks_that_share_a_group_read_its_pages_each():

@@ -12,8 +12,7 @@ import pytest
 from instruction_rows import Group, differences, extended, groups, narrow
 
 from ptx_kernels import simulator
-from ptx_kernels.cases import CASES
-from ptx_kernels.kernels import KERNELS
+from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.machine_code.ptxas import TARGETS, assemble
 from ptx_kernels.ptx.instructions import INSTRUCTIONS
 

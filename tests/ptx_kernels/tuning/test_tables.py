@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from ptx_kernels import choices, tables
-from ptx_kernels.choices import Choice, Rule, Tabled, on_device, target
-from ptx_kernels.kernels.matvec import MatvecConfig
-from ptx_kernels.tables import Table, TuningTableError
+from ptx_kernels import tuning
+from ptx_kernels.kernels.family import Rule
+from ptx_kernels.kernels.matvec import MatvecConfig, matvec_rule
+from ptx_kernels.tuning import Choice, choose, decide, on_device, tables, target
+from ptx_kernels.tuning.tables import Table, TuningTableError
 
 
 def row(n: int = 4096, columns: int = 4096, m: int = 1, warps: int = 2, **changes) -> dict:
@@ -176,13 +177,14 @@ def test_keys_of_joined_matrices():
 def test_what_shares_its_rows_evenly_is_for_no_others(config):
     """Columns and m may differ all the same."""
     (found,) = table(fused(config=config)).rows
-    family = tables.FAMILIES["fused_matvec"]
+    known = tables.OVERRULED["fused_matvec"]
     for rows, columns, served in (
         ((64, 32), 4096, True),
         ((64, 32), 3584, True),
         ((65, 32), 4096, not config),
     ):
-        assert family.serves(found, (("Q4_K", "Q6_K"), rows, columns, 1, True, "f32")) is served
+        shape = ("Q4_K", "Q6_K"), rows, columns, 1, True, "f32"
+        assert tables.serves(known, found, shape) is served
 
 
 def test_keys_of_prompts():
@@ -212,10 +214,16 @@ def test_tables_know_their_device():
     assert part.is_for("NVIDIA H100 PCIe", 114) and not part.is_for("NVIDIA H100 80GB HBM3", 132)
 
 
-@Tabled
-def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
-    """A rule."""
+def _of_16_warps(format: str, n: int, columns: int, m: int) -> MatvecConfig:
     return MatvecConfig(warps=16)
+
+
+#: A rule that the rows of mat-vecs overrule.
+RULE = Rule("matvec", _of_16_warps, matvec_rule.rows)
+
+
+def matvec(format: str, n: int, columns: int, m: int) -> MatvecConfig:
+    return choose(RULE, format, n, columns, m)
 
 
 def test_measured_before_model_before_rule(monkeypatch):
@@ -232,7 +240,7 @@ def test_measured_before_model_before_rule(monkeypatch):
         (64, 16, "rule tuning.matvec, no table for H200 has the shape"),
     ]:
         expected = Choice("matvec", ("Q4_K", n, 4096, 1), MatvecConfig(warps=warps), why)
-        assert matvec.choose("Q4_K", n, 4096, m=1) == expected
+        assert decide(RULE, "Q4_K", n, 4096, m=1) == expected
     assert matvec("Q4_K", 64, 4096, 1) == MatvecConfig(warps=16)
     with on_device(target("NVIDIA L40S")):
         assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=16)
@@ -249,13 +257,13 @@ def test_the_users_table_comes_first(monkeypatch, tmp_path):
     monkeypatch.setattr(tables, "packaged", lambda: (table(row(warps=3)),))
     path = tmp_path / "mine.json"
     path.write_text(file(row(warps=5)))
-    monkeypatch.setenv(choices.VARIABLE, str(path))
+    monkeypatch.setenv(tuning.VARIABLE, str(path))
     assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=5)
     with on_device(target("NVIDIA A100-SXM4-80GB")):
         assert matvec("Q4_K", 4096, 4096, 1) == MatvecConfig(warps=16)
     bad = tmp_path / "bad.json"
     bad.write_text("{}")
-    monkeypatch.setenv(choices.VARIABLE, str(bad))
+    monkeypatch.setenv(tuning.VARIABLE, str(bad))
     with pytest.raises(TuningTableError, match=r"bad\.json: source is missing"):
         matvec("Q4_K", 4096, 4096, 1)
 
@@ -269,16 +277,13 @@ def test_packaged_tables_are_sound():
 
 
 def test_choices_are_recorded():
-    @Rule
-    def splits(columns: int, most: int = 8) -> int:
-        return min(columns // 2, most)
-
-    with choices.recorded() as made:
-        assert splits(6) == 3
-        assert splits.choose(100).config == 8  # only asked
+    splits = Rule("splits", lambda columns, most=8: min(columns // 2, most))
+    with tuning.recorded() as made:
+        assert choose(splits, 6) == 3
+        assert decide(splits, 100).config == 8  # only asked
     assert made == [Choice("splits", (6, 8), 3, "rule tuning.splits")]
     assert str(made[0]) == "splits(6, 8) -> 3: rule tuning.splits"
-    assert splits(6) == 3 and len(made) == 1
+    assert choose(splits, 6) == 3 and len(made) == 1
     assert (
         str(Choice("matvec", (1,), MatvecConfig(warps=2), "so"))
         == "matvec(1) -> MatvecConfig(warps=2): so"

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from ptx_kernels import tuning
 from ptx_kernels.kernels.matvec import (
     FORMATS,
     PRESETS,
     MatvecConfig,
+    fused_matvec_rule,
     gated_matvec,
     matvec,
     qkv_matvec,
@@ -19,14 +19,21 @@ from ptx_kernels.kernels.matvec.rows import launch
 from ptx_kernels.machine_code.ptxas import TARGETS, assemble_all
 from ptx_kernels.machine_code.report import figures
 from ptx_kernels.ptx import Builder, Kernel
+from ptx_kernels.tuning import choose
 
 
 def product(
     formats: tuple[str, ...], rows: tuple[int, ...], columns: int, m: int, norm: bool, output: str
 ) -> Kernel:
     """One matrix: with a residual. Two of as many rows: gated. Otherwise: joined."""
-    config = tuning.fused_matvec(
-        formats, rows[:1] if len(set(rows)) == 1 else rows, columns, m, norm, output
+    config = choose(
+        fused_matvec_rule,
+        formats,
+        rows[:1] if len(set(rows)) == 1 else rows,
+        columns,
+        m,
+        norm,
+        output,
     )
     common = dict(
         columns=columns,
@@ -58,9 +65,9 @@ def test_models_of_all_sizes_build(m: int) -> None:
 
 
 def test_small_matrices_take_all_the_blocks_they_can() -> None:
-    assert tuning.fused_matvec(("Q4_K",), (1,), 256, 1).rows_per_warp == 1
-    assert tuning.fused_matvec(("Q4_K", "Q6_K"), (512, 64), 4096, 1).rows_per_warp == 1
-    assert tuning.fused_matvec(("Q4_K", "Q6_K"), (4096, 1024), 4096, 1).rows_per_warp == 2
+    assert choose(fused_matvec_rule, ("Q4_K",), (1,), 256, 1).rows_per_warp == 1
+    assert choose(fused_matvec_rule, ("Q4_K", "Q6_K"), (512, 64), 4096, 1).rows_per_warp == 1
+    assert choose(fused_matvec_rule, ("Q4_K", "Q6_K"), (4096, 1024), 4096, 1).rows_per_warp == 2
 
 
 @pytest.mark.parametrize(
@@ -69,17 +76,19 @@ def test_small_matrices_take_all_the_blocks_they_can() -> None:
 def test_each_block_normalizes_while_that_is_little_work(
     columns: int, m: int, activations: str
 ) -> None:
-    config = tuning.fused_matvec(("Q4_K", "Q4_K"), (14336,), columns, m, True, "q8_1")
+    config = choose(fused_matvec_rule, ("Q4_K", "Q4_K"), (14336,), columns, m, True, "q8_1")
     assert config.activations == activations
 
 
 def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
-    config: MatvecConfig = tuning.fused_matvec(("Q4_K", "Q4_K"), (14336,), 4096, 1, True, "q8_1")
+    config: MatvecConfig = choose(
+        fused_matvec_rule, ("Q4_K", "Q4_K"), (14336,), 4096, 1, True, "q8_1"
+    )
     assert (
         config.block_rows == 32 and config.persistent == 112
     )  # 448 groups of 32 rows: four rounds on 132 processors
     assert (
-        tuning.fused_matvec(("Q4_K",), (4096,), 4096, 1, True).persistent == 0
+        choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 1, True).persistent == 0
     )  # 256 blocks: one wave
 
 
@@ -90,7 +99,7 @@ def test_matrices_of_one_launch_share_the_rounds_evenly(rows: tuple[int, ...]) -
     """None of them keeps a block busy for longer than if all rows were those of one matrix, and all
     blocks fit.
     """
-    config: MatvecConfig = tuning.fused_matvec(("Q4_K",) * 3, rows, 4096, 1, True)
+    config: MatvecConfig = choose(fused_matvec_rule, ("Q4_K",) * 3, rows, 4096, 1, True)
     groups = [-(-n // config.block_rows) for n in rows]
     blocks = launch(Builder("joined"), config, *rows)
     assert 0 < config.persistent < sum(groups) and sum(blocks) <= 132 * config.resident_blocks

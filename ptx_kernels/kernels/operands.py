@@ -1,15 +1,21 @@
-"""Random operands for any kernel, chosen by its buffers' names and types: sane scales, ids and
-pages in range."""
+"""Random operands for any kernel, by its buffers' types and the names that families know: sane
+scales, ids and pages in range.
+"""
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from . import formats
-from .ptx import Buffer, Kernel
-from .ptx.instructions import f32_to_bf16
+from .. import formats
+from ..ptx import Buffer, Kernel
+from ..ptx.instructions import f32_to_bf16
+from . import FAMILIES
+from .family import RandomValues
+
+#: By name, what families say of their buffers.
+_NAMED: dict[str, RandomValues] = {
+    name: values for family in FAMILIES.values() for name, values in family.operands.items()
+}
 
 
 def random_blocks(format: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -56,43 +62,11 @@ def _matrices(planes: list[Buffer]) -> list[tuple[str, list[Buffer]]]:
     return found
 
 
-def _integers(buffer: Buffer, buffers: dict[str, Buffer], rng: np.random.Generator) -> np.ndarray:
-    """What an integer buffer's name asks for; KeyError for a name without a rule."""
-    if buffer.name == "ids":
-        vocab = next(b.shape[0] for b in buffers.values() if b.type.name == "u8")
-        ids = rng.integers(0, vocab, buffer.shape)
-        return np.concatenate([[vocab, -1], ids[2:]]) if ids.size > 2 else ids
-    if buffer.name == "indices":  # candidates of a vocabulary
-        return rng.permutation(math.prod(buffer.shape)).reshape(buffer.shape)
-    num_pages, _, page_size, _ = buffers["k_pages"].shape
-    if buffer.name == "slot_mapping":
-        slots = num_pages * page_size
-        mapping = rng.permutation(slots)[: buffer.shape[0]]
-        return np.concatenate([[-1, slots], mapping[2:]]) if mapping.size > 2 else mapping
-    if buffer.name == "block_tables":
-        entries = math.prod(buffer.shape)
-        pages = rng.permutation(max(num_pages, entries)) % num_pages
-        return pages[:entries].reshape(buffer.shape)
-    if buffer.name == "context_lens":
-        tables = buffers.get(
-            "block_tables"
-        )  # without them the pages are contiguous, one per sequence
-        capacity = page_size * (
-            tables.shape[1] if tables is not None else num_pages // buffer.shape[0]
-        )
-        lengths = rng.integers(1, capacity + 1, buffer.shape)
-        lengths[0] = capacity
-        lengths[1:2] = 0
-        return lengths
-    raise KeyError(buffer.name)
-
-
 def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     """One array per operand of `kernel`, in order; bf16 as uint16 bits.
 
-    Integers are what their names mean: `ids` and `slot_mapping` hold a few out of range,
-    `block_tables` sends no two sequences to one page, `context_lens` starts with a full and an
-    empty sequence where there are several.
+    Integers are what their names mean, some of them out of range; KeyError for a name that no
+    family knows.
     """
     rng = np.random.default_rng(seed)
     buffers = {b.name: b for b in kernel.buffers}
@@ -106,22 +80,17 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     def make(buffer: Buffer) -> np.ndarray:
         if buffer.name in planes:
             return planes[buffer.name]
+        if buffer.type.name == "s32" or buffer.name in _NAMED:
+            values = _NAMED[buffer.name](buffer, buffers, rng)
+            return values.astype(buffer.type.dtype)
         if buffer.type.name == "e4m3":  # 0x7f and 0xff are NaN
-            return (
-                rng.integers(0, 0x7F, buffer.shape, np.uint8)
-                | rng.integers(0, 2, buffer.shape, np.uint8) << 7
-            )
-        if buffer.type.name == "s32":
-            return _integers(buffer, buffers, rng).astype(np.int32)
+            magnitudes = rng.integers(0, 0x7F, buffer.shape, np.uint8)
+            return magnitudes | rng.integers(0, 2, buffer.shape, np.uint8) << 7
         if buffer.type.name == "s8":
             return rng.integers(-127, 128, buffer.shape, np.int8)
-        values = rng.standard_normal(buffer.shape, np.float32)
-        if buffer.name in ("k_scales", "v_scales"):
-            return np.abs(values) / 100
-        if buffer.name == "marks":  # (highest score, sum of weights)
-            return np.abs(values) + np.float32(1)
-        return (
-            f32_to_bf16(values) if buffer.type.name == "bf16" else values.astype(buffer.type.dtype)
-        )
+        floats = rng.standard_normal(buffer.shape, np.float32)
+        if buffer.type.name == "bf16":
+            return f32_to_bf16(floats)
+        return floats.astype(buffer.type.dtype)
 
     return [make(buffer) for buffer in kernel.operands]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ptx_kernels import formats
-from ptx_kernels.operands import random_operands, random_planes
+from ptx_kernels.kernels.operands import random_operands, random_planes
 from ptx_kernels.ptx import Buffer, Kernel, bf16, e4m3, f16, f32, s8, s32, u8
 
 

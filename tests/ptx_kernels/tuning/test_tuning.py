@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import pytest
 
-from ptx_kernels import tables, tuning
-from ptx_kernels.choices import current_device, on_device, target
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.gemm import GemmConfig
+from ptx_kernels.kernels.argmax import argmax_splits_rule
+from ptx_kernels.kernels.attention import paged_attention_rule
+from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule, half_gemm_rule
 from ptx_kernels.kernels.gemm import gemm as gemm_kernel
-from ptx_kernels.kernels.matvec import MatvecConfig, qkv_matvec
+from ptx_kernels.kernels.matvec import MatvecConfig, fused_matvec_rule, matvec_rule, qkv_matvec
+from ptx_kernels.kernels.rms_norm import rms_norm_rule
+from ptx_kernels.tuning import choose, current_device, decide, on_device, tables, target
 
 #: (as the driver reports it, multiprocessors that it reports or None, how many they are)
 DEVICES = [
@@ -46,14 +48,14 @@ def test_the_device_is_known(multiprocessors):
 @pytest.mark.parametrize("context", [4096, 131072])
 @pytest.mark.parametrize("batch", [1, 3, 40])
 def test_attention_splits_into_two_blocks_on_each(multiprocessors, context, batch):
-    splits = tuning.paged_attention(batch, 32, 8, 128, context, "bf16").splits
+    splits = choose(paged_attention_rule, batch, 32, 8, 128, context, "bf16").splits
     assert splits * batch * 8 <= max(2 * multiprocessors, batch * 8)
     assert (splits + 1) * batch * 8 > 2 * multiprocessors or context / (splits + 1) < 64
 
 
 @pytest.mark.parametrize("m", [16, 64, 512])
 def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m):
-    config: GemmConfig = tuning.gemm("Q4_K", 4096, 4096, m)
+    config: GemmConfig = choose(gemm_rule, "Q4_K", 4096, 4096, m)
     kernel = gemm_kernel(format="Q4_K", n=4096, columns=4096, m=m, config=config)
     enough = 1.5 * multiprocessors
     assert kernel.grid[0] * kernel.grid[1] >= enough or config.rows * config.m_tile == 256
@@ -67,9 +69,10 @@ def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m
 def test_products_of_halves_where_their_rate_is_known_to_win(device, halves):
     with on_device(target(f"NVIDIA {device}")):
         assert [
-            tuning.half_gemm(f, 14336, 4096, 512) is not None for f in ("Q4_K", "Q5_K", "Q6_K")
+            choose(half_gemm_rule, f, 14336, 4096, 512) is not None
+            for f in ("Q4_K", "Q5_K", "Q6_K")
         ] == [halves] * 3
-        assert tuning.half_gemm("Q8_0", 14336, 4096, 512) is None
+        assert choose(half_gemm_rule, "Q8_0", 14336, 4096, 512) is None
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,7 @@ def test_products_of_halves_where_their_rate_is_known_to_win(device, halves):
     + [(128256, 32, False)],
 )
 def test_products_of_halves_where_their_tiles_fill_the_device(n, m, halves):
-    config = tuning.half_gemm("Q4_K", n, 4096, m)
+    config = choose(half_gemm_rule, "Q4_K", n, 4096, m)
     assert (config is not None) == halves
     if config is not None:
         kernel = gemm_kernel(format="Q4_K", n=n, columns=4096, m=m, config=config)
@@ -94,14 +97,16 @@ def test_products_of_halves_where_their_tiles_fill_the_device(n, m, halves):
 
 def test_nobody_knows_an_unknown_device():
     with on_device(target("NVIDIA Unheard Of", 132)):
-        assert tuning.half_gemm("Q4_K", 14336, 4096, 512) is None
+        assert choose(half_gemm_rule, "Q4_K", 14336, 4096, 512) is None
 
 
 def test_two_rows_a_warp_where_that_fills_the_device(multiprocessors):
     enough = 2 * 4 * multiprocessors
-    assert [tuning.matvec("Q4_K", n, 4096, 1).rows_per_warp for n in (enough - 1, enough)] == [1, 2]
+    assert [
+        choose(matvec_rule, "Q4_K", n, 4096, 1).rows_per_warp for n in (enough - 1, enough)
+    ] == [1, 2]
     fused = [
-        tuning.fused_matvec(("Q4_K",) * 2, (n // 2, n - n // 2), 4096, 1)
+        choose(fused_matvec_rule, ("Q4_K",) * 2, (n // 2, n - n // 2), 4096, 1)
         for n in (enough - 1, enough)
     ]
     assert [config.rows_per_warp for config in fused] == [1, 2]
@@ -109,7 +114,7 @@ def test_two_rows_a_warp_where_that_fills_the_device(multiprocessors):
 
 @pytest.mark.parametrize("rows", [(4096, 1024, 1024), (28672, 14336), (5000, 5000, 40, 40)])
 def test_persistent_blocks_are_one_wave(multiprocessors, rows):
-    config: MatvecConfig = tuning.fused_matvec(("Q4_K",) * len(rows), rows, 4096, 1, True)
+    config: MatvecConfig = choose(fused_matvec_rule, ("Q4_K",) * len(rows), rows, 4096, 1, True)
     kernel = qkv_matvec(formats=("Q4_K",) * len(rows), rows=rows, columns=4096, m=1, config=config)
     assert kernel.grid[0] <= multiprocessors * config.resident_blocks
 
@@ -117,25 +122,29 @@ def test_persistent_blocks_are_one_wave(multiprocessors, rows):
 def test_a_device_of_one_multiprocessor_has_a_choice_for_everything():
     with on_device(target("tiny", 1)):
         for rows in ((1, 1, 1, 1), (4096, 1024, 1024)):
-            config = tuning.fused_matvec(("Q4_K",) * len(rows), rows, 4096, 1, True)
+            config = choose(fused_matvec_rule, ("Q4_K",) * len(rows), rows, 4096, 1, True)
             qkv_matvec(formats=("Q4_K",) * len(rows), rows=rows, columns=4096, m=1, config=config)
-        assert tuning.paged_attention(1, 32, 8, 128, 131072, "bf16").splits == 1
-        assert tuning.argmax_splits(128256) == 1
+        assert choose(paged_attention_rule, 1, 32, 8, 128, 131072, "bf16").splits == 1
+        assert choose(argmax_splits_rule, 128256) == 1
         KERNELS["gemm"](
-            format="Q4_K", n=4096, columns=4096, m=64, config=tuning.gemm("Q4_K", 4096, 4096, 64)
+            format="Q4_K",
+            n=4096,
+            columns=4096,
+            m=64,
+            config=choose(gemm_rule, "Q4_K", 4096, 4096, 64),
         )
 
 
 def test_a_vocabulary_is_searched_in_one_wave(multiprocessors):
     assert (
-        min(multiprocessors, 126) - 1 <= tuning.argmax_splits(128256) <= multiprocessors
+        min(multiprocessors, 126) - 1 <= choose(argmax_splits_rule, 128256) <= multiprocessors
     )  # 1024 values each or more
 
 
 def test_who_says_how_many():
     def why(device):
         with on_device(device):
-            return tuning.gemm.choose("Q4_K", 4096, 4096, 64).why
+            return decide(gemm_rule, "Q4_K", 4096, 4096, 64).why
 
     assert why(target("NVIDIA A100-SXM4-80GB")).startswith(
         "rule tuning.gemm for 108 multiprocessors, no table"
@@ -146,25 +155,25 @@ def test_who_says_how_many():
     assert why(target("NVIDIA L4")).startswith(
         "rule tuning.gemm for 132 multiprocessors of an H200, NVIDIA L4 being unknown, no table"
     )
-    assert tuning.rms_norm.choose(4096).why == "rule tuning.rms_norm"  # whatever the device
+    assert decide(rms_norm_rule, 4096).why == "rule tuning.rms_norm"  # whatever the device
     assert current_device() == target("H200")
 
 
 def test_choices_for_one_device_leave_no_trace_on_another():
     def splits(name):
         with on_device(target(name)):
-            return tuning.paged_attention(1, 32, 8, 128, 131072, "bf16").splits
+            return choose(paged_attention_rule, 1, 32, 8, 128, 131072, "bf16").splits
 
     a100, b200 = splits("NVIDIA A100-SXM4-80GB"), splits("NVIDIA B200")
     assert (a100, b200) == (27, 37) == (splits("NVIDIA A100-SXM4-80GB"), splits("NVIDIA B200"))
 
 
 def test_multiprocessors_come_from_the_device():
-    with pytest.raises(
-        TypeError, match="argmax_splits takes multiprocessors from choices.on_device"
-    ):
-        tuning.argmax_splits(4096, multiprocessors=7)
-    assert tuning.argmax_splits.rule(128256, multiprocessors=7) == 7
+    with pytest.raises(TypeError, match="unexpected keyword argument 'multiprocessors'"):
+        choose(argmax_splits_rule, 4096, multiprocessors=7)
+    with pytest.raises(TypeError, match="multiple values for argument 'device'"):
+        choose(argmax_splits_rule, 4096, device=target("any", 7))
+    assert argmax_splits_rule(target("any", 7), 128256) == 7
     with pytest.raises(ValueError, match="multiprocessors=0 must be at least 1"):
         target("NVIDIA H200", 0)
     for count in (1.5, float("nan"), True, "132"):

@@ -1,0 +1,142 @@
+"""Decode attention as kernel families: over pages, and the merge of splits."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...devices import target
+from ...ptx import Buffer
+from ..family import Arguments, Case, Family, once
+from ..pages import PAGE_BUFFERS, PAGE_OPERANDS
+from .merge_attention import merge_attention
+from .paged_attention import paged_attention
+from .rules import merge_attention_rule, paged_attention_rule
+
+
+def _attention(
+    dtype: str, head_dim: int, group: int, *, label: str = "", splits: int = 1, **options: Any
+) -> Case:
+    """As the rule has it for a device that `splits` blocks per sequence and head fill."""
+    contiguous = options.get("contiguous", False)
+    chosen = paged_attention_rule(target(), 4, 8 * group, 8, head_dim, 4096, dtype)
+    return Case(
+        f"paged_attention-{dtype}-d{head_dim}-g{group}{label}",
+        "paged_attention",
+        dict(
+            batch=4,
+            num_heads=group * 8,
+            num_kv_heads=8,
+            head_dim=head_dim,
+            num_pages=4 if contiguous else 1024,
+            page_size=4096 if contiguous else 16,
+            pages_per_sequence=1 if contiguous else 256,
+            scale=head_dim**-0.5,
+            dtype=dtype,
+            config=replace(chosen, splits=splits),
+            **options,
+        ),
+    )
+
+
+def _merge(name: str, head_dim: int, **options: Any) -> Case:
+    config = merge_attention_rule(target(), head_dim, 33)
+    arguments = dict(batch=1, num_heads=32, head_dim=head_dim, splits=33, config=config)
+    return Case(f"merge_attention-{name}", "merge_attention", arguments | options)
+
+
+_ATTENTIONS = (
+    *(_attention("bf16", head_dim, 4) for head_dim in (128, 32, 64, 80, 96, 112, 256)),
+    *(
+        _attention(dtype, head_dim, 4)
+        for dtype in ("f32", "int8", "fp8")
+        for head_dim in (64, 128, 256)
+    ),
+    *(_attention("bf16", 128, group) for group in (1, 2, 7, 8)),
+    _attention("f16", 128, 4),
+    _attention("f32", 80, 1),
+    _attention("f32", 256, 8),
+    _attention("int8", 112, 7),
+    _attention("int8", 128, 8),
+    _attention("fp8", 256, 8),
+    _attention("bf16", 128, 4, label="-split", splits=16),
+    _attention("bf16", 128, 4, label="-contiguous", contiguous=True),
+    _attention("bf16", 256, 2, label="-window-soft_cap", window=4096, soft_cap=50.0),
+    _attention("bf16", 64, 8, label="-window-sinks", window=128, sinks=True),
+    _attention("bf16", 128, 4, label="-q8_1", output="q8_1"),
+)
+
+_MERGES = (
+    _merge("f32", 128),
+    _merge("q8_1", 128, output="q8_1"),
+    _merge("d80", 80),
+)
+
+
+def _touched(buffer: Buffer, arguments: Arguments) -> float:
+    """Every page that the block tables have room for, or the window's part of it."""
+    if buffer.name not in PAGE_BUFFERS:
+        return 1
+    held = 1.0
+    if not arguments["contiguous"]:
+        held = arguments["batch"] * arguments["pages_per_sequence"] / buffer.shape[0]
+    tokens = arguments["pages_per_sequence"] * arguments["page_size"]
+    return held * min(1, (arguments["window"] or tokens) / tokens)
+
+
+def _passes(arguments: Arguments) -> int:
+    """A block that has some of a group's queries reads all of K and V."""
+    group = arguments["num_heads"] / arguments["num_kv_heads"]
+    return math.ceil(group / arguments["config"].queries)
+
+
+def _block_tables(
+    buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
+) -> np.ndarray:
+    """No two entries are one page, as long as there are enough."""
+    num_pages, entries = buffers["k_pages"].shape[0], math.prod(buffer.shape)
+    pages = rng.permutation(max(num_pages, entries)) % num_pages
+    return pages[:entries].reshape(buffer.shape)
+
+
+def _context_lens(
+    buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
+) -> np.ndarray:
+    """A full sequence, an empty one, and some between."""
+    num_pages, _, page_size, _ = buffers["k_pages"].shape
+    tables = buffers.get("block_tables")
+    # without them the pages are contiguous, one per sequence
+    pages = tables.shape[1] if tables is not None else num_pages // buffer.shape[0]
+    capacity = page_size * pages
+    lengths = rng.integers(1, capacity + 1, buffer.shape)
+    lengths[0] = capacity
+    lengths[1:2] = 0
+    return lengths
+
+
+def _marks(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
+    """Highest score and sum of weights of each split, positive."""
+    return np.abs(rng.standard_normal(buffer.shape, np.float32)) + np.float32(1)
+
+
+PAGED_ATTENTION = Family(
+    "paged_attention",
+    paged_attention,
+    _ATTENTIONS,
+    rules=(paged_attention_rule,),
+    touched=_touched,
+    passes=_passes,
+    operands={**PAGE_OPERANDS, "block_tables": _block_tables, "context_lens": _context_lens},
+)
+MERGE_ATTENTION = Family(
+    "merge_attention",
+    merge_attention,
+    _MERGES,
+    rules=(merge_attention_rule,),
+    passes=once,
+    operands={"marks": _marks},
+)

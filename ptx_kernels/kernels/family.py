@@ -1,0 +1,161 @@
+"""Kernel families: the record in which each says about itself what tuning, reports and checks need."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from ..devices import Target
+from ..ptx import Buffer, Kernel, KernelError
+
+Arguments = Mapping[str, Any]
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel at a shape that matters; `label` is unique."""
+
+    label: str
+    family: str
+    arguments: dict[str, Any]
+
+
+class Match(enum.Enum):
+    """Agreement of a table row's value with that of the shape that is asked for.
+
+    NEAR: within an octave, all such values together. COVERS: as large or larger by at most an
+    octave, and the least such, because what holds more rows holds fewer too.
+    """
+
+    EQUAL = "equal"
+    NEAR = "near"
+    COVERS = "covers"
+
+
+@dataclass(frozen=True)
+class Key:
+    """One argument of a rule: `kind` is str, int, bool, or a tuple of str or int (a list in
+    JSON).
+    """
+
+    kind: Any
+    match: Match
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """The rows of tuning tables that overrule a rule.
+
+    Attributes:
+      config: type of what they hold.
+      keys: by which they are found: the rule's arguments, in their order.
+      check: `(config, *shape)`; raises KernelError or ValueError for a Config that does not go with
+        a shape.
+      shares_rows: config -> whether it was chosen to share its own number of rows evenly, and so
+        serves no other.
+    """
+
+    config: type
+    keys: dict[str, Key]
+    check: Callable[..., None]
+    shares_rows: Callable[[Any], bool] = lambda config: False
+
+    def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:
+        """Whether a Config goes with the shape."""
+        try:
+            self.check(config, *shape)
+        except (KernelError, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Rule(Generic[C]):
+    """A rule of choice: the Config (or number) that a shape gets on a device.
+
+    Attributes:
+      name: by which tuning tables and reasons call it.
+      function: `(*shape)`, or `(device, *shape)` where the choice depends on the device.
+      rows: that overrule it; None: no table does.
+    """
+
+    name: str
+    function: Callable[..., C]
+    rows: TableRows | None = None
+
+    @functools.cached_property
+    def _signature(self) -> inspect.Signature:
+        return inspect.signature(self.function)
+
+    @functools.cached_property
+    def takes_device(self) -> bool:
+        return "device" in self._signature.parameters
+
+    def __call__(self, device: Target, *shape: Any, **named: Any) -> C:
+        """The rule's own choice for a device, whatever tables say."""
+        return self.function(*((device,) if self.takes_device else ()), *shape, **named)
+
+    def shape(self, *shape: Any, **named: Any) -> tuple[Any, ...]:
+        """The whole shape in the order of the rule's parameters, defaults filled in; TypeError as
+        of a call.
+        """
+        bound = self._signature.bind(*((None,) if self.takes_device else ()), *shape, **named)
+        bound.apply_defaults()
+        return bound.args[1:] if self.takes_device else bound.args
+
+
+@dataclass(frozen=True)
+class PackedWeights:
+    """The packed matrices that a launch multiplies by: their formats, and weights in all."""
+
+    formats: tuple[str, ...]
+    count: int
+
+
+def one_matrix(arguments: Arguments) -> PackedWeights:
+    """One matrix (n, columns) of a `format`."""
+    return PackedWeights((arguments["format"],), arguments["n"] * arguments["columns"])
+
+
+def all_of_it(buffer: Buffer, arguments: Arguments) -> float:
+    return 1
+
+
+def once(arguments: Arguments) -> int:
+    return 1
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kernel family.
+
+    Attributes:
+      build: the kernel function.
+      examples: shapes that stand for it in reports, golden texts and assembly tests.
+      rules: by which its Configs are chosen.
+      weights: arguments -> the packed weights that a launch multiplies by; None: it is no product.
+      touched: (buffer, arguments) -> the share of a buffer that a launch touches.
+      passes: arguments -> how often the hot loop reads the weights, or the bytes of all inputs;
+        None: these do not tell how many trips it takes.
+      operands: an integer or special buffer's name -> its random values, by (buffer, all buffers by
+        name, generator).
+    """
+
+    name: str
+    build: Callable[..., Kernel]
+    examples: tuple[Case, ...]
+    rules: tuple[Rule, ...] = ()
+    weights: Callable[[Arguments], PackedWeights] | None = None
+    touched: Callable[[Buffer, Arguments], float] = all_of_it
+    passes: Callable[[Arguments], int] | None = None
+    operands: Mapping[str, RandomValues] = field(default_factory=dict)
+
+
+RandomValues = Callable[[Buffer, Mapping[str, Buffer], np.random.Generator], np.ndarray]

@@ -1,0 +1,170 @@
+"""The mat-vecs as kernel families: of one matrix, of two that gate each other, of several joined."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..family import Arguments, Case, Family, PackedWeights, once, one_matrix
+from .config import PRESETS, MatvecConfig
+from .gated import gated_matvec
+from .matvec import matvec
+from .qkv import qkv_matvec
+from .rules import float_matvec_rule, fused_matvec_rule, matvec_rule
+
+
+def _matvec(format: str, m: int, n: int = 4096, columns: int = 4096, **config: Any) -> Case:
+    name = f"matvec-{format}-{n}x{columns}-m{m}"
+    return Case(
+        name,
+        "matvec",
+        dict(format=format, n=n, columns=columns, m=m, config=MatvecConfig(**config)),
+    )
+
+
+_PLAIN = (
+    _matvec("Q4_K", 1, rows_per_warp=2, lanes=8, unroll=2, resident_blocks=6),
+    _matvec("Q4_K", 1, n=1025, columns=768, lanes=8, unroll=1, resident_blocks=6),
+    _matvec("Q4_K", 2, rows_per_warp=2, unroll=1, resident_blocks=5),
+    _matvec("Q4_K", 4, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q4_K", 8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q5_K", 1, rows_per_warp=2, lanes=8, unroll=2, resident_blocks=6),
+    _matvec("Q5_K", 1, n=1025, columns=768, lanes=8, unroll=1, resident_blocks=6),
+    _matvec("Q5_K", 2, rows_per_warp=2, unroll=1, resident_blocks=4),
+    _matvec("Q5_K", 4, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q5_K", 8, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q6_K", 1, columns=14336, rows_per_warp=2, unroll=2, resident_blocks=5),
+    _matvec("Q6_K", 1, n=1025, columns=768, unroll=1, resident_blocks=5),
+    _matvec("Q6_K", 2, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=5),
+    _matvec("Q6_K", 4, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
+    _matvec("Q6_K", 8, columns=14336, rows_per_warp=2, unroll=1, resident_blocks=3),
+    *(
+        _matvec(
+            format,
+            m,
+            n=4864,
+            columns=896,
+            rows_per_warp=2,
+            lanes=lanes,
+            unroll=unroll,
+            resident_blocks=resident,
+        )
+        for format, wide in (("Q8_0", 16), ("Q5_0", 8), ("Q4_0", 8), ("Q5_1", 8))
+        for m, lanes, unroll, resident in ((1, wide, 2, 5), (4, 8, 1, 3))
+    ),
+)
+
+#: (n, columns) of Llama-3.1-8B's matrices: attention query and output, gate and up, down, output head.
+SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
+
+
+def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
+    """A strategy of the mat-vec at `SHAPES`: one row of activations, four for `batched`. Not among CASES."""
+    m = 4 if preset == "batched" else 1
+    return tuple(
+        Case(
+            f"{preset}-{format}-{n}x{columns}-m{m}",
+            "matvec",
+            dict(format=format, n=n, columns=columns, m=m, config=PRESETS[preset]),
+        )
+        for n, columns in SHAPES
+    )
+
+
+def _fused(
+    label: str, family: str, preset: str, changes: dict[str, Any] | None = None, **arguments: Any
+) -> Case:
+    config = replace(PRESETS[preset], **(changes or {}))
+    arguments = {"columns": 4096, "m": 1, **arguments}
+    return Case(f"{family}-{label}-m{arguments['m']}", family, dict(**arguments, config=config))
+
+
+_Q4: dict[str, Any] = dict(format="Q4_K", n=4096)
+_DOWN: dict[str, Any] = dict(bias=True, residual=True, **_Q4)
+_PAIR: dict[str, Any] = dict(formats=("Q4_K", "Q4_K"), n=14336)
+_QKV: dict[str, Any] = dict(formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024))
+_GROUPS: dict[str, Any] = dict(warps=16, resident_blocks=2, unroll=1)  # 32 rows a block
+_FUSED = (
+    _fused("tiled-norm", "matvec", "tiled", norm=True, eps=1e-5, **_Q4),
+    _fused("tiled", "matvec", "tiled", dict(rows_per_warp=2), m=4, **_Q4),
+    _fused("chunked", "matvec", "chunked", columns=18944, **_Q4),
+    _fused("chunked", "matvec", "chunked", dict(rows_per_warp=1), m=8, columns=27648, **_Q4),
+    _fused(
+        "inline_q8-norm", "matvec", "inline_q8", dict(persistent=264), norm=True, eps=1e-5, **_Q4
+    ),
+    _fused("inline_q8", "matvec", "inline_q8", dict(resident_blocks=2), m=8, **_DOWN),
+    _fused("residual", "matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_DOWN),
+    _fused(
+        "q8_1-output",
+        "matvec",
+        "batched",
+        {**_GROUPS, "resident_blocks": 1, "lanes": 8},
+        m=4,
+        output="q8_1",
+        **_Q4,
+    ),
+    _fused("dp4a", "gated_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_PAIR),
+    _fused("dp4a", "gated_matvec", "batched", dict(resident_blocks=2), m=8, **_PAIR),
+    _fused("q8_1-output", "gated_matvec", "quarter_warp_dp4a", _GROUPS, output="q8_1", **_PAIR),
+    _fused(
+        "norm-q8_1-output",
+        "gated_matvec",
+        "inline_q8",
+        _GROUPS,
+        norm=True,
+        eps=1e-5,
+        output="q8_1",
+        **_PAIR,
+    ),
+    _fused(
+        "Q4_K-Q6_K",
+        "gated_matvec",
+        "batched",
+        m=4,
+        activation="gelu",
+        formats=("Q4_K", "Q6_K"),
+        n=14336,
+    ),
+    _fused("dp4a", "qkv_matvec", "quarter_warp_dp4a", dict(resident_blocks=5), **_QKV),
+    _fused("dp4a", "qkv_matvec", "batched", m=8, **_QKV),
+    _fused("norm", "qkv_matvec", "inline_q8", norm=True, eps=1e-5, biases=True, **_QKV),
+)
+
+
+def _examples(family: str) -> tuple[Case, ...]:
+    return tuple(case for case in (*_PLAIN, *_FUSED) if case.family == family)
+
+
+def _pair(arguments: Arguments) -> PackedWeights:
+    formats = arguments["formats"]
+    return PackedWeights(formats, len(formats) * arguments["n"] * arguments["columns"])
+
+
+def _joined(arguments: Arguments) -> PackedWeights:
+    return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
+
+
+MATVEC = Family(
+    "matvec",
+    matvec,
+    _examples("matvec"),
+    rules=(matvec_rule, fused_matvec_rule, float_matvec_rule),
+    weights=one_matrix,
+    passes=once,
+)
+GATED_MATVEC = Family(
+    "gated_matvec",
+    gated_matvec,
+    _examples("gated_matvec"),
+    rules=(fused_matvec_rule, float_matvec_rule),
+    weights=_pair,
+    passes=once,
+)
+QKV_MATVEC = Family(
+    "qkv_matvec",
+    qkv_matvec,
+    _examples("qkv_matvec"),
+    rules=(fused_matvec_rule, float_matvec_rule),
+    weights=_joined,
+    passes=once,
+)

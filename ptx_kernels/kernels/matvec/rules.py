@@ -1,0 +1,209 @@
+"""Rules of choice of the mat-vec family."""
+
+from __future__ import annotations
+
+from ...devices import Target
+from ..family import Key, Match, Rule, TableRows
+from ..quantize_q8_1 import GROUP
+from .config import MatvecConfig
+from .prologue import MOST_BYTES, int8_bytes
+
+#: Of a matrix on each multiprocessor, for four warps with two rows each: a dozen 16-byte loads per
+#: lane are then 24 KB in flight.
+ROWS_TO_FILL = 8
+
+#: Activations that every block may normalize and quantize for itself: 64 KB from the L2, 20 KB of
+#: shared memory.
+INLINE_VALUES = 16384
+
+#: Bytes of f32 activations that every block may normalize for itself in its shared memory.
+STAGED_BYTES = 64 << 10
+
+
+def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> MatvecConfig:
+    """Config for n rows of `columns` weights and m rows of activations.
+
+    Two rows a warp halve the loads of activations, which are the larger part of what a warp reads,
+    wherever enough rows are there to fill the device all the same. With one row of activations
+    loads are the limit, so as many lanes share 256 weights as read whole lines by 16 bytes each;
+    with more, instructions are: as few lanes as can be. The more activations, the more registers
+    hold them, and the fewer blocks are resident: as many as spill on no target.
+    """
+    super_blocks = format in ("Q4_K", "Q5_K", "Q6_K")
+    few = 4 if super_blocks else 8
+    lanes = (
+        (8 if format in ("Q4_K", "Q5_K") else 16 if format == "Q8_0" else few) if m == 1 else few
+    )
+    rows = 2 if n >= ROWS_TO_FILL * device.multiprocessors else 1
+    loads = (
+        4 // rows if m == 1 else 1
+    )  # blocks of a lane in flight; many activations fill the registers instead
+    resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else 4 if format == "Q5_K" else 5
+    return MatvecConfig(
+        rows_per_warp=rows,
+        lanes=lanes,
+        unroll=max(1, min(loads, columns * lanes // (256 * 32))),
+        resident_blocks=resident,
+    )
+
+
+def _fused_matvec(
+    device: Target,
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+    floats: bool = False,
+    output: str = "f32",
+) -> MatvecConfig:
+    """Config of a mat-vec with a prologue or an epilogue, of `gated_matvec` or of `qkv_matvec`
+    (several rows).
+
+    With `floats`, f32 activations to begin with, `inline_q8` says that each block normalizes and
+    quantizes for itself, which pays while that is little work beside its share of the weights;
+    `q8_1` that a kernel of its own does. Sixteen warps are resident on a multiprocessor, whose
+    lanes have 128 registers each and two blocks of weights in flight for one row of activations;
+    without the prologue's shared memory more rows take more registers. For q8_1 output a block has
+    the 32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue
+    least.
+    """
+    few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
+    lanes = (
+        8 if m == 1 or (output == "q8_1" and m > 4) else few
+    )  # four rows of many activations fill the registers
+    inline = floats and m * columns <= INLINE_VALUES
+    filled = sum(rows) >= ROWS_TO_FILL * device.multiprocessors
+    warps, per_warp = 8 if inline else 4, min(2 if filled else 1, *rows)
+    if output == "q8_1":
+        warps, per_warp = (8, 4) if m > 2 and not inline else (16, 2)
+    resident = 16 // warps
+    if m > 2 and not inline:
+        resident = {4: 3 if m <= 4 else 2}.get(warps, 1)
+    return MatvecConfig(
+        activations="inline_q8" if inline else "q8_1",
+        warps=warps,
+        rows_per_warp=per_warp,
+        lanes=lanes,
+        unroll=2 if m == 1 and columns * lanes >= 2 * 256 * 32 else 1,
+        resident_blocks=resident,
+        persistent=even_blocks(rows, warps * per_warp, resident, device.multiprocessors)
+        if inline
+        else 0,
+    )
+
+
+def _float_matvec(
+    device: Target,
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+    norm: bool = False,
+) -> MatvecConfig:
+    """Config of a mat-vec of activations as they are, with a prologue or an epilogue or without.
+
+    Floats are multiplied after packed weights became floats, so the instructions are the limit:
+    rows that a warp computes together share the loads of activations. A norm needs whole rows in
+    shared memory, where they fit; a kernel of its own makes it elsewhere.
+    """
+    staged = norm and 4 * m * columns <= STAGED_BYTES
+    filled = sum(rows) >= 2 * ROWS_TO_FILL * device.multiprocessors
+    warps, per_warp = 8 if staged else 4, min(4 if filled and m <= 4 else 2 if filled else 1, *rows)
+    resident = 16 // warps
+    return MatvecConfig(
+        activations="f32",
+        stage="whole" if staged else "none",
+        warps=warps,
+        rows_per_warp=per_warp,
+        lanes=8,
+        unroll=1,
+        resident_blocks=resident,
+        persistent=even_blocks(rows, warps * per_warp, resident, device.multiprocessors)
+        if staged
+        else 0,
+    )
+
+
+def even_blocks(rows: tuple[int, ...], block_rows: int, resident: int, multiprocessors: int) -> int:
+    """Blocks that share the rounds of all rows evenly, `resident` of them on each multiprocessor;
+    0: one round will do.
+
+    Each matrix's share of them is rounded up.
+    """
+    blocks = sum(-(-n // block_rows) for n in rows)
+    rounds = -(-blocks // max(1, multiprocessors * resident - len(rows) + 1))
+    return -(-blocks // rounds) if rounds > 1 else 0
+
+
+def _check_matvec(config: MatvecConfig, format: str, n: int, columns: int, m: int) -> None:
+    if config.activations != "q8_1":
+        raise ValueError(f"activations={config.activations!r} must be 'q8_1', what callers bring")
+    config.check(format, n, columns, m)
+
+
+def _check_fused(
+    config: MatvecConfig,
+    formats: tuple[str, ...],
+    rows: tuple[int, ...],
+    columns: int,
+    m: int,
+    floats: bool,
+    output: str,
+) -> None:
+    if not formats or len(rows) not in (1, len(formats)):
+        raise ValueError(
+            f"rows={rows} must be those of each of formats={formats}, or one number for all"
+        )
+    if config.activations not in (("q8_1", "inline_q8") if floats else ("q8_1",)):
+        raise ValueError(
+            f"activations={config.activations!r} must be q8_1, or with floats inline_q8"
+        )
+    if output not in ("f32", "q8_1"):
+        raise ValueError(f"output={output!r} must be f32 or q8_1")
+    if output == "q8_1" and (config.block_rows % GROUP or any(n % GROUP for n in rows)):
+        raise ValueError(
+            f"q8_1: rows={rows} and a block's {config.block_rows} must be multiples of {GROUP}"
+        )
+    if config.activations == "inline_q8" and int8_bytes(m, columns) > MOST_BYTES:
+        raise ValueError(
+            f"inline_q8: m={m} rows of columns={columns} take more than {MOST_BYTES} bytes"
+        )
+    for format in formats:
+        config.check(format, min(rows), columns, m)
+
+
+def _shares_rows(config: MatvecConfig) -> bool:
+    """A fixed grid, or blocks that each quantize, suit their own number of rows."""
+    return config.persistent > 0 or config.activations == "inline_q8"
+
+
+_FORMAT, _SIZE, _ROWS = Key(str, Match.EQUAL), Key(int, Match.NEAR), Key(int, Match.COVERS)
+
+matvec_rule: Rule[MatvecConfig] = Rule(
+    "matvec",
+    _matvec,
+    TableRows(
+        MatvecConfig,
+        dict(format=_FORMAT, n=_SIZE, columns=_SIZE, m=_ROWS),
+        _check_matvec,
+        _shares_rows,
+    ),
+)
+fused_matvec_rule: Rule[MatvecConfig] = Rule(
+    "fused_matvec",
+    _fused_matvec,
+    TableRows(
+        MatvecConfig,
+        dict(
+            formats=Key(tuple[str, ...], Match.EQUAL),
+            rows=Key(tuple[int, ...], Match.NEAR),
+            columns=_SIZE,
+            m=_ROWS,
+            floats=Key(bool, Match.EQUAL),
+            output=Key(str, Match.EQUAL),
+        ),
+        _check_fused,
+        _shares_rows,
+    ),
+)
+float_matvec_rule: Rule[MatvecConfig] = Rule("float_matvec", _float_matvec)

@@ -1,0 +1,21 @@
+"""Tuning: the Config that a shape gets on a device, who decides on it, and why."""
+
+from __future__ import annotations
+
+from ..devices import Target, target
+from .choose import VARIABLE, Choice, choose, decide, recorded
+from .context import current_device, on_device
+from .tables import TuningTableError
+
+__all__ = [
+    "VARIABLE",
+    "Choice",
+    "Target",
+    "TuningTableError",
+    "choose",
+    "current_device",
+    "decide",
+    "on_device",
+    "recorded",
+    "target",
+]
