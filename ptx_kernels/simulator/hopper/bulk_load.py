@@ -10,28 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...ptx.instructions import Version
-from ...ptx.types import TYPES
 from ..access import Access, Located
 from ..batch import Batch
-from ..frame import Frame
 from ..races.concurrency import AsyncWriter
 from ..races.vector_clock import VectorClock
 from ..steps.async_copy import shared_in_flight
-from ..steps.loads_stores import address_of
-from ..steps.operands import Operands
-from ..steps.registry import compiles
-from ..steps.step import Step
-from ..text.program import Instruction
+from ..steps.binding import Call, Place
+from ..steps.meaning import means
 from .chunks import CHUNK, in_chunks
-from .mbarrier import Mbarriers
+from .mbarrier import Mbarriers, places_of
 from .proxy import check_start
 
-_NEEDS: Version = ((8, 0), 90)
-_OPCODES = tuple(
-    f"cp.async.bulk.{space}.global.mbarrier::complete_tx::bytes"
-    for space in ("shared::cluster", "shared::cta")
-)
 _COPY = AsyncWriter("a bulk copy", "a wait for its mbarrier")
 
 
@@ -93,35 +82,27 @@ class BulkLoads:
             )
 
 
-@compiles(*_OPCODES)
-def compile_bulk_load(operands: Operands, instruction: Instruction) -> Step:
-    opcode = instruction.opcode.removesuffix(".L2::cache_hint")
-    operands.spelled(instruction, *_OPCODES, *(f"{o}.L2::cache_hint" for o in _OPCODES))
-    operands.needs(instruction, _NEEDS)
-    operands.count(instruction, 5 if opcode != instruction.opcode else 4)
-    target, source, size, barrier, *_ = instruction.operands
-    to, to_offset = address_of(operands, instruction, target, "shared")
-    origin, offset = address_of(operands, instruction, source, "global")
-    sizes, _ = operands.source(size, TYPES["u32"], instruction)
-    counter, counter_offset = address_of(operands, instruction, barrier, "shared")
-
-    def run(batch: Batch, frame: Frame) -> None:
-        fetched = (frame.fetch(slot, instruction) for slot in (to, origin, sizes, counter))
-        targets, sources, nbytes, counters = (np.broadcast_to(v, frame.count) for v in fetched)
-        lanes, steps = in_chunks(frame, instruction, nbytes)  # a lane may come several times
-        known = batch.state(Mbarriers)
-        barriers = known.places(frame, counters, counter_offset)
-        for position, at in enumerate(barriers):
-            known.find(frame, instruction, position, int(at))
-        if not lanes.size:
-            return  # a copy of nothing counts nothing
-        some = frame.subset(lanes)
-        from_ = sources[lanes] + steps.astype(np.uint64)
-        items = batch.memory.load(Access(some, instruction, from_, offset, CHUNK))
-        where = (targets[lanes].astype(np.int64) + steps + to_offset).astype(np.uint32)
-        access = Access(some, instruction, where, 0, CHUNK)
-        batch.state(BulkLoads).issue(access, items, barriers[lanes])
-
-    slots = (to, origin, sizes, counter)
-    reads = tuple(r for slot in slots for r in operands.register_read(slot))
-    return Step(run, reads, (), synchronizes=True)
+@means(
+    "cp.async.bulk.shared::cluster.global", "cp.async.bulk.shared::cta.global", synchronizes=True
+)
+def load(
+    call: Call,
+    target: Place,
+    source: Place,
+    size: np.ndarray,
+    barrier: Place,
+    policy: np.ndarray | None = None,
+) -> None:
+    """Starts each lane's copy; `policy`: of the cache, a hint."""
+    lanes, steps = in_chunks(call, call.every(size))  # a lane may come several times
+    known, barriers = call.batch.state(Mbarriers), np.array(places_of(call, barrier))
+    for position, at in enumerate(barriers.tolist()):
+        known.find(call.frame, call.instruction, position, at)
+    if not lanes.size:
+        return  # a copy of nothing counts nothing
+    some = call.frame.subset(lanes)
+    sources = call.every(source.addresses)[lanes] + steps.astype(np.uint64)
+    items = call.batch.memory.load(Access(some, call.instruction, sources, source.offset, CHUNK))
+    targets = call.every(target.addresses).astype(np.int64)[lanes] + steps + target.offset
+    access = Access(some, call.instruction, targets.astype(np.uint32), 0, CHUNK)
+    call.batch.state(BulkLoads).issue(access, items, barriers[lanes])

@@ -12,22 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...ptx.instructions import Version
-from ...ptx.types import TYPES
 from ..access import Access, Located
 from ..batch import Batch
-from ..errors import AsyncPending, ParseError
+from ..errors import AsyncPending
 from ..frame import Frame
-from ..steps.loads_stores import address_of
-from ..steps.operands import Operands
-from ..steps.registry import compiles
-from ..steps.step import Step
-from ..text.program import Immediate, Instruction
+from ..steps.binding import Call, Place
+from ..steps.meaning import means
+from ..text.program import Instruction
 from .chunks import CHUNK, in_chunks
 from .proxy import check_start
-
-_NEEDS: Version = ((8, 0), 90)
-_OPCODE = "cp.async.bulk.global.shared::cta.bulk_group"
 
 
 @dataclass
@@ -151,51 +144,29 @@ def _of(frame: Frame, copy: BulkStore) -> Frame:
     return frame.subset(np.searchsorted(frame.all_lanes, copy.lanes))
 
 
-@compiles("cp.async.bulk")
-def compile_bulk_store(operands: Operands, instruction: Instruction) -> Step:
-    """The copies, their commits and waits."""
-    operands.needs(instruction, _NEEDS)
-    opcode = instruction.opcode.removesuffix(".L2::cache_hint")
-    if opcode == "cp.async.bulk.commit_group":
-        operands.count(instruction, 0)
-        return Step(_commit, (), (), synchronizes=True)
-    if opcode in ("cp.async.bulk.wait_group", "cp.async.bulk.wait_group.read"):
-        return _wait(operands, instruction, opcode.endswith(".read"))
-    operands.spelled(instruction, _OPCODE, f"{_OPCODE}.L2::cache_hint")
-    operands.count(instruction, 3 if opcode == instruction.opcode else 4)
-    target, source, size, *_ = instruction.operands
-    to, to_offset = address_of(operands, instruction, target, "global")
-    origin, offset = address_of(operands, instruction, source, "shared")
-    sizes, _ = operands.source(size, TYPES["u32"], instruction)
-
-    def run(batch: Batch, frame: Frame) -> None:
-        targets, sources, nbytes = (
-            np.broadcast_to(frame.fetch(slot, instruction), frame.count)
-            for slot in (to, origin, sizes)
-        )
-        lanes, at = in_chunks(frame, instruction, nbytes)
-        some = frame.subset(lanes)
-        where = (sources[lanes].astype(np.int64) + at + offset).astype(np.uint32)
-        places = targets[lanes] + (at + to_offset).astype(np.uint64)
-        if lanes.size:
-            batch.state(BulkStores).issue(some, instruction, where, places)
-
-    reads = tuple(r for slot in (to, origin, sizes) for r in operands.register_read(slot))
-    return Step(run, reads, (), synchronizes=True)
+@means("cp.async.bulk.global", synchronizes=True)
+def store(
+    call: Call,
+    target: Place,
+    source: Place,
+    size: np.ndarray,
+    policy: np.ndarray | None = None,
+) -> None:
+    """Starts each lane's copy; `policy`: of the cache, a hint."""
+    lanes, steps = in_chunks(call, call.every(size))
+    if not lanes.size:
+        return
+    sources = call.every(source.addresses).astype(np.int64)[lanes] + steps + source.offset
+    targets = call.every(target.addresses)[lanes] + (steps + target.offset).astype(np.uint64)
+    some, stores = call.frame.subset(lanes), call.batch.state(BulkStores)
+    stores.issue(some, call.instruction, sources.astype(np.uint32), targets)
 
 
-def _commit(batch: Batch, frame: Frame) -> None:
-    batch.state(BulkStores).committed[frame.all_lanes] += 1
+@means("cp.async.bulk.commit_group", synchronizes=True)
+def commit(call: Call) -> None:
+    call.batch.state(BulkStores).committed[call.frame.all_lanes] += 1
 
 
-def _wait(operands: Operands, instruction: Instruction, read_only: bool) -> Step:
-    operands.count(instruction, 1)
-    (number,) = instruction.operands
-    if not isinstance(number, Immediate) or not isinstance(number.value, int) or number.value < 0:
-        raise operands.error(ParseError, instruction, "waits for a number of groups, an immediate")
-    pending = number.value
-
-    def wait(batch: Batch, frame: Frame) -> None:
-        batch.state(BulkStores).wait(frame, pending, read_only)
-
-    return Step(wait, (), (), synchronizes=True)
+@means("cp.async.bulk.wait_group", synchronizes=True)
+def wait_group(call: Call, pending: int) -> None:
+    call.batch.state(BulkStores).wait(call.frame, pending, bool(call.words["read"]))

@@ -13,25 +13,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...ptx.instructions import Version
-from ...ptx.types import TYPES
-from ..access import Access
+from ...ptx.instructions import Words
 from ..address_space import SHARED_BASE
 from ..batch import Batch
-from ..errors import MbarrierMisuse, UnknownInstruction
+from ..errors import MbarrierMisuse
 from ..frame import Frame
 from ..races.strong import Semantics, Strong, unchanged
 from ..races.vector_clock import NOTHING, VectorClock
-from ..steps.loads_stores import address_of
-from ..steps.operands import Operands
-from ..steps.registry import compiles
-from ..steps.step import Step
-from ..text.program import Instruction, Name, Operand
+from ..steps.binding import Call, Place
+from ..steps.meaning import means
+from ..text.program import Instruction
 
-_MODIFIERS = {"release", "acquire", "relaxed", "cta", "cluster", "shared", "shared::cta", "b64"}
 WIDTH = 8  # bytes of an object
 _LARGEST = (1 << 20) - 1  # count of arrivals, and of bytes under way
-_U32, _U64 = TYPES["u32"], TYPES["u64"]
 
 #: An access to an object, which is no released word of its own: clocks go by phases.
 OBJECT = Strong(unchanged, returns=False)
@@ -116,119 +110,87 @@ class Mbarriers:
         return before
 
 
-def semantics_of(opcode: str) -> Semantics:
+def semantics_of(words: Words) -> Semantics:
     """Arrivals release and waits acquire unless they are relaxed; other blocks reach no object."""
-    ordered = "relaxed" not in opcode.split(".")
+    ordered = words["order"] != "relaxed"
     return Semantics(acquire=ordered, release=ordered, wide=False)
 
 
-def kind_of(opcode: str) -> tuple[str, ...]:
-    return tuple(part for part in opcode.split(".")[1:] if part not in _MODIFIERS)
+def touch(call: Call, object_: Place) -> list[int]:
+    """Accesses the object of each lane; the places of these objects."""
+    access = call.access_each(object_, WIDTH)
+    call.batch.shared.update(access, OBJECT)
+    return places_of(call, object_)
 
 
-_NEEDS: dict[tuple[str, ...], Version] = {
-    ("init",): ((7, 0), 80),
-    ("inval",): ((7, 0), 80),
-    ("arrive",): ((7, 0), 80),
-    ("expect_tx",): ((8, 0), 90),
-    ("arrive", "expect_tx"): ((8, 0), 90),
-}
-
-_NEEDS_SINK: Version = ((7, 1), 80)  # `_` in the place of an arrival's state
-_NEEDS_COUNT: Version = ((7, 8), 90)  # of arrivals
+def places_of(call: Call, object_: Place) -> list[int]:
+    """The place of each lane's object."""
+    known, addresses = call.batch.state(Mbarriers), call.every(object_.addresses)
+    return known.places(call.frame, addresses, object_.offset).tolist()
 
 
-@compiles("mbarrier")
-def compile_mbarrier(operands: Operands, instruction: Instruction) -> Step:
-    kind = kind_of(instruction.opcode)
-    if kind not in _NEEDS or not instruction.opcode.endswith(".b64"):
-        raise operands.error(
-            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
-        )
-    operands.needs(instruction, _NEEDS[kind])
-    given = list(instruction.operands)
-    operands.count(instruction, *(count + (kind[0] == "arrive") for count in _counts(kind)))
-    target = given.pop(0) if kind[0] == "arrive" else None
-    if isinstance(target, Name):
-        operands.needs(instruction, _NEEDS_SINK)
-    if kind == ("arrive",) and len(given) > 1:
-        operands.needs(instruction, _NEEDS_COUNT)
-    base, offset = address_of(operands, instruction, given[0], "shared")
-    number = operands.source(given[1], _U32, instruction)[0] if len(given) > 1 else None
-    slot = None if target is None else _sink(operands, instruction, target)
-    semantics = semantics_of(instruction.opcode)
-
-    def run(batch: Batch, frame: Frame) -> None:
-        known = batch.state(Mbarriers)
-        addresses = np.broadcast_to(frame.fetch(base, instruction), frame.count)
-        numbers = np.ones(1, np.uint32) if number is None else frame.fetch(number, instruction)
-        numbers = np.broadcast_to(numbers, frame.count)
-        where = known.places(frame, addresses, offset)
-        access = Access(frame, instruction, addresses, offset, WIDTH)
-        if kind == ("init",):
-            batch.shared.store(access, np.zeros(1, np.uint64))
-        else:
-            batch.shared.update(access, OBJECT)
-        if kind[0] == "arrive":
-            batch.order.tick()
-        found = [
-            _serve(batch, frame, instruction, kind, semantics, i, int(at), int(numbers[i]))
-            for i, at in enumerate(where)
-        ]
-        if slot is not None:
-            frame.regs[slot] = np.array(found, np.uint64)
-
-    reads = tuple(r for s in (base, number) if s is not None for r in operands.register_read(s))
-    return Step(run, reads, () if slot is None else (slot,), synchronizes=True)
-
-
-def _counts(kind: tuple[str, ...]) -> tuple[int, ...]:
-    """Numbers of operands beside an arrival's state, which comes first."""
-    return {
-        "init": (2,),
-        "inval": (1,),
-        "arrive": (1, 2),
-        "expect_tx": (2,),
-        "arrive.expect_tx": (2,),
-    }[".".join(kind)]
-
-
-def _sink(operands: Operands, instruction: Instruction, target: Operand) -> int | None:
-    """The slot of an arrival's state, or None for `_`."""
-    if isinstance(target, Name) and target.name == "_":
-        return None
-    return operands.destination(target, _U64, instruction)[0]
-
-
-def _serve(
-    batch: Batch,
-    frame: Frame,
-    instruction: Instruction,
-    kind: tuple[str, ...],
-    semantics: Semantics,
-    position: int,
-    at: int,
-    number: int,
-) -> int:
-    known = batch.state(Mbarriers)
-    if kind == ("init",):
-        if at in known.objects or not 0 < number <= _LARGEST:
-            what = (
-                "is one already, without mbarrier.inval"
-                if at in known.objects
-                else f"cannot expect {number}"
-            )
-            raise frame.fault(MbarrierMisuse, instruction, position, f"{known.name(at)} {what}")
+@means("mbarrier.init", synchronizes=True)
+def init(call: Call, object_: Place, count: np.ndarray) -> None:
+    call.batch.shared.store(call.access_each(object_, WIDTH), np.zeros(1, np.uint64))
+    known, counts = call.batch.state(Mbarriers), call.every(count).tolist()
+    for position, (at, number) in enumerate(zip(places_of(call, object_), counts, strict=True)):
+        if at in known.objects:
+            what = f"{known.name(at)} is one already, without mbarrier.inval"
+            raise call.fault(MbarrierMisuse, position, what)
+        if not 0 < number <= _LARGEST:
+            what = f"{known.name(at)} cannot expect {number}"
+            raise call.fault(MbarrierMisuse, position, what)
         known.objects[at] = Mbarrier(number, number)
-        return 0
-    if kind == ("inval",):
-        known.find(frame, instruction, position, at)
+
+
+@means("mbarrier.inval", synchronizes=True)
+def invalidate(call: Call, object_: Place) -> None:
+    known = call.batch.state(Mbarriers)
+    for position, at in enumerate(touch(call, object_)):
+        known.find(call.frame, call.instruction, position, at)
         del known.objects[at]
-        return 0
-    if kind == ("expect_tx",):
-        return known.change(frame, instruction, position, at, expect=number)
-    _, released = batch.order.released(int(frame.all_lanes[position]), semantics)
-    arrivals, expect = (number, 0) if kind == ("arrive",) else (1, number)
-    return known.change(
-        frame, instruction, position, at, arrivals=arrivals, expect=expect, released=released
+
+
+@means("mbarrier.expect_tx", synchronizes=True)
+def expect(call: Call, object_: Place, nbytes: np.ndarray) -> None:
+    known, expected = call.batch.state(Mbarriers), call.every(nbytes).tolist()
+    for position, at in enumerate(touch(call, object_)):
+        known.change(call.frame, call.instruction, position, at, expect=expected[position])
+
+
+@means("mbarrier.arrive", synchronizes=True)
+def arrive(call: Call, object_: Place, count: np.ndarray | None) -> np.ndarray:
+    """The phase that each lane arrived at."""
+    arrivals = [1] * call.frame.count if count is None else call.every(count).tolist()
+    return _arrive(call, object_, arrivals, [0] * call.frame.count)
+
+
+@means("mbarrier.arrive.expect_tx", synchronizes=True)
+def arrive_expecting(call: Call, object_: Place, nbytes: np.ndarray) -> np.ndarray:
+    """As `arrive`, after the phase expects bytes besides."""
+    return _arrive(call, object_, [1] * call.frame.count, call.every(nbytes).tolist())
+
+
+def _arrive(call: Call, object_: Place, arrivals: list[int], expect: list[int]) -> np.ndarray:
+    known, order, semantics = (
+        call.batch.state(Mbarriers),
+        call.batch.order,
+        semantics_of(call.words),
     )
+    places = touch(call, object_)
+    order.tick()
+    phases = []
+    for position, at in enumerate(places):
+        _, released = order.released(int(call.frame.all_lanes[position]), semantics)
+        phases.append(
+            known.change(
+                call.frame,
+                call.instruction,
+                position,
+                at,
+                arrivals=arrivals[position],
+                expect=expect[position],
+                released=released,
+            )
+        )
+    return np.array(phases, np.uint64)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ..access import Located
-from ..batch import Batch
 from ..errors import MissingProxyFence
 from ..frame import Frame
 from ..memory.shared_memory import SharedMemory
@@ -19,10 +18,8 @@ from ..races.conflicts import Kind
 from ..races.epoch import ASYNC, LANE_BITS, LANES, scope_of
 from ..races.happens_before import HappensBefore
 from ..races.vector_clock import Components, VectorClock
-from ..steps.operands import Operands
-from ..steps.registry import compiles
-from ..steps.step import Step
-from ..text.program import Instruction
+from ..steps.binding import Call
+from ..steps.meaning import means
 
 
 class Proxied(NamedTuple):
@@ -82,26 +79,11 @@ def _unproxied(order: HappensBefore, frame: Frame, records: np.ndarray) -> np.nd
     return apart
 
 
-@compiles("fence.proxy.async", "fence.proxy.async.shared::cta")
-def compile_fence_proxy(operands: Operands, instruction: Instruction) -> Step:
-    operands.spelled(instruction, "fence.proxy.async", "fence.proxy.async.shared::cta")
-    operands.count(instruction, 0)
-    operands.needs(instruction, ((8, 0), 90))
-
-    def run(batch: Batch, frame: Frame) -> None:
-        fence_proxy(batch.order, frame.all_lanes)
-
-    return Step(run, (), (), synchronizes=True)
+@means("fence.proxy.async", synchronizes=True)
+def fence_async(call: Call) -> None:
+    fence_proxy(call.batch.order, call.frame.all_lanes)
 
 
-@compiles("fence.mbarrier_init")
-def compile_fence_init(operands: Operands, instruction: Instruction) -> Step:
+@means("fence.mbarrier_init", synchronizes=True)
+def fence_init(call: Call) -> None:
     """A fence after an mbarrier's init, for other blocks of a cluster: there are none."""
-    operands.spelled(instruction, "fence.mbarrier_init.release.cluster")
-    operands.count(instruction, 0)
-    operands.needs(instruction, ((8, 0), 90))
-
-    def run(batch: Batch, frame: Frame) -> None:
-        pass
-
-    return Step(run, (), (), synchronizes=True)

@@ -11,21 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...ptx.instructions import Version
-from ...ptx.types import TYPES
 from ..access import Access
 from ..batch import Batch
-from ..errors import OutOfBounds, ParseError, UnknownInstruction
+from ..errors import OutOfBounds
 from ..frame import Frame
 from ..memory.global_memory import GlobalMemory
 from ..memory.in_flight import InFlight
-from ..text.program import Immediate, Instruction
-from .loads_stores import address_of
-from .operands import Operands
-from .registry import compiles
-from .step import Step
-
-_NEEDS: Version = ((7, 0), 80)
+from ..memory.items import ITEMS
+from ..text.program import Instruction
+from .binding import Call, Place
+from .meaning import means
 
 
 @dataclass
@@ -102,81 +97,36 @@ def shared_in_flight(batch: Batch) -> InFlight:
     return InFlight(batch.shared)
 
 
-@compiles("cp")
-def compile_async_copy(operands: Operands, instruction: Instruction) -> Step:
-    operands.needs(instruction, _NEEDS)
-    opcode = instruction.opcode
-    if opcode == "cp.async.commit_group":
-        operands.count(instruction, 0)
-        return Step(_commit, (), ())
-    if opcode in ("cp.async.wait_group", "cp.async.wait_all"):
-        return _wait(operands, instruction)
-    parts = [p for p in opcode.split(".") if not p.startswith("L2::")]
-    if len(parts) != 5 or parts[2] not in ("ca", "cg") or parts[3] not in ("shared", "shared::cta"):
-        raise operands.error(UnknownInstruction, instruction, f"{opcode} is no known instruction")
-    if parts[:2] != ["cp", "async"] or parts[4] != "global":
-        raise operands.error(UnknownInstruction, instruction, f"{opcode} is no known instruction")
-    return _copy(operands, instruction, (16,) if parts[2] == "cg" else (4, 8, 16))
+@means("cp.async.commit_group")
+def commit(call: Call) -> None:
+    call.batch.state(AsyncCopies).commit(call.frame)
 
 
-def _commit(batch: Batch, frame: Frame) -> None:
-    batch.state(AsyncCopies).commit(frame)
+@means("cp.async.wait_group")
+def wait_group(call: Call, pending: int) -> None:
+    call.batch.state(AsyncCopies).wait(call.frame, pending)
 
 
-def _wait(operands: Operands, instruction: Instruction) -> Step:
-    if instruction.opcode.endswith("wait_all"):
-        operands.count(instruction, 0)
-
-        def wait_all(batch: Batch, frame: Frame) -> None:
-            batch.state(AsyncCopies).commit(frame)
-            batch.state(AsyncCopies).wait(frame, 0)
-
-        return Step(wait_all, (), ())
-    operands.count(instruction, 1)
-    (number,) = instruction.operands
-    if not isinstance(number, Immediate) or not isinstance(number.value, int) or number.value < 0:
-        raise operands.error(ParseError, instruction, "waits for a number of groups, an immediate")
-    pending = number.value
-
-    def wait(batch: Batch, frame: Frame) -> None:
-        batch.state(AsyncCopies).wait(frame, pending)
-
-    return Step(wait, (), ())
+@means("cp.async.wait_all")
+def wait_all(call: Call) -> None:
+    commit(call)
+    wait_group(call, 0)
 
 
-def _copy(operands: Operands, instruction: Instruction, widths: tuple[int, ...]) -> Step:
-    operands.count(instruction, 3, 4)
-    target, source, size, *given = instruction.operands
-    if not isinstance(size, Immediate) or size.value not in widths:
-        raise operands.error(
-            ParseError, instruction, f"copies {' or '.join(map(str, widths))} bytes, an immediate"
-        )
-    width = int(size.value)
-    to, to_offset = address_of(operands, instruction, target, "shared")
-    origin, offset = address_of(operands, instruction, source, "global")
-    sizes = operands.source(given[0], TYPES["u32"], instruction)[0] if given else None
-    item = np.dtype(np.complex128 if width == 16 else f"u{width}")
-
-    def run(batch: Batch, frame: Frame) -> None:
-        addresses = np.broadcast_to(frame.fetch(origin, instruction), frame.count)
-        targets = np.broadcast_to(
-            frame.fetch(to, instruction).astype(np.int64) + to_offset, frame.count
-        )
-        if sizes is None:
-            items = batch.memory.load(Access(frame, instruction, addresses, offset, width))
-        else:
-            wanted = np.broadcast_to(frame.fetch(sizes, instruction), frame.count)
-            access = Access(frame, instruction, addresses, offset, width)
-            items = _load_part(batch.memory, access, wanted, item)
-        batch.state(AsyncCopies).issue(frame, instruction, targets.astype(np.uint32), items)
-
-    slots = (to, origin) if sizes is None else (to, origin, sizes)
-    return Step(run, tuple(r for slot in slots for r in operands.register_read(slot)), ())
+@means("cp.async")
+def copy(call: Call, target: Place, source: Place, width: int, size: np.ndarray | None) -> None:
+    """`size`: bytes to read, the rest becomes zeros."""
+    access = call.access_each(source, width)
+    targets = call.every(target.addresses.astype(np.int64) + target.offset)
+    if size is None:
+        items = call.batch.memory.load(access)
+    else:
+        items = _load_part(call.batch.memory, access, call.every(size))
+    copies = call.batch.state(AsyncCopies)
+    copies.issue(call.frame, call.instruction, targets.astype(np.uint32), items)
 
 
-def _load_part(
-    memory: GlobalMemory, access: Access, sizes: np.ndarray, item: np.dtype
-) -> np.ndarray:
+def _load_part(memory: GlobalMemory, access: Access, sizes: np.ndarray) -> np.ndarray:
     """The first sizes[i] bytes at each address, then zeros, as items; of 0 bytes nothing is read."""
     width = access.width
     if (sizes > width).any():
@@ -192,4 +142,4 @@ def _load_part(
         if part.size:
             one = access.subset(part)._replace(offset=access.offset + byte, width=1)
             data[part, byte] = memory.load(one)
-    return data.view(item).reshape(-1)
+    return data.view(ITEMS[width]).reshape(-1)

@@ -13,7 +13,8 @@ from ..frame import Frame, RegisterFile
 from ..text.contraction import contracted
 from ..text.parser import parse
 from ..text.program import Immediate, Instruction, Name, Program, Register
-from . import async_copy, atomics, compare, fences, loads_stores, mma, moves, warp  # noqa: F401
+from . import addresses, async_copy, compare, matrices, memory, moves, shuffle, votes  # noqa: F401  # noqa: F401
+from .meaning import compile_machine
 from .operands import Operands
 from .registry import compiles, handler
 from .step import Run, Step, Wait
@@ -164,7 +165,9 @@ class _Compiler:
             )
 
     def _step(self, instruction: Instruction) -> Step:
-        step = (handler(instruction.opcode) or compile_row)(self.operands, instruction)
+        step = compile_machine(self.operands, instruction)
+        if step is None:
+            step = (handler(instruction.opcode) or compile_row)(self.operands, instruction)
         guard = instruction.guard
         return step if guard is None else _guarded(step, *guard, instruction)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...ptx.instructions import named_type
 from ...ptx.types import REGISTER_DTYPES
 from ..batch import Batch
-from ..errors import ParseError, TypeMismatch, UnknownInstruction
+from ..errors import ParseError, TypeMismatch
 from ..frame import Frame
 from ..text.program import Immediate, Instruction, Name, Register, Vector
-from .operands import REGISTER_SIZES, Operands, named_type
+from .operands import REGISTER_SIZES, Operands
 from .registry import compiles
 from .step import Step
 
@@ -23,9 +24,7 @@ def compile_move(operands: Operands, instruction: Instruction) -> Step:
     parts = instruction.opcode.split(".")
     type_ = named_type(parts[1]) if len(parts) == 2 else None
     if type_ is None or parts[1] in ("u8", "s8", "b8", "f16", "bf16"):
-        raise operands.error(
-            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
-        )
+        raise operands.unknown(instruction)
     operands.count(instruction, 2)
     destination, source = instruction.operands
     untyped = parts[1].startswith("b")

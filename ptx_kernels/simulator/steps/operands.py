@@ -1,6 +1,4 @@
-"""Operands of instructions as slots of the register file, checked against the types an opcode
-wants.
-"""
+"""Operands as slots of the register file, checked against the types that an opcode wants."""
 
 from __future__ import annotations
 
@@ -9,15 +7,22 @@ from collections.abc import Callable
 import numpy as np
 
 from ...ptx.instructions import Version
-from ...ptx.types import REGISTER_DTYPES, TYPES, Type
+from ...ptx.instructions.machine_row import BIT_TYPES
+from ...ptx.types import REGISTER_DTYPES, Type
 from ..address_space import buffer_base
 from ..errors import ParseError, SimulationError, TypeMismatch, UnknownInstruction
-from ..text.program import Immediate, Instruction, Operand, Program, Register
+from ..text.program import Address, Immediate, Instruction, Name, Operand, Program, Register
 
 REGISTER_SIZES = {"pred": 0, "b16": 2, "b32": 4, "b64": 8, "f32": 4}
 
-#: untyped spellings -> the type whose bits they move
-BIT_TYPES = {"b8": TYPES["u8"], "b16": TYPES["u16"], "b32": TYPES["u32"], "b64": TYPES["u64"]}
+#: State space -> register classes that may hold its addresses.
+ADDRESS_CLASSES = {
+    "global": ("b64",),
+    "const": ("b64",),
+    "generic": ("b64",),
+    "shared": ("b32", "b64"),
+    "local": ("b32", "b64"),
+}
 
 Convert = Callable[[np.ndarray], np.ndarray]
 
@@ -25,10 +30,6 @@ Convert = Callable[[np.ndarray], np.ndarray]
 def is_untyped(opcode: str) -> bool:
     """Whether the opcode's type is .b: then a register of any class of that size will do."""
     return opcode.rsplit(".", 1)[-1] in BIT_TYPES
-
-
-def named_type(name: str) -> Type | None:
-    return BIT_TYPES.get(name) or TYPES.get(name)
 
 
 class Operands:
@@ -45,11 +46,9 @@ class Operands:
         shown = f"line {instruction.line}: {instruction.text}"
         return error(f"kernel {self.program.name}: {message}\n  {shown}", instruction.line)
 
-    def spelled(self, instruction: Instruction, *opcodes: str) -> None:
-        """An error if the instruction is none of these."""
-        if instruction.opcode not in opcodes:
-            what = f"{instruction.opcode} is no known instruction"
-            raise self.error(UnknownInstruction, instruction, what)
+    def unknown(self, instruction: Instruction) -> SimulationError:
+        what = f"{instruction.opcode} is no known instruction"
+        return self.error(UnknownInstruction, instruction, what)
 
     def count(self, instruction: Instruction, *allowed: int) -> None:
         if len(instruction.operands) not in allowed:
@@ -92,6 +91,31 @@ class Operands:
         if name in program.data:  # a launch places these before its buffers
             return program.data[name].space, buffer_base(list(program.data).index(name))
         return None
+
+    def address(self, instruction: Instruction, address: Operand, space: str) -> tuple[int, int]:
+        """(slot of the base, byte offset) of an address in a state space."""
+        if not isinstance(address, Address):
+            raise self.error(TypeMismatch, instruction, "an address in brackets is missing")
+        base = address.base
+        if isinstance(base, Register):
+            allowed = ADDRESS_CLASSES[space]
+            if base.cls not in allowed:
+                what = (
+                    f"a {space} address needs a .{' or .'.join(allowed)} register, "
+                    f"but {base.name} is .{base.cls}"
+                )
+                raise self.error(TypeMismatch, instruction, what)
+            return base.index, address.offset
+        if base is None and space in ("shared", "local"):
+            return self.constant(np.zeros(1, np.uint32)), address.offset
+        found = self.symbol(base.name) if isinstance(base, Name) else None
+        if found is None and space in ("global", "generic"):
+            what = f"a {space} address needs a register or a variable"
+            raise self.error(ParseError, instruction, what)
+        if found is None or found[0] != space:
+            what = f"{getattr(base, 'name', base)} is no {space} variable"
+            raise self.error(ParseError, instruction, what)
+        return self.constant(np.array([found[1]], np.uint64)), address.offset
 
     def register_read(self, slot: int) -> tuple[int, ...]:
         """(slot,) if it is a register, else (): constants are always there."""

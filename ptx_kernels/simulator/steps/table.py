@@ -1,10 +1,9 @@
-"""Instructions that the table defines: the row's NumPy meaning on the registers' bits."""
+"""Instructions that compute: their row's NumPy meaning on the registers' bits."""
 
 from __future__ import annotations
 
 from ...ptx.instructions import INSTRUCTIONS
 from ..batch import Batch
-from ..errors import UnknownInstruction
 from ..frame import Frame
 from ..perturbation import moved
 from ..text.program import Instruction
@@ -15,9 +14,7 @@ from .step import Step
 def compile_row(operands: Operands, instruction: Instruction) -> Step:
     row = INSTRUCTIONS.get(instruction.opcode)
     if row is None:
-        raise operands.error(
-            UnknownInstruction, instruction, f"{instruction.opcode} is no known instruction"
-        )
+        raise operands.unknown(instruction)
     operands.needs(instruction, row.needs)
     operands.count(instruction, 1 + len(row.operands))
     untyped, wider = is_untyped(row.opcode), row.opcode.startswith("cvt.")

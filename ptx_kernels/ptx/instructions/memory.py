@@ -1,0 +1,85 @@
+"""Loads, stores, atomics and fences (PTX ISA 9.7.9, 9.7.13)."""
+
+from __future__ import annotations
+
+from .machine_row import At, From, Operands, To, Words, define_machine
+from .row import BASELINE
+
+_SCOPE = "cta|cluster|gpu|sys"
+_ORDER = rf"weak|volatile|(?:mmio\.)?(?:relaxed|acquire|release)\.(?:{_SCOPE})"
+_WRITABLE = "global|shared|shared::cta|local"
+_READABLE = f"{_WRITABLE}|const"
+_HINT = r"(?:ca|cg|cs|lu|cv|wb|wt|L[12]::\w+)"
+_CACHE = rf"{_HINT}(?:\.{_HINT})*"
+_SMALL = "[bus](?:8|16|32)|f32"
+_ALL = "[bus](?:8|16|32|64)|f32"
+
+#: vector of an opcode -> (registers, types whose vectors have 16 bytes at most)
+_VECTORS = {"": (None, _ALL), ".v2": (2, _ALL), ".v4": (4, _SMALL)}
+
+
+def space_of(words: Words) -> str:
+    """The state space that an opcode names; `.shared::cta` is the same window as `.shared`."""
+    return (words.get("space") or "generic").removesuffix("::cta")
+
+
+def _define_moves(vector: str, count: int | None, types: str) -> None:
+    def load(words: Words) -> Operands:
+        return To(words["type"], count, wider=True), At(space_of(words))
+
+    def store(words: Words) -> Operands:
+        return At(space_of(words)), From(words["type"], count, wider=True)
+
+    words = {"order": _ORDER, "hints": _CACHE, "more": _CACHE, "type": types}
+    rest = "{.order}{.space}{.hints}" + vector + ".{type}"
+    define_machine("ld", rest, load, needs=BASELINE, space=_READABLE, **words)
+    define_machine("st", rest, store, needs=BASELINE, space=_WRITABLE, **words)
+    non_coherent = "{.order}.{space}{.hints}.{nc}{.more}" + vector + ".{type}"
+    define_machine("ld", non_coherent, load, needs=BASELINE, space="global", nc="nc", **words)
+
+
+for _vector, (_count, _types) in _VECTORS.items():
+    _define_moves(_vector, _count, _types)
+
+_INTEGERS = "u32|s32|u64|s64"
+_BITS = "b32|b64"
+#: operation -> (types, operands beside the address)
+_ATOMICS = {
+    "add": ("u32|s32|u64|f32", 1),
+    "min": (_INTEGERS, 1),
+    "max": (_INTEGERS, 1),
+    "and": (_BITS, 1),
+    "or": (_BITS, 1),
+    "xor": (_BITS, 1),
+    "exch": (_BITS, 1),
+    "cas": (_BITS, 2),
+    "inc": ("u32", 1),
+    "dec": ("u32", 1),
+}
+
+
+def _define_atomic(operation: str, types: str, count: int) -> None:
+    def update(words: Words) -> Operands:
+        return At(space_of(words)), *[From(words["type"])] * count
+
+    def fetch(words: Words) -> Operands:
+        return To(words["type"]), *update(words)
+
+    words = {
+        "order": "relaxed|acquire|release|acq_rel",
+        "scope": _SCOPE,
+        "space": "global|shared|shared::cta",
+        "operation": operation,
+        "type": types,
+    }
+    rest = "{.order}{.scope}{.space}.{operation}.{type}"
+    define_machine("atom", rest, fetch, needs=BASELINE, **words)
+    if operation not in ("exch", "cas"):
+        define_machine("red", rest, update, needs=BASELINE, **words)
+
+
+for _operation, (_types, _count) in _ATOMICS.items():
+    _define_atomic(_operation, _types, _count)
+
+define_machine("membar", ".{scope}", (), scope="cta|gl|sys")
+define_machine("fence", "{.order}.{scope}", (), order="sc|acq_rel", scope=_SCOPE)

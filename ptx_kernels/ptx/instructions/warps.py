@@ -1,0 +1,92 @@
+"""Instructions of a whole warp (PTX ISA 9.7.9, 9.7.13, 9.7.14): shuffles, votes, matches, sums, the
+warp barrier, and matrices.
+"""
+
+from __future__ import annotations
+
+from .machine_row import At, From, Operands, To, Words, define_machine
+from .row import SM80, Version
+
+_SM70: Version = ((7, 0), 70)
+_MASK = From("u32")
+
+define_machine(
+    "shfl.sync",
+    ".{mode}.b32",
+    (To("b32", second="pred"), From("b32"), *[From("u32", untyped=True)] * 3),
+    mode="up|down|bfly|idx",
+)
+define_machine("activemask", ".b32", (To("u32"),))
+define_machine("bar.warp.sync", "", (_MASK,))
+
+_VOTES = (From("pred", negatable=True), _MASK)
+define_machine("vote.sync", ".{mode}.pred", (To("pred"), *_VOTES), mode="any|all|uni")
+define_machine("vote.sync", ".{mode}.b32", (To("u32"), *_VOTES), mode="ballot")
+
+
+def _same(words: Words) -> Operands:
+    return To(words["type"]), From(words["type"]), _MASK
+
+
+def _match(words: Words) -> Operands:
+    return To("u32", second="pred" if words["mode"] == "all" else ""), From(words["type"]), _MASK
+
+
+define_machine("redux.sync", ".{op}.{type}", _same, needs=SM80, op="add|min|max", type="u32|s32")
+define_machine("redux.sync", ".{op}.{type}", _same, needs=SM80, op="and|or|xor", type="b32")
+define_machine("match", ".{mode}.sync.{type}", _match, needs=_SM70, mode="any|all", type="b32|b64")
+
+
+# --- matrices: 16 x k times k x 8 ---
+
+
+def _products(words: Words) -> Operands:
+    """k elements of a row of A or a column of B lie in 8 or 16 bytes of each of 4 lanes."""
+    width = 1 if words["a"] in ("s8", "u8") else 2
+    b = int(words["k"]) * width // 16
+    c = words["c"]
+    return (
+        To(c, 4),
+        From("u32", 2 * b, registers=True),
+        From("u32", b, registers=True),
+        From(c, 4, registers=True),
+    )
+
+
+_SHAPE = ".m16n8k{k}.row.col"
+define_machine(
+    "mma.sync.aligned",
+    f"{_SHAPE}.{{c}}.{{a}}.{{b}}.s32",
+    _products,
+    needs=SM80,
+    k="16|32",
+    a="s8|u8",
+    b="s8|u8",
+    c="s32",
+)
+for _type in ("f16", "bf16"):
+    define_machine(
+        "mma.sync.aligned",
+        f"{_SHAPE}.{{c}}.{{a}}.{{b}}.f32",
+        _products,
+        needs=SM80,
+        k="8|16",
+        a=_type,
+        b=_type,
+        c="f32",
+    )
+
+
+def _matrices(words: Words) -> Operands:
+    return To("u32", int(words["count"])), At("shared")
+
+
+define_machine(
+    "ldmatrix.sync.aligned",
+    ".m8n8.x{count}{.trans}.{space}.b16",
+    _matrices,
+    needs=((6, 5), 75),
+    count="1|2|4",
+    trans="trans",
+    space="shared|shared::cta",
+)

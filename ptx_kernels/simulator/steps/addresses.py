@@ -1,0 +1,88 @@
+"""ld.param and cvta: what asks for a parameter or for the address of a variable."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ptx.instructions import named_type
+from ..address_space import LOCAL_WINDOW, SHARED_WINDOW
+from ..batch import Batch
+from ..errors import ParseError, UnknownInstruction
+from ..frame import Frame
+from ..text.program import Address, Instruction, Name
+from .operands import ADDRESS_CLASSES, Operands
+from .registry import compiles
+from .step import Step
+
+
+@compiles("ld.param")
+def compile_load_parameter(operands: Operands, instruction: Instruction) -> Step:
+    """A parameter of the entry: its bytes as the launch gave them."""
+    operands.count(instruction, 2)
+    destination, address = instruction.operands
+    type_ = named_type(instruction.opcode.rsplit(".", 1)[1])
+    if instruction.opcode.count(".") != 2 or type_ is None or type_.name in ("pred", "f16", "bf16"):
+        raise operands.unknown(instruction)
+    names = [p.name for p in operands.program.params]
+    if (
+        not isinstance(address, Address)
+        or not isinstance(address.base, Name)
+        or address.base.name not in names
+        or not 0
+        <= address.offset
+        <= operands.program.params[names.index(address.base.name)].nbytes - type_.size
+    ):
+        raise operands.error(ParseError, instruction, "names no parameter of the kernel")
+    number, offset = names.index(address.base.name), address.offset
+    untyped = instruction.opcode.rsplit(".", 1)[1][0] == "b"
+    slot, convert = operands.destination(
+        destination, type_, instruction, untyped=untyped, wider=True
+    )
+    dtype, end = type_.dtype, offset + type_.size
+
+    def run(batch: Batch, frame: Frame) -> None:
+        value = batch.parameters[number][offset:end].view(dtype)
+        frame.regs[slot] = value if convert is None else convert(value)
+
+    return Step(run, (), (slot,))
+
+
+@compiles("cvta")
+def compile_address_conversion(operands: Operands, instruction: Instruction) -> Step:
+    """Conversion between generic addresses and those of a memory."""
+    parts = instruction.opcode.split(".")
+    to, space = "to" in parts, parts[-2]
+    if (
+        parts not in (["cvta", space, "u64"], ["cvta", "to", space, "u64"])
+        or space not in ADDRESS_CLASSES
+    ):
+        raise operands.unknown(instruction)
+    operands.count(instruction, 2)
+    destination, source = instruction.operands
+    type_ = named_type("u64")
+    assert type_ is not None
+    slot, _ = operands.destination(destination, type_, instruction)
+    if isinstance(source, Name):
+        found = operands.symbol(source.name)
+        if found is None or found[0] != space:
+            raise operands.error(ParseError, instruction, f"{source.name} is no {space} variable")
+        origin = operands.constant(np.array([found[1]], np.uint64))
+    else:
+        origin, _ = operands.source(source, type_, instruction)
+    window = np.uint64({"shared": SHARED_WINDOW, "local": LOCAL_WINDOW}.get(space, 0))
+
+    def run(batch: Batch, frame: Frame) -> None:
+        value = frame.fetch(origin, instruction)
+        frame.regs[slot] = value - window if to else value + window
+
+    return Step(run, operands.register_read(origin), (slot,))
+
+
+@compiles("st")
+def refuse_store(operands: Operands, instruction: Instruction) -> Step:
+    """A store that no row of the table spells."""
+    parts = instruction.opcode.split(".")
+    if "nc" in parts or "const" in parts:
+        what = "only loads can be non-coherent or constant"
+        raise operands.error(UnknownInstruction, instruction, what)
+    raise operands.unknown(instruction)

@@ -1,0 +1,115 @@
+"""Matrix instructions of a whole warp: `mma.sync` on tensor cores, and `ldmatrix`, which loads its
+fragments.
+
+Layouts follow PTX ISA 9.1, 9.7.14.5 (mma) and 9.7.14.5.15 (ldmatrix). With g = lane / 4 and t =
+lane % 4, each 32-bit register of a fragment of A (or B) holds neighbouring values along k of row
+(or column) g, t counting registers: register i of A has rows g + 8 * (i % 2) and the low or high
+8 or 16 bytes of k, register i of B the low or high ones of k. Result i lies in row g + 8 * (i //
+2), column 2t + i % 2.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...ptx.instructions import bf16_to_f32
+from ..errors import WarpDivergence
+from ..layout import WARP
+from .binding import Call, Place
+from .meaning import means
+
+
+def _numbers(words: np.ndarray, type_: str) -> np.ndarray:
+    """Values in words, u32 (..., n) -> float32 (..., n * values per word), which holds each type
+    exactly.
+    """
+    if type_ == "bf16":
+        return bf16_to_f32(words.view(np.uint16))
+    return words.view({"s8": np.int8, "u8": np.uint8, "f16": np.float16}[type_]).astype(np.float32)
+
+
+def _fragment(registers: list[np.ndarray], type_: str, rows: int) -> np.ndarray:
+    """Registers u32 (lanes,) of A or B -> float32 (warps, rows, k): B as its transpose."""
+    count = rows // 8  # registers that share a part of k; each (warps, 8, that part)
+    parts = [_numbers(r.reshape(-1, 8, 4), type_) for r in registers]
+    columns = [np.concatenate(parts[i : i + count], axis=1) for i in range(0, len(parts), count)]
+    return np.concatenate(columns, axis=2)
+
+
+def _multiply(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, rng: np.random.Generator | None
+) -> np.ndarray:
+    """c + a @ b.T of (warps, 16, k) and (warps, 8, k).
+
+    Integers are exact and wrap at 32 bits. Floats: the exact products' sum in float64, rounded once
+    to float32. The order in which a tensor core adds, and how it rounds in between, is not
+    documented; `rng` picks one of the
+    possibilities: products in random order, each partial sum rounded to float32 towards zero or to
+    nearest.
+    """
+    if c.dtype == np.int32:
+        products = np.matmul(a, b.transpose(0, 2, 1))  # below 2^24: exact in float32
+        return c + products.astype(np.int32)
+    if rng is None:
+        return (
+            np.matmul(a.astype(np.float64), b.astype(np.float64).transpose(0, 2, 1)) + c
+        ).astype(np.float32)
+    total, truncate = c, bool(rng.integers(2))
+    for i in rng.permutation(a.shape[2]):
+        exact = total + a[:, :, None, i].astype(np.float64) * b[:, None, :, i]
+        total = exact.astype(np.float32)
+        if truncate:
+            total = np.where(
+                np.abs(total) > np.abs(exact), np.nextafter(total, np.float32(0)), total
+            )
+    return total
+
+
+def _check_whole_warps(call: Call) -> None:
+    frame = call.frame
+    if frame.whole_warps:
+        return
+    warps = frame.all_lanes // WARP
+    present = np.bincount(warps, minlength=frame.layout.lanes // WARP)[warps]
+    position = int(np.argmax(present < WARP))
+    what = (
+        f"{int(present[position])} of the warp's 32 lanes execute this; all of them must, together"
+    )
+    raise call.fault(WarpDivergence, position, what)
+
+
+@means("mma.sync.aligned")
+def mma(
+    call: Call, a: list[np.ndarray], b: list[np.ndarray], c: list[np.ndarray]
+) -> list[np.ndarray]:
+    """c + A B of each warp."""
+    _check_whole_warps(call)
+    left = _fragment([np.ascontiguousarray(call.every(v)) for v in a], call.words["a"], 16)
+    right = _fragment([np.ascontiguousarray(call.every(v)) for v in b], call.words["b"], 8)
+    start = np.empty((call.frame.count // WARP, 16, 8), c[0].dtype)
+    for i, value in enumerate(c):
+        start[_quarter(i)] = call.every(value).reshape(-1, 8, 4)
+    result = _multiply(left, right, start, call.batch.freedom.generator)
+    return [result[_quarter(i)].reshape(-1) for i in range(4)]
+
+
+def _quarter(i: int) -> tuple[slice, slice, slice]:
+    """Rows and columns of (warps, 16, 8) that are in register i of C and of the result."""
+    row = 8 * (i // 2)
+    return slice(None), slice(row, row + 8), slice(i % 2, None, 2)
+
+
+@means("ldmatrix.sync.aligned")
+def ldmatrix(call: Call, place: Place) -> list[np.ndarray]:
+    """Lanes 8i to 8i + 7 name the rows (16 bytes each) of matrix i; every lane gets 32 bits of each
+    matrix.
+    """
+    _check_whole_warps(call)
+    count = int(call.words["count"])
+    givers = np.flatnonzero(np.arange(call.frame.count) % WARP < 8 * count)
+    rows = call.batch.shared.load(call.access_each(place, 16).subset(givers))
+    matrices = np.broadcast_to(rows, givers.size).view(np.uint16).reshape(-1, count, 8, 8)
+    if call.words["trans"]:
+        matrices = matrices.transpose(0, 1, 3, 2)
+    by_matrix = np.ascontiguousarray(matrices.transpose(1, 0, 2, 3))
+    return list(by_matrix.view(np.uint32).reshape(count, -1))

@@ -1,0 +1,85 @@
+"""Meanings of the instructions that need the machine: from a row of the table to a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ...ptx.instructions import machine_row
+from ..batch import Batch
+from ..frame import Frame
+from ..races.strong import semantics_of
+from ..text.program import Instruction
+from .binding import Binding
+from .operands import Operands
+from .step import Step, Wait
+
+#: (call, *sources) -> the result, or the results of several destinations
+Meaning = Callable[..., Any]
+
+_MEANINGS: dict[str, tuple[Meaning, bool]] = {}
+_WAITS: dict[str, Callable[[Binding], Wait]] = {}
+
+
+def means(*names: str, synchronizes: bool = False) -> Callable[[Meaning], Meaning]:
+    """Registers the meaning of the rows of these names.
+
+    Args:
+      synchronizes: it may order accesses of threads otherwise than barriers do, also without
+        `.acquire` or `.release`.
+    """
+
+    def register(meaning: Meaning) -> Meaning:
+        for name in names:
+            if name in _MEANINGS:
+                raise ValueError(f"{name} has two meanings")
+            _MEANINGS[name] = meaning, synchronizes
+        return meaning
+
+    return register
+
+
+def waits(*names: str) -> Callable[[Callable[[Binding], Wait]], Callable[[Binding], Wait]]:
+    """Registers what lanes wait for before they execute instructions of these names."""
+
+    def register(wait: Callable[[Binding], Wait]) -> Callable[[Binding], Wait]:
+        _WAITS.update(dict.fromkeys(names, wait))
+        return wait
+
+    return register
+
+
+def compile_machine(operands: Operands, instruction: Instruction) -> Step | None:
+    """The step of an instruction that needs the machine; None if it is none."""
+    spelled = machine_row(instruction.opcode)
+    if spelled is None or spelled.row.name not in _MEANINGS:
+        return None
+    bound = Binding(operands, instruction, spelled)
+    meaning, synchronizes = _MEANINGS[spelled.row.name]
+    semantics = semantics_of(instruction.opcode)
+    wait = _WAITS.get(spelled.row.name)
+    return Step(
+        _runner(bound, meaning),
+        tuple(bound.reads),
+        bound.writes,
+        synchronizes=synchronizes or semantics.acquire or semantics.release,
+        wait=None if wait is None else wait(bound),
+    )
+
+
+def _runner(bound: Binding, meaning: Meaning) -> Callable[[Batch, Frame], None]:
+    call, values, store = bound.call, bound.values, bound.store
+    if not bound.targets:
+
+        def run(batch: Batch, frame: Frame) -> None:
+            meaning(call(batch, frame), *values(frame))
+
+    else:
+
+        def run(batch: Batch, frame: Frame) -> None:
+            results = meaning(call(batch, frame), *values(frame))
+            store(frame, (results,) if isinstance(results, np.ndarray) else results)
+
+    return run

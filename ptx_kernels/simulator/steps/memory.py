@@ -1,0 +1,141 @@
+"""ld, st, atom, red, membar and fence.
+
+An access with an order, or an atomic one, may meet others without a race. `volatile` is no order
+here: code that relies on it is of the time when warps ran in lockstep.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ...ptx.instructions import machine_row, named_type
+from ...ptx.instructions.memory import space_of
+from ..races.strong import Change, Semantics, Strong, semantics_of, unchanged
+from .atomics import OPERATIONS, add_in_global, serve
+from .binding import Call, Place
+from .meaning import means
+
+_STRONG = ("relaxed", "acquire", "release")
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """An opcode that accesses memory: its state space, element type, bytes of a lane, order."""
+
+    space: str
+    dtype: np.dtype
+    width: int
+    strong: bool
+    semantics: Semantics
+    non_coherent: bool
+
+
+@lru_cache(maxsize=1024)
+def _kind(opcode: str) -> _Kind:
+    spelled = machine_row(opcode)
+    assert spelled is not None
+    words = spelled.words
+    type_ = named_type(words["type"])
+    assert type_ is not None
+    vector = opcode.split(".")[-2]
+    count = int(vector[1:]) if vector in ("v2", "v4") else 1
+    space = space_of(words)
+    strong = any(word in opcode.split(".") for word in _STRONG)
+    ordered = strong and space in ("global", "shared", "generic")
+    return _Kind(
+        space,
+        type_.dtype,
+        type_.size * count,
+        ordered,
+        semantics_of(opcode),
+        bool(words.get("nc")),
+    )
+
+
+@means("ld")
+def load(call: Call, place: Place) -> np.ndarray | list[np.ndarray]:
+    kind = _kind(call.instruction.opcode)
+    memory = call.batch.spaces[kind.space]
+    if kind.strong:
+        observe = Strong(unchanged, kind.semantics, writes=False)
+        items = memory.update(call.access_each(place, kind.width), observe)
+    elif kind.non_coherent:
+        items = call.batch.memory.load(call.access(place, kind.width), non_coherent=True)
+    else:
+        items = memory.load(call.access(place, kind.width))
+    elements = items.view(kind.dtype)
+    if kind.width == kind.dtype.itemsize:
+        return elements
+    return list(np.ascontiguousarray(elements.reshape(items.size, -1).T))
+
+
+@means("st")
+def store(call: Call, place: Place, value: np.ndarray | list[np.ndarray]) -> None:
+    kind = _kind(call.instruction.opcode)
+    memory, width = call.batch.spaces[kind.space], kind.width
+    items = _joined(value, width) if isinstance(value, list) else value.view(f"u{width}")
+    if not kind.strong:
+        memory.store(call.access(place, width), items)
+        return
+    replace = Strong(_replaced_by(call.every(items)), kind.semantics, reads=False, returns=False)
+    memory.update(call.access_each(place, width), replace)
+
+
+def _joined(columns: list[np.ndarray], width: int) -> np.ndarray:
+    """Neighbours in memory as one item of `width` bytes per lane."""
+    element = np.dtype(f"u{width // len(columns)}")
+    rows = np.empty((max(c.size for c in columns), len(columns)), element)
+    for i, column in enumerate(columns):
+        rows[:, i] = column.view(element)
+    return rows.view(np.complex128 if width == 16 else f"u{width}").reshape(-1)
+
+
+def _replaced_by(items: np.ndarray) -> Change:
+    def change(
+        view: np.ndarray, index: np.ndarray, positions: np.ndarray, turns: np.ndarray
+    ) -> np.ndarray:
+        found = view[index]
+        view[index[turns]] = items[positions][turns].view(view.dtype)
+        return found
+
+    return change
+
+
+@means("atom", synchronizes=True)
+def fetch_and_update(call: Call, place: Place, *values: np.ndarray) -> np.ndarray:
+    return _update(call, place, values, returns=True)
+
+
+@means("red")
+def update(call: Call, place: Place, value: np.ndarray) -> None:
+    _update(call, place, (value,), returns=False)
+
+
+def _update(
+    call: Call, place: Place, values: tuple[np.ndarray, ...], *, returns: bool
+) -> np.ndarray:
+    """What each lane found."""
+    kind, name = _kind(call.instruction.opcode), call.words["operation"]
+    operation, each = OPERATIONS[name], [call.every(value) for value in values]
+    if name == "add" and kind.dtype == np.float32 and kind.space != "shared":
+        operation = add_in_global
+
+    def change(
+        view: np.ndarray, index: np.ndarray, lanes: np.ndarray, turns: np.ndarray
+    ) -> np.ndarray:
+        items = view.view(kind.dtype)
+        return serve(items, index, operation, [v[lanes] for v in each], turns).view(view.dtype)
+
+    strong = Strong(change, kind.semantics, returns=returns)
+    access = call.access_each(place, kind.width)
+    found: np.ndarray = call.batch.spaces[kind.space].update(access, strong)
+    return found.view(kind.dtype)
+
+
+@means("membar", "fence", synchronizes=True)
+def fence(call: Call) -> None:
+    """With the strong accesses beside it, it releases and acquires. PTX ISA 9.1, 9.7.13.5."""
+    call.batch.order.fence(call.frame.all_lanes, semantics_of(call.instruction.opcode).wide)
