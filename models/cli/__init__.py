@@ -1,5 +1,4 @@
-"""The command line: `jax-q4k doctor`, `generate`, `inspect`, `perplexity` and `quantize`, one
-module each.
+"""The command line, `jax-q4k COMMAND`, one module for each command.
 
 Text goes to standard output, everything else to standard error. A failure is one line and exit code
 2; a command may return another.
@@ -8,13 +7,11 @@ Text goes to standard output, everything else to standard error. A failure is on
 from __future__ import annotations
 
 import argparse
-import contextlib
 import io
 import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 from rich.console import Console
@@ -22,11 +19,11 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from . import doctor, generate, inspect, perplexity, quantize
-from .output import UsageError, printable
+from . import doctor, generate, inspect, interrupts, perplexity, quantize
+from .output import UsageError, devices, printable
 
 FAILURE = 2
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
+INTERRUPTED = 128 + signal.SIGINT  # as shells count
 
 _ERRORS = (
     UsageError,
@@ -42,22 +39,23 @@ _ERRORS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line (`sys.argv` if no arguments are given); returns the exit code.
 
-    Ctrl-C ends the process at once.
+    Ctrl-C ends the process at once, or after what was written in part is removed.
     """
     options = _parser().parse_args(arguments)
     notes = Console(stderr=True, highlight=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # models write what a terminal's encoding may lack
+        sys.stdout.reconfigure(errors="replace")  # a terminal's encoding may lack what models write
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
-        with contextlib.nullcontext() if options.writes_files else _ending_at_once():
+        with interrupts.raising() if options.writes_files else interrupts.ending_at_once():
+            if options.runs_programs:
+                devices()  # or one line that says why there is none
             code = options.command(options, notes)
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        os._exit(
-            INTERRUPTED
-        )  # XLA may be compiling in a thread, and crashes where the interpreter ends under it
+    except KeyboardInterrupt as error:
+        # XLA may be compiling in a thread, and crashes where the interpreter ends under it.
+        os._exit(error.code if isinstance(error, interrupts.Interrupted) else INTERRUPTED)
     except BrokenPipeError:
         # The reader has gone; what is buffered must not be tried again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,22 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code or 0
 
 
-@contextlib.contextmanager
-def _ending_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process inside the block, without an exception.
-
-    Python drops one that is raised in a finalizer, and tracing a program runs many.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jax-q4k", description="Run GGUF models whose weights stay packed."
@@ -95,5 +77,5 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (doctor, generate, inspect, perplexity, quantize):
         command.add_parser(commands)
-    parser.set_defaults(writes_files=False)
+    parser.set_defaults(writes_files=False, runs_programs=False)
     return parser

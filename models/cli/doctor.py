@@ -1,6 +1,4 @@
-"""`jax-q4k doctor`: what this installation runs on this machine, by which kernels, and what is
-missing for more.
-"""
+"""`jax-q4k doctor`: the kernels that run on this machine, and the parts that are missing."""
 
 from __future__ import annotations
 
@@ -25,14 +23,10 @@ from rich.table import Table
 import jax_q4k as jq
 from jax_q4k import default_implementation, environment, native
 
-from .output import table_console
+from .output import devices, table_console
 
 BROKEN = 1
 _PACKAGES = ("jax", "jaxlib", "numpy", "flax")
-_NO_BACKEND = (
-    RuntimeError,
-    AssertionError,
-)  # what JAX raises where $JAX_PLATFORMS names one that does not start
 _CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
 
 #: Kernels -> the instruction sets that they need, by Linux's names.
@@ -46,9 +40,11 @@ NEEDS = {
 
 
 def add_parser(commands: Any) -> None:
-    description = "What runs on this machine, by which kernels, and what is missing. Exit code 1: something is broken."
     parser = commands.add_parser(
-        "doctor", help="show what runs here, and why", description=description
+        "doctor",
+        help="show what runs here, and why",
+        description="Show which kernels run on this machine, and which parts are missing for more. "
+        "Exit code 1: something is broken.",
     )
     parser.set_defaults(command=_doctor)
 
@@ -74,7 +70,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def instruction_sets() -> frozenset[str]:
-    """The processor's, by Linux's names; empty where /proc does not tell."""
+    """The processor's instruction sets by Linux's names; empty where /proc does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -118,7 +114,7 @@ def _cpu() -> Iterator[tuple[str, str]]:
 
 
 def _threads() -> str:
-    """As XLA's CPU client counts them when it starts."""
+    """The number that XLA's CPU client starts, and where it comes from."""
     for name in ("PJRT_NPROC", "NPROC"):
         if os.environ.get(name, "").isdecimal():
             return f"{os.environ[name]}, as ${name} says"
@@ -159,9 +155,9 @@ def _defaults() -> Iterator[tuple[str, str]]:
     try:
         yield (
             "devices of JAX",
-            ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in jax.devices()),
+            ", ".join(f"{d.platform}: {d.device_kind} ({d.id})" for d in devices()),
         )
-    except _NO_BACKEND as error:
+    except RuntimeError as error:
         yield "devices of JAX", f"none: {error}"
     on_cpu = default_implementation("cpu")
     if on_cpu == "native":
@@ -173,17 +169,17 @@ def _defaults() -> Iterator[tuple[str, str]]:
 
 
 def _broken() -> str | None:
-    """What is there and does not work."""
+    """The first thing that is there and does not work."""
     try:
-        jax.devices()
-    except _NO_BACKEND as error:
+        devices()
+    except RuntimeError as error:
         return f"JAX has no device: {error}"
     if not native.available():
         asked_for = native.named() or native.library_path().exists()
         return native.problem() if asked_for else None
     try:
-        cpu = jax.devices("cpu")[0]
-    except _NO_BACKEND:  # $JAX_PLATFORMS leaves it out
+        cpu = devices("cpu")[0]
+    except RuntimeError:  # $JAX_PLATFORMS leaves it out
         return None
     x = np.linspace(-1, 1, 256, dtype=np.float32)[None]
     with jax.default_device(cpu):

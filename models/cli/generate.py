@@ -18,6 +18,7 @@ from .. import chat
 from ..assets import demo_path
 from ..generate import Output, Piece, Timings, stream
 from ..model import Model
+from .options import add_implementation
 from .output import UsageError, load_model, printable
 
 
@@ -25,14 +26,14 @@ def add_parser(commands: Any) -> None:
     generate = commands.add_parser(
         "generate", help="continue a prompt", description="Continue a prompt."
     )
-    generate.set_defaults(command=_generate)
+    generate.set_defaults(command=_generate, runs_programs=True)
     which = generate.add_mutually_exclusive_group(required=True)
-    which.add_argument("model", nargs="?", metavar="MODEL.gguf")
+    which.add_argument("model", nargs="?", metavar="MODEL.gguf", help="a GGUF file")
     which.add_argument(
         "--demo", action="store_true", help="run the small model that comes with this package"
     )
     prompt = generate.add_mutually_exclusive_group(required=True)
-    prompt.add_argument("-p", "--prompt", metavar="TEXT")
+    prompt.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
     prompt.add_argument("--tokens", metavar="IDS", help="prompt as token ids: 1,15043,29892")
     generate.add_argument(
         "--chat", action="store_true", help="put the prompt into the file's chat template"
@@ -63,14 +64,12 @@ def add_parser(commands: Any) -> None:
         "--ignore-end", action="store_true", help="go on beyond the model's end token"
     )
     generate.add_argument(
-        "--cache-dtype", choices=[str(d) for d in jq.PAGE_DTYPES], default="float32"
+        "--cache-dtype",
+        choices=[str(d) for d in jq.PAGE_DTYPES],
+        default="float32",
+        help="of cached keys and values; default: float32",
     )
-    generate.add_argument(
-        "--implementation",
-        choices=jq.IMPLEMENTATIONS,
-        help="ptx: kernels on CUDA (default there); native: kernels on a CPU (default there, if `jax-q4k doctor` finds "
-        "them); xla: plain JAX; sim: the kernels for CUDA, simulated",
-    )
+    add_implementation(generate)
 
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:

@@ -1,4 +1,4 @@
-"""`jax-q4k inspect`: a GGUF file's metadata, tensors and bytes per type, as tables."""
+"""`jax-q4k inspect`: metadata, tensors and bytes per type of a GGUF file, as tables."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from jax_q4k.gguf import Header, TensorInfo, read_header
 
+from .options import add_model
 from .output import table_console
 
 #: Characters of a value that are shown; chat templates have thousands.
@@ -22,10 +23,12 @@ _WIDTH = 72
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
-        "inspect", help="show what a file holds", description="Show what a file holds."
+        "inspect",
+        help="show a file's metadata and tensors",
+        description="Show a file's metadata and tensors.",
     )
     parser.set_defaults(command=_inspect)
-    parser.add_argument("model", metavar="MODEL.gguf")
+    add_model(parser)
 
 
 def _inspect(options: argparse.Namespace, notes: Console) -> None:

@@ -1,12 +1,14 @@
-"""What the commands share: safe text, progress, and the errors that are the user's to mend."""
+"""Output that commands share: safe text, progress, errors that the user can mend."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
 
+import jax
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -24,11 +26,11 @@ from ..model import Model
 
 
 class UsageError(Exception):
-    """What the user asked for cannot be done; the message says why."""
+    """A request that cannot be met; the message says why."""
 
 
 def printable(text: str) -> str:
-    """Text without control characters, which a file or a model could steer a terminal with."""
+    """Text without control characters: a file or a model could steer a terminal with them."""
     return "".join(
         c if c in "\n\t" or unicodedata.category(c) != "Cc" else "\N{REPLACEMENT CHARACTER}"
         for c in text
@@ -45,8 +47,9 @@ def table_console() -> Console:
 def progress(
     title: str, notes: Console, *count: ProgressColumn
 ) -> Iterator[Callable[[int, int], object]]:
-    """A bar, on a terminal only, and what is called with (done, in all); `count`: columns that show
-    these.
+    """A bar, on a terminal only; the block gets a function of (done, in all) that moves it.
+
+    count: columns that show the two.
     """
     columns = (TextColumn(title), BarColumn(), *count, TimeRemainingColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
@@ -59,6 +62,16 @@ def bytes_progress(
 ) -> contextlib.AbstractContextManager[Callable[[int, int], object]]:
     """`progress` of bytes."""
     return progress(title, notes, DownloadColumn(binary_units=True), TransferSpeedColumn())
+
+
+def devices(*platform: str) -> list[jax.Device]:
+    """`jax.devices`; RuntimeError where $JAX_PLATFORMS names no platform that starts here."""
+    try:
+        return jax.devices(*platform)
+    except AssertionError as error:  # of JAX, for a platform that it knows and that is not there
+        named = os.environ.get("JAX_PLATFORMS", "")
+        problem = f"Unable to initialize backend {named!r}, which $JAX_PLATFORMS names"
+        raise RuntimeError(f"{problem}: this machine has no such device") from error
 
 
 def load_model(path: str, notes: Console) -> Model:

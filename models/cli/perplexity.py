@@ -1,4 +1,4 @@
-"""`jax-q4k perplexity`: how well a model predicts a text."""
+"""`jax-q4k perplexity`: a text's perplexity and bits per byte."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from rich.progress import MofNCompleteColumn
 import jax_q4k as jq
 
 from ..perplexity import score
+from .options import add_implementation, add_model
 from .output import UsageError, load_model, progress
 
 
 def add_parser(commands: Any) -> None:
-    description = "Perplexity per token and bits per byte of a text, predicted in windows that do not overlap."
-    parser = commands.add_parser("perplexity", help="score a text", description=description)
-    parser.set_defaults(command=_perplexity)
-    parser.add_argument("model", metavar="MODEL.gguf")
+    parser = commands.add_parser(
+        "perplexity",
+        help="score a text",
+        description="Perplexity per token and bits per byte of a text, predicted in windows that "
+        "do not overlap. All tokens of a window count; other programs count its second half.",
+    )
+    parser.set_defaults(command=_perplexity, runs_programs=True)
+    add_model(parser)
     parser.add_argument("text", metavar="TEXT", help="a UTF-8 file")
     parser.add_argument(
         "--context",
@@ -27,9 +32,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="tokens per window; default: the model's, up to 512",
     )
-    parser.add_argument(
-        "--implementation", choices=jq.IMPLEMENTATIONS, help="as in `jax-q4k generate`"
-    )
+    add_implementation(parser)
 
 
 def _perplexity(options: argparse.Namespace, notes: Console) -> None:

@@ -17,15 +17,13 @@ from .output import UsageError, bytes_progress
 
 
 def add_parser(commands: Any) -> None:
-    description = (
-        "Quantize a GGUF file or a Hugging Face checkpoint, one tensor in memory at a time."
-    )
     parser = commands.add_parser(
-        "quantize", help="make a smaller file of a model", description=description
+        "quantize",
+        help="make a smaller file of a model",
+        description="Quantize a GGUF file or a Hugging Face checkpoint, one tensor in memory at a "
+        "time.",
     )
-    parser.set_defaults(
-        command=_quantize, writes_files=True
-    )  # an interrupt must remove the half of one
+    parser.set_defaults(command=_quantize, runs_programs=True, writes_files=True)
     parser.add_argument(
         "source", metavar="IN", help="a .gguf file, a .safetensors file or a checkpoint's folder"
     )

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 from gguf_bytes import rewritten, text_entry
 from helpers import GOLDEN
@@ -277,6 +278,19 @@ def test_interrupt_leaves_without_teardown():
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and b"torn down" not in out and err == b""
+
+
+def test_a_platform_that_this_machine_lacks(run, monkeypatch):
+    def devices(*_):
+        raise AssertionError  # as JAX does for a platform that it knows
+
+    monkeypatch.setattr(jax, "devices", devices)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    problem = "Unable to initialize backend 'cuda', which $JAX_PLATFORMS names"
+    line = f"error: {problem}: this machine has no such device\n"
+    assert run("generate", TOKEN_MODEL, "--tokens", "1") == (2, "", line)
+    assert run("quantize", TOKEN_MODEL, "out.gguf") == (2, "", line)
+    assert run("inspect", TOKEN_MODEL)[0] == 0  # which runs no program
 
 
 def test_text_that_the_terminals_encoding_lacks(monkeypatch):

@@ -1,0 +1,69 @@
+"""Signals that end a command: Ctrl-C, and what a shell or a service manager sends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import NoReturn
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SHOW_CURSOR = b"\x1b[?25h\r\n"  # a bar or a status line hides it
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal that ends the command; `code` is the exit code that shells expect of it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.code = 128 + number
+
+
+@contextlib.contextmanager
+def ending_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process inside the block, without an exception.
+
+    Python drops one that is raised in a finalizer, and tracing a program runs many.
+    """
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        if sys.stderr is not None and sys.stderr.isatty():
+            os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+        os._exit(128 + number)
+
+    with _handling((signal.SIGINT,), end):
+        yield
+
+
+@contextlib.contextmanager
+def raising() -> Iterator[None]:
+    """Signals raise `Interrupted` inside the block, so that files written in part are removed."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise Interrupted(number)
+
+    with _handling(_SIGNALS, interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def _handling(
+    numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], NoReturn]
+) -> Iterator[None]:
+    """Handles signals inside the block, in the main thread only; ignored ones stay ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in numbers}
+    handled = [number for number, old in before.items() if old is not signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
