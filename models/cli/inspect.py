@@ -14,6 +14,7 @@ from rich.text import Text
 
 from jax_q4k.gguf import Header, TensorInfo, read_header
 
+from ..tensors import unused_tensors
 from .options import add_model
 from .output import table_console
 
@@ -37,16 +38,23 @@ def _inspect(options: argparse.Namespace, notes: Console) -> None:
 
 
 def show(header: Header, console: Console) -> None:
-    """Prints the tables. What comes from the file is escaped: it could steer a terminal."""
+    """Prints the tables. Text of the file is escaped: it could steer a terminal."""
     tensors = list(header.tensors.values())
+    unused = set(unused_tensors(header.metadata, header.tensors))
     console.print(_metadata(header))
-    console.print(_tensors(tensors))
+    console.print(_tensors(tensors, unused))
     console.print(_types(tensors))
     total, weights = sum(t.nbytes for t in tensors), sum(math.prod(t.shape) for t in tensors)
     console.print(
         f"GGUF version {header.version}, {header.file_size:,} bytes: {len(tensors)} tensors, "
         f"{weights:,} weights in {total:,} bytes"
     )
+    if unused:
+        skipped = sum(header.tensors[name].nbytes for name in unused)
+        console.print(
+            f"{len(unused)} of the tensors, {skipped:,} bytes, are skipped: generating text does "
+            "not use them"
+        )
 
 
 def _metadata(header: Header) -> Table:
@@ -56,12 +64,16 @@ def _metadata(header: Header) -> Table:
     return table
 
 
-def _tensors(tensors: list[TensorInfo]) -> Table:
+def _tensors(tensors: list[TensorInfo], unused: set[str]) -> Table:
     table = Table("name", "type", title="Tensors", title_justify="left")
     for column in ("shape", "bytes"):
         table.add_column(column, justify="right")
     for tensor in tensors:
-        kind = tensor.type.name if tensor.supported else f"{tensor.type.name} (not supported)"
+        kind = tensor.type.name
+        if tensor.name in unused:
+            kind += " (skipped)"
+        elif not tensor.supported:
+            kind += " (not supported)"
         shape = " x ".join(map(str, tensor.shape))
         table.add_row(_escaped(tensor.name), kind, shape, f"{tensor.nbytes:,}")
     return table

@@ -74,10 +74,16 @@ def devices(*platform: str) -> list[jax.Device]:
         raise RuntimeError(f"{problem}: this machine has no such device") from error
 
 
-def load_model(path: str, notes: Console) -> Model:
-    """A GGUF file's model, with a bar while it is read."""
-    with warnings.catch_warnings(record=True) as caught, bytes_progress("Loading", notes) as report:
-        model = from_gguf(path, progress=report)
+@contextlib.contextmanager
+def warnings_in_a_line(notes: Console) -> Iterator[None]:
+    """Prints the block's warnings when it ends, without the place in Python that gave them."""
+    with warnings.catch_warnings(record=True) as caught:
+        yield
     for warning in caught:
         notes.print(f"[dim]{escape(printable(str(warning.message)))}[/]", soft_wrap=True)
-    return model
+
+
+def load_model(path: str, notes: Console) -> Model:
+    """A GGUF file's model, with a bar while it is read."""
+    with warnings_in_a_line(notes), bytes_progress("Loading", notes) as report:
+        return from_gguf(path, progress=report)

@@ -13,7 +13,7 @@ from rich.console import Console
 from ..files.imatrix import read_imatrix
 from ..files.quantize import quantize_file
 from ..files.recipes import RECIPES
-from .output import UsageError, bytes_progress
+from .output import UsageError, bytes_progress, warnings_in_a_line
 
 
 def add_parser(commands: Any) -> None:
@@ -45,7 +45,7 @@ def _quantize(options: argparse.Namespace, notes: Console) -> None:
     started = time.perf_counter()
     try:
         importance = read_imatrix(options.imatrix) if options.imatrix else None
-        with bytes_progress("Quantizing", notes) as report:
+        with warnings_in_a_line(notes), bytes_progress("Quantizing", notes) as report:
             quantize_file(source, target, options.type, importance, progress=report)
     except ValueError as error:
         raise UsageError(error) from error

@@ -1,5 +1,6 @@
 import dataclasses
 import os
+import re
 
 import gguf
 import jax
@@ -228,3 +229,15 @@ def test_tensors_that_text_does_not_use_are_skipped(tmp_path, capsys):
 
     assert cli.main(["generate", str(file), "--tokens", "1,2", "-n", "1"]) == 0
     assert "5 tensors are skipped" in capsys.readouterr().err
+    assert cli.main(["quantize", str(file), str(tmp_path / "again.gguf")]) == 0
+    line, _ = capsys.readouterr().err.splitlines()
+    assert line.startswith("5 tensors are skipped, which")
+    assert cli.main(["inspect", str(file)]) == 0
+    lines = [re.sub(r"[│\s]+", " ", line).strip() for line in capsys.readouterr().out.splitlines()]
+    assert {
+        "v.blk.0.attn_q.weight F32 (skipped) 4 x 4 64",
+        "a.conv1d.0.bias F32 (skipped) 4 16",
+    } <= {*lines}
+    assert "blk.2.attn_q.weight F32 (skipped) 4 x 4 64" in lines
+    skipped = "5 of the tensors, 272 bytes, are skipped: generating text does not use them"
+    assert lines[-1] == skipped
