@@ -25,15 +25,17 @@ import numpy as np
 from ptx_kernels import formats, simulator
 from ptx_kernels.devices import DEVICES
 from ptx_kernels.formats import packed_tile, q4_k
+from ptx_kernels.formats.packed_tile import Pair
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
-from ptx_kernels.kernels.gemm.pipeline import Ring, Rows, TileCopy
+from ptx_kernels.kernels.gemm.fragments import Accumulators, accumulators, f16_activations, place
+from ptx_kernels.kernels.gemm.pipeline import Pipeline, Rows, TileCopy
 from ptx_kernels.kernels.operands import random_planes
 from ptx_kernels.kernels.quantize_f16 import SUPER_BLOCK, quantize_f16
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 from ptx_kernels.machine_code.ptxas import ToolNotFoundError, assemble, tool_version
 from ptx_kernels.machine_code.report import plain_table
 from ptx_kernels.machine_code.sass import disassemble, enclosing_loop, hot_loop
-from ptx_kernels.ptx import WARP, Builder, Kernel, Value, bf16, f32, kernel, u8, u32
+from ptx_kernels.ptx import WARP, Builder, Kernel, Pointer, Value, bf16, f32, kernel, u8, u32
 from ptx_kernels.ptx.instructions import f32_to_bf16
 from ptx_kernels.ptx.types import bf16x2
 from tools.results import write_results
@@ -90,58 +92,51 @@ def bf16_products(k: Builder, *, n: int, columns: int, m: int, config: GemmConfi
         TileCopy(k, Rows(plane.reshape(n, steps * 144), first_n, config.rows), 144, threads),
         TileCopy(k, Rows(x.cast(u8), first_m, config.m_tile), 512, threads),
     ]
-    ring = Ring(k, config.stages, copies)
-    totals = [
-        [[k.var(f32, 0.0) for _ in range(4)] for _ in range(config.m_tile // 8)]
-        for _ in range(config.tiles)
-    ]
-    for _ in range(config.stages - 1):
-        ring.fill()
-        k.cp_async_commit()
-    with k.loop(0, steps) as step:
-        k.cp_async_wait(config.stages - 2)
-        k.barrier()
-        with k.when(step + (config.stages - 1) < steps):
-            ring.fill()
-        k.cp_async_commit()
-        weights, values = ring.take()
+    totals = accumulators(k, config.tiles, config.m_tile)
+    first_rows = [(k.warp_id * config.tiles + t) * 16 for t in range(config.tiles)]
+    for step, (weights, values) in Pipeline(k, config.stages, copies).steps(steps):
+        tiles = [copies[0].tile(weights, row, step) for row in first_rows]
         with k.loop(0, packed_tile.UNITS) as unit:
-            tiles = []
-            for t in range(config.tiles):
-                rows = weights.at((k.warp_id * config.tiles + t) * 16).reshape(16, weights.shape[1])
-                words = packed_tile.matrix(k, rows, unit * 32 + 16)
-                scales, offsets = q4_k.headers(k, rows, unit)
-                tiles.append((words, scales, offsets))
-            for group in range(2):
-                operands = []
-                for words, scales, offsets in tiles:
-                    steps_of = [
-                        (_twice(k, scales[group][r]), _twice(k, offsets[group][r]))
-                        for r in range(2)
-                    ]
-                    quants = [(w >> 4 if group else w) & 0x0F0F0F0F for w in words]
-                    pairs = [
-                        _bf16_pairs(k, word, *steps_of[i % 2]) for i, word in enumerate(quants)
-                    ]
-                    operands.append(
-                        [
-                            [pairs[2 * i + r][p] for p in range(2) for r in range(2)]
-                            for i in range(2)
-                        ]
-                    )
-                lanes = values.at(k.lane_id % 8, k.lane_id // 8 * 16).at((unit * 2 + group) * 64)
-                for i in range(config.m_tile // 8):
-                    b = k.ldmatrix(lanes.at(i * 8 * values.shape[1]))
-                    for half_ in range(2):
-                        for total, a in zip(totals, operands, strict=True):
-                            products = k.mma(a[half_], b[2 * half_ : 2 * half_ + 2], total[i], bf16)
-                            for place, product in zip(total[i], products, strict=True):
-                                place.set(product)
-    for t, of_tile in enumerate(totals):
-        for i, of_columns in enumerate(of_tile):
-            for j, sum_ in enumerate(of_columns):
-                row = first_n + (k.warp_id * config.tiles + t) * 16 + k.lane_id // 4 + 8 * (j // 2)
-                y.at(first_m + 8 * i + k.lane_id % 4 * 2 + j % 2, row).store(0, sum_)
+            _add_unit(k, tiles, unit, values, totals)
+    for row, tile in zip(first_rows, totals, strict=True):
+        for i, of_columns in enumerate(tile):
+            for j, total in enumerate(of_columns):
+                n_, m_ = place(k, first_n + row, first_m + 8 * i, j)
+                y.at(m_, n_).store(0, total)
+
+
+def _add_unit(
+    k: Builder,
+    tiles: Sequence[packed_tile.TilePlane],
+    unit: Value,
+    values: Pointer,
+    totals: Accumulators,
+) -> None:
+    """Adds the 64 columns of a unit."""
+    weights = [(tile.matrix(unit * 32 + 16), *q4_k.headers(k, tile, unit)) for tile in tiles]
+    for group in range(2):
+        operands = [
+            _operands(k, words, scales[group], offsets[group], group)
+            for words, scales, offsets in weights
+        ]
+        lanes = f16_activations(k, values, unit * 2 + group)
+        for i in range(len(totals[0])):
+            b = k.ldmatrix(lanes.at(i * 8 * values.shape[1]))
+            for step in range(2):  # of 16 columns
+                for total, a in zip(totals, operands, strict=True):
+                    products = k.mma(a[step], b[2 * step : 2 * step + 2], total[i], bf16)
+                    for sum_, product in zip(total[i], products, strict=True):
+                        sum_.set(product)
+
+
+def _operands(
+    k: Builder, words: Sequence[Value], scales: Pair, offsets: Pair, group: int
+) -> list[list[Value]]:
+    """Operand A of m16n8k16 of a group's first 16 columns and of its last."""
+    factors = [(_twice(k, scales[r]), _twice(k, offsets[r])) for r in range(2)]
+    quants = [(w >> 4 if group else w) & 0x0F0F0F0F for w in words]
+    pairs = [_bf16_pairs(k, word, *factors[i % 2]) for i, word in enumerate(quants)]
+    return [[pairs[2 * i + r][p] for p in range(2) for r in range(2)] for i in range(2)]
 
 
 # --- figures ---

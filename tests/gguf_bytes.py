@@ -173,7 +173,7 @@ def write_sample(path: Path, tokens: int = 60) -> Path:
         raw = rng.integers(
             0, 256, (2, 3, 512 // block.block_size, block.block_bytes), dtype=np.uint8
         )
-        for field in block.half_fields:
+        for field in block.f16_fields:
             at = block.offset(field)
             raw[..., at : at + 2] = (
                 rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)

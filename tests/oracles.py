@@ -24,7 +24,7 @@ def random_planes(
     raw = rng.integers(0, 256, (n, blocks, block.block_bytes), np.uint8)
     if kind in ("zero", "full"):
         raw[...] = 0 if kind == "zero" else 255
-    for field in block.half_fields:
+    for field in block.f16_fields:
         scale = rng.uniform(0.5, 1.5, (n, blocks)) * 2.0**-8
         if kind == "extreme":
             scale = rng.choice([6e-8, 3e-6, 1e-3, 1.0, -1.0, -6e-8], (n, blocks))

@@ -60,7 +60,7 @@ def random_weight(key: jax.Array, format: str, n: int, k: int) -> QuantizedArray
         data = jax.random.bits(draw, (n, k // block.block_size, plane.bytes_per_block), jnp.uint8)
         start = 0
         for field in fields:
-            if field in block.half_fields:
+            if field in block.f16_fields:
                 scale = np.array([_SCALES[format][field] / k**0.5], np.float16).view(np.uint8)
                 data = data.at[..., start : start + 2].set(scale)
             start += block.size(field)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats
-from ptx_kernels.kernels.gemm import gemm, gemm_rule, half_gemm_rule
+from ptx_kernels.kernels.gemm import f16_gemm_rule, gemm, gemm_rule
 from ptx_kernels.kernels.gemm import takes as gemm_takes
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
 from ptx_kernels.tuning import choose
@@ -91,7 +91,7 @@ def _gemm(
     """
     (m, columns), n = x.shape, w.shape[0]
     shape = w.format, n, columns, m
-    config = choose(half_gemm_rule, *shape) if activations is None else None
+    config = choose(f16_gemm_rule, *shape) if activations is None else None
     if config:
         given = launch(quantize_f16(rows=m, columns=columns, dtype=ptx_name(x.dtype)), x)
     else:

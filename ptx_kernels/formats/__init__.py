@@ -1,17 +1,26 @@
-"""ggml's block formats, one module each: byte layout, planes, decoder.
+"""ggml's block formats, one module each: byte layout, planes, decoders, readers for kernels.
 
-Block formats are looked up by ggml's name: `get("Q4_K")`. F32, F16 and BF16 tensors have no blocks
-and are not listed here.
+A format is a module of this package that has a `FORMAT`; there is no other list. `get("Q4_K")` looks
+one up by ggml's name. F32, F16 and BF16 tensors have no blocks and are not listed here.
 """
 
 from __future__ import annotations
 
-from . import q4_0, q4_k, q5_0, q5_1, q5_k, q6_k, q8_0
+import importlib
+import pkgutil
+
 from .base import BlockFormat, Plane
 
-_FORMATS = {
-    module.FORMAT.name: module.FORMAT for module in (q4_0, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k)
-}
+
+def _found() -> dict[str, BlockFormat]:
+    """The formats of this package by name, those of short blocks first."""
+    names = (module.name for module in pkgutil.iter_modules(__path__))
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    found = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
+    return {f.name: f for f in sorted(found, key=lambda f: (f.block_size, f.name))}
+
+
+_FORMATS = _found()
 
 __all__ = ["BlockFormat", "Plane", "get", "names"]
 

@@ -1,4 +1,6 @@
-"""What a block format is: a packed struct, the byte planes it is stored as, and its decoder."""
+"""A block format: its packed struct, the byte planes it is stored as, decoders, and readers for
+kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from .packed_block import Dequantize
+from .packed_row import PackedRow
+from .packed_tile import F16Tile, Int8Groups
 
 WIDEST_LOAD = 16  # bytes, ld.global.v4.b32
 
@@ -28,12 +34,39 @@ class Plane:
 
 
 @dataclasses.dataclass(frozen=True)
+class FormatTuning:
+    """Facts of a format that rules of choice and budgets read.
+
+    Attributes:
+      gemv_lanes: lanes that share 256 weights, for one row of activations.
+      gemv_resident_blocks: thread blocks on a multiprocessor for two rows of activations; more
+        would spill.
+      gemm_tiles: tiles of 16 rows of a warp, int8 products; more spill or take too much memory.
+      gemm_f16_rows: most rows of activations of a thread block, f16 products; more spill.
+      int8_issue_slots: issue slots that int8 products take for 16 x 8 x 32 of them, all of a step
+        counted (`benchmarks.tensor_cores`); None: not measured.
+      instruction_budgets: {rows of activations: most instructions of a GEMV's hot loop per byte of
+        quants and lane}.
+    """
+
+    gemv_lanes: int = 8
+    gemv_resident_blocks: int = 5
+    gemm_tiles: int = 2
+    gemm_f16_rows: int = 64
+    int8_issue_slots: float | None = None
+    instruction_budgets: Mapping[int, float] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
 class BlockFormat:
     """One ggml block format.
 
     `struct` lists (field, bytes) in the order of the file; `layout` lists (plane, its fields).
     `weights` turns {field: uint8 (..., blocks, bytes)} into float32 (..., blocks, block_size), with
     the operations of the given array module (NumPy or jax.numpy).
+
+    Kernels read blocks by lanes (`row`, GEMV), by tiles of 16 rows (`int8_tile`, and `f16_tile`
+    where weights are f16 but for a factor of 256 columns: GEMM), and one at a time (`dequantize`).
     """
 
     name: str
@@ -41,8 +74,15 @@ class BlockFormat:
     block_bytes: int
     struct: tuple[tuple[str, int], ...]
     layout: tuple[tuple[str, tuple[str, ...]], ...]
-    half_fields: tuple[str, ...]  # the f16 fields, which must be finite in a sound file
+    f16_fields: tuple[str, ...]  # which must be finite in a sound file
     weights: Callable[[Mapping[str, Any], Any], Any] = dataclasses.field(repr=False)
+    quant_bits: int  # of a weight, without scales
+    row: type[PackedRow]
+    dequantize: Dequantize
+    dequantize_threads: int  # of a block
+    int8_tile: Int8Groups
+    f16_tile: F16Tile | None = None
+    tuning: FormatTuning = FormatTuning()
     planes: tuple[Plane, ...] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,12 +155,12 @@ class BlockFormat:
         """bool (..., blocks): whether all f16 fields of a block are finite."""
         fields = self.fields(planes)
         good = [
-            (fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.half_fields
+            (fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.f16_fields
         ]
         return np.logical_and.reduce(good)
 
 
-def half(data: Any) -> Any:
+def f16_array(data: Any) -> Any:
     """uint8 (..., 2) little-endian -> float32 (..., 1)."""
     return data.view(np.float16).astype(np.float32)
 

@@ -8,7 +8,7 @@ Learning".
 from __future__ import annotations
 
 from ..ptx import Builder, Value, u32
-from .words import Words, half
+from .words import Words, f16_of
 
 LARGEST = 448.0
 UNIT = 2.0**8  # what a decoded code counts for: f16's exponent bias of 15 against 7
@@ -27,7 +27,7 @@ def decode(words: Words) -> list[Value]:
             _as_f16(word << 8, word << 7),
             _as_f16(word, word >> 1),
         )  # bytes 0 and 2, 1 and 3
-        values += [half(even), half(odd), half(even, 1), half(odd, 1)]
+        values += [f16_of(even), f16_of(odd), f16_of(even, 1), f16_of(odd, 1)]
     return values
 
 

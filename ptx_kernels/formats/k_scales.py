@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Value, u32
-from .base import half
+from .base import f16_array
 
 
 def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
@@ -27,8 +27,8 @@ def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
 def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
     """d * scale[s] * q - dmin * min[s] of quants (..., 8, 32) -> float32 (..., 256)."""
     scale, minimum = unpack(field["scales"], xp)
-    step = half(field["d"]) * scale.astype(np.float32)
-    low = half(field["dmin"]) * minimum.astype(np.float32)
+    step = f16_array(field["d"]) * scale.astype(np.float32)
+    low = f16_array(field["dmin"]) * minimum.astype(np.float32)
     values = step[..., None] * quants.astype(np.float32) - low[..., None]
     return values.reshape(*values.shape[:-2], 256)
 

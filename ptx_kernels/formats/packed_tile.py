@@ -1,31 +1,70 @@
-"""Packed rows as operand A of an integer mma: what the block formats' tensor-core readers share.
+"""A warp's view of packed rows, as GEMM reads them: 16 rows of 256 columns in shared memory.
 
-A tile is 16 rows of 256 columns in shared memory. It splits into four units of two groups of 32
-columns each, those that share bytes. `ldmatrix` hands out packed bytes just as mma wants the quants
-in them, four columns of rows g and g + 8 a lane (g = lane / 4), so that quants are unpacked where
-they lie.
+A tile splits into four units of two groups of 32 columns each, those that share bytes. `ldmatrix`
+hands out packed bytes just as mma wants the quants in them, four columns of rows g and g + 8 a lane
+(g = lane / 4), so that quants are unpacked where they lie.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, u32
 from ..ptx.types import Type, f16x2
-from .words import Words, half
+from .words import Words, f16_of
 
 UNITS = 4
 Pair = tuple[Value, Value]  # of rows g and g + 8
 
 
 @dataclass(frozen=True)
-class Group:
-    """32 columns of a tile: its weights are quants * scale, plus an offset where the format has
-    one.
+class TilePlane:
+    """A plane of the tile: `bytes` u8 (16, pitch).
+
+    A plane of two bytes per row holds the aligned four bytes that they lie in; `first` is then the
+    index of the first row's f16 in the whole plane, `stride` that of a row: odd ones are the high
+    two bytes.
+    """
+
+    k: Builder
+    bytes: Pointer
+    first: Value | None = None
+    stride: int = 0
+
+    def matrix(self, offset: Value | int) -> Words:
+        """32 bytes from `offset` on of the 16 rows, as operand A of m16n8k32 holds them."""
+        k = self.k
+        return k.ldmatrix(self.bytes.at(k.lane_id % 16, k.lane_id // 16 * 16).at(offset))
+
+    def rows(self) -> tuple[Pointer, Pointer]:
+        """The lane's rows g and g + 8."""
+        row = self.k.lane_id // 4
+        return self.bytes.at(row), self.bytes.at(row).at(8 * self.bytes.shape[1])
+
+    def f16_pairs(self, offset: Value) -> list[Pair]:
+        """The two f16 at `offset` bytes of the lane's rows, as f32."""
+        rows = [row.at(offset).cast(u32).load() for row in self.rows()]
+        return [(f16_of(rows[0], i), f16_of(rows[1], i)) for i in range(2)]
+
+    def f16(self) -> Pair:
+        """The f16 of the lane's rows, of a plane of two bytes per row, as f32."""
+        assert self.first is not None
+        first = self.first + self.k.lane_id // 4 * self.stride
+        low, high = (
+            f16_of(word.cast(u32).load() >> (((first + 8 * i * self.stride) & 1) << 4))
+            for i, word in enumerate(self.rows())
+        )
+        return low, high
+
+
+@dataclass(frozen=True)
+class Int8Group:
+    """32 columns of a tile as integers: weights are quants * scale, plus an offset where the format
+    has one.
 
     Attributes:
       index: which of the eight groups of 256 columns, u32.
@@ -44,14 +83,13 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Halves:
+class F16Group:
     """32 columns of a tile as exact f16: the numbers (byte - bias) * scale that a block's d
     multiplies.
 
     A byte becomes an f16 with no conversion, as the low bits of one whose exponent is `anchor`'s:
     1024 + byte, or 64 + byte / 16; an fma of two such takes the anchor and the bias away and
-    scales. Bytes (0, 1) and (2, 3) of a lane make the two words of a row that an mma of 16 columns
-    takes: its activations have their pairs in even places first, then those in odd ones.
+    scales.
 
     Attributes:
       index: which of the eight groups of 256 columns, u32.
@@ -66,27 +104,11 @@ class Halves:
     anchor: int
     steps: Sequence[tuple[Pair, Pair]]
 
-    def operands(self, k: Builder) -> list[Words]:
-        """Operand A of m16n8k16 of the first 16 columns and of the last."""
-        anchor = k.const(u32, self.anchor * 0x01010101)
-        found: list[Words] = []
-        for i, rows in enumerate(self.steps if len(self.steps) == 2 else [*self.steps] * 2):
-            pairs = [
-                (self.words[2 * i + r], which, rows[r])
-                for which in (0x4140, 0x4342)
-                for r in range(2)
-            ]
-            raised = [
-                (k.permute(word, anchor, which).bits(f16x2), step) for word, which, step in pairs
-            ]
-            found.append([k.fma(value, *step).bits(u32) for value, step in raised])
-        return found
-
 
 @dataclass(frozen=True)
-class Block:
-    """What 256 columns of a tile share: weights are scale * halves + offset / 32 * the minimum of
-    their group.
+class BlockScales:
+    """Factors of a tile's 256 columns: weights are scale * f16 + offset / 32 * their group's
+    minimum.
 
     Attributes:
       scale, offset: f32, of rows g and g + 8; no offset: None.
@@ -99,58 +121,44 @@ class Block:
     minimums: Words = ()
 
 
-class Fragments(Protocol):
-    """Reads one unit of a tile: `planes` are the format's, u8 (16 rows, pitch) in shared memory.
-
-    A plane of less than 4 bytes per block and row holds the aligned 4 bytes that the block's lie
-    in: those of row r at an odd number of blocks from the matrix's start, `start` (u32) + r *
-    blocks, are the upper ones.
-    """
+class Int8Groups(Protocol):
+    """Reads one unit (u32, below UNITS) of a tile, whose planes are the format's, as integers."""
 
     def __call__(
-        self, k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-    ) -> tuple[Group, Group]: ...
+        self, k: Builder, planes: Sequence[TilePlane], unit: Value
+    ) -> tuple[Int8Group, Int8Group]: ...
 
 
-class HalfFragments(Protocol):
-    """As Fragments, for f16; `block_of` in the same files reads what all units of a tile share."""
+class F16Groups(Protocol):
+    """Reads one unit of a tile as f16."""
 
     def __call__(
-        self, k: Builder, planes: Sequence[Pointer], unit: Value
-    ) -> tuple[Halves, Halves]: ...
+        self, k: Builder, planes: Sequence[TilePlane], unit: Value
+    ) -> tuple[F16Group, F16Group]: ...
 
 
-class HalfBlock(Protocol):
-    def __call__(
-        self, k: Builder, planes: Sequence[Pointer], start: Value, blocks: int
-    ) -> Block: ...
+class ReadBlockScales(Protocol):
+    """Reads what all units of a tile of f16 share."""
+
+    def __call__(self, k: Builder, planes: Sequence[TilePlane]) -> BlockScales: ...
 
 
-def matrix(k: Builder, plane: Pointer, offset: Value | int) -> Words:
-    """32 bytes from `offset` on of the 16 rows, as operand A of m16n8k32 holds them."""
-    return k.ldmatrix(plane.at(k.lane_id % 16, k.lane_id // 16 * 16).at(offset))
+class F16Tile(NamedTuple):
+    """The reader of a format whose weights are f16 but for a factor of 256 columns."""
 
-
-def row_pair(k: Builder, plane: Pointer) -> tuple[Pointer, Pointer]:
-    """The lane's rows g and g + 8."""
-    return plane.at(k.lane_id // 4), plane.at(k.lane_id // 4).at(8 * plane.shape[1])
-
-
-def half_pairs(k: Builder, plane: Pointer, offset: Value) -> list[Pair]:
-    """The two f16 at `offset` bytes of the lane's rows, as f32."""
-    rows = [row.at(offset).cast(u32).load() for row in row_pair(k, plane)]
-    return [(half(rows[0], i), half(rows[1], i)) for i in range(2)]
+    groups: F16Groups
+    scales: ReadBlockScales
 
 
 def twice(k: Builder, number: float) -> Value:
-    """A number that f16 holds, in both halves of an f16x2."""
+    """A number that f16 holds, twice in an f16x2."""
     return k.const(u32, int(np.float16(number).view(np.uint16)) * 0x10001).bits(f16x2)
 
 
-def byte_halves(k: Builder, word: Value, byte: int, bias: int = 0) -> Value:
-    """A byte of the word, less a bias, in both halves of an f16x2."""
-    raised = k.permute(word, k.const(u32, 0x64646464), 0x4040 + 0x0101 * byte).bits(f16x2)
-    return raised - twice(k, 1024 + bias)
+def byte_f16(k: Builder, word: Value, byte: int, bias: int = 0) -> Value:
+    """A byte of the word, less a bias, twice in an f16x2."""
+    anchored = k.permute(word, k.const(u32, 0x64646464), 0x4040 + 0x0101 * byte).bits(f16x2)
+    return anchored - twice(k, 1024 + bias)
 
 
 def step_of(k: Builder, scale: Value, factor: float, addend: float) -> Pair:

@@ -14,31 +14,22 @@ import numpy as np
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from ..ptx.types import Type
 from . import packed_tile
-from .base import BlockFormat, half, nibbles
+from .base import BlockFormat, FormatTuning, f16_array, nibbles
+from .packed_block import DequantizedRun
 from .packed_row import Share, Tile, signed_run
-from .words import DecodedRun, byte_floats
+from .packed_tile import TilePlane
+from .words import byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    return half(field["d"]) * (nibbles(field["qs"], xp).astype(np.float32) - np.float32(8))
-
-
-FORMAT = BlockFormat(
-    name="Q4_0",
-    block_size=32,
-    block_bytes=18,
-    struct=(("d", 2), ("qs", 16)),
-    layout=(("qs", ("qs",)), ("d", ("d",))),
-    half_fields=("d",),
-    weights=_weights,
-)
+    return f16_array(field["d"]) * (nibbles(field["qs"], xp).astype(np.float32) - np.float32(8))
 
 
 class PackedRow:
-    """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles, and so as many weights of both
-    halves of a block.
+    """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles, and so as many of the first and of the
+    last 16 weights.
 
-    Flipping a nibble's top bit in the upper half of a byte makes it 16 * (q - 8) as int8, so the
+    Flipping a nibble's top bit in the high nibble of a byte makes it 16 * (q - 8) as int8, so the
     offset costs nothing. Of one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see
     `packed_row.PackedRow`).
     """
@@ -64,12 +55,12 @@ class PackedRow:
 
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         d, words = loaded
-        halves = [
-            [(w & 0xF0F0F0F0) ^ 0x80808080 for w in half]
-            for half in ([w << 4 for w in words], words)
+        runs = [
+            [(w & 0xF0F0F0F0) ^ 0x80808080 for w in nibbles_]
+            for nibbles_ in ([w << 4 for w in words], words)
         ]
         return Tile(
-            [signed_run(self._k, h, floats=self._floats) for h in halves],
+            [signed_run(self._k, run, floats=self._floats) for run in runs],
             d.to(f32) * (1 / 16),
             signed=True,
         )
@@ -79,16 +70,13 @@ class PackedRow:
         self._scale.advance(blocks)
 
 
-PARTS = 1  # threads that decode a block
-
-
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """All 32 weights of a block (see `words.Unpack`)."""
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """All 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).load(vector=4)
     return [
-        DecodedRun(
+        DequantizedRun(
             16 * high,
             [
                 scale * (v - 8.0)
@@ -99,25 +87,40 @@ def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRu
     ]
 
 
-def fragments_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[packed_tile.Group, packed_tile.Group]:
-    """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `packed_tile.Fragments`)."""
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
-    words = packed_tile.matrix(
-        k, qs, unit * 32
-    )  # two of each block: its low nibbles, then its high ones
+    words = qs.matrix(unit * 32)  # two of each block: its low nibbles, then its high ones
     nibbles_ = [
         [w << 4 for w in words[2 * i : 2 * i + 2]] + list(words[2 * i : 2 * i + 2])
         for i in range(2)
     ]
     low, high = (
-        packed_tile.Group(
+        packed_tile.Int8Group(
             unit * 2 + i,
             [(w & 0xF0F0F0F0) ^ 0x80808080 for w in nibbles_[i]],
             s8,
             [packed_tile.scaled(scale, 1 / 16)],
         )
-        for i, scale in enumerate(packed_tile.half_pairs(k, d, unit * 4))
+        for i, scale in enumerate(d.f16_pairs(unit * 4))
     )
     return low, high
+
+
+FORMAT = BlockFormat(
+    name="Q4_0",
+    block_size=32,
+    block_bytes=18,
+    struct=(("d", 2), ("qs", 16)),
+    layout=(("qs", ("qs",)), ("d", ("d",))),
+    f16_fields=("d",),
+    weights=_weights,
+    quant_bits=4,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=1,
+    int8_tile=int8_groups,
+    tuning=FormatTuning(instruction_budgets={1: 3.0}),
+)

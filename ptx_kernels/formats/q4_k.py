@@ -11,9 +11,11 @@ from typing import Any
 
 from ..ptx import Builder, Pointer, Value, f32, s32, u8, u32
 from . import k_scales, packed_tile
-from .base import BlockFormat, nibbles
+from .base import BlockFormat, FormatTuning, nibbles
+from .packed_block import DequantizedRun
 from .packed_row import Run, Share, Tile
-from .words import ANCHOR, DecodedRun, Words, affine, anchored_floats, byte_floats, half
+from .packed_tile import F16Tile, TilePlane
+from .words import ANCHOR, Words, affine, anchored_floats, byte_floats, f16_of
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -26,17 +28,6 @@ def low_bits(qs: Any, xp: Any) -> Any:
     """
     groups = qs.reshape(*qs.shape[:-1], 4, 32)
     return nibbles(groups, xp).reshape(*groups.shape[:-2], 8, 32)
-
-
-FORMAT = BlockFormat(
-    name="Q4_K",
-    block_size=256,
-    block_bytes=144,
-    struct=(("d", 2), ("dmin", 2), ("scales", 12), ("qs", 128)),
-    layout=(("block", ("d", "dmin", "scales", "qs")),),  # 144 = 9 * 16: aligned as it lies
-    half_fields=("d", "dmin"),
-    weights=_weights,
-)
 
 
 class PackedRow:
@@ -78,7 +69,7 @@ class PackedRow:
         header, *packed = loaded
         if self._broadcast:
             header = [k.shuffle(header[0], i) for i in range(4)]
-        d, dmin = half(header[0], 0), half(header[0], 1)
+        d, dmin = f16_of(header[0], 0), f16_of(header[0], 1)
         scales, minimums = self._scales.read(header[1:])
         numbers = (scales & 0xFF, scales >> 8)
         if self._floats:
@@ -114,17 +105,14 @@ class PackedRow:
         self._quants.advance(self.block_words * blocks)
 
 
-PARTS = 8  # threads that decode a block: 16 bytes of nibbles each
-
-
-def unpack(
+def dequantize(
     k: Builder,
     planes: Sequence[Pointer],
     part: Value,
     high_bits: Sequence[Value] | None = None,
     quants_at: int = 16,
-) -> list[DecodedRun]:
-    """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `words.Unpack`).
+) -> list[DequantizedRun]:
+    """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `packed_block.Dequantize`).
 
     Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and,
     as `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in bits 0 to 7.
@@ -133,7 +121,7 @@ def unpack(
     block = planes[0].cast(u32)
     header = block.load(0, vector=4)
     words = block.at(part * 4).load(quants_at // 4, vector=4)
-    d, dmin = half(header[0], 0), half(header[0], 1)
+    d, dmin = f16_of(header[0], 0), f16_of(header[0], 1)
     scales, minimums = k_scales.PairReader(k, group).read(header[1:])
     runs = []
     for s, (scale, minimum) in enumerate(zip((scales & 0xFF, scales >> 8), minimums, strict=True)):
@@ -143,40 +131,42 @@ def unpack(
             quants = [q | h for q, h in zip(quants, fifth, strict=True)]
         step, low = d * scale.to(f32), dmin * minimum.to(f32)
         runs.append(
-            DecodedRun(group * 64 + run * 16 + 32 * s, affine(byte_floats(k, quants), step, low))
+            DequantizedRun(
+                group * 64 + run * 16 + 32 * s, affine(byte_floats(k, quants), step, low)
+            )
         )
     return runs
 
 
 def headers(
-    k: Builder, plane: Pointer, unit: Value
+    k: Builder, plane: TilePlane, unit: Value
 ) -> tuple[list[packed_tile.Pair], list[packed_tile.Pair]]:
     """(d * scale, -dmin * min) of both sub-blocks of a unit, of the lane's rows; Q5_K's header is
     the same.
     """
     reader = k_scales.PairReader(k, unit)
     scales, offsets = [], []
-    for row in packed_tile.row_pair(k, plane):
+    for row in plane.rows():
         header = row.cast(u32).load(vector=4)
-        d, dmin = half(header[0]), -half(header[0], 1)
+        d, dmin = f16_of(header[0]), -f16_of(header[0], 1)
         both, minimums = reader.read(header[1:])
         scales.append([d * (both & 0xFF).to(f32), d * (both >> 8).to(f32)])
         offsets.append([dmin * m.to(f32) for m in minimums])
     return list(zip(*scales, strict=True)), list(zip(*offsets, strict=True))
 
 
-def fragments_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[packed_tile.Group, packed_tile.Group]:
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
     """The sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones (see
     `packed_tile.Fragments`).
     """
-    words = packed_tile.matrix(k, planes[0], unit * 32 + 16)
+    words = planes[0].matrix(unit * 32 + 16)
     (low, high), offsets = headers(k, planes[0], unit)
     sixteenth = packed_tile.scaled(high, 1 / 16)  # the high nibbles stay where they lie
     return (
-        packed_tile.Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low], offsets[0]),
-        packed_tile.Group(
+        packed_tile.Int8Group(unit * 2, [w & 0x0F0F0F0F for w in words], u8, [low], offsets[0]),
+        packed_tile.Int8Group(
             unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], u8, [sixteenth], offsets[1]
         ),
     )
@@ -185,45 +175,57 @@ def fragments_of(
 Steps = tuple[packed_tile.Pair, packed_tile.Pair]  # of rows g and g + 8
 
 
-def steps(k: Builder, plane: Pointer, unit: Value, multiples: tuple[int, int]) -> list[Steps]:
+def steps(k: Builder, plane: TilePlane, unit: Value, multiples: tuple[int, int]) -> list[Steps]:
     """What makes f16 of both sub-blocks of a unit, of the lane's rows, whose bytes are so many
     times the quants.
     """
     reader = k_scales.PairReader(k, unit)
-    rows = [
-        reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in packed_tile.row_pair(k, plane)
-    ]
+    rows = [reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in plane.rows()]
 
     def step(row: Value, i: int) -> packed_tile.Pair:
         return packed_tile.step_of(
-            k, packed_tile.byte_halves(k, row, i), 1 / multiples[i], -1024 / multiples[i]
+            k, packed_tile.byte_f16(k, row, i), 1 / multiples[i], -1024 / multiples[i]
         )
 
     return [(step(rows[0], i), step(rows[1], i)) for i in range(2)]
 
 
-def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> packed_tile.Block:
-    """d, -32 * dmin and mins of the lane's rows (see `packed_tile.Block`)."""
-    headers = [row.cast(u32).load_run(0, 4) for row in packed_tile.row_pair(k, planes[0])]
+def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockScales:
+    """d, -32 * dmin and mins of the lane's rows (see `packed_tile.BlockScales`)."""
+    headers = [row.cast(u32).load_run(0, 4) for row in planes[0].rows()]
     minimums = [k_scales.minimums_of(header[1:], k.lane_id % 4) for header in headers]
-    return packed_tile.Block(
-        (half(headers[0][0]), half(headers[1][0])),
-        (half(headers[0][0], 1) * -32.0, half(headers[1][0], 1) * -32.0),
-        [
-            packed_tile.byte_halves(k, minimums[r][i], 0).bits(u32)
-            for i in range(2)
-            for r in range(2)
-        ],
+    return packed_tile.BlockScales(
+        (f16_of(headers[0][0]), f16_of(headers[1][0])),
+        (f16_of(headers[0][0], 1) * -32.0, f16_of(headers[1][0], 1) * -32.0),
+        [packed_tile.byte_f16(k, minimums[r][i], 0).bits(u32) for i in range(2) for r in range(2)],
     )
 
 
-def halves_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value
-) -> tuple[packed_tile.Halves, packed_tile.Halves]:
-    """The sub-blocks of `fragments_of` as f16."""
-    words = packed_tile.matrix(k, planes[0], unit * 32 + 16)
+def f16_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.F16Group, packed_tile.F16Group]:
+    """The sub-blocks of `int8_groups` as f16."""
+    words = planes[0].matrix(unit * 32 + 16)
     low, high = steps(k, planes[0], unit, (1, 16))
     return (
-        packed_tile.Halves(unit * 2, [w & 0x0F0F0F0F for w in words], 0x64, [low]),
-        packed_tile.Halves(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], 0x64, [high]),
+        packed_tile.F16Group(unit * 2, [w & 0x0F0F0F0F for w in words], 0x64, [low]),
+        packed_tile.F16Group(unit * 2 + 1, [w & 0xF0F0F0F0 for w in words], 0x64, [high]),
     )
+
+
+FORMAT = BlockFormat(
+    name="Q4_K",
+    block_size=256,
+    block_bytes=144,
+    struct=(("d", 2), ("dmin", 2), ("scales", 12), ("qs", 128)),
+    layout=(("block", ("d", "dmin", "scales", "qs")),),  # 144 = 9 * 16: aligned as it lies
+    f16_fields=("d", "dmin"),
+    weights=_weights,
+    quant_bits=4,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=8,
+    int8_tile=int8_groups,
+    f16_tile=F16Tile(f16_groups, block_scales),
+    tuning=FormatTuning(int8_issue_slots=19.3, instruction_budgets={1: 3.5, 4: 6.0}),
+)

@@ -14,9 +14,11 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from . import packed_tile, q4_0
-from .base import BlockFormat, bits, half, nibbles
+from .base import BlockFormat, FormatTuning, bits, f16_array, nibbles
+from .packed_block import DequantizedRun
 from .packed_row import Share, Tile, signed_run
-from .words import DecodedRun, Words, byte_floats, shifted
+from .packed_tile import TilePlane
+from .words import Words, byte_floats, shifted
 
 
 def quants(field: Mapping[str, Any], xp: Any) -> Any:
@@ -28,18 +30,7 @@ def quants(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    return half(field["d"]) * (quants(field, xp) - np.float32(16))
-
-
-FORMAT = BlockFormat(
-    name="Q5_0",
-    block_size=32,
-    block_bytes=22,
-    struct=(("d", 2), ("qh", 4), ("qs", 16)),
-    layout=(("qs", ("qs",)), ("qh", ("qh",)), ("d", ("d",))),
-    half_fields=("d",),
-    weights=_weights,
-)
+    return f16_array(field["d"]) * (quants(field, xp) - np.float32(16))
 
 
 class PackedRow(q4_0.PackedRow):
@@ -57,9 +48,9 @@ class PackedRow(q4_0.PackedRow):
 
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         d, words, fifth = loaded
-        halves = self.quant_bytes(words, ~fifth, 3)
+        runs = self.quant_bytes(words, ~fifth, 3)
         return Tile(
-            [signed_run(self._k, h, floats=self._floats) for h in halves],
+            [signed_run(self._k, run, floats=self._floats) for run in runs],
             d.to(f32) * 0.125,
             signed=True,
         )
@@ -88,43 +79,40 @@ def _spread(bits: Value, to: int) -> Value:
     return ((bits & 0xF) * ((0x00204081 << to) & 0xFFFFFFFF)) & (0x01010101 << to)
 
 
-PARTS = 1  # threads that decode a block
-
-
-def unpack_quants(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
+def unpack_block(k: Builder, qs: Pointer, qh: Pointer) -> list[list[Value]]:
     """All quants of a block, weights 0 to 15 and 16 to 31, as f32 of 0 to 31; Q5_1's too."""
     words = qs.cast(u32).load(vector=4)
     fifth = qh.cast(u32).load()
-    halves = []
+    runs = []
     for high in range(2):
         joined = []
         for i, word in enumerate(words):
             joined.append(
                 ((word >> 4 * high) & 0x0F0F0F0F) | _spread(fifth >> (16 * high + 4 * i), 4)
             )
-        halves.append(byte_floats(k, joined))
-    return halves
+        runs.append(byte_floats(k, joined))
+    return runs
 
 
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """All 32 weights of a block (see `words.Unpack`)."""
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """All 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, qh, d = planes
     scale = d.cast(f16).load().to(f32)
     return [
-        DecodedRun(16 * i, [scale * (v - 16.0) for v in values])
-        for i, values in enumerate(unpack_quants(k, qs, qh))
+        DequantizedRun(16 * i, [scale * (v - 16.0) for v in values])
+        for i, values in enumerate(unpack_block(k, qs, qh))
     ]
 
 
 def fragment_bytes(
-    k: Builder, qs: Pointer, qh: Pointer, unit: Value, shift: int, flipped: bool
+    k: Builder, qs: TilePlane, qh: TilePlane, unit: Value, shift: int, flipped: bool
 ) -> list[Words]:
     """Of both blocks of a unit: the quants, shifted left by so much in their bytes, their top bit
     flipped or not.
     """
-    words = packed_tile.matrix(k, qs, unit * 32)  # two of each block, of rows g and g + 8
+    words = qs.matrix(unit * 32)  # two of each block, of rows g and g + 8
     columns = k.lane_id % 4 * 4
-    rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in packed_tile.row_pair(k, qh)]
+    rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in qh.rows()]
     blocks: list[Words] = []
     for i in range(2):
         fifths = [(~row[i] if flipped else row[i]) >> columns for row in rows]
@@ -139,14 +127,31 @@ def fragment_bytes(
     return blocks
 
 
-def fragments_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[packed_tile.Group, packed_tile.Group]:
-    """Blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8 (see `packed_tile.Fragments`)."""
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8 (see `packed_tile.Int8Groups`)."""
     qs, qh, d = planes
     quants = fragment_bytes(k, qs, qh, unit, 3, True)
     low, high = (
-        packed_tile.Group(unit * 2 + i, quants[i], s8, [packed_tile.scaled(scale, 1 / 8)])
-        for i, scale in enumerate(packed_tile.half_pairs(k, d, unit * 4))
+        packed_tile.Int8Group(unit * 2 + i, quants[i], s8, [packed_tile.scaled(scale, 1 / 8)])
+        for i, scale in enumerate(d.f16_pairs(unit * 4))
     )
     return low, high
+
+
+FORMAT = BlockFormat(
+    name="Q5_0",
+    block_size=32,
+    block_bytes=22,
+    struct=(("d", 2), ("qh", 4), ("qs", 16)),
+    layout=(("qs", ("qs",)), ("qh", ("qh",)), ("d", ("d",))),
+    f16_fields=("d",),
+    weights=_weights,
+    quant_bits=5,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=1,
+    int8_tile=int8_groups,
+    tuning=FormatTuning(instruction_budgets={1: 4.0}),
+)

@@ -10,25 +10,15 @@ from typing import Any
 
 from ..ptx import Builder, Pointer, Value, u8, u32
 from . import packed_tile, q5_0
-from .base import BlockFormat
-from .base import half as half_values
+from .base import BlockFormat, FormatTuning, f16_array
+from .packed_block import DequantizedRun
 from .packed_row import Run, Tile
-from .words import ANCHOR, DecodedRun, anchored_floats, half
+from .packed_tile import TilePlane
+from .words import ANCHOR, anchored_floats, f16_of
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    return half_values(field["d"]) * q5_0.quants(field, xp) + half_values(field["m"])
-
-
-FORMAT = BlockFormat(
-    name="Q5_1",
-    block_size=32,
-    block_bytes=24,
-    struct=(("d", 2), ("m", 2), ("qh", 4), ("qs", 16)),
-    layout=(("qs", ("qs",)), ("qh", ("qh",)), ("dm", ("d", "m"))),
-    half_fields=("d", "m"),
-    weights=_weights,
-)
+    return f16_array(field["d"]) * q5_0.quants(field, xp) + f16_array(field["m"])
 
 
 class PackedRow(q5_0.PackedRow):
@@ -41,7 +31,7 @@ class PackedRow(q5_0.PackedRow):
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         k = self._k
         pair, words, fifth = loaded
-        d, minimum = half(pair), -half(pair, 1)
+        d, minimum = f16_of(pair), -f16_of(pair, 1)
         if self._floats:
             runs = [
                 Run(anchored_floats(k, fours), None, ANCHOR)
@@ -53,30 +43,42 @@ class PackedRow(q5_0.PackedRow):
         return Tile([Run(quants) for quants in self.quant_bytes(words, fifth, 0)], d, (minimum,))
 
 
-PARTS = q5_0.PARTS
-
-
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """All 32 weights of a block (see `words.Unpack`)."""
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """All 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, qh, dm = planes
     pair = dm.cast(u32).load()
-    scale, offset = half(pair), half(pair, 1)
+    scale, offset = f16_of(pair), f16_of(pair, 1)
     return [
-        DecodedRun(16 * i, [scale * v + offset for v in values])
-        for i, values in enumerate(q5_0.unpack_quants(k, qs, qh))
+        DequantizedRun(16 * i, [scale * v + offset for v in values])
+        for i, values in enumerate(q5_0.unpack_block(k, qs, qh))
     ]
 
 
-def fragments_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[packed_tile.Group, packed_tile.Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Fragments`)."""
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, qh, dm = planes
     quants = q5_0.fragment_bytes(k, qs, qh, unit, 0, False)
-    (d_low, m_low), (d_high, m_high) = (
-        packed_tile.half_pairs(k, dm, unit * 8 + 4 * i) for i in range(2)
-    )
+    (d_low, m_low), (d_high, m_high) = (dm.f16_pairs(unit * 8 + 4 * i) for i in range(2))
     return (
-        packed_tile.Group(unit * 2, quants[0], u8, [d_low], m_low),
-        packed_tile.Group(unit * 2 + 1, quants[1], u8, [d_high], m_high),
+        packed_tile.Int8Group(unit * 2, quants[0], u8, [d_low], m_low),
+        packed_tile.Int8Group(unit * 2 + 1, quants[1], u8, [d_high], m_high),
     )
+
+
+FORMAT = BlockFormat(
+    name="Q5_1",
+    block_size=32,
+    block_bytes=24,
+    struct=(("d", 2), ("m", 2), ("qh", 4), ("qs", 16)),
+    layout=(("qs", ("qs",)), ("qh", ("qh",)), ("dm", ("d", "m"))),
+    f16_fields=("d", "m"),
+    weights=_weights,
+    quant_bits=5,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=1,
+    int8_tile=int8_groups,
+    tuning=FormatTuning(gemm_tiles=1, instruction_budgets={1: 4.0}),
+)

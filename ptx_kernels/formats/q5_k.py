@@ -11,26 +11,17 @@ from typing import Any
 
 from ..ptx import Builder, Pointer, Value, u8, u32
 from . import k_scales, packed_tile, q4_k
-from .base import BlockFormat, bits
+from .base import BlockFormat, FormatTuning, bits
+from .packed_block import DequantizedRun
 from .packed_row import Share
-from .words import DecodedRun, Words
+from .packed_tile import F16Tile, TilePlane
+from .words import Words
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
     return k_scales.weights(
         field, q4_k.low_bits(field["qs"], xp) | (bits(field["qh"], 8, 1, xp) << 4), xp
     )
-
-
-FORMAT = BlockFormat(
-    name="Q5_K",
-    block_size=256,
-    block_bytes=176,
-    struct=(("d", 2), ("dmin", 2), ("scales", 12), ("qh", 32), ("qs", 128)),
-    layout=(("block", ("d", "dmin", "scales", "qh", "qs")),),  # 176 = 11 * 16: aligned as it lies
-    half_fields=("d", "dmin"),
-    weights=_weights,
-)
 
 
 class PackedRow(q4_k.PackedRow):
@@ -72,19 +63,16 @@ class PackedRow(q4_k.PackedRow):
         self._fifth.advance(self.block_words * blocks)
 
 
-PARTS = q4_k.PARTS
-
-
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """32 weights of a block, the same ones as Q4_K's (see `words.Unpack`)."""
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """32 weights of a block, the same ones as Q4_K's (see `packed_block.Dequantize`)."""
     fifth_bits = planes[0].cast(u32).at((part & 1) * 4).load(4, vector=4)
-    return q4_k.unpack(k, planes, part, high_bits=fifth_bits, quants_at=48)
+    return q4_k.dequantize(k, planes, part, high_bits=fifth_bits, quants_at=48)
 
 
-def _quants(k: Builder, plane: Pointer, unit: Value) -> tuple[Words, Words]:
+def _quants(k: Builder, plane: TilePlane, unit: Value) -> tuple[Words, Words]:
     """The bytes of sub-blocks 2 * unit and 2 * unit + 1, as operand A."""
-    fifth = [word >> (unit * 2) for word in packed_tile.matrix(k, plane, 16)]
-    words = packed_tile.matrix(k, plane, unit * 32 + 48)
+    fifth = [word >> (unit * 2) for word in plane.matrix(16)]
+    words = plane.matrix(unit * 32 + 48)
     low = [(q & 0x0F0F0F0F) | ((b << 4) & 0x10101010) for q, b in zip(words, fifth, strict=True)]
     high = [
         ((q >> 4) & 0x0F0F0F0F) | ((b << 3) & 0x10101010) for q, b in zip(words, fifth, strict=True)
@@ -92,27 +80,47 @@ def _quants(k: Builder, plane: Pointer, unit: Value) -> tuple[Words, Words]:
     return low, high
 
 
-def fragments_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[packed_tile.Group, packed_tile.Group]:
-    """Sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Fragments`)."""
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Sub-blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     low, high = _quants(k, planes[0], unit)
     (low_scales, high_scales), offsets = q4_k.headers(k, planes[0], unit)
     return (
-        packed_tile.Group(unit * 2, low, u8, [low_scales], offsets[0]),
-        packed_tile.Group(unit * 2 + 1, high, u8, [high_scales], offsets[1]),
+        packed_tile.Int8Group(unit * 2, low, u8, [low_scales], offsets[0]),
+        packed_tile.Int8Group(unit * 2 + 1, high, u8, [high_scales], offsets[1]),
     )
 
 
-block_of = q4_k.block_of
-
-
-def halves_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value
-) -> tuple[packed_tile.Halves, packed_tile.Halves]:
+def f16_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.F16Group, packed_tile.F16Group]:
     """The same as f16."""
     low, high = _quants(k, planes[0], unit)
     low_steps, high_steps = q4_k.steps(k, planes[0], unit, (1, 1))
-    return packed_tile.Halves(unit * 2, low, 0x64, [low_steps]), packed_tile.Halves(
+    return packed_tile.F16Group(unit * 2, low, 0x64, [low_steps]), packed_tile.F16Group(
         unit * 2 + 1, high, 0x64, [high_steps]
     )
+
+
+FORMAT = BlockFormat(
+    name="Q5_K",
+    block_size=256,
+    block_bytes=176,
+    struct=(("d", 2), ("dmin", 2), ("scales", 12), ("qh", 32), ("qs", 128)),
+    layout=(("block", ("d", "dmin", "scales", "qh", "qs")),),  # 176 = 11 * 16: aligned as it lies
+    f16_fields=("d", "dmin"),
+    weights=_weights,
+    quant_bits=5,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=8,
+    int8_tile=int8_groups,
+    f16_tile=F16Tile(f16_groups, q4_k.block_scales),
+    tuning=FormatTuning(
+        gemv_resident_blocks=4,
+        gemm_f16_rows=48,
+        int8_issue_slots=20.9,
+        instruction_budgets={1: 4.0},
+    ),
+)

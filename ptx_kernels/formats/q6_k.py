@@ -1,7 +1,7 @@
 """Q6_K: 256 weights in 210 bytes; weight = d * scale[s] * (q - 32), int8 scales of sub-blocks s of
 16.
 
-Source: ggml, `block_q6_K`. The block has two halves h of 128 weights, each of four groups g of 32.
+Source: ggml, `block_q6_K`. The block is twice (h) 128 weights of four groups g of 32.
 Weight 128h + 32g + j takes its low four bits from byte 64h + 32(g % 2) + j of `ql` (low nibble for
 g < 2, high for g >= 2) and its high two from bits 2g of byte 32h + j of `qh`.
 """
@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u16, u32
+from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u32
 from . import packed_tile
-from .base import BlockFormat, bits, half
+from .base import BlockFormat, FormatTuning, bits, f16_array
+from .packed_block import DequantizedRun
 from .packed_row import Share, Tile, signed_run
-from .words import DecodedRun, Words, byte_floats, shifted
+from .packed_tile import F16Tile, TilePlane
+from .words import Words, byte_floats, shifted
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -25,27 +27,16 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
     low = bits(field["ql"].reshape(*blocks, 2, 64), 2, 4, xp).reshape(*blocks, 256)
     high = bits(field["qh"].reshape(*blocks, 2, 32), 4, 2, xp).reshape(*blocks, 256)
     quants = (low | (high << 4)).astype(np.float32) - np.float32(32)
-    step = half(field["d"]) * field["scales"].view(np.int8).astype(np.float32)
+    step = f16_array(field["d"]) * field["scales"].view(np.int8).astype(np.float32)
     weights = step[..., None] * quants.reshape(*blocks, 16, 16)
     return weights.reshape(*blocks, 256)
 
 
-FORMAT = BlockFormat(
-    name="Q6_K",
-    block_size=256,
-    block_bytes=210,
-    struct=(("ql", 128), ("qh", 64), ("scales", 16), ("d", 2)),
-    layout=(("ql", ("ql",)), ("qh", ("qh",)), ("scales", ("scales",)), ("d", ("d",))),
-    half_fields=("d",),
-    weights=_weights,
-)
-
-
 class PackedRow:
-    """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of one half (see
+    """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of 128 (see
     `packed_row.PackedRow`).
 
-    Lane `part` of 4 has half h = part // 2 and values 16 * (part % 2) to + 15 of its groups; of 32,
+    Lane `part` of 4 has 128 weights h = part // 2 and values 16 * (part % 2) to + 15 of its groups; of 32,
     four values of group g = part // 8 % 2 and of group g + 2. A quant is put into the upper six
     bits of its byte, and its top bit
     flipped: that byte is 4 * (q - 32) as int8, so the offset of 32 costs neither a subtraction nor
@@ -57,9 +48,9 @@ class PackedRow:
         row, block, part, lanes = share.row, share.block, share.part, share.lanes
         length = max(64 // lanes, 4)
         columns = 32 // length  # lanes side by side
-        half, column = part // (lanes // 2), part % columns * length
-        self._low = half * 64 + column  # first byte of ql
-        self.value_base = half * 128 + column
+        upper, column = part // (lanes // 2), part % columns * length
+        self._low = upper * 64 + column  # first byte of ql
+        self.value_base = upper * 128 + column
         self._groups: tuple[int, ...] = (0, 1, 2, 3)
         scale_bit, self._shift = column // 16 * 8, None
         if lanes == 32:
@@ -71,8 +62,8 @@ class PackedRow:
         ql, qh, scales, d = planes
         self._blocks = ql.shape[1]
         self._ql = ql.at(row, block, self._low).cast(u32).moving()
-        self._qh = qh.at(row, block, half * 32 + column).cast(u32).moving()
-        self._scales = scales.at(row, block, half * 8).cast(u32).moving()
+        self._qh = qh.at(row, block, upper * 32 + column).cast(u32).moving()
+        self._scales = scales.at(row, block, upper * 8).cast(u32).moving()
         self._d = d.at(row, block).cast(f16).moving()
         self._scale_bit = scale_bit
 
@@ -100,7 +91,7 @@ class PackedRow:
                     shifted(pairs, 6 - 2 * group),
                 )
                 words.append((lower & 0x3C3C3C3C) | (upper & 0xC0C0C0C0))
-            # groups g = 0..3 have sub-blocks 2g and 2g + 1 of this half: bytes 2g and 2g + 1 of its
+            # groups g = 0..3 have sub-blocks 2g and 2g + 1 of these 128: bytes 2g and 2g + 1 of its
             # eight scales
             scale = k.bit_field(scales[group // 2].bits(s32), self._scale_bit + 16 * (group % 2), 8)
             runs.append(signed_run(k, words, scale, floats=self._floats))
@@ -113,39 +104,33 @@ class PackedRow:
         self._d.advance(blocks)
 
 
-PARTS = 8  # threads that decode a block: 16 bytes of ql each
-
-
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """32 weights of a block: 16 of group g = part / 2 % 2 of half part / 4, 16 of group g + 2 (see
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """32 weights of a block: 16 of group g = part / 2 % 2 of the upper 128 where part / 4 is 1, 16 of group g + 2 (see
     `words.Unpack`).
     """
     ql, qh, scales, d = planes
-    half_, group, run = part >> 2, (part >> 1) & 1, part & 1
+    upper, group, run = part >> 2, (part >> 1) & 1, part & 1
     words = ql.cast(u32).at(part * 4).load(vector=4)
-    pairs = qh.cast(u32).at(half_ * 8 + run * 4).load(vector=4)
+    pairs = qh.cast(u32).at(upper * 8 + run * 4).load(vector=4)
     step = d.cast(f16).load().to(f32)
     runs = []
     for s in range(2):  # low nibbles, then high ones
         top = [((p >> (group * 2 + 4 * s)) & 0x03030303) << 4 for p in pairs]
         quants = [((w >> 4 * s) & 0x0F0F0F0F) | t for w, t in zip(words, top, strict=True)]
-        scale = scales.cast(s8).at(half_ * 8 + group * 2 + run).load(4 * s).to(f32)
+        scale = scales.cast(s8).at(upper * 8 + group * 2 + run).load(4 * s).to(f32)
         values = [step * scale * (v - 32.0) for v in byte_floats(k, quants)]
-        runs.append(DecodedRun(half_ * 128 + group * 32 + run * 16 + 64 * s, values))
+        runs.append(DequantizedRun(upper * 128 + group * 32 + run * 16 + 64 * s, values))
     return runs
 
 
 def _quants(
-    k: Builder, planes: Sequence[Pointer], unit: Value, flipped: int
+    k: Builder, planes: Sequence[TilePlane], unit: Value, flipped: int
 ) -> tuple[Words, Words]:
-    """4 * q of groups g = unit % 2 and g + 2 of half unit / 2, as operand A; `flipped`: bits of
+    """4 * q of groups g = unit % 2 and g + 2 of 128 columns unit / 2, as operand A; `flipped`: bits of
     every byte's pairs.
     """
-    low = packed_tile.matrix(k, planes[0], unit * 32)
-    pairs = [
-        word ^ flipped if flipped else word
-        for word in packed_tile.matrix(k, planes[1], (unit >> 1) * 32)
-    ]
+    low = planes[0].matrix(unit * 32)
+    pairs = [word ^ flipped if flipped else word for word in planes[1].matrix((unit >> 1) * 32)]
     shift = 6 - (unit & 1) * 2
     return (
         [
@@ -159,66 +144,75 @@ def _quants(
     )
 
 
-def _scales(k: Builder, plane: Pointer, unit: Value) -> list[list[Value]]:
+def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
     """Of the lane's rows: for either group of a unit a word whose lower bytes are its two
     scales.
     """
     at = (unit >> 1) * 8
-    rows = [row.at(at).cast(u32).load(vector=2) for row in packed_tile.row_pair(k, plane)]
+    rows = [row.at(at).cast(u32).load(vector=2) for row in plane.rows()]
     return [[word >> ((unit & 1) << 4) for word in row] for row in rows]
 
 
-def _block_scales(k: Builder, plane: Pointer, start: Value, blocks: int) -> list[Value]:
-    """d of the lane's rows."""
-    first = start + k.lane_id // 4 * blocks
-    return [
-        (word.cast(u32).load() >> (((first + 8 * i * blocks) & 1) << 4)).to(u16).bits(f16).to(f32)
-        for i, word in enumerate(packed_tile.row_pair(k, plane))
-    ]
-
-
-def fragments_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[packed_tile.Group, packed_tile.Group]:
-    """Groups g = unit % 2 and g + 2 of half unit / 2 (see `packed_tile.Fragments`), as 4 * (q - 32)
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Groups g = unit % 2 and g + 2 of 128 columns unit / 2 (see `packed_tile.Int8Groups`), as 4 * (q - 32)
     in int8.
     """
     low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
     numbers = [
         [d * 0.25 * k.bit_field(s.bits(s32), b, 8).to(f32) for s in words for b in (0, 8)]
-        for words, d in zip(
-            _scales(k, planes[2], unit), _block_scales(k, planes[3], start, blocks), strict=True
-        )
+        for words, d in zip(_scales(k, planes[2], unit), planes[3].f16(), strict=True)
     ]
     pairs_of = list(zip(*numbers, strict=True))
     index = (unit >> 1) * 4 + (unit & 1)
-    return packed_tile.Group(index, low, s8, pairs_of[:2]), packed_tile.Group(
+    return packed_tile.Int8Group(index, low, s8, pairs_of[:2]), packed_tile.Int8Group(
         index + 2, high, s8, pairs_of[2:]
     )
 
 
-def block_of(k: Builder, planes: Sequence[Pointer], start: Value, blocks: int) -> packed_tile.Block:
-    """d of the lane's rows (see `packed_tile.Block`)."""
-    first, second = _block_scales(k, planes[3], start, blocks)
-    return packed_tile.Block((first, second))
+def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockScales:
+    """d of the lane's rows (see `packed_tile.BlockScales`)."""
+    first, second = planes[3].f16()
+    return packed_tile.BlockScales((first, second))
 
 
-def halves_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value
-) -> tuple[packed_tile.Halves, packed_tile.Halves]:
-    """The groups of `fragments_of` as f16: scale * (q - 32) has 12 bits at most, of which f16
+def f16_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.F16Group, packed_tile.F16Group]:
+    """The groups of `int8_groups` as f16: scale * (q - 32) has 12 bits at most, of which f16
     rounds the last.
     """
     low, high = _quants(k, planes, unit, 0)
     rows = [[word ^ 0x80808080 for word in words] for words in _scales(k, planes[2], unit)]
 
     def step(row: int, i: int, byte: int) -> packed_tile.Pair:
-        return packed_tile.step_of(k, packed_tile.byte_halves(k, rows[row][i], byte, 128), 4, -288)
+        return packed_tile.step_of(k, packed_tile.byte_f16(k, rows[row][i], byte, 128), 4, -288)
 
     low_steps, high_steps = (
         [(step(0, i, byte), step(1, i, byte)) for byte in range(2)] for i in range(2)
     )
     index = (unit >> 1) * 4 + (unit & 1)
-    return packed_tile.Halves(index, low, 0x54, low_steps), packed_tile.Halves(
+    return packed_tile.F16Group(index, low, 0x54, low_steps), packed_tile.F16Group(
         index + 2, high, 0x54, high_steps
     )
+
+
+FORMAT = BlockFormat(
+    name="Q6_K",
+    block_size=256,
+    block_bytes=210,
+    struct=(("ql", 128), ("qh", 64), ("scales", 16), ("d", 2)),
+    layout=(("ql", ("ql",)), ("qh", ("qh",)), ("scales", ("scales",)), ("d", ("d",))),
+    f16_fields=("d",),
+    weights=_weights,
+    quant_bits=6,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=8,
+    int8_tile=int8_groups,
+    f16_tile=F16Tile(f16_groups, block_scales),
+    tuning=FormatTuning(
+        gemv_lanes=4, gemm_tiles=1, int8_issue_slots=28.1, instruction_budgets={1: 4.0}
+    ),
+)

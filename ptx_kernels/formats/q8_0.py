@@ -9,24 +9,15 @@ import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, u32
 from . import packed_tile
-from .base import BlockFormat, half
+from .base import BlockFormat, FormatTuning, f16_array
+from .packed_block import DequantizedRun
 from .packed_row import Share, Tile, signed_run
-from .words import DecodedRun, signed_byte_floats
+from .packed_tile import TilePlane
+from .words import signed_byte_floats
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
-    return half(field["d"]) * field["qs"].view(np.int8).astype(np.float32)
-
-
-FORMAT = BlockFormat(
-    name="Q8_0",
-    block_size=32,
-    block_bytes=34,
-    struct=(("d", 2), ("qs", 32)),
-    layout=(("qs", ("qs",)), ("d", ("d",))),
-    half_fields=("d",),
-    weights=_weights,
-)
+    return f16_array(field["d"]) * field["qs"].view(np.int8).astype(np.float32)
 
 
 class PackedRow:
@@ -56,24 +47,38 @@ class PackedRow:
         self._d.advance(blocks)
 
 
-PARTS = 2  # threads that decode a block: 16 quants each
-
-
-def unpack(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]:
-    """16 weights of a block (see `words.Unpack`)."""
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """16 weights of a block (see `packed_block.Dequantize`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
     words = qs.cast(u32).at(part * 4).load(vector=4)
-    return [DecodedRun(part * 16, [scale * v for v in signed_byte_floats(k, words)])]
+    return [DequantizedRun(part * 16, [scale * v for v in signed_byte_floats(k, words)])]
 
 
-def fragments_of(
-    k: Builder, planes: Sequence[Pointer], unit: Value, start: Value, blocks: int
-) -> tuple[packed_tile.Group, packed_tile.Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Fragments`)."""
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
     low, high = (
-        packed_tile.Group(unit * 2 + i, packed_tile.matrix(k, qs, unit * 64 + 32 * i), s8, [scale])
-        for i, scale in enumerate(packed_tile.half_pairs(k, d, unit * 4))
+        packed_tile.Int8Group(unit * 2 + i, qs.matrix(unit * 64 + 32 * i), s8, [scale])
+        for i, scale in enumerate(d.f16_pairs(unit * 4))
     )
     return low, high
+
+
+FORMAT = BlockFormat(
+    name="Q8_0",
+    block_size=32,
+    block_bytes=34,
+    struct=(("d", 2), ("qs", 32)),
+    layout=(("qs", ("qs",)), ("d", ("d",))),
+    f16_fields=("d",),
+    weights=_weights,
+    quant_bits=8,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=2,
+    int8_tile=int8_groups,
+    tuning=FormatTuning(gemv_lanes=16, gemm_tiles=1, instruction_budgets={1: 1.0}),
+)

@@ -1,36 +1,16 @@
-"""Packed bytes to floats in registers: what the block formats' PTX decoders share."""
+"""Packed quants in registers: the bytes of u32 words as floats."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-from ..ptx import Builder, Pointer, Value, f16, f32, s32, u16, u32
+from ..ptx import Builder, Value, f16, f32, s32, u16, u32
 
 Words = Sequence[Value]  # neighbouring u32
 
 
-@dataclass(frozen=True)
-class DecodedRun:
-    """Neighbouring weights of a block: `values` (f32) from weight `first` (u32, or an int) of the
-    block on.
-    """
-
-    first: Value | int
-    values: Sequence[Value]
-
-
-class Unpack(Protocol):
-    """Decodes one thread's share of a block: `planes` point at the block, `part` is below the
-    format's `parts`.
-    """
-
-    def __call__(self, k: Builder, planes: Sequence[Pointer], part: Value) -> list[DecodedRun]: ...
-
-
-def half(word: Value, which: int = 0) -> Value:
-    """The f16 in the low (0) or high (1) half of a u32, as f32."""
+def f16_of(word: Value, which: int = 0) -> Value:
+    """The low (0) or high (1) f16 of a u32, as f32."""
     return (word >> 16 if which else word).to(u16).bits(f16).to(f32)
 
 

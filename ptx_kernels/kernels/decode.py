@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import formats
-from ..formats.device import DECODERS
 from ..ptx import Buffer, Builder, f32, kernel, s32, u8, u32
 from .family import Arguments, Case, Family, once
 from .vectors import float_type, store_floats
 
-FORMATS = tuple(sorted(DECODERS))
+FORMATS = tuple(sorted(formats.names()))
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ def decode(
     outside the n rows gives NaN, as `jax.numpy.take` fills.
     """
     layout = formats.get(format)
-    unpack, parts = DECODERS[format]
+    parts = layout.dequantize_threads
     k.name = f"{'embedding' if lookups else 'decode'}_{format.lower()}"
     columns = blocks * layout.block_size
     planes = [
@@ -57,7 +56,7 @@ def decode(
     with k.when(block < blocks):
         row = out if ids is None else ids.at(out).load().bits(u32)
         with k.when(row < n) as known:  # a negative id is a huge u32
-            for run in unpack(k, [plane.at(row, block) for plane in planes], part):
+            for run in layout.dequantize(k, [plane.at(row, block) for plane in planes], part):
                 store_floats(y.at(out, block * layout.block_size + run.first), run.values)
         if ids is not None:
             weights = layout.block_size // parts

@@ -24,6 +24,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .. import formats
 from ..devices import Device
 from .sass import Outstanding, SassInstruction, load_bits
 
@@ -38,14 +39,9 @@ ISSUE_LANES = 128  # lane-instructions per clock and multiprocessor: four schedu
 #: activations) may take: instructions cost energy, and clocks where the model errs. An H200 keeps
 #: up with its memory below about 6.
 INSTRUCTION_BUDGETS: dict[tuple[str, int], float] = {
-    ("Q4_K", 1): 3.5,
-    ("Q4_K", 4): 6.0,
-    ("Q5_K", 1): 4.0,
-    ("Q6_K", 1): 4.0,
-    ("Q8_0", 1): 1.0,
-    ("Q5_0", 1): 4.0,
-    ("Q4_0", 1): 3.0,
-    ("Q5_1", 1): 4.0,
+    (name, m): most
+    for name in formats.names()
+    for m, most in formats.get(name).tuning.instruction_budgets.items()
 }
 FLOAT_INSTRUCTION_BUDGET = 8.0  # of Q4_K with f32 activations, one row of them
 

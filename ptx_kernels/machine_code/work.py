@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ..formats import get as block_format
+from ..formats import names as format_names
 from ..kernels import FAMILIES
 from ..kernels.family import PackedWeights
 from ..kernels.matvec import MatvecConfig, matvec
@@ -20,7 +21,7 @@ from .model import mma_products
 from .sass import Loop, load_bits
 
 #: Bits per weight of the planes that hold quants; scales and headers don't count.
-QUANT_BITS = {"Q4_0": 4, "Q4_K": 4, "Q5_0": 5, "Q5_1": 5, "Q5_K": 5, "Q6_K": 6, "Q8_0": 8}
+QUANT_BITS = {name: block_format(name).quant_bits for name in format_names()}
 
 _DOT = 4  # products of a dp4a
 

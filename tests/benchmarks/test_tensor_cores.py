@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks import tensor_cores
 from benchmarks.common import RESULTS
+from ptx_kernels import formats
 from ptx_kernels.devices import target
-from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule, half_gemm_rule
-from ptx_kernels.kernels.gemm.rules import INT8_SLOTS
+from ptx_kernels.kernels.gemm import GemmConfig, f16_gemm_rule, gemm_rule
 
 DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
 
@@ -31,7 +31,7 @@ def test_writes_bounds_and_errors(monkeypatch, tmp_path, capsys):
     assert rows["f16"]["nmse"] <= 1e-6 < rows["bf16"]["nmse"] < rows["int8"]["nmse"]
     h200 = {products: max(row["clocks"]["H200"].values()) for products, row in rows.items()}
     assert h200["int8"] >= 1.25 * h200["f16"]
-    assert abs(rows["int8"]["step"] - INT8_SLOTS["Q4_K"]) <= 1
+    assert abs(rows["int8"]["step"] - formats.get("Q4_K").tuning.int8_issue_slots) <= 1
     assert "Q4_K" in capsys.readouterr().out
 
 
@@ -39,14 +39,16 @@ def test_what_is_counted_is_what_tuning_chooses():
     shape = tensor_cores.N, tensor_cores.COLUMNS, tensor_cores.M
     for (format, products), config in tensor_cores.CONFIGS.items():
         if products != "bf16":
-            rule = {"int8": gemm_rule, "f16": half_gemm_rule}[products]
+            rule = {"int8": gemm_rule, "f16": f16_gemm_rule}[products]
             assert rule(target(), format, *shape) == config
 
 
 def test_what_was_counted_is_what_tuning_weighs_and_the_docs_say():
     rows = json.loads((RESULTS / "tensor_cores.json").read_text())["rows"]
     slots = {row["format"]: round(row["step"], 1) for row in rows if row["products"] == "int8"}
-    assert {format: slots[format] for format in INT8_SLOTS} == INT8_SLOTS
+    weighed = {name: formats.get(name).tuning.int8_issue_slots for name in slots}
+    assert all(weighed[name] in (None, slots[name]) for name in slots)
+    assert sum(weight is not None for weight in weighed.values()) == 3
     docs = DOCS.read_text()
     for row in rows:
         config = GemmConfig(**row["config"])

@@ -22,7 +22,7 @@ def random_blocks(format: formats.BlockFormat, count: int, seed: int = 0) -> np.
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 256, (count, format.block_bytes), dtype=np.uint8)
     raw[0], raw[1] = 0, 255
-    for field in format.half_fields:
+    for field in format.f16_fields:
         at = format.offset(field)
         values = rng.normal(size=count).astype(np.float16)
         values[: 2 * len(EXTREME_HALVES)] = rng.permutation(np.tile(EXTREME_HALVES, 2))
@@ -60,10 +60,10 @@ def test_plane_order_and_alignment():
     }
 
 
-def test_half_fields_are_all_scales_and_minimums():
+def test_f16_fields_are_all_scales_and_minimums():
     """Those that are checked for NaN: two bytes of a Q5_1, Q4_K or Q5_K block are a minimum."""
     two = {"Q5_1": ("d", "m"), "Q4_K": ("d", "dmin"), "Q5_K": ("d", "dmin")}
-    assert {name: formats.get(name).half_fields for name in ALL} == {
+    assert {name: formats.get(name).f16_fields for name in ALL} == {
         name: two.get(name, ("d",)) for name in ALL
     }
 
@@ -122,7 +122,7 @@ def test_finite_finds_the_bad_block(name, value):
     format = formats.get(name)
     raw = random_blocks(format, 40).reshape(4, 10, -1)
     assert format.finite(format.split(raw)).all()
-    for field in format.half_fields:
+    for field in format.f16_fields:
         bad = raw.copy()
         at = format.offset(field)
         bad[2, 7, at : at + 2] = np.array([value], np.float16).view(np.uint8)

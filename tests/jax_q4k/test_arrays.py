@@ -27,7 +27,7 @@ def random_bytes(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray
     raw = rng.integers(
         0, 256, (*shape[:-1], shape[-1] // block.block_size, block.block_bytes), np.uint8
     )
-    for field in block.half_fields:
+    for field in block.f16_fields:
         at = block.offset(field)
         raw[..., at : at + 2] = (
             rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)

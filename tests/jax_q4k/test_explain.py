@@ -70,7 +70,7 @@ def test_prompts_are_float16_where_that_is_fastest():
     }
     assert families.pop(("NVIDIA H200", None)) == ["quantize_f16", "gemm_q4_k_f16_m64"]
     assert set(map(tuple, families.values())) == {("quantize_q8_1", "gemm_q4_k_m64")}
-    assert "chosen half_gemm(Q4_K, 4096, 4096, 512) -> GemmConfig(" in str(of["NVIDIA H200", None])
+    assert "chosen f16_gemm(Q4_K, 4096, 4096, 512) -> GemmConfig(" in str(of["NVIDIA H200", None])
 
 
 def test_a_table_decides_for_its_device_alone(monkeypatch):

@@ -407,7 +407,7 @@ def test_scales_that_are_not_finite(name, value, tmp_path, monkeypatch):
         bad, stride = np.float16(value).tobytes(), block.block_bytes
         index = info.nbytes // stride - 2
         fields, what = (
-            [block.offset(field) for field in block.half_fields],
+            [block.offset(field) for field in block.f16_fields],
             f"a scale of block {index}",
         )
     for field in fields:

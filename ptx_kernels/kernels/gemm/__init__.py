@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .config import F16_FORMATS, FORMATS, GemmConfig, takes
 from .family import GEMM
-from .gemm import F16_FORMATS, FORMATS, GemmConfig, gemm, takes
-from .rules import gemm_rule, half_gemm_rule
+from .gemm import gemm
+from .rules import f16_gemm_rule, gemm_rule
 
 __all__ = [
     "F16_FORMATS",
@@ -13,6 +14,6 @@ __all__ = [
     "GemmConfig",
     "gemm",
     "gemm_rule",
-    "half_gemm_rule",
+    "f16_gemm_rule",
     "takes",
 ]

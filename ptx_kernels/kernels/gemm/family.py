@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 from ..family import Arguments, Case, Family, one_matrix
-from .gemm import GemmConfig, gemm
-from .rules import gemm_rule, half_gemm_rule
+from .config import GemmConfig
+from .gemm import gemm
+from .rules import f16_gemm_rule, gemm_rule
 
 
 def _case(
@@ -53,7 +54,7 @@ GEMM = Family(
     "gemm",
     gemm,
     EXAMPLES,
-    rules=(gemm_rule, half_gemm_rule),
+    rules=(gemm_rule, f16_gemm_rule),
     weights=one_matrix,
     passes=_passes,
 )

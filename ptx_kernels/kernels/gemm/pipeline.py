@@ -1,13 +1,12 @@
-"""Tiles of matrices on their way into a ring of stages in shared memory, by `cp.async`, all threads
-together.
-"""
+"""Software pipeline: tiles of matrices come into a ring of stages in shared memory by `cp.async`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...formats.packed_tile import TilePlane
 from ...ptx import Builder, Pointer, Value, all_of, u8, u32
 
 
@@ -74,6 +73,10 @@ class TileCopy:
             )
             column += width
 
+    def tile(self, place: Pointer, row: Value, step: Value) -> TilePlane:
+        """16 rows from `row` on of what a step brought to `place`."""
+        return TilePlane(self._k, place.at(row).reshape(16, self.pitch))
+
     def start(self, place: Pointer) -> None:
         """Starts the copies of the next step to `place`."""
         k, rows = self._k, self._rows
@@ -93,25 +96,27 @@ class TileCopy:
             self._rest -= self._nbytes
 
 
-class HalfCopy:
-    """As TileCopy, for two bytes of a row and step: the aligned 4 bytes that they lie in, at row *
-    4.
-    """
+class F16Copy:
+    """Copies an f16 of every row per step: the aligned four bytes that it lies in, to row * 4."""
 
     pitch = 4
 
     def __init__(self, k: Builder, rows: Rows, threads: int) -> None:
         self.size = rows.count * self.pitch
         self._k, self._rows, self._threads = k, rows, threads
-        self._halves = rows.matrix.shape[1] // 2  # of a row
-        self._index = k.var(u32, (rows.first + k.thread_id) * self._halves)
+        self._blocks = rows.matrix.shape[1] // 2  # of a row
+        self._index = k.var(u32, (rows.first + k.thread_id) * self._blocks)
+
+    def tile(self, place: Pointer, row: Value, step: Value) -> TilePlane:
+        first = (self._rows.first + row) * self._blocks + step
+        return TilePlane(self._k, place.at(row).reshape(16, self.pitch), first, self._blocks)
 
     def start(self, place: Pointer) -> None:
         k, rows = self._k, self._rows
-        total = rows.matrix.shape[0] * self._halves
+        total = rows.matrix.shape[0] * self._blocks
         words = rows.matrix.reshape(total // 2 + 1, 4)
         for r in range(0, rows.count, self._threads):
-            index = self._index + r * self._halves
+            index = self._index + r * self._blocks
             size = None
             if rows.clip or total % 2:  # the matrix ends in the middle of a word
                 inside = k.select(index < total, k.const(u32, 2), 0)
@@ -123,11 +128,16 @@ class HalfCopy:
         self._index += 1
 
 
-class Ring:
-    """Stages of shared memory, each with a place for every copy."""
+Copy = TileCopy | F16Copy
 
-    def __init__(self, k: Builder, stages: int, copies: Sequence[TileCopy | HalfCopy]) -> None:
-        self._k, self._copies = k, copies
+
+class Pipeline:
+    """A ring of stages in shared memory, each with a place for every copy; all threads fill it
+    together.
+    """
+
+    def __init__(self, k: Builder, stages: int, copies: Sequence[Copy]) -> None:
+        self._k, self._copies, self._stages = k, copies, stages
         self._places = [0]
         for copy in copies:
             self._places.append(self._places[-1] + -(-copy.size // 16) * 16)
@@ -136,17 +146,32 @@ class Ring:
         self._memory = k.shared("ring", u8, (stages * self._nbytes,), dynamic=True)
         self._filled, self._taken = k.var(u32, 0), k.var(u32, 0)
 
-    def fill(self) -> None:
+    def steps(self, count: int) -> Iterator[tuple[Value, list[Pointer]]]:
+        """(step, its places); the body runs in a loop, with a step's copies there and the next ones
+        on their way.
+        """
+        k, ahead = self._k, self._stages - 1
+        for step in range(ahead):
+            if step < count:
+                self._fill()
+            k.cp_async_commit()
+        with k.loop(0, count) as at:
+            k.cp_async_wait(ahead - 1)
+            k.barrier()
+            with k.when(at + ahead < count):
+                self._fill()
+            k.cp_async_commit()
+            yield at, self._take()
+
+    def _fill(self) -> None:
         """Starts all copies of the next step, into the next stage."""
         stage = self._memory.at(self._filled)
         for copy, place in zip(self._copies, self._places, strict=True):
             copy.start(stage.at(place))
         self._filled.set(self._k.select(self._filled < self._last, self._filled + self._nbytes, 0))
 
-    def take(self) -> list[Pointer]:
-        """The places of the next stage in turn, u8 (rows, pitch); its copies have to have
-        arrived.
-        """
+    def _take(self) -> list[Pointer]:
+        """The places of the next stage, u8 (rows, pitch)."""
         stage = self._memory.at(self._taken)
         self._taken.set(self._k.select(self._taken < self._last, self._taken + self._nbytes, 0))
         places = zip(self._places, self._copies, strict=True)

@@ -9,37 +9,28 @@ touches them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
-from ...formats.packed_tile import UNITS, Fragments, Group, HalfBlock, HalfFragments
+from ...formats.packed_tile import UNITS, F16Tile, Int8Group, Int8Groups, TilePlane
 from ...formats.words import Words
 from ...ptx import Builder, Pointer, Value, Var, f16, f32, s8, s32
+from .fragments import GROUP, Accumulators, f16_activations, f16_weights, two_activations
 
-Totals = list[list[list[Var]]]  # [tile of 16 weight rows][8 activations][as mma's C]
-GROUP = 32  # columns
 #: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no
 #: conversion
 _MAGIC_BITS, _MAGIC = 0x4B400000, 12582912.0
 
 
-@dataclass(frozen=True)
-class PackedTile:
-    """16 weight rows of 256 columns: `planes` u8 (16, pitch) in shared memory, `start` and `blocks`
-    as Fragments has them."""
-
-    planes: Sequence[Pointer]
-    start: Value
-    blocks: int
+Tile = Sequence[TilePlane]  # 16 weight rows of 256 columns
 
 
 class Products(Protocol):
     """totals += tiles . activations; `activations` are planes u8 (rows, pitch) in shared memory."""
 
-    def add(self, tiles: Sequence[PackedTile], unit: Value, activations: Sequence[Pointer]) -> None:
+    def add(self, tiles: Sequence[Tile], unit: Value, activations: Sequence[Pointer]) -> None:
         """Adds the 64 columns of a unit."""
 
-    def finish(self, tiles: Sequence[PackedTile], activations: Sequence[Pointer]) -> None:
+    def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
         """Comes after the last unit of 256 columns."""
 
 
@@ -57,23 +48,20 @@ class IntegerProducts:
     s * scale rounded once, because magic * scale is exact.
     """
 
-    def __init__(self, k: Builder, fragments_of: Fragments, totals: Totals) -> None:
-        self._k, self._fragments_of, self._totals = k, fragments_of, totals
+    def __init__(self, k: Builder, int8_groups: Int8Groups, totals: Accumulators) -> None:
+        self._k, self._int8_groups, self._totals = k, int8_groups, totals
         self._magic = [k.const(s32, _MAGIC_BITS)] * 4
 
-    def add(self, tiles: Sequence[PackedTile], unit: Value, activations: Sequence[Pointer]) -> None:
+    def add(self, tiles: Sequence[Tile], unit: Value, activations: Sequence[Pointer]) -> None:
         values, pairs = activations
-        of_tiles = [
-            self._fragments_of(self._k, tile.planes, unit, tile.start, tile.blocks)
-            for tile in tiles
-        ]
-        for groups in zip(*of_tiles, strict=True):
+        weights = [self._int8_groups(self._k, tile, unit) for tile in tiles]
+        for groups in zip(*weights, strict=True):
             self._add_group(groups, values, pairs.reshape(UNITS * 2, pair_pitch(values.shape[0])))
 
-    def _add_group(self, groups: Sequence[Group], values: Pointer, pairs: Pointer) -> None:
+    def _add_group(self, groups: Sequence[Int8Group], values: Pointer, pairs: Pointer) -> None:
         k, totals, index = self._k, self._totals, groups[0].index
         unmagic = [[tuple(s * -_MAGIC for s in pair) for pair in group.scales] for group in groups]
-        fragments = _two_fragments(k, values).at(index * GROUP)
+        fragments = two_activations(k, values).at(index * GROUP)
         pairs = pairs.at(index, k.lane_id % 4 * 16).cast(f32)
         for i in range(len(totals[0])):
             if i % 2 == 0:
@@ -94,46 +82,42 @@ class IntegerProducts:
                     for j in range(4):
                         k.accumulate(total[i][j], group.offsets[j // 2], (sum_0, sum_1)[j % 2])
 
-    def finish(self, tiles: Sequence[PackedTile], activations: Sequence[Pointer]) -> None:
+    def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
         """Nothing is left to do."""
 
 
-class HalfProducts:
-    """`activations`: values f16, in the order that `Halves` has them, means of groups as f16 (high,
-    low), scales f32.
+class F16Products:
+    """`activations`: values f16, in the order that `f16_weights` has them, means of groups as f16
+    (high, low), scales f32.
 
     mma adds up 256 columns by itself; totals += (scale * sums + offset * minimums . means) * the
     activations' scale.
     """
 
-    def __init__(
-        self, k: Builder, halves_of: HalfFragments, block_of: HalfBlock, totals: Totals
-    ) -> None:
-        self._k, self._halves_of, self._block_of, self._totals = k, halves_of, block_of, totals
+    def __init__(self, k: Builder, weights: F16Tile, totals: Accumulators) -> None:
+        self._k, self._weights, self._totals = k, weights, totals
         self._sums = [[[k.var(f32, 0.0) for _ in range(4)] for _ in tile] for tile in totals]
         self._zeros = [k.const(f32, 0.0)] * 4
 
-    def add(self, tiles: Sequence[PackedTile], unit: Value, activations: Sequence[Pointer]) -> None:
+    def add(self, tiles: Sequence[Tile], unit: Value, activations: Sequence[Pointer]) -> None:
         k, values = self._k, activations[0]
-        for groups in zip(*(self._halves_of(k, tile.planes, unit) for tile in tiles), strict=True):
-            weights = [group.operands(k) for group in groups]
-            fragments = values.at(k.lane_id % 8, k.lane_id // 8 * 16).at(
-                groups[0].index * (GROUP * 2)
-            )
+        for groups in zip(*(self._weights.groups(k, tile, unit) for tile in tiles), strict=True):
+            weights = [f16_weights(k, group) for group in groups]
+            fragments = f16_activations(k, values, groups[0].index)
             for i in range(len(self._sums[0])):
                 words = k.ldmatrix(fragments.at(i * 8 * values.shape[1]))
                 for step in range(2):  # of 16 columns
-                    for tile, halves in zip(self._sums, weights, strict=True):
-                        self._multiply(halves[step], words[2 * step : 2 * step + 2], tile[i])
+                    for tile, a in zip(self._sums, weights, strict=True):
+                        self._multiply(a[step], words[2 * step : 2 * step + 2], tile[i])
 
     def _multiply(self, a: Words, b: Words, sums: Sequence[Var]) -> None:
         for total, product in zip(sums, self._k.mma(a, b, sums, f16), strict=True):
             total.set(product)
 
-    def finish(self, tiles: Sequence[PackedTile], activations: Sequence[Pointer]) -> None:
+    def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
         k, (_, means, scales) = self._k, activations
-        blocks = [self._block_of(k, tile.planes, tile.start, tile.blocks) for tile in tiles]
-        fragments, pairs = _two_fragments(k, means), scales.cast(f32).at(k.lane_id % 4 * 2)
+        blocks = [self._weights.scales(k, tile) for tile in tiles]
+        fragments, pairs = two_activations(k, means), scales.cast(f32).at(k.lane_id % 4 * 2)
         for i in range(len(self._sums[0])):
             if i % 2 == 0 and blocks[0].offset is not None:
                 words = k.ldmatrix(fragments.at(i * 8 * means.shape[1]))
@@ -146,10 +130,3 @@ class HalfProducts:
                 for j, value in enumerate(scaled):
                     k.accumulate(total[i][j], value, both[j % 2])
                     tile[i][j].set(0.0)
-
-
-def _two_fragments(k: Builder, rows: Pointer) -> Pointer:
-    """Where each lane points for `ldmatrix` of 32 bytes of 16 activations each: operand B of two
-    mma's.
-    """
-    return rows.at(k.lane_id % 8 + k.lane_id // 16 * 8, k.lane_id // 8 % 2 * 16)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from ...devices import Target
+from ...formats import get as block_format
 from ...ptx import KernelError
 from ..family import Key, Match, Rule, TableRows
-from .gemm import GemmConfig
+from .config import GemmConfig
 
 
 def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConfig:
@@ -13,14 +14,14 @@ def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConf
 
     Large tiles spend fewest instructions on unpacking and loads, but leave a device idle that has
     more multiprocessors than there are blocks: the weights' rows of a block are cut until there are
-    one and a half blocks for each, down to 16, whose columns four warps then share, and after that the
-    activations' rows. Two tiles a warp spill for Q6_K, and take too much memory for Q8_0 and Q5_1.
-    Few activations make short stages, so that more of them are needed to keep loads in flight; no
-    choice needs more shared memory than the 99 KB that a block of sm_120 has.
+    one and a half blocks for each, down to 16, whose columns four warps then share, and after that
+    the activations' rows. Few activations make short stages, so that more of them are needed to
+    keep loads in flight; no choice needs more shared memory than the 99 KB that a block of sm_120
+    has.
     """
     largest = min(64, -(-m // 16) * 16)
-    one_tile = format in ("Q6_K", "Q8_0", "Q5_1")
-    shapes = [(4, 1, 1 if one_tile else 2), (2, 2, 1 if one_tile else 2), (2, 2, 1), (1, 4, 1)]
+    most = block_format(format).tuning.gemm_tiles
+    shapes = [(4, 1, most), (2, 2, most), (2, 2, 1), (1, 4, 1)]
     # row warps, column warps, tiles, rows of activations
     choices = [(*shape, largest) for shape in shapes]
     choices += [(1, 4, 1, m_tile) for m_tile in (32, 16) if m_tile < largest]
@@ -35,34 +36,29 @@ def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConf
     return GemmConfig(row_warps, column_warps, tiles, m_tile, stages)
 
 
-#: Issue slots that int8 products take for 16 x 8 x 32 of them, all of a step counted:
-#: `benchmarks.tensor_cores`.
-INT8_SLOTS = {"Q4_K": 19.3, "Q5_K": 20.9, "Q6_K": 28.1}
 _GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
 
 
-def _half_gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConfig | None:
+def _f16_gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConfig | None:
     """Config of f16 products for a shape of `gemm`'s, or None where int8 ones are as fast, or
     nobody knows.
 
     Int8 products wait for issue slots; f16 ones take half of these and wait for the tensor cores,
-    whose f16 rate decides on each device. They read activations of two bytes: 256 weight rows a block keep that
-    near what the L2 delivers, and take the shared memory of an sm_90 (sm_100 has it too, but its
-    rates of `mma.sync` are not known). So large a tile pays where no more than a quarter of all
-    rounds is idle. Of Q5_K 64 activations spill.
+    whose f16 rate decides on each device. They read activations of two bytes: 256 weight rows a
+    block keep that near what the L2 delivers, and take the shared memory of an sm_90 (sm_100 has it
+    too, but its rates of `mma.sync` are not known). So large a tile pays where no more than a
+    quarter of all rounds is idle.
     """
-    facts = device.facts
-    if facts is None or facts.arch != "sm_90" or format not in INT8_SLOTS or m <= 32:
+    facts, tuning = device.facts, block_format(format).tuning
+    slots = tuning.int8_issue_slots
+    if facts is None or facts.arch != "sm_90" or slots is None or m <= 32:
         return None
     tensor = 4 * 2 * 16 * 8 * 32 / facts.mma_float_ops  # clocks of a quarter of a multiprocessor
-    config = GemmConfig(
-        8, 1, 2, min(48 if format == "Q5_K" else 64, -(-m // 16) * 16), 2, products="f16"
-    )
+    m_tile = min(tuning.gemm_f16_rows, -(-m // 16) * 16)
+    config = GemmConfig(8, 1, 2, m_tile, 2, products="f16")
     blocks = -(-m // config.m_tile) * -(-n // config.rows)
     rounds = -(-blocks // device.multiprocessors)
-    pays = (
-        INT8_SLOTS[format] >= _GAIN * tensor and 4 * blocks >= 3 * rounds * device.multiprocessors
-    )
+    pays = slots >= _GAIN * tensor and 4 * blocks >= 3 * rounds * device.multiprocessors
     return config if pays else None
 
 
@@ -83,4 +79,4 @@ gemm_rule: Rule[GemmConfig] = Rule(
         _check_gemm,
     ),
 )
-half_gemm_rule: Rule[GemmConfig | None] = Rule("half_gemm", _half_gemm)
+f16_gemm_rule: Rule[GemmConfig | None] = Rule("f16_gemm", _f16_gemm)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ... import formats
-from ...formats.device import PACKED_ROWS
 from ...ptx import WARP, KernelError
 
 MAX_ROWS = 8  # of activations; above, tensor cores are the better way
@@ -14,7 +13,7 @@ STAGES = ("none", "whole", "chunks")
 
 LANES = (4, 8, 16, 32)
 LANE_WEIGHTS = 256  # that so many lanes share
-FORMATS = tuple(PACKED_ROWS)
+FORMATS = formats.names()
 _RESIDENT_WARPS = 64  # that a multiprocessor holds at most; ptxas would drop what asks for more
 
 
@@ -59,7 +58,7 @@ class MatvecConfig:
         """KernelError where a matrix (n, columns) of the format cannot be computed so, for m rows
         of activations.
         """
-        if format not in PACKED_ROWS:
+        if format not in FORMATS:
             raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
         block = formats.get(format).block_size
         if columns < 1 or columns % block:

@@ -9,7 +9,7 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
-from ...formats.device import PACKED_ROWS
+from ... import formats
 from ...formats.packed_row import Share, Tile
 from ...ptx import WARP, Builder, Value, Var, f32
 from .activations import Activations, ActivationTile
@@ -39,7 +39,7 @@ class Dots:
         share = Share(
             team.row, self._stream, k.lane_id % lanes, lanes, floats=floats, broadcast=broadcast
         )
-        self._row = PACKED_ROWS[matrix.format](k, matrix.planes, share)
+        self._row = formats.get(matrix.format).row(k, matrix.planes, share)
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
     def add(self, x: Activations, blocks: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...devices import Target
+from ...formats import get as block_format
 from ..family import Key, Match, Rule, TableRows
 from ..quantize_q8_1 import GROUP
-from .config import MatvecConfig
+from .config import PRESETS, MatvecConfig
 from .prologue import MOST_BYTES, int8_bytes
 
 #: Of a matrix on each multiprocessor, for four warps with two rows each: a dozen 16-byte loads per
@@ -20,6 +23,11 @@ INLINE_VALUES = 16384
 STAGED_BYTES = 64 << 10
 
 
+def _fewest_lanes(format: str) -> int:
+    """Lanes that share 256 weights, each with a whole block of 32 or a quarter of a larger one."""
+    return 4 if block_format(format).block_size == 256 else 8
+
+
 def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> MatvecConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
@@ -29,16 +37,13 @@ def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> Matvec
     with more, instructions are: as few lanes as can be. The more activations, the more registers
     hold them, and the fewer blocks are resident: as many as spill on no target.
     """
-    super_blocks = format in ("Q4_K", "Q5_K", "Q6_K")
-    few = 4 if super_blocks else 8
-    lanes = (
-        (8 if format in ("Q4_K", "Q5_K") else 16 if format == "Q8_0" else few) if m == 1 else few
-    )
+    tuning = block_format(format).tuning
+    lanes = tuning.gemv_lanes if m == 1 else _fewest_lanes(format)
     rows = 2 if n >= ROWS_TO_FILL * device.multiprocessors else 1
     loads = (
         4 // rows if m == 1 else 1
     )  # blocks of a lane in flight; many activations fill the registers instead
-    resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else 4 if format == "Q5_K" else 5
+    resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else tuning.gemv_resident_blocks
     return MatvecConfig(
         rows_per_warp=rows,
         lanes=lanes,
@@ -67,10 +72,9 @@ def _fused_matvec(
     the 32 rows of a group. As many blocks as share the rounds of rows evenly repeat the prologue
     least.
     """
-    few = 4 if all(format in ("Q4_K", "Q5_K", "Q6_K") for format in formats) else 8
-    lanes = (
-        8 if m == 1 or (output == "q8_1" and m > 4) else few
-    )  # four rows of many activations fill the registers
+    # four rows of many activations fill the registers
+    eight = m == 1 or (output == "q8_1" and m > 4)
+    lanes = 8 if eight else max(map(_fewest_lanes, formats))
     inline = floats and m * columns <= INLINE_VALUES
     filled = sum(rows) >= ROWS_TO_FILL * device.multiprocessors
     warps, per_warp = 8 if inline else 4, min(2 if filled else 1, *rows)
@@ -102,26 +106,27 @@ def _float_matvec(
 ) -> MatvecConfig:
     """Config of a mat-vec of activations as they are, with a prologue or an epilogue or without.
 
-    Floats are multiplied after packed weights became floats, so the instructions are the limit:
-    rows that a warp computes together share the loads of activations. A norm needs whole rows in
-    shared memory, where they fit; a kernel of its own makes it elsewhere.
+    Every weight becomes a float, so the instructions are the limit: rows that a warp computes
+    together share the loads of activations. A norm needs whole rows of activations in shared
+    memory, where they fit; a kernel of its own makes it elsewhere. Otherwise up to two of them are
+    read from the caches, and more come into shared memory in chunks. Where rows are too few to fill
+    the device, warps share a row, as many as it has 256 weights for.
     """
     staged = norm and 4 * m * columns <= STAGED_BYTES
-    filled = sum(rows) >= 2 * ROWS_TO_FILL * device.multiprocessors
-    warps, per_warp = 8 if staged else 4, min(4 if filled and m <= 4 else 2 if filled else 1, *rows)
-    resident = 16 // warps
-    return MatvecConfig(
-        activations="f32",
-        stage="whole" if staged else "none",
-        warps=warps,
-        rows_per_warp=per_warp,
-        lanes=8,
-        unroll=1,
-        resident_blocks=resident,
-        persistent=even_blocks(rows, warps * per_warp, resident, device.multiprocessors)
-        if staged
-        else 0,
+    together = len(formats) // len(rows)  # matrices whose rows a warp computes at once
+    if not staged and together * sum(rows) < ROWS_TO_FILL * device.multiprocessors:
+        return PRESETS[next(name for name, least in _SHARED_ROWS if columns >= least)]
+    preset = PRESETS["tiled" if staged else "fused_f32" if m <= 2 else "chunked"]
+    per_warp = min((4 if m <= 2 else 2) // together, *rows)
+    blocks = even_blocks(
+        rows, preset.warps * per_warp, preset.resident_blocks, device.multiprocessors
     )
+    lanes = preset.lanes if m <= 2 else 16  # of narrower loads: with eight some formats spill
+    return replace(preset, rows_per_warp=per_warp, lanes=lanes, persistent=blocks if staged else 0)
+
+
+#: (preset, least columns) for rows that several warps share, most warps first.
+_SHARED_ROWS = (("wide", 2048), ("multi_warp", 1024), ("vectorized", 0))
 
 
 def even_blocks(rows: tuple[int, ...], block_rows: int, resident: int, multiprocessors: int) -> int:

@@ -12,9 +12,9 @@ from ptx_kernels.kernels.gemm import (
     F16_FORMATS,
     FORMATS,
     GemmConfig,
+    f16_gemm_rule,
     gemm,
     gemm_rule,
-    half_gemm_rule,
 )
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.kernels.quantize_f16 import quantize_f16
@@ -225,7 +225,7 @@ def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
     """All of a super-block's step per 16 x 8 x 32 products: mma alone takes 12.9 clocks of a
     scheduler on an H200.
     """
-    config = choose(half_gemm_rule, format, 14336, 4096, 512)
+    config = choose(f16_gemm_rule, format, 14336, 4096, 512)
     assert config is not None
     kernel = gemm(format=format, n=14336, columns=4096, m=512, config=config)
     code = disassemble(assemble(kernel.text, "sm_90").cubin)
@@ -241,7 +241,7 @@ def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
 @pytest.mark.parametrize("format", F16_FORMATS)
 def test_tuning_of_halves_fits_an_sm_90(format: str, m: int) -> None:
     """No spills, and two stages in the shared memory of a block: every m_tile that the rule has."""
-    config = choose(half_gemm_rule, format, 128256, 4096, m)
+    config = choose(f16_gemm_rule, format, 128256, 4096, m)
     assert config is not None and config.m_tile == (64 if m > 48 and format != "Q5_K" else 48)
     kernel = gemm(format=format, n=128256, columns=4096, m=m, config=config)
     found = assemble(kernel.text, "sm_90")
@@ -265,7 +265,7 @@ def test_tuning_fits_every_target(format: str, m: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(format="Q2_K"), "format='Q2_K' must be one of Q4_K"),
+        (dict(format="Q2_K"), "format='Q2_K' must be one of Q4_0"),
         (dict(columns=288), "columns=288 must be a multiple of 256 for Q4_K"),
         (dict(format="Q8_0", columns=96), "columns=96 must be a multiple of 64 for Q8_0"),
         (dict(columns=0), "columns=0 must be"),

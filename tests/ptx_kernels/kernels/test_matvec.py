@@ -145,7 +145,7 @@ def test_nan_stays_in_its_row() -> None:
     "changes, config, message",
     [
         (dict(format="Q6_K"), dict(lanes=2), r"lanes=2 must be one of \(4, 8, 16, 32\)"),
-        (dict(format="Q4_1"), {}, "format='Q4_1' must be one of Q4_K"),
+        (dict(format="Q4_1"), {}, "format='Q4_1' must be one of Q4_0"),
         (dict(m=9), {}, "m=9 must be 1 to 8"),
         (dict(m=0), {}, "m=0 must be an integer, at least 1"),
         (dict(columns=300), {}, "columns=300 must be a positive multiple of 256 for Q4_K"),

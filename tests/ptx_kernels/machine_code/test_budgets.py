@@ -14,7 +14,14 @@ from ptx_kernels import formats
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import paged_attention_rule
 from ptx_kernels.kernels.gemm import GemmConfig
-from ptx_kernels.kernels.matvec import FORMATS, MAX_ROWS, PRESETS, MatvecConfig, matvec_rule
+from ptx_kernels.kernels.matvec import (
+    FORMATS,
+    MAX_ROWS,
+    PRESETS,
+    MatvecConfig,
+    float_matvec_rule,
+    matvec_rule,
+)
 from ptx_kernels.machine_code.model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from ptx_kernels.machine_code.ptxas import TARGETS, assemble_all
 from ptx_kernels.machine_code.report import Figures, figures
@@ -240,3 +247,35 @@ def test_without_room_for_a_block_there_are_figures_but_no_prediction():
     found = figures(kernel, "sm_80")
     assert (found.blocks_per_multiprocessor, found.occupancy, found.seconds) == (0, 0, None)
     assert found.registers > 0 and found.instructions_per_quant_byte is not None
+
+
+def float_kernels() -> dict[str, Kernel]:
+    """Mat-vecs of float activations as tuning has them: plain, behind a norm, gated, and q, k, v."""
+    found = {}
+    for format in FORMATS:
+        for n, columns in ((64, 1280), (4096, 4096)):
+            for m in (1, 2, 3, 4, 8):
+                shape = {"columns": columns, "m": m}
+                label = f"{format} {n}x{columns} m={m}"
+                for dtype in ("f32", "bf16") if format == "Q4_K" else ("f32",):
+                    config = choose(float_matvec_rule, (format,), (n,), columns, m)
+                    found[f"{label} {dtype}"] = KERNELS["matvec"](
+                        format=format, n=n, dtype=dtype, config=config, **shape
+                    )
+                if m in (1, 8) and n == 4096 and format in ("Q4_K", "Q5_K", "Q6_K"):
+                    norm = {"norm": True, "eps": 1e-5} if m == 1 else {}
+                    pair, rows = (format, format), (n, 1024)
+                    config = choose(float_matvec_rule, pair, (n,), columns, m, bool(norm))
+                    found[f"gated {label}"] = KERNELS["gated_matvec"](
+                        formats=pair, n=n, config=config, **shape, **norm
+                    )
+                    config = choose(float_matvec_rule, pair, rows, columns, m, bool(norm))
+                    found[f"qkv {label}"] = KERNELS["qkv_matvec"](
+                        formats=pair, rows=rows, config=config, **shape, **norm
+                    )
+    return found
+
+
+def test_float_mat_vecs_never_spill():
+    """Every format and up to eight rows of activations, on every architecture."""
+    assert spilled({kernel.text: label for label, kernel in float_kernels().items()}) == {}

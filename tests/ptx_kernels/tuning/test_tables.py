@@ -88,7 +88,7 @@ def test_a_row_holds_some_fields_of_a_config():
         ),
         (
             file(row(kernel="gemm", m=64, config={"m_tile": 24})),
-            r"row 0: gemm.py:\d+: m_tile=24 must be a multiple",
+            r"row 0: config.py:\d+: m_tile=24 must be a multiple",
         ),
         (
             file(row(kernel="gemm", m=64, config={"products": "f16"})),
@@ -96,7 +96,7 @@ def test_a_row_holds_some_fields_of_a_config():
         ),
         (
             file(row(kernel="gemm", columns=288, config={})),
-            r"row 0: gemm.py:\d+: columns=288 must be a multiple",
+            r"row 0: config.py:\d+: columns=288 must be a multiple",
         ),
         (file(fused(formats=[])), "row 0: formats is empty"),
         (file(fused(formats="Q4_K")), "row 0: formats: 'Q4_K' must be of type list"),

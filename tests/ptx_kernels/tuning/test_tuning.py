@@ -9,7 +9,7 @@ import pytest
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.argmax import argmax_splits_rule
 from ptx_kernels.kernels.attention import paged_attention_rule
-from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule, half_gemm_rule
+from ptx_kernels.kernels.gemm import GemmConfig, f16_gemm_rule, gemm_rule
 from ptx_kernels.kernels.gemm import gemm as gemm_kernel
 from ptx_kernels.kernels.matvec import MatvecConfig, fused_matvec_rule, matvec_rule, qkv_matvec
 from ptx_kernels.kernels.rms_norm import rms_norm_rule
@@ -69,10 +69,9 @@ def test_a_prompts_tiles_are_the_largest_that_fill_the_device(multiprocessors, m
 def test_products_of_halves_where_their_rate_is_known_to_win(device, halves):
     with on_device(target(f"NVIDIA {device}")):
         assert [
-            choose(half_gemm_rule, f, 14336, 4096, 512) is not None
-            for f in ("Q4_K", "Q5_K", "Q6_K")
+            choose(f16_gemm_rule, f, 14336, 4096, 512) is not None for f in ("Q4_K", "Q5_K", "Q6_K")
         ] == [halves] * 3
-        assert choose(half_gemm_rule, "Q8_0", 14336, 4096, 512) is None
+        assert choose(f16_gemm_rule, "Q8_0", 14336, 4096, 512) is None
 
 
 @pytest.mark.parametrize(
@@ -87,7 +86,7 @@ def test_products_of_halves_where_their_rate_is_known_to_win(device, halves):
     + [(128256, 32, False)],
 )
 def test_products_of_halves_where_their_tiles_fill_the_device(n, m, halves):
-    config = choose(half_gemm_rule, "Q4_K", n, 4096, m)
+    config = choose(f16_gemm_rule, "Q4_K", n, 4096, m)
     assert (config is not None) == halves
     if config is not None:
         kernel = gemm_kernel(format="Q4_K", n=n, columns=4096, m=m, config=config)
@@ -97,7 +96,7 @@ def test_products_of_halves_where_their_tiles_fill_the_device(n, m, halves):
 
 def test_nobody_knows_an_unknown_device():
     with on_device(target("NVIDIA Unheard Of", 132)):
-        assert choose(half_gemm_rule, "Q4_K", 14336, 4096, 512) is None
+        assert choose(f16_gemm_rule, "Q4_K", 14336, 4096, 512) is None
 
 
 def test_two_rows_a_warp_where_that_fills_the_device(multiprocessors):

@@ -1,0 +1,75 @@
+"""The tiling of a tensor-core product, and the shapes that have one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ... import formats
+from ...ptx import KernelError
+
+_COLUMNS = 64  # two f16 scales: copies take 4 bytes at least
+FORMATS = formats.names()
+#: Formats that `products="f16"` takes: weights that are f16 but for a factor of 256 columns.
+F16_FORMATS = tuple(name for name in FORMATS if formats.get(name).f16_tile is not None)
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """Tiling of a product. A thread block makes y for 16 * tiles * row_warps weight rows and m_tile
+    activations.
+
+    Attributes:
+      row_warps: warps with weight rows of their own.
+      column_warps: 1, 2 or 4 warps that share rows and split each super-block's columns; their
+        totals meet at the end.
+      tiles: of 16 weight rows, per warp; they share the loads of activations.
+      m_tile: rows of activations of a thread block, a multiple of 16.
+      stages: super-blocks in shared memory, one in use and the others on their way.
+      products: `int8` of quants with q8_1 activations, whose sums of 32 columns f32 scales; or
+        `f16` of scaled quants with f16 activations, added up by mma for 256 columns: half the
+        instructions, twice the tensor cores' time.
+    """
+
+    row_warps: int = 4
+    column_warps: int = 1
+    tiles: int = 2
+    m_tile: int = 64
+    stages: int = 2
+    products: str = "int8"
+
+    @property
+    def rows(self) -> int:
+        """Weight rows of a thread block."""
+        return 16 * self.tiles * self.row_warps
+
+    def check(self, format: str, columns: int) -> None:
+        """KernelError where rows of so many weights of the format cannot be multiplied so."""
+        if format not in FORMATS:
+            raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
+        if not takes(format, columns):
+            multiple = max(_COLUMNS, formats.get(format).block_size)
+            raise KernelError(f"columns={columns} must be a multiple of {multiple} for {format}")
+        if self.m_tile < 16 or self.m_tile % 16:
+            raise KernelError(f"m_tile={self.m_tile} must be a multiple of 16")
+        if self.column_warps not in (1, 2, 4):
+            raise KernelError(f"column_warps={self.column_warps} must be 1, 2 or 4")
+        for name, least, most in (
+            ("row_warps", 1, 32 // self.column_warps),
+            ("tiles", 1, 8),
+            ("stages", 2, 16),
+        ):
+            if not least <= (value := getattr(self, name)) <= most:
+                raise KernelError(f"{name}={value} must be {least} to {most}")
+        if self.products not in ("int8", "f16"):
+            raise KernelError(f"products={self.products!r} must be int8 or f16")
+        if self.products == "f16" and (format not in F16_FORMATS or self.column_warps > 1):
+            raise KernelError(f"products='f16' is for column_warps=1 and {', '.join(F16_FORMATS)}")
+
+
+def takes(format: str, columns: int) -> bool:
+    """Whether there is a kernel for rows of so many weights."""
+    return (
+        format in FORMATS
+        and columns > 0
+        and columns % max(_COLUMNS, formats.get(format).block_size) == 0
+    )
