@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 from .errors import KernelError
+from .issue import braced, issue
 from .text import Text
 from .types import Type, bf16, f16, f32, s8, s16, s32, s64, u8, u16, u32, u64
-from .values import Operand, Value, Var, clear, emit, guard, operand, register, variable
+from .values import Operand, Value, Var, clear, emit, operand, register, variable
 
 #: Memory type -> (type of the value once loaded, suffix of ld and st). Narrow integers widen to 32
 #: bits.
@@ -182,8 +183,7 @@ class Pointer:
             for value in values:
                 clear(self.text, value)
         opcode = f"ld.{self.space}{'.nc' if self.constant else ''}{_vector(vector)}.{suffix}"
-        names = braced([value.name for value in values])
-        self.text.write(f"{guard(where)}{opcode} {names}, {place.operand()};")
+        issue(self.text, opcode, braced([value.name for value in values]), place, where=where)
         return values
 
     def store(
@@ -197,7 +197,7 @@ class Pointer:
         values = value if isinstance(value, tuple) else (value,)
         names = [operand(v, type, f"st of {self.type}") for v in values]
         opcode = f"st.{self.space}{_vector(len(names))}.{suffix}"
-        self.text.write(f"{guard(where)}{opcode} {place.operand()}, {braced(names)};")
+        issue(self.text, opcode, place, braced(names), where=where)
 
     def store_run(self, index: int, values: Sequence[Value], *, where: Value | None = None) -> None:
         """Stores neighbours in vectors as wide as divide them (see `load_run`)."""
@@ -241,18 +241,13 @@ class Pointer:
         if where is not None:
             clear(self.text, result)
         opcode = f"atom.{self.space}.{operation}"
-        names = ", ".join(operand(v, self.type, opcode) for v in values)
-        self.text.write(f"{guard(where)}{opcode} {result.name}, {place.operand()}, {names};")
+        names = [operand(v, self.type, opcode) for v in values]
+        issue(self.text, opcode, result.name, place, *names, where=where)
         return result
 
     def operand(self) -> str:
         """The address as instructions spell it."""
         return f"[{self.address.name}{f'+{self.offset}' if self.offset else ''}]"
-
-
-def braced(names: Sequence[str]) -> str:
-    """The text of a vector of registers; of one register, its name."""
-    return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
 
 
 def _vector(count: int) -> str:

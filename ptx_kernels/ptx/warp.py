@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .errors import KernelError
+from .issue import issue
 from .pointer import Pointer
 from .text import Text
 from .types import Type, bf16, f16, f32, s8, s32, u8, u32
-from .values import Value, apply, guard, operand, register
+from .values import Value, apply, register
 
 WARP = 32
 _FULL_MASK = "-1"
-_AMPERE = ((7, 0), 80)
 
 
 def shuffle_xor(k: Text, value: Value, mask: int) -> Value:
@@ -38,8 +38,7 @@ def _shuffle(k: Text, mode: str, value: Value, lane: int, fixed: int = 0) -> Val
     if value.type.register not in ("b32", "f32"):
         raise KernelError(f"a shuffle moves 32 bits, not {value.type}")
     result = register(k, value.type)
-    operands = f"{result.name}, {value.name}, {lane}, {fixed << 8 | 31}, {_FULL_MASK}"
-    k.write(f"shfl.sync.{mode}.b32 {operands};")
+    issue(k, f"shfl.sync.{mode}.b32", result, value, lane, fixed << 8 | 31, _FULL_MASK)
     return result
 
 
@@ -101,14 +100,9 @@ def mma(
         )
     accumulator = s32 if integer else f32
     depth = len(b) * 16 // a_type.size
-    k.require(_AMPERE)
     d = tuple(register(k, accumulator) for _ in range(4))
     opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.{accumulator}.{a_type}.{b_type}.{accumulator}"
-    fragments = [
-        _registers(v, t, opcode)
-        for v, t in ((d, accumulator), (a, u32), (b, u32), (c, accumulator))
-    ]
-    k.write(f"{opcode} {', '.join(fragments)};")
+    issue(k, opcode, d, tuple(a), tuple(b), tuple(c))
     return d
 
 
@@ -126,10 +120,9 @@ def ldmatrix(
         raise KernelError(
             f"ldmatrix loads 1, 2 or 4 matrices from shared memory, not {count} from {rows.space}"
         )
-    k.require(((7, 0), 75))
     words = tuple(register(k, u32) for _ in range(count))
     opcode = f"ldmatrix.sync.aligned.m8n8.x{count}{'.trans' if transpose else ''}.shared.b16"
-    k.write(f"{opcode} {_registers(words, u32, opcode)}, {rows.operand()};")
+    issue(k, opcode, words, rows)
     return words
 
 
@@ -153,24 +146,15 @@ def cp_async(
         raise KernelError(
             f"cp_async copies 4, 8 or 16 bytes from global to shared memory, not {nbytes}"
         )
-    k.require(_AMPERE)
-    cache = "cg" if nbytes == 16 else "ca"
-    rest = "" if size is None else f", {operand(size, u32, 'cp.async')}"
-    operands = f"{target.operand()}, {source.operand()}, {nbytes}{rest}"
-    k.write(f"{guard(where)}cp.async.{cache}.shared.global {operands};")
+    opcode = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global"
+    issue(k, opcode, target, source, nbytes, *(() if size is None else (size,)), where=where)
 
 
 def cp_async_commit(k: Text) -> None:
     """Closes the thread's group of copies issued since the last commit."""
-    k.require(_AMPERE)
-    k.write("cp.async.commit_group;")
+    issue(k, "cp.async.commit_group")
 
 
 def cp_async_wait(k: Text, pending: int = 0) -> None:
     """Waits until at most the `pending` youngest of the thread's groups are under way."""
-    k.require(_AMPERE)
-    k.write(f"cp.async.wait_group {pending};")
-
-
-def _registers(values: Sequence[Value], type: Type, what: str) -> str:
-    return "{" + ", ".join(operand(v, type, what) for v in values) + "}"
+    issue(k, "cp.async.wait_group", pending)

@@ -19,7 +19,7 @@ _WORDS = {
     "scope": "cta|cluster",
     "space": "shared|shared::cta",
 }
-_STATE = To("u64", sink=((7, 1), 80))
+_STATE = To("u64", sink=True, needs=((7, 1), 80))
 _PARITY, _PHASE = From("u32"), From("u64")
 _HINT = From("u32", optional=True)
 

@@ -16,11 +16,13 @@ from .row import BASELINE, Version
 
 #: Untyped spellings -> the type whose bits they move.
 BIT_TYPES = {"b8": TYPES["u8"], "b16": TYPES["u16"], "b32": TYPES["u32"], "b64": TYPES["u64"]}
+#: Spelling of an operand's type -> the type.
+NAMED_TYPES: dict[str, Type] = TYPES | BIT_TYPES
 
 
 def named_type(name: str) -> Type | None:
     """The type of a spelling (`u32`, `b32`), or None."""
-    return BIT_TYPES.get(name) or TYPES.get(name)
+    return NAMED_TYPES.get(name)
 
 
 @dataclass(frozen=True)
@@ -31,14 +33,15 @@ class To:
       type: a type's spelling; `.b` types take registers of any class of their size.
       count: registers in braces; None for one register without them.
       second: type of the destination after `|`, which may be left out.
-      sink: `_` may stand in its place, from this version on.
+      sink: `_` may stand in its place; `needs`: version from which on it may.
       wider: a register wider than the type will do.
     """
 
     type: str
     count: int | None = None
     second: str = ""
-    sink: Version | None = None
+    sink: bool = False
+    needs: Version = BASELINE
     wider: bool = False
 
 
@@ -109,12 +112,13 @@ class MachineRow:
 
 @dataclass(frozen=True)
 class Spelled:
-    """An opcode and what its row says of it."""
+    """An opcode and what its row says of it; `least`: how many operands must be there."""
 
     opcode: str
     row: MachineRow
     words: Words
     operands: Operands
+    least: int
 
 
 _ROWS: dict[str, list[MachineRow]] = {}  # first word of the opcode -> rows
@@ -156,5 +160,7 @@ def machine_row(opcode: str) -> Spelled | None:
     for row in _ROWS.get(opcode.split(".")[0], ()):
         if match := row.spelling.fullmatch(opcode):
             words = {name: word or "" for name, word in match.groupdict().items()}
-            return Spelled(opcode, row, words, row.operands(words))
+            operands = row.operands(words)
+            least = sum(not getattr(kind, "optional", False) for kind in operands)
+            return Spelled(opcode, row, words, operands, least)
     return None

@@ -79,8 +79,7 @@ class Binding:
         self._readers: list[Read] = []
         kinds = spelled.operands
         operands.needs(instruction, spelled.row.needs)
-        least = sum(not getattr(kind, "optional", False) for kind in kinds)
-        operands.count(instruction, *range(least, len(kinds) + 1))
+        operands.count(instruction, *range(spelled.least, len(kinds) + 1))
         given = instruction.operands
         for kind, operand in zip(kinds, given, strict=False):
             self._bind(kind, operand)
@@ -131,8 +130,8 @@ class Binding:
         return items
 
     def _bind_target(self, kind: To, operand: Operand) -> None:
-        if kind.sink is not None and isinstance(operand, Name) and operand.name == "_":
-            self._require(kind.sink)
+        if kind.sink and isinstance(operand, Name) and operand.name == "_":
+            self._require(kind.needs)
             return
         if kind.count is not None:
             for item in self._vector(kind, operand):
