@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import functools
 import os
+import shutil
+import tempfile
 
 import pytest
 
@@ -43,6 +45,20 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # test processes share it
+    _keep_compiled_programs(config)
+
+
+def _keep_compiled_programs(config: pytest.Config) -> None:
+    """JAX's compilation cache, in a folder that this process alone uses and that ends with it.
+
+    Tests make the same small programs again and again, each in a `jit` of its own. JAX writes
+    entries in place, so that processes that share a folder may read parts of them.
+    """
+    folder = tempfile.mkdtemp(prefix="jax-q4k-tests-")
+    config.add_cleanup(functools.partial(shutil.rmtree, folder, ignore_errors=True))
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
