@@ -37,7 +37,7 @@ demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo 'A model of your own: $(BIN)/jax-q4k generate MODEL.gguf -p "..." -n 64'
 
 test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
-	$(BIN)/python -m pytest -n $(JOBS) -q
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
 
 sanitize: $(VENV)/.installed-test
 	.ci/sanitize $(abspath $(BIN)/python)

@@ -9,6 +9,7 @@ of the issue slots.
 from __future__ import annotations
 
 import pytest
+from assembled import spilled
 
 from ptx_kernels import formats
 from ptx_kernels.kernels import KERNELS
@@ -23,7 +24,6 @@ from ptx_kernels.kernels.matvec import (
     matvec_rule,
 )
 from ptx_kernels.machine_code.model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
-from ptx_kernels.machine_code.ptxas import TARGETS, assemble_all
 from ptx_kernels.machine_code.report import Figures, figures
 from ptx_kernels.machine_code.work import QUANT_BITS
 from ptx_kernels.ptx import Kernel
@@ -180,15 +180,6 @@ def test_q4_k_float_activations(n, k):
     assert found.instructions_per_quant_byte <= FLOAT_INSTRUCTION_BUDGET <= 8.0
     assert found.narrowest_load == found.widest_load == 128
     assert found.spill_bytes == 0
-
-
-def spilled(kernels: dict[str, str]) -> dict[tuple[str, str], int]:
-    """{(label, target): bytes} of those kernels, {text: label}, that spill on some target."""
-    return {
-        (kernels[text], arch): assembly.spill_store_bytes
-        for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
-        if assembly.spill_store_bytes or assembly.stack_bytes
-    }
 
 
 def test_presets_never_spill():

@@ -7,6 +7,7 @@ import importlib.util
 import re
 
 import pytest
+from assembled import assemble_each
 
 from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.machine_code import ptxas
@@ -16,7 +17,6 @@ from ptx_kernels.machine_code.ptxas import (
     AssemblyError,
     ToolNotFoundError,
     assemble,
-    assemble_all,
     assemble_together,
     find_tool,
     occupancy,
@@ -116,6 +116,16 @@ def test_several_kernels_in_one_go_are_the_same_as_one_by_one():
     assert codes([], "sm_90") == []
 
 
+def test_tests_assemble_many_at_once_as_one_by_one():
+    """Each with others that declare the same target, or alone."""
+    texts = [KERNELS[case.family](**case.arguments).text for case in CASES[::40]]
+    together = assemble_each(texts)
+    assert list(together) and {arch for _, arch in together} == set(TARGETS)
+    for text in texts:
+        alone = assemble(text, "sm_80")
+        assert dataclasses.replace(together[text, "sm_80"], cubin=alone.cubin) == alone
+
+
 def test_texts_that_hold_no_single_entry_are_not_joined():
     with pytest.raises(AssemblyError, match="expected one '.visible .entry ' in each text"):
         assemble_together([ADD_ONE, HEADER], "sm_90")
@@ -171,7 +181,7 @@ def test_occupancy_refuses_what_cannot_be():
 @pytest.fixture(scope="module")
 def assemblies():
     """Every case on every target, (text, arch) -> Assembly."""
-    return assemble_all((KERNELS[case.family](**case.arguments).text for case in CASES), TARGETS)
+    return assemble_each(KERNELS[case.family](**case.arguments).text for case in CASES)
 
 
 @pytest.mark.parametrize("arch", TARGETS)

@@ -5,6 +5,7 @@ spill.
 from __future__ import annotations
 
 import pytest
+from assembled import spilled
 
 from ptx_kernels.kernels.matvec import (
     FORMATS,
@@ -16,7 +17,6 @@ from ptx_kernels.kernels.matvec import (
     qkv_matvec,
 )
 from ptx_kernels.kernels.matvec.rows import launch
-from ptx_kernels.machine_code.ptxas import TARGETS, assemble_all
 from ptx_kernels.machine_code.report import figures
 from ptx_kernels.ptx import Builder, Kernel
 from ptx_kernels.tuning import choose
@@ -121,12 +121,7 @@ def test_none_spills() -> None:
                 kernels[product(formats, rows, 4096, m, norm, output).text] = (
                     f"{formats} {rows} m={m} norm={norm}"
                 )
-    spilled = {
-        (kernels[text], arch): assembly.spill_store_bytes
-        for (text, arch), assembly in assemble_all(kernels, TARGETS).items()
-        if assembly.spill_store_bytes or assembly.stack_bytes
-    }
-    assert spilled == {}
+    assert spilled(kernels) == {}
 
 
 @pytest.mark.parametrize(

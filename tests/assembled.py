@@ -1,0 +1,51 @@
+"""Kernels assembled for every architecture, many of them by one ptxas: starting it takes a third of
+the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+from ptx_kernels.machine_code.ptxas import TARGETS, Assembly, assemble_together
+
+_AT_ONCE = 16
+
+
+def assemble_each(texts: Iterable[str]) -> dict[tuple[str, str], Assembly]:
+    """(text, arch) -> Assembly, of every text on every one of `TARGETS`; all but the cubin is as
+    `assemble` has it.
+
+    Only texts that declare the same PTX version and target go together, so that what a text
+    declares is held to suffice for it.
+    """
+
+    def head(text: str) -> list[str]:
+        return [line for line in text.splitlines() if line.startswith((".version", ".target"))]
+
+    by_head = itertools.groupby(sorted(dict.fromkeys(texts), key=head), head)
+    parts = [
+        (part, arch) for _, alike in by_head for part in _batches(list(alike)) for arch in TARGETS
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = list(pool.map(lambda part: assemble_together(*part), parts))
+    return {
+        (text, arch): assembly
+        for (part, arch), found in zip(parts, made, strict=True)
+        for text, (_, assembly) in zip(part, found, strict=True)
+    }
+
+
+def _batches(texts: list[str]) -> list[list[str]]:
+    return [texts[i : i + _AT_ONCE] for i in range(0, len(texts), _AT_ONCE)]
+
+
+def spilled(labels: Mapping[str, str]) -> dict[tuple[str, str], int]:
+    """{(label, arch): bytes} of those kernels, {text: label}, that spill on some architecture."""
+    return {
+        (labels[text], arch): assembly.spill_store_bytes
+        for (text, arch), assembly in assemble_each(labels).items()
+        if assembly.spill_store_bytes or assembly.stack_bytes
+    }
