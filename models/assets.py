@@ -1,4 +1,4 @@
-"""What comes with the package beside its code."""
+"""Files that the package ships beside its code: the demo model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,10 @@ def demo_path() -> Path:
     Raises FileNotFoundError where the package was built without it.
     """
     folder = importlib.resources.files("jax_q4k") / "assets"
-    found = (
-        [entry for entry in folder.iterdir() if entry.name.endswith(".gguf")]
-        if folder.is_dir()
-        else []
-    )
+    entries = folder.iterdir() if folder.is_dir() else ()
+    found = [entry for entry in entries if entry.name.endswith(".gguf")]
     if len(found) != 1:
-        raise FileNotFoundError(
-            f"the demo model is not installed: {folder} holds {len(found)} .gguf files, expected one"
-        )
-    return Path(os.fspath(found[0]))  # type: ignore[call-overload]  # a file: packages are not run from archives
+        problem = f"{folder} holds {len(found)} .gguf files, expected one"
+        raise FileNotFoundError(f"the demo model is not installed: {problem}")
+    # A file: packages are not run from archives.
+    return Path(os.fspath(found[0]))  # type: ignore[call-overload]

@@ -11,8 +11,6 @@ def bucket(size: int) -> int:
 
 
 def fine_bucket(size: int) -> int:
-    """`bucket(size)` up to 64, then the smallest of 80, 96, 112, 128, 160, 192, ...: four to a
-    doubling.
-    """
+    """`bucket(size)` up to 64, then the next of 80, 96, 112, 128, 160, ...: four a doubling."""
     step = bucket(size) // 8
     return bucket(size) if size <= 64 else -(-size // step) * step

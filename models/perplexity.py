@@ -1,32 +1,43 @@
-"""How well a model predicts a text."""
+"""Perplexity and bits per byte of a text."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+import weakref
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .buckets import bucket
 from .model import Model
 
 BATCH = 8  # windows in one call
 
+_PROGRAMS: weakref.WeakKeyDictionary[Model, Callable[..., jax.Array]] = weakref.WeakKeyDictionary()
+
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """What predicting a text cost."""
+    """The negative log-likelihood of a text.
 
-    nats: float  # the sum of -log p over all predicted tokens
-    tokens: int  # predicted
-    bytes: int  # of UTF-8, of the tokens that were predicted
+    Attributes:
+      nats: the sum of -log p over all predicted tokens.
+      tokens: predicted.
+      bytes: UTF-8 of the tokens that were predicted.
+    """
+
+    nats: float
+    tokens: int
+    bytes: int
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean nats per token, infinite beyond float64; it compares models of one
-        tokenizer only.
+        """exp of the mean nats per token, infinite beyond float64.
+
+        It compares models of one tokenizer only.
         """
         try:
             return math.exp(self.nats / self.tokens)
@@ -56,8 +67,8 @@ def score(
       progress: called with (windows done, windows in all).
 
     Raises:
-      ValueError: no tokenizer, a context below 2 or beyond the model's, a text too short to predict
-        anything.
+      ValueError: no tokenizer, a context below 2 or beyond the model's, or a text that is too
+        short to predict anything.
     """
     tokenizer, longest = model.tokenizer, model.config.context_length
     if tokenizer is None:
@@ -65,40 +76,57 @@ def score(
     length = min(longest, 512) if context is None else context
     if not 2 <= length <= longest:
         raise ValueError(f"context={context} must be 2 to {longest}, the model's context length")
-    start = (
-        [tokenizer.bos_token_id]
-        if tokenizer.vocabulary.add_bos and tokenizer.bos_token_id is not None
-        else []
-    )
-    ids = tokenizer.encode(text, add_special=False)
-    room = length - len(start)
-    windows = [ids[i : i + room] for i in range(0, len(ids), room)]
-    if not start:
-        windows = [
-            window for window in windows if len(window) > 1
-        ]  # nothing to predict in one token
+    adds_bos = tokenizer.vocabulary.add_bos and tokenizer.bos_token_id is not None
+    start = [tokenizer.bos_token_id] if adds_bos else []
+    windows = _windows(tokenizer.encode(text, add_special=False), start, length)
     if not windows:
         raise ValueError("text has too few tokens to predict any")
+    context_only = len(start) or 1  # tokens of a window that are not predicted
+    targets = [token for window in windows for token in window[context_only:]]
 
-    @jax.jit
-    def nats(weights: list[jax.Array], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """-log p of tokens 1 to length - 1, summed per row of (rows, length)."""
-        log_p = jax.nn.log_softmax(model.decoder(weights)(tokens, lengths)[:, :-1])
-        taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
-        return -jnp.sum(taken, axis=1, where=jnp.arange(1, length) < lengths[:, None])
-
-    total, predicted, size = 0.0, 0, 0
+    nats, total = _program(model), 0.0
     for first in range(0, len(windows), BATCH):
         rows = windows[first : first + BATCH]
-        tokens = np.zeros((BATCH, length), np.int32)
-        lengths = np.ones(BATCH, np.int32)  # a row of padding predicts nothing
-        for row, window in enumerate(rows):
-            tokens[row, : len(start) + len(window)] = start + window
-            lengths[row] = len(start) + len(window)
-            targets = window if start else window[1:]
-            predicted += len(targets)
-            size += sum(len(tokenizer.token_bytes(i)) for i in targets)
+        tokens, lengths = _padded(rows, length)
         total += float(np.asarray(nats(model.weights, tokens, lengths), np.float64).sum())
         if progress is not None:
             progress(first + len(rows), len(windows))
-    return Score(total, predicted, size)
+    return Score(total, len(targets), sum(len(tokenizer.token_bytes(i)) for i in targets))
+
+
+def _windows(ids: list[int], start: list[int], length: int) -> list[list[int]]:
+    """Ids in windows of `length` tokens that begin with `start`; none has only one token."""
+    room = length - len(start)
+    windows = [start + ids[i : i + room] for i in range(0, len(ids), room)]
+    return [window for window in windows if len(window) > 1]
+
+
+def _padded(windows: list[list[int]], length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens (rows, time) and lengths (rows,), of few shapes; a row of padding predicts nothing."""
+    count = 1 << (len(windows) - 1).bit_length()
+    tokens = np.zeros((count, min(length, bucket(max(map(len, windows))))), np.int32)
+    lengths = np.ones(count, np.int32)
+    for row, window in enumerate(windows):
+        tokens[row, : len(window)] = window
+        lengths[row] = len(window)
+    return tokens, lengths
+
+
+def _program(model: Model) -> Callable[..., jax.Array]:
+    """A model's program, compiled per shape: weights, tokens, lengths -> nats of each row."""
+    if model not in _PROGRAMS:
+        # The cache must not keep the model, which is there whenever the program is traced.
+        reference = weakref.ref(model)
+
+        @jax.jit
+        def nats(weights: list[jax.Array], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+            """-log p of tokens 1 to length - 1, summed per row of (rows, time)."""
+            traced = reference()
+            assert traced is not None
+            log_p = jax.nn.log_softmax(traced.decoder(weights)(tokens, lengths)[:, :-1])
+            taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
+            predicted = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
+            return -jnp.sum(taken, axis=1, where=predicted)
+
+        _PROGRAMS[model] = nats
+    return _PROGRAMS[model]

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 
 class StopStrings:
-    """Passes text on until a stop string completes, and holds back what could still become one.
+    """Passes text on until a stop string completes, and holds back a beginning of one.
 
     The match that completes first wins, the longest of those that complete together; so the outcome
-    does not depend on how the text is cut into pieces. Neither the stop string nor what follows it
-    is passed on.
+    does not depend on how the text is cut into pieces. Neither the stop string nor the text behind
+    it is passed on.
     """
 
     def __init__(self, stops: str | Iterable[str] = ()) -> None:

@@ -45,12 +45,12 @@ class CheckpointSource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """path: a folder, or one .safetensors file whose config.json and tokenizer.json lie beside
-        it.
+        """path: a folder, or a .safetensors file that lies beside config.json and tokenizer.json.
 
         Raises:
-          jax_q4k.CheckpointError: a file is malformed, the parts do not fit together, or it asks
-            for what is not supported. OSError: a file cannot be read.
+          jax_q4k.CheckpointError: a file is malformed or asks for an unsupported feature, or the
+            files do not fit together.
+          OSError: a file cannot be read.
         """
         self.name = os.fsdecode(path)
         given = Path(self.name)
@@ -93,13 +93,13 @@ class CheckpointSource:
 
     @property
     def has_tokenizer(self) -> bool:
+        """True if the folder holds a tokenizer."""
         return tokenizer.has_tokenizer(self.metadata)
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor under GGUF's name, its rows in GGUF's order; norms and biases as float32, others
-        as stored.
+        """A tensor by GGUF's name, its rows in GGUF's order; norms and biases become float32.
 
-        Raises CheckpointError if a value is NaN or infinite, or the file is not what it was.
+        Raises CheckpointError if a value is NaN or infinite, or the file has changed.
         """
         if name == _ROPE and self.description.rope_divisors is not None:
             return self.description.rope_divisors
@@ -113,8 +113,9 @@ class CheckpointSource:
         return values
 
     def _match(self) -> dict[str, str]:
-        """GGUF's names -> the checkpoint's, of all tensors but the rope divisors; no others are
-        there.
+        """GGUF's names -> the checkpoint's, of all tensors but the rope divisors.
+
+        Refuses a tensor that is missing, of another shape or type, or no part of the model.
         """
         names: dict[str, str] = {}
         for name, (shape, *_) in self._expected.items():
@@ -123,20 +124,19 @@ class CheckpointSource:
             names[name] = stored_name = str(self._expected[name].checkpoint)
             stored = self._weights.stored.get(stored_name)
             if stored is None:
-                raise CheckpointError(
-                    self.name, f"tensor {stored_name!r}", f"is missing, expected with shape {shape}"
-                )
+                problem = f"is missing, expected with shape {shape}"
+                raise CheckpointError(self.name, f"tensor {stored_name!r}", problem)
             if stored.dtype not in DTYPES:
-                problem = f"has dtype {stored.dtype}, which is not supported; supported are {', '.join(DTYPES)}"
+                supported = f"supported are {', '.join(DTYPES)}"
+                problem = f"has dtype {stored.dtype}, which is not supported; {supported}"
                 raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
             if stored.shape != shape:
                 problem = f"has shape {stored.shape}, expected {shape}"
                 raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
         known = set(names.values())
         for stored_name, stored in self._weights.stored.items():
-            tied = (
-                self.description.tied and stored_name == "lm_head.weight"
-            )  # the embedding is taken in its place
+            # The embedding is taken in its place.
+            tied = self.description.tied and stored_name == "lm_head.weight"
             if stored_name not in known and not tied and not _BUFFER.fullmatch(stored_name):
                 architecture = self.config.architecture
                 problem = f"is not part of a {architecture} model as config.json describes it"
@@ -144,6 +144,7 @@ class CheckpointSource:
         return names
 
     def _is_part(self, name: str) -> bool:
+        """True if config.json says that the checkpoint holds this tensor."""
         entry = self._expected[name].entry
         if entry.checkpoint is None:
             return False
@@ -158,8 +159,7 @@ class CheckpointSource:
 def from_pretrained(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
 ) -> Model:
-    """Loads a Llama, Mistral, Qwen 2 or Qwen 3 checkpoint from a local folder; nothing is
-    downloaded.
+    """Loads a Hugging Face checkpoint from a local folder; nothing is downloaded.
 
     Weights keep their type (float32, float16 or bfloat16); norms and biases become float32.
 
@@ -172,8 +172,8 @@ def from_pretrained(
       The model; its tokenizer is None if the folder holds none.
 
     Raises:
-      jax_q4k.CheckpointError: a file is malformed, or asks for what is not supported. OSError: it
-        cannot be read.
+      jax_q4k.CheckpointError: a file is malformed, or asks for an unsupported feature.
+      OSError: it cannot be read.
     """
     with CheckpointSource(path) as source:
         total, done, tensors = sum(source.nbytes.values()), 0, {}
@@ -191,10 +191,10 @@ def from_pretrained(
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key projection, or its bias, for rope on pairs (2i, 2i + 1) in place of
-    (i, i + half).
+    """Rows of a query or key projection, or of its bias, reordered for interleaved rope.
 
-    rows: (heads * head_dim, ...) -> the same shape, contiguous.
+    Interleaved rope rotates dimensions (2i, 2i + 1) of a head, the checkpoint's (i, i + head_dim /
+    2). rows: (heads * head_dim, ...) -> the same shape, contiguous.
     """
     halves = rows.reshape(heads, 2, -1, *rows.shape[1:])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)

@@ -1,6 +1,4 @@
-"""llama.cpp's importance matrices: how much each column of a weight matrix matters for its
-output.
-"""
+"""llama.cpp's importance matrices: weights of the squared errors of a matrix's columns."""
 
 from __future__ import annotations
 
@@ -17,22 +15,19 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """GGUF tensor name -> float32 (k,): the mean square of the activations that met each column.
 
-    The layout is that of llama.cpp's `llama-imatrix`: per tensor NAME.in_sum2 (k,), sums of
-    squares, and NAME.counts (1,), how many rows they are of. A tensor that met none has weights of
-    1.
+    The layout is that of llama.cpp's `llama-imatrix`: per tensor NAME.in_sum2 (k,), sums of squares
+    over rows of activations, and NAME.counts (1,), the number of rows. A tensor that met none has
+    weights of 1.
 
     Raises:
       jax_q4k.GGUFError: no such file, or sums of experts, which no model here has.
     """
     file = os.fsdecode(path)
     read = gguf.read(path)
-    if read.metadata.get("general.type") != "imatrix":
-        found = read.metadata.get("general.type")
-        raise GGUFError(
-            file,
-            "general.type",
-            f"must be 'imatrix', not {found!r} (the older .dat format is not read)",
-        )
+    found = read.metadata.get("general.type")
+    if found != "imatrix":
+        problem = f"must be 'imatrix', not {found!r} (the older .dat format is not read)"
+        raise GGUFError(file, "general.type", problem)
     sums, counts = (
         {
             name.removesuffix(end): _numbers(file, name, tensor)
@@ -45,9 +40,8 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     for name, total in sums.items():
         count = counts.get(name, np.zeros(0))
         if count.size != 1:
-            raise GGUFError(
-                file, f"tensor {name + _COUNTS!r}", f"must hold one number, not {count.size}"
-            )
+            problem = f"must hold one number, not {count.size}"
+            raise GGUFError(file, f"tensor {name + _COUNTS!r}", problem)
         importance[name] = total / count if count[0] > 0 else np.ones_like(total)
     return importance
 

@@ -1,6 +1,4 @@
-"""Which type every tensor of a quantized model has, as llama.cpp's `llama_tensor_get_type`
-decides.
-"""
+"""Recipes: the type of each tensor of a quantized model, as llama.cpp's `llama_tensor_get_type`."""
 
 from __future__ import annotations
 
@@ -15,23 +13,23 @@ from ..config import Config
 
 
 def _outer_and_every_third(layer: int, layers: int) -> bool:
-    """The first and last eighth of the layers, which lose most by quantization, and every third
-    between.
-    """
+    """True for layers that lose most: the first and last eighth, and every third between."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A type for most matrices and better ones for some."""
+    """A type for most matrices and better ones for some.
+
+    better: part of a layer -> (its type, a function that is true for (layer, number of layers)).
+    """
 
     file_type: LlamaFileType
     type: str
     better: Mapping[str, tuple[str, Callable[[int, int], bool]]] = dataclasses.field(
         default_factory=dict
     )
-    """Part of a layer -> (its type, whether in (layer, of so many layers))."""
 
 
 _K_M = {part: ("Q6_K", _outer_and_every_third) for part in ("attn_v", "ffn_down")}
@@ -63,8 +61,9 @@ def get(name: str) -> Recipe:
 def tensor_types(
     recipe: Recipe, config: Config, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, str]:
-    """Tensor name -> ggml's type name, for row-major shapes that fit `config`. Vectors (norms,
-    biases) are F32.
+    """Tensor name -> ggml's type name; vectors (norms, biases) are F32.
+
+    shapes: row-major, of tensors that fit `config`.
     """
     tied = "output.weight" not in shapes
     types = {}
@@ -89,7 +88,7 @@ def _matrix_type(recipe: Recipe, config: Config, name: str) -> str:
 
 
 def _is_70b(config: Config) -> bool:
-    """llama.cpp tells its 70B models by their layers."""
+    """True for models that llama.cpp counts as of 70B, by their layers."""
     grouped = config.num_heads != config.num_kv_heads
     return config.num_layers == 80 and (
         config.architecture == "qwen2" or (config.architecture == "llama" and grouped)

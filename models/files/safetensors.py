@@ -1,8 +1,8 @@
 """Tensors of safetensors files, read one at a time.
 
 The safetensors package checks that every tensor lies inside its file and that no two overlap. Files
-are read, not
-mapped: pages of a map count as resident memory, and a mapped file that shrinks kills the process.
+are read, not mapped: pages of a map count as resident memory, and a mapped file that shrinks kills
+the process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class Stored(NamedTuple):
-    """Where a tensor lies, and what its file says it is."""
+    """A tensor's place, and its file's description of it."""
 
     file: Path
     dtype: str  # safetensors' name
@@ -46,9 +46,7 @@ class Weights:
     """The tensors of one file or of all files of an index: name -> Stored, in `stored`."""
 
     def __init__(self, path: Path) -> None:
-        """path: a .safetensors file, or a folder with model.safetensors or
-        model.safetensors.index.json.
-        """
+        """path: a .safetensors file, or a folder that holds one, or an index of several."""
         self._open: tuple[Path, Any] | None = None
         self._stack = contextlib.ExitStack()
         self.stored: dict[str, Stored] = {}
@@ -58,8 +56,9 @@ class Weights:
         elif index.exists():
             self._list_shards(index)
         else:
-            problem = "is missing, and so is model.safetensors.index.json; other kinds of weights are not supported"
-            raise CheckpointError(str(path), "model.safetensors", problem)
+            problem = "is missing, and so is model.safetensors.index.json"
+            others = "other kinds of weights are not supported"
+            raise CheckpointError(str(path), "model.safetensors", f"{problem}; {others}")
 
     def close(self) -> None:
         """Closes the file that was read last."""
@@ -67,9 +66,7 @@ class Weights:
         self._stack.close()
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor, whose dtype must be one of DTYPES. Raises CheckpointError if a value is NaN or
-        infinite.
-        """
+        """A tensor of one of DTYPES. Raises CheckpointError if a value is NaN or infinite."""
         stored = self.stored[name]
         file = str(stored.file)
         values = _checked(
@@ -97,39 +94,30 @@ class Weights:
                 part = handle.get_slice(name)
                 dtype, shape = str(part.get_dtype()), tuple(part.get_shape())
                 if name in self.stored:
-                    raise CheckpointError(
-                        str(file), f"tensor {name!r}", f"is in {self.stored[name].file.name} too"
-                    )
+                    problem = f"is in {self.stored[name].file.name} too"
+                    raise CheckpointError(str(file), f"tensor {name!r}", problem)
                 self.stored[name] = Stored(file, dtype, shape)
 
     def _list_shards(self, index: Path) -> None:
         fields = JSONFields.read(index, MAX_INDEX)
         places: dict[str, str] = fields.mapping("weight_map")
         for name, shard in places.items():
-            if (
-                not isinstance(shard, str)
-                or Path(shard).name != shard
-                or not shard.endswith(".safetensors")
-            ):
-                fields.fail(
-                    f"weight_map[{name[:100]!r}]",
-                    f"must name a .safetensors file in its folder, not {shard!r:.200}",
-                )
+            is_name = isinstance(shard, str) and Path(shard).name == shard
+            if not is_name or not shard.endswith(".safetensors"):
+                problem = f"must name a .safetensors file in its folder, not {shard!r:.200}"
+                fields.fail(f"weight_map[{name[:100]!r}]", problem)
         for shard in dict.fromkeys(places.values()):
             if not (index.parent / shard).exists():
                 fields.fail("weight_map", f"names {shard!r}, which is missing")
             self._list(index.parent / shard)
         for name, shard in places.items():
             if name not in self.stored or self.stored[name].file.name != shard:
-                fields.fail(
-                    f"weight_map[{name[:100]!r}]",
-                    f"names {shard!r}, which does not hold the tensor",
-                )
+                problem = f"names {shard!r}, which does not hold the tensor"
+                fields.fail(f"weight_map[{name[:100]!r}]", problem)
         for name, stored in self.stored.items():
             if name not in places:
-                raise CheckpointError(
-                    str(stored.file), f"tensor {name!r}", f"is not in {index.name}"
-                )
+                problem = f"is not in {index.name}"
+                raise CheckpointError(str(stored.file), f"tensor {name!r}", problem)
 
 
 @contextlib.contextmanager
@@ -141,7 +129,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def _checked(file: Path, field: str, call: Callable[[], T]) -> T:
-    """What `call` returns; the errors of safetensors as CheckpointError."""
+    """Calls a function of safetensors, whose errors become CheckpointError."""
     try:
         return call()
     except SafetensorError as error:

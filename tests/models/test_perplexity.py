@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import math
+import weakref
 
 import numpy as np
 import pytest
 from helpers import GOLDEN
 
 from jax_q4k import models
-from jax_q4k.models.perplexity import Score, score
+from jax_q4k.models.perplexity import Score, _program, score
 
 TEXT = "The sea was calm, and the two sisters walked along the shore until the evening came. " * 3
 
@@ -73,6 +75,20 @@ def test_the_models_context_is_taken_up_to_512(longest, windows, monkeypatch):
     monkeypatch.setattr(demo.tokenizer, "encode", lambda *_, **__: ids)
     found = score(demo, "", progress=lambda *call: seen.append(call))
     assert seen[-1] == (windows, windows) and found.tokens == len(ids)
+
+
+def test_a_model_compiles_once_per_shape_and_is_not_kept():
+    demo = models.from_gguf(models.demo_path())
+    short, shorter = score(demo, "it was so"), score(demo, "it was")
+    assert shorter.tokens < short.tokens < 8
+    assert _program(demo)._cache_size() == 1
+    assert score(demo, "it was so") == short
+    score(demo, "it was so " * 30, context=16)
+    assert _program(demo)._cache_size() == 2
+    reference = weakref.ref(demo)
+    del demo
+    gc.collect()
+    assert reference() is None
 
 
 def test_units():
