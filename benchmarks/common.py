@@ -14,10 +14,10 @@ RESULTS = Path(__file__).with_name("results")
 
 
 def on_cores(cores: set[int], module: str, function: str, *args: Any) -> Any:
-    """What `benchmarks.module.function(*args)` returns in a process that may use these cores alone.
+    """`benchmarks.module.function(*args)`, run in a process that may use these cores alone.
 
-    From its start: JAX sizes its thread pool then. What is returned must fit JSON, `args` must be
-    literals.
+    It is bound from its start: JAX sizes its thread pool then. The result must fit JSON, `args`
+    must be literals.
     """
     code = (
         f"import json, os; os.sched_setaffinity(0, {sorted(cores)});"

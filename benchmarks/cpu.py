@@ -1,4 +1,4 @@
-"""How fast a CPU decodes, and how llama.cpp does: `python -m benchmarks.cpu [--model FILE]
+"""Speed on a CPU, ours and llama.cpp's: `python -m benchmarks.cpu [--model FILE]
 [--llama-bench PATH]`.
 
 A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two:
@@ -114,8 +114,8 @@ def _prefill_seconds(model: Any, tokens: int) -> float:
 
 
 def _decode_seconds(model: Any, context: int) -> float:
-    """Of NEW_TOKENS after a prompt of `context`, at least 1: each run starts from where the prompt
-    left the cache.
+    """Seconds for NEW_TOKENS after a prompt of `context`, at least 1: each run starts from where
+    the prompt left the cache.
     """
     import jax
     import jax.numpy as jnp
@@ -168,7 +168,7 @@ def llama_bench(program: str, cores: set[int], path: str) -> dict[str, Any]:
     """The same figures by llama.cpp, with a thread on each of these cores."""
 
     def run(*arguments: str) -> tuple[Any, float, float]:
-        """What it prints, its seconds and its largest resident memory."""
+        """llama-bench's output, its seconds and its largest resident memory."""
         command = [program, "-m", path, "-t", str(len(cores)), "-o", "json", *arguments]
         ours = os.sched_getaffinity(0)
         os.sched_setaffinity(0, cores)  # a process inherits them

@@ -37,7 +37,7 @@ _MODEL_MEMORY = (
 
 
 class Clock:
-    """How much of the time that the whole run may take is left."""
+    """The rest of the time that the whole run may take."""
 
     def __init__(self, seconds: float) -> None:
         self._end = time.monotonic() + seconds

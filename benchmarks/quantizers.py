@@ -1,4 +1,4 @@
-"""How fast floats are quantized: `python -m benchmarks.quantizers [FILE]`.
+"""Speed of the quantizers: `python -m benchmarks.quantizers [FILE]`.
 
 Every format on normally distributed rows, with one core and with all of them; writes
 `benchmarks/results/quantizers.json`. Each is the median of some runs, after one that compiles.

@@ -1,4 +1,4 @@
-"""What can be said of the kernels' cost without a GPU: `python -m benchmarks.static [FILE]`.
+"""The kernels' cost as far as it shows without a GPU: `python -m benchmarks.static [FILE]`.
 
 Assembles every kernel for every target and compiles the 8B decode loop ahead of time; writes
 registers, spills and, for the H200, the hot loops' instructions and predicted times to
@@ -42,7 +42,7 @@ def launches_of_8b_step() -> dict[str, object]:
 
 
 def cases() -> list[Case]:
-    """What stands for each family, and every strategy of the mat-vec at Llama-3.1-8B's shapes."""
+    """Each family's examples, and every strategy of the mat-vec at Llama-3.1-8B's shapes."""
     return [*CASES, *(case for preset in PRESETS for case in preset_cases(preset))]
 
 

@@ -62,7 +62,9 @@ CONFIGS: dict[tuple[str, str], GemmConfig] = {
 
 
 def _bf16_pairs(k: Builder, word: Value, scale: Value, offset: Value) -> list[Value]:
-    """Four bytes below 128 -> scale * byte + offset, two words of bf16 pairs: 128 + byte is exact, and one less it."""
+    """Four bytes below 128 -> scale * byte + offset, two words of bf16 pairs: 128 + byte is exact,
+    and so is 128 less.
+    """
     anchor, one, less = k.const(u32, 0x43434343), k.const(u32, 0x3F803F80), k.const(u32, 0xC300C300)
     found = []
     for which in (0x4140, 0x4342):
@@ -149,7 +151,9 @@ def build(format: str, products: str, n: int, columns: int, m: int, config: Gemm
 
 
 def error(format: str, products: str) -> float:
-    """NMSE against the float64 product of the unrounded activations, simulated: 32 rows, 16 activations."""
+    """NMSE against the float64 product of the unrounded activations, simulated: 32 rows, 16
+    activations.
+    """
     config = GemmConfig(1, 1, 2, 16, 2, "f16" if products == "f16" else "int8")
     rng, columns = np.random.default_rng(0), 1024
     planes = random_planes(format, 32, columns // formats.get(format).block_size, rng)

@@ -39,7 +39,7 @@ def _parse_count(text: str) -> int:
 
 
 def _parser_of(annotation: Any) -> Callable[[str], Any]:
-    """What turns an option's text into a value of the annotated type (`T | None` takes a T)."""
+    """The parser of an option's text into the annotated type (`T | None` takes a T)."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         annotation = next(a for a in typing.get_args(annotation) if a is not type(None))
     if typing.get_origin(annotation) is typing.Literal:
@@ -76,7 +76,8 @@ def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | 
                 default = getattr(parameter.default, field.name)
             if field.name in options:
                 raise TypeError(
-                    f"{function.__name__}: field {field.name} of {parameter.name} is also an argument"
+                    f"{function.__name__}: field {field.name} of {parameter.name} is also an"
+                    " argument"
                 )
             options[field.name] = (field_hints[field.name], default, parameter.name)
     return options
@@ -195,7 +196,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if options.preset and options.family not in (None, "matvec"):
         parser.error(
-            f"--preset {options.preset} goes with --family matvec, not {options.family}: presets are its own"
+            f"--preset {options.preset} goes with --family matvec, not {options.family}:"
+            " presets are its own"
         )
     wanted = PRESETS if options.preset == "all" else [options.preset] if options.preset else []
     of_presets = [case for preset in wanted for case in preset_cases(preset)]

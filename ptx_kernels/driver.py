@@ -25,9 +25,8 @@ import numpy as np
 
 from .ptx import Kernel
 
-_STATIC_SHARED_LIMIT = (
-    48 << 10
-)  # a block gets more dynamic shared memory only when the function asks for it
+#: A block gets more dynamic shared memory only when the function asks for it.
+_STATIC_SHARED_LIMIT = 48 << 10
 _POISON = 0xFF  # a NaN in every float type, -1 in every integer type
 
 _MIN_LAUNCHES = 16  # of a graph, so that its replay's own cost is small beside them
@@ -61,13 +60,14 @@ def _bindings() -> ModuleType:
         return importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise DriverError(
-            f"the CUDA driver's Python bindings are not installed ({error}); pip install 'cuda-python>=13,<14'"
+            f"the CUDA driver's Python bindings are not installed ({error});"
+            " pip install 'cuda-python>=13,<14'"
         ) from error
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """What the driver says of a device."""
+    """The driver's facts of a device."""
 
     name: str
     arch: str
@@ -256,7 +256,8 @@ class Device:
             except DriverError as error:
                 raise DriverError(
                     f"kernel {kernel.name} did not load: {error}; "
-                    f"ptx_kernels.machine_code.ptxas.assemble(text, {self.facts.arch!r}) may say why"
+                    "ptx_kernels.machine_code.ptxas.assemble"
+                    f"(text, {self.facts.arch!r}) may say why"
                 ) from error
             self._modules.append(module)
             function = self._call("cuModuleGetFunction", module, kernel.name.encode())
@@ -304,7 +305,8 @@ class Device:
         for b, operand in zip(kernel.operands, operands, strict=True):
             if operand.shape != b.shape or operand.dtype.itemsize != b.type.size:
                 raise TypeError(
-                    f"kernel {kernel.name}: operand {b.name} is {b.type} {b.shape}, got {operand.dtype} {operand.shape}"
+                    f"kernel {kernel.name}: operand {b.name} is {b.type} {b.shape},"
+                    f" got {operand.dtype} {operand.shape}"
                 )
         given = [self.upload(operand) for operand in operands]
         reused = {result: given[operand] for operand, result in kernel.aliases.items()}
@@ -383,9 +385,7 @@ class Device:
 
 
 def rotations(bytes_per_set: int, l2_bytes: int) -> int:
-    """How many sets of inputs to rotate over so that a launch finds none of its own in the L2
-    cache.
-    """
+    """Sets of inputs to rotate over so that a launch finds none of its own in the L2 cache."""
     return max(1, min(64, math.ceil(4 * l2_bytes / max(bytes_per_set, 1))))
 
 

@@ -46,7 +46,8 @@ class Simulation:
         rate = s.lane_instructions / self.seconds / 1e6
         lines = [
             f"{k.name}: grid {k.grid}, {k.block[0]} threads a block",
-            f"{s.lane_instructions:,} lane-instructions in {self.seconds * 1e3:.1f} ms ({rate:.0f} million a second)",
+            f"{s.lane_instructions:,} lane-instructions in {self.seconds * 1e3:.1f} ms"
+            f" ({rate:.0f} million a second)",
         ]
         for result in self.results:
             shape = "x".join(map(str, result.buffer.shape))

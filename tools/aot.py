@@ -38,7 +38,7 @@ class Program:
 
     @property
     def launches(self) -> list[Thunk]:
-        """What runs on the device: kernels, copies, fills; one CUDA graph node each."""
+        """Thunks that run on the device: kernels, copies, fills; one CUDA graph node each."""
         return [t for t in self.thunks if t.kind not in CONTAINERS]
 
     @property

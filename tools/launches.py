@@ -1,4 +1,4 @@
-"""How many kernels a program launches, and which: compiled ahead of time, so no GPU is needed.
+"""The kernels that a program launches, counted and listed; compiled ahead of time, without a GPU.
 
 python -m tools.launches [MODEL.gguf | --shape llama-3.1-8b] [--batch N] [--list PROGRAM]
 """
@@ -42,7 +42,7 @@ def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
 
 
 def page_array(arguments: Any) -> Array:
-    """What a KV page array is to XLA; taken from the cache in a program's arguments."""
+    """A KV page array as XLA sees it; taken from the cache in a program's arguments."""
     (cache,) = (x for x in jax.tree.leaves(arguments, is_leaf=_is_cache) if _is_cache(x))
     pages = cache.pages[0][0]
     return Array(_XLA_TYPES[str(jnp.dtype(pages.dtype))], tuple(pages.shape))
@@ -71,8 +71,8 @@ def describe(name: str, program: aot.Program, pages: Array, num_layers: int) -> 
                 f"{total} launches, {mine} ours ({count} layers)"
                 for (total, mine), count in per_layer.items()
             ),
-            f"  loops: {len(program.loops)}, in a CUDA graph: {len(in_graphs)}; copies: {len(copies)}; "
-            f"of KV page arrays {pages}: {len(program.rewrites(pages))}",
+            f"  loops: {len(program.loops)}, in a CUDA graph: {len(in_graphs)};"
+            f" copies: {len(copies)}; of KV page arrays {pages}: {len(program.rewrites(pages))}",
         ]
     )
 
@@ -105,7 +105,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--capacity",
         type=int,
         default=1008,
-        help="tokens of cache per sequence, so chosen that no other array is as large as a page array",
+        help="tokens of cache per sequence: no other array may be as large as a page array",
     )
     parser.add_argument("--cache-dtype", default="float32", choices=list(_XLA_TYPES))
     parser.add_argument(
@@ -124,9 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
         capacity=options.capacity,
         cache_dtype=jnp.dtype(options.cache_dtype),
     )
-    print(
-        f"{options.shape or options.model.name} for {aot.topology().devices[0].device_kind}, JAX {jax.__version__}"
-    )
+    name, gpu = options.shape or options.model.name, aot.topology().devices[0].device_kind
+    print(f"{name} for {gpu}, JAX {jax.__version__}")
     for name, (function, args) in programs.items():
         program = aot.compile_program(function, *args, options=models.CUDA_COMPILER_OPTIONS)
         print(describe(name, program, page_array(args), model.config.num_layers))

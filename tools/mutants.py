@@ -1,10 +1,10 @@
-"""Small bugs in a kernel's PTX, one at a time: what `tools.mutation` plants and the tests must
-find.
+"""Mutants: small bugs in a kernel's PTX, one at a time, which `tools.mutation` plants and the tests
+must find.
 
 A mutant changes, drops or adds one line of the body. Every operator below is a mistake that someone
-writing or
-changing a kernel makes: a forgotten barrier, `<=` for `<`, a shift or mask that is off by one,
-swapped operands, a loop that ends a round early, a wrong stride, an address computed in 32 bits.
+writing or changing a kernel makes: a forgotten barrier, `<=` for `<`, a shift or mask that is off
+by one, swapped operands, a loop that ends a round early, a wrong stride, an address computed in 32
+bits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class _Line:
         operands: list[str] | None = None,
     ) -> str:
         parts = list(self.operands) if operands is None else operands
-        return f"{self.indent}{self.guard if guard is None else guard}{opcode or self.opcode} {', '.join(parts)};"
+        start = f"{self.indent}{self.guard if guard is None else guard}"
+        return f"{start}{opcode or self.opcode} {', '.join(parts)};"
 
     def with_operand(self, index: int, value: str) -> str:
         operands = list(self.operands)
@@ -86,7 +87,7 @@ Operator = Callable[[_Line, "_Body"], Iterator[str]]
 
 
 class _Body:
-    """What operators ask about the whole body."""
+    """The whole body, as operators ask about it."""
 
     def __init__(self, text: str) -> None:
         self.lines = instructions(text)
@@ -304,7 +305,7 @@ def change_stride(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def drop_rounding(line: _Line, body: _Body) -> Iterator[str]:
-    """What ptxas may then contract to a fused multiply-add."""
+    """An un-rounded operation, which ptxas may contract to a fused multiply-add."""
     if re.match(r"(add|sub|mul)\.rn\.f32$", line.opcode):
         yield line.changed(opcode=line.opcode.replace(".rn", ""))
 
@@ -335,8 +336,8 @@ def replace_opcode(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def delete_update(line: _Line, body: _Body) -> Iterator[str]:
-    """Of a register that other instructions write too; where it is the only one, any run would say
-    so.
+    """A lost update of a register that other instructions write too; where it is the only one, any
+    run would say so.
     """
     if body.definitions.get(line.operands[0], 0) > 1 and not line.opcode.startswith(
         _WITHOUT_RESULT
@@ -397,10 +398,8 @@ def mutants(text: str) -> dict[str, list[Mutant]]:
 
 # --- mutants that change nothing ---
 
-_INDEX_ARITHMETIC = tuple(
-    f"{name}."
-    for name in "mov add sub mul mad and or xor not shl shr selp setp min max div rem cvt bfe bfi".split()
-)
+_OF_INDICES = "mov add sub mul mad and or xor not shl shr selp setp min max div rem cvt bfe bfi"
+_INDEX_ARITHMETIC = tuple(f"{name}." for name in _OF_INDICES.split())
 _CLASSES = {"%p": "pred", "%r": "b32", "%rd": "b64"}
 
 
@@ -478,7 +477,7 @@ def _renamed(operand: str, changed: set[str]) -> str:
 
 
 def _is_index(register: str, index: dict[int, _Line], writers: dict[str, list[_Line]]) -> bool:
-    """Whether it is a special register, or the result of index arithmetic."""
+    """True for a special register, or the result of index arithmetic."""
     return "." in register or (
         len(writers.get(register, ())) == 1 and writers[register][0].number in index
     )

@@ -1,14 +1,13 @@
-"""`python -m tools.mutation [--subjects PATTERN ...] [--mutants 300] [--json FILE]`: do our
-checks find bugs?
+"""Mutation testing, whether our checks find bugs: `python -m tools.mutation
+[--subjects PATTERN ...] [--mutants 300] [--json FILE]`.
 
-Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a
-time, and runs what
-the tests run: the simulator with all its checks against the exact results, then again under
-perturbations of what hardware leaves open; and the rule that every float instruction states its
-rounding. A mutant that nothing notices survives. Those that compute the same as the kernel do not
-count: index arithmetic that gives every thread of the launch the same numbers (found by running
-it), and what tests/data/mutation/equivalent.toml lists with a reason. Survivors that are real bugs
-are explained there too.
+Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a time,
+and runs what the tests run: the simulator with all its checks against the exact results, then
+again under perturbations of what hardware leaves open; and the rule that every float instruction
+states its rounding. A mutant that nothing notices survives. Those that compute the same as the
+kernel do not count: index arithmetic that gives every thread of the launch the same numbers (found
+by running it), and what tests/data/mutation/equivalent.toml lists with a reason. Survivors that are
+real bugs are explained there too.
 
 Deterministic for a seed: a subject's mutants depend on its label, its text and the seed alone.
 """
@@ -129,8 +128,10 @@ def labels() -> list[str]:
 
 
 def changes_no_index(kernel: Kernel, mutant: Mutant) -> bool:
-    """Whether the mutated instruction computes, from the thread's place alone, what it computed before, in every thread
-    of the kernel's launch: such a mutant is equivalent, as the launch is a part of the kernel."""
+    """True where the mutated instruction computes, from the thread's place alone, what it computed
+    before, in every thread of the kernel's launch: such a mutant is equivalent, as the launch is a
+    part of the kernel.
+    """
     text = probe(kernel.text, mutant)
     if text is None:
         return False
@@ -142,7 +143,7 @@ def changes_no_index(kernel: Kernel, mutant: Mutant) -> bool:
 
 
 def draw(label: str, kernel: Kernel, seed: int) -> Iterator[Mutant]:
-    """The mutants of a kernel that change more than nothing, in random order, the operators in turn."""
+    """The mutants of a kernel that change anything, in random order, the operators in turn."""
     rng = random.Random(f"{label} {seed}")
     by_operator = {name: found for name, found in mutants(kernel.text).items() if found}
     for found in by_operator.values():
@@ -159,7 +160,7 @@ def draw(label: str, kernel: Kernel, seed: int) -> Iterator[Mutant]:
 
 
 def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
-    """What finds the mutant; empty if nothing does."""
+    """The check that finds the mutant; empty if none does."""
     text = mutant.apply(subject.kernel.text)
     if _UNROUNDED.search(text):
         return "rounding"
@@ -181,7 +182,9 @@ def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
 
 
 def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
-    """The outcomes of `count` mutants, fewer if there are no more, and of the equivalent ones met on the way."""
+    """The outcomes of `count` mutants, fewer if there are no more, and of the equivalent ones met
+    on the way.
+    """
     subject, known = load_subject(label), read_known()
     outcomes: list[Outcome] = []
     for mutant in draw(label, subject.kernel, seed):
@@ -200,7 +203,7 @@ def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
 
 
 def shares(chosen: Sequence[str], total: int) -> dict[str, int]:
-    """How many mutants of each subject: the families alike, and the subjects of a family alike."""
+    """Numbers of mutants of each subject: the families alike, the subjects of a family alike."""
     families: dict[str, list[str]] = {}
     for label in chosen:
         families.setdefault(family(label), []).append(label)
@@ -267,13 +270,14 @@ def killed(outcomes: Sequence[Outcome]) -> int:
 
 
 def report(outcomes: Sequence[Outcome], equivalent: Sequence[Outcome]) -> str:
-    """What is printed: the outcomes by operator and by family, and the survivors."""
+    """The printed report: the outcomes by operator and by family, and the survivors."""
     parts = [table("operator", _by_operator(outcomes)), table("family", _by_family(outcomes))]
     for o in outcomes:
         if not o.killed_by:
             parts.append(
                 f"survives: {o.subject}, {o.mutant.operator}, line {o.mutant.line + 1}\n"
-                f"  - {o.mutant.before.strip()}\n  + {o.mutant.after.strip()}\n  {o.explanation or 'UNEXPLAINED'}"
+                f"  - {o.mutant.before.strip()}\n  + {o.mutant.after.strip()}\n"
+                f"  {o.explanation or 'UNEXPLAINED'}"
             )
     share = f"{killed(outcomes)} of {len(outcomes)} killed: {score(outcomes):.1%}"
     return "\n\n".join([*parts, f"{share}; {len(equivalent)} more known to be equivalent"])

@@ -19,7 +19,7 @@ from ptx_kernels.ptx import Kernel, KernelError
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model's matrices: rows and columns."""
+    """Rows and columns of a model's matrices."""
 
     hidden: int
     kv: int  # rows of the key's and of the value's matrix
@@ -122,8 +122,8 @@ def _matvec_shapes(formats: Sequence[str]) -> Iterator[Shape]:
 def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
     """The presets' for q8_1 activations, and what varies around them.
 
-    One row of activations is limited by loads, and the model does not see lines that are read in part: eight lanes or
-    more, which read whole ones.
+    One row of activations is limited by loads, and the model does not see lines that are read in
+    part: eight lanes or more, which read whole ones.
     """
     named = [
         c for c in PRESETS.values() if c.activations == "q8_1" and c.lanes >= (8 if m == 1 else 4)
@@ -152,10 +152,12 @@ def _matvec_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
 
 
 def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
-    """A layer's products: norm with Q, K, V; output; norm with gate and up; down; and norm with the output head.
+    """A layer's products: norm with Q, K, V; output; norm with gate and up; down; and norm with the
+    output head.
 
-    All of one format; of Q4_K and Q5_K, V and down of Q6_K too, as llama.cpp's recipes mix them. Q5_0 and Q5_1 stand
-    in these for formats of 256 weights where rows are no multiples of them: Qwen2.5-0.5B's.
+    All of one format; of Q4_K and Q5_K, V and down of Q6_K too, as llama.cpp's recipes mix them.
+    Q5_0 and Q5_1 stand in these for formats of 256 weights where rows are no multiples of them:
+    Qwen2.5-0.5B's.
     """
     for m in ROWS:
         for model, format in itertools.product((LLAMA_8B, LLAMA_1B, QWEN_0_5B), formats):
@@ -178,10 +180,11 @@ def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
 
 
 def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> list[MatvecConfig]:
-    """Loads in flight, or a block's warps, or their rows changed; blocks stay even where the rule has them so.
+    """Loads in flight, or a block's warps, or their rows changed; blocks stay even where the rule
+    has them so.
 
-    A multiprocessor keeps as many warps as with the rule. Who quantizes stays the rule's, which weighs a launch of its
-    own against it.
+    A multiprocessor keeps as many warps as with the rule. Who quantizes stays the rule's, which
+    weighs a launch of its own against it.
     """
     _, rows, _, m, _, output = shape
     changed = [replace(rule, unroll=unroll) for unroll in (1, 2)] if m == 1 else []
@@ -207,7 +210,9 @@ def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> lis
 
 
 def _fused_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
-    """One matrix adds a residual, two of as many rows gate each other, others are joined; all but one normalize."""
+    """One matrix adds a residual, two of as many rows gate each other, others are joined; all but
+    one normalize.
+    """
     formats, rows, columns, m, floats, output = shape
     sizes = dict(columns=columns, m=m)
     norm = dict(norm=True, eps=1e-5) if floats and m * columns <= INLINE_VALUES else {}
@@ -229,7 +234,9 @@ def _gemm_shapes(formats: Sequence[str]) -> Iterator[Shape]:
 
 
 def gemm_configs(m: int) -> list[GemmConfig]:
-    """Every tile that is no larger than the activations; the model does not see how many stages there are."""
+    """Every tile that is no larger than the activations; the model does not see how many stages
+    there are.
+    """
     return [
         GemmConfig(row_warps, column_warps, tiles, m_tile, 2 if row_warps * tiles > 4 else stages)
         for row_warps, column_warps in ((4, 1), (2, 2), (1, 4))

@@ -23,10 +23,12 @@ _TARGET = re.compile(r'custom_call_target="(?P<target>[^"]*)"')
 _OP_NAME = re.compile(r'op_name="(?P<name>[^"]*)"')
 _THUNK = re.compile(r"^(?P<indent> *)(?P<id>\d+): (?P<kind>k\w+)\s*\[.*?\]\s*(?P<rest>.*?)\s*$")
 _KERNEL = re.compile(
-    r"^(?P<name>\S+) grid: \[(?P<grid>[\d, ]+)\] threads: \[(?P<block>[\d, ]+)\]\s+shared_memory: (?P<shared>\d+)"
+    r"^(?P<name>\S+) grid: \[(?P<grid>[\d, ]+)\] threads: \[(?P<block>[\d, ]+)\]"
+    r"\s+shared_memory: (?P<shared>\d+)"
 )
 _METADATA = re.compile(
-    r'thunk_metadata \{\s*thunk_info \{\s*(?:profile_annotation: "(?P<name>[^"]*)"\s*)?(?:thunk_id: (?P<id>\d+)\s*)?\}'
+    r'thunk_metadata \{\s*thunk_info \{\s*(?:profile_annotation: "(?P<name>[^"]*)"\s*)?'
+    r"(?:thunk_id: (?P<id>\d+)\s*)?\}"
     r'\s*thunk_kind: "(?P<kind>\w+)"'
 )
 

@@ -38,23 +38,25 @@ from ptx_kernels.tuning import tables
 from .results import provenance
 from .spaces import SPACES, Shape, Space
 
-_EQUAL = 1.02  # predictions that differ by less than this factor are equal: the one with the most slack wins
+#: Predictions that differ by less than this factor are equal: the one with the most slack wins.
+_EQUAL = 1.02
 _AHEAD = 8  # shapes whose machine code is made together
 _BATCH = 24  # kernels that ptxas and nvdisasm are started for
 
 #: How the model chooses, for the table's file.
 METHOD = (
-    "Of each shape's candidates (tools/spaces.py) the least predicted time (ptx_kernels/machine_code/model.py); within "
-    f"{_EQUAL - 1:.0%} the rule's, which knows what the model does not, or else the most slack in issue slots and "
-    "latency. Passed over, and counted in `why`, are those that "
-    "spill on one of the targets and those beyond cost.INSTRUCTION_BUDGETS, since the model takes instructions for "
-    "free where memory binds and a device does not. If none is left, the rule's. No row where the model cannot predict."
+    "Of each shape's candidates (tools/spaces.py) the least predicted time"
+    f" (ptx_kernels/machine_code/model.py); within {_EQUAL - 1:.0%} the rule's, which knows what"
+    " the model does not, or else the most slack in issue slots and latency. Passed over, and"
+    " counted in `why`, are those that spill on one of the targets and those beyond model.INSTRUCTION_BUDGETS,"
+    " since the model takes instructions for free where memory binds and a device does not. If none"
+    " is left, the rule's. No row where the model cannot predict."
 )
 
 
 @dataclass(frozen=True)
 class Pick:
-    """What a table gets for a shape."""
+    """A table's entry for a shape."""
 
     config: Any
     seconds: float
@@ -110,7 +112,9 @@ class Model:
         self._codes.update((key, of_text[kernel.text]) for key, kernel in built.items())
 
     def predictions(self, space: Space, shape: Shape) -> dict[Any, tuple[Prediction, str]]:
-        """Of every candidate, with what speaks against it: that it breaks a budget, or spills."""
+        """Every candidate's prediction, with the objection to it: that it breaks a budget, or
+        spills.
+        """
         self.prepare(space, [shape])
         found = {}
         for config in space.candidates(shape, self._device.multiprocessors):
@@ -127,8 +131,8 @@ class Model:
         return found
 
     def spills(self, space: Space, shape: Shape, config: Any) -> bool:
-        """Whether any architecture's registers are too few: the table also serves devices that have
-        none.
+        """True where any architecture's registers are too few: the table also serves devices that
+        have none.
         """
         key = (space.rule, space.code_shape(shape), config)
         if key not in self._spills:
@@ -140,8 +144,8 @@ class Model:
         return self._spills[key]
 
     def best(self, space: Space, shape: Shape) -> Pick | None:
-        """What `METHOD` says; None where the model cannot say how long the rule's choice takes, or
-        all spill.
+        """The pick by `METHOD`; None where the model cannot say how long the rule's choice takes,
+        or all spill.
         """
         rule = space.of_rule(shape, self._device.multiprocessors)
         left = self.predictions(space, shape)

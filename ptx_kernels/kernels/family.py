@@ -1,4 +1,4 @@
-"""Kernel families: the record in which each says about itself what tuning, reports and checks need."""
+"""Kernel families: the record of what tuning, reports and checks need to know about each."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TableRows:
     shares_rows: Callable[[Any], bool] = lambda config: False
 
     def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:
-        """Whether a Config goes with the shape."""
+        """True where a Config goes with the shape."""
         try:
             self.check(config, *shape)
         except (KernelError, ValueError):

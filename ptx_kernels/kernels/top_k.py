@@ -41,7 +41,8 @@ def top_k(
     search = Search(k, rows, columns, splits, count, from_candidates, threads)
     if search.part > MAX_PART or not 1 <= count <= search.part:
         raise KernelError(
-            f"count={count} must be 1 to {search.part}, the values of a part, and these at most {MAX_PART}"
+            f"count={count} must be 1 to {search.part}, the values of a part,"
+            f" and these at most {MAX_PART}"
         )
     size = 1 << max(search.part - 1, 1).bit_length()
     keys = k.shared("keys", u64, (size,))

@@ -5,11 +5,12 @@ The model, for one launch whose memory traffic, loop trips and grid are known:
     seconds = LAUNCH + MEMORY_LATENCY + max(bandwidth * tail, issue * tail, latency)
 
     bandwidth   bytes that must move / what a copy reaches
-    issue       clocks that the busiest kind of unit needs for all instructions / (multiprocessors *
-    clock) latency     rounds * trips per warp * (loads / loads in flight * MEMORY_LATENCY +
-    instructions * CLOCKS_ALONE) tail        blocks of the busiest multiprocessor / blocks of the
-    average one rounds      how often a multiprocessor fills up with resident blocks until the grid
-    is done
+    issue       clocks that the busiest kind of unit needs for all instructions
+                / (multiprocessors * clock)
+    latency     rounds * trips per warp
+                * (loads / loads in flight * MEMORY_LATENCY + instructions * CLOCKS_ALONE)
+    tail        blocks of the busiest multiprocessor / blocks of the average one
+    rounds      how often a multiprocessor fills up with resident blocks until the grid is done
 
 `latency` is Little's law seen from one warp: it waits for its loads, then computes, and only the
 other resident warps hide that. The model knows no caches, bank conflicts or clocks that drop under
@@ -30,9 +31,8 @@ from .sass import Outstanding, SassInstruction, load_bits
 
 LAUNCH = 1.3e-6  # seconds: an empty kernel inside a CUDA graph, measured on an H200
 MEMORY_LATENCY = 0.8e-6  # seconds: a load from HBM while many others are under way
-CLOCKS_ALONE = (
-    2.0  # clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains
-)
+#: Clocks per instruction of a warp by itself: results after 4 to 5 clocks, about two chains.
+CLOCKS_ALONE = 2.0
 ISSUE_LANES = 128  # lane-instructions per clock and multiprocessor: four schedulers, a warp each
 
 #: Most instructions of the hot loop per byte of quants and lane that a mat-vec of (format, rows of
@@ -122,7 +122,7 @@ def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, fl
 
 @dataclass(frozen=True)
 class Launch:
-    """What one launch asks of a device.
+    """One launch's demands on a device.
 
     Attributes:
       blocks, warps: blocks of the grid, warps of a block.
@@ -186,8 +186,8 @@ def predict(launch: Launch, device: Device) -> Prediction:
     """
     if launch.resident_blocks < 1 or launch.blocks < 1 or launch.warps < 1:
         raise ValueError(
-            f"blocks={launch.blocks}, warps={launch.warps} and resident_blocks={launch.resident_blocks} "
-            "must be positive"
+            f"blocks={launch.blocks}, warps={launch.warps} and"
+            f" resident_blocks={launch.resident_blocks} must be positive"
         )
     all_warps = launch.blocks * launch.warps
     busiest = math.ceil(launch.blocks / device.multiprocessors)

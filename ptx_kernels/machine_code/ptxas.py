@@ -1,5 +1,5 @@
-"""What ptxas makes of a kernel: registers, spills, shared memory, machine code, and the occupancy
-they allow.
+"""Kernels assembled by ptxas: registers, spills, shared memory, machine code, and the occupancy
+that they allow.
 
 XLA and the driver compile PTX when it is loaded, on the GPU; assembling it here finds mistakes
 without one.
@@ -111,7 +111,7 @@ _ENTRY = ".visible .entry "
 
 
 def _ptxas(text: str, arch: str) -> tuple[dict[str, str], bytes]:
-    """What ptxas prints of each entry, in the text's order, and the cubin.
+    """ptxas's output for each entry, in the text's order, and the cubin.
 
     Raises:
       AssemblyError: ptxas refused the text. ToolNotFoundError: there is no ptxas.

@@ -49,9 +49,9 @@ class Figures:
       instructions_per_quant_byte: hot loop instructions per byte of packed quants (without scales)
         and lane; None where the loop multiplies no packed weights.
       classes: the same by class (`CLASSES`); empty where that is None.
-      device: the one that `seconds` and `bound` are predicted for (`ptx_kernels.machine_code.model`); both None
-        where the model does not know how often the hot loop runs. `bounds`: the seconds of each
-        bound by itself.
+      device: the one that `seconds` and `bound` are predicted for (by `model`); both None where the
+        model does not know how often the hot loop runs. `bounds`: the seconds of each bound by
+        itself.
       nbytes: that the launch must move through memory.
       bytes_in_flight: per multiprocessor, by the hot loop's global loads.
     """
@@ -122,8 +122,8 @@ def _code(assembly: Assembly, instructions: tuple[SassInstruction, ...]) -> Code
 
 
 def launch(kernel: Kernel, machine: Code) -> Launch | None:
-    """What one launch of `kernel` asks of a device; None where the trips through its hot loop are
-    not known.
+    """The demands of one launch of `kernel`; None where the trips through its hot loop are not
+    known.
 
     `machine` may be that of a kernel that differs in its number of rows alone.
     """

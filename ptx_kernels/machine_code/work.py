@@ -1,5 +1,4 @@
-"""How much work a launch is: bytes through memory, weights behind each trip through the hot loop,
-trips.
+"""The work of a launch: bytes through memory, trips through the hot loop, weights behind each.
 
 Trips are counted from what the loop's machine code does, and not from the kernel's own loop: ptxas
 unrolls as it likes.
@@ -28,7 +27,7 @@ _DOT = 4  # products of a dp4a
 
 @dataclass(frozen=True)
 class Work:
-    """What one launch does.
+    """The work of one launch.
 
     Attributes:
       nbytes: that must pass through memory, each byte once.

@@ -1,6 +1,4 @@
-"""What kernel functions are given is of the types that they declare: checked once, for all of
-them.
-"""
+"""The check of kernel functions' arguments: each is of the type that the function declares."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ def bulk_copy(k: Text, target: Pointer, source: Pointer, nbytes: Operand, barrie
     """
     if target.space != "shared" or source.space != "global":
         raise KernelError(
-            f"bulk_copy goes from global to shared memory, not from {source.space} to {target.space}"
+            "bulk_copy goes from global to shared memory,"
+            f" not from {source.space} to {target.space}"
         )
     if isinstance(nbytes, int) and (nbytes <= 0 or nbytes % 16):
         raise KernelError(f"bulk_copy of {nbytes} bytes: it must be a multiple of 16")

@@ -1,4 +1,4 @@
-"""What a built kernel is: PTX text, the buffers it takes and its launch geometry."""
+"""Built kernels: PTX text, the buffers that it takes and its launch geometry."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Kernel:
 
     Attributes:
       lines: number of a line of the text, from 1 -> (file, line) of the Python that wrote it; where
-        that is a helper's, also of the kernel's function that called it. No part of what a kernel
-        is: equal kernels may differ in it. Where the text is changed, give `lines={}`.
+        that is a helper's, also of the kernel's function that called it. No part of the kernel's
+        identity: equal kernels may differ in it. Where the text is changed, give `lines={}`.
       family, arguments: the function that built it and what it was given, defaults included; no
         part of it either.
     """

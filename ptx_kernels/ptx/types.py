@@ -18,10 +18,8 @@ class Type:
       name: PTX spelling without the dot (`f32`, `u64`, ...).
       size: bytes in memory (0 for predicates, which have none).
       register: PTX register class that holds a value of this type.
-      dtype: NumPy dtype with the value's meaning (bf16, which NumPy lacks, and pairs are held as
-        bits).
-      dtype: NumPy dtype with the value's meaning (bf16 and e4m3, which NumPy lacks, are held as
-        their bits).
+      dtype: NumPy dtype with the value's meaning (bf16 and e4m3, which NumPy lacks, and pairs are
+        held as their bits).
     """
 
     name: str
@@ -54,12 +52,11 @@ f16 = Type("f16", 2, "b16", np.dtype(np.float16))
 bf16 = Type("bf16", 2, "b16", np.dtype(np.uint16))
 f16x2 = Type("f16x2", 4, "b32", np.dtype(np.uint32))
 bf16x2 = Type("bf16x2", 4, "b32", np.dtype(np.uint32))
-e4m3 = Type(
-    "e4m3", 1, "b16", np.dtype(np.uint8)
-)  # of buffers: loaded as bytes of u32, as no instruction takes one
+#: Of buffers: loaded as bytes of u32, as no instruction takes one.
+e4m3 = Type("e4m3", 1, "b16", np.dtype(np.uint8))
 f32 = Type("f32", 4, "f32", np.dtype(np.float32))
 
-#: What a register or memory may be declared as; pairs (f16x2) exist only in opcodes.
+#: Types of registers and memory; pairs (f16x2) exist only in opcodes.
 TYPES: dict[str, Type] = {
     t.name: t for t in (pred, u8, s8, u16, s16, u32, s32, u64, s64, f16, bf16, f32)
 }

@@ -1,4 +1,4 @@
-"""Tuning tables: JSON files that say which Config a kernel gets at which shapes on one device.
+"""Tuning tables: JSON files with the Configs of kernels for shapes on one device.
 
     {"device": "NVIDIA H200", "multiprocessors": 132, "source": "measured",
      "rows": [{"kernel": "matvec", "format": "Q4_K", "n": 4096, "columns": 14336, "m": 1,
@@ -64,7 +64,7 @@ class Row:
 
 
 def serves(rows: TableRows, row: Row, shape: Shape) -> bool:
-    """Whether a neighbour's row goes with the shape too."""
+    """True where a neighbour's row goes with the shape too."""
     same = (
         ours == theirs
         for name, ours, theirs in zip(rows.keys, shape, row.shape, strict=True)
@@ -121,7 +121,7 @@ class Table:
     multiprocessors: int | None = None
 
     def is_for(self, device: str, multiprocessors: int) -> bool:
-        """Whether it is of this device, and of one that is cut into as many multiprocessors."""
+        """True for the table's own device, cut into as many multiprocessors."""
         mine, other = find_device(self.device), find_device(device)
         count = self.multiprocessors or (mine and mine.multiprocessors)
         same = self.device == device or (mine is not None and mine == other)

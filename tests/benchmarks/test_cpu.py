@@ -31,7 +31,8 @@ import json, sys
 given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 prompts, depths = given.get("-p", "0").split(","), given.get("-d", "0").split(",")
 rows = [(int(p), int(d)) for p in prompts for d in depths]
-print(json.dumps([dict(n_prompt=p, n_depth=d, avg_ts=1000.0 + p + d, build_commit="abc") for p, d in rows]))
+made = [dict(n_prompt=p, n_depth=d, avg_ts=1000.0 + p + d) for p, d in rows]
+print(json.dumps([row | dict(build_commit="abc") for row in made]))
 """
 
 

@@ -158,8 +158,8 @@ def test_needs_numpy_only():
 
 
 ATTENTION = (
-    "simulate paged_attention --batch 2 --num-heads 2 --num-kv-heads 1 --head-dim 32 --num-pages 4 --page-size 16 "
-    "--pages-per-sequence 2 --scale 0.2"
+    "simulate paged_attention --batch 2 --num-heads 2 --num-kv-heads 1 --head-dim 32"
+    " --num-pages 4 --page-size 16 --pages-per-sequence 2 --scale 0.2"
 ).split()
 
 

@@ -43,8 +43,8 @@ def test_text_does_not_depend_on_the_process():
     """XLA's compilation cache is keyed by the text, so hash seeds must not show in it."""
     script = (
         "import hashlib; from ptx_kernels.kernels import CASES, KERNELS\n"
-        "print(hashlib.sha256(''.join(KERNELS[c.family](**c.arguments).text for c in CASES).encode())"
-        ".hexdigest())"
+        "texts = ''.join(KERNELS[c.family](**c.arguments).text for c in CASES)\n"
+        "print(hashlib.sha256(texts.encode()).hexdigest())"
     )
     digests = {
         subprocess.run(

@@ -56,5 +56,8 @@ def test_no_two_places_share_six_lines():
 
 
 def test_what_counts_as_a_line():
-    source = '"""Doc."""\nimport a\n\n\ndef f(\n    x,\n):\n    """Doc\n    more."""\n    # why\n    return x\n'
+    source = (
+        '"""Doc."""\nimport a\n\n\ndef f(\n    x,\n):\n'
+        '    """Doc\n    more."""\n    # why\n    return x\n'
+    )
     assert significant(source) == ["def f(", "x,", "return x"]

@@ -69,8 +69,9 @@ class Bug:
 
 #: Puts the lane (or warp) into a register of its own, compared with 3 (or 1), whatever the kernel's
 #: registers are.
-LANES = "  .reg .b32 %who;\n  .reg .pred %some;\n  mov.u32 %who, %laneid;\n  setp.ge.u32 %some, %who, 3;\n"
-WARPS = "  .reg .b32 %who;\n  .reg .pred %some;\n  mov.u32 %who, %tid.x;\n  setp.ge.u32 %some, %who, 32;\n"
+_SOME = "  .reg .b32 %who;\n  .reg .pred %some;\n"
+LANES = _SOME + "  mov.u32 %who, %laneid;\n  setp.ge.u32 %some, %who, 3;\n"
+WARPS = _SOME + "  mov.u32 %who, %tid.x;\n  setp.ge.u32 %some, %who, 32;\n"
 
 BUGS = [
     Bug("barrier-removed", "attention", r"^  bar\.sync 0;\n", "", error=SharedRace),

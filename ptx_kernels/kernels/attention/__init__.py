@@ -1,4 +1,4 @@
-"""Decode attention: one query token per sequence, its context split over blocks, and their merge."""
+"""Decode attention: a query token per sequence, its context split over blocks, and their merge."""
 
 from __future__ import annotations
 

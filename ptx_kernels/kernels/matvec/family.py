@@ -1,4 +1,4 @@
-"""The mat-vecs as kernel families: of one matrix, of two that gate each other, of several joined."""
+"""The mat-vecs as kernel families: of one matrix, of a gated pair, of several joined."""
 
 from __future__ import annotations
 
@@ -54,12 +54,15 @@ _PLAIN = (
     ),
 )
 
-#: (n, columns) of Llama-3.1-8B's matrices: attention query and output, gate and up, down, output head.
+#: (n, columns) of Llama-3.1-8B's matrices: attention query and output, gate and up, down, output
+#: head.
 SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
 
 
 def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
-    """A strategy of the mat-vec at `SHAPES`: one row of activations, four for `batched`. Not among CASES."""
+    """A strategy of the mat-vec at `SHAPES`: one row of activations, four for `batched`. Not among
+    CASES.
+    """
     m = 4 if preset == "batched" else 1
     return tuple(
         Case(

@@ -68,14 +68,15 @@ def _directed_fma(mode: str) -> Meaning:
 
 
 def _directed(operation: Callable, mode: str) -> Meaning:
-    """Of operations whose float64 result lies on the exact one's side of every float32: products
-    are exact, and quotients and square roots of 24-bit numbers are no closer than 2^-50 to a 25-bit
-    number that they do not equal."""
+    """Directed rounding of operations whose float64 result lies on the exact one's side of every
+    float32: products are exact, and quotients and square roots of 24-bit numbers are no closer than
+    2^-50 to a 25-bit number that they do not equal.
+    """
     return lambda *x: round_to(operation(*(v.astype(np.float64) for v in x)), np.float32, mode)
 
 
 def _nearest(operation: Callable) -> Meaning:
-    """Of approximations: the exact result, rounded to nearest."""
+    """The exact result of an approximation, rounded to nearest."""
     return lambda *x: operation(*(v.astype(np.float64) for v in x)).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""What a row of the instruction table is, and the table."""
+"""The instruction table and its rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Meaning = Callable[..., np.ndarray]
 
 @dataclass(frozen=True)
 class Error:
-    """How far hardware's result of an `.approx` instruction may lie from the exact one (PTX ISA
-    9.1, section 9.7.3).
+    """Error bound of an `.approx` instruction: how far hardware's result may lie from the exact one
+    (PTX ISA 9.1, section 9.7.3).
 
     The largest of the three bounds counts.
 

@@ -68,7 +68,8 @@ def test_reports_spills():
     )
     text = (
         HEADER + ".visible .entry many(.param .u64 p0)\n.maxnreg 32\n{\n"
-        f"  .reg .b32 %r<{count}>;\n  .reg .b64 %rd<1>;\n  ld.param.u64 %rd0, [p0];\n{loads}{stores}  ret;\n}}\n"
+        f"  .reg .b32 %r<{count}>;\n  .reg .b64 %rd<1>;\n  ld.param.u64 %rd0, [p0];\n"
+        f"{loads}{stores}  ret;\n}}\n"
     )
     assembly = assemble(text, "sm_90")
     assert assembly.registers <= 32
