@@ -32,7 +32,7 @@ class Barriers:
         self.at = np.full(batch.layout.lanes, _NOT_WAITING, np.int64)
 
     def is_everyone(self, block: Block, lanes: int) -> bool:
-        """Whether so many lanes are all that the barrier waits for."""
+        """True if so many lanes are all that the barrier waits for."""
         layout = self.batch.layout
         return lanes == layout.lanes and block.barrier[1] in (None, layout.threads)
 

@@ -70,7 +70,3 @@ class Batch:
         if found is None:
             found = self._states[cast(type, kind)] = kind(self)
         return cast(State, found)
-
-    def known(self, kind: type[State]) -> State | None:
-        """As `state`, or None if no instruction has made it yet."""
-        return cast("State | None", self._states.get(kind))

@@ -1,4 +1,4 @@
-"""What the simulator refuses; every message names kernel, line, block, thread and address."""
+"""Errors of a run; every message names kernel, line, block, thread and address."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SimulationError(RuntimeError):
 
 
 def source_of(lines: Mapping[int, tuple[tuple[str, int], ...]], line: int) -> str | None:
-    """Where the Python stands that wrote a PTX line, and the kernel's line that called it."""
+    """The line of Python that wrote a PTX line, and the kernel's line that called it."""
     return (
         ", called at ".join(f"{file}:{number}" for file, number in lines[line])
         if line in lines

@@ -74,7 +74,7 @@ class Frame:
 
     @property
     def whole_warps(self) -> bool:
-        """Whether every warp here has all of its 32 lanes here."""
+        """True if every warp here has all of its 32 lanes here."""
         if self._whole is None:
             lanes = self.all_lanes
             self._whole = bool(

@@ -143,7 +143,8 @@ def _place(
     if len(arguments) != len(parameters):
         names = tuple(p.name for p in parameters)
         raise LaunchError(
-            f"kernel {program.name} has {len(names)} parameters {names}, got {len(arguments)} arguments"
+            f"kernel {program.name} has {len(names)} parameters {names}, "
+            f"got {len(arguments)} arguments"
         )
     buffers = [
         DeviceBuffer(d.name, _aligned(d.initial.copy()), "in" if d.space == "const" else "inout")
@@ -155,7 +156,8 @@ def _place(
             continue
         if parameter.nbytes != 8 or parameter.type[0] == "f":
             raise LaunchError(
-                f"kernel {program.name}: parameter {parameter.name} is a .{parameter.type}, so it takes a NumPy scalar"
+                f"kernel {program.name}: parameter {parameter.name} is a .{parameter.type}, "
+                "so it takes a NumPy scalar"
             )
         if id(argument) not in known:
             known[id(argument)] = (
@@ -180,8 +182,8 @@ def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> 
         parameter.type[0] != "b" and is_float != (parameter.type[0] == "f")
     ):
         raise LaunchError(
-            f"kernel {program.name}: parameter {parameter.name} is a .{parameter.type} of {parameter.nbytes} bytes, "
-            f"got a {value.dtype}"
+            f"kernel {program.name}: parameter {parameter.name} is a .{parameter.type} of "
+            f"{parameter.nbytes} bytes, got a {value.dtype}"
         )
     return np.frombuffer(value.tobytes(), np.uint8)
 
@@ -271,7 +273,8 @@ def _operand(kernel: Kernel, buffer: Buffer, array: np.ndarray) -> DeviceBuffer:
         )
     if array.shape != buffer.shape:
         raise ValueError(
-            f"kernel {kernel.name}: operand {buffer.name} must have shape {buffer.shape}, got {array.shape}"
+            f"kernel {kernel.name}: operand {buffer.name} must have shape {buffer.shape}, "
+            f"got {array.shape}"
         )
     if buffer.role == "inout":
         return DeviceBuffer(buffer.name, _aligned(array.copy()), "inout")

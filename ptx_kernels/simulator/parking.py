@@ -53,7 +53,7 @@ class Parking:
         return self._let_go()
 
     def _let_go(self) -> bool:
-        """Whether anybody goes."""
+        """Lets those go whose condition holds; False if there are none."""
         gone = False
         for number, parts in list(self.parked.items()):
             frame = self._gather(parts)

@@ -11,7 +11,17 @@ One file per kind of instruction; importing it adds its rows.
 
 from __future__ import annotations
 
-from . import compare, convert, copies, floats, halves, hopper, integers, memory, warps  # noqa: F401  (they fill the table)  # noqa: F401  (rows that need the machine)
+from . import (  # noqa: F401  (they fill the table)
+    compare,
+    convert,
+    copies,
+    floats,
+    halves,
+    hopper,
+    integers,
+    memory,
+    warps,
+)
 from .machine_row import NAMED_TYPES, At, From, Number, Spelled, To, Words, machine_row, named_type
 from .rounding import bf16_to_f32, f32_to_bf16
 from .row import BASELINE, INSTRUCTIONS, Error, Instruction, Version

@@ -167,7 +167,7 @@ def arrive(call: Call, object_: Place, count: np.ndarray | None) -> np.ndarray:
 
 @means("mbarrier.arrive.expect_tx", synchronizes=True)
 def arrive_expecting(call: Call, object_: Place, nbytes: np.ndarray) -> np.ndarray:
-    """As `arrive`, after the phase expects bytes besides."""
+    """An arrival after which the phase expects bytes besides."""
     return _arrive(call, object_, [1] * call.frame.count, call.every(nbytes).tolist())
 
 

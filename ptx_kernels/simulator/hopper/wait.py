@@ -39,7 +39,7 @@ class PhaseWait:
         return f"a phase of {batch.state(Mbarriers).name(self.awaited(batch, frame)[0])}"
 
     def passes(self, batch: Batch, frame: Frame) -> np.ndarray:
-        """Which lanes need not be parked, shape (lanes of the frame,)."""
+        """Mask of the lanes that need not be parked, shape (lanes of the frame,)."""
         done = _complete(*self._operands(batch, frame))
         if self.instruction.guard is not None:
             register, negated = self.instruction.guard
@@ -52,7 +52,7 @@ class PhaseWait:
 
 
 def _complete(call: Call, object_: Place, phase: np.ndarray) -> np.ndarray:
-    """Whether each lane's phase is complete, or there is no object: executing that fails."""
+    """Mask of the lanes whose phase is complete, or whose object is not there: that fails."""
     known, parity = call.batch.state(Mbarriers), "parity" in call.instruction.opcode
     given = call.every(phase)
     done = np.ones(call.frame.count, np.bool_)
@@ -68,7 +68,7 @@ def _complete(call: Call, object_: Place, phase: np.ndarray) -> np.ndarray:
 def wait(
     call: Call, object_: Place, phase: np.ndarray, patience: np.ndarray | None = None
 ) -> np.ndarray:
-    """Whether each lane's phase is complete; `patience`: a hint."""
+    """Mask of the lanes whose phase is complete; `patience`: a hint."""
     known, order = call.batch.state(Mbarriers), call.batch.order
     semantics, lanes = semantics_of(call.words), call.frame.all_lanes
     places = touch(call, object_)

@@ -102,7 +102,7 @@ class SharedMemory:
             guard(at, what)
 
     def starts(self, frame: Frame) -> np.ndarray:
-        """Where each lane's block begins, shape (lanes of the frame,)."""
+        """First byte of each lane's block, shape (lanes of the frame,)."""
         return frame.of_lanes(self.layout.block_of_lane) * self.stride
 
     def name(self, at: int) -> str:

@@ -116,7 +116,7 @@ class HappensBefore:
         return self.known(lane).join(own)
 
     def _fenced(self, lane: int, wide: bool) -> VectorClock:
-        """As `clock`, at the lane's last fence of at least this scope."""
+        """The lane's clock at its last fence of at least this scope."""
         fences = self._fences.get(wide)
         if fences is None or not fences.time[lane]:
             return NOTHING
@@ -219,9 +219,9 @@ class HappensBefore:
         records: np.ndarray,
         component: Callable[[int], Hashable] = lambda key: key,
     ) -> np.ndarray:
-        """Time before which accesses of each record's lane happen before what `lanes` do, both (n,).
+        """Times up to which each record's lane happens before what `lanes` do, both (n,).
 
-        Only what their vector clocks hold; `component`: which one to ask, by that of the record.
+        By their vector clocks alone; `component`: which one to ask, by that of the record.
         """
         known = np.zeros(lanes.size, np.uint64)
         if self.acquired is None:

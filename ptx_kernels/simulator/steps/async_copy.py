@@ -127,7 +127,7 @@ def copy(call: Call, target: Place, source: Place, width: int, size: np.ndarray 
 
 
 def _load_part(memory: GlobalMemory, access: Access, sizes: np.ndarray) -> np.ndarray:
-    """The first sizes[i] bytes at each address, then zeros, as items; of 0 bytes nothing is read."""
+    """Items: sizes[i] bytes at each address, then zeros; of 0 bytes nothing is read."""
     width = access.width
     if (sizes > width).any():
         position = int(np.argmax(sizes > width))

@@ -49,7 +49,7 @@ class Call(NamedTuple):
         return Access(self.frame, self.instruction, place.addresses, place.offset, width)
 
     def access_each(self, place: Place, width: int) -> Access:
-        """As `access`, with an address for every lane."""
+        """An access of `width` bytes there, with an address for every lane."""
         addresses = self.every(place.addresses)
         return Access(self.frame, self.instruction, addresses, place.offset, width)
 

@@ -13,7 +13,16 @@ from ..frame import Frame, RegisterFile
 from ..text.contraction import contracted
 from ..text.parser import parse
 from ..text.program import Immediate, Instruction, Name, Program, Register
-from . import addresses, async_copy, compare, matrices, memory, moves, shuffle, votes  # noqa: F401  # noqa: F401
+from . import (  # noqa: F401  (they register what they compile)
+    addresses,
+    async_copy,
+    compare,
+    matrices,
+    memory,
+    moves,
+    shuffle,
+    votes,
+)
 from .meaning import compile_machine
 from .operands import Operands
 from .registry import compiles, handler
@@ -103,7 +112,7 @@ class _Compiler:
         )
 
     def _leaders(self, steps: list[Step | None]) -> set[int]:
-        """Where blocks begin."""
+        """Instructions with which blocks begin."""
         leaders = {0, *self.program.labels.values()}
         for i, instruction in enumerate(self.program.instructions):
             step = steps[i]
@@ -157,7 +166,8 @@ class _Compiler:
                 raise self.operands.error(
                     ParseError,
                     instruction,
-                    "takes a barrier 0 to 15 and optionally a number of threads, a multiple of 32, as immediates",
+                    "takes a barrier 0 to 15 and optionally a number of threads, "
+                    "a multiple of 32, as immediates",
                 )
             block.end, block.barrier = (
                 "barrier",

@@ -24,7 +24,7 @@ def lane_bits(frame: Frame, lanes: np.ndarray) -> np.ndarray:
 
 
 def are_whole_warps(frame: Frame, members: np.ndarray) -> bool:
-    """Whether all lanes of each warp are named and here."""
+    """True if all lanes of each warp are named and here."""
     return members.size == 1 and int(members[0]) == ALL and frame.whole_warps
 
 

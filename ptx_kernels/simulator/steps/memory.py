@@ -117,7 +117,7 @@ def update(call: Call, place: Place, value: np.ndarray) -> None:
 def _update(
     call: Call, place: Place, values: tuple[np.ndarray, ...], *, returns: bool
 ) -> np.ndarray:
-    """What each lane found."""
+    """Updates one place per lane; returns the values found there."""
     kind, name = _kind(call.instruction.opcode), call.words["operation"]
     operation, each = OPERATIONS[name], [call.every(value) for value in values]
     if name == "add" and kind.dtype == np.float32 and kind.space != "shared":

@@ -28,7 +28,7 @@ Convert = Callable[[np.ndarray], np.ndarray]
 
 
 def is_untyped(opcode: str) -> bool:
-    """Whether the opcode's type is .b: then a register of any class of that size will do."""
+    """True if the opcode's type is .b: a register of any class of that size will do."""
     return opcode.rsplit(".", 1)[-1] in BIT_TYPES
 
 

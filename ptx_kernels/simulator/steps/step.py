@@ -26,7 +26,7 @@ class Wait(Protocol):
     can_fail: bool
 
     def passes(self, batch: Batch, frame: Frame) -> np.ndarray:
-        """Which lanes need not wait, shape (lanes of the frame,)."""
+        """Mask of the lanes that need not wait, shape (lanes of the frame,)."""
 
     def awaited(self, batch: Batch, frame: Frame) -> list[int]:
         """Number of what each lane waits for, as `Batch.deliveries` take it."""

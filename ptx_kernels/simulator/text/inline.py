@@ -191,8 +191,8 @@ class _Inliner:
         if len(results) != len(function.results) or len(arguments) != len(function.parameters):
             raise self.fail(
                 instruction,
-                f"{names[0]} takes {len(function.parameters)} parameters and gives {len(function.results)}, "
-                f"got {len(arguments)} and {len(results)}",
+                f"{names[0]} takes {len(function.parameters)} parameters and gives "
+                f"{len(function.results)}, got {len(arguments)} and {len(results)}",
             )
         bound = {
             f.number: self.number(a, copy)
@@ -251,7 +251,7 @@ class _Inliner:
 
 
 def _load_move(destination: Operand, type_: str, size: int) -> str:
-    """What moves a parameter's bits into a register that may be wider."""
+    """The opcode that moves a parameter's bits into a register that may be wider."""
     held = (
         {"b16": 2, "b32": 4, "f32": 4, "b64": 8}.get(destination.cls, 0)
         if isinstance(destination, Register)
