@@ -207,7 +207,8 @@ CASES = [
     Case(
         "product-wraps-to-zero",
         one_tensor(dims=[1 << 32, 1 << 32]),
-        rf"tensor 'w': dimensions: \[{1 << 32}, {1 << 32}\] of F32 take at least \d+ bytes; the file has",
+        rf"tensor 'w': dimensions: \[{1 << 32}, {1 << 32}\] of F32 take at least \d+ bytes; "
+        "the file has",
     ),
     Case(
         "product-wraps-to-zero-Q4_K",
@@ -219,7 +220,8 @@ CASES = [
     Case(
         "no-multiple-of-block",
         one_tensor(dims=[128, 2], kind=Tensor.Q4_K),
-        r"tensor 'w': dimensions: \[128, 2\]: the first must be a multiple of 256, the block of Q4_K",
+        r"tensor 'w': dimensions: \[128, 2\]: the first must be a multiple of 256, "
+        "the block of Q4_K",
     ),
     Case("scalar-of-blocks", one_tensor(dims=[], kind=Tensor.Q8_0), "must be a multiple of 32"),
     Case(
@@ -237,7 +239,8 @@ CASES = [
         Case(
             f"type-{kind.name}",
             build(tensors=[tensor("w", [256], kind)], data=bytes(4096)),
-            f"tensor 'w': type: {kind.name} is not supported; supported are F32, F16, BF16, Q4_0, Q5_0",
+            f"tensor 'w': type: {kind.name} is not supported; "
+            "supported are F32, F16, BF16, Q4_0, Q5_0",
         )
         for kind in Tensor
         if kind.name not in jq.gguf.supported_types()

@@ -100,28 +100,88 @@ BAD = [
     ({"k": 1 << 64}, {}, TypeError, "metadata 'k' is 18446744073709551616, expected"),
     ({"k": "\ud800"}, {}, TypeError, "metadata 'k' is .*, expected"),
     ({"": 1}, {}, ValueError, "metadata key '' must be text of 1 to 65535 bytes"),
-    ({"k": ["a", 1]}, {}, TypeError, "metadata 'k' must hold only texts, only booleans or only numbers"),
-    ({"k": [1 << 60, 0.5]}, {}, TypeError, "metadata 'k' must hold only texts"),  # floats skip integers from 2^53 on
+    (
+        {"k": ["a", 1]},
+        {},
+        TypeError,
+        "metadata 'k' must hold only texts, only booleans or only numbers",
+    ),
+    (
+        {"k": [1 << 60, 0.5]},
+        {},
+        TypeError,
+        "metadata 'k' must hold only texts",
+    ),  # floats skip integers from 2^53 on
     ({"ö" * 40000: 1}, {}, ValueError, "must be text of 1 to 65535 bytes"),
     ({"k": [[1], [2]]}, {}, TypeError, "metadata 'k' must hold only texts"),
-    ({"k": np.zeros((2, 2))}, {}, ValueError, r"metadata 'k' has shape \(2, 2\); GGUF's arrays have one axis"),
+    (
+        {"k": np.zeros((2, 2))},
+        {},
+        ValueError,
+        r"metadata 'k' has shape \(2, 2\); GGUF's arrays have one axis",
+    ),
     ({"k": np.zeros(2, complex)}, {}, TypeError, "metadata 'k' has dtype complex128"),
-    ({"general.alignment": 48}, {}, ValueError, "'general.alignment' is 48; it must be a power of two"),
-    ({"general.alignment": 0}, {}, ValueError, "'general.alignment' is 0; it must be a power of two"),
-    ({"general.alignment": 1 << 21}, {}, ValueError, "'general.alignment' is 2097152; it must be a power of two"),
+    (
+        {"general.alignment": 48},
+        {},
+        ValueError,
+        "'general.alignment' is 48; it must be a power of two",
+    ),
+    (
+        {"general.alignment": 0},
+        {},
+        ValueError,
+        "'general.alignment' is 0; it must be a power of two",
+    ),
+    (
+        {"general.alignment": 1 << 21},
+        {},
+        ValueError,
+        "'general.alignment' is 2097152; it must be a power of two",
+    ),
     ({"general.alignment": np.uint64(32)}, {}, ValueError, "'general.alignment' is 32; it must be"),
     ({}, {"": np.zeros(1, np.float32)}, ValueError, "tensor name '' must be text of 1 to 63 bytes"),
     ({}, {"x" * 64: np.zeros(1, np.float32)}, ValueError, "must be text of 1 to 63 bytes"),
     ({}, {"ö" * 32: np.zeros(1, np.float32)}, ValueError, "must be text of 1 to 63 bytes"),
-    ({}, {"t": np.zeros(1)}, TypeError, "tensor 't' has dtype float64; it must be a QuantizedArray or of float32"),
-    ({}, {"t": np.float32(1)}, ValueError, r"tensor 't' has shape \(\); it must have 1 to 4 axes of at least 1"),
+    (
+        {},
+        {"t": np.zeros(1)},
+        TypeError,
+        "tensor 't' has dtype float64; it must be a QuantizedArray or of float32",
+    ),
+    (
+        {},
+        {"t": np.float32(1)},
+        ValueError,
+        r"tensor 't' has shape \(\); it must have 1 to 4 axes of at least 1",
+    ),
     ({}, {"t": np.zeros((1,) * 5, np.float32)}, ValueError, "it must have 1 to 4 axes"),
     ({}, {"t": np.zeros((0, 2), np.float32)}, ValueError, "it must have 1 to 4 axes of at least 1"),
-    ({}, {"t": jq.gguf.TensorPieces("Q2_K", (256,), list)}, ValueError, "type 'Q2_K'; it must be one of F32, F16"),
-    ({}, {"t": jq.gguf.TensorPieces("Q4_K", (8, 128), list)}, ValueError, "a multiple of 256, the block of Q4_K"),
-    ({}, {"t": jq.gguf.TensorPieces("F32", (4,), lambda: [bytes(12)])}, ValueError, "has 12 bytes; F32 .* takes 16"),
-    ({}, {"t": jq.gguf.TensorPieces("F32", (4,), lambda: [bytes(17)])}, ValueError, "more than 16 bytes"),
-]  # fmt: skip
+    (
+        {},
+        {"t": jq.gguf.TensorPieces("Q2_K", (256,), list)},
+        ValueError,
+        "type 'Q2_K'; it must be one of F32, F16",
+    ),
+    (
+        {},
+        {"t": jq.gguf.TensorPieces("Q4_K", (8, 128), list)},
+        ValueError,
+        "a multiple of 256, the block of Q4_K",
+    ),
+    (
+        {},
+        {"t": jq.gguf.TensorPieces("F32", (4,), lambda: [bytes(12)])},
+        ValueError,
+        "has 12 bytes; F32 .* takes 16",
+    ),
+    (
+        {},
+        {"t": jq.gguf.TensorPieces("F32", (4,), lambda: [bytes(17)])},
+        ValueError,
+        "more than 16 bytes",
+    ),
+]
 
 
 @pytest.mark.parametrize(("metadata", "tensors", "error", "message"), BAD)
@@ -136,19 +196,43 @@ def test_what_gguf_does_not_hold_is_named(metadata, tensors, error, message, tmp
 
 def test_value_types_without_a_file(tmp_path):
     values = {
-        "u32": 7, "i32": -7, "u64": 1 << 40, "i64": -(1 << 40), "f32": 0.5, "f64": 1e300, "bool": True, "text": "ö",
-        "token_types": [1, 3], "u32s": [1 << 31], "scores": [0, -1.5], "flags": [True], "u8": np.uint8(3),
-        "u16s": np.zeros(2, np.uint16), "nan": float("nan"),
-    }  # fmt: skip
+        "u32": 7,
+        "i32": -7,
+        "u64": 1 << 40,
+        "i64": -(1 << 40),
+        "f32": 0.5,
+        "f64": 1e300,
+        "bool": True,
+        "text": "ö",
+        "token_types": [1, 3],
+        "u32s": [1 << 31],
+        "scores": [0, -1.5],
+        "flags": [True],
+        "u8": np.uint8(3),
+        "u16s": np.zeros(2, np.uint16),
+        "nan": float("nan"),
+    }
     target = tmp_path / "t.gguf"
     jq.gguf.write(target, {"general.architecture": "llama", **values}, {})
     fields = gguf.GGUFReader(target).fields
     kinds = {key: "/".join(kind.name for kind in fields[key].types) for key in values}
     assert kinds == {
-        "u32": "UINT32", "i32": "INT32", "u64": "UINT64", "i64": "INT64", "f32": "FLOAT32", "f64": "FLOAT64",
-        "bool": "BOOL", "text": "STRING", "token_types": "ARRAY/INT32", "u32s": "ARRAY/UINT32",
-        "scores": "ARRAY/FLOAT32", "flags": "ARRAY/BOOL", "u8": "UINT8", "u16s": "ARRAY/UINT16", "nan": "FLOAT32",
-    }  # fmt: skip
+        "u32": "UINT32",
+        "i32": "INT32",
+        "u64": "UINT64",
+        "i64": "INT64",
+        "f32": "FLOAT32",
+        "f64": "FLOAT64",
+        "bool": "BOOL",
+        "text": "STRING",
+        "token_types": "ARRAY/INT32",
+        "u32s": "ARRAY/UINT32",
+        "scores": "ARRAY/FLOAT32",
+        "flags": "ARRAY/BOOL",
+        "u8": "UINT8",
+        "u16s": "ARRAY/UINT16",
+        "nan": "FLOAT32",
+    }
 
 
 def test_arrays_that_are_not_contiguous(tmp_path):

@@ -20,7 +20,8 @@ CONVERSATION = [
 
 def test_the_template_of_a_file() -> None:
     t = tokenizer.from_gguf(VOCABULARIES / "ggml-vocab-qwen2.gguf")
-    head = "<|im_start|>system\nYou are a helpful assistant<|im_end|>\n<|im_start|>user\nhi {{ 7 * 7 }} é🙂<|im_end|>\n"
+    head = "<|im_start|>system\nYou are a helpful assistant<|im_end|>\n"
+    head += "<|im_start|>user\nhi {{ 7 * 7 }} é🙂<|im_end|>\n"
     tail = "<|im_start|>assistant\nhello<|im_end|>\n<|im_start|>user\nbye<|im_end|>\n"
     text = chat.render(t, CONVERSATION, add_generation_prompt=False)
     assert text == head + tail
@@ -52,7 +53,8 @@ def test_what_templates_may_use() -> None:
                 "[{{ m['role'] }}] {{ m.content | trim }}\n"
                 "{% endfor %}\n"
                 "{% generation %}{{ {'a': 'é<'} | tojson }}{% endgeneration %}"
-                "{% if thinking is defined and thinking %} {{ strftime_now('%Y') | length }}{% endif %}{{ eos_token }}"
+                "{% if thinking is defined and thinking %} {{ strftime_now('%Y') | length }}"
+                "{% endif %}{{ eos_token }}"
             ),
         }
     )
@@ -101,7 +103,8 @@ def test_tools_and_documents_are_none_unless_given() -> None:
         ("{{ 'a' * 20000 }}", "output exceeds 10000 characters"),
         ("{{ 'a' * 10**10 }}", "needs more than 256 MB"),
         (
-            "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+            "{% set n = namespace(s='a') %}"
+            "{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
             "256 MB",
         ),
         ("{{ '%3000000000d' % 1 }}", "needs more than 256 MB"),
@@ -118,7 +121,8 @@ def test_hostile_templates(template: str, problem: str) -> None:
     "template",
     [
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set a = m(n - 1) %}{% endif %}{% endmacro %}{{ m(99) }}",
+        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) %}{% set a = m(n - 1) %}{% endif %}"
+        "{% endmacro %}{{ m(99) }}",
         "{{ 7 ** (9 ** 9) }}",
     ],
 )

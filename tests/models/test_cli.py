@@ -62,14 +62,30 @@ def test_options_reach_generation(run, monkeypatch):
 
     monkeypatch.setattr(cli.generate, "stream", record)
     options = {
-        "--temperature": 0.5, "--top-k": 3, "--top-p": 0.75, "--min-p": 0.25, "--repetition-penalty": 1.5,
-        "--seed": 7, "--max-new-tokens": 9, "--cache-dtype": "bfloat16",
-    }  # fmt: skip
+        "--temperature": 0.5,
+        "--top-k": 3,
+        "--top-p": 0.75,
+        "--min-p": 0.25,
+        "--repetition-penalty": 1.5,
+        "--seed": 7,
+        "--max-new-tokens": 9,
+        "--cache-dtype": "bfloat16",
+    }
     flags = [str(part) for pair in options.items() for part in pair]
     code, _, err = run(
-        "generate", TEXT_MODEL, "-p", "x", *flags, "--stop", "a", "--stop", "b", "--ignore-end",
-        "--implementation", "sim",
-    )  # fmt: skip
+        "generate",
+        TEXT_MODEL,
+        "-p",
+        "x",
+        *flags,
+        "--stop",
+        "a",
+        "--stop",
+        "b",
+        "--ignore-end",
+        "--implementation",
+        "sim",
+    )
     assert code == 2 and err == "error: seen\n"
     expected = {flag[2:].replace("-", "_"): value for flag, value in options.items()}
     assert seen == expected | {
@@ -100,7 +116,8 @@ def test_a_package_without_the_demo(run, tmp_path, monkeypatch, count):
         (tmp_path / "assets" / f"{i}.gguf").touch()
     monkeypatch.setattr(importlib.resources, "files", lambda package: tmp_path)
     code, out, err = run("generate", "--demo", "-p", "x")
-    message = f"error: the demo model is not installed: {tmp_path}/assets holds {count} .gguf files, expected one\n"
+    found = f"{tmp_path}/assets holds {count} .gguf files, expected one"
+    message = f"error: the demo model is not installed: {found}\n"
     assert (code, out, err) == (2, "", message)
 
 
@@ -259,7 +276,8 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(run, tmp_path):
 
 def test_interrupt_leaves_without_teardown():
     """XLA crashes, now and then, where the interpreter's teardown meets a compilation under way."""
-    program = "import atexit, sys; from jax_q4k.models import cli; atexit.register(print, 'torn down'); cli.main()"
+    imports = "import atexit; from jax_q4k.models import cli"
+    program = f"{imports}; atexit.register(print, 'torn down'); cli.main()"
     quiet = ("-W", "ignore")  # of a library that was not built
     command = [
         sys.executable,

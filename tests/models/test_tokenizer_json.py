@@ -121,9 +121,10 @@ def test_merges_as_texts_and_as_pairs() -> None:
 DIGITS = {"type": "Digits", "individual_digits": True}
 LETTERS = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?UPPER*LOWER+|[^\r\n\p{L}\p{N}]?UPPER+LOWER*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-).replace("UPPER", LETTERS[0]).replace("LOWER", LETTERS[1])  # fmt: skip
+    r"[^\r\n\p{L}\p{N}]?UPPER*LOWER+|[^\r\n\p{L}\p{N}]?UPPER+LOWER*|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+TEKKEN = TEKKEN.replace("UPPER", LETTERS[0]).replace("LOWER", LETTERS[1])
 
 
 def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
@@ -186,8 +187,14 @@ def test_runs_of_one_character_share_a_score() -> None:
     one, two, three, four = runs
     content = with_tokens(*runs, one + "e")
     content["model"]["merges"] += [
-        [one, three], [one, one], [one, two], [two, one], [two, two], [three, one], [one, "e"],
-    ]  # fmt: skip
+        [one, three],
+        [one, one],
+        [one, two],
+        [two, one],
+        [two, two],
+        [three, one],
+        [one, "e"],
+    ]
     metadata = tokenizer.metadata_from_json(content)
     content["model"]["merges"].insert(-3, content["model"]["merges"].pop())
     with pytest.raises(jq.CheckpointError, match="model.merges: interleaves those of"):
@@ -269,8 +276,12 @@ def test_types_of_tokens() -> None:
         "[PAD293]",
     ]
     assert metadata["tokenizer.ggml.token_type"][289:].tolist() == [
-        TokenType.UNUSED, TokenType.USER_DEFINED, TokenType.UNUSED, TokenType.CONTROL, TokenType.UNUSED,
-    ]  # fmt: skip
+        TokenType.UNUSED,
+        TokenType.USER_DEFINED,
+        TokenType.UNUSED,
+        TokenType.CONTROL,
+        TokenType.UNUSED,
+    ]
     got = tokenizer.from_metadata(metadata)
     assert got.encode("<tool>") == [290] and 292 not in got.encode("<|tool|>")
     assert (
@@ -430,10 +441,16 @@ BAD = [
     (with_part(model=[]), "model: must be an object, not an array"),
     (with_model(type="Unigram"), "model.type: 'Unigram' is not supported, only 'BPE'"),
     (with_model(type=3), "model.type: must be a string, not an integer"),
-    (with_model(continuing_subword_prefix="##"), "model.continuing_subword_prefix: is not supported"),
+    (
+        with_model(continuing_subword_prefix="##"),
+        "model.continuing_subword_prefix: is not supported",
+    ),
     (with_model(end_of_word_suffix="</w>"), "model.end_of_word_suffix: is not supported"),
     (with_model(dropout=0.1), "model.dropout: is not supported"),
-    (with_model(vocab={}), "model.vocab: .* has id 280, expected less than 3, the number of tokens"),
+    (
+        with_model(vocab={}),
+        "model.vocab: .* has id 280, expected less than 3, the number of tokens",
+    ),
     (with_model(vocab=None), "model.vocab: is missing, expected an object"),
     (with_model(vocab={"a": -1}), "model.vocab: 'a' has id -1, expected an integer from 0"),
     (with_model(vocab={"a": True}), "model.vocab: 'a' has id True, expected an integer"),
@@ -446,24 +463,56 @@ BAD = [
     (with_model(merges=["ab"]), r"model.merges\[0\]: is 'ab', expected two tokens without spaces"),
     (with_model(merges=["a b c"]), r"model.merges\[0\]: is 'a b c'"),
     (with_model(merges=[["a", "b", "c"]]), r"model.merges\[0\]: is \['a', 'b', 'c'\]"),
-    (with_model(merges=[["a", "b"], 7]), r"model.merges\[0\]: is \['a', 'b'\], expected two tokens"),
+    (
+        with_model(merges=[["a", "b"], 7]),
+        r"model.merges\[0\]: is \['a', 'b'\], expected two tokens",
+    ),
     (with_model(merges=[["a", 3]]), r"model.merges\[0\]"),
     (with_model(merges=["Z Z"]), r"model.merges\[0\]: is 'Z Z'"),
-    (with_model(ignore_merges=True), "pre_tokenizer: splits by .* with ignore_merges=True, which has no name in GGUF"),
+    (
+        with_model(ignore_merges=True),
+        "pre_tokenizer: splits by .* with ignore_merges=True, which has no name in GGUF",
+    ),
     (added(id=5, content="<x>"), "model.vocab: '<x>' and '&' both have id 5"),
     (added(id=400, content="!"), r"added_tokens\[3\].id: is 400 for '!', which has id 0 already"),
-    (added(id=400, content="<x>"), "model.vocab: '<x>' has id 400, expected less than 284, the number of tokens"),
+    (
+        added(id=400, content="<x>"),
+        "model.vocab: '<x>' has id 400, expected less than 284, the number of tokens",
+    ),
     (added(id=-1, content="<x>"), "model.vocab: '<x>' has id -1"),
     (added(content="<x>"), r"added_tokens\[3\].id: is missing"),
-    (added(id=283, content="[PAD7]", special="yes"), r"added_tokens\[3\].special: must be a boolean"),
-    (with_part(added_tokens=[3]), r"added_tokens\[0\]: must be an object, not an integer"),
-    (with_part(normalizer={"type": "Lowercase"}), "normalizer.type: 'Lowercase' is not supported before byte-level"),
-    (with_part(pre_tokenizer=None), "normalizer.type: 'NFC' of this kind is not supported; expected are spaces"),
-    (with_part(pre_tokenizer=None, normalizer=None), "normalizer: does not write spaces as '▁': neither"),
-    (with_part(pre_tokenizer={"type": "Whitespace"}, normalizer=None), "pre_tokenizer.type: 'Whitespace' is not supp"),
-    (with_part(pre_tokenizer={"type": "ByteLevel"}), "pre_tokenizer.add_prefix_space: is true, which is not supported"),
     (
-        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [split("a|b"), {"type": "ByteLevel"}]}),
+        added(id=283, content="[PAD7]", special="yes"),
+        r"added_tokens\[3\].special: must be a boolean",
+    ),
+    (with_part(added_tokens=[3]), r"added_tokens\[0\]: must be an object, not an integer"),
+    (
+        with_part(normalizer={"type": "Lowercase"}),
+        "normalizer.type: 'Lowercase' is not supported before byte-level",
+    ),
+    (
+        with_part(pre_tokenizer=None),
+        "normalizer.type: 'NFC' of this kind is not supported; expected are spaces",
+    ),
+    (
+        with_part(pre_tokenizer=None, normalizer=None),
+        "normalizer: does not write spaces as '▁': neither",
+    ),
+    (
+        with_part(pre_tokenizer={"type": "Whitespace"}, normalizer=None),
+        "pre_tokenizer.type: 'Whitespace' is not supp",
+    ),
+    (
+        with_part(pre_tokenizer={"type": "ByteLevel"}),
+        "pre_tokenizer.add_prefix_space: is true, which is not supported",
+    ),
+    (
+        with_part(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [split("a|b"), {"type": "ByteLevel"}],
+            }
+        ),
         r"pre_tokenizer.pretokenizers\[1\].add_prefix_space: is true",
     ),
     (
@@ -471,29 +520,55 @@ BAD = [
         r"pre_tokenizer.pretokenizers\[0\].type: a sequence in a sequence is not supported",
     ),
     (
-        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [split("x", "Removed"), {"type": "ByteLevel"}]}),
+        with_part(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [split("x", "Removed"), {"type": "ByteLevel"}],
+            }
+        ),
         r"pretokenizers\[0\].behavior: is not supported, expected 'Isolated'",
     ),
     (
-        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [DIGITS, {"type": "ByteLevel"}, DIGITS]}),
+        with_part(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [DIGITS, {"type": "ByteLevel"}, DIGITS],
+            }
+        ),
         r"pretokenizers\[1\].type: 'ByteLevel' is not supported here",
     ),
     (
-        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [split("x", "Isolated", True), BYTE_LEVEL]}),
+        with_part(
+            pre_tokenizer={
+                "type": "Sequence",
+                "pretokenizers": [split("x", "Isolated", True), BYTE_LEVEL],
+            }
+        ),
         r"pretokenizers\[0\].behavior: is not supported, expected 'Isolated', not inverted",
     ),
     (
-        with_part(pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Digits"}, BYTE_LEVEL]}),
+        with_part(
+            pre_tokenizer={"type": "Sequence", "pretokenizers": [{"type": "Digits"}, BYTE_LEVEL]}
+        ),
         r"pretokenizers\[0\].type: 'Digits' is not supported here",
     ),
-    (with_part(post_processor={"type": "BertProcessing"}), "post_processor.type: 'BertProcessing' is not supported"),
+    (
+        with_part(post_processor={"type": "BertProcessing"}),
+        "post_processor.type: 'BertProcessing' is not supported",
+    ),
     (template_of(BOS, BOS, TEXT), "post_processor.single: adds more than one token at an end"),
     (template_of(TEXT, BOS, BOS), "post_processor.single: adds more than one token at an end"),
     (template_of(TEXT, TEXT), "post_processor.single: expected special tokens around one sequence"),
     (template_of({}), "post_processor.single: expected special tokens around one sequence"),
-    (template_of({"SpecialToken": {"id": "<gone>"}}), r"SpecialToken.id: is '<gone>', which is not in the vocabulary"),
-    (template_of(TEXT, {"SpecialToken": {"id": "a"}}), "post_processor: adds token 64, which is not the eos_token of"),
-]  # fmt: skip
+    (
+        template_of({"SpecialToken": {"id": "<gone>"}}),
+        r"SpecialToken.id: is '<gone>', which is not in the vocabulary",
+    ),
+    (
+        template_of(TEXT, {"SpecialToken": {"id": "a"}}),
+        "post_processor: adds token 64, which is not the eos_token of",
+    ),
+]
 
 
 @pytest.mark.parametrize(("damage", "message"), BAD, ids=[message[:60] for _, message in BAD])

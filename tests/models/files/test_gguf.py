@@ -60,10 +60,16 @@ def test_value_types_of_a_file_survive(tmp_path):
         "general.alignment": entry("general.alignment", Value.UINT32, (64).to_bytes(4, "little"))
     }
     for kind, payload in (
-        (Value.UINT8, b"\x07"), (Value.INT8, b"\xff"), (Value.UINT16, bytes(2)), (Value.INT16, b"\x01\x00"),
-        (Value.INT32, bytes(4)), (Value.UINT64, u64(5)), (Value.INT64, u64(5)), (Value.FLOAT64, u64(0x3FF8 << 48)),
+        (Value.UINT8, b"\x07"),
+        (Value.INT8, b"\xff"),
+        (Value.UINT16, bytes(2)),
+        (Value.INT16, b"\x01\x00"),
+        (Value.INT32, bytes(4)),
+        (Value.UINT64, u64(5)),
+        (Value.INT64, u64(5)),
+        (Value.FLOAT64, u64(0x3FF8 << 48)),
         (Value.BOOL, b"\x01"),
-    ):  # fmt: skip
+    ):
         entries[f"scalar.{kind.name}"] = entry(f"scalar.{kind.name}", kind, payload)
         entries[f"array.{kind.name}"] = array_entry(f"array.{kind.name}", kind, [payload] * 2)
     for kind in (Value.STRING, Value.FLOAT32):
