@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from ..devices import Target, target
-from .choose import VARIABLE, Choice, choose, decide, recorded
-from .context import current_device, on_device
+from .choose import (
+    VARIABLE,
+    Choice,
+    choose,
+    current_device,
+    decide,
+    on_device,
+    recorded,
+)
 from .tables import TuningTableError
 
 __all__ = [

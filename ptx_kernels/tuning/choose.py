@@ -1,4 +1,4 @@
-"""The one door to a Config: who decides on it, in order, and why."""
+"""The one door to a Config: who decides on it, in order, for which device, and why."""
 
 from __future__ import annotations
 
@@ -12,15 +12,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..devices import Target
+from ..devices import Target, target
 from ..kernels.family import Rule
 from . import tables
-from .context import current_device
 
 C = TypeVar("C")
 
 #: Names the file of the user's own table; read once.
 VARIABLE = "JAX_Q4K_TUNING"
+
+
+_REFERENCE = target()
+_target: ContextVar[Target] = ContextVar("target", default=_REFERENCE)
+
+
+@contextlib.contextmanager
+def on_device(device: Target) -> Iterator[None]:
+    """Chooses inside the block for `device`; outside of any, for the reference."""
+    token = _target.set(device)
+    try:
+        yield
+    finally:
+        _target.reset(token)
+
+
+def current_device() -> Target:
+    """The device that choices are made for."""
+    return _target.get()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
      "rows": [{"kernel": "matvec", "format": "Q4_K", "n": 4096, "columns": 14336, "m": 1,
                "config": {"warps": 4, ...}, "seconds": 1.0e-05}, ...]}
 
-A row is keyed by the arguments of the rule that it overrules, which `kernel` names (`rules.RULES`).
+A row is keyed by the arguments of the rule that it overrules, which `kernel` names.
 Its `config` holds some of the fields of the kernel's Config; the others keep their defaults. `why`
 is optional: what the cost model says binds the launch, and what kept faster Configs out.
 `multiprocessors` is optional where `devices` knows the device. Everything beside `device`,
@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from ..devices import find_device
+from ..kernels import FAMILIES
 from ..kernels.family import Match, Rule, TableRows
 from ..ptx import KernelError
-from .rules import RULES
 
 SOURCES = ("measured", "model")
 FOLDER = Path(__file__).with_name("tuned")
@@ -39,7 +39,9 @@ _FARTHEST = 1.0
 _ROWS = ("n", "rows")  # of weights: the keys that say how many
 
 #: The rules that tables may overrule, by name.
-OVERRULED: dict[str, TableRows] = {name: rule.rows for name, rule in RULES.items() if rule.rows}
+OVERRULED: dict[str, TableRows] = {
+    rule.name: rule.rows for family in FAMILIES.values() for rule in family.rules if rule.rows
+}
 
 Shape = tuple[Any, ...]
 
