@@ -164,3 +164,8 @@ def machine_row(opcode: str) -> Spelled | None:
             least = sum(not getattr(kind, "optional", False) for kind in operands)
             return Spelled(opcode, row, words, operands, least)
     return None
+
+
+def machine_names() -> set[str]:
+    """Names of all rows."""
+    return {row.name for rows in _ROWS.values() for row in rows}

@@ -51,6 +51,11 @@ def waits(*names: str) -> Callable[[Callable[[Binding], Wait]], Callable[[Bindin
     return register
 
 
+def meaning_names() -> set[str]:
+    """Names of all rows that have a meaning."""
+    return set(_MEANINGS)
+
+
 def compile_machine(operands: Operands, instruction: Instruction) -> Step | None:
     """The step of an instruction that needs the machine; None if it is none."""
     spelled = machine_row(instruction.opcode)
