@@ -11,14 +11,13 @@ from typing import Any
 
 import jax
 import jax.extend
-import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import mlir
 
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.ptx.module import Buffer
 
-from . import native
+from . import float_types, native
 
 #: XLA:GPU's typed-FFI target that loads PTX text and launches it as a native kernel.
 TARGET = "__gpu$xla.gpu.ptx"
@@ -31,24 +30,15 @@ EXPORT_CHECKS: Sequence[Any] = tuple(
 
 KernelCall = Callable[..., list[jax.Array]]
 
-_NAMES = {
-    "float32": "f32",
-    "float16": "f16",
-    "bfloat16": "bf16",
-    "int8": "int8",
-    "float8_e4m3fn": "fp8",
-}
-#: What NumPy lacks and a buffer's type therefore holds as bits.
-_HELD_AS_BITS = {"bf16": np.dtype(jnp.bfloat16), "e4m3": np.dtype(jnp.float8_e4m3fn)}
-
 
 def ptx_name(dtype: Any) -> str:
     """The kernels' name of float32, float16, bfloat16, int8 or float8_e4m3fn."""
-    return _NAMES[np.dtype(dtype).name]
+    return float_types.of_dtype(dtype).kernel
 
 
 def _jax_dtype(buffer: Buffer) -> np.dtype:
-    return _HELD_AS_BITS.get(buffer.type.name, buffer.type.dtype)
+    known = float_types.of_ptx(buffer.type.name)  # NumPy itself has no bfloat16 and float8
+    return buffer.type.dtype if known is None else known.dtype
 
 
 def _result_avals(kernel: Kernel) -> list[jax.ShapeDtypeStruct]:

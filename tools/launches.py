@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_q4k import models
+from jax_q4k import float_types, models
 
 from . import aot
 from .random_model import LLAMA_3_1_8B, random_model
@@ -22,13 +22,7 @@ from .thunks import Array, Thunk
 
 SHAPES = {"llama-3.1-8b": LLAMA_3_1_8B}
 DEFAULT_MODEL = Path(__file__).parents[1] / "tests/data/golden/llama-gqa.Q4_K_M.gguf"
-_XLA_TYPES = {
-    "float32": "f32",
-    "bfloat16": "bf16",
-    "float16": "f16",
-    "int8": "s8",
-    "float8_e4m3fn": "f8e4m3fn",
-}
+_XLA_TYPES = {of.dtype.name: of.xla for of in float_types.PAGES}
 
 
 def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:

@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ptx_kernels import formats
 
+from .. import float_types
 from ..arrays import QuantizedArray
 from .header import Header, open_source, parse_source
 from .metadata import Metadata
@@ -28,12 +28,6 @@ QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION, of the block layouts here
 
 #: Header -> names of tensors that are not read.
 Skip = Callable[[Header], Collection[str]]
-
-_PLAIN = {  # ggml's name -> element type, integer of its size, mask of its exponent
-    "F32": (np.dtype(np.float32), np.uint32, 0x7F800000),
-    "F16": (np.dtype(np.float16), np.uint16, 0x7C00),
-    "BF16": (np.dtype(jnp.bfloat16), np.uint16, 0x7F80),
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +156,7 @@ def _check_loadable(source: Source, header: Header) -> None:
             )
             source.fail(f"tensor {info.name!r}: type", problem)
     version = header.metadata.get("general.quantization_version", QUANTIZATION_VERSION)
-    packed = any(info.type.name not in _PLAIN for info in header.tensors.values())
+    packed = any(info.type.name not in float_types.GGML for info in header.tensors.values())
     if packed and not (isinstance(version, int) and version == QUANTIZATION_VERSION):
         source.fail(
             "general.quantization_version", f"must be {QUANTIZATION_VERSION}, not {version!r}"
@@ -178,15 +172,16 @@ class _TensorReader:
     check_scales: bool
 
     def tensor(self, info: TensorInfo) -> QuantizedArray | np.ndarray:
-        plain = info.type.name in _PLAIN
+        plain = info.type.name in float_types.GGML
         return self._plain(info) if plain else self._packed(info, formats.get(info.type.name))
 
     def _plain(self, info: TensorInfo) -> np.ndarray:
-        dtype, integer, exponent = _PLAIN[info.type.name]
+        plain = float_types.GGML[info.type.name]
+        dtype, exponent = plain.dtype, plain.exponent
         values = _aligned((info.nbytes // dtype.itemsize,), dtype)
         step = CHUNK // dtype.itemsize
         for start in range(0, len(values), step):
-            chunk = values[start : start + step].view(integer)
+            chunk = values[start : start + step].view(plain.bits)
             self._read(info, start * dtype.itemsize, chunk)
             if self.check_scales:
                 self._require_finite(info, "element", start, (chunk & exponent) != exponent)

@@ -9,12 +9,13 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ptx_kernels import formats
 
+from .. import float_types
 from .source import Cursor, Source
 
 MAX_DIMS = 4
 MAX_NAME = 63  # bytes: ggml's GGML_MAX_NAME of 64 with its terminator
 MIN_ENTRY = 8 + 1 + 4 + 4 + 8  # bytes of the shortest description: a scalar of a one-byte name
-PLAIN = ("F32", "F16", "BF16")
+PLAIN = tuple(float_types.GGML)
 
 _REMOVED = {
     4: "Q4_2",

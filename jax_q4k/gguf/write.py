@@ -16,12 +16,14 @@ import gguf
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from .. import float_types
 from ..arrays import QuantizedArray
 from .header import MAX_ALIGNMENT
 from .tensors import MAX_DIMS, MAX_NAME, supported_types
 from .value_types import typed
 
-_PLAIN_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # NumPy's name: ggml's
+#: dtype's name -> ggml's.
+_PLAIN_TYPES = {of.dtype.name: name for name, of in float_types.GGML.items()}
 
 
 @dataclasses.dataclass(frozen=True)

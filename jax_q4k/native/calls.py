@@ -13,13 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from .. import float_types
 from ..arrays import QuantizedArray
 from . import call
 
 MAX_HEAD_DIM = 256  # of attention; a multiple of 16
-
-#: dtype of a float matrix -> its format.
-FLOATS = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
 
 
 def linear(
@@ -36,7 +34,7 @@ def linear(
     """[residual +] [rms_norm](x) @ w.T [+ bias] for each w, or, with `activation`, that of the
     first times the second.
 
-    x float32 (m, k); weights (n_i, k) packed or of a dtype of FLOATS; biases (n_i,) float32;
+    x float32 (m, k); weights (n_i, k) packed or float; biases (n_i,) float32;
     residual (m, n) float32.
     `quantized`: x becomes q8_1, for packed weights alone.
     """
@@ -100,7 +98,9 @@ def mlp(
 
 
 def _format(w: QuantizedArray | jax.Array) -> str:
-    return w.format if isinstance(w, QuantizedArray) else FLOATS[w.dtype.name]
+    if isinstance(w, QuantizedArray):
+        return w.format
+    return str(float_types.of_dtype(w.dtype).ggml)
 
 
 def _arrays(w: QuantizedArray | jax.Array) -> Sequence[jax.Array]:
@@ -190,7 +190,7 @@ def rope_append(
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
-    """x float32 (tokens, heads, head_dim), turned by the angles of cos and sin float32 (tokens,
+    """x float32 (tokens, heads, head_dim), rotated by the angles of cos and sin float32 (tokens,
     rope_dim / 2).
     """
     return call(

@@ -14,15 +14,13 @@ import numpy as np
 
 from ptx_kernels.kernels.pages import HEAD_DIMS
 
+from .. import float_types
 from ..arrays import QuantizedArray
 
-#: What activations may be, and what pages.
-FLOAT32: tuple[np.dtype, ...] = (jnp.dtype(jnp.float32),)
-FLOAT_DTYPES: tuple[np.dtype, ...] = (*FLOAT32, jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
-PAGE_DTYPES: tuple[np.dtype, ...] = (
-    *FLOAT_DTYPES,
-    *(jnp.dtype(d) for d in (jnp.int8, jnp.float8_e4m3fn)),
-)
+#: Dtypes of activations and of a cache's pages.
+FLOAT32: tuple[np.dtype, ...] = (float_types.F32.dtype,)
+FLOAT_DTYPES: tuple[np.dtype, ...] = tuple(of.dtype for of in float_types.FLOATS)
+PAGE_DTYPES: tuple[np.dtype, ...] = tuple(of.dtype for of in float_types.PAGES)
 MIN_PAGE_SIZE = 16
 _FLOAT32_TINY, _FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
 
