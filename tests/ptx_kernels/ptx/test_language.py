@@ -26,6 +26,7 @@ from ptx_kernels.ptx import (
     u32,
     u64,
 )
+from ptx_kernels.ptx.types import f16x2
 
 
 def build(body, *, out_type=u32):
@@ -235,6 +236,37 @@ def test_shuffles_within_groups_of_lanes() -> None:
     np.testing.assert_array_equal(
         lanes(lambda k: k.shuffle(k.lane_id, 5, lanes=8)), LANE // 8 * 8 + 5
     )
+
+
+def test_named_instructions() -> None:
+    x = LANE.astype(np.float32) - 16
+
+    def floats(body) -> np.ndarray:
+        return lanes(lambda k: body(k, k.lane_id.to(f32) - 16.0), out_type=f32)
+
+    np.testing.assert_array_equal(floats(lambda k, x: k.abs(x)), np.abs(x))
+    np.testing.assert_array_equal(floats(lambda k, x: k.sqrt(k.abs(x))), np.sqrt(np.abs(x)))
+    np.testing.assert_array_equal(floats(lambda k, x: k.exp2(x)), np.exp2(x))
+    with np.errstate(divide="ignore"):
+        np.testing.assert_array_equal(floats(lambda k, x: k.reciprocal(x)), np.float32(1) / x)
+    nan_or_x = floats(lambda k, x: k.maximum(k.select(k.is_nan(x / x), x / x, x), x, keep_nan=True))
+    np.testing.assert_array_equal(np.isnan(nan_or_x), x == 0)
+    np.testing.assert_array_equal(lanes(lambda k: k.bit_field(k.lane_id, 1, 3)), LANE >> 1 & 7)
+    np.testing.assert_array_equal(
+        lanes(lambda k: k.bit_field(k.lane_id.bits(s32), 0, 1).bits(u32)), -(LANE & 1)
+    )
+    np.testing.assert_array_equal(
+        lanes(lambda k: k.permute(k.lane_id, k.lane_id << 8, 0x5140)), LANE | LANE << 24
+    )
+
+
+def test_operators_take_pairs_of_halves() -> None:
+    def body(k: Builder):
+        two, three = (k.const(u32, bits).bits(f16x2) for bits in (0x40004000, 0x42004200))
+        return (k.fma(two, three, three) - two * three).bits(u32)
+
+    np.testing.assert_array_equal(lanes(body), np.full(32, 0x42004200))
+    refuse(lambda k: k.const(u32, 0).bits(f16x2) + 1, "1 cannot stand where a f16x2 is needed")
 
 
 def test_text_is_deterministic_and_declares_no_more_than_it_needs() -> None:

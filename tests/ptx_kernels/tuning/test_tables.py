@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import typing
 
 import pytest
 
 from ptx_kernels import tuning
+from ptx_kernels.kernels import FAMILIES
 from ptx_kernels.kernels.family import Rule
 from ptx_kernels.kernels.matvec import MatvecConfig, matvec_rule
 from ptx_kernels.tuning import Choice, choose, decide, on_device, tables, target
@@ -288,3 +291,10 @@ def test_choices_are_recorded():
         str(Choice("matvec", (1,), MatvecConfig(warps=2), "so"))
         == "matvec(1) -> MatvecConfig(warps=2): so"
     )
+
+
+def test_rows_are_keyed_by_their_rules_arguments():
+    for rule in (rule for family in FAMILIES.values() for rule in family.rules if rule.rows):
+        parameters = [name for name in inspect.signature(rule.function).parameters]
+        assert [name for name in parameters if name != "device"] == list(rule.rows.keys)
+        assert typing.get_type_hints(rule.function)["return"] is rule.rows.config
