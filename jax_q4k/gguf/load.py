@@ -147,7 +147,7 @@ def _loadable_header(source: Source, skip: Skip | None) -> Header:
 def _check_loadable(source: Source, header: Header) -> None:
     """Refuses parts of split files, unsupported tensor types and unknown block layouts."""
     parts = header.metadata.get("split.count", 1)
-    if not isinstance(parts, int) or parts > 1:
+    if not isinstance(parts, int) or parts not in (0, 1):  # 0: merged by llama.cpp
         source.fail("split.count", f"must be 1, not {parts!r}: merge the parts into one file first")
     for info in header.tensors.values():
         if not info.supported:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,25 +68,13 @@ def render(
         of its own, whose message is in it.
       TypeError, ValueError: messages or variables are not JSON data.
     """
-    tokens: dict[str, str] = {}
-    if isinstance(source, Tokenizer):
-        template = source.chat_template
-        if template is None:
-            raise ChatTemplateError(
-                f"{source.vocabulary.file}: tokenizer.chat_template: is missing"
-            )
-        for name, token in (("bos_token", source.bos_token_id), ("eos_token", source.eos_token_id)):
-            tokens[name] = "" if token is None else source.token(token)
-    elif isinstance(source, str):
-        template = source
-    else:
-        raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer or str")
+    template, tokens = _template_of(source)
     context = {
         "tools": None,
         "documents": None,
         **tokens,
         **variables,
-        "messages": [dict(message) for message in messages],
+        "messages": _checked(messages),
         "add_generation_prompt": add_generation_prompt,
     }
     job = {
@@ -98,12 +86,34 @@ def render(
     return _run(json.dumps(job, allow_nan=False).encode(), limits.seconds)
 
 
+def _template_of(source: Tokenizer | str) -> tuple[str, dict[str, str]]:
+    """A template's text, and the special tokens that it may name."""
+    if isinstance(source, str):
+        return source, {}
+    if not isinstance(source, Tokenizer):
+        raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer or str")
+    if source.chat_template is None:
+        file = source.vocabulary.file
+        raise ChatTemplateError(f"{file}: tokenizer.chat_template: is missing")
+    ids = {"bos_token": source.bos_token_id, "eos_token": source.eos_token_id}
+    texts = {name: "" if token is None else source.token(token) for name, token in ids.items()}
+    return source.chat_template, texts
+
+
+def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise TypeError(f"messages is of type {type(messages).__name__}, expected a list of dicts")
+    checked = list(messages)
+    for i, message in enumerate(checked):
+        if not isinstance(message, Mapping):
+            kind = type(message).__name__
+            raise TypeError(f"messages[{i}] is of type {kind}, expected a dict")
+    return [dict(message) for message in checked]
+
+
 def _run(job: bytes, seconds: float) -> str:
-    command = [
-        sys.executable,
-        "-P",
-        str(_WORKER),
-    ]  # -P: the worker's own folder stays off the module path
+    """Renders a job in a process of its own, and returns the text."""
+    command = [sys.executable, "-P", str(_WORKER)]  # -P: its own folder stays off the module path
     try:
         done = subprocess.run(command, input=job, capture_output=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:

@@ -137,7 +137,7 @@ def _compiler() -> str:
 def _gpu() -> Iterator[tuple[str, str]]:
     plugins = [name for name in _CUDA_PLUGINS if _installed(name)]
     found = ", ".join(f"{name} {_installed(name)}" for name in plugins)
-    yield "CUDA plugin", found or "not installed; pip install 'jax-q4k[cuda13]' brings it"
+    yield "CUDA plugin", found or "not installed; pip install '.[cuda13]' in a clone brings it"
     yield "CUDA driver", environment.cuda_driver()
     yield "ptxas", environment.ptxas()
 

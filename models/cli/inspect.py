@@ -59,13 +59,17 @@ def show(header: Header, console: Console) -> None:
 
 def _metadata(header: Header) -> Table:
     table = Table(title="Metadata", title_justify="left", show_header=False)
+    table.add_column(overflow="fold")  # a narrow terminal gets whole keys
+    table.add_column(overflow="fold")
     for key, value in header.metadata.items():
         table.add_row(_escaped(key), Text(_value(value)))
     return table
 
 
 def _tensors(tensors: list[TensorInfo], unused: set[str]) -> Table:
-    table = Table("name", "type", title="Tensors", title_justify="left")
+    table = Table(title="Tensors", title_justify="left")
+    table.add_column("name", overflow="fold")
+    table.add_column("type")
     for column in ("shape", "bytes"):
         table.add_column(column, justify="right")
     for tensor in tensors:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,6 +13,8 @@ import jax_q4k as jq
 from ..perplexity import score
 from .options import add_implementation, add_model
 from .output import UsageError, load_model, progress
+
+MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
 
 
 def add_parser(commands: Any) -> None:
@@ -35,11 +36,19 @@ def add_parser(commands: Any) -> None:
     add_implementation(parser)
 
 
-def _perplexity(options: argparse.Namespace, notes: Console) -> None:
+def _read(path: str) -> str:
+    with open(path, "rb") as file:  # perhaps a pipe
+        data = file.read(MAX_TEXT + 1)
+    if len(data) > MAX_TEXT:
+        raise UsageError(f"{path} holds more than {MAX_TEXT:,} bytes")
     try:
-        text = Path(options.text).read_bytes().decode()
+        return data.decode()
     except UnicodeDecodeError as error:
-        raise UsageError(f"{options.text} is not UTF-8: byte {error.start}") from error
+        raise UsageError(f"{path} is not UTF-8: byte {error.start}") from error
+
+
+def _perplexity(options: argparse.Namespace, notes: Console) -> None:
+    text = _read(options.text)
     model = load_model(options.model, notes)
     with (
         progress("Windows", notes, MofNCompleteColumn()) as report,

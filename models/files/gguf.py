@@ -70,9 +70,9 @@ def from_gguf(
         raise GGUFError(
             file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}"
         )
-    config, words = described[0]
+    config, text_tokenizer = described[0]
     metadata = without_unused_layers(loaded.metadata)
-    return Model(build(config, loaded.tensors), words, metadata)
+    return Model(build(config, loaded.tensors), text_tokenizer, metadata)
 
 
 def skip_unused(header: gguf.Header) -> list[str]:
@@ -98,13 +98,11 @@ def describe(
     check_tensors(config, tensors, file)
     if not tokenizer.has_tokenizer(metadata):
         return config, None
-    words = tokenizer.from_metadata(metadata, file)
-    if words.vocab_size != config.vocab_size:
-        problem = (
-            f"has {words.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
-        )
+    text_tokenizer = tokenizer.from_metadata(metadata, file)
+    if text_tokenizer.vocab_size != config.vocab_size:
+        problem = f"has {text_tokenizer.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
         raise GGUFError(file, "tokenizer.ggml.tokens", problem)
-    return config, words
+    return config, text_tokenizer
 
 
 def save_gguf(

@@ -31,7 +31,7 @@ _CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
 _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def _words(
+def _tiktoken(
     letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 ) -> str:
     r"""The pattern of the tiktoken line (cl100k and its relatives): they differ in `letters` and
@@ -40,8 +40,8 @@ def _words(
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = _words(digits=r"\p{N}{1,3}")
-_QWEN2 = _words()
+_LLAMA3 = _tiktoken(digits=r"\p{N}{1,3}")
+_QWEN2 = _tiktoken()
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
@@ -63,13 +63,15 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     ),
     (("smaug-bpe", "dbrx"), PreTokenizer((_LLAMA3,))),
-    (("minicpm5",), PreTokenizer((r"\p{N}{1,3}", _words(digits=r"\p{N}+")), ignore_merges=True)),
+    (("minicpm5",), PreTokenizer((r"\p{N}{1,3}", _tiktoken(digits=r"\p{N}+")), ignore_merges=True)),
     (("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), PreTokenizer((_QWEN2,))),
     (
         ("qwen35",),
-        PreTokenizer((_words(letters=r"[\p{L}\p{M}]", symbols=r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),)),
+        PreTokenizer(
+            (_tiktoken(letters=r"[\p{L}\p{M}]", symbols=r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"),)
+        ),
     ),
-    (("seed-coder",), PreTokenizer((_words(symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),))),
+    (("seed-coder",), PreTokenizer((_tiktoken(symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),))),
     (("tekken",), PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
     (
         ("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "trillion", "exaone4", "olmo", "mpt"),

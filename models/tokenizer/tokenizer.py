@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Iterable
+from typing import Any
 
 from gguf.constants import TokenType
 from tokenizers import pre_tokenizers
@@ -49,6 +50,10 @@ class Tokenizer:
         bos, eos = vocabulary.bos_token_id, vocabulary.eos_token_id
         self._before = [bos] if vocabulary.add_bos and bos is not None else []
         self._after = [eos] if vocabulary.add_eos and eos is not None else []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: an encoder is a function of the process that built it."""
+        return {name: value for name, value in vars(self).items() if name != "_encode"}
 
     @functools.cached_property
     def _encode(self) -> encoders.Encoder:

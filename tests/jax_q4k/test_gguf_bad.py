@@ -343,6 +343,11 @@ CASES = [
         "split.count: must be 1, not 3: merge the parts",
     ),
     Case(
+        "fewer-parts-than-none",
+        build([entry("split.count", Value.INT16, struct.pack("<h", -3))]),
+        "split.count: must be 1, not -3: merge the parts",
+    ),
+    Case(
         "quantization-version",
         build(
             [entry("general.quantization_version", Value.UINT32, u32(1))],

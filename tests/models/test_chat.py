@@ -139,5 +139,10 @@ def test_messages_are_data() -> None:
         chat.render("x", [{"role": "user", "content": object()}])
     with pytest.raises(ValueError, match="not JSON compliant"):
         chat.render("x", [], temperature=float("nan"))
+    for wrong, found in ((None, "NoneType"), ("abc", "str"), ({"role": "user"}, "dict")):
+        with pytest.raises(TypeError, match=f"messages is of type {found}, expected a list"):
+            chat.render("x", wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"messages\[1\] is of type str, expected a dict"):
+        chat.render("x", [CONVERSATION[0], "abc"])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="source is of type NoneType"):
         chat.render(None, CONVERSATION)  # type: ignore[arg-type]

@@ -230,6 +230,12 @@ def test_perplexity(run, tmp_path):
     assert err == f"{found.tokens} tokens, {found.bytes} bytes\n"
 
 
+def test_a_text_without_end(run, monkeypatch):
+    monkeypatch.setattr(cli.perplexity, "MAX_TEXT", 1000)
+    line = "error: /dev/zero holds more than 1,000 bytes\n"
+    assert run("perplexity", TEXT_MODEL, "/dev/zero") == (2, "", line)
+
+
 def test_progress_on_a_terminal_and_elsewhere():
     for terminal in (True, False):
         notes = Console(file=io.StringIO(), force_terminal=terminal, width=100)
@@ -249,6 +255,16 @@ def test_inspect(run):
     assert (
         "GGUF version 3, 1,547,552 bytes: 26 tensors, 2,132,416 weights in 1,545,344 bytes" in lines
     )
+
+
+def test_inspect_on_a_narrow_terminal(run):
+    console = Console(file=io.StringIO(), width=60)
+    cli.inspect.show(jq.gguf.read_header(path("qwen2-odd")), console)
+    cells = [
+        line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if "│" in line
+    ]
+    assert "qwen2.attention.layer_norm_rms_epsilon" in "".join(cells)
+    assert "blk.1.attn_output.weight" in "".join(cells)
 
 
 def test_inspect_shortens_arrays(run):

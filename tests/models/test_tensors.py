@@ -158,11 +158,13 @@ def test_vocabulary_of_another_size(tmp_path):
 
 def test_tokenizer_of_another_model():
     header, other = (jq.gguf.read_header(path(name)) for name in ("llama-gqa", "text-spm"))
-    words = {key: value for key, value in other.metadata.items() if key.startswith("tokenizer.")}
+    vocabulary = {
+        key: value for key, value in other.metadata.items() if key.startswith("tokenizer.")
+    }
     with pytest.raises(
         jq.GGUFError, match="f: tokenizer.ggml.tokens: has 32000 tokens, but .* vocab_size is 512"
     ):
-        describe({**header.metadata, **words}, header.tensors, "f")
+        describe({**header.metadata, **vocabulary}, header.tensors, "f")
 
 
 def test_missing_file(tmp_path):

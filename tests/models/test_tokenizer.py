@@ -5,6 +5,7 @@ metadata.
 from __future__ import annotations
 
 import json
+import pickle
 from functools import cache
 from typing import Any
 
@@ -193,19 +194,19 @@ def test_runs_of_spaces_share_a_score() -> None:
     st.randoms(use_true_random=False),
 )
 def test_any_scores_against_plain_merging(
-    words: list[str], samples: list[str], random: Any
+    tokens: list[str], samples: list[str], random: Any
 ) -> None:
     """Vocabularies whose characters need not all be tokens."""
-    ranks = random.sample(range(len(words)), len(words))
+    ranks = random.sample(range(len(tokens)), len(tokens))
     t = build(
         spm_metadata(
-            {word: (NORMAL, -float(rank)) for word, rank in zip(words, ranks, strict=True)}
+            {token: (NORMAL, -float(rank)) for token, rank in zip(tokens, ranks, strict=True)}
         )
     )
     for text in samples:
         want = merge_by_score(t.vocabulary, " " + text) if text else []
         got = t.encode(text, add_special=False)
-        assert got == want, (text, words)
+        assert got == want, (text, tokens)
 
 
 def test_unknown_token_where_bytes_are_missing() -> None:
@@ -257,10 +258,10 @@ SPLITS = [
 ]
 
 
-@pytest.mark.parametrize(("pre", "text", "words"), SPLITS)
-def test_words(pre: str, text: str, words: list[str]) -> None:
+@pytest.mark.parametrize(("pre", "text", "parts"), SPLITS)
+def test_pre_tokenizers(pre: str, text: str, parts: list[str]) -> None:
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    spelled = [byte_level.pre_tokenize_str(word)[0][0] for word in words]
+    spelled = [byte_level.pre_tokenize_str(part)[0][0] for part in parts]
     got = [word for word, _ in splitter(PRE_TOKENIZERS[pre]).pre_tokenize_str(text)]
     assert got[: len(spelled)] == spelled
     assert "".join(got) == byte_level.pre_tokenize_str(text)[0][0]
@@ -299,12 +300,12 @@ def test_longer_special_token_wins_over_one_further_left() -> None:
 
 
 def test_space_prefix() -> None:
-    words = {"▁": (NORMAL, -1.0), "▁a": (NORMAL, 0.0), "a": (NORMAL, -1.0)}
-    t = build(spm_metadata(words))
+    tokens = {"▁": (NORMAL, -1.0), "▁a": (NORMAL, 0.0), "a": (NORMAL, -1.0)}
+    t = build(spm_metadata(tokens))
     assert texts(t, t.encode("a<s>a", parse_special=True)) == ["<s>", "▁a", "<s>", "▁a"]
     assert t.decode(t.encode("a", add_special=False)) == "a"
     assert t.decode(t.encode("a", add_special=False), strip_prefix=False) == " a"
-    without = build(spm_metadata(words, add_space_prefix=False))
+    without = build(spm_metadata(tokens, add_space_prefix=False))
     assert texts(without, without.encode("a a")) == ["<s>", "a", "▁a"]
     assert without.decode(without.encode(" a")) == " a"
 
@@ -384,6 +385,14 @@ def test_an_end_of_the_files_own_goes_too() -> None:
 def test_fill_in_the_middle_by_text(place: str) -> None:
     t = build(bpe_metadata([], {f"<|code_{place}|>": USER_DEFINED}))
     assert t.vocabulary.types[256] == CONTROL and t.eos_token_ids == ()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tokenizer_that_has_encoded_can_be_pickled(name: str) -> None:
+    t = load(name)
+    ids = t.encode("Two sisters walked.")
+    copied = pickle.loads(pickle.dumps(t))
+    assert copied.encode("Two sisters walked.") == ids and copied.decode(ids) == t.decode(ids)
 
 
 def test_streaming_equals_decoding() -> None:

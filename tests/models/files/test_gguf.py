@@ -153,9 +153,9 @@ def test_metadata_of_another_decoder_is_refused(tmp_path):
         ValueError, match=r"describes rope_theta=500000.0, but the decoder has 10000.0"
     ):
         models.save_gguf(models.Model(decoder, metadata=wrong), tmp_path / "saved.gguf")
-    words = model("text-spm")
+    given = model("text-spm")
     with pytest.raises(ValueError, match="model.metadata holds no tokenizer.ggml"):
-        models.save_gguf(models.Model(words.decoder(), words.tokenizer), tmp_path / "saved.gguf")
+        models.save_gguf(models.Model(given.decoder(), given.tokenizer), tmp_path / "saved.gguf")
     tensors = models.named_tensors(model("llama-gqa"))
     tensors["blk.0.ffn_up.weight"] = tensors["blk.0.ffn_up.weight"][:-1]
     with pytest.raises(
