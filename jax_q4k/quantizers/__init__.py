@@ -1,14 +1,16 @@
 """Floats to ggml's blocks, on the CPU whatever JAX's default device is.
 
-`affine` and `symmetric` search for scales, `pack` makes bytes, `programs` puts them together for
-each format. A program takes one fixed number of blocks, so that memory is bounded and a block's
-bytes depend on nothing but its own values and importance.
+`affine` and `symmetric` search for scales, `pack` makes bytes; a module with a `QUANTIZER` puts them
+together for each format, and there is no other list. A program takes one fixed number of blocks, so
+that memory is bounded and a block's bytes depend on nothing but its own values and importance.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
+import pkgutil
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from ptx_kernels import formats
 
-from .programs import LIMITS, program
+from .quantizer import Quantizer
 
 __all__ = ["names", "quantize"]
 
@@ -28,9 +30,20 @@ _LEAST_IMPORTANCE = (
 )  # of a block's largest: a value of importance zero is still rounded, not left to chance
 
 
+def _found() -> dict[str, Quantizer]:
+    """The quantizers of this package by format, in the order of `formats.names()`."""
+    modules = (module.name for module in pkgutil.iter_modules(__path__))
+    loaded = [importlib.import_module(f"{__name__}.{name}") for name in modules]
+    found = {m.QUANTIZER.format: m.QUANTIZER for m in loaded if hasattr(m, "QUANTIZER")}
+    return {name: found[name] for name in formats.names() if name in found}
+
+
+_QUANTIZERS = _found()
+
+
 def names() -> tuple[str, ...]:
     """The formats that `quantize` makes: ("Q4_0", ...)."""
-    return tuple(LIMITS)
+    return tuple(_QUANTIZERS)
 
 
 def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
@@ -59,13 +72,13 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
         importance, a tracer.
     """
     if format not in names():  # a tuple: the argument need not be hashable
-        raise ValueError(f"format={format!r} must be one of {', '.join(LIMITS)}")
+        raise ValueError(f"format={format!r} must be one of {', '.join(names())}")
     for name, argument in (("w", w), ("importance", importance)):
         if isinstance(argument, jax.core.Tracer):
             raise TypeError(
                 f"{name} is traced; quantize needs its values: call it outside jit, vmap and grad"
             )
-    block = formats.get(format)
+    block, quantizer = formats.get(format), _QUANTIZERS[format]
     values = np.asarray(w)
     if values.dtype.name not in _DTYPES:
         raise TypeError(f"w has dtype {values.dtype.name}; it must be one of {', '.join(_DTYPES)}")
@@ -92,26 +105,20 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
         x = np.zeros((step, block.block_size), np.float32)
         with np.errstate(over="ignore"):  # of float64: an infinity is then found
             x[: len(chunk)] = chunk
-        if not np.abs(x).max() <= LIMITS[format]:
-            first = int(np.argmax(~(np.abs(x) <= LIMITS[format])))
+        if not np.abs(x).max() <= quantizer.largest:
+            first = int(np.argmax(~(np.abs(x) <= quantizer.largest)))
             at = np.unravel_index(start * block.block_size + first, values.shape)
             raise ValueError(
                 f"w[{', '.join(map(str, at))}] is {values[at]}; "
-                f"{format} takes finite values of magnitude up to {LIMITS[format]:g}"
+                f"{format} takes finite values of magnitude up to {quantizer.largest:g}"
             )
-        packed[start : start + step] = _run(format, x, row_importance[rows])[: len(chunk)]
+        packed[start : start + step] = quantizer.blocks(x, row_importance[rows])[: len(chunk)]
 
     fill(0)  # compiles
     with ThreadPoolExecutor(_threads()) as pool:
         for _ in pool.map(fill, range(step, len(flat), step)):
             pass
     return packed.reshape(*leading, k // block.block_size, block.block_bytes)
-
-
-def _run(format: str, x: np.ndarray, importance: np.ndarray) -> np.ndarray:
-    if format != "Q8_0":
-        x, importance = jax.device_put((x, importance), jax.local_devices(backend="cpu")[0])
-    return np.asarray(program(format)(x, importance))
 
 
 def _checked_importance(importance: Any, k: int, block_size: int) -> np.ndarray:

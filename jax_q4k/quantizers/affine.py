@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .fit import SMALLEST_HALF, Best, best_of, half, reciprocal, rounded, where_less
+from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, where_less
 
 # A sub-block's range over `top` plus these are its trial steps. Finer ones gain less than 0.1%.
 _TRIALS = np.arange(5, -31, -1) / 3
@@ -78,8 +78,8 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, 
         return rounded((x - m) * reciprocal(d), 0, top)
 
     def trial(step: jax.Array) -> Best:
-        d = jnp.maximum(half(s + step[0] * jnp.maximum(s * 2.0**-11, SMALLEST_HALF)), 0)
-        m = half((w * (x - d * quants(d, -minimum - step[1] * d))).sum(0) / w.sum(0))
+        d = jnp.maximum(nearest_f16(s + step[0] * jnp.maximum(s * 2.0**-11, SMALLEST_F16)), 0)
+        m = nearest_f16((w * (x - d * quants(d, -minimum - step[1] * d))).sum(0) / w.sum(0))
         return (w * (d * quants(d, m) + m - x) ** 2).sum(0), d, m
 
     start = (jnp.full_like(s, jnp.inf), s, -minimum)
@@ -113,11 +113,11 @@ def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array
         )
 
     def trial(parts: jax.Array) -> Best:
-        d = jnp.maximum(half(largest / parts), SMALLEST_HALF)
+        d = jnp.maximum(nearest_f16(largest / parts), SMALLEST_F16)
         error = (cost[:, None] * nearest(d)[0] ** 2).sum(0)
         return jnp.where(d * (_MULTIPLE + 0.5) < largest[0], jnp.inf, error), d
 
-    start = (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_HALF))
+    start = (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_F16))
     error, d = best_of(np.arange(_MULTIPLE, 15, -1), trial, start)
     d = jnp.take_along_axis(d, jnp.argmin(error, axis=0)[None], axis=0)[0]
     return d, nearest(d)[1]
@@ -178,14 +178,16 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
     )
     determinant = aa * bb - ab * ab
     solvable = determinant > 1e-6 * aa * bb  # else rounding decides
-    fitted = half(
+    fitted = nearest_f16(
         jnp.where(
             solvable,
             (bb * ax - ab * bx) * reciprocal(determinant),
             (ax - ab * dmin) * reciprocal(aa),
         )
     )
-    fitted_min = half(jnp.where(solvable, (aa * bx - ab * ax) * reciprocal(determinant), dmin))
+    fitted_min = nearest_f16(
+        jnp.where(solvable, (aa * bx - ab * ax) * reciprocal(determinant), dmin)
+    )
     refined = neighbours(jnp.maximum(fitted, 0), jnp.maximum(fitted_min, 0), scale, minimum)
     _, d, dmin, scale, minimum = where_less(refined, best)
 

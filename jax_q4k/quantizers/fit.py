@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-LARGEST_HALF = 65504.0
-SMALLEST_HALF = 2.0**-24  # subnormal
+LARGEST_F16 = 65504.0
+SMALLEST_F16 = 2.0**-24  # subnormal
 
 Best = tuple[jax.Array, ...]  # an error, and what gives it
 
@@ -37,9 +37,9 @@ def reciprocal(x: jax.Array) -> jax.Array:
     return jnp.where(x != 0, 1 / jnp.where(x != 0, x, 1), 0)
 
 
-def half(x: jax.Array) -> jax.Array:
+def nearest_f16(x: jax.Array) -> jax.Array:
     """The finite f16 nearest to x, as float32."""
-    return jnp.clip(x, -LARGEST_HALF, LARGEST_HALF).astype(jnp.float16).astype(jnp.float32)
+    return jnp.clip(x, -LARGEST_F16, LARGEST_F16).astype(jnp.float16).astype(jnp.float32)
 
 
 def rounded(x: jax.Array, low: float, high: float) -> jax.Array:

@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 
 
-def half_bytes(x: jax.Array) -> jax.Array:
+def f16_bytes(x: jax.Array) -> jax.Array:
     """float32 (blocks,) that are f16 values -> uint8 (blocks, 2), little-endian."""
     return jax.lax.bitcast_convert_type(x.astype(jnp.float16), jnp.uint8)
 
 
 def nibbles(values: jax.Array) -> jax.Array:
-    """uint8 (..., 2n) -> uint8 (..., n): the first half's low four bits, and above them the second
-    half's.
+    """uint8 (..., 2n) -> uint8 (..., n): the low four bits of the first n, and above them
+    those of the last n.
     """
     low, high = jnp.split(values & 0xF, 2, axis=-1)
     return low | (high << 4)

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .fit import SMALLEST_HALF, Best, best_of, half, reciprocal, rounded, where_less
+from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, where_less
 
 
 def _trials(top: int, least: int, fractions: int) -> np.ndarray:
@@ -65,7 +65,7 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
     """x, w (32, blocks) -> d (blocks,) f16 values, quants (32, blocks) in -top to top - 1;
     float32.
     """
-    d = _steps(x, w, top, _trials(top, 1, 8), half)
+    d = _steps(x, w, top, _trials(top, 1, 8), nearest_f16)
     return d, rounded(x * reciprocal(d), -top, top - 1)
 
 
@@ -99,19 +99,19 @@ def super_blocks(
     largest = jnp.take_along_axis(s, jnp.argmax(jnp.abs(s), axis=0)[None], axis=0)[0]
 
     def multiple(parts: jax.Array) -> Best:
-        d = half(largest / parts)
-        d = jnp.where(jnp.abs(d) < SMALLEST_HALF, jnp.copysign(SMALLEST_HALF, d), d)
+        d = nearest_f16(largest / parts)
+        d = jnp.where(jnp.abs(d) < SMALLEST_F16, jnp.copysign(SMALLEST_F16, d), d)
         return (cost * (s - d * rounded(s / d, -128, 127)) ** 2).sum(0), d
 
     parts = np.concatenate([-np.arange(128, 63, -1), np.arange(127, 63, -1)])
     _, d = best_of(
-        parts, multiple, (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_HALF))
+        parts, multiple, (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_F16))
     )
     best = neighbours(d, rounded(s / d, -128, 127))
 
     _, d, scale = best
     a = scale * quants(d * scale)  # x ~ d * a
-    fitted = half((w * a * x).sum((0, 1)) * reciprocal((w * a * a).sum((0, 1))))
+    fitted = nearest_f16((w * a * x).sum((0, 1)) * reciprocal((w * a * a).sum((0, 1))))
     _, d, scale = where_less(neighbours(fitted, scale), best)
     d = jnp.where(jnp.abs(scale).max(0) > 0, d, 0)
     return d, scale, quants(d * scale)

@@ -82,6 +82,7 @@ class BlockFormat:
     dequantize_threads: int  # of a block
     int8_tile: Int8Groups
     f16_tile: F16Tile | None = None
+    broadcast_header: bool = False  # `row` can load a block's 16-byte header once per warp
     tuning: FormatTuning = FormatTuning()
     planes: tuple[Plane, ...] = dataclasses.field(init=False)
 

@@ -113,6 +113,7 @@ FORMAT = BlockFormat(
     weights=_weights,
     quant_bits=5,
     row=PackedRow,
+    broadcast_header=True,
     dequantize=dequantize,
     dequantize_threads=8,
     int8_tile=int8_groups,

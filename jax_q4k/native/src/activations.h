@@ -58,9 +58,9 @@ inline void quantize_row(const float* x, int64_t k, RowSpan* spans) {
       spans->scale_sum32[g][1] = scale * static_cast<float>(total);
     }
     for (int i = 0; i < 2; ++i) {
-      const Bytes raise = Bytes::all(kRaised);
+      const Bytes raise = Bytes::all(kZeroPoint);
       const Ints sums = dot(raise, SignedBytes::load(spans->values[2 * i]));
-      (Ints::all(0) - dot(raise, SignedBytes::load(spans->values[2 * i + 1]), sums)).store(spans->raised[i]);
+      (Ints::all(0) - dot(raise, SignedBytes::load(spans->values[2 * i + 1]), sums)).store(spans->zero_point[i]);
     }
   }
 }
@@ -72,8 +72,8 @@ inline void pack_rows(const RowSpan* rows, int64_t spans, int count, int64_t s, 
     for (int i = 0; i < kSpan / 4; ++i) std::memcpy(block->values[i][lane], from.values[0] + 4 * i, 4);
     for (int g = 0; g < 8; ++g) {
       block->scale32[g][lane] = from.scale_sum32[g][0], block->sum32[g][lane] = from.scale_sum32[g][1];
-      const int32_t* raised = from.raised[g % 2] + g / 2 * 4;
-      block->raised[g][lane] = raised[0] + raised[1] + raised[2] + raised[3];
+      const int32_t* zero_point = from.zero_point[g % 2] + g / 2 * 4;
+      block->zero_point[g][lane] = zero_point[0] + zero_point[1] + zero_point[2] + zero_point[3];
     }
     for (int g = 0; g < 16; ++g) block->sum16[g][lane] = from.sum16[g];
   }

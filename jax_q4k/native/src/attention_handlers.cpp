@@ -169,14 +169,14 @@ void causal_attention(Call& call, float scale, int64_t window) {
   });
 }
 
-// Angles (count, half) that turn pairs of a head's dimensions.
+// Angles (count, half) that rotate pairs of a head's dimensions.
 struct Angles {
   const float *cos = nullptr, *sin = nullptr;
   int64_t half = 0;
   bool interleaved = false;
 
   // Turns a head of token t.
-  void turn(float* x, int64_t t) const { kernels->rotate(x, cos + t * half, sin + t * half, half, interleaved); }
+  void rotate(float* x, int64_t t) const { kernels->rotate(x, cos + t * half, sin + t * half, half, interleaved); }
 };
 
 Angles take_angles(Operands& operands, int64_t count, int64_t head_dim, bool interleaved) {
@@ -222,18 +222,18 @@ void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps)
   if (rope) {
     float* keys = scratch<float>(kRows, count * kv_size);
     threads.run(count, kEasy * (num_heads + kv_heads) * head_dim, [&](int64_t t) {
-      auto turn = [&](const float* from, const float* norm, int64_t heads, float* to) {
+      auto rotated = [&](const float* from, const float* norm, int64_t heads, float* to) {
         for (int64_t h = 0; h < heads; ++h) {
           float* x = to + h * head_dim;
           if (norm)
             kernels->normalize(from + h * head_dim, norm, eps, head_dim, x);
           else
             std::memcpy(x, from + h * head_dim, head_dim * sizeof(float));
-          angles.turn(x, t);
+          angles.rotate(x, t);
         }
       };
-      turn(q + t * num_heads * head_dim, q_norm, num_heads, out + t * num_heads * head_dim);
-      turn(k + t * kv_size, k_norm, kv_heads, keys + t * kv_size);
+      rotated(q + t * num_heads * head_dim, q_norm, num_heads, out + t * num_heads * head_dim);
+      rotated(k + t * kv_size, k_norm, kv_heads, keys + t * kv_size);
     });
     k = keys;
   }
@@ -247,7 +247,7 @@ void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps)
   });
 }
 
-// Heads of x, turned by the angles of their tokens.
+// Heads of x, rotated by the angles of their tokens.
 void rotate(Call& call, bool interleaved) {
   auto& [threads, operands, results] = call;
   auto buffer = operands.next("x", {ffi::F32}, {-1, -1, -1});
@@ -260,7 +260,7 @@ void rotate(Call& call, bool interleaved) {
   results.finish();
   threads.run(count, kEasy * size, [&](int64_t t) {
     std::memcpy(y + t * size, x + t * size, size * sizeof(float));
-    for (int64_t h = 0; h < heads; ++h) angles.turn(y + t * size + h * head_dim, t);
+    for (int64_t h = 0; h < heads; ++h) angles.rotate(y + t * size + h * head_dim, t);
   });
 }
 

@@ -4,7 +4,22 @@
 // steps of 64: step i has columns [64 q + 16 i, + 16) of each quarter q, 16 bytes each. So four lanes that sum products
 // of four bytes stay with one group of 16 columns for a step, with one of 32 for two.
 
-#pragma once
+// The list of formats comes first, and alone for `kernels.h`: enum, layouts and tables of functions expand from it.
+
+#ifndef JAX_Q4K_FORMATS
+// X(what GGUF calls it, columns of a block, the bytes that every plane has of 256 columns...)
+#define JAX_Q4K_FORMATS(X)             \
+  X(Q4_0, 32, 128, 16)                 \
+  X(Q5_0, 32, 128, 32, 16)             \
+  X(Q5_1, 32, 128, 32, 32)             \
+  X(Q8_0, 32, 256, 16)                 \
+  X(Q4_K, 256, 144)                    \
+  X(Q5_K, 256, 176)                    \
+  X(Q6_K, 256, 128, 64, 16, 2)
+#endif
+
+#if !defined(JAX_Q4K_LIST_ALONE) && !defined(JAX_Q4K_READERS)
+#define JAX_Q4K_READERS
 
 #include "kernels.h"
 #include "vectors.h"
@@ -12,9 +27,9 @@
 namespace jax_q4k {
 namespace {
 
-// What a reader is made of. kGroup weights share a scale, and `scales` gives all of a span: if kGroup is 32, scale and
-// min of each group in turn; if 16, the scales, of which mins are the kOffset-fold. If kSigned, quants are signed bytes
-// plus kRaised, which products start less, and mins are 0.
+// A reader's facts. kGroup weights share a scale, and `scales` gives all of a span: if kGroup is 32, scale and min of
+// each group in turn; if 16, the scales, of which mins are the kOffset-fold. If kSigned, quants are signed bytes plus
+// kZeroPoint, which products start less, and mins are 0.
 template <Type kType, int kColumns, int kMin = 0, bool kSignedQuants = false>
 struct Packed {
   static constexpr int kGroup = kColumns, kOffset = kMin, kPlanes = kLayouts[kType].planes;
@@ -79,7 +94,7 @@ struct Q8_0 : Packed<kQ8_0, 32, 0, true> {
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
     const uint8_t* at = p[0] + 16 * i;
-    return joined(at, at + 64, at + 128, at + 192) ^ Bytes::all(kRaised);
+    return joined(at, at + 64, at + 128, at + 192) ^ Bytes::all(kZeroPoint);
   }
 };
 
@@ -137,3 +152,5 @@ class CutSpan {
 
 }  // namespace
 }  // namespace jax_q4k
+
+#endif  // JAX_Q4K_READERS

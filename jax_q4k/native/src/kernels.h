@@ -1,22 +1,28 @@
-// What is compiled once per instruction set, as a table; `library.cpp` chooses one when the library is loaded.
+// The functions that are compiled once per instruction set, as a table; `library.cpp` chooses one when the library is loaded.
 
 #pragma once
 
 #include <cstdint>
 #include <string_view>
 
+#define JAX_Q4K_LIST_ALONE
+#include "formats.h"
+#undef JAX_Q4K_LIST_ALONE
+
 namespace jax_q4k {
 
 constexpr int kSpan = 256;  // columns that rows are walked by
 constexpr int kLanes = 16;  // rows of activations that are multiplied at once, where there are many
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
-constexpr int kFew = 8;     // rows of activations up to which weights are unpacked in registers
+constexpr int kGemvRows = 8;     // rows of activations up to which weights are unpacked in registers
 constexpr int kDecoded = 4;  // rows of weights that are decoded at a time, for products of floats
 constexpr int kMaxHeadDim = 256;
 constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it, a sequence's only one may not
 
 // Element types of matrices (the block formats of GGUF, and floats) and of caches' pages.
-enum Type { kQ4_K, kQ5_K, kQ6_K, kQ8_0, kQ5_0, kQ4_0, kQ5_1, kF32, kF16, kBF16, kTypes };
+#define JAX_Q4K_TYPE(name, ...) k##name,
+enum Type { JAX_Q4K_FORMATS(JAX_Q4K_TYPE) kF32, kF16, kBF16, kTypes };
+#undef JAX_Q4K_TYPE
 constexpr int kBlockFormats = kF32;
 
 // How a type is stored (`ptx_kernels/formats`): what GGUF calls it, columns of a block, and the bytes that every plane
@@ -25,16 +31,13 @@ struct Layout {
   std::string_view name;
   int block, planes, bytes[4];
 };
+constexpr Layout layout(std::string_view name, int block, int first, int second = 0, int third = 0, int fourth = 0) {
+  return {name, block, 1 + (second > 0) + (third > 0) + (fourth > 0), {first, second, third, fourth}};
+}
+#define JAX_Q4K_LAYOUT(name, ...) layout(#name, __VA_ARGS__),
 constexpr Layout kLayouts[kTypes] = {
-    {"Q4_K", 256, 1, {144}},         {"Q5_K", 256, 1, {176}},
-    {"Q6_K", 256, 4, {128, 64, 16, 2}},  // ql, qh, scales, d
-    {"Q8_0", 32, 2, {256, 16}},          // qs, d
-    {"Q5_0", 32, 3, {128, 32, 16}},      // qs, qh, d
-    {"Q4_0", 32, 2, {128, 16}},          // qs, d
-    {"Q5_1", 32, 3, {128, 32, 32}},      // qs, qh, (d, m)
-    {"F32", 1, 1, {1024}},           {"F16", 1, 1, {512}},
-    {"BF16", 1, 1, {512}},
-};
+    JAX_Q4K_FORMATS(JAX_Q4K_LAYOUT) layout("F32", 1, 1024), layout("F16", 1, 512), layout("BF16", 1, 512)};
+#undef JAX_Q4K_LAYOUT
 
 enum PageType { kPageF32, kPageF16, kPageBF16, kPageInt8, kPageE4M3, kPageTypes };
 
@@ -51,14 +54,14 @@ struct alignas(64) RowSpan {
   int8_t values[4][64];
   float scale_sum32[8][2];       // per group of 32
   float scale16[16], sum16[16];  // per 16 columns, for formats that scale these
-  int32_t raised[2][16];         // -kRaised * the sums of what a lane of two steps multiplies
+  int32_t zero_point[2][16];         // -kZeroPoint * the sums of what a lane of two steps multiplies
 };
 
 // The same of 16 rows, a lane each.
 struct alignas(64) BlockSpan {
   int8_t values[kSpan / 4][kLanes][4];
   float scale32[8][kLanes], sum32[8][kLanes], sum16[16][kLanes];
-  int32_t raised[8][kLanes];
+  int32_t zero_point[8][kLanes];
 };
 
 // Where keys and values lie: element (page, head, token, dimension) at page * page_stride + head * head_stride +
@@ -91,10 +94,10 @@ struct Kernels {
   void (*quantize)(const float* x, int64_t k, RowSpan* spans);
   // Span `s` of `count` <= 16 rows, `spans` apart, as a block; the other lanes are zero.
   void (*pack)(const RowSpan* rows, int64_t spans, int count, int64_t s, BlockSpan* block);
-  // y[j * stride + r] = row (first + r) . row j of x, r < count, j < m <= kFew.
-  void (*few[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride);
+  // y[j * stride + r] = row (first + r) . row j of x, r < count, j < m <= kGemvRows.
+  void (*gemv[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride);
   // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile.
-  void (*many[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total);
+  void (*gemm[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total);
   // Row `row` as k floats.
   void (*decode[kTypes])(const Matrix&, int64_t row, float* y);
   // y[j * stride + r] = rows[r] . x[j], of rows (count <= kDecoded, k) and x (m, k).
@@ -107,7 +110,7 @@ struct Kernels {
   void (*merge)(const Query& part, int64_t head_dim, Query* to);
   // Stores a token's vectors (num_heads, head_dim) in a page.
   void (*append[kPageTypes])(const Tokens&, int64_t page, int64_t offset, const float* k, const float* v);
-  // Turns the first 2 * half dimensions by angles: pairs (2 i, 2 i + 1) if interleaved, else (i, i + half).
+  // Rotates the first 2 * half dimensions by angles: pairs (2 i, 2 i + 1) if interleaved, else (i, i + half).
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
   // y = activation(gate) * up of `count` elements; activation: x / (1 + e^-x), or GELU by tanh.
   void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* y);

@@ -1,4 +1,4 @@
-// Packed rows times activations: a few rows of them, many, or floats.
+// Packed rows times activations: up to kGemvRows rows of them, more, or floats.
 
 #pragma once
 
@@ -9,18 +9,18 @@ namespace jax_q4k {
 namespace {
 
 template <class Format>
-JAX_Q4K_INLINE Ints start_of(const int32_t* raised) {
-  return Format::kSigned ? Ints::load(raised) : Ints::all(0);
+JAX_Q4K_INLINE Ints start_of(const int32_t* zero_point) {
+  return Format::kSigned ? Ints::load(zero_point) : Ints::all(0);
 }
 
 template <class Format>
 JAX_Q4K_INLINE Ints dot_of(const Bytes& quants, const SignedBytes& values, const Ints& acc) {
-  return Format::kSigned ? dot_raised(quants, values, acc) : dot(quants, values, acc);
+  return Format::kSigned ? dot_signed(quants, values, acc) : dot(quants, values, acc);
 }
 
-// `few` for R rows of the matrix and M of activations; where there are fewer, the last ones are taken again.
+// `gemv` for R rows of the matrix and M of activations; where there are fewer, the last ones are taken again.
 template <class Format, int R, int M>
-void few_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
+void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
   constexpr bool k32 = Format::kGroup == 32;
   const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
   const uint8_t* planes[R][Format::kPlanes];
@@ -65,7 +65,7 @@ void few_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, i
           const Bytes more = k32 ? Format::template quants<kStep + k32>(at[r]) : quants;  // of the same groups
 #pragma GCC unroll 4
           for (int j = 0; j < M; ++j) {
-            Ints products = start_of<Format>(values[j][s].raised[kStep / 2]);
+            Ints products = start_of<Format>(values[j][s].zero_point[kStep / 2]);
             products = dot_of<Format>(quants, SignedBytes::load(values[j][s].values[kStep]), products);
             if (k32) products = dot_of<Format>(more, SignedBytes::load(values[j][s].values[kStep + k32]), products);
             total[j][r] = fma(to_float(products), quad<kStep>(scales[j][r]), total[j][r]);
@@ -89,13 +89,13 @@ void few_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, i
 }
 
 template <class Format>
-void few(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
+void gemv(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
   constexpr int R = kWidth == 64 ? 2 : 1, M = kWidth == 16 ? 1 : 4;  // rows at a time, as registers allow
   const int64_t spans = (w.k + kSpan - 1) / kSpan;
   for (int64_t r = 0; r < count; r += R)
     for (int j = 0; j < m; j += M) {
       const int left = m - j;
-      auto* rows = left == 1 ? few_rows<Format, R, 1> : left == 2 ? few_rows<Format, R, (M + 1) / 2> : few_rows<Format, R, M>;
+      auto* rows = left == 1 ? gemv_rows<Format, R, 1> : left == 2 ? gemv_rows<Format, R, (M + 1) / 2> : gemv_rows<Format, R, M>;
       rows(w, first + r, count - r, x + j * spans, left, y + j * stride + r, stride);
     }
 }
@@ -135,7 +135,7 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
   for (int g = 0; g < kSpan / Format::kGroup; ++g) {
     Ints products[R][B];
     for (int r = 0; r < R; ++r)
-      for (int b = 0; b < B; ++b) products[r][b] = start_of<Format>(x[b * spans].raised[g]);
+      for (int b = 0; b < B; ++b) products[r][b] = start_of<Format>(x[b * spans].zero_point[g]);
     const int first = k32 ? g % 2 * 32 + g / 2 * 4 : g % 4 * 16 + g / 4 * 4;  // of the group's words, in the order of steps
 #pragma GCC unroll 8
     for (int i = 0; i < Format::kGroup / 4; ++i)
@@ -162,7 +162,7 @@ void add_span(const Unpacked& w, int64_t row, const BlockSpan* x, int64_t spans,
 }
 
 template <class Format>
-void many(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total) {
+void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total) {
   constexpr int R = kWidth / 16, B = kWidth == 64 ? 2 : 1;  // as many sums as registers hold
   static_assert(kTile % (R * B) == 0);
   const int64_t spans = (w.k + kSpan - 1) / kSpan, pitch = blocks * kLanes;
@@ -219,7 +219,7 @@ void decode_packed(const Matrix& w, int64_t row, float* y) {
     for (int c = 0; c < kSpan; ++c) {
       const uint8_t quant = quants[c / 16 % 4][c / 64][c % 16];
       const float scale = scales[k32 ? c / 32 * 2 : c / 16], min = k32 ? scales[c / 32 * 2 + 1] : scale * Format::kOffset;
-      values[c] = static_cast<float>(Format::kSigned ? static_cast<int8_t>(quant - kRaised) : quant) * scale - min;
+      values[c] = static_cast<float>(Format::kSigned ? static_cast<int8_t>(quant - kZeroPoint) : quant) * scale - min;
     }
     std::memcpy(y + s * kSpan, values, sizeof(float) * (w.k - s * kSpan < kSpan ? w.k - s * kSpan : kSpan));
   }

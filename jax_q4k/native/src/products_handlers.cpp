@@ -56,7 +56,7 @@ Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, c
     if (norm) kernels->normalize(x + j * k, norm, eps, k, to);
     return norm ? to : x + j * k;
   };
-  if (quantized && m > kFew) {
+  if (quantized && m > kGemvRows) {
     const int64_t count = (m + kLanes - 1) / kLanes;
     BlockSpan* blocks = scratch<BlockSpan>(kBlocks, count * p.spans);
     threads.run(count, kEasy * kLanes * k, [&](int64_t b) {
@@ -87,11 +87,11 @@ constexpr int64_t kFloatRows = 64;  // of activations as they are that share it:
 // Rows [first, first + count) of w times activations [start, start + m): y[j * stride + r].
 void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, int64_t start, int64_t m, float* y, int64_t stride) {
   if (x.rows) {
-    kernels->few[w.type](w, first, count, x.rows + start * x.spans, static_cast<int>(m), y, stride);
+    kernels->gemv[w.type](w, first, count, x.rows + start * x.spans, static_cast<int>(m), y, stride);
   } else if (x.blocks) {
     const int64_t blocks = (m + kLanes - 1) / kLanes;
     float* total = scratch<float>(kTotals, kTile * blocks * kLanes);
-    kernels->many[w.type](w, first, count, x.blocks + start / kLanes * x.spans, blocks, total);
+    kernels->gemm[w.type](w, first, count, x.blocks + start / kLanes * x.spans, blocks, total);
     for (int64_t b = 0; b < m; b += kLanes)
       kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, m - b), y + b * stride, stride);
   } else {

@@ -18,7 +18,7 @@ namespace jax_q4k {
 // Multiply-adds. Waking a thread takes tens of microseconds, as long as about these; so many are left to each.
 constexpr int64_t kWorthWaking = 1 << 19;
 constexpr int64_t kWorthTaking = 1 << 14;  // that a thread takes at a time: an atomic addition for less would show
-constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, rounding or turning a float
+constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, rounding or rotating a float
 
 class Threads {
  public:

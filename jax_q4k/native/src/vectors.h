@@ -295,23 +295,23 @@ JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::a
   return acc;
 }
 
-// What is added to signed bytes for `dot_raised`: with VNNI they become unsigned.
+// What is added to signed bytes for `dot_signed`: with VNNI they become unsigned.
 #if defined(JAX_Q4K_AVX512) || defined(__AVXVNNI__)
-constexpr int kRaised = 128;
+constexpr int kZeroPoint = 128;
 #else
-constexpr int kRaised = 0;
+constexpr int kZeroPoint = 0;
 #endif
 
-// `dot` of bytes that are signed, plus kRaised.
-JAX_Q4K_INLINE Ints dot_raised(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
+// `dot` of bytes that are signed, plus kZeroPoint.
+JAX_Q4K_INLINE Ints dot_signed(const Bytes& a, const SignedBytes& b, Ints acc = Ints::all(0)) {
 #if defined(__AVX2__) && !defined(JAX_Q4K_AVX512) && !defined(__AVXVNNI__)
   Bytes magnitude;
-  SignedBytes turned;  // b with a's sign
+  SignedBytes flipped;  // b with a's sign
   for (int i = 0; i < 2; ++i) {
     magnitude.part[i] = (Bytes::Part)_mm256_abs_epi8((__m256i)a.part[i]);
-    turned.part[i] = (SignedBytes::Part)_mm256_sign_epi8((__m256i)b.part[i], (__m256i)a.part[i]);
+    flipped.part[i] = (SignedBytes::Part)_mm256_sign_epi8((__m256i)b.part[i], (__m256i)a.part[i]);
   }
-  return dot(magnitude, turned, acc);
+  return dot(magnitude, flipped, acc);
 #elif defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
   return dot(a, b, acc);
 #else  // as 7 bits less the eighth, which is worth 128

@@ -14,6 +14,7 @@ STAGES = ("none", "whole", "chunks")
 LANES = (4, 8, 16, 32)
 LANE_WEIGHTS = 256  # that so many lanes share
 FORMATS = formats.names()
+_HEADERS = [name for name in FORMATS if formats.get(name).broadcast_header]
 _RESIDENT_WARPS = 64  # that a multiprocessor holds at most; ptxas would drop what asks for more
 
 
@@ -34,8 +35,8 @@ class MatvecConfig:
         one at least. Fewer lanes load wider and unpack scales less often; more make a warp's loads
         contiguous and need fewer registers.
       unroll: blocks of each lane in flight: all their loads come before the first use.
-      broadcast_header: a super-block's header is loaded once a warp and spread by shuffles (Q4_K
-        and Q5_K, 32 lanes).
+      broadcast_header: a super-block's header is loaded once a warp and spread by shuffles
+        (formats whose blocks have one, 32 lanes).
       resident_blocks: blocks that a multiprocessor holds at once; fewer leave each lane more
         registers for loads in flight. Their warps are 64 at most; so many leave 32 registers, in
         which only slim Configs do not spill.
@@ -94,9 +95,12 @@ class MatvecConfig:
             raise KernelError(
                 f"warps={self.warps} must be a multiple of warps_per_row={self.warps_per_row}"
             )
-        if self.broadcast_header and (self.lanes != WARP or format not in ("Q4_K", "Q5_K")):
+        if self.broadcast_header and (
+            self.lanes != WARP or not formats.get(format).broadcast_header
+        ):
             raise KernelError(
-                f"broadcast_header needs lanes={WARP} and Q4_K or Q5_K, not lanes={self.lanes}, {format}"
+                f"broadcast_header needs lanes={WARP} and {' or '.join(_HEADERS)}, "
+                f"not lanes={self.lanes}, {format}"
             )
 
     @property

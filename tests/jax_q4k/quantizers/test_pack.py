@@ -13,10 +13,10 @@ def integers(bits: int, *shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 1 << bits, shape, np.uint8)
 
 
-def test_half_bytes():
+def test_f16_bytes():
     values = np.array([0, -0.0, 2.0**-24, -65504, 1 / 3], np.float16)
     np.testing.assert_array_equal(
-        pack.half_bytes(values.astype(np.float32)), values[:, None].view(np.uint8)
+        pack.f16_bytes(values.astype(np.float32)), values[:, None].view(np.uint8)
     )
 
 

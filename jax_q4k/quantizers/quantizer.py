@@ -1,0 +1,64 @@
+"""A format's quantizer: blocks of floats and their importance to the bytes that a file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ptx_kernels import formats
+
+from .fit import error_weights
+
+Fields = Mapping[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class Quantizer:
+    """The quantizer of a format: what its module of this package calls `QUANTIZER`.
+
+    Attributes:
+      format: ggml's name.
+      largest: the largest magnitude that a block represents whatever the signs of its values;
+        beyond it d would overflow.
+      blocks: float32 values and importance, both (blocks, block_size) -> uint8 (blocks,
+        block_bytes).
+    """
+
+    format: str
+    largest: float
+    blocks: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def searched(
+    format: str, shape: tuple[int, ...], fields: Callable[[jax.Array, jax.Array], Fields]
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """`Quantizer.blocks` by a search in JAX, on the CPU.
+
+    Args:
+      shape: of a block, (values,) or (values, sub-blocks).
+      fields: x and its errors' weights, float32 (*shape, blocks) -> {field of the struct: uint8
+        (blocks, its bytes)}; a field that the format lacks is left out.
+    """
+    struct = formats.get(format).struct
+
+    @jax.jit
+    def run(x: jax.Array, importance: jax.Array) -> jax.Array:
+        x, importance = (a.reshape(-1, *shape[::-1]).T for a in (x, importance))
+        found = fields(x, error_weights(x, importance))
+        return jnp.concatenate([found[name] for name, _ in struct], axis=-1)
+
+    def blocks(x: np.ndarray, importance: np.ndarray) -> np.ndarray:
+        cpu = jax.local_devices(backend="cpu")[0]
+        return np.asarray(run(*jax.device_put((x, importance), cpu)))
+
+    return blocks
+
+
+def as_bytes(values: jax.Array) -> Any:
+    """float32 (values, ..., blocks) -> uint8 (blocks, ..., values)."""
+    return values.T.astype(jnp.uint8)
