@@ -34,7 +34,10 @@ def module(
 
 def store_u32(register: str, pointer: str = "%rd0") -> str:
     """pointer[thread] = register."""
-    return f"mul.wide.u32 %rd14, %r0, 4; add.u64 %rd15, {pointer}, %rd14; st.global.b32 [%rd15], {register};"
+    return (
+        f"mul.wide.u32 %rd14, %r0, 4; add.u64 %rd15, {pointer}, %rd14; "
+        f"st.global.b32 [%rd15], {register};"
+    )
 
 
 def per_thread(

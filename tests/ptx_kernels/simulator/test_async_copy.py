@@ -19,7 +19,10 @@ WAIT = "cp.async.wait_group 0;"
 BARRIER = "bar.sync 0;"
 LOAD = "ld.shared.v4.u32 {%r5, %r6, %r7, %r8}, [%r9];"
 #: as LOAD, but of what thread 63 - %r2 copied
-LOAD_OTHER = "xor.b32 %r10, %r4, 1008; mov.u32 %r11, ring; add.u32 %r10, %r10, %r11; ld.shared.u32 %r5, [%r10];"
+LOAD_OTHER = (
+    "xor.b32 %r10, %r4, 1008; mov.u32 %r11, ring; add.u32 %r10, %r10, %r11; "
+    "ld.shared.u32 %r5, [%r10];"
+)
 
 
 def launch(body: str, threads: int = 64, x: np.ndarray | None = None) -> None:

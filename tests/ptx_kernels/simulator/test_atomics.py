@@ -20,7 +20,10 @@ def one(opcode: str, start: int, *operands: int) -> tuple[int, int]:
     """(what one lane finds, what it leaves) for a 32-bit word."""
     y = np.array([start, 0], np.uint32)
     values = ", ".join(f"{v:#x}" for v in operands)
-    body = f"setp.eq.u32 %p0, %r2, 0; @%p0 atom.{opcode} %r3, [%rd0], {values}; @%p0 st.global.b32 [%rd0+4], %r3;"
+    body = (
+        f"setp.eq.u32 %p0, %r2, 0; @%p0 atom.{opcode} %r3, [%rd0], {values}; "
+        "@%p0 st.global.b32 [%rd0+4], %r3;"
+    )
     text = module(f"{body} ret;", "y")
     simulator.launch(text, [y], (1,), (32,))
     return int(y[1]), int(y[0])
@@ -77,7 +80,8 @@ def test_float_sums_flush_subnormals_in_global_memory_only() -> None:
     simulator.launch(module(f"red.global.add.f32 [%rd0], {bits}; ret;", "y"), [y], (1,), (1,))
     assert y[0] == 0
     shared = (
-        f".shared .b32 t; mov.f32 %f1, {bits}; setp.eq.u32 %p0, %r2, 0; @%p0 st.shared.f32 [t], %f1; bar.sync 0;"
+        f".shared .b32 t; mov.f32 %f1, {bits}; setp.eq.u32 %p0, %r2, 0; "
+        "@%p0 st.shared.f32 [t], %f1; bar.sync 0;"
         f"atom.shared.add.f32 %f2, [t], {bits}; bar.sync 0; ld.shared.b32 %r4, [t];"
     )
     got = per_thread(shared, "%r4")
@@ -87,8 +91,10 @@ def test_float_sums_flush_subnormals_in_global_memory_only() -> None:
 def test_lanes_that_meet_are_served_in_order() -> None:
     """Each lane finds what the lower lanes of its place have left."""
     found = per_thread(
-        ".shared .b32 t[2]; shl.b32 %r3, %r2, 2; setp.lt.u32 %p0, %r2, 2; mov.b32 %r6, 0; mov.u32 %r5, t;"
-        "add.u32 %r3, %r3, %r5; @%p0 st.shared.b32 [%r3], %r6; bar.sync 0; and.b32 %r3, %r2, 1; shl.b32 %r3, %r3, 2;"
+        ".shared .b32 t[2]; shl.b32 %r3, %r2, 2; setp.lt.u32 %p0, %r2, 2; mov.b32 %r6, 0; "
+        "mov.u32 %r5, t;"
+        "add.u32 %r3, %r3, %r5; @%p0 st.shared.b32 [%r3], %r6; bar.sync 0; and.b32 %r3, %r2, 1; "
+        "shl.b32 %r3, %r3, 2;"
         "add.u32 %r3, %r3, %r5; atom.shared.add.u32 %r4, [%r3], %r2;",
         "%r4",
         threads=64,

@@ -15,7 +15,8 @@ from .ptx_text import module
 
 START = """
   mov.u32 %r7, words; mad.lo.u32 %r5, %r2, 4, %r7; setp.eq.u32 %p0, %r2, 0; mov.u32 %r8, %ctaid.x;
-  mul.wide.u32 %rd4, %r8, 256; add.u64 %rd5, %rd0, %rd4; mul.wide.u32 %rd4, %r2, 4; add.u64 %rd6, %rd5, %rd4;
+  mul.wide.u32 %rd4, %r8, 256; add.u64 %rd5, %rd0, %rd4; mul.wide.u32 %rd4, %r2, 4;
+  add.u64 %rd6, %rd5, %rd4;
   xor.b32 %r9, %r0, 0x55;
 """
 STORE = "st.shared.u32 [%r5], %r9;\n"

@@ -51,7 +51,8 @@ def test_out_of_bounds_names_everything() -> None:
 
 def test_block_and_thread_in_three_dimensions() -> None:
     text = module(
-        "mov.u32 %r3, %tid.z; setp.eq.u32 %p0, %r3, 7; mov.u32 %r4, %ctaid.z; setp.eq.u32 %p1, %r4, 1;"
+        "mov.u32 %r3, %tid.z; setp.eq.u32 %p0, %r3, 7; mov.u32 %r4, %ctaid.z; "
+        "setp.eq.u32 %p1, %r4, 1;"
         "and.pred %p0, %p0, %p1; @%p0 st.global.b32 [%rd0+4], %r3; ret;",
         "y",
     )
@@ -125,7 +126,8 @@ def test_output_read_before_it_is_written() -> None:
     half = simulator.DeviceBuffer("y", np.zeros(128, np.uint32), "out", initialized=False)
     with refuses(simulator.UninitializedRead, "offset 12 of y"):
         launch(
-            f"{ADDRESS} st.global.u16 [%rd5], %r0; setp.lt.u32 %p0, %r0, 3; @%p0 st.global.u16 [%rd5+2], %r0; "
+            f"{ADDRESS} st.global.u16 [%rd5], %r0; setp.lt.u32 %p0, %r0, 3; "
+            "@%p0 st.global.u16 [%rd5+2], %r0; "
             "ld.global.u32 %r4, [%rd5];",
             half,
             grid=1,
@@ -160,12 +162,16 @@ def test_register_that_some_lanes_wrote() -> None:
         per_thread(f"{body} add.u32 %r4, %r3, 1;", "%r4")
     with refuses(simulator.UninitializedRead, "register %r3", "thread (20, 0, 0)"):
         per_thread(
-            "setp.ge.u32 %p0, %r2, 20;\n@%p0 bra SKIP;\nmov.b32 %r3, 1;\nSKIP:\nadd.u32 %r4, %r3, 1;",
+            (
+                "setp.ge.u32 %p0, %r2, 20;\n@%p0 bra SKIP;\nmov.b32 %r3, 1;\nSKIP:\n"
+                "add.u32 %r4, %r3, 1;"
+            ),
             "%r4",
         )
     with refuses(simulator.UninitializedRead, "register %r3", "thread (10, 0, 0)"):
         per_thread(
-            "setp.ge.u32 %p0, %r2, 20;\n@%p0 mov.b32 %r3, 1;\n@%p0 bra SKIP;\nsetp.lt.u32 %p1, %r2, 10;\n"
+            "setp.ge.u32 %p0, %r2, 20;\n@%p0 mov.b32 %r3, 1;\n@%p0 bra SKIP;\n"
+            "setp.lt.u32 %p1, %r2, 10;\n"
             "@%p1 mov.b32 %r3, 2;\nSKIP:\nadd.u32 %r4, %r3, 1;",
             "%r4",
         )
@@ -175,7 +181,10 @@ def test_register_that_some_lanes_wrote() -> None:
 
 # --- shared memory ---
 
-TILE = ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2, 4, %r3; xor.b32 %r5, %r4, 128;"
+TILE = (
+    ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2, 4, %r3; "
+    "xor.b32 %r5, %r4, 128;"
+)
 
 
 def test_shared_read_of_nothing() -> None:
@@ -185,12 +194,16 @@ def test_shared_read_of_nothing() -> None:
         "thread (32, 0, 0)",
     ):
         launch(
-            f"{TILE} setp.lt.u32 %p0, %r2, 32; @%p0 st.shared.b32 [%r4], %r2; bar.sync 0; ld.shared.b32 %r6, [%r4];"
+            f"{TILE} setp.lt.u32 %p0, %r2, 32; @%p0 st.shared.b32 [%r4], %r2; bar.sync 0; "
+            "ld.shared.b32 %r6, [%r4];"
         )
 
 
 def test_shared_memory_starts_empty_in_every_batch() -> None:
-    body = f"{TILE} setp.eq.u32 %p0, %r0, %r2; @%p0 st.shared.b32 [%r4], %r2; ld.shared.b32 %r6, [%r4];"
+    body = (
+        f"{TILE} setp.eq.u32 %p0, %r0, %r2; @%p0 st.shared.b32 [%r4], %r2; "
+        "ld.shared.b32 %r6, [%r4];"
+    )
     with refuses(simulator.UninitializedRead, "block (1, 0, 0)"):
         launch(body, batch_lanes=64)
 
@@ -224,11 +237,13 @@ def test_missing_barrier_between_read_and_write() -> None:
     for writer in (0, 63):
         with refuses(simulator.SharedRace, f"warp {writer // 32} writes what several warps read"):
             launch(
-                f"{start} ld.shared.b32 %r6, [tile]; setp.eq.u32 %p0, %r2, {writer}; @%p0 st.shared.b32 [tile], %r6;"
+                f"{start} ld.shared.b32 %r6, [tile]; setp.eq.u32 %p0, %r2, {writer}; "
+                "@%p0 st.shared.b32 [tile], %r6;"
             )
     with refuses(simulator.SharedRace, "warp 31 writes what several warps read"):
         launch(
-            ".shared .b8 word[4]; setp.eq.u32 %p0, %r2, 1023; @%p0 st.shared.b32 [word], %r2; bar.sync 0; "
+            ".shared .b8 word[4]; setp.eq.u32 %p0, %r2, 1023; @%p0 st.shared.b32 [word], %r2; "
+            "bar.sync 0; "
             "ld.shared.b32 %r6, [word]; @%p0 st.shared.b32 [word], %r6;",
             block=1024,
         )
@@ -236,7 +251,8 @@ def test_missing_barrier_between_read_and_write() -> None:
         simulator.SharedRace, "warp 1 writes what several warps read"
     ):  # one after the other
         launch(
-            f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; @%p0 ld.shared.b32 %r6, [tile]; "
+            f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; "
+            "@%p0 ld.shared.b32 %r6, [tile]; "
             "@%p0 st.shared.b32 [tile], %r6;"
         )
 
@@ -246,15 +262,18 @@ def test_two_warps_write_one_word() -> None:
         launch(f"{TILE} st.shared.b32 [tile], %r2;")
     with refuses(simulator.SharedRace, "warp 1 writes what warp 0 wrote"):
         launch(
-            f"{TILE} setp.eq.u32 %p0, %r2, 0; @%p0 st.shared.b32 [tile], %r2; setp.eq.u32 %p1, %r2, 32; "
+            f"{TILE} setp.eq.u32 %p0, %r2, 0; @%p0 st.shared.b32 [tile], %r2; "
+            "setp.eq.u32 %p1, %r2, 32; "
             "@%p1 st.shared.b32 [tile], %r2;"
         )
 
 
 def test_neighbouring_bytes_are_no_race() -> None:
     launch(
-        ".shared .b8 t[64]; mov.u32 %r3, t; xor.b32 %r4, %r2, 32; and.b32 %r5, %r4, 32; shr.u32 %r5, %r5, 5; "
-        "and.b32 %r4, %r2, 31; mad.lo.u32 %r4, %r4, 2, %r5; add.u32 %r4, %r4, %r3; st.shared.u8 [%r4], %r2; "
+        ".shared .b8 t[64]; mov.u32 %r3, t; xor.b32 %r4, %r2, 32; and.b32 %r5, %r4, 32; "
+        "shr.u32 %r5, %r5, 5; "
+        "and.b32 %r4, %r2, 31; mad.lo.u32 %r4, %r4, 2, %r5; add.u32 %r4, %r4, %r3; "
+        "st.shared.u8 [%r4], %r2; "
         "ld.shared.u8 %r6, [%r4];"
     )
 
@@ -291,7 +310,8 @@ def test_exit_before_a_barrier() -> None:
 def test_deadlock() -> None:
     with refuses(simulator.Deadlock, "64 of the block's 64 threads wait", "bar.sync 1;"):
         launch(
-            "setp.lt.u32 %p0, %r2, 32;\n@%p0 bra OTHER;\nbar.sync 0;\nbra END;\nOTHER:\nbar.sync 1;\nEND:"
+            "setp.lt.u32 %p0, %r2, 32;\n@%p0 bra OTHER;\nbar.sync 0;\nbra END;\nOTHER:\n"
+            "bar.sync 1;\nEND:"
         )
     with refuses(simulator.Deadlock, "wait at barriers that never complete"):
         launch("bar.sync 2, 96;")
@@ -324,7 +344,8 @@ def test_shuffles_with_absent_lanes() -> None:
         )
     with refuses(simulator.ShuffleError, "lane 4 reads lane 5, which has exited"):
         launch(
-            "and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 5;\n@%p0 ret;\nshfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;"
+            "and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 5;\n@%p0 ret;\n"
+            "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;"
         )
     with refuses(
         simulator.ShuffleError, "lane 8 executes this but membermask 0xff does not name it"
@@ -555,7 +576,7 @@ def test_launches_that_do_not_fit() -> None:
 
 
 def test_missing_broadcast_after_a_reduction_shows() -> None:
-    """shfl.down leaves the sum in lane 0 alone: the other lanes must differ, as they do on a GPU."""
+    """shfl.down leaves the sum in lane 0 alone: the other lanes must differ, as on a GPU."""
     steps = "\n".join(
         f"shfl.sync.down.b32 %r4, %r3, {m}, 31, -1; add.u32 %r3, %r3, %r4;"
         for m in (16, 8, 4, 2, 1)

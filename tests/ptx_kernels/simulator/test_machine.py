@@ -224,7 +224,8 @@ def test_votes_of_half_warps() -> None:
     body = """
   and.b32 %r3, %r0, 16; shl.b32 %r4, 0xffff, %r3; setp.lt.u32 %p0, %r2, 20;
   vote.sync.ballot.b32 %r5, %p0, %r4;
-  vote.sync.all.pred %p1, %p0, %r4; selp.b32 %r6, 1, 0, %p1; shl.b32 %r6, %r6, 31; or.b32 %r5, %r5, %r6;"""
+  vote.sync.all.pred %p1, %p0, %r4; selp.b32 %r6, 1, 0, %p1; shl.b32 %r6, %r6, 31;
+  or.b32 %r5, %r5, %r6;"""
     np.testing.assert_array_equal(
         per_thread(body, "%r5"), np.where(np.arange(32) < 16, 0x8000FFFF, 0x000F0000)
     )
@@ -249,8 +250,10 @@ def test_shared_memory_belongs_to_the_block() -> None:
 def test_shared_memory_of_an_odd_size_belongs_to_the_block() -> None:
     body = """
   .shared .align 16 .b8 tile[20];
-  add.u32 %r3, %r0, 100; st.shared.b32 [tile+16], %r3; cvt.u64.u32 %rd4, %r0; st.shared.b64 [tile], %rd4;
-  ld.shared.b32 %r4, [tile+16]; ld.shared.b64 %rd5, [tile]; cvt.u32.u64 %r5, %rd5; sub.u32 %r6, %r4, %r5;"""
+  add.u32 %r3, %r0, 100; st.shared.b32 [tile+16], %r3; cvt.u64.u32 %rd4, %r0;
+  st.shared.b64 [tile], %rd4;
+  ld.shared.b32 %r4, [tile+16]; ld.shared.b64 %rd5, [tile]; cvt.u32.u64 %r5, %rd5;
+  sub.u32 %r6, %r4, %r5;"""
     np.testing.assert_array_equal(per_thread(body, "%r6", 1, 5), np.full(5, 100))
 
 
@@ -455,7 +458,10 @@ def test_lanes_that_store_to_several_buffers() -> None:
 def test_an_array_given_twice_has_one_address() -> None:
     y = np.zeros(64, np.uint32)
     text = module(
-        f"sub.u64 %rd3, %rd0, %rd1; cvt.u32.u64 %r3, %rd3; add.u32 %r3, %r3, 5; {store_u32('%r3')} ret;",
+        (
+            "sub.u64 %rd3, %rd0, %rd1; cvt.u32.u64 %r3, %rd3; add.u32 %r3, %r3, 5; "
+            f"{store_u32('%r3')} ret;"
+        ),
         "a, b",
     )
     simulator.launch(text, [y, y], (2,), (32,))
@@ -488,7 +494,10 @@ def test_packing_and_unpacking() -> None:
 
 
 def test_moves_between_classes_keep_bits() -> None:
-    body = "cvt.rn.f32.u32 %f0, %r0; mov.b32 %r3, %f0; mov.b32 %f1, %r3; neg.f32 %f2, %f1; mov.b32 %r4, %f2;"
+    body = (
+        "cvt.rn.f32.u32 %f0, %r0; mov.b32 %r3, %f0; mov.b32 %f1, %r3; neg.f32 %f2, %f1; "
+        "mov.b32 %r4, %f2;"
+    )
     got = per_thread(body, "%r4").view(np.float32)
     np.testing.assert_array_equal(got, -np.arange(32, dtype=np.float32))
 
@@ -498,7 +507,10 @@ def test_moves_between_classes_keep_bits() -> None:
 
 @pytest.mark.parametrize("batch_lanes", [1, 128, 300, 1 << 20])
 def test_batches_do_not_change_results(batch_lanes: int) -> None:
-    body = f"{REVERSE} cvt.rn.f32.u32 %f0, %r7; rsqrt.approx.f32 %f1, %f0; fma.rn.f32 %f2, %f1, %f0, %f1;"
+    body = (
+        f"{REVERSE} cvt.rn.f32.u32 %f0, %r7; rsqrt.approx.f32 %f1, %f0; "
+        "fma.rn.f32 %f2, %f1, %f0, %f1;"
+    )
     whole = per_thread(body, "%f2", THREADS, BLOCKS, np.float32)
     split = per_thread(body, "%f2", THREADS, BLOCKS, np.float32, batch_lanes=batch_lanes)
     np.testing.assert_array_equal(split.view(np.uint32), whole.view(np.uint32))

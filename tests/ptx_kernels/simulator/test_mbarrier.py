@@ -66,10 +66,16 @@ def test_a_pipeline_that_lacks_an_instruction(opcode: str, which: int, error, me
 
 SHARED = ".shared .align 16 .b8 object[8]; .shared .align 16 .b8 ring[256];"
 INIT = "setp.eq.u32 %p1, %r2, 0; @%p1 mbarrier.init.shared.b64 [object], {}; bar.sync 0;\n"
-COPY = "@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [ring], [%rd0], {}, [object];\n"
+COPY = (
+    "@%p1 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [ring], [%rd0], "
+    "{}, [object];\n"
+)
 EXPECT = "@%p1 mbarrier.arrive.expect_tx.shared.b64 _, [object], {};\n"
 TEST = "mbarrier.test_wait.parity.shared.b64 %p2, [object], 0;\n"
-STORE = "selp.b32 %r5, 1, 0, %p2; mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd1, %rd4; st.global.u32 [%rd5], %r5;\n"
+STORE = (
+    "selp.b32 %r5, 1, 0, %p2; mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd1, %rd4; "
+    "st.global.u32 [%rd5], %r5;\n"
+)
 
 
 def launch(body: str, *, version: str = "8.0", target: int = 90) -> np.ndarray:
@@ -92,7 +98,10 @@ def test_states_name_phases() -> None:
 
 
 def test_an_object_is_made_anew() -> None:
-    again = "@%p1 mbarrier.inval.shared.b64 [object]; @%p1 mbarrier.init.shared.b64 [object], 1; bar.sync 0;\n"
+    again = (
+        "@%p1 mbarrier.inval.shared.b64 [object]; @%p1 mbarrier.init.shared.b64 [object], 1; "
+        "bar.sync 0;\n"
+    )
     arrive = "@%p1 mbarrier.arrive.shared.b64 _, [object], 1;\n"
     assert launch(INIT.format(5) + again + arrive + TEST + STORE).all()
 
@@ -140,7 +149,8 @@ def test_an_object_is_made_anew() -> None:
         (
             simulator.AsyncPending,  # the waiting thread may read, its neighbours may not
             INIT.format(1) + EXPECT.format(16) + COPY.format(16) + "@!%p1 bra over;\n"
-            "again: mbarrier.try_wait.parity.shared.b64 %p2, [object], 0; @!%p2 bra again; ld.shared.u32 %r5, [ring];\n"
+            "again: mbarrier.try_wait.parity.shared.b64 %p2, [object], 0; @!%p2 bra again; "
+            "ld.shared.u32 %r5, [ring];\n"
             "over: ld.shared.u32 %r6, [ring];",
             "ring.0: reads 4 bytes.*thread .1, 0, 0.",
         ),

@@ -20,9 +20,11 @@ SHARED = "".join(
 #: of its lane's in %r6.
 START = """
   shr.u32 %r3, %r2, 5; and.b32 %r4, %r2, 31; mov.u32 %r7, words; mad.lo.u32 %r5, %r2, 4, %r7;
-  mad.lo.u32 %r6, %r4, 4, %r7; setp.eq.u32 %p0, %r2, 0; setp.eq.u32 %p1, %r3, 0; setp.eq.u32 %p2, %r3, 1;
+  mad.lo.u32 %r6, %r4, 4, %r7; setp.eq.u32 %p0, %r2, 0; setp.eq.u32 %p1, %r3, 0;
+  setp.eq.u32 %p2, %r3, 1;
   setp.eq.u32 %p3, %r4, 0;
-  @%p0 mbarrier.init.shared.b64 [full], {full}; @%p0 mbarrier.init.shared.b64 [empty], {empty}; bar.sync 0;
+  @%p0 mbarrier.init.shared.b64 [full], {full}; @%p0 mbarrier.init.shared.b64 [empty], {empty};
+  bar.sync 0;
 """
 
 
@@ -184,7 +186,8 @@ def test_phases_follow_one_another() -> None:
 
 COPY = (
     "@%p3 mbarrier.arrive.expect_tx.shared.b64 _, [full], 128;\n"
-    "@%p3 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [words], [%rd0], 128, [full];\n"
+    "@%p3 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [words], [%rd0], "
+    "128, [full];\n"
 )
 
 

@@ -206,7 +206,10 @@ def test_an_older_target_is_refused() -> None:
 
 
 def test_ldmatrix_races_with_another_warp() -> None:
-    store = "mul.lo.u32 %r10, %r2, 8; add.u32 %r10, %r9, %r10; st.shared.v2.u32 [%r10], {%r8, %r8}; bar.warp.sync -1;"
+    store = (
+        "mul.lo.u32 %r10, %r2, 8; add.u32 %r10, %r9, %r10; "
+        "st.shared.v2.u32 [%r10], {%r8, %r8}; bar.warp.sync -1;"
+    )
     load = "shl.b32 %r11, %r2, 4; and.b32 %r11, %r11, 496; add.u32 %r11, %r9, %r11;"
     load += "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r4, %r5, %r6, %r7}, [%r11];"
     refused(simulator.SharedRace, LOAD + store + load, "without a barrier between")

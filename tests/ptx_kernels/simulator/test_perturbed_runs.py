@@ -48,7 +48,10 @@ def test_order_of_atomics_warps_and_blocks() -> None:
 def test_a_warp_may_run_ahead_of_others() -> None:
     """Each thread takes a second ticket: one warp's may come before another's first."""
     body = "atom.shared.add.u32 {}, [t], 1;"
-    start = ".shared .b32 t; setp.eq.u32 %p0, %r2, 0; mov.b32 %r6, 0; @%p0 st.shared.b32 [t], %r6; bar.sync 0;"
+    start = (
+        ".shared .b32 t; setp.eq.u32 %p0, %r2, 0; mov.b32 %r6, 0; "
+        "@%p0 st.shared.b32 [t], %r6; bar.sync 0;"
+    )
 
     def taken(which: str) -> np.ndarray:
         return per_thread(
@@ -74,8 +77,10 @@ def test_blocks_run_in_batches_of_several_sizes() -> None:
 def test_shared_memory_in_whatever_order() -> None:
     """Warps that wait for each other at barriers in a loop still do."""
     body = (
-        ".shared .b32 t[128]; mov.u32 %r3, t; mad.lo.u32 %r4, %r2, 4, %r3; xor.b32 %r5, %r4, 128; mov.b32 %r6, 0;"
-        "mov.b32 %r7, %r2;\nTOP:\nst.shared.b32 [%r4], %r7; bar.sync 0; ld.shared.b32 %r7, [%r5]; bar.sync 0;"
+        ".shared .b32 t[128]; mov.u32 %r3, t; mad.lo.u32 %r4, %r2, 4, %r3; "
+        "xor.b32 %r5, %r4, 128; mov.b32 %r6, 0;"
+        "mov.b32 %r7, %r2;\nTOP:\nst.shared.b32 [%r4], %r7; bar.sync 0; "
+        "ld.shared.b32 %r7, [%r5]; bar.sync 0;"
         "add.u32 %r7, %r7, 1; add.u32 %r6, %r6, 1; setp.lt.u32 %p0, %r6, 3;\n@%p0 bra TOP;"
     )
     want = (np.arange(128) ^ 32) + 3

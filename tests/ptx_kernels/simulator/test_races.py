@@ -13,11 +13,18 @@ from ptx_kernels.simulator import GlobalRace, SharedRace
 from .ptx_text import module
 
 OWN = "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4;"  # address of this thread's word
-SAME_IN_BLOCK = "mul.wide.u32 %rd4, %r2, 4; add.u64 %rd6, %rd0, %rd4;"  # and of the word of this thread in its block
-NEXT = f"{OWN} xor.b32 %r5, %r0, 1; mul.wide.u32 %rd4, %r5, 4; add.u64 %rd6, %rd0, %rd4;"  # and of its neighbour's
+SAME_IN_BLOCK = (
+    "mul.wide.u32 %rd4, %r2, 4; "
+    "add.u64 %rd6, %rd0, %rd4;"
+)  # and of the word of this thread in its block
+NEXT = (
+    f"{OWN} xor.b32 %r5, %r0, 1; mul.wide.u32 %rd4, %r5, 4; "
+    "add.u64 %rd6, %rd0, %rd4;"
+)  # and of its neighbour's
 OTHER_WARP = NEXT.replace("%r0, 1", "%r0, 32")
 TILE = (
-    ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2, 4, %r3; xor.b32 %r5, %r4, 4;"
+    ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2, 4, %r3; "
+    "xor.b32 %r5, %r4, 4;"
     "xor.b32 %r6, %r4, 128;"
 )
 
@@ -64,7 +71,10 @@ def test_a_block_reads_what_another_wrote(batch_lanes: int) -> None:
 
 
 def test_the_other_block_is_named_whichever_batch_it_ran_in() -> None:
-    body = f"{OWN} st.global.b32 [%rd5], %r0; setp.ge.u32 %p0, %r0, 192; @%p0 ld.global.u32 %r3, [%rd0+256];"
+    body = (
+        f"{OWN} st.global.b32 [%rd5], %r0; setp.ge.u32 %p0, %r0, 192; "
+        "@%p0 ld.global.u32 %r3, [%rd0+256];"
+    )
     races(GlobalRace, body, "what block (1, 0, 0) wrote", "block (3, 0, 0)", grid=4, batch_lanes=64)
 
 
@@ -92,7 +102,8 @@ def test_a_block_overwrites_what_others_read() -> None:
 def test_bytes_of_one_word_are_apart() -> None:
     """Four blocks write a byte each of the same words."""
     body = (
-        "mul.wide.u32 %rd4, %r2, 4; add.u64 %rd5, %rd0, %rd4; mov.u32 %r3, %ctaid.x; cvt.u64.u32 %rd4, %r3;"
+        "mul.wide.u32 %rd4, %r2, 4; add.u64 %rd5, %rd0, %rd4; mov.u32 %r3, %ctaid.x; "
+        "cvt.u64.u32 %rd4, %r3;"
         "add.u64 %rd5, %rd5, %rd4; st.global.u8 [%rd5], %r3; ld.global.u8 %r4, [%rd5];"
     )
     assert (launch(body, grid=4)[:64] == 0x03020100).all()
@@ -104,7 +115,10 @@ def test_bytes_of_one_word_are_apart() -> None:
 
 def test_wide_accesses_before_narrow_ones() -> None:
     """A block's 16-byte store is remembered byte by byte once a byte is touched."""
-    wide = "setp.eq.u32 %p0, %r0, 64; @!%p0 bra END; st.global.v4.b32 [%rd0], {%r0, %r0, %r0, %r0}; END: ret;"
+    wide = (
+        "setp.eq.u32 %p0, %r0, 64; @!%p0 bra END; "
+        "st.global.v4.b32 [%rd0], {%r0, %r0, %r0, %r0}; END: ret;"
+    )
     narrow = "mov.b32 %r3, 1; setp.eq.u32 %p0, %r0, 0; @%p0 st.global.u8 [%rd0+{}], %r3;"
     races(GlobalRace, f"{narrow.format(15)} {wide}", "what block (0, 0, 0) wrote")
     launch(f"{narrow.format(16)} {wide}")
@@ -140,9 +154,12 @@ def test_warps_meet_in_global_memory() -> None:
 
 
 def test_a_barrier_of_some_warps_orders_those() -> None:
-    """Warps 0 and 1 meet at a barrier of their own; warp 2 does not come, warp 3 meets warp 1 at the next."""
+    """Warps 0 and 1 meet at a barrier of their own; warp 2 does not come, warp 3 meets warp 1 at
+    the next.
+    """
     body = (
-        "setp.eq.u32 %p0, %r2, 0; @%p0 st.global.b32 [%rd0], %r2; shr.u32 %r3, %r2, 5; setp.lt.u32 %p1, %r3, 2;"
+        "setp.eq.u32 %p0, %r2, 0; @%p0 st.global.b32 [%rd0], %r2; shr.u32 %r3, %r2, 5; "
+        "setp.lt.u32 %p1, %r3, 2;"
         "@%p1 bar.sync 1, 64; and.b32 %r4, %r3, 1; setp.eq.u32 %p2, %r4, 1; @%p2 bar.sync 2, 64;"
         "setp.eq.u32 %p3, %r3, {}; @%p3 ld.global.u32 %r5, [%rd0];"
     )
@@ -152,7 +169,10 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
     races(
         GlobalRace, pairs.format(3), "warp 3 reads what warp 0 wrote", grid=1, block=128
     )  # 0 and 1, 2 and 3 meet
-    lanes = f"{TILE.replace('256', '512')} st.shared.b32 [%r4], %r2; setp.lt.u32 %p1, %r2, 64; @%p1 bar.sync 1, 64;"
+    lanes = (
+        f"{TILE.replace('256', '512')} st.shared.b32 [%r4], %r2; setp.lt.u32 %p1, %r2, 64; "
+        "@%p1 bar.sync 1, 64;"
+    )
     launch(body.format(1), grid=1, block=128)
     launch(body.format(3), grid=1, block=128)
     races(GlobalRace, body.format(2), "warp 2 reads what warp 0 wrote", grid=1, block=128)

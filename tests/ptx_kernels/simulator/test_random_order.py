@@ -221,7 +221,8 @@ def first_race(operations: list[Operation]) -> int | None:
 def simulated_race(operations: list[Operation]) -> int | None:
     """One operation a line, so that the order of the text is the order of execution."""
     start = (
-        "shr.u32 %r4, %r0, 5; setp.lt.u32 %p1, %r2, 2; shl.b32 %r6, %r2, 2; mov.u32 %r7, words; add.u32 %r6, %r6, %r7;"
+        "shr.u32 %r4, %r0, 5; setp.lt.u32 %p1, %r2, 2; shl.b32 %r6, %r2, 2; mov.u32 %r7, words; "
+        "add.u32 %r6, %r6, %r7;"
         "@%p1 st.shared.u32 [%r6], %r2; bar.sync 0;\n"
     )
     text = module(

@@ -185,7 +185,10 @@ COUNT_96 = "atom.global.add.u32 %r3, [%rd0], 1;"
 def reset(count: str, who: str) -> int:
     """Three warps count, one thread resets the counter."""
     y = np.zeros(2, np.uint32)
-    body = f"{count} atom.global.add.u32 %r4, [%rd0+4], 1; setp.eq.u32 %p0, {who}; @%p0 st.global.u32 [%rd0], 7; ret;"
+    body = (
+        f"{count} atom.global.add.u32 %r4, [%rd0+4], 1; setp.eq.u32 %p0, {who}; "
+        "@%p0 st.global.u32 [%rd0], 7; ret;"
+    )
     simulator.launch(module(body, "y"), [y], (3,), (32,))
     return int(y[0])
 
@@ -218,7 +221,8 @@ def test_sums_by_red_are_read_by_the_last_block() -> None:
     body = """
       red.global.add.u32 [%rd0], %r0; {} setp.ne.u32 %p0, %r2, 0; @%p0 ret;
       {} atom.global.add.u32 %r3, [%rd0+4], 1; fence.acq_rel.gpu;
-      setp.ne.u32 %p1, %r3, 3; @%p1 ret; ld.global.u32 %r4, [%rd0]; st.global.u32 [%rd0+8], %r4; ret;
+      setp.ne.u32 %p1, %r3, 3; @%p1 ret; ld.global.u32 %r4, [%rd0]; st.global.u32 [%rd0+8], %r4;
+      ret;
     """
 
     def launch(gather: str, fence: str) -> int:
@@ -321,7 +325,8 @@ LAST_WARP = """
   setp.ne.u32 %p1, %r4, 0; @%p1 ret;
   st.shared.u32 [%r6], %r3; {before} {count} %r8, [count], 1; {after}
   setp.ne.u32 %p2, %r8, 3; @%p2 ret;
-  ld.shared.v4.u32 {{%r10, %r11, %r12, %r13}}, [words]; add.u32 %r10, %r10, %r11; add.u32 %r12, %r12, %r13;
+  ld.shared.v4.u32 {{%r10, %r11, %r12, %r13}}, [words]; add.u32 %r10, %r10, %r11;
+  add.u32 %r12, %r12, %r13;
   add.u32 %r10, %r10, %r12; st.global.u32 [%rd0], %r10; ret;
 """
 

@@ -84,7 +84,8 @@ def fma_cases() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     groups.append((a.astype(np.float32), b, c.astype(np.float32)))
     x, y = floats(-3, 3, 160), floats(-3, 3, 160)
     groups.append((x, y, -(x * y)))
-    return tuple(np.concatenate(column) for column in zip(*groups, strict=True))  # type: ignore[return-value]
+    columns = [np.concatenate(column) for column in zip(*groups, strict=True)]
+    return tuple(columns)  # type: ignore[return-value]
 
 
 def test_fma_rounds_once() -> None:

@@ -16,7 +16,10 @@ WARPS = 2
 def counted(body: str, nbytes: int = 8192) -> simulator.Traffic:
     """Of the only load, by two warps; every lane first fills its 128 bytes of shared memory."""
     fill = "".join(f"st.shared.v4.u32 [%r3+{16 * i}], {{%r2, %r2, %r2, %r2}};" for i in range(8))
-    start = f".shared .align 16 .b8 t[{nbytes}]; mov.u32 %r4, t; mad.lo.u32 %r3, %r2, 128, %r4; {fill} bar.sync 0;\n"
+    start = (
+        f".shared .align 16 .b8 t[{nbytes}]; mov.u32 %r4, t; mad.lo.u32 %r3, %r2, 128, %r4; "
+        f"{fill} bar.sync 0;\n"
+    )
     traffic = simulator.Traffic()
     text = module(f"{start}{body} ret;", "y")
     y = simulator.DeviceBuffer("y", np.zeros(nbytes, np.uint8), "in")
@@ -65,7 +68,8 @@ def test_bank_conflicts(stride: int, opcode: str, wavefronts: int, least: int) -
 )
 def test_sectors(stride: int, offset: int, opcode: str, sectors: int, least: int) -> None:
     found = counted(
-        f"mul.wide.u32 %rd4, %r2, {stride}; add.u64 %rd5, %rd0, %rd4;\nld.global.{opcode}, [%rd5+{offset}];"
+        f"mul.wide.u32 %rd4, %r2, {stride}; add.u64 %rd5, %rd0, %rd4;\n"
+        f"ld.global.{opcode}, [%rd5+{offset}];"
     )
     (load,) = found.global_.values()
     assert (load.moved, load.least) == (WARPS * sectors, WARPS * least)

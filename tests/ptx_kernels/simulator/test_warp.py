@@ -30,7 +30,10 @@ TOGETHER = {
     **{f"redux.{o}": f"redux.sync.{o}.b32 %r4, %r2, %r3;" for o in ("and", "or", "xor")},
     "bar.warp": "bar.warp.sync %r3;",
 }
-START = "setp.lt.u32 %p1, %r2, 8; mov.b32 %r4, 77; and.b32 %r5, %r2, 1; cvt.u64.u32 %rd3, %r5; mov.b32 %r3, {};\n"
+START = (
+    "setp.lt.u32 %p1, %r2, 8; mov.b32 %r4, 77; and.b32 %r5, %r2, 1; cvt.u64.u32 %rd3, %r5; "
+    "mov.b32 %r3, {};\n"
+)
 each = pytest.mark.parametrize("opcode", TOGETHER)
 
 
