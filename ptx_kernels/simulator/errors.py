@@ -78,11 +78,11 @@ class NonCoherentRead(SimulationError):
 
 
 class SharedRace(SimulationError):
-    """Two lanes touch the same shared bytes without a barrier between, and one of them writes."""
+    """Two lanes touch the same shared bytes concurrently, and one of them writes."""
 
 
 class GlobalRace(SimulationError):
-    """Two lanes, of one block or of two, touch the same global bytes without order, and one of them
+    """Two lanes, of one block or of two, touch the same global bytes concurrently, and one of them
     writes.
     """
 

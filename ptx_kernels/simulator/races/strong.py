@@ -38,7 +38,7 @@ Change = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Strong:
-    """An atomic update, or a load or store with an order.
+    """An atomic update, or a load or store with memory semantics.
 
     Attributes:
       returns: whether the thread learns what it found.

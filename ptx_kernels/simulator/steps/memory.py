@@ -1,7 +1,7 @@
 """ld, st, atom, red, membar and fence.
 
-An access with an order, or an atomic one, may meet others without a race. `volatile` is no order
-here: code that relies on it is of the time when warps ran in lockstep.
+A strong access, relaxed, acquire or release, and an atomic one may meet others without a race.
+`volatile` is none of these here: code that relies on it is of the time when warps ran in lockstep.
 """
 
 from __future__ import annotations

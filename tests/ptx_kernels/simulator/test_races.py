@@ -1,4 +1,4 @@
-"""Accesses without order between them: lanes of a warp, warps of a block, blocks of a launch."""
+"""Concurrent accesses: of lanes of a warp, warps of a block, blocks of a launch."""
 
 from __future__ import annotations
 

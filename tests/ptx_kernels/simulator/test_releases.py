@@ -215,9 +215,7 @@ def test_a_counter_is_reset_by_who_counted_last() -> None:
 
 
 def test_sums_by_red_are_read_by_the_last_block() -> None:
-    """Several blocks update a word: the last has to be in order with each of them, not only with
-    one.
-    """
+    """Several blocks update a word: the updates of each must happen before the last block's read."""
     body = """
       red.global.add.u32 [%rd0], %r0; {} setp.ne.u32 %p0, %r2, 0; @%p0 ret;
       {} atom.global.add.u32 %r3, [%rd0+4], 1; fence.acq_rel.gpu;
@@ -299,7 +297,7 @@ def test_loads_and_stores_release_and_acquire() -> None:
 
 
 def test_a_plain_store_leaves_nothing_to_acquire() -> None:
-    """Block 0 releases, then stores to the flag again without an order: whoever reads that learns
+    """Block 0 releases, then stores to the flag again by a weak store: whoever reads that learns
     nothing.
     """
     body = """
@@ -370,7 +368,7 @@ def test_the_error_names_the_place() -> None:
         assert part in str(caught.value)
 
 
-def test_a_block_that_came_too_early_is_in_no_order() -> None:
+def test_a_block_that_came_too_early_is_concurrent() -> None:
     for batch_lanes in (THREADS, 1 << 15):
         with pytest.raises(
             GlobalRace, match="offset .* of y: this block (reads|writes) what block"

@@ -125,7 +125,7 @@ def test_a_fence_makes_a_relaxed_arrival_release() -> None:
     launch(roles(STORE + LEADER, test + "fence.acq_rel.cta;" + LOAD), full=1)
 
 
-def test_a_third_warp_is_in_no_order() -> None:
+def test_a_third_warp_is_concurrent() -> None:
     """Warp 2 stores, nobody arrives for it: not ordered by the phase that warp 0 completes."""
     first = STORE + "bar.sync 0;"
     produce, late = STORE + ARRIVE.format("full"), wait("full") + "ld.shared.u32 %r10, [words+256];"
@@ -148,7 +148,7 @@ OVERWRITE = wait("empty") + STORE
 
 
 def test_a_producer_overwrites_what_was_read() -> None:
-    """Two warps read one stage: the producer has to be in order with each of them."""
+    """Two warps read one stage: both must have read before the producer writes again."""
     produce, consume = (
         STORE + ARRIVE.format("full") + OVERWRITE,
         wait("full") + LOAD + ARRIVE.format("empty"),

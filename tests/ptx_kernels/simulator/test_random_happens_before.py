@@ -1,7 +1,7 @@
-"""Random programs against causality order as sets of events: the same access is the first race, or
+"""Random programs against happens-before as sets of events: the same access is the first race, or
 none is.
 
-The simulator keeps clocks, merged records and a history of some accesses; this model keeps
+The simulator keeps vector clocks, merged records and a log of some accesses; this model keeps
 everything.
 """
 
