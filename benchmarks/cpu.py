@@ -88,9 +88,9 @@ def peak_of_prompt(path: str, tokens: int) -> float:
 
 
 def _programs(model: Any) -> Any:
-    from jax_q4k.models.sampling import SamplingParams
+    from jax_q4k.models.sampling import Sampling
 
-    return model.programs(SamplingParams(temperature=0.0))
+    return model.programs(Sampling(temperature=0.0))
 
 
 def _prefill(model: Any, tokens: int, room: int = 16) -> Any:

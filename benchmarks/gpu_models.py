@@ -15,7 +15,7 @@ import numpy as np
 
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.model import Model
-from jax_q4k.models.sampling import SamplingParams
+from jax_q4k.models.sampling import Sampling
 from ptx_kernels.machine_code.report import plain_table
 
 
@@ -72,7 +72,7 @@ def decode_rate(
     """Times `segments` runs of `tokens` steps each, after one to warm up, on a random prompt of
     `context` tokens.
     """
-    programs = model.programs(SamplingParams())
+    programs = model.programs(Sampling())
     room = (segments + 2) * tokens
     prompt = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, context), np.int32)
     cache = PagedCache.create(model.config, 1, context + room, dtype=cache_dtype)

@@ -19,10 +19,10 @@ from jax_q4k import models
 parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
 )
-parser.add_argument("model", metavar="MODEL.gguf")
+parser.add_argument("model", help="GGUF file, checkpoint's folder, or demo")
 parser.add_argument("prompt")
 arguments = parser.parse_args()
-model = models.from_gguf(arguments.model)
+model = models.load(arguments.model)
 if model.tokenizer is None:
     sys.exit(f"{arguments.model} holds no tokenizer")
 tokens = jnp.array([model.tokenizer.encode(arguments.prompt)])

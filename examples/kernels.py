@@ -41,7 +41,7 @@ def custom_calls(module: Any) -> Iterator[Any]:
 
 
 def main(path: str) -> None:
-    model = models.from_gguf(path)
+    model = models.load(path)
     step, arguments = models.abstract_programs(model)["decode"]
     lowered = step.trace(*arguments).lower(lowering_platforms=("cuda",))
     launches: Counter[tuple[str, tuple[int, ...], tuple[int, ...], str]] = Counter()

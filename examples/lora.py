@@ -139,8 +139,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("rank", "batch", "row_length"):
         if getattr(options, name) < 1:
             sys.exit(f"--{name.replace('_', '-')} must be at least 1")
-    path = options.model or models.demo_path()
-    model = models.from_gguf(path)
+    path = options.model
+    model = models.load(path)
     if model.tokenizer is None:
         sys.exit(f"{path} holds no tokenizer")
     text = options.text.read_text(encoding="utf-8")
@@ -179,8 +179,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "model",
         nargs="?",
-        type=Path,
-        help="GGUF file (default: the model that comes with this package)",
+        default="demo",
+        help="GGUF file, checkpoint's folder (default: demo, the model that comes with this package)",
     )
     parser.add_argument(
         "text", nargs="?", type=Path, default=TEXT, help="UTF-8 text (default: %(default)s)"

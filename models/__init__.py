@@ -9,13 +9,14 @@ from .decoder import Decoder
 from .files.checkpoint import CheckpointSource, from_pretrained
 from .files.gguf import from_gguf, save_gguf
 from .files.imatrix import read_imatrix
+from .files.load import load
 from .files.quantize import quantize, quantize_file
 from .generate import Output, Piece, Timings, generate, stream
 from .kv_cache import PagedCache
 from .model import Model
 from .perplexity import Score, score
 from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
-from .sampling import SamplingParams
+from .sampling import Sampling
 from .tensors import named_tensors
 
 __all__ = [
@@ -27,7 +28,7 @@ __all__ = [
     "Output",
     "PagedCache",
     "Piece",
-    "SamplingParams",
+    "Sampling",
     "Score",
     "Timings",
     "abstract_programs",
@@ -36,6 +37,7 @@ __all__ = [
     "from_gguf",
     "from_pretrained",
     "generate",
+    "load",
     "named_tensors",
     "quantize",
     "quantize_file",

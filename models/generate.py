@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -18,7 +17,7 @@ from .buckets import bucket
 from .kv_cache import PagedCache
 from .model import Model
 from .programs import State
-from .sampling import SamplingParams
+from .sampling import Sampling
 from .stopping import StopStrings
 from .tokenizer import Tokenizer
 
@@ -98,19 +97,12 @@ class Piece:
 def generate(
     model: Model,
     prompts: Any,
+    sampling: Sampling | None = None,
     *,
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seed: int = 0,
-    stop: str | Sequence[str] = (),
-    ignore_end: bool = False,
     cache_dtype: Any = jnp.float32,
+    **fields: Any,
 ) -> Any:
-    """Continues prompts by up to `max_new_tokens` tokens each.
+    """Continues prompts.
 
     The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is
     entered again every INTERVAL tokens. A row's greedy tokens depend on the other rows no more than
@@ -118,28 +110,25 @@ def generate(
 
     Args:
       prompts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
-      max_new_tokens: at least 1.
-      temperature, top_k, top_p, min_p, repetition_penalty, seed: see `SamplingParams`; the defaults
-        take the most likely token.
-      stop: strings that end a text; needs a tokenizer.
-      ignore_end: do not end at the tokenizer's end tokens.
+      sampling: how; None takes the most likely of up to 64 tokens.
       cache_dtype: of the cached keys and values: float32, bfloat16, float16, int8 (with a scale per
         token and head) or float8_e4m3fn.
+      fields: of `Sampling`, instead of those of `sampling`: `max_new_tokens=100`.
 
     Returns:
       An Output, or a list of them for a list of prompts.
 
     Raises:
       ValueError: an empty prompt, an id outside the vocabulary, a prompt and new tokens beyond the
-        context length, a text without a tokenizer, a sampling parameter out of range. TypeError:
-        prompts or parameters of another type. All of them before any work.
+        context length, a text without a tokenizer, a field out of range. TypeError: prompts or
+        fields of another type. All of them before any work.
     """
-    params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    sampling = _sampling(sampling, fields)
     rows, single = _rows(model, prompts)
-    run = _Run(model, rows, max_new_tokens, params, stop, ignore_end, cache_dtype)
+    run = _Run(model, rows, sampling, cache_dtype)
     run.start()
     while not run.done:
-        run.advance(INTERVAL if run.has_stops else max_new_tokens)
+        run.advance(INTERVAL if run.has_stops else sampling.max_new_tokens)
     outputs = run.outputs()
     return outputs[0] if single else outputs
 
@@ -147,28 +136,29 @@ def generate(
 def stream(
     model: Model,
     prompt: Any,
+    sampling: Sampling | None = None,
     *,
-    max_new_tokens: int = 64,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seed: int = 0,
-    stop: str | Sequence[str] = (),
-    ignore_end: bool = False,
     cache_dtype: Any = jnp.float32,
+    **fields: Any,
 ) -> Iterator[Piece]:
     """Continues one prompt token by token; arguments, checks and result as `generate`'s.
 
     The checks run at the call. The texts of all pieces together are the text of the last piece's
     `output`.
     """
-    params = SamplingParams(temperature, top_k, top_p, min_p, repetition_penalty, seed)
+    sampling = _sampling(sampling, fields)
     rows, single = _rows(model, prompt)
     if not single:
         raise TypeError("prompt is a list of prompts; stream takes one")
-    return _pieces(_Run(model, rows, max_new_tokens, params, stop, ignore_end, cache_dtype))
+    return _pieces(_Run(model, rows, sampling, cache_dtype))
+
+
+def _sampling(sampling: Sampling | None, fields: dict[str, Any]) -> Sampling:
+    if sampling is None:
+        return Sampling(**fields)
+    if not isinstance(sampling, Sampling):
+        raise TypeError(f"sampling is of type {type(sampling).__name__}; it must be a Sampling")
+    return dataclasses.replace(sampling, **fields)
 
 
 def _pieces(run: _Run) -> Iterator[Piece]:
@@ -272,43 +262,33 @@ class _Run:
         self,
         model: Model,
         prompts: list[np.ndarray],
-        max_new_tokens: int,
-        params: SamplingParams,
-        stop: str | Sequence[str],
-        ignore_end: bool,
+        sampling: Sampling,
         cache_dtype: Any,
     ) -> None:
-        try:
-            self.max_new_tokens = operator.index(max_new_tokens)
-        except TypeError:
-            raise TypeError(f"max_new_tokens={max_new_tokens!r} must be an integer") from None
         longest = max(map(len, prompts))
         context = model.config.context_length
-        if self.max_new_tokens < 1:
-            raise ValueError(f"max_new_tokens={max_new_tokens} must be at least 1")
-        if longest + self.max_new_tokens > context:
+        if longest + sampling.max_new_tokens > context:
             raise ValueError(
-                f"a prompt of {longest} tokens and max_new_tokens={max_new_tokens} are more than the context "
-                f"length, {context}"
+                f"a prompt of {longest} tokens and max_new_tokens={sampling.max_new_tokens} are "
+                f"more than the context length, {context}"
             )
-        stops = StopStrings(stop).stops
+        stops = StopStrings(sampling.stop).stops
         self.has_stops = bool(stops)
         if self.has_stops and model.tokenizer is None:
-            raise ValueError(f"stop={stop!r} needs a tokenizer, which the model has not")
-        end_ids = (
-            () if ignore_end or model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
-        )
+            raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model has not")
+        ends = model.tokenizer is not None and not sampling.ignore_end
+        end_ids = tuple(model.tokenizer.eos_token_ids) if ends else ()
         self.rows = [_Row(model.tokenizer, StopStrings(stops), end_ids) for _ in prompts]
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
         self._model = model
-        self._programs = model.programs(params, end_ids)
+        self._programs = model.programs(sampling, end_ids)
         self._lengths = np.array([len(ids) for ids in prompts], np.int32)
         self._prompts = np.zeros((len(prompts), model.padded_length(longest)), np.int32)
         for row, ids in zip(self._prompts, prompts, strict=True):
             row[: len(ids)] = ids
-        self._capacity = max(bucket(longest + self.max_new_tokens), MIN_CAPACITY)
+        self._capacity = max(bucket(longest + sampling.max_new_tokens), MIN_CAPACITY)
         self._cache_dtype = page_dtype(cache_dtype, "cache_dtype")
-        self._params = params
+        self._sampling = sampling
         self._selection = (
             current_selection()
         )  # of the call: a stream's steps run wherever it is read
@@ -324,7 +304,7 @@ class _Run:
         cache = PagedCache.create(
             self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype
         )
-        key = None if self._params.greedy else self._params.key()
+        key = None if self._sampling.greedy else self._sampling.key()
         arguments = (self._model.weights, self._prompts, self._lengths, cache, key)
         self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
@@ -332,7 +312,7 @@ class _Run:
         """Samples up to `count` more tokens per row; returns the seconds it took, compiling left
         out.
         """
-        until = np.int32(min(self._pushed + count, self.max_new_tokens))
+        until = np.int32(min(self._pushed + count, self._sampling.max_new_tokens))
         arguments = self._model.weights, self._state, until
         seconds = self._call("loop", self._programs.loop, *arguments)
         self.timings.decode += seconds
@@ -359,7 +339,7 @@ class _Run:
                 row.push(token)
         self.timings.decoded_tokens += int(np.maximum(counts - max(self._pushed, 1), 0).sum())
         self._pushed = int(counts.max())
-        if self._pushed == self.max_new_tokens:
+        if self._pushed == self._sampling.max_new_tokens:
             for row in self.rows:
                 row.finish("length")
         if self.has_stops:

@@ -18,7 +18,7 @@ from .buckets import bucket, fine_bucket
 from .config import Config
 from .decoder import Decoder
 from .programs import Programs
-from .sampling import SamplingParams
+from .sampling import Sampling
 from .tokenizer import Tokenizer
 
 
@@ -120,7 +120,7 @@ class Model:
                 f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
             )
 
-    def programs(self, sampling: SamplingParams, end_ids: tuple[int, ...] = ()) -> Programs:
+    def programs(self, sampling: Sampling, end_ids: tuple[int, ...] = ()) -> Programs:
         """The jitted programs of generation, made once per way of sampling and set of end
         tokens.
         """

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from .decoder import Decoder
 from .kv_cache import PagedCache
-from .sampling import SamplingParams, mark_seen, sample, seen_tokens
+from .sampling import Sampling, mark_seen, sample, seen_tokens
 
 #: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it
 #: by itself.
@@ -69,7 +69,7 @@ class Programs:
     def __init__(
         self,
         decoder: Callable[[Weights], Decoder],
-        sampling: SamplingParams,
+        sampling: Sampling,
         end_ids: tuple[int, ...] = (),
         *,
         on_gpu: bool,
@@ -150,7 +150,7 @@ def abstract_programs(
     batch: int = 1,
     prompt_length: int = 8,
     capacity: int = 64,
-    sampling: SamplingParams | None = None,
+    sampling: Sampling | None = None,
     cache_dtype: Any = jnp.float32,
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """The programs with shapes to lower them for, no data needed: name -> (jitted function,
@@ -161,7 +161,7 @@ def abstract_programs(
     pass CUDA_COMPILER_OPTIONS to `compile` then. Keys: `prefill`, `decode`, `generate` (the whole
     loop).
     """
-    programs = Programs(model.decoder, sampling or SamplingParams(), on_gpu=False)
+    programs = Programs(model.decoder, sampling or Sampling(), on_gpu=False)
     struct = jax.ShapeDtypeStruct
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
     cache = jax.eval_shape(

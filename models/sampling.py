@@ -1,15 +1,16 @@
-"""Choosing the next token from logits, inside jit.
+"""How a prompt is continued: `Sampling`, and the choice of the next token from logits, inside jit.
 
-What a `SamplingParams` leaves switched off costs nothing: its fields are static and decide the
+A filter that a `Sampling` leaves switched off costs nothing: the fields are static and decide the
 graph, so greedy decoding is an argmax, and a sort over the vocabulary happens only for top-p
 without top-k.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,52 +18,64 @@ import jax.numpy as jnp
 
 import jax_q4k as jq
 
-
-def _range(low: float, high: float, default: float, open_low: bool = False) -> Any:
-    return field(default=default, metadata={"low": low, "high": high, "open_low": open_low})
+from .stopping import StopStrings
 
 
-@dataclass(frozen=True)
-class SamplingParams:
-    """How to sample; validated, hashable and static under jit.
+def _field(default: Any, help: str, *, static: bool = True, **metadata: Any) -> Any:
+    """A field, its text in the command line's help; `static`: whether programs depend on it."""
+    metadata["help"] = help
+    return dataclasses.field(default=default, compare=static, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """How a prompt is continued; validated, hashable and static under jit.
 
     Filters apply in llama.cpp's order: repetition penalty, top-k, top-p, min-p, then temperature,
-    so which tokens stay does not depend on the temperature.
+    so which tokens stay does not depend on the temperature. Two are equal that the same programs
+    serve: max_new_tokens, seed, stop and ignore_end do not count.
+
+    Attributes:
+      max_new_tokens: at least 1.
+      temperature: 0 to 100; 0, and anything below 1e-5, takes the most likely token, whatever the
+        filters.
+      top_k: keeps this many of the most likely tokens; 0 keeps all.
+      top_p: above 0, up to 1: keeps the fewest most likely tokens whose probabilities sum to this
+        at least.
+      min_p: 0 to 1: keeps tokens at least this fraction as likely as the most likely one.
+      repetition_penalty: 0.01 to 100: divides positive logits of tokens seen before, prompt
+        included, and multiplies negative ones.
+      seed: 0 to 2^32 - 1; the rows of a batch draw differently.
+      stop: strings that end a text; they need a tokenizer.
+      ignore_end: does not end at the tokenizer's end tokens.
     """
 
-    temperature: float = _range(0, 100, 0.0)
-    """0 takes the most likely token, whatever the filters; anything below 1e-5 counts as 0."""
-    top_k: int = _range(0, 2**31 - 1, 0)
-    """Keep this many of the most likely tokens; 0 keeps all."""
-    top_p: float = _range(0, 1, 1.0, open_low=True)
-    """Keep the fewest most likely tokens whose probabilities sum to this at least."""
-    min_p: float = _range(0, 1, 0.0)
-    """Keep tokens at least this fraction as likely as the most likely one."""
-    repetition_penalty: float = _range(0.01, 100, 1.0)
-    """Divides positive logits of tokens seen before, prompt included, and multiplies negative
-    ones.
-    """
-    seed: int = field(
-        default=0, compare=False, metadata={"low": 0, "high": 2**32 - 1, "open_low": False}
+    max_new_tokens: int = _field(64, "default: 64", static=False, short="-n", metavar="N")
+    temperature: float = _field(0.0, "0, the default, takes the likeliest token", range=(0, 100))
+    top_k: int = _field(0, "0, the default, keeps all tokens", range=(0, 2**31 - 1), metavar="K")
+    top_p: float = _field(1.0, "default: 1, all tokens", range=(0, 1), open_low=True, metavar="P")
+    min_p: float = _field(0.0, "default: 0, all tokens", range=(0, 1), metavar="P")
+    repetition_penalty: float = _field(1.0, "default: 1, none", range=(0.01, 100), metavar="X")
+    seed: int = _field(0, "default: 0", static=False, range=(0, 2**32 - 1))
+    stop: str | Sequence[str] = _field(
+        (), "end here; may be repeated", static=False, metavar="TEXT"
     )
-    """For `key`. Not part of equality and hash, so that another seed compiles nothing anew."""
+    ignore_end: bool = _field(False, "go on beyond the model's end token", static=False)
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            value, kind = getattr(self, entry.name), int if entry.type == "int" else float
-            low, high = entry.metadata["low"], entry.metadata["high"]
-            bracket = "(" if entry.metadata["open_low"] else "["
-            message = f"{entry.name}={value!r} must be {kind.__name__} in {bracket}{low}, {high}]"
-            try:
-                if isinstance(value, bool | str):
-                    raise TypeError
-                number = operator.index(value) if kind is int else float(value)
-            except (TypeError, ValueError, OverflowError):
-                raise TypeError(message) from None
-            # Written so that NaN fails.
-            if not (low < number <= high if entry.metadata["open_low"] else low <= number <= high):
-                raise ValueError(message)
-            object.__setattr__(self, entry.name, number)
+        for field in dataclasses.fields(self):
+            if "range" in field.metadata:
+                object.__setattr__(self, field.name, _in_range(field, getattr(self, field.name)))
+        given = self.max_new_tokens
+        try:
+            object.__setattr__(self, "max_new_tokens", operator.index(given))
+        except TypeError:
+            raise TypeError(f"max_new_tokens={given!r} must be an integer") from None
+        if given < 1:
+            raise ValueError(f"max_new_tokens={given} must be at least 1")
+        if not isinstance(self.stop, str):
+            object.__setattr__(self, "stop", StopStrings(self.stop).stops)
+        StopStrings(self.stop)
 
     @property
     def greedy(self) -> bool:
@@ -78,6 +91,23 @@ class SamplingParams:
         compiled.
         """
         return jax.random.key(self.seed)
+
+
+def _in_range(field: dataclasses.Field[Any], value: Any) -> float:
+    kind = int if field.type == "int" else float
+    (low, high), open_low = field.metadata["range"], field.metadata.get("open_low", False)
+    bracket = "(" if open_low else "["
+    message = f"{field.name}={value!r} must be {kind.__name__} in {bracket}{low}, {high}]"
+    try:
+        if isinstance(value, bool | str):
+            raise TypeError
+        number = operator.index(value) if kind is int else float(value)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(message) from None
+    # Written so that NaN fails.
+    if not (low < number <= high if open_low else low <= number <= high):
+        raise ValueError(message)
+    return number
 
 
 def seen_tokens(tokens: jax.Array, lengths: jax.Array, vocab_size: int) -> jax.Array:
@@ -97,25 +127,25 @@ def mark_seen(seen: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def sample(
-    logits: jax.Array, key: jax.Array | None, params: SamplingParams, seen: jax.Array | None = None
+    logits: jax.Array, key: jax.Array | None, sampling: Sampling, seen: jax.Array | None = None
 ) -> jax.Array:
     """Next tokens, int32 (batch,).
 
     logits: float (batch, vocab). key: a random key, a new one for each step; greedy ignores it, and
     takes None.
-    seen: bool or counts (batch, vocab), needed if `params.needs_seen`; see `seen_tokens` and
+    seen: bool or counts (batch, vocab), needed if `sampling.needs_seen`; see `seen_tokens` and
     `mark_seen`. Raises ValueError at trace time where shapes do not fit.
     """
     if logits.ndim != 2 or 0 in logits.shape:
         raise ValueError(f"logits of shape {logits.shape} must be (batch, vocab), neither empty")
     logits = logits.astype(jnp.float32)
-    if params.needs_seen:
-        logits = _penalize(logits, seen, params.repetition_penalty)
-    if params.greedy:
+    if sampling.needs_seen:
+        logits = _penalize(logits, seen, sampling.repetition_penalty)
+    if sampling.greedy:
         return jq.argmax(logits)
-    logits, indices = filter_logits(logits, params)
+    logits, indices = filter_logits(logits, sampling)
     # Shifted so that a tiny temperature gives -inf, never inf - inf.
-    logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / params.temperature
+    logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
     if key is None:
         raise ValueError("key is None; only greedy sampling needs no random key")
     choice = jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
@@ -124,7 +154,7 @@ def sample(
     )
 
 
-def filter_logits(logits: jax.Array, params: SamplingParams) -> tuple[jax.Array, jax.Array | None]:
+def filter_logits(logits: jax.Array, sampling: Sampling) -> tuple[jax.Array, jax.Array | None]:
     """Top-k, top-p and min-p of logits float32 (batch, vocab): dropped ones become -inf.
 
     Returns (logits, None), or, where they had to be ordered, the most likely first, float32 (batch,
@@ -133,19 +163,19 @@ def filter_logits(logits: jax.Array, params: SamplingParams) -> tuple[jax.Array,
     """
     vocab = logits.shape[-1]
     indices = None
-    if 0 < params.top_k < vocab:
-        logits, indices = jq.top_k(logits, params.top_k)
-    elif params.top_p < 1:
+    if 0 < sampling.top_k < vocab:
+        logits, indices = jq.top_k(logits, sampling.top_k)
+    elif sampling.top_p < 1:
         tokens = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         negated, indices = jax.lax.sort((-logits, tokens), num_keys=1, is_stable=True)
         logits = -negated
-    if params.top_p < 1:
+    if sampling.top_p < 1:
         probabilities = jax.nn.softmax(logits, axis=-1)
         before = jnp.cumsum(probabilities[:, :-1], axis=-1)  # of all tokens that are more likely
-        keep = jnp.pad(before < params.top_p, ((0, 0), (1, 0)), constant_values=True)
+        keep = jnp.pad(before < sampling.top_p, ((0, 0), (1, 0)), constant_values=True)
         logits = jnp.where(keep, logits, -jnp.inf)
-    if params.min_p > 0:
-        threshold = jnp.max(logits, axis=-1, keepdims=True) + math.log(params.min_p)
+    if sampling.min_p > 0:
+        threshold = jnp.max(logits, axis=-1, keepdims=True) + math.log(sampling.min_p)
         logits = jnp.where(logits < threshold, -jnp.inf, logits)
     return logits, indices
 

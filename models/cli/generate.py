@@ -15,10 +15,10 @@ from rich.markup import escape
 import jax_q4k as jq
 
 from .. import chat
-from ..assets import demo_path
+from ..files.load import DEMO
 from ..generate import Output, Piece, Timings, stream
 from ..model import Model
-from .options import add_implementation
+from .options import MODEL, add_implementation, add_sampling, sampling_fields
 from .output import UsageError, load_model, printable
 
 
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     )
     generate.set_defaults(command=_generate, runs_programs=True)
     which = generate.add_mutually_exclusive_group(required=True)
-    which.add_argument("model", nargs="?", metavar="MODEL.gguf", help="a GGUF file")
+    which.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
     which.add_argument(
         "--demo", action="store_true", help="run the small model that comes with this package"
     )
@@ -38,31 +38,7 @@ def add_parser(commands: Any) -> None:
     generate.add_argument(
         "--chat", action="store_true", help="put the prompt into the file's chat template"
     )
-    generate.add_argument(
-        "-n", "--max-new-tokens", type=int, default=64, metavar="N", help="default: 64"
-    )
-    generate.add_argument(
-        "--temperature", type=float, default=0.0, help="0, the default, takes the likeliest token"
-    )
-    generate.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="0, the default, keeps all tokens"
-    )
-    generate.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="default: 1, all tokens"
-    )
-    generate.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="default: 0, all tokens"
-    )
-    generate.add_argument(
-        "--repetition-penalty", type=float, default=1.0, metavar="X", help="default: 1, none"
-    )
-    generate.add_argument("--seed", type=int, default=0, help="default: 0")
-    generate.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end here; may be repeated"
-    )
-    generate.add_argument(
-        "--ignore-end", action="store_true", help="go on beyond the model's end token"
-    )
+    add_sampling(generate)
     generate.add_argument(
         "--cache-dtype",
         choices=[str(d) for d in jq.PAGE_DTYPES],
@@ -73,26 +49,12 @@ def add_parser(commands: Any) -> None:
 
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:
-    if options.demo:
-        options.model = str(demo_path())
-    model = load_model(options.model, notes)
+    model = load_model(DEMO if options.demo else options.model, notes)
     prompt = _prompt(options, model)
     with jq.implementation(options.implementation):
         try:
-            pieces = stream(
-                model,
-                prompt,
-                max_new_tokens=options.max_new_tokens,
-                temperature=options.temperature,
-                top_k=options.top_k,
-                top_p=options.top_p,
-                min_p=options.min_p,
-                repetition_penalty=options.repetition_penalty,
-                seed=options.seed,
-                stop=options.stop,
-                ignore_end=options.ignore_end,
-                cache_dtype=options.cache_dtype,
-            )
+            fields = sampling_fields(options)
+            pieces = stream(model, prompt, cache_dtype=options.cache_dtype, **fields)
         except (ValueError, TypeError) as error:
             raise UsageError(error) from error
         with notes.status("Compiling") if notes.is_terminal else contextlib.nullcontext():

@@ -3,13 +3,40 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+from typing import Any
 
 import jax_q4k as jq
 
+from ..sampling import Sampling
+
+MODEL = "a GGUF file, a checkpoint's folder, or demo: the model that comes with this package"
+
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """MODEL.gguf, a file."""
-    parser.add_argument("model", metavar="MODEL.gguf", help="a GGUF file")
+    """MODEL, as `models.load` takes it."""
+    parser.add_argument("model", metavar="MODEL", help=MODEL)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """An option for every field of Sampling."""
+    for field in dataclasses.fields(Sampling):
+        short, metavar = field.metadata.get("short"), field.metadata.get("metavar")
+        names = [*([short] if short else ()), f"--{field.name.replace('_', '-')}"]
+        options: dict[str, Any] = {"help": field.metadata["help"]}
+        if field.type == "bool":
+            options |= {"action": "store_true"}
+        elif field.name == "stop":
+            options |= {"action": "append", "default": [], "metavar": metavar}
+        else:
+            kind = int if field.type == "int" else float
+            options |= {"type": kind, "default": field.default, "metavar": metavar}
+        parser.add_argument(*names, **options)
+
+
+def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
+    """Sampling's fields, as `add_sampling`'s options give them."""
+    return {field.name: getattr(options, field.name) for field in dataclasses.fields(Sampling)}
 
 
 def add_implementation(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from ..files.gguf import from_gguf
+from ..files.load import load
 from ..model import Model
 
 
@@ -84,6 +84,6 @@ def warnings_in_a_line(notes: Console) -> Iterator[None]:
 
 
 def load_model(path: str, notes: Console) -> Model:
-    """A GGUF file's model, with a bar while it is read."""
+    """`models.load` with a bar."""
     with warnings_in_a_line(notes), bytes_progress("Loading", notes) as report:
-        return from_gguf(path, progress=report)
+        return load(path, progress=report)

@@ -47,10 +47,11 @@ class GGUFSource(gguf.TensorFile):
         self.tensors = {name: info.shape for name, info in self.header.tensors.items()}
 
 
+def is_checkpoint(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a checkpoint's, a folder or a .safetensors file, and not a GGUF file's."""
+    return os.path.isdir(path) or os.fsdecode(path).endswith(".safetensors")
+
+
 def open_source(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[TensorSource]:
-    """A GGUF file, or a Hugging Face checkpoint: its folder, or a .safetensors file with its config
-    beside it.
-    """
-    if os.path.isdir(path) or os.fsdecode(path).endswith(".safetensors"):
-        return CheckpointSource(path)
-    return GGUFSource(path)
+    """A GGUF file, or a checkpoint: its folder, or a .safetensors file with its config beside it."""
+    return CheckpointSource(path) if is_checkpoint(path) else GGUFSource(path)

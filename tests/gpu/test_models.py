@@ -78,10 +78,10 @@ def test_decode_steps_with_quantized_activations(golden):
     import jax.numpy as jnp
 
     from jax_q4k.models.kv_cache import PagedCache
-    from jax_q4k.models.sampling import SamplingParams
+    from jax_q4k.models.sampling import Sampling
 
     model, want = golden
-    programs = model.programs(SamplingParams())
+    programs = model.programs(Sampling())
     prompt, following = want["prompt"], want["greedy_f32"]
     cache = PagedCache.create(model.config, 1, len(prompt) + len(following))
     lengths = jnp.array([len(prompt)], jnp.int32)

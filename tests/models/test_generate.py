@@ -11,7 +11,7 @@ from jax_q4k import Selection, current_selection, models
 from jax_q4k.models.buckets import bucket, fine_bucket
 from jax_q4k.models.decoder import Decoder
 from jax_q4k.models.generate import _Row, _Run
-from jax_q4k.models.sampling import SamplingParams
+from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.stopping import StopStrings
 
 from .golden import NAMES, model, reference
@@ -239,7 +239,21 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
     options = dict(temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, repetition_penalty=1.5, seed=7)
     with pytest.raises(InterruptedError):
         call(model("llama-gqa"), [1], **options)
-    assert seen == [(SamplingParams(**options), 7)]
+    assert seen == [(Sampling(**options), 7)]
+
+
+def test_a_sampling_object_and_fields_in_its_place():
+    sampling = Sampling(max_new_tokens=3, temperature=1.0, seed=4)
+    want = models.generate(model("llama-gqa"), [5, 6], max_new_tokens=3, temperature=1.0, seed=4)
+    assert models.generate(model("llama-gqa"), [5, 6], sampling).tokens == want.tokens
+    shorter = models.generate(model("llama-gqa"), [5, 6], sampling, max_new_tokens=2)
+    assert shorter.tokens == want.tokens[:2]
+    *_, last = models.stream(model("llama-gqa"), [5, 6], sampling)
+    assert last.output.tokens == want.tokens
+    with pytest.raises(TypeError, match="sampling is of type dict; it must be a Sampling"):
+        models.generate(model("llama-gqa"), [5, 6], {"top_k": 3})
+    with pytest.raises(TypeError, match="top_n"):
+        models.generate(model("llama-gqa"), [5, 6], top_n=3)
 
 
 def test_repetition_penalty_counts_the_prompt_and_the_new_tokens():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.sampling import SamplingParams
+from jax_q4k.models.sampling import Sampling
 
 from .golden import model, reference
 
@@ -17,7 +17,7 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     loaded, want = model("llama-gqa"), reference("llama-gqa")
     end = int(want.greedy[5])
     assert end not in want.greedy[:5]
-    programs = loaded.programs(SamplingParams(), (end,))
+    programs = loaded.programs(Sampling(), (end,))
     prompts = np.zeros((2, 64), np.int32)
     prompts[0, :48], prompts[1, :50] = want.prompt, want.tokens[:50]
     cache = PagedCache.create(loaded.config, 2, 64)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jax_q4k.models import sampling
-from jax_q4k.models.sampling import SamplingParams, sample
+from jax_q4k.models.sampling import Sampling, sample
 
 VOCAB = 50
 
@@ -29,7 +29,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def probabilities(
-    logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None
+    logits: np.ndarray, params: Sampling, seen: np.ndarray | None = None
 ) -> np.ndarray:
     """The distribution of one row (vocab,), in float64: filters in llama.cpp's order, one token at
     a time.
@@ -59,7 +59,7 @@ def probabilities(
 
 @functools.partial(jax.jit, static_argnames=("params", "draws"))
 def draw(
-    logits: jax.Array, key: jax.Array, params: SamplingParams, draws: int, seen: Any = None
+    logits: jax.Array, key: jax.Array, params: Sampling, draws: int, seen: Any = None
 ) -> jax.Array:
     """Tokens (draws,) from one row (vocab,)."""
     rows = jnp.broadcast_to(logits, (draws, logits.shape[-1]))
@@ -68,26 +68,26 @@ def draw(
 
 
 CASES = [
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.7),
-    SamplingParams(temperature=2.5),
-    SamplingParams(temperature=1.0, top_k=5),
-    SamplingParams(temperature=1.3, top_k=1),
-    SamplingParams(temperature=1.0, top_k=VOCAB + 7),
-    SamplingParams(temperature=1.0, top_p=0.8),
-    SamplingParams(temperature=3.0, top_p=0.8),
-    SamplingParams(temperature=1.0, top_p=1e-9),
-    SamplingParams(temperature=1.0, min_p=0.05),
-    SamplingParams(temperature=2.0, min_p=0.2),
-    SamplingParams(temperature=1.0, min_p=1.0),
-    SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
-    SamplingParams(temperature=1.0, top_k=8, top_p=0.7),
-    SamplingParams(temperature=1.0, top_p=0.95, min_p=0.1),
+    Sampling(temperature=1.0),
+    Sampling(temperature=0.7),
+    Sampling(temperature=2.5),
+    Sampling(temperature=1.0, top_k=5),
+    Sampling(temperature=1.3, top_k=1),
+    Sampling(temperature=1.0, top_k=VOCAB + 7),
+    Sampling(temperature=1.0, top_p=0.8),
+    Sampling(temperature=3.0, top_p=0.8),
+    Sampling(temperature=1.0, top_p=1e-9),
+    Sampling(temperature=1.0, min_p=0.05),
+    Sampling(temperature=2.0, min_p=0.2),
+    Sampling(temperature=1.0, min_p=1.0),
+    Sampling(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
+    Sampling(temperature=1.0, top_k=8, top_p=0.7),
+    Sampling(temperature=1.0, top_p=0.95, min_p=0.1),
 ]
 
 
 @pytest.mark.parametrize("params", CASES, ids=str)
-def test_distribution(params: SamplingParams) -> None:
+def test_distribution(params: Sampling) -> None:
     logits, draws = logits_of(1)[0], 40_000
     want = probabilities(logits, params)
     tokens = np.asarray(draw(jnp.asarray(logits), jax.random.key(7), params, draws))
@@ -108,7 +108,7 @@ def test_distribution(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("params", CASES, ids=str)
-def test_which_tokens_stay(params: SamplingParams) -> None:
+def test_which_tokens_stay(params: Sampling) -> None:
     for seed in range(20):
         logits = logits_of(seed, scale=0.5 + seed / 4)
         kept, indices = sampling.filter_logits(jnp.asarray(logits), params)
@@ -119,26 +119,26 @@ def test_which_tokens_stay(params: SamplingParams) -> None:
 
 def test_equal_logits_keep_the_lower_tokens() -> None:
     logits = jnp.zeros((1, 8))
-    kept, indices = sampling.filter_logits(logits, SamplingParams(temperature=1, top_k=3))
+    kept, indices = sampling.filter_logits(logits, Sampling(temperature=1, top_k=3))
     assert indices[0].tolist() == [0, 1, 2]
-    kept, indices = sampling.filter_logits(logits, SamplingParams(temperature=1, top_p=0.5))
+    kept, indices = sampling.filter_logits(logits, Sampling(temperature=1, top_p=0.5))
     assert indices[0][np.isfinite(kept[0])].tolist() == [0, 1, 2, 3]
     jaxpr = jax.make_jaxpr(
-        lambda x: sampling.filter_logits(x, SamplingParams(temperature=1, top_p=0.5))[0]
+        lambda x: sampling.filter_logits(x, Sampling(temperature=1, top_p=0.5))[0]
     )(logits)
     assert "is_stable=True" in str(jaxpr)  # a GPU's sort would not be by itself
 
 
 def test_greedy_is_an_argmax_and_nothing_else() -> None:
     logits = logits_of(3, batch=4)
-    params = SamplingParams(temperature=0, top_k=3, top_p=0.5, min_p=0.3)
+    params = Sampling(temperature=0, top_k=3, top_p=0.5, min_p=0.3)
     tokens = sample(jnp.asarray(logits), jax.random.key(0), params)
     assert tokens.dtype == jnp.int32
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
     for given, sorts in (
         (params, 0),
-        (SamplingParams(temperature=1, min_p=0.1), 0),
-        (SamplingParams(temperature=1, top_p=0.5), 1),
+        (Sampling(temperature=1, min_p=0.1), 0),
+        (Sampling(temperature=1, top_p=0.5), 1),
     ):
         text = str(jax.make_jaxpr(lambda x, p=given: sample(x, jax.random.key(0), p))(logits))
         assert text.count(" sort[") + text.count(" top_k[") == sorts
@@ -148,20 +148,20 @@ def test_greedy_is_an_argmax_and_nothing_else() -> None:
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30])
 def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     logits = logits_of(4, batch=3)
-    tokens = sample(jnp.asarray(logits), jax.random.key(0), SamplingParams(temperature=temperature))
+    tokens = sample(jnp.asarray(logits), jax.random.key(0), Sampling(temperature=temperature))
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
-    assert SamplingParams(temperature=9e-6).greedy and not SamplingParams(temperature=1e-5).greedy
+    assert Sampling(temperature=9e-6).greedy and not Sampling(temperature=1e-5).greedy
 
 
 def test_repetition_penalty() -> None:
     logits = np.array([[2.0, 1.5, -1.0, -1.1], [2.0, 1.5, -1.0, -1.1]], np.float32)
     seen = np.array([[True, False, True, False], [False, False, False, False]])
-    greedy = SamplingParams(repetition_penalty=1.5)
+    greedy = Sampling(repetition_penalty=1.5)
     assert sample(jnp.asarray(logits), jax.random.key(0), greedy, jnp.asarray(seen)).tolist() == [
         1,
         0,
     ]
-    params = SamplingParams(temperature=1, repetition_penalty=1.5)
+    params = Sampling(temperature=1, repetition_penalty=1.5)
     want = probabilities(logits[0], params, seen[0])
     tokens = draw(jnp.asarray(logits[0]), jax.random.key(1), params, 40_000, jnp.asarray(seen[0]))
     np.testing.assert_allclose(
@@ -182,7 +182,7 @@ def test_tokens_seen_in_prompts() -> None:
 def test_in_a_while_loop_with_seen() -> None:
     """Greedy with a strong penalty walks down the logits, each token once."""
     logits = jnp.asarray(-np.abs(logits_of(5, batch=2)))
-    params = SamplingParams(repetition_penalty=100)
+    params = Sampling(repetition_penalty=100)
 
     @jax.jit
     def run(logits: jax.Array) -> jax.Array:
@@ -205,17 +205,27 @@ def test_seeds() -> None:
     logits = jnp.asarray(logits_of(6)[0])
     runs = [
         draw(logits, p.key(), p, 100).tolist()
-        for p in (SamplingParams(temperature=1, seed=s) for s in (3, 3, 4))
+        for p in (Sampling(temperature=1, seed=s) for s in (3, 3, 4))
     ]
     assert runs[0] == runs[1] != runs[2]
-    assert SamplingParams(seed=1) == SamplingParams(seed=2)
-    assert hash(SamplingParams(seed=1)) == hash(SamplingParams(seed=2))
-    SamplingParams(seed=2**32 - 1).key()
+    assert Sampling(seed=1) == Sampling(seed=2)
+    assert hash(Sampling(seed=1)) == hash(Sampling(seed=2))
+    Sampling(seed=2**32 - 1).key()
+
+
+def test_what_programs_do_not_depend_on_is_no_part_of_equality() -> None:
+    options = {"max_new_tokens": 3, "seed": 7, "stop": "x", "ignore_end": True}
+    assert Sampling(**options) == Sampling() and hash(Sampling(**options)) == hash(Sampling())
+    assert Sampling(stop=["a", "b"]).stop == ("a", "b") and Sampling(stop="ab").stop == "ab"
+    with pytest.raises(ValueError, match="stop string is empty"):
+        Sampling(stop=[""])
+    with pytest.raises(TypeError, match="stop string is of type int"):
+        Sampling(stop=[1])
 
 
 def test_rows_are_independent_draws() -> None:
     logits = jnp.zeros((64, 1000))
-    tokens = np.asarray(sample(logits, jax.random.key(0), SamplingParams(temperature=1)))
+    tokens = np.asarray(sample(logits, jax.random.key(0), Sampling(temperature=1)))
     assert len(set(tokens.tolist())) > 50
 
 
@@ -223,7 +233,7 @@ def test_a_row_of_nan_leaves_the_others_alone() -> None:
     logits = logits_of(8, batch=3)
     broken = logits.copy()
     broken[1] = np.nan
-    for params in (SamplingParams(), *CASES):
+    for params in (Sampling(), *CASES):
         good = np.asarray(sample(jnp.asarray(logits), jax.random.key(2), params))
         got = np.asarray(sample(jnp.asarray(broken), jax.random.key(2), params))
         assert (got[[0, 2]] == good[[0, 2]]).all()
@@ -244,7 +254,7 @@ def test_a_row_of_nan_leaves_the_others_alone() -> None:
 def test_parameters_out_of_range(name: str, values: list[float], rule: str) -> None:
     for value in values:
         with pytest.raises(ValueError, match=f"^{name}={value!r} {rule}$"):
-            SamplingParams(**{name: value})
+            Sampling(**{name: value})
 
 
 def test_parameters_of_the_wrong_type() -> None:
@@ -257,8 +267,8 @@ def test_parameters_of_the_wrong_type() -> None:
         ("top_p", True),
     ):
         with pytest.raises(TypeError, match=f"^{name}={value!r} must be "):
-            SamplingParams(**{name: value})
-    assert SamplingParams(temperature=np.float32(0.5), top_k=np.int64(3)) == SamplingParams(
+            Sampling(**{name: value})
+    assert Sampling(temperature=np.float32(0.5), top_k=np.int64(3)) == Sampling(
         temperature=0.5, top_k=3
     )
 
@@ -266,12 +276,10 @@ def test_parameters_of_the_wrong_type() -> None:
 def test_shapes_that_do_not_fit() -> None:
     key = jax.random.key(0)
     with pytest.raises(ValueError, match=r"logits of shape \(5,\) must be \(batch, vocab\)"):
-        sample(jnp.zeros(5), key, SamplingParams())
+        sample(jnp.zeros(5), key, Sampling())
     with pytest.raises(ValueError, match="repetition_penalty=2.0 needs the tokens seen so far"):
-        sample(jnp.zeros((1, 5)), key, SamplingParams(repetition_penalty=2))
+        sample(jnp.zeros((1, 5)), key, Sampling(repetition_penalty=2))
     with pytest.raises(
         ValueError, match=r"seen of shape \(1, 4\) must be \(batch, vocab\) as logits, \(1, 5\)"
     ):
-        sample(
-            jnp.zeros((1, 5)), key, SamplingParams(repetition_penalty=2), jnp.zeros((1, 4), bool)
-        )
+        sample(jnp.zeros((1, 5)), key, Sampling(repetition_penalty=2), jnp.zeros((1, 4), bool))
