@@ -11,4 +11,5 @@ from jax_q4k import native
 needs_native = pytest.mark.skipif(
     not native.available(), reason=native.problem() or "the library is there"
 )
-IMPLEMENTATIONS = ("xla", pytest.param("native", marks=needs_native), "sim")
+NATIVE = pytest.param("native", marks=[needs_native, pytest.mark.cpu_kernels])
+IMPLEMENTATIONS = ("xla", NATIVE, "sim")

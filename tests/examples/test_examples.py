@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from helpers import GOLDEN
 
+pytestmark = pytest.mark.cpu_kernels
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

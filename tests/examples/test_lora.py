@@ -16,6 +16,8 @@ import jax_q4k as jq
 from examples import lora
 from jax_q4k import QuantizedArray, models
 
+pytestmark = pytest.mark.cpu_kernels
+
 GGUF = GOLDEN / "llama-gqa.Q4_K_M.gguf"
 
 

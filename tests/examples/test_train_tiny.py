@@ -14,6 +14,8 @@ import pytest
 
 from jax_q4k import models
 
+pytestmark = pytest.mark.cpu_kernels
+
 EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
 SETTINGS = [
     "--batch",

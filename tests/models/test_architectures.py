@@ -17,6 +17,8 @@ from jax_q4k.models.tensors import build, expected_tensors
 
 from . import checkpoints, fictitious
 
+pytestmark = pytest.mark.cpu_kernels
+
 SHAPE = {
     "architecture": "fictitious",
     "vocab_size": 96,

@@ -20,6 +20,8 @@ from jax_q4k.models import cli
 
 from .golden import model, path
 
+pytestmark = pytest.mark.cpu_kernels
+
 SPM = json.loads((GOLDEN / "text-spm.json").read_text())
 TEXT_MODEL, TOKEN_MODEL = str(path("text-spm")), str(path("llama-gqa"))
 ROUTINE = r"tokens/s, first token after \d+\.\d{3} s \(\d+ prompt tokens\)"

@@ -15,6 +15,8 @@ from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
 
 from .golden import NAMES, model, reference
 
+pytestmark = pytest.mark.cpu_kernels
+
 rng = np.random.default_rng(5)
 
 

@@ -11,6 +11,8 @@ import pytest
 import jax_q4k as jq
 from jax_q4k import models
 
+pytestmark = pytest.mark.cpu_kernels
+
 DATA = Path(__file__).parents[1] / "data"
 CARD = models.demo_path().with_suffix(".md")
 EXCERPT = (

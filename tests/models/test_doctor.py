@@ -14,6 +14,8 @@ from jax_q4k.models import cli
 from jax_q4k.models.cli import doctor
 from jax_q4k.native import build
 
+pytestmark = pytest.mark.cpu_kernels
+
 
 @pytest.fixture
 def run(capsys):

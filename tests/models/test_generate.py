@@ -16,6 +16,8 @@ from jax_q4k.models.stopping import StopStrings
 
 from .golden import NAMES, model, reference
 
+pytestmark = pytest.mark.cpu_kernels
+
 SPM = json.loads((GOLDEN / "text-spm.json").read_text())
 PROMPT = SPM["prompt_text"]
 

@@ -13,7 +13,7 @@ from jax_q4k.models.tensors import build
 
 from . import golden
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.cpu_kernels]
 
 
 @pytest.mark.parametrize("name", golden.NAMES)

@@ -14,6 +14,8 @@ from helpers import GOLDEN
 from jax_q4k import models
 from jax_q4k.models.perplexity import Score, _program, score
 
+pytestmark = pytest.mark.cpu_kernels
+
 TEXT = "The sea was calm, and the two sisters walked along the shore until the evening came. " * 3
 
 

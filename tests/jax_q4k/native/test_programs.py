@@ -16,7 +16,7 @@ from implementations import needs_native
 
 import jax_q4k as jq
 
-pytestmark = needs_native
+pytestmark = [needs_native, pytest.mark.cpu_kernels]
 
 
 def normal(*shape, dtype=jnp.float32):

@@ -5,15 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import nmse
-from implementations import needs_native
+from implementations import NATIVE, needs_native
 
 import jax_q4k as jq
 from jax_q4k.ops.float_matmul import MAX_F32_ROWS
 
-CPU = [
-    "xla",
-    pytest.param("native", marks=needs_native),
-]  # `sim` has no kernels of its own for floats
+CPU = ["xla", NATIVE]  # `sim` has no kernels of its own for floats
 DTYPES = [jnp.float32, jnp.float16, jnp.bfloat16]
 
 
