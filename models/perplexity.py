@@ -76,8 +76,8 @@ def score(
     length = min(longest, 512) if context is None else context
     if not 2 <= length <= longest:
         raise ValueError(f"context={context} must be 2 to {longest}, the model's context length")
-    adds_bos = tokenizer.vocabulary.add_bos and tokenizer.bos_token_id is not None
-    start = [tokenizer.bos_token_id] if adds_bos else []
+    bos = tokenizer.bos_token_id if tokenizer.vocabulary.add_bos else None
+    start = [] if bos is None else [bos]
     windows = _windows(tokenizer.encode(text, add_special=False), start, length)
     if not windows:
         raise ValueError("text has too few tokens to predict any")

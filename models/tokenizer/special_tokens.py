@@ -96,7 +96,8 @@ def classify(
     ids: token text -> id. named: metadata key -> id or None. eos: the file's own.
     """
     types = {ids[text]: TokenType.CONTROL for text in END_TEXTS if text in ids}
-    ends = {*types, eos, named("eot_token_id"), named("eom_token_id")} - {None}
+    keys = (eos, named("eot_token_id"), named("eom_token_id"))
+    ends = {*types, *(token for token in keys if token is not None)}
     for token_kind in FILL_IN_MIDDLE:
         token = named(token_kind.key)
         if token is None:

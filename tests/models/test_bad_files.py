@@ -152,7 +152,7 @@ def test_rope_divisors_that_give_no_finite_angle(divisor, tmp_path):
 
 @pytest.mark.parametrize("vocabulary", [sentencepiece, byte_level])
 def test_damaged_models(vocabulary, tmp_path):
-    """Of 1,000 damaged files each is refused or gives a model whose tokenizer works."""
+    """Each of 1,000 damaged files is refused or gives a model whose tokenizer works."""
     data = rewritten(path("llama-gqa"), vocabulary())
     header, rng = parse(data).data_start, np.random.default_rng(0)
     damaged, loaded = tmp_path / "damaged.gguf", 0

@@ -111,7 +111,7 @@ def test_float_models(dtype, file_type, tmp_path):
 
 
 def test_packed_weights_under_a_float_files_metadata(tmp_path):
-    """What the metadata says of the file is not taken over where it cannot be right."""
+    """The metadata's file type is not taken over where it cannot be right."""
     packed = model("llama-gqa")
     said = models.Model(packed.decoder(), metadata={**packed.metadata, "general.file_type": 1})
     models.save_gguf(said, tmp_path / "saved.gguf")
