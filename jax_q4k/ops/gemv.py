@@ -25,12 +25,13 @@ from ptx_kernels.kernels.matvec import (
 from ptx_kernels.tuning import choose
 
 from ..arrays import QuantizedArray
+from ..custom_call import ptx_name
 from . import quantize_q8_1, rms_norm
 from .op import KernelCall
 
 __all__ = ["FORMATS", "MAX_ROWS", "gemv", "quantized_ahead", "takes"]
 
-#: Rows as f32 (m, k), or as q8_1: values s8 (m, k), and scale and sum f32 (m, k / 32, 2).
+#: Rows as floats (m, k), or as q8_1: values s8 (m, k), and scale and sum f32 (m, k / 32, 2).
 Rows = jax.Array | Sequence[jax.Array]
 
 
@@ -85,6 +86,8 @@ def gemv(
             config = choose(matvec_rule, formats[0], rows[0], columns, m)
     operands, norm = _activations(launch, config, x, norm_weight, eps)
     shape: dict[str, Any] = {"columns": columns, "m": m, "config": config, **norm}
+    if config.activations != "q8_1":
+        shape["dtype"] = ptx_name(operands[0].dtype)
     if activation:
         kernel = gated_matvec(
             formats=formats, n=rows[0], activation=activation, output=output, **shape

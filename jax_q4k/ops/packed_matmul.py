@@ -73,7 +73,7 @@ def ptx(
         # every weight of a model lies in memory decoded in between.
         x, w = jax.lax.optimization_barrier((x, w))
     elif gemv.takes([w], x.shape[0]):
-        (y,) = gemv.gemv(launch, x.astype(jnp.float32), [w], activations=activations)
+        (y,) = gemv.gemv(launch, x, [w], activations=activations)
         return y.astype(x.dtype)
     elif activations != "f32" and takes_q8_1(w.format, *x.shape):
         return _gemm(launch, x, w, activations).astype(x.dtype)

@@ -6,7 +6,7 @@ import collections
 import functools
 import re
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 from unittest import mock
 
 import jax
@@ -90,6 +90,16 @@ def test_fused_paths_switched_off(
     assert nmse(simulated, golden["logits_f32"][:2]) <= 1e-2
 
 
+def test_f32_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps by mat-vecs that multiply packed weights by activations as they are."""
+    golden = np.load(GOLDEN / "llama-gqa.npz")
+    model = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
+    simulated = check_simulated(
+        model, golden["prompt"], monkeypatch, prompt=0, steps=2, activations="f32"
+    )
+    assert nmse(simulated, golden["logits_f32"][:2]) <= 1e-6
+
+
 @functools.cache
 def reference(op: Op, params: tuple[tuple[str, Any], ...]) -> Any:
     """An operation's reference with int8 activations, jitted: (arrays, given) -> results, what it
@@ -98,7 +108,9 @@ def reference(op: Op, params: tuple[tuple[str, Any], ...]) -> Any:
     given: (values, scale_sum) of each of its quantizations, to be taken instead of its own; empty
     for its own.
     """
-    with_q8_1 = {name: "q8_1" if name == "activations" else value for name, value in params}
+    with_q8_1 = {
+        name: "q8_1" if name == "activations" and value is None else value for name, value in params
+    }
     quantize = quantize_q8_1.reference
 
     @jax.jit
@@ -124,6 +136,7 @@ def check_simulated(
     prompt: int = PROMPT,
     steps: int = STEPS,
     fused: Collection[str] | None = None,
+    activations: Literal["f32"] | None = None,
 ) -> np.ndarray:
     """Simulated logits as `prefill_and_decode` gives them, found equal to plain JAX's on the same
     int8 activations.
@@ -157,7 +170,10 @@ def check_simulated(
         return results
 
     def run(operation: Any) -> np.ndarray:
-        with monkeypatch.context() as patched, jq.implementation(fused=fused):
+        with (
+            monkeypatch.context() as patched,
+            jq.implementation(fused=fused, activations=activations),
+        ):
             patched.setattr(Op, "bind", operation)
             return prefill_and_decode(model, tokens, prompt, steps)
 

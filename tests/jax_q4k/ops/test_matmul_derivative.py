@@ -251,7 +251,7 @@ def test_lowered_for_cuda_the_backward_pass_decodes_by_our_kernel(format):
     value_and_grad = jax.jit(jax.value_and_grad(lambda x, w: jnp.sum(jq.matmul(x, w) ** 2)))
     both = aot.compile_program(value_and_grad, x, w)
     families = {launch.name.split("_")[0] for launch in both.ptx_launches}
-    assert families == {"quantize", "matvec", "decode"}
+    assert families == {"matvec", "decode"}  # its prologue quantizes
 
 
 @pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))

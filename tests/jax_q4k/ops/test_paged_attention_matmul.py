@@ -113,9 +113,8 @@ def test_where_attention_leaves_floats(sizes, activations):
         got = jq.paged_attention_matmul(*given, **addends)
         np.testing.assert_array_equal(got, chain(*given, **addends))
     families = launched(jq.paged_attention_matmul, *given, activations=activations, **addends)
-    assert families[0] == "paged_attention" and (families[1:] == ["matvec"]) == (
-        sizes["batch"] == 1
-    )
+    one_launch = sizes["batch"] == 1 or activations == "f32"
+    assert families[0] == "paged_attention" and (families[1:] == ["matvec"]) == one_launch
 
 
 def test_only_configs_that_are_used_are_chosen():
