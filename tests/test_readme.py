@@ -1,0 +1,31 @@
+"""The README's Python snippets run as they stand, one after another in one session."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parent.parent
+
+
+def snippets() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+
+
+def test_snippets(tmp_path):
+    code = "\n".join(snippets())
+    assert "models.load" in code and "jq.matmul" in code
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert "launches of PTX kernels" in result.stdout
+    assert (tmp_path / "tiny.Q4_K_S.gguf").is_file()
+
+
+def test_links():
+    text = (REPOSITORY / "README.md").read_text()
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (REPOSITORY / target).exists(), target
