@@ -68,8 +68,8 @@ def _bf16_pairs(k: Builder, word: Value, scale: Value, offset: Value) -> list[Va
     anchor, one, less = k.const(u32, 0x43434343), k.const(u32, 0x3F803F80), k.const(u32, 0xC300C300)
     found = []
     for which in (0x4140, 0x4342):
-        raised = k.permute(word, anchor, which).bits(bf16x2)
-        quants = k.fma(raised, one.bits(bf16x2), less.bits(bf16x2))
+        biased = k.permute(word, anchor, which).bits(bf16x2)
+        quants = k.fma(biased, one.bits(bf16x2), less.bits(bf16x2))
         found.append(k.fma(quants, scale, offset).bits(u32))
     return found
 
