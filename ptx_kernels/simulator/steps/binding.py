@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -66,7 +66,8 @@ class Binding:
     """Operands of one instruction.
 
     Attributes:
-      targets: slot of each destination, and the conversion of its result.
+      targets: slot of each destination that is there, and the conversion of its result.
+      readers: of the sources: arrays of the operand's type, lists of them, a Place, an int, None.
       reads: slots of registers that are read.
       pair: whether the destination is `d|p`.
     """
@@ -76,30 +77,25 @@ class Binding:
         self.targets: list[tuple[int, Convert | None]] = []
         self.reads: list[int] = []
         self.pair = False
-        self._readers: list[Read] = []
+        self.readers: list[Read] = []
         kinds = spelled.operands
         operands.needs(instruction, spelled.row.needs)
         operands.count(instruction, *range(spelled.least, len(kinds) + 1))
         given = instruction.operands
         for kind, operand in zip(kinds, given, strict=False):
             self._bind(kind, operand)
-        self._readers += [_nothing] * (len(kinds) - len(given))
+        self.readers += [_nothing] * (len(kinds) - len(given))
 
     @property
     def writes(self) -> tuple[int, ...]:
         return tuple(slot for slot, _ in self.targets)
 
     def values(self, frame: Frame) -> list[Any]:
-        """The sources: arrays of the operand's type, lists of them, a Place, an int, None."""
-        return [read(frame) for read in self._readers]
+        """The sources, for the frame's lanes."""
+        return [read(frame) for read in self.readers]
 
     def call(self, batch: Batch, frame: Frame) -> Call:
         return Call(batch, frame, self.instruction, self.spelled.words, self.pair)
-
-    def store(self, frame: Frame, results: Sequence[np.ndarray]) -> None:
-        """Puts results into the destinations; one for `p` of `d|p` may be left over."""
-        for (slot, convert), result in zip(self.targets, results, strict=False):
-            frame.regs[slot] = result if convert is None else convert(result)
 
     def _bind(self, kind: To | From | At | Number, operand: Operand) -> None:
         if isinstance(kind, To):
@@ -108,14 +104,14 @@ class Binding:
         if kind.optional:
             self._require(kind.needs)
         if isinstance(kind, At):
-            self._readers.append(self._place(kind, operand))
+            self.readers.append(self._place(kind, operand))
         elif isinstance(kind, Number):
-            self._readers.append(self._number(kind, operand))
+            self.readers.append(self._number(kind, operand))
         elif kind.count is None:
-            self._readers.append(self._source(kind, operand))
+            self.readers.append(self._source(kind, operand))
         else:
             readers = [self._source(kind, item) for item in self._vector(kind, operand)]
-            self._readers.append(lambda frame: [read(frame) for read in readers])
+            self.readers.append(lambda frame: [read(frame) for read in readers])
 
     def _require(self, needs: Version) -> None:
         self._operands.needs(self.instruction, needs)

@@ -12,7 +12,7 @@ from ..batch import Batch
 from ..frame import Frame
 from ..races.strong import semantics_of
 from ..text.program import Instruction
-from .binding import Binding
+from .binding import Binding, Call
 from .operands import Operands
 from .step import Step, Wait
 
@@ -75,16 +75,17 @@ def compile_machine(operands: Operands, instruction: Instruction) -> Step | None
 
 
 def _runner(bound: Binding, meaning: Meaning) -> Callable[[Batch, Frame], None]:
-    call, values, store = bound.call, bound.values, bound.store
-    if not bound.targets:
+    instruction, words, pair = bound.instruction, bound.spelled.words, bound.pair
+    readers, targets = bound.readers, bound.targets
 
-        def run(batch: Batch, frame: Frame) -> None:
-            meaning(call(batch, frame), *values(frame))
-
-    else:
-
-        def run(batch: Batch, frame: Frame) -> None:
-            results = meaning(call(batch, frame), *values(frame))
-            store(frame, (results,) if isinstance(results, np.ndarray) else results)
+    def run(batch: Batch, frame: Frame) -> None:
+        call = Call(batch, frame, instruction, words, pair)
+        results = meaning(call, *[read(frame) for read in readers])
+        if not targets:
+            return
+        if isinstance(results, np.ndarray):
+            results = (results,)
+        for (slot, convert), result in zip(targets, results, strict=False):
+            frame.regs[slot] = result if convert is None else convert(result)
 
     return run

@@ -100,3 +100,12 @@ def apply(opcode: str, classes: str, *operands: np.ndarray) -> np.ndarray:
         module("\n".join(lines), ", ".join([*names, "y"])), [*inputs, y], (count // 32,), (32,)
     )
     return y
+
+
+REVERSE = """
+  .shared .align 16 .b8 tile[512];
+  mov.u32 %r3, tile; mad.lo.u32 %r4, %r2, 4, %r3;
+  st.shared.b32 [%r4], %r0;
+  bar.sync 0;
+  sub.u32 %r5, 127, %r2; mad.lo.u32 %r6, %r5, 4, %r3;
+  ld.shared.b32 %r7, [%r6];"""
