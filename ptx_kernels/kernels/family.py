@@ -158,4 +158,6 @@ class Family:
     operands: Mapping[str, RandomValues] = field(default_factory=dict)
 
 
-RandomValues = Callable[[Buffer, Mapping[str, Buffer], np.random.Generator], np.ndarray]
+#: `(buffer, all buffers by name, numpy.random.Generator) -> array`; NumPy imports its generators
+#: only when they are named at run time.
+RandomValues = Callable[[Buffer, Mapping[str, Buffer], Any], np.ndarray]

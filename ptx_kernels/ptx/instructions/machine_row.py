@@ -99,13 +99,14 @@ class MachineRow:
 
     Attributes:
       name: the opcode's first words, by which the simulator knows the meaning.
-      spelling: what full opcodes match; named groups are its words.
+      spelling: regular expression of its full opcodes, compiled at the first use of one that may
+        match; named groups are its words.
       operands: of an opcode with these words.
       needs: the lowest PTX version and sm that have it.
     """
 
     name: str
-    spelling: re.Pattern[str]
+    spelling: str
     operands: Callable[[Words], Operands]
     needs: Version
 
@@ -150,7 +151,7 @@ def define_machine(
         end = match.end()
     pattern += re.escape(template[end:])
     given = operands if callable(operands) else lambda words: operands
-    row = MachineRow(name, re.compile(pattern), given, needs)
+    row = MachineRow(name, pattern, given, needs)
     _ROWS.setdefault(name.split(".")[0], []).append(row)
 
 
@@ -158,7 +159,7 @@ def define_machine(
 def machine_row(opcode: str) -> Spelled | None:
     """The row of an opcode, with its words and operands; None if there is none."""
     for row in _ROWS.get(opcode.split(".")[0], ()):
-        if match := row.spelling.fullmatch(opcode):
+        if match := re.fullmatch(row.spelling, opcode):
             words = {name: word or "" for name, word in match.groupdict().items()}
             operands = row.operands(words)
             least = sum(not getattr(kind, "optional", False) for kind in operands)
