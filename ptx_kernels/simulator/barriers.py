@@ -82,7 +82,7 @@ class Barriers:
                 if group.size:
                     self.go(number + 1, group)
             self.at[going] = _NOT_WAITING
-            batch.order.pass_barrier(going)
+            batch.happens_before.pass_barrier(going)
             released |= bool(going.size)
         return released
 

@@ -44,7 +44,7 @@ class Batch:
         synchronizes: bool,
     ) -> None:
         self.program, self.layout, self.parameters = program, layout, parameters
-        self.order, self.freedom = context.order, context.freedom
+        self.happens_before, self.freedom = context.happens_before, context.freedom
         self.memory = GlobalMemory(buffers, context)
         self.shared = SharedMemory(
             program, layout, shared_bytes, context, synchronizes=synchronizes

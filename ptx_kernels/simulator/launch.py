@@ -189,8 +189,9 @@ def _scalar(program: Compiled, parameter: EntryParameter, value: np.generic) -> 
 
 
 def run(kernel: Kernel, *operands: np.ndarray, **options: Any) -> tuple[np.ndarray, ...]:
-    """Runs a built kernel; returns its results in order: `run_counted`, with its options, without
-    the statistics.
+    """Runs a built kernel; returns its results, in the order of its buffers.
+
+    Takes the options of `run_counted`, without whose statistics it is.
     """
     return run_counted(kernel, *operands, **options)[0]
 

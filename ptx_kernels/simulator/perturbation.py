@@ -1,4 +1,4 @@
-"""Perturbation: what hardware leaves open, drawn at random.
+"""Perturbation: random choices where hardware leaves one open.
 
 A kernel's results must not depend on it beyond its tolerance.
 

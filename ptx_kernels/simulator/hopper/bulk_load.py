@@ -68,9 +68,11 @@ class BulkLoads:
     def _arrive(self, load: BulkLoad) -> None:
         batch, at = self.batch, load.at
         self.in_flight.end(at.items, at.width)
-        batch.shared.shadow.write_async(batch.order, at.items, at.width, load.barriers, _COPY)
+        batch.shared.shadow.write_async(
+            batch.happens_before, at.items, at.width, load.barriers, _COPY
+        )
         batch.shared.scatter(at, load.items)
-        now = np.array([batch.order.tick()])
+        now = np.array([batch.happens_before.tick()])
         for place, chunks in zip(*np.unique(load.barriers, return_counts=True), strict=True):
             batch.state(Mbarriers).change(
                 at.frame,

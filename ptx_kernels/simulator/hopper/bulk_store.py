@@ -99,7 +99,7 @@ class BulkStores:
             shared, issuers = self.batch.shared, _of(frame, copy)
             access = Access(issuers, copy.instruction, copy.sources, 0, CHUNK)
             at = shared.at(issuers, access, copy.sources)
-            shared.shadow.access(self.batch.order, "fetch", at)
+            shared.shadow.access(self.batch.happens_before, "fetch", at)
 
     def _check_source(self, at: Located, what: str) -> None:
         """Guards shared memory: a write may not meet bytes that a copy may not have read yet."""

@@ -172,16 +172,16 @@ def arrive_expecting(call: Call, object_: Place, nbytes: np.ndarray) -> np.ndarr
 
 
 def _arrive(call: Call, object_: Place, arrivals: list[int], expect: list[int]) -> np.ndarray:
-    known, order, semantics = (
+    known, happens_before, semantics = (
         call.batch.state(Mbarriers),
-        call.batch.order,
+        call.batch.happens_before,
         semantics_of(call.words),
     )
     places = touch(call, object_)
-    order.tick()
+    happens_before.tick()
     phases = []
     for position, at in enumerate(places):
-        _, released = order.released(int(call.frame.all_lanes[position]), semantics)
+        _, released = happens_before.released(int(call.frame.all_lanes[position]), semantics)
         phases.append(
             known.change(
                 call.frame,

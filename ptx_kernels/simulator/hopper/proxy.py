@@ -28,27 +28,27 @@ class Proxied(NamedTuple):
     block: int
 
 
-def fence_proxy(order: HappensBefore, lanes: np.ndarray) -> None:
+def fence_proxy(happens_before: HappensBefore, lanes: np.ndarray) -> None:
     """Copies that these lanes, and whoever comes after them, start see what the lanes have seen."""
-    order.tick()
+    happens_before.tick()
     for lane in lanes.tolist():
-        seen = order.clock(lane).components
+        seen = happens_before.clock(lane).components
         proxied: Components = {
             Proxied(key): times for key, times in seen.items() if isinstance(key, int)
         }
-        order.acquire(lane, VectorClock(proxied))
+        happens_before.acquire(lane, VectorClock(proxied))
 
 
 def check_start(shared: SharedMemory, kind: Kind, at: Located) -> None:
     """Checks that a bulk copy of each lane may start to write ("write") or read ("fetch") there."""
     shared.guard(at, "writes" if kind == "write" else "reads")
-    order = shared.context.order
+    happens_before = shared.context.happens_before
 
     def past_fence(other: Kind, records: np.ndarray, what: str) -> None:
         if other != "fetch":
             _check_proxy(shared, at, other, records, f"this copy {what}")
 
-    shared.shadow.check(order, kind, at, past_fence)
+    shared.shadow.check(happens_before, kind, at, past_fence)
     if shared.context.traffic is not None:
         shared.context.traffic.count_shared(at)
 
@@ -57,9 +57,9 @@ def _check_proxy(
     shared: SharedMemory, at: Located, kind: Kind, records: np.ndarray, what: str
 ) -> None:
     """Raises if the async proxy cannot see accesses that happen before the copy."""
-    order = shared.context.order
-    apart = _unproxied(order, at.frame, records)
-    apart = shared.shadow.singly(order, at, kind, records, apart, _unproxied)
+    happens_before = shared.context.happens_before
+    apart = _unproxied(happens_before, at.frame, records)
+    apart = shared.shadow.singly(happens_before, at, kind, records, apart, _unproxied)
     if apart.any():
         position = int(np.argmax(apart.any(axis=1)))
         record = records[position, np.argmax(apart[position])]
@@ -68,20 +68,20 @@ def _check_proxy(
         raise at.fault(MissingProxyFence, position, told)
 
 
-def _unproxied(order: HappensBefore, frame: Frame, records: np.ndarray) -> np.ndarray:
+def _unproxied(happens_before: HappensBefore, frame: Frame, records: np.ndarray) -> np.ndarray:
     """1 where the record is of an ordinary access that the async proxy does not see."""
     ordinary = (records != 0) & (records & ASYNC == 0)
     apart = np.where(ordinary, np.uint64(LANES), np.uint64(0))
     rows, columns = np.nonzero(ordinary & (scope_of(records) == 0))
     some = records[rows, columns]
-    known = some < order.known_times(frame.all_lanes[rows], some, Proxied)
+    known = some < happens_before.known_times(frame.all_lanes[rows], some, Proxied)
     apart[rows[known], columns[known]] = 0
     return apart
 
 
 @means("fence.proxy.async", synchronizes=True)
 def fence_async(call: Call) -> None:
-    fence_proxy(call.batch.order, call.frame.all_lanes)
+    fence_proxy(call.batch.happens_before, call.frame.all_lanes)
 
 
 @means("fence.mbarrier_init", synchronizes=True)

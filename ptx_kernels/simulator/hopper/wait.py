@@ -69,13 +69,13 @@ def wait(
     call: Call, object_: Place, phase: np.ndarray, patience: np.ndarray | None = None
 ) -> np.ndarray:
     """Mask of the lanes whose phase is complete; `patience`: a hint."""
-    known, order = call.batch.state(Mbarriers), call.batch.order
+    known, happens_before = call.batch.state(Mbarriers), call.batch.happens_before
     semantics, lanes = semantics_of(call.words), call.frame.all_lanes
     places = touch(call, object_)
     done = _complete(call, object_, phase)
     for position, at in enumerate(places):
         barrier = known.find(call.frame, call.instruction, position, at)
         if done[position]:
-            order.observe(int(lanes[position]), NOTHING, barrier.completed, semantics)
+            happens_before.observe(int(lanes[position]), NOTHING, barrier.completed, semantics)
     known.impatient[lanes] = False
     return done

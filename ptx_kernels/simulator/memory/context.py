@@ -11,8 +11,8 @@ from ..traffic import Traffic
 
 @dataclass(frozen=True)
 class Context:
-    """`order`: of the batch's accesses; `freedom`: of the launch; `traffic`: counts, or None."""
+    """`happens_before`: of the batch; `freedom`: of the launch; `traffic`: counts, or None."""
 
-    order: HappensBefore
+    happens_before: HappensBefore
     freedom: Freedom
     traffic: Traffic | None = None

@@ -79,7 +79,7 @@ class GlobalMemory:
         found = strong.change(buffer.views[access.width], items, np.arange(count), turns)
         if strong.writes:
             self._mark_written(buffer, items, access.width)
-        self.context.order.synchronize(at, strong, self.buffers.releases, turns)
+        self.context.happens_before.synchronize(at, strong, self.buffers.releases, turns)
         return found
 
     def _update_parts(self, access: Access, strong: Strong) -> np.ndarray:
@@ -133,7 +133,7 @@ class GlobalMemory:
         if buffer.shadow is not None:
             for guard in self.guards:
                 guard(at, "touches")
-            buffer.shadow.access(context.order, kind, at, strong, turns)
+            buffer.shadow.access(context.happens_before, kind, at, strong, turns)
         if context.traffic is not None:
             context.traffic.count_global(at)
 

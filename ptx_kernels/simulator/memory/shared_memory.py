@@ -77,7 +77,7 @@ class SharedMemory:
         turns = self.context.freedom.turns(count)
         self._touch(kind_of(strong), at, strong, turns)
         found = strong.change(self.views[at.width], at.items, np.arange(count), turns)
-        self.context.order.synchronize(at, strong, self.releases, turns)
+        self.context.happens_before.synchronize(at, strong, self.releases, turns)
         return found
 
     def scatter(self, at: Located, values: np.ndarray) -> None:
@@ -93,7 +93,7 @@ class SharedMemory:
     ) -> None:
         """Checks that all accesses share: are the bytes there, does it race, what moves."""
         self.guard(at, "reads" if kind in READING else "writes" if kind == "write" else "updates")
-        self.shadow.access(self.context.order, kind, at, strong, turns)
+        self.shadow.access(self.context.happens_before, kind, at, strong, turns)
         if self.context.traffic is not None:
             self.context.traffic.count_shared(at)
 

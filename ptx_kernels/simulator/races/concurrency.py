@@ -31,44 +31,50 @@ class AsyncWriter(NamedTuple):
 
 
 def concurrency(
-    order: HappensBefore, frame: Frame, records: np.ndarray, between_blocks: bool
+    happens_before: HappensBefore, frame: Frame, records: np.ndarray, between_blocks: bool
 ) -> np.ndarray | None:
     """Scope at which each record and the frame's lane are concurrent: LANES, WARPS or BLOCKS.
 
     0 where they are one lane or one happens before the other; None: 0 for all. `records` has shape
     (lanes of the frame, granules), and so has the result.
     """
-    barred = frame.of_lanes(order.barred)[:, None]
+    barred = frame.of_lanes(happens_before.barred)[:, None]
     if not (records.any() if between_blocks else (records >= barred).any()):
         return None
     lanes = frame.all_lanes.astype(np.uint64)[:, None]
     other, scope = records & LANE_BITS, scope_of(records)
     another_lane = (other != lanes) | (scope >= LANES)
     another_warp = (other // _WARP != lanes // _WARP) | (scope >= WARPS)
-    since = frame.of_lanes(order.synced)[:, None]
+    since = frame.of_lanes(happens_before.synced)[:, None]
     if another_warp.any():
-        since = np.where(another_warp, _met(order, frame, other, scope, barred), since)
+        since = np.where(another_warp, _met(happens_before, frame, other, scope, barred), since)
     apart = np.where(another_lane & (records >= since), np.where(another_warp, WARPS, LANES), 0)
     if between_blocks:
         padded = np.uint64(frame.layout.padded)
         another_block = (
-            (other // padded != lanes // padded) | (scope == BLOCKS) | (records < order.start)
+            (other // padded != lanes // padded)
+            | (scope == BLOCKS)
+            | (records < happens_before.start)
         )
         apart = np.where(another_block, BLOCKS, apart)
     apart = np.where(records != 0, apart, 0).astype(np.uint64)
-    if order.acquired is not None and apart.any():
+    if happens_before.acquired is not None and apart.any():
         rows, columns = np.nonzero((apart != 0) & (scope == 0))
         some = records[rows, columns]
-        known = some < order.known_times(frame.all_lanes[rows], some)
+        known = some < happens_before.known_times(frame.all_lanes[rows], some)
         apart[rows[known], columns[known]] = 0
     return apart
 
 
 def _met(
-    order: HappensBefore, frame: Frame, other: np.ndarray, scope: np.ndarray, barred: np.ndarray
+    happens_before: HappensBefore,
+    frame: Frame,
+    other: np.ndarray,
+    scope: np.ndarray,
+    barred: np.ndarray,
 ) -> np.ndarray:
     """Times since when accesses of the records' warps are concurrent with the frame's."""
-    met = order.met
+    met = happens_before.met
     if met is None:
         return barred
     of_warp = met.shape[1]
@@ -79,7 +85,7 @@ def _met(
 
 
 def report(
-    order: HappensBefore,
+    happens_before: HappensBefore,
     frame: Frame,
     position: int,
     what: str,
@@ -97,7 +103,7 @@ def report(
         return f"{warp} {what.format(writer.name)}, without {writer.missing}"
     if apart == BLOCKS:
         times = np.array([int(record) >> 32])
-        number = int(order.timeline.blocks_of(times, np.array([lane]))[0])
+        number = int(happens_before.timeline.blocks_of(times, np.array([lane]))[0])
         who = "several blocks" if several == BLOCKS else layout.block_name(number)
         return f"this block {what.format(who)}: blocks run in any order"
     if apart == WARPS:

@@ -1,4 +1,4 @@
-"""Fences: what lanes had seen at their last one."""
+"""Fences: the state of lanes at their last one."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Shadow:
 
     def access(
         self,
-        order: HappensBefore,
+        happens_before: HappensBefore,
         kind: Kind,
         at: Located,
         strong: Strong | None = None,
@@ -73,19 +73,21 @@ class Shadow:
             if other == "write" and needs_bytes and not (records.size and records.all()):
                 self._check_written(at)
             if records.size:
-                self._check(order, at, other, records, what, least)
+                self._check(happens_before, at, other, records, what, least)
         if kind == "write":
-            stamps = _stamps(order, at.frame)
+            stamps = _stamps(happens_before, at.frame)
             self._overwrite(index, width, stamps)
             after = self._at("write", index, width)
             if not (after == stamps).all():
                 what = "writes, at the same instruction, what {} wrote"
-                self._check(order, at, "write", after, what, WARPS)
+                self._check(happens_before, at, "write", after, what, WARPS)
             return
-        self._merge(order, kind, at)
+        self._merge(happens_before, kind, at)
         if strong is not None and strong.writes and self._log is not None:
             assert turns is not None
-            stamps = np.broadcast_to(_stamps(order, at.frame), (index.size, width // self.granule))
+            stamps = np.broadcast_to(
+                _stamps(happens_before, at.frame), (index.size, width // self.granule)
+            )
             self._log.add(
                 kind,
                 self._granules(index, width)[turns].ravel(),
@@ -94,9 +96,9 @@ class Shadow:
             )
         if kind == "block update":
             what = "updates by an atomic of .cta scope, at the same instruction, what {} updated"
-            self._check(order, at, kind, self._at(kind, index, width), what, BLOCKS)
+            self._check(happens_before, at, kind, self._at(kind, index, width), what, BLOCKS)
 
-    def check(self, order: HappensBefore, kind: Kind, at: Located, also: Also) -> None:
+    def check(self, happens_before: HappensBefore, kind: Kind, at: Located, also: Also) -> None:
         """Checks an access without recording it; `also` sees the records that it meets."""
         self._refine(at.width)
         if kind != "write":
@@ -104,12 +106,12 @@ class Shadow:
         for other, what, least in CONFLICTS[kind]:
             records = self._at(other, at.items, at.width)
             if records.size:
-                self._check(order, at, other, records, what, least)
+                self._check(happens_before, at, other, records, what, least)
                 also(other, records, what)
 
     def write_async(
         self,
-        order: HappensBefore,
+        happens_before: HappensBefore,
         index: np.ndarray,
         width: int,
         counters: np.ndarray,
@@ -117,7 +119,7 @@ class Shadow:
     ) -> None:
         """Records bytes that an asynchronous copy brings; `counters`: of what counts them."""
         self._writer = writer
-        stamps = order.stamps()[:1] & ~LANE_BITS | ASYNC | counters.astype(np.uint64)
+        stamps = happens_before.stamps()[:1] & ~LANE_BITS | ASYNC | counters.astype(np.uint64)
         self._overwrite(index, width, stamps[:, None])
 
     def _check_written(self, at: Located) -> None:
@@ -184,15 +186,15 @@ class Shadow:
                 self._view(records, width)[index] = 0
             self._log.forget(self._granules(index, width))
 
-    def _merge(self, order: HappensBefore, kind: Kind, at: Located) -> None:
+    def _merge(self, happens_before: HappensBefore, kind: Kind, at: Located) -> None:
         """Adds accesses that may overlap; a record then says at which scope they are concurrent."""
         index, width = at.items, at.width
         records = self._allocated(kind)
-        view, stamps = self._view(records, width), _stamps(order, at.frame)
+        view, stamps = self._view(records, width), _stamps(happens_before, at.frame)
         before = view.take(index, axis=0)
         if (before == stamps).all():
             return
-        scope = self._concurrency(order, at.frame, before)
+        scope = self._concurrency(happens_before, at.frame, before)
         joined = (
             np.broadcast_to(stamps, before.shape)
             if scope is None
@@ -201,7 +203,7 @@ class Shadow:
         view[index] = joined
         after = view.take(index, axis=0)
         if not (after == joined).all():  # several lanes at one place at this very instruction
-            scope = self._concurrency(order, at.frame, after)
+            scope = self._concurrency(happens_before, at.frame, after)
             assert scope is not None
             widest_last = np.argsort(scope, axis=None, kind="stable")
             granules = self._granules(index, width).ravel()
@@ -224,13 +226,13 @@ class Shadow:
     # --- races ---
 
     def _concurrency(
-        self, order: HappensBefore, frame: Frame, records: np.ndarray
+        self, happens_before: HappensBefore, frame: Frame, records: np.ndarray
     ) -> np.ndarray | None:
-        return concurrency(order, frame, records, self.between_blocks)
+        return concurrency(happens_before, frame, records, self.between_blocks)
 
     def singly(
         self,
-        order: HappensBefore,
+        happens_before: HappensBefore,
         at: Located,
         kind: Kind,
         records: np.ndarray,
@@ -244,7 +246,7 @@ class Shadow:
         granules = self._granules(at.items, at.width)
         asked, single, returns = self._log.find(kind, granules[rows, columns])
         if asked.size:
-            far = measure(order, at.frame.subset(rows[asked]), single[:, None])
+            far = measure(happens_before, at.frame.subset(rows[asked]), single[:, None])
             far = np.zeros((asked.size, 1), np.uint64) if far is None else far
             apart = apart.copy()
             apart[rows, columns] = farthest(asked, far[:, 0], returns, rows.size)
@@ -252,7 +254,7 @@ class Shadow:
 
     def _check(
         self,
-        order: HappensBefore,
+        happens_before: HappensBefore,
         at: Located,
         kind: Kind,
         records: np.ndarray,
@@ -260,21 +262,21 @@ class Shadow:
         least: int,
     ) -> None:
         """Raises if a record's access is concurrent with this one, at this scope or a wider one."""
-        apart = self._concurrency(order, at.frame, records)
+        apart = self._concurrency(happens_before, at.frame, records)
         if apart is None or int(apart.max()) < least:
             return
-        apart = self.singly(order, at, kind, records, apart, self._concurrency)
+        apart = self.singly(happens_before, at, kind, records, apart, self._concurrency)
         if int(apart.max()) < least:
             return
         position = int(np.argmax((apart >= least).any(axis=1)))
         granule = int(np.argmax(apart[position] >= least))
         scope, record = int(apart[position, granule]), records[position, granule]
-        told = report(order, at.frame, position, what, scope, record, self._writer)
+        told = report(happens_before, at.frame, position, what, scope, record, self._writer)
         raise at.fault(self.error, position, told)
 
 
-def _stamps(order: HappensBefore, frame: Frame) -> np.ndarray:
-    return frame.of_lanes(order.stamps())[:, None]
+def _stamps(happens_before: HappensBefore, frame: Frame) -> np.ndarray:
+    return frame.of_lanes(happens_before.stamps())[:, None]
 
 
 _NOTHING = np.zeros(0, np.uint64)

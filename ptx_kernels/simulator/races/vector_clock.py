@@ -1,4 +1,4 @@
-"""Vector clocks: which accesses of whom happen before a point of a program.
+"""Vector clocks: per thread, the time up to which its accesses happen before a point of a program.
 
 PTX calls the relation causality order (PTX ISA 9.1, 8.9): program order, barriers, and a release
 that an acquire observes, each after the other.

@@ -78,4 +78,4 @@ def active_mask(call: Call) -> np.ndarray:
 def warp_barrier(call: Call, members: np.ndarray) -> None:
     if not are_whole_warps(call.frame, members):
         check_members(call, members)
-    call.batch.order.pass_warp_barrier(call.frame.all_lanes)
+    call.batch.happens_before.pass_warp_barrier(call.frame.all_lanes)

@@ -43,7 +43,7 @@ def inline(program: Program, functions: dict[str, Function]) -> None:
 
 @dataclass
 class _Copy:
-    """One copy of a function: what its registers, parameters and labels are called in the
+    """One copy of a function: the names of its registers, parameters and labels in the
     program.
     """
 

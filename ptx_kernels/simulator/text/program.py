@@ -36,8 +36,8 @@ class Name:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A variable of `.param` space inside a function: what a call takes or gives. Numbered within
-    the function.
+    """A variable of `.param` space inside a function, by its number there: an argument or result
+    of a call.
     """
 
     name: str
