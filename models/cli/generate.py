@@ -57,7 +57,11 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
             pieces = stream(model, prompt, cache_dtype=options.cache_dtype, **fields)
         except (ValueError, TypeError) as error:
             raise UsageError(error) from error
-        with notes.status("Compiling") if notes.is_terminal else contextlib.nullcontext():
+        with (
+            notes.status("Compiling, reading the prompt")
+            if notes.is_terminal
+            else contextlib.nullcontext()
+        ):
             first = next(pieces)
         if sys.stdout.isatty() and options.prompt is not None:
             Console(highlight=False).print(escape(printable(options.prompt)), style="dim", end="")
@@ -67,6 +71,8 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
 
 def _prompt(options: argparse.Namespace, model: Model) -> str | list[int]:
     if options.tokens is not None:
+        if options.chat:
+            raise UsageError("--chat needs the prompt as text, not as --tokens")
         try:
             return [int(part) for part in options.tokens.split(",")]
         except ValueError:
@@ -85,7 +91,7 @@ def _prompt(options: argparse.Namespace, model: Model) -> str | list[int]:
 
 
 def _write(pieces: Iterable[Piece], *, as_ids: bool) -> Output:
-    """Writes the text as it comes, or the token ids where there is no text."""
+    """Writes the text piece by piece, or token ids; returns the last piece's output."""
     output = None
     for piece in pieces:
         text = f"{piece.token} " if as_ids and piece.token is not None else piece.text
@@ -94,7 +100,7 @@ def _write(pieces: Iterable[Piece], *, as_ids: bool) -> Output:
         output = piece.output
     sys.stdout.write("\n")
     sys.stdout.flush()
-    assert output is not None  # the last piece's
+    assert output is not None
     return output
 
 

@@ -14,8 +14,9 @@ from rich.text import Text
 
 from jax_q4k.gguf import Header, TensorInfo, read_header
 
+from ..assets import demo_path
+from ..files.load import DEMO
 from ..tensors import unused_tensors
-from .options import add_model
 from .output import table_console
 
 #: Characters of a value that are shown; chat templates have thousands.
@@ -29,11 +30,11 @@ def add_parser(commands: Any) -> None:
         description="Show a file's metadata and tensors.",
     )
     parser.set_defaults(command=_inspect)
-    add_model(parser)
+    parser.add_argument("model", metavar="MODEL.gguf", help="a GGUF file, or demo")
 
 
 def _inspect(options: argparse.Namespace, notes: Console) -> None:
-    header = read_header(options.model)
+    header = read_header(demo_path() if options.model == DEMO else options.model)
     show(header, table_console())
 
 

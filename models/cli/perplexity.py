@@ -22,7 +22,7 @@ def add_parser(commands: Any) -> None:
         "perplexity",
         help="score a text",
         description="Perplexity per token and bits per byte of a text, predicted in windows that "
-        "do not overlap. All tokens of a window count; other programs count its second half.",
+        "do not overlap. All tokens of a window count; llama.cpp counts those of its second half.",
     )
     parser.set_defaults(command=_perplexity, runs_programs=True)
     add_model(parser)

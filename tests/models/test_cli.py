@@ -143,6 +143,10 @@ def test_generate_with_every_kernel_simulated(run):
             "--tokens '1,x' must be integers between commas",
         ),
         (
+            ("generate", TOKEN_MODEL, "--tokens", "1", "--chat"),
+            "--chat needs the prompt as text, not as --tokens",
+        ),
+        (
             ("generate", TOKEN_MODEL, "--tokens", "1,512"),
             "prompt holds token id 512; ids must be 0 to 511",
         ),
@@ -267,6 +271,10 @@ def test_inspect_on_a_narrow_terminal(run):
     ]
     assert "qwen2.attention.layer_norm_rms_epsilon" in "".join(cells)
     assert "blk.1.attn_output.weight" in "".join(cells)
+
+
+def test_inspect_the_demo(run):
+    assert run("inspect", "demo") == run("inspect", str(models.demo_path()))
 
 
 def test_inspect_shortens_arrays(run):

@@ -61,7 +61,7 @@ def test_golden_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The longest: its two rows of pages, and a matrix of every kind that a mixture has."""
+    """The longest: its two rows of pages, and a matrix of every kind that a recipe has."""
     model = models.from_gguf(models.demo_path())
     assert model.tokenizer is not None
     tokens = np.array(
