@@ -1,9 +1,12 @@
-"""Fine-tune a packed GGUF model by LoRA adapters (https://arxiv.org/abs/2106.09685), in Flax NNX with optax.
+"""Fine-tune a packed GGUF model by LoRA adapters, in Flax NNX with optax.
 
     python examples/lora.py MODEL.gguf TEXT.txt --steps 100 --rank 8
-    python examples/lora.py MODEL.gguf --load lora.safetensors --steps 0    # saved adapters, no
-    training python examples/lora.py MODEL.gguf TEXT.txt --merge OUT.gguf    # and a file for any
-    program that reads GGUF
+    # saved adapters, no training:
+    python examples/lora.py MODEL.gguf --load lora.safetensors --steps 0
+    # and a file for any program that reads GGUF:
+    python examples/lora.py MODEL.gguf TEXT.txt --merge OUT.gguf
+
+LoRA: https://arxiv.org/abs/2106.09685.
 
 Gradients flow through `jq.matmul` while its weights stay packed, bytes that training cannot change.
 What is trained is two small float32 matrices beside every projection of attention. The default text
@@ -180,7 +183,7 @@ def _parser() -> argparse.ArgumentParser:
         "model",
         nargs="?",
         default="demo",
-        help="GGUF file, checkpoint's folder (default: demo, the model that comes with this package)",
+        help="GGUF file, checkpoint's folder (default: demo, the model of this package)",
     )
     parser.add_argument(
         "text", nargs="?", type=Path, default=TEXT, help="UTF-8 text (default: %(default)s)"

@@ -47,7 +47,8 @@ want = x
 for w in layers:
     want = want + jnp.tanh(jnp.dot(want, w.dequantize().T, precision="highest"))
 print(
-    f"{LAYERS} layers of {SIZE} x {SIZE}: {stacked.nbytes:,} bytes packed, {4 * stacked.size:,} as float32"
+    f"{LAYERS} layers of {SIZE} x {SIZE}: {stacked.nbytes:,} bytes packed, "
+    f"{4 * stacked.size:,} as float32"
 )
 print(f"largest difference from the decoded weights' result: {jnp.max(jnp.abs(y - want)):.1e}")
 

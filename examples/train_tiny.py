@@ -129,7 +129,8 @@ class Text:
         starts = self.starts[self.starts <= len(self.tokens) - length]
         if not len(starts):
             raise SystemExit(
-                f"the text to train on has no window of {length} tokens; it must be several paragraphs"
+                f"the text to train on has no window of {length} tokens; "
+                "it must be several paragraphs"
             )
         drawn = np.random.default_rng(seed).integers(0, starts[-1], rows, endpoint=True)
         at = starts[

@@ -205,7 +205,10 @@ _F16 = np.array(
 
 
 def values_for(row: Instruction, rng: np.random.Generator) -> list[np.ndarray]:
-    """Operands of a row as u64 slots, (THREADS,) each: half special, half random; only such as PTX gives a meaning."""
+    """Operands of a row as u64 slots, (THREADS,) each: half of them special, the others random.
+
+    Only such as PTX gives a meaning.
+    """
     types = row.operands[: len(row.operands) - row.immediates]
     values = [_values(type_, rng) for type_ in types]
     name = row.opcode.split(".")[0]
@@ -293,7 +296,10 @@ def _halves(name: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def differences(row: Instruction, got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """Where two machines' results (slots) differ. NaN equals NaN of any payload; `.approx` may err as documented."""
+    """Where two machines' results (slots) differ.
+
+    NaN equals NaN of any payload; `.approx` may err as documented.
+    """
     exact = got == want
     a, b = _floats(got, row.result), _floats(want, row.result)
     if a is None or b is None:

@@ -15,7 +15,7 @@ PACKAGES = ("ptx_kernels", "jax_q4k", "models")
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the packages by its name; `models` is what is installed as `jax_q4k.models`."""
+    """Every module of the packages by its name; `models` is installed as `jax_q4k.models`."""
     files = [f for package in PACKAGES for f in (ROOT / package).rglob("*.py")]
     of_name = {}
     for file in files:

@@ -161,8 +161,9 @@ def test_kernels_per_layer(name, record_property):
     ours = [sum(t in program.ptx_launches for t in layer) for layer in layers]
     record_property(
         "figure",
-        f"{LLAMA.model} {name}, ahead of time for an H200: kernels per layer {[len(layer) for layer in layers]}, "
-        f"of them ours {ours}; {len(program.launches)} launches in all",
+        f"{LLAMA.model} {name}, ahead of time for an H200: "
+        f"kernels per layer {[len(layer) for layer in layers]}, of them ours {ours}; "
+        f"{len(program.launches)} launches in all",
     )
     # Per layer: Q, K and V; rope and KV append; attention (a prompt's is XLA's); output projection;
     # gate and up; down. Long contexts are split, and the merge is one more.
@@ -180,7 +181,8 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
     layers = [layer_launches(program, i) for i in range(LLAMA_3_1_8B.num_layers)]
     record_property(
         "figure",
-        f"llama-3.1-8b generate, ahead of time for an H200: {max(map(len, layers))} kernels per layer; "
+        "llama-3.1-8b generate, ahead of time for an H200: "
+        f"{max(map(len, layers))} kernels per layer; "
         f"{len(program.launches)} launches per token, {len(program.ptx_launches)} of them ours",
     )
     assert max(map(len, layers)) <= 6

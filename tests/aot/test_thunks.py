@@ -8,24 +8,29 @@ from tools.thunks import Array, parse_hlo, parse_thunks
 
 HLO = """\
 %body (p: (s32[], f32[4])) -> (s32[], f32[4]) {
-  %fusion.1 = (s32[], f32[2,2]{1,0}) fusion(%p#0, %p#1), kind=kLoop, calls=%f, metadata={op_name="jit(f)/while/add"}
+  %fusion.1 = (s32[], f32[2,2]{1,0}) fusion(%p#0, %p#1), kind=kLoop, calls=%f, \
+metadata={op_name="jit(f)/while/add"}
   ROOT %copy.2 = bf16[4]{0} copy(%x)
 }
 ENTRY %main (a: f32[4]) -> f32[4] {
-  %call.3 = f32[4]{0} custom-call(%a), custom_call_target="some_target", backend_config={x = 1 : i32}
+  %call.3 = f32[4]{0} custom-call(%a), custom_call_target="some_target", \
+backend_config={x = 1 : i32}
 }
 """
 SEQUENCE = """\
 000: kCommandBuffer [source | sink]
     001: kWhile [source       | next=004 (1)]
 condition:
-        002: kCustomKernel [source | sink] fusion_1 grid: [3, 2, 1] threads: [32, 4, 1]  shared_memory: 16 bytes
+        002: kCustomKernel [source | sink] fusion_1 grid: [3, 2, 1] \
+threads: [32, 4, 1]  shared_memory: 16 bytes
       body:
         003: kCopy [source | sink] kCopy
-004: kCustomKernel [prev=001 (1) | sink] call grid: [1, 1, 1] threads: [1, 1, 1]  shared_memory: 0 bytes
+004: kCustomKernel [prev=001 (1) | sink] call grid: [1, 1, 1] \
+threads: [1, 1, 1]  shared_memory: 0 bytes
 """
 METADATA = "".join(
-    f'thunk_metadata {{\n  thunk_info {{\n    profile_annotation: "{name}"\n    thunk_id: {id_}\n  }}\n'
+    f'thunk_metadata {{\n  thunk_info {{\n    profile_annotation: "{name}"\n'
+    f"    thunk_id: {id_}\n  }}\n"
     f'  thunk_kind: "{kind}"\n}}\n'
     for id_, name, kind in [
         (1, "while.9", "kWhile"),

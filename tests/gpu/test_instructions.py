@@ -37,6 +37,7 @@ def test_device_and_simulator_agree(group: Group, gpu) -> None:
         for at in np.flatnonzero(differences(row, got[i], want[i]))[:3]:
             operands = ", ".join(f"{int(x[i, at]):#x}" for x in group.operands[: len(row.operands)])
             wrong.append(
-                f"{row.opcode} {operands}: device {int(got[i, at]):#x}, simulator {int(want[i, at]):#x}"
+                f"{row.opcode} {operands}: device {int(got[i, at]):#x}, "
+                f"simulator {int(want[i, at]):#x}"
             )
     assert not wrong, "\n".join(wrong)

@@ -78,6 +78,7 @@ def test_what_the_processor_lacks(run, monkeypatch):
 
 @pytest.mark.parametrize("there", [False, True])
 def test_without_a_library_and_with_a_broken_one(run, monkeypatch, tmp_path, there):
+    monkeypatch.delenv(native.VARIABLE, raising=False)
     monkeypatch.setattr(native, "_load", lambda: (None, "libjax_q4k.so is of no use"))
     monkeypatch.setattr(native, "library_path", lambda: tmp_path / build.LIBRARY)
     if there:

@@ -113,7 +113,8 @@ def test_handlers_are_there_when_the_package_is_imported():
     run("""
 import jax, jax.numpy as jnp, numpy as np, jax_q4k
 call = jax.ffi.ffi_call("jax_q4k_embedding", jax.ShapeDtypeStruct((1, 3), jnp.float32))
-np.testing.assert_array_equal(call(jnp.array([1]), jnp.arange(6.0).reshape(2, 3), format="F32"), [[3, 4, 5]])
+row = call(jnp.array([1]), jnp.arange(6.0).reshape(2, 3), format="F32")
+np.testing.assert_array_equal(row, [[3, 4, 5]])
 """)
 
 
@@ -131,12 +132,14 @@ x = rng.standard_normal((3, 256), np.float32)
 for w in (w, w.dequantize(jnp.bfloat16)):
     want = jq.matmul(x, w)
     split = jax.device_put(w, NamedSharding(mesh, P("model")))
-    mapped = jax.jit(jax.shard_map(jq.matmul, mesh=mesh, in_specs=(P(), P("model")), out_specs=P(None, "model")))
+    specs = {"in_specs": (P(), P("model")), "out_specs": P(None, "model")}
+    mapped = jax.jit(jax.shard_map(jq.matmul, mesh=mesh, **specs))
     np.testing.assert_allclose(mapped(x, split), want, rtol=1e-6, atol=1e-5)
     assert "all-gather" not in mapped.lower(x, split).compile().as_text()
     np.testing.assert_allclose(jax.jit(jq.matmul)(x, split), want, rtol=1e-6, atol=1e-5)
     rows = jax.device_put(jnp.tile(x, (4, 1)), NamedSharding(mesh, P("model")))
-    np.testing.assert_allclose(jax.jit(jq.matmul)(rows, w), np.tile(want, (4, 1)), rtol=1e-6, atol=1e-5)
+    got = jax.jit(jq.matmul)(rows, w)
+    np.testing.assert_allclose(got, np.tile(want, (4, 1)), rtol=1e-6, atol=1e-5)
 """, XLA_FLAGS="--xla_force_host_platform_device_count=4")  # fmt: skip
 
 
@@ -153,14 +156,17 @@ blocks[..., :4] = np.array([0.01, 0.02], np.float16).view(np.uint8)
 w = jq.QuantizedArray("Q4_K", (600, 512), (blocks,))
 digest = hashlib.sha256()
 for x in (normal(1, 512), normal(70, 512)):
-    for product in (jq.matmul(x, w), jq.matmul(x, jnp.asarray(normal(600, 512))), jq.matmul(x, w, activations="f32")):
-        digest.update(np.asarray(product).tobytes())
+    float_weights = jnp.asarray(normal(600, 512))
+    digest.update(np.asarray(jq.matmul(x, w)).tobytes())
+    digest.update(np.asarray(jq.matmul(x, float_weights)).tobytes())
+    digest.update(np.asarray(jq.matmul(x, w, activations="f32")).tobytes())
 pages, tables = [normal(80, 2, 16, 32) for _ in "kv"], np.arange(80, dtype=np.int32).reshape(1, 80)
-digest.update(np.asarray(jq.paged_attention(normal(1, 4, 32), *pages, tables, np.array([1270], np.int32))).tobytes())
+attended = jq.paged_attention(normal(1, 4, 32), *pages, tables, np.array([1270], np.int32))
+digest.update(np.asarray(attended).tobytes())
 q, k = normal(2, 90, 4, 32), normal(2, 90, 2, 32)
 digest.update(np.asarray(jq.causal_attention(q, k, k, np.array([90, 41]))).tobytes())
-threads = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")].count("tf_XLAEigen")
-print(threads, digest.hexdigest())
+names = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
+print(names.count("tf_XLAEigen"), digest.hexdigest())
 """,
             PJRT_NPROC=str(count),
         ).split()

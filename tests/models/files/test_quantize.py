@@ -325,7 +325,8 @@ print(code, *(int(status[key].split()[0]) for key in ("VmHWM", "RssFile")))
     )
     code, peak, libraries = (int(part) for part in done.stdout.split())
     limit = 12 * config.hidden_size * config.intermediate_size + 300e6
-    figures = f"{peak * 1024 / 1e6:.0f} MB, of it {libraries * 1024 / 1e6:.0f} MB libraries, limit {limit / 1e6:.0f} MB"
+    total, mapped = (f"{kilobytes * 1024 / 1e6:.0f} MB" for kilobytes in (peak, libraries))
+    figures = f"{total}, of it {mapped} libraries, limit {limit / 1e6:.0f} MB"
     record_property("figure", f"quantize to {type}: peak memory {figures}")
     assert code == 0 and size > 340e6  # loading it all would show
     assert (peak - libraries) * 1024 <= limit

@@ -316,6 +316,7 @@ def test_shared_memory_has_few_bank_conflicts(format: str, products: str, record
     count = total(traffic.shared)
     record_property(
         "figure",
-        f"gemm {format} {products}: {count.moved} wavefronts of shared memory, {count.least} at the least",
+        f"gemm {format} {products}: {count.moved} wavefronts of shared memory, "
+        f"{count.least} at the least",
     )
     assert count.moved <= 1.1 * count.least

@@ -241,7 +241,7 @@ def test_without_room_for_a_block_there_are_figures_but_no_prediction():
 
 
 def float_kernels() -> dict[str, Kernel]:
-    """Mat-vecs of float activations as tuning has them: plain, behind a norm, gated, and q, k, v."""
+    """Mat-vecs of float activations as tuning has them: plain, behind a norm, gated; q, k, v."""
     found = {}
     for format in FORMATS:
         for n, columns in ((64, 1280), (4096, 4096)):

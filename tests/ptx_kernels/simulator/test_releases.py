@@ -215,7 +215,7 @@ def test_a_counter_is_reset_by_who_counted_last() -> None:
 
 
 def test_sums_by_red_are_read_by_the_last_block() -> None:
-    """Several blocks update a word: the updates of each must happen before the last block's read."""
+    """Several blocks update a word: each block's updates must happen before the last one's read."""
     body = """
       red.global.add.u32 [%rd0], %r0; {} setp.ne.u32 %p0, %r2, 0; @%p0 ret;
       {} atom.global.add.u32 %r3, [%rd0+4], 1; fence.acq_rel.gpu;
