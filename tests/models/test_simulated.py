@@ -105,27 +105,41 @@ def reference(op: Op, params: tuple[tuple[str, Any], ...]) -> Any:
     """An operation's reference with int8 activations, jitted: (arrays, given) -> results, what it
     quantized.
 
-    given: (values, scale_sum) of each of its quantizations, to be taken instead of its own; empty
-    for its own.
+    given: (values, scale_sum) of each of its quantizations, to be taken instead of its own; None
+    for its own. One program serves both: compiling it takes longest.
     """
     with_q8_1 = {
         name: "q8_1" if name == "activations" and value is None else value for name, value in params
     }
     quantize = quantize_q8_1.reference
 
-    @jax.jit
-    def program(arrays: Any, given: Any) -> Any:
+    def run(arrays: Any, take: Any) -> Any:
+        """Results, and what was quantized; the operation goes on with `take(number, own)`."""
         own: list[Any] = []
-        left = iter(given)
 
         def quantized(x: jax.Array) -> Any:
             own.append(quantize(x))
-            return next(left) if given else own[-1]
+            return take(len(own) - 1, own[-1])
 
         with mock.patch.object(quantize_q8_1, "reference", quantized):
             return op.reference(*arrays, **with_q8_1), own
 
-    return program
+    @jax.jit
+    def program(arrays: Any, given: Any, replay: Any) -> Any:
+        def take(number: int, own: Any) -> Any:
+            pairs = zip(given[number], own, strict=True)
+            return tuple(jnp.where(replay, theirs, mine) for theirs, mine in pairs)
+
+        return run(arrays, take)
+
+    def call(arrays: Any, given: Any) -> Any:
+        if given is not None:
+            return program(arrays, [list(pair) for pair in given], True)
+        own = jax.eval_shape(lambda arrays: run(arrays, lambda _, own: own)[1], arrays)
+        zeros = [[np.zeros(part.shape, part.dtype) for part in pair] for pair in own]
+        return program(arrays, zeros, False)
+
+    return call
 
 
 def check_simulated(
@@ -154,7 +168,7 @@ def check_simulated(
     def simulating(op: Op, *arrays: Any, **params: Any) -> Any:
         with jq.implementation("sim"):
             got = bind(op, *arrays, **params)
-        want, quantized = reference(op, tuple(sorted(params.items())))(arrays, ())
+        want, quantized = reference(op, tuple(sorted(params.items())))(arrays, None)
         for result, expected in zip(*map(jax.tree.leaves, (got, want)), strict=True):
             assert nmse(result, expected) <= 1e-6, op.name
         taken.append(quantized)
