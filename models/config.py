@@ -82,17 +82,17 @@ class Config:
 
     @property
     def interleaved_rope(self) -> bool:
-        """Whether rope rotates dimensions (2i, 2i + 1), instead of (i, i + rope_dim / 2)."""
+        """Rope rotates dimensions (2i, 2i + 1), instead of (i, i + rope_dim / 2)."""
         return self.kind.interleaved_rope
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether the query, key and value projections must have a bias."""
+        """The query, key and value projections must have a bias."""
         return self.kind.qkv_bias
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are normalized per head before the rotation."""
+        """Queries and keys are normalized per head before the rotation."""
         return self.kind.qk_norm
 
     @property

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +20,10 @@ import jax_q4k as jq
 from . import rope
 from .config import Config
 from .kv_cache import PagedCache, Pages
-from .layers import KV, DecoderLayer, Fresh, Linear, Paged, RMSNorm, linear, module
+from .layers import KV, DecoderLayer, Fresh, Linear, Paged, RMSNorm, linear
 
 
-@module
+@dataclasses.dataclass(eq=False, repr=False)
 class Decoder(nnx.Module):
     """A decoder-only transformer of the llama family.
 
@@ -36,7 +35,7 @@ class Decoder(nnx.Module):
     """
 
     config: Config
-    embedding: nnx.Param[Any]
+    embedding: nnx.Param
     layers: nnx.List[DecoderLayer]
     norm: RMSNorm
     output: Linear | None
@@ -50,7 +49,8 @@ class Decoder(nnx.Module):
         """
         lengths = jnp.full(tokens.shape[:1], tokens.shape[1]) if lengths is None else lengths
         kv = functools.partial(Fresh, lengths=lengths)
-        x, _ = self._hidden(tokens, _positions(tokens), kv, [()] * len(self.layers))
+        positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
+        x, _ = self._hidden(tokens, positions, kv, [()] * len(self.layers))
         return self._logits(x)
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
@@ -64,7 +64,7 @@ class Decoder(nnx.Module):
         Returns:
           Logits of each row's last token, float32 (batch, vocab_size), and the cache.
         """
-        positions = _positions(tokens)
+        positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
         slots = cache.slots(positions, positions < lengths[:, None])
         kv = functools.partial(Fresh, lengths=lengths, slots=slots)
         x, pages = self._hidden(tokens, positions, kv, cache.pages)
@@ -95,30 +95,18 @@ class Decoder(nnx.Module):
     def _hidden(
         self, tokens: Array, positions: Array, kv: Callable[..., KV], pages: Sequence[Pages]
     ) -> tuple[Array, list[Pages]]:
-        """The last layer's vectors, (..., hidden_size), and the layers' pages after it.
-
-        Args:
-          tokens, positions: (...). kv: of a layer's rotation= and pages=.
-        """
-        rotations = [
-            rope.Rotation(*rope.angles(positions, f.get_value()), self.config.interleaved_rope)
-            for f in self.rope_frequencies
-        ]
+        """The last layer's vectors, and each layer's pages after it; kv(rotation=, pages=)."""
+        angles = [rope.angles(positions, f.get_value()) for f in self.rope_frequencies]
+        rotations = [rope.Rotation(*a, self.config.interleaved_rope) for a in angles]
         x, updated = jq.embedding(tokens, self.embedding.get_value()), []
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
         for i, layer in enumerate(self.layers):
-            rotation = rotations[self.config.rope_of(i)]
             with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
-                x, after = layer(x, kv(rotation=rotation, pages=pages[i]))
+                x, after = layer(x, kv(rotation=rotations[self.config.rope_of(i)], pages=pages[i]))
             updated.append(after.pages)
         return x, updated
 
     def _logits(self, x: Array) -> Array:
-        tied = self.output is None
-        output = Linear(self.embedding.get_value()) if tied else self.output
+        output = self.output or Linear(self.embedding.get_value())
         return linear(x, output, norm=self.norm)[0]
-
-
-def _positions(tokens: Array) -> Array:
-    return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)

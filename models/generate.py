@@ -56,7 +56,7 @@ class Timings:
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the decoding; NaN if a single token was asked for."""
+        """Decoding's speed; NaN if a single token was asked for."""
         return (
             self.decoded_tokens / self.decode
             if self.decoded_tokens and self.decode
@@ -66,7 +66,7 @@ class Timings:
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """What one prompt gave.
+    """One prompt's continuation.
 
     Attributes:
       tokens: the new token ids, without the end token, with those of a stop string.
@@ -181,7 +181,8 @@ def _rows(model: Model, prompts: Any) -> tuple[list[np.ndarray], bool]:
     """Every prompt as int32 ids, and whether there was a single one instead of a list."""
     if not isinstance(prompts, Sequence | np.ndarray | jax.Array):  # a str is a Sequence
         raise TypeError(
-            f"prompts is of type {type(prompts).__name__}; it must be a text, ids, or a list of either"
+            f"prompts is of type {type(prompts).__name__}; "
+            "it must be a text, ids, or a list of either"
         )
     single = isinstance(prompts, str) or (
         len(prompts) > 0 and not isinstance(prompts[0], str) and np.ndim(prompts[0]) == 0
@@ -276,8 +277,8 @@ class _Run:
         self.has_stops = bool(stops)
         if self.has_stops and model.tokenizer is None:
             raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model has not")
-        ends = model.tokenizer is not None and not sampling.ignore_end
-        end_ids = tuple(model.tokenizer.eos_token_ids) if ends else ()
+        ends = None if sampling.ignore_end else model.tokenizer
+        end_ids = () if ends is None else tuple(ends.eos_token_ids)
         self.rows = [_Row(model.tokenizer, StopStrings(stops), end_ids) for _ in prompts]
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
         self._model = model

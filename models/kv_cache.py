@@ -1,6 +1,4 @@
-"""A paged key/value cache: pages of tokens, and a table per sequence that says which pages are its
-own.
-"""
+"""A paged key/value cache: pages of tokens, and a block table per sequence that lists its pages."""
 
 from __future__ import annotations
 

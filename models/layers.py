@@ -8,7 +8,7 @@ it, the same steps run one by one.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from flax import nnx
@@ -20,18 +20,15 @@ from . import kv_cache
 from .kv_cache import Pages
 from .rope import Rotation
 
-module = dataclasses.dataclass(eq=False, repr=False)
-
 
 class Linear(nnx.Module):
-    """y = x @ W.T + b; W (n, k) packed or float, b float32 (n,) or None."""
+    """x (..., k) -> x @ W.T + b (..., n); W packed or float, b float32 or None."""
 
     def __init__(self, weight: jq.QuantizedArray | Array, bias: Array | None = None) -> None:
         self.weight = nnx.Param(weight)
         self.bias = None if bias is None else nnx.Param(bias)
 
     def __call__(self, x: Array) -> Array:
-        """x (..., k) -> (..., n)."""
         return jq.matmul(x, self.weight.get_value(), bias=_value(self.bias))
 
 
@@ -46,7 +43,8 @@ class RMSNorm(nnx.Module):
         return jq.rms_norm(x, self.weight.get_value(), eps=self.eps)
 
 
-Norms = tuple[RMSNorm | None, RMSNorm | None]
+Norms: TypeAlias = tuple[RMSNorm | None, RMSNorm | None]
+KV: TypeAlias = "Fresh | Paged"
 
 
 def linear(
@@ -81,7 +79,7 @@ def _norm_arguments(norm: RMSNorm | None) -> dict[str, Any]:
     return {} if norm is None else {"norm_weight": norm.weight.get_value(), "eps": norm.eps}
 
 
-@module
+@dataclasses.dataclass(eq=False, repr=False)
 class Attention(nnx.Module):
     """Grouped-query attention with rotary positions.
 
@@ -109,8 +107,7 @@ class Attention(nnx.Module):
         q, k, v = map(self.heads, linear(x, self.query, self.key, self.value, norm=self.norm))
         q, kv = kv.append(q, k, v, norms=(self.q_norm, self.k_norm))  # normalizes, rotates, stores
         residual = x if self.post_norm is None else None  # else added behind the norm
-        seen = {"window": self.window, "scale": self.scale}
-        y = kv.attend(q, output=self.output, residual=residual, **seen)
+        y = kv.attend(q, self.output, residual, window=self.window, scale=self.scale)
         return (y if self.post_norm is None else x + self.post_norm(y)), kv
 
     def heads(self, x: Array) -> Array:
@@ -118,7 +115,7 @@ class Attention(nnx.Module):
         return x.reshape(*x.shape[:-1], -1, self.head_dim)
 
 
-@module
+@dataclasses.dataclass(eq=False, repr=False)
 class MLP(nnx.Module):
     """Gated feed-forward network: down(activation(gate(x)) * up(x)); norms as in Attention.
 
@@ -137,17 +134,16 @@ class MLP(nnx.Module):
         residual = x if self.post_norm is None else None  # else added behind the norm
         modules = self.gate, self.up, self.down
         if _fusible(*modules) and all(m.bias is None for m in modules):
-            weights = [m.weight.get_value() for m in modules]
-            given: dict[str, Any] = {"activation": self.activation, "residual": residual}
-            y = jq.mlp(x, *weights, **_norm_arguments(self.norm), **given)
+            gate, up, down = (m.weight.get_value() for m in modules)
+            options = _norm_arguments(self.norm) | {"activation": self.activation}
+            y = jq.mlp(x, gate, up, down, residual=residual, **options)
         else:
             gate, up = linear(x, self.gate, self.up, norm=self.norm)
-            activation = getattr(jax.nn, self.activation)
-            (y,) = linear(activation(gate) * up, self.down, residual=residual)
+            (y,) = linear(getattr(jax.nn, self.activation)(gate) * up, self.down, residual=residual)
         return y if self.post_norm is None else x + self.post_norm(y)
 
 
-@module
+@dataclasses.dataclass(eq=False, repr=False)
 class DecoderLayer(nnx.Module):
     """Attention, then the feed-forward network."""
 
@@ -163,16 +159,14 @@ class DecoderLayer(nnx.Module):
 class Fresh:
     """Keys and values of whole sequences, attended causally; differentiable where not stored.
 
-    Attributes:
-      rotation: of tokens (batch, time). lengths: (batch,), where rows are padded.
-      pages, slots: where keys and values are stored too, slots (batch * time,).
-      k, v: (batch, time, num_kv_heads, head_dim), once appended.
+    rotation: of tokens (batch, time). lengths: (batch,), where rows are padded. pages, slots: where
+    keys and values are stored, too. k, v: (batch, time, num_kv_heads, head_dim), once appended.
     """
 
     rotation: Rotation
     lengths: Array
     pages: Pages = ()
-    slots: Array | None = None
+    slots: Any = None  # (batch * time,)
     k: Array | None = None
     v: Array | None = None
 
@@ -204,22 +198,20 @@ class Paged:
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Paged]:
         """As `Fresh.append`, of (batch, heads, head_dim)."""
-        q_norm, k_norm = (norm and norm.weight.get_value() for norm in norms)
-        eps = norms[0] and norms[0].eps
-        given = (q, k, v, *self.pages[:2], self.slots)
+        k_pages, v_pages, *_ = self.pages
+        weights = [None if norm is None else norm.weight.get_value() for norm in norms]
         options = self.rotation._asdict() | kv_cache.scales(self.pages)
-        q, *pages = jq.rope_append(*given, **options, q_norm=q_norm, k_norm=k_norm, eps=eps)
+        options |= {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
+        q, *pages = jq.rope_append(q, k, v, k_pages, v_pages, self.slots, **options)
         return q, dataclasses.replace(self, pages=tuple(pages))
 
     def attend(self, q: Array, output: Linear, residual: Array | None, **seen: Any) -> Array:
         """As `Fresh.attend`, (batch, hidden_size)."""
-        given = q, *self.pages[:2], self.block_tables, self.lens
+        k_pages, v_pages, *_ = self.pages
+        given = q, k_pages, v_pages, self.block_tables, self.lens
         options = seen | kv_cache.scales(self.pages)
         if not _fusible(output):
             out = jq.paged_attention(*given, **options)
             return linear(out.reshape(len(out), -1), output, residual=residual)[0]
         options |= {"bias": _value(output.bias), "residual": residual}
         return jq.paged_attention_matmul(*given, output.weight.get_value(), **options)
-
-
-KV = Fresh | Paged

@@ -56,18 +56,18 @@ class Model:
 
         # Programs keep this and not the model: a cycle of references would keep the weights after
         # the last use.
-        def around(weights: list[jax.Array]) -> Decoder:
+        def merge(weights: list[jax.Array]) -> Decoder:
             return nnx.merge(graph, jax.tree.unflatten(tree, weights))
 
-        self._around = around
+        self._merge = merge
         self._programs: dict[Any, Programs] = {}
-        self._full_pass = jax.jit(lambda weights, tokens, lengths: around(weights)(tokens, lengths))
+        self._full_pass = jax.jit(lambda weights, tokens, lengths: merge(weights)(tokens, lengths))
 
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
-        """The decoder's modules around `weights`, which may be tracers; None takes the model's
+        """The decoder's modules with `weights`, which may be tracers; None takes the model's
         own.
         """
-        return self._around(self.weights if weights is None else weights)
+        return self._merge(self.weights if weights is None else weights)
 
     def logits(self, tokens: Any) -> jax.Array:
         """Full causal pass: tokens (batch, time) integers -> logits (batch, time, vocab_size)
@@ -126,7 +126,7 @@ class Model:
         """
         key = sampling, end_ids
         if key not in self._programs:
-            self._programs[key] = Programs(self._around, sampling, end_ids, on_gpu=self._on_gpu())
+            self._programs[key] = Programs(self._merge, sampling, end_ids, on_gpu=self._on_gpu())
         return self._programs[key]
 
     def _on_gpu(self) -> bool:
@@ -137,4 +137,5 @@ class Model:
 
     def __repr__(self) -> str:
         size = sum(leaf.nbytes for leaf in self.weights)
-        return f"Model({self.config.architecture}, {self.config.num_layers} layers, {size} bytes of weights)"
+        config = self.config
+        return f"Model({config.architecture}, {config.num_layers} layers, {size} bytes of weights)"

@@ -19,7 +19,8 @@ from .sampling import Sampling, mark_seen, sample, seen_tokens
 #: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it
 #: by itself.
 CUDA_COMPILER_OPTIONS: dict[str, str] = {
-    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
+    "xla_gpu_enable_command_buffer": "FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,"
+    "DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL",
     "xla_gpu_graph_min_graph_size": "1",
 }
 

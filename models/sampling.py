@@ -1,4 +1,4 @@
-"""How a prompt is continued: `Sampling`, and the choice of the next token from logits, inside jit.
+"""Ways to continue a prompt: `Sampling`, and the choice of the next token from logits in jit.
 
 A filter that a `Sampling` leaves switched off costs nothing: the fields are static and decide the
 graph, so greedy decoding is an argmax, and a sort over the vocabulary happens only for top-p
@@ -29,7 +29,7 @@ def _field(default: Any, help: str, *, static: bool = True, **metadata: Any) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """How a prompt is continued; validated, hashable and static under jit.
+    """A way to continue a prompt; validated, hashable and static under jit.
 
     Filters apply in llama.cpp's order: repetition penalty, top-k, top-p, min-p, then temperature,
     so which tokens stay does not depend on the temperature. Two are equal that the same programs
@@ -83,7 +83,7 @@ class Sampling:
 
     @property
     def needs_seen(self) -> bool:
-        """Whether `sample` needs the mask of tokens seen before."""
+        """True where `sample` needs the mask of tokens seen before."""
         return self.repetition_penalty != 1
 
     def key(self) -> jax.Array:

@@ -199,9 +199,9 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
 
 
 def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Decoder:
-    """The decoder around tensors that `check_tensors` has passed."""
+    """The decoder of tensors that `check_tensors` has passed."""
 
-    def module(name: str) -> Linear | RMSNorm | None:
+    def module(name: str) -> Any:
         weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
         if weight is None:
             return None
@@ -214,8 +214,12 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
         for tensor in layer_tensors(config.kind):
             owner, _, place = tensor.module.partition(".")
             parts[owner][place] = module(f"blk.{i}.{tensor.gguf}")
-        options = {"window": config.window_of(i), "scale": config.attention_scale}
-        attention = Attention(**parts["attention"], head_dim=config.head_dim, **options)
+        attention = Attention(
+            **parts["attention"],
+            head_dim=config.head_dim,
+            window=config.window_of(i),
+            scale=config.attention_scale,
+        )
         return DecoderLayer(attention, MLP(**parts["mlp"], activation=config.kind.activation))
 
     given = tensors.get("rope_freqs.weight")

@@ -100,7 +100,8 @@ def describe(
         return config, None
     text_tokenizer = tokenizer.from_metadata(metadata, file)
     if text_tokenizer.vocab_size != config.vocab_size:
-        problem = f"has {text_tokenizer.vocab_size} tokens, but the model's vocab_size is {config.vocab_size}"
+        tokens = text_tokenizer.vocab_size
+        problem = f"has {tokens} tokens, but the model's vocab_size is {config.vocab_size}"
         raise GGUFError(file, "tokenizer.ggml.tokens", problem)
     return config, text_tokenizer
 

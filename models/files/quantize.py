@@ -164,6 +164,7 @@ def _checked(importance: Importance | None, shapes: Mapping[str, tuple[int, ...]
             raise ValueError(f"importance names {name!r}, which is no tensor of the model")
         if np.shape(weights) != shapes[name][-1:]:
             raise ValueError(
-                f"importance of {name!r} has shape {np.shape(weights)}; it must be {shapes[name][-1:]}"
+                f"importance of {name!r} has shape {np.shape(weights)}; "
+                f"it must be {shapes[name][-1:]}"
             )
     return importance or {}

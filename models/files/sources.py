@@ -1,4 +1,4 @@
-"""Where a model's tensors come from, one at a time: what quantizing a file reads."""
+"""A model's tensors in a file, read one at a time, as quantizing it does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TensorSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What errors call it."""
+        """Its name in errors."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -48,10 +48,10 @@ class GGUFSource(gguf.TensorFile):
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:
-    """Whether a path is a checkpoint's, a folder or a .safetensors file, and not a GGUF file's."""
+    """True of a checkpoint, a folder or a .safetensors file; False of a GGUF file."""
     return os.path.isdir(path) or os.fsdecode(path).endswith(".safetensors")
 
 
 def open_source(path: str | os.PathLike[str]) -> contextlib.AbstractContextManager[TensorSource]:
-    """A GGUF file, or a checkpoint: its folder, or a .safetensors file with its config beside it."""
+    """The tensors of a GGUF file, or of a checkpoint: its folder, or a .safetensors file."""
     return CheckpointSource(path) if is_checkpoint(path) else GGUFSource(path)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import nmse
+from implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
@@ -119,7 +120,7 @@ def decoded(model, implementation, tokens):
         return np.stack(rows, axis=1)
 
 
-@pytest.mark.parametrize("implementation", ["xla", "native"])
+@pytest.mark.parametrize("implementation", ["xla", pytest.param("native", marks=needs_native)])
 def test_logits_are_the_definition(arrays, model, implementation):
     want = np.stack([definition(arrays, row) for row in TOKENS])
     with jq.implementation(implementation, activations="f32"):
@@ -146,6 +147,7 @@ def test_every_fact_moves_the_logits(arrays, monkeypatch, fact, value):
     assert nmse(changed.logits(TOKENS[:1])[0, :, :], want) >= 1e-4
 
 
+@needs_native
 def test_it_is_saved_quantized_loaded_and_generates(model, tmp_path):
     """The same tokens by the processor's kernels as in plain JAX."""
     quantized = models.quantize(model, "Q4_K_M")
