@@ -1,8 +1,9 @@
 """Floats to ggml's blocks, on the CPU whatever JAX's default device is.
 
-`affine` and `symmetric` search for scales, `pack` makes bytes; a module with a `QUANTIZER` puts them
-together for each format, and there is no other list. A program takes one fixed number of blocks, so
-that memory is bounded and a block's bytes depend on nothing but its own values and importance.
+`affine` and `symmetric` search for scales, `pack` makes bytes; a module with a `QUANTIZER` puts
+them together for each format, and there is no other list. A program takes one fixed number of
+blocks, so that memory is bounded and a block's bytes depend on nothing but its own values and
+importance.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from .quantizer import Quantizer
 
 __all__ = ["names", "quantize"]
 
-CHUNK = 32768  # weights of one program: with its temporaries, 30 bytes each, about a core's second-level cache
+#: Weights of one program: with its temporaries, 30 bytes each, about a core's second-level cache.
+CHUNK = 32768
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _LEAST_IMPORTANCE = (
     2.0**-20
@@ -89,7 +91,8 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     *leading, k = values.shape
     if k % block.block_size:
         raise ValueError(
-            f"w has shape {values.shape}: k={k} must be a multiple of {block.block_size}, {format}'s block"
+            f"w has shape {values.shape}: k={k} must be a multiple of {block.block_size}, "
+            f"{format}'s block"
         )
     even = np.ones((1, block.block_size), np.float32)
     row_importance = (
@@ -128,7 +131,8 @@ def _checked_importance(importance: Any, k: int, block_size: int) -> np.ndarray:
         raise TypeError(f"importance has dtype {found.dtype.name}; it must be real numbers")
     if found.shape != (k,):
         raise ValueError(
-            f"importance has shape {found.shape}; it must be ({k},), one number for each column of w"
+            f"importance has shape {found.shape}; it must be ({k},), "
+            "one number for each column of w"
         )
     found = found.astype(np.float64)
     bad = ~(np.isfinite(found) & (found >= 0))

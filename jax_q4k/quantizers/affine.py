@@ -29,7 +29,8 @@ from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, 
 # A sub-block's range over `top` plus these are its trial steps. Finer ones gain less than 0.1%.
 _TRIALS = np.arange(5, -31, -1) / 3
 _MULTIPLE = 63  # scales and mins of sub-blocks have six bits
-_SHIFTS = 4  # levels that a sub-block's quants may move up to bring its minimum onto the multiples of dmin
+#: Levels that a sub-block's quants may move up to bring its minimum onto the multiples of dmin.
+_SHIFTS = 4
 # Steps of a sub-block's (scale, min, quants): the last in whole levels, with the min that then fits
 # best.
 _STEPS = [(n, m, 0) for n in (0, 1, -1) for m in (0, 1, -1)] + [(0, 0, t) for t in (1, -1, 2, -2)]

@@ -1,10 +1,9 @@
-"""What the searches for scales share: weights of the errors, rounding, keeping the better of two.
+"""Parts of the searches for scales: weights of the errors, rounding, keeping the better of two.
 
 Blocks are the last axis of every array here and in the searches, so that all of them go through
-each vector
-instruction together: x is (values, blocks), or (values, sub-blocks, blocks) where a block has
-sub-blocks. Sums over values and sub-blocks are sums over leading axes, and what belongs to a
-sub-block or block broadcasts as it is.
+each vector instruction together: x is (values, blocks), or (values, sub-blocks, blocks) where a
+block has sub-blocks. Sums over values and sub-blocks are sums over leading axes, and what belongs
+to a sub-block or block broadcasts as it is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ggml's block formats, one module each: byte layout, planes, decoders, readers for kernels.
 
-A format is a module of this package that has a `FORMAT`; there is no other list. `get("Q4_K")` looks
-one up by ggml's name. F32, F16 and BF16 tensors have no blocks and are not listed here.
+A format is a module of this package that has a `FORMAT`; there is no other list. `get("Q4_K")`
+looks one up by ggml's name. F32, F16 and BF16 tensors have no blocks and are not listed here.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ class Tile:
       d: f32, the factor of all runs.
       minimums: f32, each to be multiplied by a sum of activations and subtracted: one per run of
         floats; of bytes one per group of 32 that the runs lie in, or a single one.
-      minimum_group: u32, 0 or 1: which of the lane's two groups its single minimum belongs to, while
-        another lane has the other's. None: the lane has both.
+      minimum_group: u32, 0 or 1: which of the lane's two groups its single minimum belongs to,
+        while another lane has the other's. None: the lane has both.
       signed: the bytes of quants are int8.
     """
 

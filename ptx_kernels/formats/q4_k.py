@@ -112,7 +112,8 @@ def dequantize(
     high_bits: Sequence[Value] | None = None,
     quants_at: int = 16,
 ) -> list[DequantizedRun]:
-    """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see `packed_block.Dequantize`).
+    """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see
+    `packed_block.Dequantize`).
 
     Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and,
     as `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in bits 0 to 7.
@@ -176,8 +177,9 @@ Steps = tuple[packed_tile.Pair, packed_tile.Pair]  # of rows g and g + 8
 
 
 def steps(k: Builder, plane: TilePlane, unit: Value, multiples: tuple[int, int]) -> list[Steps]:
-    """What makes f16 of both sub-blocks of a unit, of the lane's rows, whose bytes are so many
-    times the quants.
+    """Factors and addends that make f16 of both sub-blocks of a unit, of the lane's rows.
+
+    `multiples`: the bytes are so many times the quants.
     """
     reader = k_scales.PairReader(k, unit)
     rows = [reader.read(row.cast(u32).load_run(0, 4)[1:])[0] for row in plane.rows()]

@@ -107,7 +107,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def fragment_bytes(
     k: Builder, qs: TilePlane, qh: TilePlane, unit: Value, shift: int, flipped: bool
 ) -> list[Words]:
-    """Of both blocks of a unit: the quants, shifted left by so much in their bytes, their top bit
+    """The quants of both blocks of a unit, shifted left by `shift` in their bytes, their top bit
     flipped or not.
     """
     words = qs.matrix(unit * 32)  # two of each block, of rows g and g + 8

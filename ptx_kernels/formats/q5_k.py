@@ -41,9 +41,9 @@ class PackedRow(q4_k.PackedRow):
         at = row * self._row_words + block * self.block_words
         return *super().load(row, block), self._fifth.load_run(at + 4, self._count)
 
-    def quant_bytes(
+    def quant_bytes(  # type: ignore[override]
         self, quants: Words, fifth: Words
-    ) -> tuple[tuple[Words, Words], tuple[int, int]]:  # type: ignore[override]
+    ) -> tuple[tuple[Words, Words], tuple[int, int]]:
         both = [h >> self._shift for h in fifth]
         low = [
             (q & 0x0F0F0F0F) + ((b & 0x01010101) << 4) for q, b in zip(quants, both, strict=True)
@@ -54,7 +54,9 @@ class PackedRow(q4_k.PackedRow):
         ]
         return (low, high), (1, 1)
 
-    def seven_bits(self, quants: Words, fifth: Words) -> tuple[tuple[Words, Words], int]:  # type: ignore[override]
+    def seven_bits(  # type: ignore[override]
+        self, quants: Words, fifth: Words
+    ) -> tuple[tuple[Words, Words], int]:
         (low, high), _ = self.quant_bytes(quants, fifth)
         return ([q << 2 for q in low], [q << 2 for q in high]), 4
 

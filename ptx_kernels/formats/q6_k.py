@@ -36,11 +36,10 @@ class PackedRow:
     """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of 128 (see
     `packed_row.PackedRow`).
 
-    Lane `part` of 4 has 128 weights h = part // 2 and values 16 * (part % 2) to + 15 of its groups; of 32,
-    four values of group g = part // 8 % 2 and of group g + 2. A quant is put into the upper six
-    bits of its byte, and its top bit
-    flipped: that byte is 4 * (q - 32) as int8, so the offset of 32 costs neither a subtraction nor
-    a dot product with ones.
+    Lane `part` of 4 has values 16 * (part % 2) to + 15 of the groups of 128 weights h = part // 2;
+    of 32, four values of group g = part // 8 % 2 and of group g + 2. A quant is put into the upper
+    six bits of its byte, and its top bit flipped: that byte is 4 * (q - 32) as int8, so the offset
+    of 32 costs neither a subtraction nor a dot product with ones.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
@@ -105,8 +104,8 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """32 weights of a block: 16 of group g = part / 2 % 2 of the upper 128 where part / 4 is 1, 16 of group g + 2 (see
-    `words.Unpack`).
+    """32 weights of a block: 16 of group g = part / 2 % 2 of 128 weights h = part / 4, 16 of group
+    g + 2 (see `packed_block.Dequantize`).
     """
     ql, qh, scales, d = planes
     upper, group, run = part >> 2, (part >> 1) & 1, part & 1
@@ -126,8 +125,9 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def _quants(
     k: Builder, planes: Sequence[TilePlane], unit: Value, flipped: int
 ) -> tuple[Words, Words]:
-    """4 * q of groups g = unit % 2 and g + 2 of 128 columns unit / 2, as operand A; `flipped`: bits of
-    every byte's pairs.
+    """4 * q of groups g = unit % 2 and g + 2 of 128 columns h = unit / 2, as operand A.
+
+    `flipped`: bits of every byte's pairs.
     """
     low = planes[0].matrix(unit * 32)
     pairs = [word ^ flipped if flipped else word for word in planes[1].matrix((unit >> 1) * 32)]
@@ -145,7 +145,7 @@ def _quants(
 
 
 def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
-    """Of the lane's rows: for either group of a unit a word whose lower bytes are its two
+    """Scales of the lane's rows: for either group of a unit a word whose lower bytes are its two
     scales.
     """
     at = (unit >> 1) * 8
@@ -156,8 +156,8 @@ def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Groups g = unit % 2 and g + 2 of 128 columns unit / 2 (see `packed_tile.Int8Groups`), as 4 * (q - 32)
-    in int8.
+    """Groups g = unit % 2 and g + 2 of 128 columns h = unit / 2, as 4 * (q - 32) in int8 (see
+    `packed_tile.Int8Groups`).
     """
     low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
     numbers = [

@@ -16,9 +16,7 @@ from .reduce import across_warps
 
 @dataclass(frozen=True)
 class ArgmaxConfig:
-    """How many threads a block has, and how many values each of them loads before it looks at the
-    first.
-    """
+    """Threads of a block, and values that each of them loads before it looks at the first."""
 
     warps: int = 8
     unroll: int = 4

@@ -16,7 +16,7 @@ from ..ptx import WARP, Buffer, Builder, KernelError, Pointer, Value, all_of, e4
 from ..ptx.types import Type
 from .family import Arguments, RandomValues
 from .quantize_q8_1 import to_int8
-from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, unpack_halves
+from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, two_floats
 
 #: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside
 #: them.
@@ -29,7 +29,7 @@ Place = tuple[Value, Value, Value]  # page, head, slot in the page
 
 
 class Spread:
-    """How a vector lies over a power of two of `lanes`: runs of `run` values, the last lanes with
+    """Layout of a vector over a power of two of `lanes`: runs of `run` values, the last lanes with
     fewer or none.
     """
 
@@ -92,14 +92,14 @@ class Pages:
     def values(
         self, k: Builder, loaded: Sequence[Value]
     ) -> tuple[Sequence[Value], Value | float | None]:
-        """What `load` gave as f32, and what these are still to be multiplied by (None: 1)."""
+        """The values that `load` gave, as f32, and their factor (None: 1)."""
         if self.rows.type is f32:
             return loaded, None
         if self.rows.type is s8:
             return signed_byte_floats(k, loaded[:-1]), loaded[-1]
         if self.rows.type is e4m3:
             return fp8.decode(loaded), fp8.UNIT
-        return [half for word in loaded for half in unpack_halves(word, self.rows.type)], None
+        return [x for word in loaded for x in two_floats(word, self.rows.type)], None
 
     def store(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..ptx import WARP, Builder, f16, f32, kernel, u32, u64
 from .family import Case, Family, once
 from .quantize_q8_1 import GROUP, largest_magnitude
-from .vectors import float_type, load_floats, pack_halves
+from .vectors import float_type, load_floats, pack_floats
 
 SUPER_BLOCK = 256
 _LANE = SUPER_BLOCK // WARP  # values
@@ -17,7 +17,7 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
     """values = x / scale rounded to f16, with a power of two for 256 columns, which a warp has.
 
     It brings the largest magnitude into [2^14, 2^15), one below 2^-112 to 2^126 times as much.
-    Values lie in the order that `formats.packed_tile.Halves` wants. The mean of every 32 of them is
+    Values lie in the order that `gemm.fragments.f16_weights` wants. The mean of every 32 of them is
     the sum of two f16, (high, low). A NaN or an infinity makes the scale NaN.
     """
     count = rows * columns // SUPER_BLOCK
@@ -35,14 +35,14 @@ def quantize_f16(k: Builder, *, rows: int, columns: int, dtype: str = "f32") -> 
         inverse = k.minimum((127 + 127 + 14 << 23) - exponent, 253 << 23)
         scale = k.select(exponent == 0x7F800000, k.const(u32, 0x7FC00000), (254 << 23) - inverse)
         rounded = [(value * inverse.bits(f32)).to(f16).to(f32) for value in mine]
-        pairs = [pack_halves(a, b, f16) for a, b in zip(rounded[::2], rounded[1::2], strict=True)]
+        pairs = [pack_floats(a, b, f16) for a, b in zip(rounded[::2], rounded[1::2], strict=True)]
         place = values.at(0, first).cast(u32).at(lane // 2 * 8 + lane % 2 * 2)
         place.store(0, (pairs[0], pairs[2]))
         place.store(4, (pairs[1], pairs[3]))
         mean = k.warp_sum(sum(rounded[1:], rounded[0]), lanes=GROUP // _LANE) * (1 / GROUP)
         high = mean.to(f16).to(f32)
         words = means.cast(u32).at(0, block.to(u64) * (SUPER_BLOCK // GROUP) + (lane // 4).to(u64))
-        words.store(0, pack_halves(high, mean - high, f16), where=lane % 4 == 0)
+        words.store(0, pack_floats(high, mean - high, f16), where=lane % 4 == 0)
         scales.at(0, block).store(0, scale.bits(f32), where=lane == 0)
 
 

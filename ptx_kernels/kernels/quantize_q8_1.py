@@ -19,8 +19,8 @@ class QuantizeConfig:
 
 
 def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
-    """Of the f32 that `lanes` neighbouring lanes share, in every one of them; NaN where any value
-    is.
+    """Largest magnitude of the f32 of `lanes` neighbouring lanes, in every one of them; NaN where
+    any value is.
     """
     amax = k.const(f32, 0.0)
     for value in share:

@@ -21,9 +21,9 @@ class RopeAppendConfig:
 
 
 class _Head:
-    """How a warp's lanes share a head's vector: each has pairs of values, WARP pairs apart.
+    """Layout of a head's vector over a warp's lanes: each has pairs of values, WARP pairs apart.
 
-    Pairs are what the rotation turns: neighbours if interleaved, else half of the rotated
+    The rotation takes pairs: neighbours if interleaved, else half of the rotated
     dimensions apart. What is not rotated goes by neighbours too.
     """
 

@@ -33,16 +33,16 @@ def float_type(name: str) -> Type:
         raise KernelError(f"{name!r} must be one of {', '.join(FLOATS)}") from None
 
 
-def unpack_halves(word: Value, type: Type) -> tuple[Value, Value]:
-    """The two 16-bit floats of a u32, low half first, as f32."""
-    if type is bf16:  # a bf16 is the upper half of an f32
+def two_floats(word: Value, type: Type) -> tuple[Value, Value]:
+    """The two 16-bit floats of a u32, low one first, as f32."""
+    if type is bf16:  # a bf16 is the high 16 bits of an f32
         return (word << 16).bits(f32), (word & 0xFFFF0000).bits(f32)
     low, high = word.to(u16), (word >> 16).to(u16)
     return low.bits(type).to(f32), high.bits(type).to(f32)
 
 
-def pack_halves(low: Value, high: Value, type: Type) -> Value:
-    """Two f32, rounded to the 16-bit `type`, in one u32, low half first."""
+def pack_floats(low: Value, high: Value, type: Type) -> Value:
+    """Two f32, rounded to the 16-bit `type`, in one u32, low one first."""
     a, b = (x.to(type).bits(u16).to(u32) for x in (low, high))
     return a | (b << 16)
 
@@ -60,7 +60,7 @@ def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> 
     if pointer.type is f32:
         return pointer.load_run(0, count, where=where)
     words = pointer.cast(u32).load_run(0, count // 2, where=where)
-    return [half for word in words for half in unpack_halves(word, pointer.type)]
+    return [x for word in words for x in two_floats(word, pointer.type)]
 
 
 def load_runs(
@@ -87,7 +87,7 @@ def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | No
         return
     if pointer.type is not f32:
         values = [
-            pack_halves(a, b, pointer.type) for a, b in zip(values[::2], values[1::2], strict=True)
+            pack_floats(a, b, pointer.type) for a, b in zip(values[::2], values[1::2], strict=True)
         ]
         pointer = pointer.cast(u32)
     pointer.store_run(0, values, where=where)

@@ -1,4 +1,4 @@
-"""What attention leaves of each query head: its vector, as f32 or quantized for a mat-vec, or one
+"""Results of attention: each query head's vector, as f32 or quantized for a mat-vec, or one
 split's share.
 """
 
@@ -31,8 +31,10 @@ def declare_result(
     Raises KernelError for another output, for q8_1 of another head_dim, and for q8_1 of splits.
     """
     if output != "f32" and (output != "q8_1" or head_dim % GROUP or splits > 1):
-        rule = f"f32, or q8_1 where head_dim={head_dim} is a multiple of {GROUP} and splits={splits} is 1"
-        raise KernelError(f"output={output!r} must be {rule}")
+        raise KernelError(
+            f"output={output!r} must be f32, or q8_1 where head_dim={head_dim} is a multiple of "
+            f"{GROUP} and splits={splits} is 1"
+        )
     if splits > 1:
         return _parts(k, batch, num_heads, splits, head_dim)
     if output == "f32":

@@ -10,8 +10,9 @@ from ...ptx.types import f16x2
 GROUP = 32  # columns
 TILE_ROWS, TILE_COLUMNS = 16, 8  # of an mma's result: weight rows, activations
 
-#: A warp's sums: [tile of 16 weight rows][8 activations][4, as mma's C has them].
-Accumulators = list[list[list[Var]]]
+#: A warp's sums for 16 weight rows: [8 activations][4, as mma's C has them].
+TileSums = list[list[Var]]
+Accumulators = list[TileSums]
 
 
 def accumulators(k: Builder, tiles: int, rows: int) -> Accumulators:
@@ -47,7 +48,7 @@ def f16_weights(k: Builder, group: F16Group) -> list[Words]:
 
 
 def f16_activations(k: Builder, values: Pointer, group: Value) -> Pointer:
-    """The lane's place for `ldmatrix` of a group of f16 of 8 activations: operand B of two mma's."""
+    """The lane's place for `ldmatrix` of a group of f16 of 8 activations: B of two mma's."""
     return values.at(k.lane_id % 8, k.lane_id // 8 * 16).at(group * (2 * GROUP))
 
 

@@ -12,7 +12,7 @@ from ...ptx import WARP, Builder, Pointer, Value, all_of, f16, f32, kernel, s8, 
 from ..quantize_f16 import SUPER_BLOCK
 from ..quantize_q8_1 import GROUP
 from .config import GemmConfig
-from .fragments import TILE_COLUMNS, TILE_ROWS, Accumulators, accumulators, place
+from .fragments import TILE_COLUMNS, TILE_ROWS, Accumulators, TileSums, accumulators, place
 from .pipeline import Copy, F16Copy, Pipeline, Rows, TileCopy
 from .products import UNITS, F16Products, IntegerProducts, Products, pair_pitch
 
@@ -174,7 +174,7 @@ def _add_column_warps(
 
 
 def _store(
-    k: Builder, y: Pointer, tile: Accumulators, row: Value, block_n: _Span, block_m: _Span
+    k: Builder, y: Pointer, tile: TileSums, row: Value, block_n: _Span, block_m: _Span
 ) -> None:
     """Stores a tile's totals, from weight row `row` of the thread block on."""
     for i, column_totals in enumerate(tile):

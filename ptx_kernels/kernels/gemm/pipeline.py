@@ -1,4 +1,4 @@
-"""Software pipeline: tiles of matrices come into a ring of stages in shared memory by `cp.async`."""
+"""Software pipeline: `cp.async` brings tiles of matrices into a ring of stages in shared memory."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TileCopy:
         self._rest = (
             k.var(u32, row_bytes) if row_bytes % nbytes else None
         )  # bytes of a row from here on
-        self._parts = []  # (rows at once, the thread's first row and byte, where they go, where they come from)
+        self._parts = []  # (rows at once, the thread's first row and byte, target, source)
         column = 0
         while column < nbytes // chunk:
             width = min(1 << (nbytes // chunk - column).bit_length() - 1, threads)

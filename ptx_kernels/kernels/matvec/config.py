@@ -1,4 +1,4 @@
-"""How a mat-vec spreads over the GPU, and the strategies that have a name."""
+"""Tilings of a mat-vec, and those that have a name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESIDENT_WARPS = 64  # that a multiprocessor holds at most; ptxas would drop wh
 
 @dataclass(frozen=True)
 class MatvecConfig:
-    """How a mat-vec spreads over the GPU.
+    """Tiling of a mat-vec.
 
     Attributes:
       activations: `q8_1`: int8 in groups of 32, integer dot products. `inline_q8`: the same, made
@@ -72,7 +72,8 @@ class MatvecConfig:
             )
         if self.stage not in STAGES or (self.stage != "none" and self.activations != "f32"):
             raise KernelError(
-                f"stage={self.stage!r} must be one of {', '.join(STAGES)}, the latter two for f32 activations"
+                f"stage={self.stage!r} must be one of {', '.join(STAGES)}, "
+                "the latter two for f32 activations"
             )
         if self.lanes not in LANES:
             raise KernelError(f"lanes={self.lanes} must be one of {LANES}")

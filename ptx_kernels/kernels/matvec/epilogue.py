@@ -1,4 +1,4 @@
-"""What happens to a row's total before it is stored: bias, residual, gating, quantization."""
+"""The epilogue of a row's total: bias, residual, gating, quantization, the store."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class Epilogue:
         rows = config.block_rows
         if n % GROUP or rows % GROUP:
             raise KernelError(
-                f"output='q8_1' needs n={n} and a block's rows, warps / warps_per_row * rows_per_warp = {rows}, "
-                f"to be multiples of {GROUP}"
+                f"output='q8_1' needs n={n} and a block's rows, warps / warps_per_row * "
+                f"rows_per_warp = {rows}, to be multiples of {GROUP}"
             )
         self._values = k.output(f"values{suffix}_out", s8, (m, n))
         self._scale_sum = k.output(f"scale_sum{suffix}_out", f32, (m, n // GROUP, 2))
@@ -128,8 +128,8 @@ class Epilogue:
         return places
 
     def _of(self, results: Pointer, team: Team, place: _Place) -> Pointer:
-        """Where in (m, n) results a value is: what all lanes have in common first, which keeps
-        registers few.
+        """A value's place in (m, n) results: the address that all lanes share comes first, which
+        saves registers.
         """
         return results.at(0, team.row).at(
             place.r if isinstance(place.j, int) else place.j * self._n + place.r
@@ -144,7 +144,7 @@ class Epilogue:
         return mine
 
     def _first_row(self, team: Team) -> Value:
-        """Of the block."""
+        """The thread block's first row."""
         first = team.row if team.first is None else team.first
         return first - team.number * self.config.rows_per_warp
 

@@ -1,5 +1,5 @@
-"""Two products of the same activations that gate each other: the first half of a SwiGLU or GEGLU
-feed-forward.
+"""Two products of the same activations that gate each other: the input of a SwiGLU or GEGLU
+feed-forward's down projection.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ MOST_BYTES = 96 << 10  # every target gives a block 99 KB
 
 
 def int8_bytes(m: int, columns: int) -> int:
-    """Of m rows as q8_1 in shared memory: a byte a value, 8 a group."""
+    """Bytes of m rows as q8_1 in shared memory: one per value, 8 per group."""
     return m * columns * 5 // 4
 
 
@@ -30,9 +30,9 @@ class Prologue:
     """The activations of a mat-vec: declares their operands and brings them to where the dot
     products read them.
 
-    Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the norm's
-    weight f32 (columns,). `stage` is called once per block, before its rows, and `pieces` once per
-    team of rows; all threads come to both.
+    Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the
+    norm's weight f32 (columns,). `stage` is called once per thread block, before its rows, and
+    `pieces` once per team of rows; all threads come to both.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Prologue:
         inline = config.activations == "inline_q8"
         if norm and not (inline or config.stage == "whole"):
             raise KernelError(
-                "norm=True needs activations='inline_q8' or stage='whole', for whole rows in shared memory, "
-                f"not {config.activations!r} and {config.stage!r}"
+                "norm=True needs activations='inline_q8' or stage='whole', for whole rows in shared "
+                f"memory, not {config.activations!r} and {config.stage!r}"
             )
         if config.activations == "q8_1":
             values = k.input("values", s8, (m, columns))
@@ -90,8 +90,9 @@ class Prologue:
     def _is_dynamic(self, nbytes: int) -> bool:
         if nbytes > MOST_BYTES:
             raise KernelError(
-                f"m={self._m} rows of columns={self._columns} take {nbytes} bytes of shared memory, of at most "
-                f"{MOST_BYTES}: bring them in chunks, or quantize them in a kernel of its own"
+                f"m={self._m} rows of columns={self._columns} take {nbytes} bytes of shared memory, "
+                f"of at most {MOST_BYTES}: bring them in chunks, or quantize them in a kernel of "
+                "its own"
             )
         return nbytes > _STATIC_BYTES
 

@@ -31,9 +31,8 @@ def qkv_matvec(
 ) -> None:
     """y_i[j, r] = w_i[r] . x[j] + bias_i[r] for two to four packed matrices (rows[i], columns).
 
-    Blocks are dealt to matrices, in order; formats may differ. Operands: the planes of each matrix,
-    the activations as
-    those of `matvec`, each bias. Results: each y.
+    Thread blocks are partitioned over the matrices, in order; formats may differ. Operands: the
+    planes of each matrix, the activations as those of `matvec`, each bias. Results: each y.
     """
     if not (len(formats) == len(rows) and 2 <= len(rows) <= MAX_MATRICES):
         raise KernelError(f"formats={formats} and rows={rows} must be 2 to {MAX_MATRICES} matrices")

@@ -64,7 +64,7 @@ class Team:
     inside: Value | None
 
     def active(self, k: Builder) -> contextlib.AbstractContextManager:
-        """What teams without rows skip; no barrier may lie in it."""
+        """A context that teams without rows skip; no barrier may lie in it."""
         return contextlib.nullcontext() if self.inside is None else k.when(self.inside)
 
 
