@@ -189,4 +189,4 @@ def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
     return calls.paged_attention(given.given(), **options, **params)
 
 
-_op = Op("paged_attention", reference, ptx=ptx, native=native)
+_op = Op("paged_attention", reference, ptx=ptx, native=native, shapes=lambda q, *_, **__: q)

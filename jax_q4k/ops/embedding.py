@@ -81,7 +81,11 @@ def _nan_outside(ids: jax.Array, vocab: int, rows: jax.Array) -> jax.Array:
     return jnp.where(inside[:, None], rows, jnp.nan)
 
 
-_op = Op("packed_embedding", reference, ptx=ptx, native=native)
+def _shapes(ids: Any, w: Any, *, dtype: Any) -> Any:
+    return jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), dtype)
+
+
+_op = Op("packed_embedding", reference, ptx=ptx, native=native, shapes=_shapes)
 _float_op = Op(
     "float_embedding", _float_reference, native=native, vmap="reference", derivative="reference"
 )

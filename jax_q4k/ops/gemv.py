@@ -72,7 +72,8 @@ def gemv(
     `quantize_q8_1` makes of the result.
     """
     floats = isinstance(x, jax.Array)
-    (m, columns), count = (x if floats else x[0]).shape, 1 if activation else len(weights)
+    m, columns = x.shape if isinstance(x, jax.Array) else x[0].shape
+    count = 1 if activation else len(weights)
     formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
     given = [bias for bias in biases or () if bias is not None]
     if activations == "f32":

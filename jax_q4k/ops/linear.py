@@ -388,7 +388,7 @@ def native(
     return calls.linear(
         x,
         weights,
-        quantized=packed_matmul.quantizes(weights, *x.shape, activations),
+        quantized=packed_matmul.quantizes(weights, x.shape[0], x.shape[1], activations),
         norm_weight=norm_weight,
         eps=eps,
         biases=biases,
@@ -403,9 +403,17 @@ def _derivative(
     return chain(Operands(*operands), eps, activation, public_steps(activations))
 
 
+def _shapes(
+    x: Any, _: Any, __: Any, weights: Any, ___: Any, *, activation: Any, **____: Any
+) -> Any:
+    results = weights if activation is None else weights[:1]
+    return tuple(jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32) for w in results)
+
+
 _op = Op(
     "linear",
     reference,
+    shapes=_shapes,
     ptx=ptx,
     native=native,
     vmap="rows",

@@ -170,9 +170,14 @@ def _derivative(*operands: Any, eps: float, activation: str, activations: str | 
     return _chain(Operands(*operands), eps, activation, linear.public_steps(activations))
 
 
+def _shapes(x: Any, *weights: Any, **_: Any) -> Any:
+    return jax.ShapeDtypeStruct((x.shape[0], weights[-1].shape[0]), jnp.float32)
+
+
 _op = Op(
     "mlp",
     reference,
+    shapes=_shapes,
     ptx=ptx,
     native=native,
     vmap="rows",

@@ -56,6 +56,8 @@ class Op:
       ptx: `(launch, *operands, **params)`: a composition of PTX kernels; `launch(kernel, *arrays)`
         runs one, and plain JAX may stand between. None: XLA compiles the reference for a GPU.
       native: by handlers of `jax_q4k.native`; None: XLA compiles the reference for a CPU.
+      shapes: the results' shapes and dtypes, of operands that have these alone; None: found by
+        tracing the reference, which takes about 10 ms for each kind of call.
       vmap: `examples`, one after the other; `reference`, whose `vmap` it takes; or `rows`: where
         nothing but rows is mapped, a single call on the rows of all examples, (batch * rows, k),
         and else what a second name says, or `examples`.
@@ -72,11 +74,13 @@ class Op:
         *,
         ptx: Callable[..., Any] | None = None,
         native: Callable[..., Any] | None = None,
+        shapes: Callable[..., Any] | None = None,
         vmap: str | tuple[str, ...] = "examples",
         row_operands: int = 1,
         derivative: Literal["reference"] | Linear | Callable[..., Any] | None = None,
     ) -> None:
         self.name, self.reference, self.ptx, self.native = name, reference, ptx, native
+        self._shapes = shapes or functools.partial(_traced_shapes, reference)
         self.primitive = jax.extend.core.Primitive(name)
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
@@ -100,7 +104,7 @@ class Op:
         asked = current_selection().implementation
         results = self.primitive.bind(*leaves, tree=tree, implementation=asked, **params)
         shapes = tuple((jnp.shape(leaf), jnp.dtype(leaf.dtype)) for leaf in leaves)
-        _, result_tree = _results(self.reference, shapes, tree, tuple(sorted(params.items())))
+        _, result_tree = _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
         return jax.tree.unflatten(result_tree, results)
 
     def composition(self, *operands: Any, **params: Any) -> Any:
@@ -111,7 +115,7 @@ class Op:
 
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
         shapes = tuple((aval.shape, aval.dtype) for aval in avals)
-        return _results(self.reference, shapes, tree, tuple(sorted(params.items())))[0]
+        return _results(self._shapes, shapes, tree, tuple(sorted(params.items())))[0]
 
     def _run_eagerly(self, *leaves: jax.Array, **params: Any) -> Sequence[jax.Array]:
         return _compiled(self.primitive, tuple(sorted(params.items())))(*leaves)
@@ -251,14 +255,17 @@ class Op:
 
 @functools.lru_cache(maxsize=4096)
 def _results(
-    reference: Callable[..., Any], shapes: Any, tree: Any, params: tuple[tuple[str, Any], ...]
+    shapes_of: Callable[..., Any], operands: Any, tree: Any, params: tuple[tuple[str, Any], ...]
 ) -> tuple[list[jax.core.ShapedArray], Any]:
-    """The avals of the results' leaves and the results' tree, found by tracing the reference."""
-    leaves = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-    function = functools.partial(reference, **dict(params))
-    found = jax.eval_shape(function, *jax.tree.unflatten(tree, leaves))
+    """The avals of the results' leaves, and the results' tree."""
+    leaves = [jax.ShapeDtypeStruct(*operand) for operand in operands]
+    found = shapes_of(*jax.tree.unflatten(tree, leaves), **dict(params))
     flat, result_tree = jax.tree.flatten(found)
     return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in flat], result_tree
+
+
+def _traced_shapes(reference: Callable[..., Any], *operands: Any, **params: Any) -> Any:
+    return jax.eval_shape(functools.partial(reference, **params), *operands)
 
 
 def device() -> tuning.Target:

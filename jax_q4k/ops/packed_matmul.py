@@ -41,6 +41,11 @@ def takes_q8_1(format: str, rows: int, columns: int) -> bool:
     return format in DOT_FORMATS if rows <= gemv.MAX_ROWS else gemm_takes(format, columns)
 
 
+def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
+    """Whether the CPU's kernels make q8_1 of so many activations for these packed weights."""
+    return activations != "f32" and all(takes_q8_1(w.format, rows, columns) for w in weights)
+
+
 def reference(
     x: jax.Array, w: QuantizedArray, *, activations: str | None, transposed: bool = False
 ) -> jax.Array:
@@ -95,7 +100,7 @@ def _gemm(
     if config:
         given = launch(quantize_f16(rows=m, columns=columns, dtype=ptx_name(x.dtype)), x)
     else:
-        config, given = choose(gemm_rule, *shape), quantize_q8_1.ptx(launch, x)
+        config, given = choose(gemm_rule, *shape), list(quantize_q8_1.ptx(launch, x))
     kernel = gemm(format=w.format, n=n, columns=columns, m=m, config=config)
     (y,) = launch(kernel, *w.planes, *given)
     return y
@@ -124,8 +129,3 @@ _op = Op(
         transpose=lambda params: {**params, "transposed": not params["transposed"]},
     ),
 )
-
-
-def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
-    """Whether the CPU's kernels make q8_1 of so many activations for these packed weights."""
-    return activations != "f32" and all(takes_q8_1(w.format, rows, columns) for w in weights)

@@ -158,4 +158,8 @@ def native(pages: Pages, *others: Any, interleaved: bool, eps: float) -> list[ja
     return calls.rope_append(pages, [*arrays, *norms], rope=True, interleaved=interleaved, eps=eps)
 
 
-_op = Op("rope_append", reference, ptx=ptx, native=native)
+def _shapes(pages: Pages, q: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
+    return *pages, q
+
+
+_op = Op("rope_append", reference, ptx=ptx, native=native, shapes=_shapes)

@@ -29,7 +29,7 @@ struct Pages {
 // (num_pages, num_kv_heads, page_size, head_dim) of keys and of values, and the scales of int8 ones; those of a
 // contiguous cache are as long as it is.
 template <class Buffers>
-Pages take_pages(Taker<Buffers>& from, bool contiguous = false) {
+Pages take_pages(OperandReader<Buffers>& from, bool contiguous = false) {
   auto k = from.next("k_pages", {ffi::F32, ffi::F16, ffi::BF16, ffi::S8, ffi::F8E4M3FN}, {-1, -1, -1, -1});
   const auto d = k.dimensions();
   auto v = from.next("v_pages", {k.element_type()}, {d[0], d[1], d[2], d[3]});

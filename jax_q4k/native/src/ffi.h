@@ -34,9 +34,9 @@ inline std::string text(Dims dims) {
 
 // The operands or results of a call, in order; each is checked as it is taken.
 template <class Buffers>
-class Taker {
+class OperandReader {
  public:
-  Taker(const char* what, const Buffers& buffers) : what_(what), buffers_(buffers) {}
+  OperandReader(const char* what, const Buffers& buffers) : what_(what), buffers_(buffers) {}
 
   // The next one; `dims` of -1 match anything.
   ffi::AnyBuffer next(const char* name, std::initializer_list<ffi::DataType> types, std::initializer_list<int64_t> dims) {
@@ -72,8 +72,8 @@ class Taker {
   const Buffers& buffers_;
   size_t at_ = 0;
 };
-using Operands = Taker<ffi::RemainingArgs>;
-using Results = Taker<ffi::RemainingRets>;
+using Operands = OperandReader<ffi::RemainingArgs>;
+using Results = OperandReader<ffi::RemainingRets>;
 
 // Memory of a thread that grows and is kept, so that steps of a loop need no pages from the system. `kind` tells uses
 // apart that overlap.
