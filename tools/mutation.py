@@ -1,7 +1,7 @@
 """Mutation testing, whether our checks find bugs: `python -m tools.mutation
 [--subjects PATTERN ...] [--mutants 300] [--json FILE]`.
 
-Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/subjects.py, one at a time,
+Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/subjects, one at a time,
 and runs what the tests run: the simulator with all its checks against the exact results, then
 again under perturbations of what hardware leaves open; and the rule that every float instruction
 states its rounding. A mutant that nothing notices survives. Those that compute the same as the
@@ -113,7 +113,7 @@ def _known(known: Sequence[Known], subject: str, mutant: Mutant, equivalent: boo
 
 
 def _subjects() -> ModuleType:
-    """tests/subjects.py: the tests' folder is no package that could be imported from here."""
+    """tests/subjects: the tests' folder is no package that could be imported from here."""
     if str(ROOT / "tests") not in sys.path:
         sys.path.insert(0, str(ROOT / "tests"))
     return importlib.import_module("subjects")
@@ -310,7 +310,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--subjects", nargs="*", default=["*"], help="patterns of labels in tests/subjects.py"
+        "--subjects", nargs="*", default=["*"], help="patterns of labels in tests/subjects"
     )
     parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)

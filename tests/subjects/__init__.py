@@ -1,0 +1,136 @@
+"""Small kernels of every family with operands and what they must give: perturbed and mutated by
+tests and tools.
+
+To add one, write a function that returns a Subject and give it a label in SUBJECTS. Shapes should
+be small (a run takes milliseconds) but reach every branch of the text: tails, masks, several warps
+and blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+
+from ptx_kernels import formats
+from ptx_kernels.kernels.attention import MergeConfig, PagedAttentionConfig
+from ptx_kernels.kernels.gemm import GemmConfig
+from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
+
+from .attention import attention_subject, merge_subject
+from .base import Subject
+from .pages import append_subject, rope_subject
+from .products import (
+    fused_matvec_subject,
+    gated_subject,
+    gemm_subject,
+    matvec_subject,
+    preset_subject,
+    qkv_subject,
+)
+from .rows import (
+    decode_subject,
+    embedding_subject,
+    quantize_f16_subject,
+    quantize_subject,
+    rms_norm_subject,
+)
+from .search import (
+    argmax_of_candidates_subject,
+    argmax_subject,
+    top_k_of_candidates_subject,
+    top_k_subject,
+)
+
+_HEAD_DIMS = {"f32": 64, "f16": 128, "bf16": 96, "int8": 48, "fp8": 32}
+
+
+SUBJECTS: dict[str, Callable[[], Subject]] = {
+    **{f"quantize-{t}": functools.partial(quantize_subject, t) for t in ("f32", "f16", "bf16")},
+    **{
+        f"quantize_f16-{t}": functools.partial(quantize_f16_subject, t)
+        for t in ("f32", "f16", "bf16")
+    },
+    **{f"rms_norm-{o}": functools.partial(rms_norm_subject, o) for o in ("f32", "q8_1")},
+    **{
+        f"matvec-{name}": functools.partial(preset_subject, config)
+        for name, config in PRESETS.items()
+    },
+    **{
+        f"matvec-{f}-{lanes}": functools.partial(
+            matvec_subject, f, MatvecConfig(lanes=lanes, rows_per_warp=2)
+        )
+        for f, lanes in (("Q4_K", 4), ("Q5_K", 8), ("Q6_K", 4), ("Q6_K", 32))
+    },
+    "matvec-persistent": functools.partial(
+        matvec_subject, "Q4_K", replace(PRESETS["dp4a"], persistent=2, warps=2), n=11, columns=256
+    ),
+    "fused-f32": functools.partial(
+        fused_matvec_subject, replace(PRESETS["tiled"], warps=2, persistent=2)
+    ),
+    "fused-q8_1": functools.partial(
+        fused_matvec_subject, replace(PRESETS["inline_q8"], warps=16), "q8_1"
+    ),
+    "chunked-rest": functools.partial(
+        matvec_subject, "Q4_K", replace(PRESETS["chunked"], warps=2, rows_per_warp=2), n=3, m=8
+    ),
+    "gated-silu": functools.partial(
+        gated_subject, replace(PRESETS["multi_warp_dp4a"], persistent=2), "silu"
+    ),
+    "gated-gelu": functools.partial(gated_subject, PRESETS["batched"], "gelu", ("Q5_K", "Q6_K")),
+    "qkv": functools.partial(qkv_subject, PRESETS["inline_q8"]),
+    "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
+    "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
+    "gemm-Q5_1": functools.partial(
+        gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15
+    ),
+    "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17),
+    "gemm-f16-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16")),
+    "gemm-f16-Q5_K": functools.partial(
+        gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2, "f16"), n=33
+    ),
+    "gemm-f16-Q6_K": functools.partial(
+        gemm_subject, "Q6_K", GemmConfig(1, 1, 1, 32, 2, "f16"), n=15
+    ),
+    **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
+    "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
+    "embedding": embedding_subject,
+    **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16", "int8", "fp8")},
+    "rope_append-interleaved": functools.partial(rope_subject, True, False),
+    "rope_append-norm": functools.partial(rope_subject, False, True),
+    "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
+    **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},
+    "attention-one_warp": functools.partial(
+        attention_subject, 128, "f16", PagedAttentionConfig(warps=1, unroll=1)
+    ),
+    "attention-contiguous": functools.partial(
+        attention_subject, contiguous=True, window=20, sinks=True
+    ),
+    "attention-soft_cap": functools.partial(attention_subject, 32, soft_cap=1.5, window=9),
+    "attention-splits": functools.partial(
+        attention_subject, config=PagedAttentionConfig(warps=1, splits=3, unroll=1), sinks=True
+    ),
+    "attention-steep": functools.partial(attention_subject, q_size=40.0),
+    "attention-q8_1": functools.partial(attention_subject, output="q8_1", tolerance=1e-7),
+    "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
+    "argmax": argmax_subject,
+    "argmax-candidates": argmax_of_candidates_subject,
+    "top_k": top_k_subject,
+    "top_k-candidates": top_k_of_candidates_subject,
+}
+
+
+@functools.cache
+def subject(label: str) -> Subject:
+    return SUBJECTS[label]()
+
+
+__all__ = [
+    "SUBJECTS",
+    "Subject",
+    "attention_subject",
+    "decode_subject",
+    "matvec_subject",
+    "quantize_subject",
+    "subject",
+]

@@ -1,0 +1,133 @@
+"""Subjects of attention."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+from oracles import (
+    attention,
+    dequantized,
+    loaded,
+    quantized,
+)
+
+from ptx_kernels import simulator
+from ptx_kernels.kernels.attention import (
+    MergeConfig,
+    PagedAttentionConfig,
+    merge_attention,
+    paged_attention,
+)
+
+from .base import Subject, rng_of
+from .pages import cached, page_operands
+
+_TWO_WARPS = PagedAttentionConfig(warps=2, queries=2)
+
+
+def read_q8_1(values: np.ndarray, scale_sum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What q8_1 groups stand for, and by how much their sums of values are wrong: 0."""
+    scale, total = scale_sum[..., 0], scale_sum[..., 1]
+    sums = np.rint(np.divide(total, scale, out=total.copy(), where=scale != 0))
+    return dequantized(values, scale_sum), sums - values.reshape(*scale.shape, 32).sum(
+        -1, dtype=np.int32
+    )
+
+
+def attention_subject(
+    head_dim: int = 64,
+    dtype: str = "f32",
+    config: PagedAttentionConfig = _TWO_WARPS,
+    *,
+    contiguous: bool = False,
+    sinks: bool = False,
+    output: str = "f32",
+    q_size: float = 1.0,
+    tolerance: float = 1e-11,
+    **options: Any,
+) -> Subject:
+    """Two KV heads of three query heads each; contexts of 37, 0, 1 and 48 tokens, the last of which
+    fills its pages.
+
+    What no context holds is NaN, tables name pages beyond the last there, and so do two entries
+    within contexts.
+    """
+    rng = rng_of(1, head_dim)
+    lengths = np.array([37, 0, 1, 48], np.int32)
+    page_size, width = (48, 1) if contiguous else (16, 3)
+    num_pages = 4 * width
+    q = rng.standard_normal((4, 6, head_dim), np.float32) * np.float32(q_size)
+    tables = rng.permutation(num_pages).reshape(4, width).astype(np.int32)
+    used = np.zeros((num_pages, page_size), bool)
+    if contiguous:
+        tables = np.arange(4, dtype=np.int32)[:, None]
+    else:
+        tables[0, 1] = tables[3, 2] = num_pages
+    for table, length in zip(tables, lengths, strict=True):
+        for t in range(length)[-options.get("window", length + 1) :]:
+            if table[t // page_size] < num_pages:
+                used[table[t // page_size], t % page_size] = True
+        if not contiguous:
+            table[-(-length // page_size) :] = num_pages
+    exact = [rng.standard_normal((num_pages, 2, page_size, head_dim), np.float32) for _ in range(2)]
+    pages = [cached(x, dtype) for x in exact]
+    unused = np.broadcast_to(~used[:, None], (num_pages, 2, page_size))
+    for page in pages:
+        page[-1][unused] = {"bf16": 0x7FC0, "fp8": 0x7F}.get(dtype, np.nan)
+    held = [
+        rows * scale[0][..., None] if (scale := rest) else loaded(rows, dtype)
+        for rows, *rest in pages
+    ]
+    logits = rng.standard_normal(6).astype(np.float32) if sinks else None
+    build = functools.partial(
+        paged_attention,
+        batch=4,
+        num_heads=6,
+        num_kv_heads=2,
+        head_dim=head_dim,
+        num_pages=num_pages,
+        page_size=page_size,
+        pages_per_sequence=width,
+        scale=head_dim**-0.5,
+        dtype=dtype,
+        contiguous=contiguous,
+        sinks=sinks,
+        config=config,
+        **options,
+    )
+    given = (q, *page_operands(pages), None if contiguous else tables, lengths, logits)
+    operands = tuple(x for x in given if x is not None)
+    want = attention(q, held[0], held[1], tables, lengths, head_dim**-0.5, sinks=logits, **options)
+    if config.splits > 1:
+        return Subject(build(), operands, (want,), tolerance, merged)
+    if output == "q8_1":
+        (y,) = simulator.run(build(), *operands)
+        wants = read_q8_1(*quantized(y.reshape(4, -1)))
+        return Subject(build(output=output), operands, wants, tolerance, read_q8_1)
+    return Subject(build(), operands, (want,), tolerance)
+
+
+def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
+    """What splits of attention make together, float64: (batch, heads, head_dim)."""
+    highest, total = marks[..., 0].astype(np.float64), marks[..., 1]
+    factors = np.exp2(highest - highest.max(-1, keepdims=True))
+    together, weight = (factors[..., None] * parts).sum(2), (factors * total).sum(-1)[..., None]
+    return (np.divide(together, weight, out=np.zeros_like(together), where=weight > 0),)
+
+
+def merge_subject(config: MergeConfig) -> Subject:
+    """Eleven splits, of which the third and the last are empty; of one head all; of one the scores
+    lie far apart.
+    """
+    rng = rng_of(10)
+    parts, marks = (
+        rng.standard_normal((2, 3, 11, 48), np.float32),
+        rng.uniform(1, 9, (2, 3, 11, 2)).astype(np.float32),
+    )
+    marks[0, 1, :, 0] = [-300, 200, 0, 300, 299, -150, 0, 301, -299, 300, 0]
+    for empty in (np.s_[:, :, [2, 10]], np.s_[1, 1]):
+        parts[empty], marks[empty] = 0, [-3e38, 0]
+    kernel = merge_attention(batch=2, num_heads=3, head_dim=48, splits=11, config=config)
+    return Subject(kernel, (parts, marks), merged(parts, marks), 1e-12)

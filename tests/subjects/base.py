@@ -1,0 +1,74 @@
+"""Subject: a kernel with operands and what it must give."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from helpers import nmse
+from oracles import (
+    loaded,
+)
+
+from ptx_kernels import simulator
+from ptx_kernels.ptx import Kernel
+
+_OPEN = re.compile(r"\.approx\.|\bmma\.[^;]*\.f32|\b(?:atom|red)\.[^;]*add\.f32")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A kernel with operands, its exact results and how far it may miss them.
+
+    Attributes:
+      wants: one per result; a bf16 result as floats. None: no one answer (not compared).
+      finish: makes of the results what `wants` holds, where they are partial ones.
+      tolerance: largest NMSE of a result of floats; 0 asks for the very bits. Integers are compared
+        exactly.
+    """
+
+    kernel: Kernel
+    operands: tuple[np.ndarray, ...]
+    wants: tuple[np.ndarray | None, ...]
+    tolerance: float
+    finish: Callable[..., tuple[np.ndarray, ...]] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether hardware has no freedom in the results: perturbed runs then give the same
+        bits.
+        """
+        return _OPEN.search(self.kernel.text) is None
+
+    def run(self, text: str | None = None, **options: Any) -> tuple[np.ndarray, ...]:
+        """The results of the kernel, or of another text in its place, with `simulator.run`'s
+        options; SimulationError as the simulator raises it."""
+        kernel = self.kernel if text is None else replace(self.kernel, text=text, lines={})
+        return simulator.run(kernel, *self.operands, **options)
+
+    def holds(self, results: tuple[np.ndarray, ...]) -> bool:
+        """Whether results are right."""
+        if self.finish is not None:
+            finished = zip(self.finish(*results), self.wants, strict=True)
+            return all(nmse(got, want) <= self.tolerance for got, want in finished)
+        found = zip(results, self.wants, self.kernel.results, strict=True)
+        return all(
+            self._close(got, want, buffer.type.name)
+            for got, want, buffer in found
+            if want is not None
+        )
+
+    def _close(self, got: np.ndarray, want: np.ndarray, type: str) -> bool:
+        if type in ("f32", "f16", "bf16") and self.tolerance:
+            return nmse(loaded(got, type), want) <= self.tolerance
+        return np.array_equal(got, want, equal_nan=got.dtype.kind == "f")
+
+    def passes(self, text: str | None = None) -> bool:
+        return self.holds(self.run(text))
+
+
+def rng_of(*seed: int) -> np.random.Generator:
+    return np.random.default_rng([len(seed), *seed])

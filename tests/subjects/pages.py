@@ -1,0 +1,105 @@
+"""Subjects of a paged cache."""
+
+from __future__ import annotations
+
+import numpy as np
+from oracles import (
+    int8_vectors,
+    rms_norm_oracle,
+    rotated,
+    stored,
+)
+
+from ptx_kernels.kernels.append_kv import append_kv
+from ptx_kernels.kernels.rope_append import rope_append
+
+from .base import Subject, rng_of
+
+
+def append_subject(dtype: str) -> Subject:
+    """Seven tokens, the second and third of which have no slot: a negative one, and the first
+    behind the pages. Many values lie halfway between two of a narrower type."""
+    rng = rng_of(6)
+    pages = [cached(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in range(2)]
+    shape = (7, 2, 32)
+    new = [
+        (rng.integers(-4096, 4097, shape) * 2.0 ** rng.integers(-20, -4, shape)).astype(np.float32)
+        for _ in "kv"
+    ]
+    slots = np.array([7, -1, 12, 2, 0, 11, 5], np.int32)
+    wants = [tuple(part.copy() for part in page) for page in pages]
+    for want, values in zip(wants, new, strict=True):
+        for token in (0, 3, 4, 5, 6):
+            for part, held in zip(want, cached(values[token], dtype), strict=True):
+                part[slots[token] // 4, :, slots[token] % 4] = held
+    kernel = append_kv(tokens=7, num_pages=3, num_kv_heads=2, page_size=4, head_dim=32, dtype=dtype)
+    return Subject(kernel, (*page_operands(pages), *new, slots), page_operands(wants), 0)
+
+
+def cached(x: np.ndarray, dtype: str) -> tuple[np.ndarray, ...]:
+    """Float vectors as pages hold them: (rows,), or (rows, scales) for int8."""
+    return int8_vectors(x) if dtype == "int8" else (stored(x, dtype),)
+
+
+def page_operands(pages: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    """(k rows, v rows, k scales, v scales): the order of a kernel's operands."""
+    return tuple(part for parts in zip(*pages, strict=True) for part in parts)
+
+
+def rope_subject(interleaved: bool, qk_norm: bool, dtype: str = "f32") -> Subject:
+    """Four tokens of 96 dimensions, 40 of them rotated; the second and the third have no slot."""
+    rng = rng_of(9)
+    exact = [rng.standard_normal((3, 2, 4, 96), np.float32) for _ in range(2)]
+    q, k, v = (rng.standard_normal((4, heads, 96), np.float32) for heads in (4, 2, 2))
+    slots = np.array([5, -1, 12, 11], np.int32)
+    radians = rng.uniform(0, 1000, (4, 20))
+    angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
+    norms = list(rng.uniform(0.5, 2, (2, 96)).astype(np.float32)) if qk_norm else []
+    normed = (
+        [rms_norm_oracle(x, w, 1e-2) for x, w in zip((q, k), norms, strict=True)]
+        if qk_norm
+        else [q, k]
+    )
+    q_want, k_want = (rotated(x, *angles, interleaved) for x in normed)
+    pages = [cached(page, dtype) for page in exact]
+    wants = [tuple(part.copy() for part in page) for page in pages]
+    for want, values in zip(wants, (k_want, v), strict=True):
+        for token in (0, 3):
+            for part, held in zip(
+                want, cached(values[token].astype(np.float32), dtype), strict=True
+            ):
+                part[slots[token] // 4, :, slots[token] % 4] = held
+    kernel = rope_append(
+        tokens=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=96,
+        rope_dim=40,
+        num_pages=3,
+        page_size=4,
+        dtype=dtype,
+        interleaved=interleaved,
+        qk_norm=qk_norm,
+        eps=1e-2,
+    )
+    operands = (*page_operands(pages), q, k, v, slots, *angles, *norms)
+    if dtype == "int8":  # a value near the middle of two steps may round to either
+        return Subject(
+            kernel,
+            operands,
+            (*dequantized_pages(*page_operands(wants)), q_want),
+            1e-6,
+            dequantized_pages,
+        )
+    return Subject(kernel, operands, (*page_operands(wants), q_want), 1e-12)
+
+
+def dequantized_pages(
+    k: np.ndarray, v: np.ndarray, k_scales: np.ndarray, v_scales: np.ndarray, *others: np.ndarray
+) -> tuple[np.ndarray, ...]:
+    """int8 pages as floats."""
+    return (
+        k * k_scales[..., None].astype(np.float64),
+        v * v_scales[..., None].astype(np.float64),
+        *others,
+    )

@@ -1,0 +1,149 @@
+"""Subjects of mat-vecs and gemm."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from oracles import (
+    activation_operands,
+    dequantized,
+    gated,
+    half_operands,
+    quantized,
+    random_planes,
+    weights,
+)
+
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.gemm import GemmConfig, gemm
+from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, qkv_matvec
+from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
+
+from .base import Subject, rng_of
+
+
+def matvec_subject(
+    format: str,
+    config: MatvecConfig,
+    *,
+    n: int = 6,
+    columns: int = 2304,
+    m: int = 2,
+    tolerance: float = 1e-11,
+) -> Subject:
+    rng = rng_of(n, columns, m)
+    planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
+    operands, x = activation_operands(
+        config, rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
+    )
+    kernel = matvec(format=format, n=n, columns=columns, m=m, config=config)
+    return Subject(kernel, (*planes, *operands), (x @ weights(format, planes).T,), tolerance)
+
+
+def preset_subject(config: MatvecConfig) -> Subject:
+    """Columns for more than one round of the loop, or more than one chunk."""
+    more = config.stage == "chunks" or config.streams("Q4_K") * config.unroll > 4
+    return matvec_subject("Q4_K", config, columns=4352 if more else 2304)
+
+
+def normed_operands(
+    config: MatvecConfig, m: int, columns: int
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5, and the numbers that its
+    products see.
+    """
+    rng = rng_of(m, columns, 2)
+    x, weight = (
+        rng.standard_normal((m, columns), np.float32) + 1,
+        rng.standard_normal(columns, np.float32),
+    )
+    norm = rms_norm(rows=m, columns=columns, eps=0.5, config=RmsNormConfig(config.warps))
+    return (x, weight), activation_operands(config, simulator.run(norm, x, weight)[0])[1]
+
+
+def fused_matvec_subject(config: MatvecConfig, output: str = "f32") -> Subject:
+    """Normalized rows in, bias and residual added, int8 out where asked for."""
+    rng, n, columns, m = rng_of(9), 64 if output == "q8_1" else 13, 1280, 2
+    planes = random_planes(rng, "Q4_K", n, 5)
+    operands, x = normed_operands(config, m, columns)
+    bias, residual = rng.standard_normal(n, np.float32), rng.standard_normal((m, n), np.float32)
+    build = functools.partial(
+        matvec,
+        format="Q4_K",
+        n=n,
+        columns=columns,
+        m=m,
+        norm=True,
+        eps=0.5,
+        bias=True,
+        residual=True,
+        config=config,
+    )
+    operands = (*planes, *operands, bias, residual)
+    if output == "f32":
+        return Subject(build(), operands, (x @ weights("Q4_K", planes).T + bias + residual,), 1e-11)
+    return Subject(
+        build(output=output), operands, quantized(simulator.run(build(), *operands)[0]), 0
+    )
+
+
+def gated_subject(
+    config: MatvecConfig, activation: str, pair: tuple[str, str] = ("Q4_K", "Q4_K")
+) -> Subject:
+    n, columns, m = 7, 1280, 2
+    planes = [random_planes(rng_of(10, i), format, n, 5) for i, format in enumerate(pair)]
+    operands, x = activation_operands(
+        config, rng_of(10).standard_normal((m, columns), np.float32) * np.float32(0.1)
+    )
+    gate, up = (x @ weights(format, mine).T for format, mine in zip(pair, planes, strict=True))
+    kernel = gated_matvec(
+        formats=pair, n=n, columns=columns, m=m, activation=activation, config=config
+    )
+    return Subject(
+        kernel, (*planes[0], *planes[1], *operands), (gated(activation, gate, up),), 1e-11
+    )
+
+
+def qkv_subject(config: MatvecConfig) -> Subject:
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (16, 5), 1280, 2  # the first fills its block
+    matrices = [
+        random_planes(rng_of(11, n), format, n, 5) for format, n in zip(types, rows, strict=True)
+    ]
+    operands, x = normed_operands(config, m, columns)
+    biases = [rng_of(12, n).standard_normal(n, np.float32) for n in rows]
+    kernel = qkv_matvec(
+        formats=types,
+        rows=rows,
+        columns=columns,
+        m=m,
+        norm=True,
+        eps=0.5,
+        biases=True,
+        config=config,
+    )
+    wants = (
+        x @ weights(f, planes).T + b for f, planes, b in zip(types, matrices, biases, strict=True)
+    )
+    return Subject(
+        kernel,
+        (*(p for planes in matrices for p in planes), *operands, *biases),
+        tuple(wants),
+        1e-11,
+    )
+
+
+def gemm_subject(
+    format: str, config: GemmConfig, *, n: int = 21, columns: int = 768, m: int = 19
+) -> Subject:
+    rng = rng_of(n, columns, m, 1)
+    planes = random_planes(rng, format, n, columns // formats.get(format).block_size)
+    x = rng.standard_normal((m, columns), np.float32) + np.float32(0.5)
+    kernel = gemm(format=format, n=n, columns=columns, m=m, config=config)
+    if config.products == "f16":
+        operands, exact = half_operands(x)
+        tolerance = 1e-7 if format == "Q6_K" else 1e-10  # how tensor cores round in between is open
+    else:
+        operands, tolerance = quantized(x), 1e-12
+        exact = dequantized(*operands)
+    return Subject(kernel, (*planes, *operands), (exact @ weights(format, planes).T,), tolerance)

@@ -1,0 +1,72 @@
+"""Subjects of quantization, norms and decoding."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+from oracles import (
+    half_operands,
+    loaded,
+    quantized,
+    random_planes,
+    rms_norm_oracle,
+    stored,
+)
+
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.decode import decode
+from ptx_kernels.kernels.quantize_f16 import quantize_f16
+from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
+from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
+
+from .base import Subject, rng_of
+
+
+def quantize_subject(dtype: str) -> Subject:
+    """Three rows of three groups; one is all 0, one has 1 as its largest, and one a negative
+    number.
+    """
+    exact = rng_of(2).standard_normal((3, 96), np.float32)
+    exact[0, 32:64], exact[1, :32], exact[2, 70] = 0, np.linspace(-0.9, 1, 32), -9
+    x = stored(exact, dtype)
+    return Subject(
+        quantize_q8_1(rows=3, columns=96, dtype=dtype), (x,), quantized(loaded(x, dtype)), 0
+    )
+
+
+def rms_norm_subject(output: str) -> Subject:
+    rng = rng_of(3)
+    x, weight = rng.standard_normal((3, 416), np.float32) + 1, rng.standard_normal(416, np.float32)
+    build = functools.partial(rms_norm, rows=3, columns=416, eps=1e-2, config=RmsNormConfig(2))
+    want = rms_norm_oracle(x, weight, 1e-2)
+    if output == "f32":
+        return Subject(build(), (x, weight), (want,), 1e-13)
+    (y,) = simulator.run(build(), x, weight)
+    return Subject(build(output=output), (x, weight), quantized(y), 0)
+
+
+def quantize_f16_subject(dtype: str) -> Subject:
+    """Five super-blocks in two blocks of warps; one is all 0, one has 1 as its largest, and one a
+    negative number.
+    """
+    x = rng_of(2).standard_normal((5, 256), np.float32)
+    x[0], x[1], x[2, 70] = 0, np.linspace(-0.9, 1, 256), -9
+    x = np.round(x * 64) / 64  # sums are exact
+    operands, _ = half_operands(x)
+    return Subject(quantize_f16(rows=5, columns=256, dtype=dtype), (stored(x, dtype),), operands, 0)
+
+
+def decode_subject(format: str, dtype: str = "f32") -> Subject:
+    planes = random_planes(rng_of(4), format, 3, 2)
+    want = formats.get(format).decode(planes)
+    exact = stored(want, dtype)
+    return Subject(decode(format=format, n=3, blocks=2, dtype=dtype), planes, (exact,), 0)
+
+
+def embedding_subject() -> Subject:
+    planes, ids = random_planes(rng_of(5), "Q4_K", 5, 2), np.array([4, 0, -1, 5], np.int32)
+    want = np.concatenate(
+        [formats.get("Q4_K").decode(planes)[ids[:2]], np.full((2, 512), np.nan, np.float32)]
+    )
+    return Subject(decode(format="Q4_K", n=5, blocks=2, lookups=4), (*planes, ids), (want,), 0)
