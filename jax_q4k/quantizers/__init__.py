@@ -42,6 +42,9 @@ def _found() -> dict[str, Quantizer]:
 
 _QUANTIZERS = _found()
 
+#: The largest magnitude that each format takes.
+LIMITS = {name: quantizer.largest for name, quantizer in _QUANTIZERS.items()}
+
 
 def names() -> tuple[str, ...]:
     """The formats that `quantize` makes: ("Q4_0", ...)."""
