@@ -196,7 +196,7 @@ def test_more_memory_than_there_is(run, monkeypatch):
     def exhausted(*_, **__):
         raise MemoryError("Unable to allocate 1 TiB")
 
-    monkeypatch.setattr(cli.output, "from_gguf", exhausted)
+    monkeypatch.setattr(cli.output, "load", exhausted)
     assert run("generate", TOKEN_MODEL, "--tokens", "1") == (
         2,
         "",
