@@ -42,7 +42,8 @@ class QuantizedArray:
             found, dtype = np.shape(data), getattr(data, "dtype", type(data).__name__)
             if found != want or dtype != np.uint8:
                 raise ValueError(
-                    f"plane {plane.name} of {format} {shape} must be uint8 {want}, not {dtype} {found}"
+                    f"plane {plane.name} of {format} {shape} must be uint8 {want}, "
+                    f"not {dtype} {found}"
                 )
         self.format = format
         self.planes = tuple(planes)
@@ -182,6 +183,7 @@ def _checked_index(part: Any, axis: int, size: int) -> Any:
         values = np.asarray(part)
         if np.issubdtype(values.dtype, np.integer) and ((values < -size) | (values >= size)).any():
             raise IndexError(
-                f"an index of axis {axis} is out of range for size {size}: {values.min()} to {values.max()}"
+                f"an index of axis {axis} is out of range for size {size}: "
+                f"{values.min()} to {values.max()}"
             )
     return part

@@ -1,4 +1,4 @@
-"""What a program would run: kernels, Configs and the reasons for them, without running or compiling
+"""A program's kernels, Configs and the reasons for them, without running or compiling
 it.
 """
 
@@ -123,7 +123,10 @@ class Explanation:
             says = f", as ${native.VARIABLE} says" if native.named() else ""
             where = f"cpu ({native.problem() or f'kernels for {native.kernels()}{says}'})"
         total = sum(call.count for call in self.calls)
-        head = f"on {where}: {len(self.calls)} kinds of calls, {total} calls, {self.launches} launches of PTX kernels"
+        head = (
+            f"on {where}: {len(self.calls)} kinds of calls, {total} calls, "
+            f"{self.launches} launches of PTX kernels"
+        )
         return "\n\n".join([head, *map(str, self.calls)])
 
 
@@ -135,7 +138,7 @@ def explain(
     predict: bool = False,
     **kwargs: Any,
 ) -> Explanation:
-    """What `function(*args, **kwargs)` would run on a platform, and why; nothing runs, and no GPU
+    """Explains `function(*args, **kwargs)` on a platform: what runs, and why. Nothing runs, no GPU
     is needed.
 
     Traces the function and finds jax_q4k's operations in it, also inside `jit`, `scan`, `while` and

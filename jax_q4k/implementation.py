@@ -37,7 +37,7 @@ class Selection(NamedTuple):
     fused: frozenset[str] | None = None
 
     def fuses(self, name: str) -> bool:
-        """Whether the operation `name` of FUSIONS may be one kernel."""
+        """True if the operation `name` of FUSIONS may be one kernel."""
         return self.fused is None or name in self.fused
 
 

@@ -1,4 +1,4 @@
-"""What tests run operations by on a CPU; those by its kernels are skipped where their library is
+"""The implementations that tests run operations by on a CPU; those by its kernels are skipped where their library is
 not there.
 """
 

@@ -88,7 +88,7 @@ def library_path() -> Path:
 
 
 def available() -> bool:
-    """Whether the library is there and its handlers are registered."""
+    """True if the library is there and its handlers are registered."""
     return _load()[0] is not None
 
 

@@ -136,7 +136,7 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
 
 
 def _knows(machine: Sequence[str], folder: Path) -> bool:
-    """Whether the compiler takes these flags: an old one may not, and makes a library without such
+    """True if the compiler takes these flags: an old one may not, and makes a library without such
     kernels.
     """
     empty = folder / "empty.cpp"

@@ -107,10 +107,10 @@ def composition(op: Op, implementation: str, launch: KernelCall | None = None) -
 
 
 def _is_passed_over(implementation: str) -> bool:
-    """Whether something else is the default: not where $JAX_Q4K_KERNELS names the CPU's kernels."""
+    """True if something else is the default: not where $JAX_Q4K_KERNELS names the CPU's kernels."""
     return _missing(implementation) is not None and not native.named()
 
 
 def _missing(implementation: str) -> str | None:
-    """What an implementation lacks on this machine, as the library of the CPU's kernels."""
+    """The part that an implementation lacks on this machine, as the library of the CPU's kernels."""
     return native.problem() if implementation == "native" and not native.available() else None

@@ -54,7 +54,8 @@ def causal_attention(
     batch, time, num_heads, head_dim = q.shape
     if k.ndim != 4 or (k.shape[:2], k.shape[3]) != ((batch, time), head_dim):
         raise ValueError(
-            f"k has shape {k.shape}; it must be ({batch}, {time}, num_kv_heads, {head_dim}), as q is"
+            f"k has shape {k.shape}; it must be ({batch}, {time}, num_kv_heads, {head_dim}), "
+            "as q is"
         )
     if k.shape[2] < 1 or num_heads % k.shape[2]:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={k.shape[2]}")

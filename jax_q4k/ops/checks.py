@@ -97,7 +97,7 @@ def same_shape(name: str, array: Any, expected: tuple[int, ...], rule: str) -> N
 
 
 def epsilon(name: str, eps: Any) -> float:
-    """What is added to a mean square: finite in float32 and at least 0; ValueError otherwise."""
+    """The addend of a mean square: finite in float32 and at least 0; ValueError otherwise."""
     if eps is None:
         raise ValueError(f"{name}=None must be a number where there is a norm's weight")
     value = number(name, eps)
@@ -145,7 +145,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def window(value: Any) -> int | None:
-    """How many tokens of a context are seen: a positive int32, or None, all."""
+    """The number of a context's tokens that are seen: a positive int32, or None, all."""
     if value is None:
         return None
     checked = integer("window", value)
@@ -245,7 +245,7 @@ def new_tokens(
 
 
 def is_concrete(*arrays: Any) -> bool:
-    """Whether the values can be looked at now, which is not so while a program is traced."""
+    """True if the values can be looked at now, which is not so while a program is traced."""
     return not any(isinstance(a, jax.core.Tracer) for a in arrays)
 
 

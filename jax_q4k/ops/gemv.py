@@ -36,14 +36,14 @@ Rows = jax.Array | Sequence[jax.Array]
 
 
 def takes(weights: Sequence[QuantizedArray], m: int) -> bool:
-    """Whether a mat-vec takes these matrices and m rows of activations."""
+    """True if a mat-vec takes these matrices and m rows of activations."""
     return (
         m <= MAX_ROWS and len(weights) <= MAX_MATRICES and all(w.format in FORMATS for w in weights)
     )
 
 
 def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:
-    """Whether a matrix's activations are best made q8_1 by the kernel before: no mat-vec of it
+    """True if a matrix's activations are best made q8_1 by the kernel before: no mat-vec of it
     would quantize m rows in its own prologue.
     """
     if activations == "f32" or not takes([w], m):

@@ -1,5 +1,5 @@
-"""Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias] of one matrix, of several, or of two that
-gate each other.
+"""Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias] of one matrix, of several, or of two
+that gate each other.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An operation as one declaration: the JAX primitive, its implementations, `vmap` and derivatives."""
+"""An operation as one declaration: the JAX primitive, its implementations, `vmap`, derivatives."""
 
 from __future__ import annotations
 

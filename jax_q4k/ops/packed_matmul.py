@@ -35,14 +35,14 @@ def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> j
 
 
 def takes_q8_1(format: str, rows: int, columns: int) -> bool:
-    """Whether the CUDA path has a kernel that multiplies `rows` rows of `columns` int8 activations
+    """True if the CUDA path has a kernel that multiplies `rows` rows of `columns` int8 activations
     by `format`.
     """
     return format in DOT_FORMATS if rows <= gemv.MAX_ROWS else gemm_takes(format, columns)
 
 
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
-    """Whether the CPU's kernels make q8_1 of so many activations for these packed weights."""
+    """True if the CPU's kernels make q8_1 of so many activations for these packed weights."""
     return activations != "f32" and all(takes_q8_1(w.format, rows, columns) for w in weights)
 
 

@@ -93,7 +93,8 @@ def checked_pages(
     context_lens = checks.int32_array("context_lens", context_lens)
     if block_tables.ndim != 2 or block_tables.shape[0] != batch or block_tables.shape[1] < 1:
         raise ValueError(
-            f"block_tables has shape {block_tables.shape}; it must be (batch={batch}, pages_per_sequence)"
+            f"block_tables has shape {block_tables.shape}; it must be (batch={batch}, "
+            "pages_per_sequence)"
         )
     checks.same_shape("context_lens", context_lens, (batch,), "(batch,)")
     if batch and checks.is_concrete(block_tables, context_lens):

@@ -67,7 +67,8 @@ def rope_append(
     )
     if cos.ndim != 2 or cos.shape[0] != tokens or not 0 < 2 * cos.shape[1] <= head_dim:
         raise ValueError(
-            f"cos has shape {cos.shape}; it must be (tokens={tokens}, rope_dim / 2 <= {head_dim // 2})"
+            f"cos has shape {cos.shape}; it must be (tokens={tokens}, "
+            f"rope_dim / 2 <= {head_dim // 2})"
         )
     checks.same_shape("sin", sin, cos.shape, "cos's shape")
     if not isinstance(interleaved, (bool, np.bool_)):

@@ -16,8 +16,8 @@ from .op import Op
 def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
     """Rotates the first rope_dim dimensions of every head by its token's angles.
 
-    They rotate in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else (i, i +
-    rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
+    They rotate in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else (i,
+    i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
 
     Args:
       x: (..., heads, head_dim) float32.

@@ -1,4 +1,4 @@
-"""What XLA makes of our custom calls, on one small kernel written by hand, compiled for an H200
+"""Our custom calls as XLA compiles them, on one small kernel written by hand, compiled for an H200
 without a GPU.
 """
 

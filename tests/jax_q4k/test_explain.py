@@ -1,4 +1,4 @@
-"""What a program would run, told without running it."""
+"""A program's kernels and reasons, told without running it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What handlers say to operands that don't fit, and what an installation without a library says."""
+"""Errors of handlers for operands that don't fit, and of an installation without a library."""
 
 import re
 import shutil

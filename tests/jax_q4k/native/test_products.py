@@ -29,7 +29,7 @@ def activations(m, k, seed=1):
 
 
 def seen(x, quantized):
-    """What products see of x, in float64."""
+    """x as products see it, in float64."""
     return oracles.dequantized(*oracles.quantized(x)) if quantized else x.astype(np.float64)
 
 

@@ -144,7 +144,7 @@ for w in (w, w.dequantize(jnp.bfloat16)):
 
 
 def test_results_do_not_depend_on_the_number_of_threads():
-    """Of XLA's pool, whose size PJRT_NPROC sets."""
+    """Threads of XLA's pool, whose size PJRT_NPROC sets."""
     digests = [
         run(
             """
@@ -177,7 +177,7 @@ print(names.count("tf_XLAEigen"), digest.hexdigest())
 
 
 def run(program, **environment):
-    """What a program prints."""
+    """The output of a program."""
     done = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | environment,

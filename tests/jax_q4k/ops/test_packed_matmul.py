@@ -44,7 +44,7 @@ def test_rows_that_every_block_would_quantize_for_long_are_quantized_once():
 @pytest.mark.parametrize("format", packed_matmul.DOT_FORMATS)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format, rows):
-    """Of the same Config otherwise, as the order of sums is its."""
+    """The Config is the same otherwise, which decides on the order of sums."""
     x, w = (
         jnp.asarray(rng.standard_normal((rows, 512)), jnp.float32),
         random_weights(format, 24, 512),
