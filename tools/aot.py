@@ -77,7 +77,7 @@ class Program:
 
 
 def unavailable() -> str | None:
-    """Why nothing can be compiled for a GPU here, or None."""
+    """The reason that nothing can be compiled for a GPU here, or None."""
     try:
         found = importlib.util.find_spec("jax_plugins.xla_cuda13")
     except ModuleNotFoundError:

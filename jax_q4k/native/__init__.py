@@ -83,7 +83,7 @@ def named() -> str | None:
 
 
 def library_path() -> Path:
-    """Where the library is, if it was built."""
+    """The path at which the library is built."""
     return Path(__file__).with_name(build.LIBRARY)
 
 
@@ -93,7 +93,7 @@ def available() -> bool:
 
 
 def problem() -> str:
-    """Why the library is not available, and what to do; empty if it is."""
+    """The reason that the library is not available, and a remedy; empty if it is."""
     return _load()[1]
 
 

@@ -54,5 +54,5 @@ def signed_floats(k: Builder, words: Words) -> list[Value]:
     """The bytes of the words as int8, lowest first, as f32: exact, by way of 2^23 + 128 + value."""
     exponent = k.const(u32, 0x4B000000)
     flipped = [word ^ 0x80808080 for word in words]
-    raised = [k.permute(word, exponent, 0x7440 | i) for word in flipped for i in range(4)]
-    return [word.bits(f32) - (2.0**23 + 128) for word in raised]
+    biased = [k.permute(word, exponent, 0x7440 | i) for word in flipped for i in range(4)]
+    return [word.bits(f32) - (2.0**23 + 128) for word in biased]

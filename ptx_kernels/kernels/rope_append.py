@@ -74,17 +74,13 @@ class _Head:
         return [x * inverse * factor for x, factor in zip(values, self.load(weight), strict=True)]
 
     def rotate(self, values: Sequence[Value], cos: Pointer, sin: Pointer) -> list[Value]:
-        """Turns each rotated pair by the angle of its number, whose cosine and sine lie at `cos`
-        and `sin`.
-        """
-        turned = list(values)
+        """Rotates each pair by the angle of its number; `cos` and `sin` hold the angles'."""
+        out = list(values)
         for i, (number, rotated) in enumerate(self._pairs[: -(-self._half // WARP)]):
             a, b = values[2 * i : 2 * i + 2]
             c, s = (angles.at(number).load(where=rotated) for angles in (cos, sin))
-            turned[2 * i : 2 * i + 2] = self._select(
-                rotated, (a * c - b * s, a * s + b * c), (a, b)
-            )
-        return turned
+            out[2 * i : 2 * i + 2] = self._select(rotated, (a * c - b * s, a * s + b * c), (a, b))
+        return out
 
 
 @kernel
@@ -132,19 +128,19 @@ def rope_append(
         token, unit = warp // units, warp % units
         head = _Head(k, head_dim, rope_dim, interleaved)
 
-        def turned(vector: Pointer, norm: list[Pointer]) -> list[Run]:
+        def rotated(vector: Pointer, norm: list[Pointer]) -> list[Run]:
             values = head.load(vector)
             values = head.normalize(values, norm[0], eps) if norm else values
             return head.runs(head.rotate(values, cos.at(token), sin.at(token)))
 
         with k.when(unit < num_heads) as query:
-            store_runs(k, q_out.at(token, unit), turned(q_new.at(token, unit), norms[:1]))
+            store_runs(k, q_out.at(token, unit), rotated(q_new.at(token, unit), norms[:1]))
         with query.otherwise():
             kv_head = unit - num_heads
             slot = slot_mapping.at(token).load().bits(u32)  # a negative slot is a huge u32
             with k.when(slot < min(num_pages * page_size, 1 << 31)):
                 place = slot // page_size, kv_head, slot % page_size
-                k_pages.store(k, place, turned(k_new.at(token, kv_head), norms[1:]), lanes=WARP)
+                k_pages.store(k, place, rotated(k_new.at(token, kv_head), norms[1:]), lanes=WARP)
                 v_pages.store(k, place, head.runs(head.load(v_new.at(token, kv_head))), lanes=WARP)
 
 

@@ -158,7 +158,7 @@ class Machine:
         return None
 
     def _release(self) -> bool:
-        """With nobody left to run, lets go who waits for what is complete; False if nobody waits.
+        """Lets go who waits for what is complete, where nobody can run; False if nobody waits.
 
         In this order: conditions, barriers, conditions that may fail.
         """

@@ -49,7 +49,7 @@ def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _remainder(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """With the dividend's sign."""
+    """Remainder with the dividend's sign."""
     return a - _divide(a, b) * b
 
 

@@ -137,7 +137,7 @@ def _update(
 
 @means("membar", "fence", synchronizes=True)
 def fence(call: Call) -> None:
-    """With the strong accesses beside it, it releases and acquires. PTX ISA 9.1, 9.7.13.5."""
+    """A release and an acquire, with the strong accesses beside it. PTX ISA 9.1, 9.7.13.5."""
     call.batch.happens_before.fence(
         call.frame.all_lanes, semantics_of(call.instruction.opcode).wide
     )
