@@ -54,7 +54,8 @@ def check_selection(
     """Validates names; raises ValueError naming the argument and what it may be."""
     if implementation is not None and implementation not in IMPLEMENTATIONS:
         raise ValueError(
-            f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, or None"
+            f"implementation={implementation!r} must be one of {', '.join(IMPLEMENTATIONS)}, "
+            "or None"
         )
     if activations is not None and activations not in ACTIVATIONS:
         raise ValueError(
@@ -128,5 +129,5 @@ def activations_of(asked: str | None) -> str | None:
 
 
 def current_selection() -> Selection:
-    """The selection of the innermost `implementation(...)`, for `selected`; of none, the defaults."""
+    """The selection of the innermost `implementation(...)`, for `selected`, or the defaults."""
     return _selection.value

@@ -1,5 +1,6 @@
-"""The implementations that tests run operations by on a CPU; those by its kernels are skipped where their library is
-not there.
+"""The implementations that tests run operations by on a CPU.
+
+Tests of the CPU's kernels are skipped where their library is not there.
 """
 
 from __future__ import annotations

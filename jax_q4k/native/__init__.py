@@ -50,7 +50,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         ):  # an editable installation is not built again when its sources change
             return (
                 None,
-                f"{build.LIBRARY} was built from other sources than those beside it; {build.HOW_TO}",
+                f"{build.LIBRARY} was built from other sources than those beside it; "
+                f"{build.HOW_TO}",
             )
         library.jax_q4k_kernels.restype = library.jax_q4k_compiled.restype = ctypes.c_char_p
         library.jax_q4k_select.restype = ctypes.c_bool
@@ -78,7 +79,7 @@ def _refusal(name: str, in_library: list[str]) -> str:
 
 
 def named() -> str | None:
-    """The kernels that $JAX_Q4K_KERNELS names, and so asks for; None where it is not set or empty."""
+    """The kernels that $JAX_Q4K_KERNELS names, and so asks for; None: none."""
     return os.environ.get(VARIABLE) or None
 
 
@@ -108,7 +109,7 @@ def warn_if_unavailable() -> None:
 
 
 def kernels() -> str | None:
-    """The kernels in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None without a library.
+    """The kernels in use: `avx512`, `avxvnni`, `avx2`, `neon` or `portable`; None: no library.
 
     They are the processor's best, or those that $JAX_Q4K_KERNELS names.
     """
@@ -158,4 +159,5 @@ def call(
     return list(ffi_call(*operands, **typed))
 
 
-_load()  # at import: a program that was exported elsewhere may call the handlers before anything is lowered here
+# At import: a program that was exported elsewhere may call the handlers before anything is lowered.
+_load()

@@ -78,7 +78,7 @@ def headers() -> str:
     none.
     """
     try:
-        import jaxlib  # all that an installation has at hand; it is what jax.ffi.include_dir() looks at
+        import jaxlib  # all that an installation has; jax.ffi.include_dir() looks at it, too
     except ImportError as error:
         raise BuildError(f"no jaxlib, whose headers are needed: {error}") from error
     return str(Path(jaxlib.__file__).with_name("include"))

@@ -112,5 +112,5 @@ def _is_passed_over(implementation: str) -> bool:
 
 
 def _missing(implementation: str) -> str | None:
-    """The part that an implementation lacks on this machine, as the library of the CPU's kernels."""
+    """The part that an implementation lacks here, such as the library of the CPU's kernels."""
     return native.problem() if implementation == "native" and not native.available() else None

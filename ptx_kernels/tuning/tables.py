@@ -158,7 +158,7 @@ class Table:
         return row if row and serves(OVERRULED[rule.name], row, shape) else None
 
     def reason(self, rule: Rule, row: Row, shape: Shape) -> str:
-        """The reason that a row decides: `measured for NVIDIA H200 (mine.json), this shape: 10.00 us`."""
+        """The reason for a row: `measured for NVIDIA H200 (mine.json), this shape: 10.00 us`."""
         nearest = f"the nearest shape, {describe(OVERRULED[rule.name], row.shape)}"
         found = "this shape" if row.shape == shape else nearest
         figures = ", ".join(filter(None, (f"{row.seconds * 1e6:.2f} us", row.why)))

@@ -53,8 +53,8 @@ class Prologue:
         inline = config.activations == "inline_q8"
         if norm and not (inline or config.stage == "whole"):
             raise KernelError(
-                "norm=True needs activations='inline_q8' or stage='whole', for whole rows in shared "
-                f"memory, not {config.activations!r} and {config.stage!r}"
+                "norm=True needs activations='inline_q8' or stage='whole', for whole rows in "
+                f"shared memory, not {config.activations!r} and {config.stage!r}"
             )
         if config.activations == "q8_1":
             values = k.input("values", s8, (m, columns))
@@ -90,8 +90,8 @@ class Prologue:
     def _is_dynamic(self, nbytes: int) -> bool:
         if nbytes > MOST_BYTES:
             raise KernelError(
-                f"m={self._m} rows of columns={self._columns} take {nbytes} bytes of shared memory, "
-                f"of at most {MOST_BYTES}: bring them in chunks, or quantize them in a kernel of "
+                f"m={self._m} rows of columns={self._columns} take {nbytes} bytes of shared "
+                f"memory, of at most {MOST_BYTES}: bring them in chunks, or quantize them in a kernel of "
                 "its own"
             )
         return nbytes > _STATIC_BYTES
