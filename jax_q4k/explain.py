@@ -153,8 +153,8 @@ def explain(
       device: whose tuning counts, as the driver calls it (`NVIDIA H200`); None: the GPU here, or
         else an H200. Of a name that is not known the report says whose number of multiprocessors
         was assumed.
-      predict: whether the cost model predicts each launch's time (`ptx_kernels.machine_code.model`),
-        from ptxas's machine code.
+      predict: whether the cost model (`ptx_kernels.machine_code.model`) predicts each launch's
+        time, from ptxas's machine code.
 
     Raises:
       ValueError: an unknown platform, or a device that the model does not know. TypeError: a device

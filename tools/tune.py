@@ -49,8 +49,8 @@ METHOD = (
     f" (ptx_kernels/machine_code/model.py); within {_EQUAL - 1:.0%} the rule's, which knows what"
     " the model does not, or else the most slack in issue slots and latency. Passed over, and"
     " counted in `why`, are those that spill on one of the targets and those beyond"
-    " model.INSTRUCTION_BUDGETS, since the model takes instructions for free where memory binds and a device does not. If none"
-    " is left, the rule's. No row where the model cannot predict."
+    " model.INSTRUCTION_BUDGETS, since the model takes instructions for free where memory binds"
+    " and a device does not. If none is left, the rule's. No row where the model cannot predict."
 )
 
 

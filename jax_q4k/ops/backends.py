@@ -4,13 +4,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple, Protocol
 
 from .. import native
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
 
-if TYPE_CHECKING:
-    from .op import Op
+
+class Implementations(Protocol):
+    """An operation's functions, as `Op` holds them; None: there is none."""
+
+    name: str
+    reference: Callable[..., Any]
+    native: Callable[..., Any] | None
+    ptx: Callable[..., Any] | None
 
 
 class Backend(NamedTuple):
@@ -76,7 +83,7 @@ def default_implementation(platform: str) -> str:
     return next(name for name in DEFAULTS[platform] if not _is_passed_over(name))
 
 
-def decide(op: Op, asked: str | None, platform: str) -> Decision:
+def decide(op: Implementations, asked: str | None, platform: str) -> Decision:
     """The implementation of `op` on a platform, where `asked` was selected, or None: nothing."""
     name = asked or default_implementation(platform)
     why = "asked for by name" if asked else f"the default on {platform}"
@@ -92,7 +99,7 @@ def decide(op: Op, asked: str | None, platform: str) -> Decision:
     return Decision(name, why)
 
 
-def composition(op: Op, implementation: str, launch: KernelCall | None = None) -> Any:
+def composition(op: Implementations, implementation: str, launch: KernelCall | None = None) -> Any:
     """(*operands, **params) -> results of `op` by an implementation; `launch` in place of its
     own.
     """

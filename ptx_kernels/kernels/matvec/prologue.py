@@ -91,8 +91,8 @@ class Prologue:
         if nbytes > MOST_BYTES:
             raise KernelError(
                 f"m={self._m} rows of columns={self._columns} take {nbytes} bytes of shared "
-                f"memory, of at most {MOST_BYTES}: bring them in chunks, or quantize them in a kernel of "
-                "its own"
+                f"memory, of at most {MOST_BYTES}: bring them in chunks, or quantize "
+                "them in a kernel of its own"
             )
         return nbytes > _STATIC_BYTES
 
