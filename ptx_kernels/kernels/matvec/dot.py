@@ -75,12 +75,18 @@ def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Seque
 
     A minimum needs no dot product, since the sums of the activations are known.
     """
-    sums = x.sums
-    if tiles[0].minimum_group is not None:
-        sums = [k.select(tiles[0].minimum_group == 0, *sums)]
+    sums: Sequence[Value] = ()
     for tile, total in zip(tiles, totals, strict=True):
         k.accumulate(total, _scaled_integers(k, tile, x), tile.d)
+        sums = sums or _minimum_sums(k, tile, x)  # behind the first products: fewer registers
         _subtract_minimums(k, tile, sums, total)
+
+
+def _minimum_sums(k: Builder, tile: Tile, x: ActivationTile) -> Sequence[Value]:
+    """The scaled sums of activations that go with the tile's minimums."""
+    if tile.minimum_group is None:
+        return x.sums
+    return [k.select(tile.minimum_group == 0, *x.sums)]
 
 
 def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
