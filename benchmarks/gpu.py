@@ -31,9 +31,8 @@ ROOT = Path(__file__).resolve().parents[1]
 NO_GPU = 3
 _GOLDEN = ("llama-gqa", "qwen3-qknorm")
 _MODELS_SECONDS = 120  # kept back for the models while kernels are timed
-_MODEL_MEMORY = (
-    24 << 30
-)  # bytes a device needs for the 8B model: weights, cache, programs, and their making
+# bytes a device needs for the 8B model: weights, cache, programs, and their making
+_MODEL_MEMORY = 24 << 30
 
 
 class Clock:
@@ -142,9 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except DriverError as error:
         print(f"benchmarks.gpu needs a CUDA GPU: {error}", file=sys.stderr)
         return NO_GPU
-    os.environ.setdefault(
-        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-    )  # the driver's buffers and JAX's share the GPU
+    # the driver's buffers and JAX's share the GPU
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with gpu, tuning.on_device(tuning.target(gpu.facts.name, gpu.facts.multiprocessors)):
         facts = gpu.facts
         for name, value in dataclasses.asdict(facts).items():

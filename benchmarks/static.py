@@ -71,7 +71,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    jax.config.update(
-        "jax_platforms", "cpu"
-    )  # nothing runs on a GPU; without its libraries, looking for one warns
+    # nothing runs on a GPU; without its libraries, looking for one warns
+    jax.config.update("jax_platforms", "cpu")
     sys.exit(main(sys.argv[1:]))

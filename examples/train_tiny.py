@@ -133,9 +133,8 @@ class Text:
                 "it must be several paragraphs"
             )
         drawn = np.random.default_rng(seed).integers(0, starts[-1], rows, endpoint=True)
-        at = starts[
-            np.searchsorted(starts, drawn)
-        ]  # each paragraph as often as the one before it is long
+        # each paragraph as often as the one before it is long
+        at = starts[np.searchsorted(starts, drawn)]
         return self._rows([self.tokens[i : i + length] for i in at])
 
     def windows(self, length: int) -> np.ndarray:
@@ -189,9 +188,8 @@ def optimizer(options: argparse.Namespace) -> optax.GradientTransformation:
         ],
         [options.warmup, options.steps - fall],
     )
-    rows_and_columns = optax.contrib.MuonDimensionNumbers(
-        reduction_axis=1, output_axis=0
-    )  # a weight is (n, k)
+    # a weight is (n, k)
+    rows_and_columns = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=0)
 
     def matrices(parameters: nnx.State) -> nnx.State:
         def kind(path: tuple, weight: jax.Array) -> optax.contrib.MuonDimensionNumbers | None:

@@ -9,9 +9,8 @@ class _FileError(ValueError):
     """`file` and `field` say where, `problem` what was found and what was expected."""
 
     def __init__(self, file: str, field: str, problem: str) -> None:
-        super().__init__(
-            file, field, problem
-        )  # the arguments as they are: the error can be pickled
+        # the arguments as they are: the error can be pickled
+        super().__init__(file, field, problem)
         self.file = file
         self.field = field
         self.problem = problem

@@ -290,9 +290,8 @@ class _Run:
         self._capacity = max(bucket(longest + sampling.max_new_tokens), MIN_CAPACITY)
         self._cache_dtype = page_dtype(cache_dtype, "cache_dtype")
         self._sampling = sampling
-        self._selection = (
-            current_selection()
-        )  # of the call: a stream's steps run wherever it is read
+        # of the call: a stream's steps run wherever it is read
+        self._selection = current_selection()
         self._state: State
         self._pushed = 0
 

@@ -130,9 +130,8 @@ class Model:
         return self._programs[key]
 
     def _on_gpu(self) -> bool:
-        devices = getattr(
-            self.weights[0], "devices", None
-        )  # none: weights that stand for shapes only
+        # none: weights that stand for shapes only
+        devices = getattr(self.weights[0], "devices", None)
         return devices is not None and next(iter(devices())).platform == "gpu"
 
     def __repr__(self) -> str:

@@ -366,9 +366,8 @@ class Device:
         finally:
             graph = self._call("cuStreamEndCapture", self._stream)
         runnable = self._call("cuGraphInstantiate", graph, 0)
-        start, end = (
-            self._call("cuEventCreate", 0) for _ in range(2)
-        )  # 0: an event that keeps its time
+        # 0: an event that keeps its time
+        start, end = (self._call("cuEventCreate", 0) for _ in range(2))
         seconds = []
         for replay in range(-3, replays):  # three to warm up
             self._call("cuEventRecord", start, self._stream)

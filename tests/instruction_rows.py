@@ -220,13 +220,14 @@ def values_for(row: Instruction, rng: np.random.Generator) -> list[np.ndarray]:
             (divisor.view(np.dtype(f"i{divisor.itemsize}")) == -1) & (dividend == lowest)
         )
         values[1] = np.where(bad, np.uint64(3), values[1])
+    # positions and amounts, within the width and a bit beyond
     if name in (
         "bfe",
         "bfi",
         "shl",
         "shr",
         "shf",
-    ):  # positions and amounts, within the width and a bit beyond
+    ):
         first = {"bfe": 1, "bfi": 2, "shl": 1, "shr": 1, "shf": 2}[name]
         for j in range(first, len(values)):
             values[j] = np.where(rng.random(THREADS) < 0.9, values[j] % np.uint64(70), values[j])

@@ -62,9 +62,8 @@ def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     blocks = x.reshape(x.shape[0], -1, 256)
     with np.errstate(invalid="ignore", over="ignore"):
         exponent = np.frexp(np.abs(blocks).max(-1))[1] - 1  # of [1, 2)
-        exponent = np.where(
-            np.abs(blocks).max(-1) < 2.0**-126, -127, exponent
-        )  # of zero and subnormals
+        # of zero and subnormals
+        exponent = np.where(np.abs(blocks).max(-1) < 2.0**-126, -127, exponent)
         inverse = np.minimum(14 - exponent, 126)
         rounded = (blocks * np.exp2(inverse.astype(np.float32))[..., None]).astype(np.float16)
     scale = np.where(

@@ -434,10 +434,11 @@ def probe(text: str, mutant: Mutant) -> str | None:
         for r in _registers((line.guard, *line.operands))
     }
 
+    # what depends on the mutated instruction, computed once more as %changed_...
     changed, again = (
         {target},
         [],
-    )  # what depends on the mutated instruction, computed once more as %changed_...
+    )
     for number in sorted(index):
         line = after[0] if number == mutant.line else index[number]
         if number == mutant.line or changed.intersection(_registers(line.operands[1:])):

@@ -27,10 +27,11 @@ class Sizes:
     vocabulary: int
 
 
+# Llama 3.1 and 3.2
 LLAMA_8B, LLAMA_1B = (
     Sizes(4096, 1024, 14336, 128256),
     Sizes(2048, 512, 8192, 128256),
-)  # Llama 3.1 and 3.2
+)
 QWEN_0_5B = Sizes(896, 128, 4864, 151936)  # Qwen 2.5
 
 #: (n, columns) of the matrices of these; a row serves shapes within an octave.
@@ -188,9 +189,8 @@ def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> lis
     """
     _, rows, _, m, _, output = shape
     changed = [replace(rule, unroll=unroll) for unroll in (1, 2)] if m == 1 else []
-    widths = (
-        (4, 8, 16) if m <= 2 or output == "q8_1" else (rule.warps,)
-    )  # more activations, more registers
+    # more activations, more registers
+    widths = (4, 8, 16) if m <= 2 or output == "q8_1" else (rule.warps,)
     for warps, per_warp in itertools.product(widths, (1, 2, 4)):
         config = replace(rule, warps=warps, rows_per_warp=per_warp)
         if (

@@ -237,9 +237,8 @@ def model_table(
     def pick(space: Space, shape: Shape, _: float) -> Pick | None:
         if (space.rule, shape) not in ready:
             following = itertools.dropwhile(lambda each: each != shape, space.shapes(names))
-            ahead = list(
-                itertools.islice(following, _AHEAD)
-            )  # so that there is a batch for every core
+            # so that there is a batch for every core
+            ahead = list(itertools.islice(following, _AHEAD))
             model.prepare(space, ahead)
             ready.update((space.rule, each) for each in ahead)
         return model.best(space, shape)

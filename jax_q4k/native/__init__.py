@@ -45,9 +45,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p
         built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()
-        if (
-            now and built != now
-        ):  # an editable installation is not built again when its sources change
+        # an editable installation is not built again when its sources change
+        if now and built != now:
             return (
                 None,
                 f"{build.LIBRARY} was built from other sources than those beside it; "

@@ -66,9 +66,8 @@ def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
     slots = pages.shape[0] * pages.shape[2]
     if not checks.is_concrete(slot_mapping):
         return
-    highest = int(
-        np.asarray(slot_mapping).max()
-    )  # by NumPy: what a traced program closes over is concrete too
+    # by NumPy: what a traced program closes over is concrete too
+    highest = int(np.asarray(slot_mapping).max())
     if highest >= slots:
         raise ValueError(
             f"slot_mapping holds {highest}; slots must be below num_pages * page_size = {slots}"

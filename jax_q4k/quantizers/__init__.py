@@ -27,9 +27,8 @@ __all__ = ["names", "quantize"]
 #: Weights of one program: with its temporaries, 30 bytes each, about a core's second-level cache.
 CHUNK = 32768
 _DTYPES = ("float32", "float16", "bfloat16", "float64")
-_LEAST_IMPORTANCE = (
-    2.0**-20
-)  # of a block's largest: a value of importance zero is still rounded, not left to chance
+# of a block's largest: a value of importance zero is still rounded, not left to chance
+_LEAST_IMPORTANCE = 2.0**-20
 
 
 def _found() -> dict[str, Quantizer]:

@@ -23,10 +23,11 @@ def decode(words: Words) -> list[Value]:
     """
     values = []
     for word in words:
+        # bytes 0 and 2, 1 and 3
         even, odd = (
             _as_f16(word << 8, word << 7),
             _as_f16(word, word >> 1),
-        )  # bytes 0 and 2, 1 and 3
+        )
         values += [f16_of(even), f16_of(odd), f16_of(even, 1), f16_of(odd, 1)]
     return values
 

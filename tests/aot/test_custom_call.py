@@ -110,9 +110,8 @@ def test_whole_loop_is_one_cuda_graph_that_updates_in_place():
     assert len(program.ptx_launches) == 1
     assert all(t.is_in("kWhile") and t.is_in("kCommandBuffer") for t in program.ptx_launches)
     assert all(t.is_in("kCommandBuffer") for t in program.launches)
-    assert {t.kind for t in program.rewrites(ARRAY)} == {
-        "kCustomKernel"
-    }  # x = sin(x); no copy of y
+    # x = sin(x); no copy of y
+    assert {t.kind for t in program.rewrites(ARRAY)} == {"kCustomKernel"}
 
 
 def test_loop_without_the_options_is_driven_by_the_host():

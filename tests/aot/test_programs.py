@@ -49,18 +49,16 @@ class Case:
 
 
 LLAMA = Case()
-CASES = (
-    [(LLAMA, name) for name in PROGRAMS]
-    + [
-        (
-            Case(batch=3, prompt_length=32, cache_dtype="bfloat16"),
-            "prefill",
-        ),  # 96 rows: on tensor cores
-        (Case(batch=3, cache_dtype="bfloat16"), "generate"),
-        (Case(cache_dtype="int8"), "generate"),
-        *((Case(name), "generate") for name in MODELS[1:]),
-    ]
-)
+CASES = [(LLAMA, name) for name in PROGRAMS] + [
+    # 96 rows: on tensor cores
+    (
+        Case(batch=3, prompt_length=32, cache_dtype="bfloat16"),
+        "prefill",
+    ),
+    (Case(batch=3, cache_dtype="bfloat16"), "generate"),
+    (Case(cache_dtype="int8"), "generate"),
+    *((Case(name), "generate") for name in MODELS[1:]),
+]
 
 
 @functools.cache
@@ -137,9 +135,8 @@ def test_a_long_prompt_of_a_large_matrix_is_float16():
 
 def test_a_cache_that_is_not_donated_is_copied_and_seen():
     function, arguments = LLAMA.programs()["decode"]
-    kept = jax.jit(
-        lambda *arguments: function(*arguments)
-    )  # donation inside another jit has no effect
+    # donation inside another jit has no effect
+    kept = jax.jit(lambda *arguments: function(*arguments))
     program = aot.compile_program(kept, *arguments, options=models.CUDA_COMPILER_OPTIONS)
     copies = program.rewrites(page_array(arguments))
     assert len(copies) == 2 * _model(LLAMA.model).config.num_layers

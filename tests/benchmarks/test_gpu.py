@@ -87,9 +87,8 @@ def test_results_are_written(monkeypatch, tmp_path, capsys, small):
 def test_predictions_stand_beside_what_was_measured():
     kernel = KERNELS["quantize_q8_1"](rows=1, columns=4096)
     device = StandIn()
-    assert (
-        gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted is None
-    )  # no model knows the device
+    # no model knows the device
+    assert gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted is None
     device.facts = dataclasses.replace(device.facts, name="NVIDIA H200")
     assert (
         gpu_kernels.measure(device, "q", kernel, 1, 4e12).predicted

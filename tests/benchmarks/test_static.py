@@ -13,9 +13,8 @@ def test_writes_figures_of_every_target(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
         static, "cases", lambda: [case for case in CASES if case.family == "append_kv"][:2]
     )
-    monkeypatch.setattr(
-        static, "launches_of_8b_step", lambda: {"launches": 1}
-    )  # tests/aot compiles the real one
+    # tests/aot compiles the real one
+    monkeypatch.setattr(static, "launches_of_8b_step", lambda: {"launches": 1})
     monkeypatch.setattr(static.aot, "unavailable", lambda: None)
     assert static.main([str(tmp_path / "static.json")]) == 0
     written = json.loads((tmp_path / "static.json").read_text())

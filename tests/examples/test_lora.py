@@ -64,9 +64,8 @@ def test_loss_falls_and_the_packed_weights_stay_bit_for_bit():
 @pytest.mark.usefixtures("exact")
 def test_gradient_is_that_of_the_model_with_decoded_weights():
     decoder = adapted_decoder()
-    for seed, adapter in enumerate(
-        lora.adapters(decoder).values()
-    ):  # b = 0 would leave a without a gradient
+    # b = 0 would leave a without a gradient
+    for seed, adapter in enumerate(lora.adapters(decoder).values()):
         adapter.set_value(jax.random.normal(jax.random.key(seed), adapter.get_value().shape) / 16)
     tokens = rows(decoder)
     gradient = nnx.grad(lora.loss, argnums=nnx.DiffState(0, nnx.LoRAParam))
@@ -124,9 +123,8 @@ def test_merged_adapters_compute_the_same():
     assert nmse(decoder(rows(decoder)), want) <= 1e-10
 
 
-@pytest.mark.usefixtures(
-    "exact"
-)  # what int8 activations round to differs by processor, and it adds up
+# what int8 activations round to differs by processor, and it adds up
+@pytest.mark.usefixtures("exact")
 def test_command(tmp_path, capsys):
     gguf, text = GOLDEN / "text-spm.Q4_K_M.gguf", tmp_path / "verse.txt"
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"

@@ -12,9 +12,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from ptx_kernels import formats
 
 ALL = ["Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
-EXTREME_HALVES = np.array(
-    [0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1.0, 3.14], np.float16
-)  # zeros, the smallest subnormals and normals, the largest
+# zeros, the smallest subnormals and normals, the largest
+EXTREME_HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1.0, 3.14], np.float16)
 
 
 def random_blocks(format: formats.BlockFormat, count: int, seed: int = 0) -> np.ndarray:

@@ -147,9 +147,8 @@ def test_fused_matmuls(jq, m):
     ]
     for got, want in results:
         for result, expected in zip(got, want, strict=True):
-            assert (
-                nmse(result, expected) <= 1e-5
-            )  # a tie of the rounding to int8 may fall to the other side
+            # a tie of the rounding to int8 may fall to the other side
+            assert nmse(result, expected) <= 1e-5
 
 
 @pytest.mark.parametrize("shape", [(1, 4096), (5, 96), (3, 30)])
@@ -186,9 +185,8 @@ def test_rope_append(jq, dtype, interleaved):
     )
     got, want = both(jq.rope_append, *arrays, interleaved=interleaved, **norms, **scales)
     for result, expected in zip(got, want, strict=True):
-        assert (
-            nmse(result, expected) <= 1e-4
-        )  # narrow types round neighbours of a tie to either side
+        # narrow types round neighbours of a tie to either side
+        assert nmse(result, expected) <= 1e-4
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -192,11 +192,12 @@ print(status("VmHWM") - before, sum(w.nbytes for w in tensors.values()))
 )
 def test_peak_memory_is_the_file_and_little_more(tmp_path):
     """The limit of 300 MB beside a file of 640 MB, in proportion."""
+    # the largest tensor comes last but one
     kinds = [
         ("Q4_K", 1 << 27),
         ("Q6_K", 1 << 27),
         ("F32", 1 << 23),
-    ]  # the largest tensor comes last but one
+    ]
     infos, offset = [], 0
     for kind, count in kinds:
         nbytes = count // 256 * formats.get(kind).block_bytes if kind != "F32" else 4 * count

@@ -106,12 +106,13 @@ BAD = [
         TypeError,
         "metadata 'k' must hold only texts, only booleans or only numbers",
     ),
+    # floats skip integers from 2^53 on
     (
         {"k": [1 << 60, 0.5]},
         {},
         TypeError,
         "metadata 'k' must hold only texts",
-    ),  # floats skip integers from 2^53 on
+    ),
     ({"ö" * 40000: 1}, {}, ValueError, "must be text of 1 to 65535 bytes"),
     ({"k": [[1], [2]]}, {}, TypeError, "metadata 'k' must hold only texts"),
     (

@@ -49,9 +49,8 @@ def test_matmul_of_16_bit_activations(dtype) -> None:
     x, w = normal(2, 256, dtype=dtype), packed("Q4_K", 5, 256)
     simulated = jq.implementation("sim")(jq.matmul)(x, w)
     assert simulated.dtype == dtype
-    assert (
-        nmse(simulated, jq.implementation("xla")(jq.matmul)(x, w, activations="q8_1")) <= 1e-5
-    )  # both round to 16 bits
+    # both round to 16 bits
+    assert nmse(simulated, jq.implementation("xla")(jq.matmul)(x, w, activations="q8_1")) <= 1e-5
 
 
 def test_matmul_with_leading_axes() -> None:
@@ -77,9 +76,8 @@ def test_dequantize_and_embedding(format: str, dtype) -> None:
     for call in (jq.dequantize, lambda *args, **options: jq.embedding(ids, *args, **options)):
         got, want = (jq.implementation(name)(call)(w, dtype) for name in ("sim", "xla"))
         assert got.dtype == dtype
-        np.testing.assert_array_equal(
-            got.astype(jnp.float32), want.astype(jnp.float32)
-        )  # NaN rows are equal
+        # NaN rows are equal
+        np.testing.assert_array_equal(got.astype(jnp.float32), want.astype(jnp.float32))
 
 
 def test_quantize_q8_1() -> None:

@@ -44,11 +44,12 @@ def test_qwen(architecture, qkv_bias, qk_norm):
         ({"attention.head_count_kv": 2}, "num_kv_heads", 2),
         ({"attention.head_count_kv": np.array([2, 2], np.uint32)}, "num_kv_heads", 2),
         ({"attention.key_length": 128, "attention.value_length": 128}, "head_dim", 128),
+        # 7 does not divide 512
         (
             {"attention.key_length": 64, "attention.head_count": 7},
             "num_heads",
             7,
-        ),  # 7 does not divide 512
+        ),
         ({"rope.dimension_count": 32}, "rope_dim", 32),
         ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, "rope_factor", 4.0),
         ({"rope.scaling.factor": 4.0}, "rope_factor", 4.0),

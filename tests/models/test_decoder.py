@@ -81,9 +81,8 @@ def test_last_position_and_inactive_rows():
     logits, cache = prefill(prompts, jnp.array([16, 7]), PagedCache.create(loaded.config, 2, 32))
     assert nmse(logits, want.logits[[15, 6]]) <= 1e-8
     before = jax.tree.map(np.asarray, cache)
-    assert np.any(before.pages[0][0][2, :, :7]) and not np.any(
-        before.pages[0][0][2, :, 7:]
-    )  # padding is not stored
+    # padding is not stored
+    assert np.any(before.pages[0][0][2, :, :7]) and not np.any(before.pages[0][0][2, :, 7:])
     token = jnp.array([want.prompt[16], 3])
     logits, cache = decode(token, cache, jnp.array([True, False]))
     assert nmse(logits[:1], want.logits[16:17]) <= 1e-8

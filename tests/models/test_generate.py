@@ -282,9 +282,8 @@ def test_lengths_do_not_recompile(compilations):
 
 
 def test_implementation_choice_is_part_of_the_programs_key():
-    prompt = reference("llama-gqa").prompt[
-        :15
-    ]  # one whose third token depends on the rounding of activations
+    # one whose third token depends on the rounding of activations
+    prompt = reference("llama-gqa").prompt[:15]
     with jq.implementation(activations="q8_1"):
         quantized = models.generate(model("llama-gqa"), prompt, max_new_tokens=24).tokens
     with jq.implementation(activations="f32"):

@@ -261,11 +261,12 @@ def test_types_of_tokens() -> None:
     content = tiny("qwen2")
     content["added_tokens"] += [
         {"id": 290, "content": "<tool>", "special": False},
+        # looks like a turn marker: not for users to write
         {
             "id": 292,
             "content": "<|tool|>",
             "special": False,
-        },  # looks like a turn marker: not for users to write
+        },
     ]
     metadata = tokenizer.metadata_from_json(content, vocab_size=294)
     assert metadata["tokenizer.ggml.tokens"][289:] == [
@@ -325,9 +326,8 @@ def test_special_tokens_and_what_is_added() -> None:
     )
     assert found("qwen2", {"pad_token": "<|endoftext|>"})["padding_token_id"] == 281
     assert "padding_token_id" not in got and "bos_token_id" not in found("qwen2", {})
-    got = found(
-        "llama", None
-    )  # the post-processor puts BOS first; SentencePiece's names serve for the rest
+    # the post-processor puts BOS first; SentencePiece's names serve for the rest
+    got = found("llama", None)
     assert (
         got["bos_token_id"],
         got["eos_token_id"],

@@ -281,9 +281,8 @@ def test_time_is_per_launch_over_rotated_inputs(cuda):
     with driver.Device() as gpu, gpu.scope():
         sets = [(SCALE, gpu.place(SCALE, [np.full((2, 3), i, np.float32)])) for i in range(3)]
         timing = gpu.time(sets, replays=5)
-    assert (
-        timing.median == timing.best == timing.worst == pytest.approx(1e-3)
-    )  # 3 ms for three launches
+    # 3 ms for three launches
+    assert timing.median == timing.best == timing.worst == pytest.approx(1e-3)
     assert timing.replays == 5
     used = [addresses for _, _, _, addresses in cuda.launches]
     assert len(used) == 3 * (3 + 5) and len(set(used)) == 3 and len(set(used[:3])) == 3

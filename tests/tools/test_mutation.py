@@ -70,9 +70,8 @@ MADE = {
 
 def test_what_the_operators_make() -> None:
     assert {name: [m.after.strip() for m in found] for name, found in mutants(TEXT).items()} == MADE
-    assert set(MADE) == set(
-        OPERATORS
-    )  # and none for %r9, %r10 and the last line, which lead nowhere
+    # and none for %r9, %r10 and the last line, which lead nowhere
+    assert set(MADE) == set(OPERATORS)
     dropped = mutants(TEXT)["drop-barrier"][0].apply(TEXT)
     assert dropped == TEXT.replace("  bar.sync 0;\n", "")
 
@@ -92,9 +91,8 @@ def test_shares_and_draws_are_fair_and_deterministic() -> None:
     drawn = list(itertools.islice(mutation.draw("quantize-f32", kernel, 0), 40))
     assert drawn == list(itertools.islice(mutation.draw("quantize-f32", kernel, 0), 40))
     assert len(set(drawn)) == 40
-    assert (
-        len({m.operator for m in drawn[: len(MADE) - 3]}) >= 12
-    )  # a barrier and a loop it has not
+    # a barrier and a loop it has not
+    assert len({m.operator for m in drawn[: len(MADE) - 3]}) >= 12
 
 
 def test_known_mutants_are_passed_over(monkeypatch) -> None:
@@ -173,9 +171,8 @@ def test_index_arithmetic_that_stays_the_same_is_set_aside() -> None:
     assert not same("shr.u32 %r1, %r0, 5;", "shr.u32 %r1, %r0, 4;")
     assert same("setp.lt.u32 %p0, %r0, 64;", "setp.le.u32 %p0, %r0, 64;")
     assert not same("setp.lt.u32 %p0, %r0, 64;", "setp.lt.u32 %p0, %r0, 63;")
-    assert not same(
-        "shr.u32 %r4, %r3, 1;", "shr.u32 %r4, %r3, 1;"
-    )  # depends on what is loaded: nothing is proved
+    # depends on what is loaded: nothing is proved
+    assert not same("shr.u32 %r4, %r3, 1;", "shr.u32 %r4, %r3, 1;")
 
 
 def test_a_sample_is_killed(record_property) -> None:

@@ -21,11 +21,12 @@ from ptx_kernels.tuning import decide, tables, target
 from tools import spaces, tune
 
 MATVEC = spaces.SPACES["matvec"]
+# the last goes with nothing
 CONFIGS = (
     PRESETS["dp4a"],
     PRESETS["quarter_warp_dp4a"],
     MatvecConfig(lanes=3),
-)  # the last goes with nothing
+)
 RULE = matvec_rule(target(), "Q4_K", 64, 4096, 1)
 
 
@@ -134,9 +135,8 @@ def test_where_the_model_does_not_know_the_rule_stays(model, monkeypatch, small,
     monkeypatch.setattr(model, "prepare", lambda *_: None)
     path = tmp_path / "h200.json"
     assert tune.main(["--model", "--rules", "matvec", "--formats", "Q4_K", "--out", str(path)]) == 0
-    assert [r.shape[1] for r in tables.load(path).rows] == [
-        14336
-    ]  # another rule's choice, which it does know
+    # another rule's choice, which it does know
+    assert [r.shape[1] for r in tables.load(path).rows] == [14336]
     assert capsys.readouterr().out.count("matvec('Q4_K', 64, 4096, 1): left to the rule\n") == 1
 
 

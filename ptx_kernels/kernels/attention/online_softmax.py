@@ -86,9 +86,8 @@ class OnlineSoftmax:
         """
         k = self.k
         for m, total, score in zip(self.m, self.l, scores, strict=True):
-            bounded = k.select(
-                score < LOWEST, k.const(f32, LOWEST), score
-            )  # minus infinity counts for nothing
+            # minus infinity counts for nothing
+            bounded = k.select(score < LOWEST, k.const(f32, LOWEST), score)
             m.set(k.select(once, bounded, LOWEST))
             total.set(k.select(once, k.const(f32, 1.0), 0.0))
 

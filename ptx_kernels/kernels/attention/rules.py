@@ -36,9 +36,8 @@ def _paged_attention(
     runs = -(-loads // WARP)  # loads of a vector by a lane
     streams = WARP // min(WARP, 1 << (loads - 1).bit_length())  # tokens that a warp holds at once
     per_query = 2 * runs * load_bytes // size + 1  # values of the query, and weighted ones
-    per_token = 2 * runs * load_bytes // 4 + (
-        4 if dtype == "int8" else 0
-    )  # as they are stored; scales and where
+    # as they are stored; scales and where
+    per_token = 2 * runs * load_bytes // 4 + (4 if dtype == "int8" else 0)
     blocks = batch * num_kv_heads * -(-group // queries)
     splits = 1
     if capacity >= 256:
@@ -55,9 +54,8 @@ def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
     """Config for the merge of so many splits: all in flight at once, in up to eight warps, eight of
     each lane's.
     """
-    per_warp = (
-        WARP * 4 // (1 << (head_dim - 1).bit_length()) or 1
-    )  # splits that a warp's lanes hold, four values each
+    # splits that a warp's lanes hold, four values each
+    per_warp = WARP * 4 // (1 << (head_dim - 1).bit_length()) or 1
     warps = min(8, -(-splits // per_warp))
     return MergeConfig(warps=warps, unroll=min(8, -(-splits // (warps * per_warp))))
 

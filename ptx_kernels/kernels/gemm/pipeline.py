@@ -59,9 +59,8 @@ class TileCopy:
         chunk_pitch = chunk_pitch or chunk
         self.size = max(rows.count * self.pitch, nbytes // chunk * chunk_pitch)  # bytes in a stage
         self._k, self._rows, self._nbytes, self._chunk = k, rows, nbytes, chunk
-        self._rest = (
-            k.var(u32, row_bytes) if row_bytes % nbytes else None
-        )  # bytes of a row from here on
+        # bytes of a row from here on
+        self._rest = k.var(u32, row_bytes) if row_bytes % nbytes else None
         self._parts = []  # (rows at once, the thread's first row and byte, target, source)
         column = 0
         while column < nbytes // chunk:

@@ -47,9 +47,8 @@ class _QuantizedCursor:
             self._values.load_run((value + offset) // 4, length // 4)
             for offset, length in self._row.runs
         ]
-        step = (
-            2 if 1 in self._groups else 1
-        )  # two neighbours, the first of an even number, are 16 aligned bytes
+        # two neighbours, the first of an even number, are 16 aligned bytes
+        step = 2 if 1 in self._groups else 1
         pairs: dict[int, Sequence[Value]] = {}
         for g in self._groups[::step]:
             numbers = self._scale_sum.load(2 * (value // GROUP + g), vector=2 * step)

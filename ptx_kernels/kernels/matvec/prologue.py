@@ -78,9 +78,8 @@ class Prologue:
         elif config.stage == "chunks":
             most = _CHUNK_BYTES // 4 // m // _CHUNK_STEP
             steps = -(-columns // _CHUNK_STEP)
-            even = -(
-                -steps // -(-steps // most)
-            )  # as few chunks as can be, about equal: the last is often like all
+            # as few chunks as can be, about equal: the last is often like all
+            even = -(-steps // -(-steps // most))
             self._chunk = k.shared("chunk", f32, (m, min(even * _CHUNK_STEP, columns)))
 
     @property

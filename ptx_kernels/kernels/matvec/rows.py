@@ -75,9 +75,8 @@ def launch(k: Builder, config: MatvecConfig, *rows: int) -> list[int]:
     groups = [-(-n // config.block_rows) for n in rows]
     counts = groups
     if 0 < config.persistent < sum(groups):
-        counts = [
-            -(-config.persistent * each // sum(groups)) for each in groups
-        ]  # up: no more rounds than even
+        # up: no more rounds than even
+        counts = [-(-config.persistent * each // sum(groups)) for each in groups]
     k.launch((sum(counts),), WARP * config.warps, resident_blocks=config.resident_blocks)
     return counts
 

@@ -40,9 +40,8 @@ def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> Matvec
     tuning = block_format(format).tuning
     lanes = tuning.gemv_lanes if m == 1 else _fewest_lanes(format)
     rows = 2 if n >= ROWS_TO_FILL * device.multiprocessors else 1
-    loads = (
-        4 // rows if m == 1 else 1
-    )  # blocks of a lane in flight; many activations fill the registers instead
+    # blocks of a lane in flight; many activations fill the registers instead
+    loads = 4 // rows if m == 1 else 1
     resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else tuning.gemv_resident_blocks
     return MatvecConfig(
         rows_per_warp=rows,

@@ -81,9 +81,8 @@ def _to_f16(mode: str) -> Meaning:
 
 
 for _bits, _t in (("b16", u16), ("b32", u32), ("b64", u64), ("f32", f32), ("pred", pred)):
-    define(
-        f"mov.{_bits}", _t, (_t,), lambda a: a
-    )  # mov.b32 between an f32 and a b32 register moves the bits
+    # mov.b32 between an f32 and a b32 register moves the bits
+    define(f"mov.{_bits}", _t, (_t,), lambda a: a)
 
 for _to in _INTEGERS:
     for _from in _INTEGERS:

@@ -10,10 +10,11 @@ import numpy as np
 from ..types import Type
 
 Version = tuple[tuple[int, int], int]
+# (PTX ISA, sm): dp4a needs sm_61; 7.0 is what CUDA 11 drivers read
 BASELINE: Version = (
     (7, 0),
     61,
-)  # (PTX ISA, sm): dp4a needs sm_61; 7.0 is what CUDA 11 drivers read
+)
 SM80: Version = ((7, 0), 80)
 
 Meaning = Callable[..., np.ndarray]

@@ -144,9 +144,8 @@ class Shadow:
         for kind, old in self._records.items():
             if old.size:
                 new = np.zeros(self.nbytes // width, np.uint64)
-                known = np.flatnonzero(
-                    old
-                )  # of a large buffer few: what is untouched takes no memory
+                # of a large buffer few: what is untouched takes no memory
+                known = np.flatnonzero(old)
                 new[known[:, None] * ratio + np.arange(ratio)] = old[known, None]
                 self._records[kind] = new
         if self._log is not None:
@@ -154,9 +153,8 @@ class Shadow:
 
     def _allocated(self, kind: Kind) -> np.ndarray:
         if not self._records[kind].size:
-            self._records[kind] = np.zeros(
-                self.nbytes // self.granule, np.uint64
-            )  # lazy: untouched pages
+            # lazy: untouched pages
+            self._records[kind] = np.zeros(self.nbytes // self.granule, np.uint64)
         return self._records[kind]
 
     def _view(self, records: np.ndarray, width: int) -> np.ndarray:

@@ -55,9 +55,8 @@ def compile_setp(operands: Operands, instruction: Instruction) -> Step:
         reads = (*reads, *operands.register_read(other))
 
     def run(batch: Batch, frame: Frame) -> None:
-        condition = (
-            frame.fetch(other, instruction) if combine else _TRUE
-        )  # before it is overwritten
+        # before it is overwritten
+        condition = frame.fetch(other, instruction) if combine else _TRUE
         comparison.run(batch, frame)
         holds = frame.fetch(slot, instruction)
         for register, value in zip(writes, (holds, ~holds), strict=False):

@@ -112,9 +112,8 @@ def _unpack(
         value = frame.regs[origin]
         if value is None:
             value = frame.fetch(origin, instruction)
-        pieces = np.ascontiguousarray(
-            value.view(element).reshape(value.size, -1).T
-        )  # the low bits come first
+        # the low bits come first
+        pieces = np.ascontiguousarray(value.view(element).reshape(value.size, -1).T)
         for (slot, held), piece in zip(slots, pieces, strict=True):
             frame.regs[slot] = piece.view(held)
 

@@ -116,12 +116,10 @@ class Function:
     parameters: tuple[Parameter, ...] = ()
     results: tuple[Parameter, ...] = ()
     instructions: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(
-        default_factory=dict
-    )  # label -> index of the instruction after it
-    tables: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # label of .branchtargets -> its labels
+    # label -> index of the instruction after it
+    labels: dict[str, int] = field(default_factory=dict)
+    # label of .branchtargets -> its labels
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass
@@ -142,9 +140,8 @@ class Program:
     required_block: tuple[int, int, int] | None = None
     max_threads: int | None = None
     instructions: list[Instruction] = field(default_factory=list)
-    labels: dict[str, int] = field(
-        default_factory=dict
-    )  # label -> index of the instruction after it
+    # label -> index of the instruction after it
+    labels: dict[str, int] = field(default_factory=dict)
 
     def shared_name(self, offset: int) -> str:
         """`name + bytes` of an offset in shared memory."""

@@ -194,9 +194,8 @@ def test_rope_append(kernels, dtype, interleaved):
         strict=True,
     ):
         got, want = (np.asarray(x.astype(jnp.float32)) for x in (got, want))
-        assert nmse(got, want) <= (
-            1e-12 if dtype == jnp.float32 else 1e-6
-        )  # a rounding may fall the other way
+        # a rounding may fall the other way
+        assert nmse(got, want) <= (1e-12 if dtype == jnp.float32 else 1e-6)
 
 
 @pytest.mark.parametrize("window", [None, 1, 9, 30])

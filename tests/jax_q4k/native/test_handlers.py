@@ -249,9 +249,8 @@ def test_without_a_library_plain_jax_runs_and_says_so_once(no_library):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         jax.jit(lambda x: jq.implementation("xla")(jq.matmul)(x, w))(X)
-        jax.jit(lambda x: jq.rms_norm(x, X[0], eps=1e-5))(
-            X
-        )  # no kernel of the CPU's would have run
+        # no kernel of the CPU's would have run
+        jax.jit(lambda x: jq.rms_norm(x, X[0], eps=1e-5))(X)
         jax.jit(lambda x: jq.matmul(x, w)).trace(X).lower(lowering_platforms=("cuda",))
     with pytest.warns(
         jq.NativeUnavailableWarning, match="plain JAX.*was not built.*python -m jax_q4k.native"
@@ -279,9 +278,8 @@ def test_a_library_of_other_sources_is_not_used(monkeypatch):
     assert library is None and re.match(
         "libjax_q4k.so was built from other sources.*jax_q4k.native` builds it", why
     )
-    monkeypatch.setattr(
-        build, "fingerprint", lambda: None
-    )  # as where the sources were not installed
+    # as where the sources were not installed
+    monkeypatch.setattr(build, "fingerprint", lambda: None)
     assert native._load.__wrapped__()[1] == ""
 
 

@@ -149,9 +149,8 @@ def test_the_whole_network(kernels, m, quantized):
     normalized = x / np.sqrt(np.mean(x.astype(np.float64) ** 2, -1, keepdims=True) + 1e-5) * weight
     g = seen(normalized.astype(np.float32), quantized) @ exact_gate.T
     u = seen(normalized.astype(np.float32), quantized) @ exact_up.T
-    assert (
-        nmse(h, g / (1 + np.exp(-g)) * u) <= 1e-6
-    )  # a rounding of the norm may round an int8 the other way
+    # a rounding of the norm may round an int8 the other way
+    assert nmse(h, g / (1 + np.exp(-g)) * u) <= 1e-6
     for quantized_down in (True, False):
         given = {"quantized": (quantized, quantized_down), "residual": jnp.asarray(residual)}
         y = calls.mlp(jnp.asarray(x), gate, up, down, **given, **options)

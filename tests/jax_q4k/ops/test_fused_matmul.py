@@ -34,9 +34,8 @@ GATE, UP, DOWN = (
     random_weights("Q4_K", K, K, 2),
     random_weights("Q6_K", 24, K, 3),
 )
-NORM = (
-    jnp.asarray(np.random.default_rng(9).uniform(0.5, 2, K), jnp.float32) / 64
-)  # keeps the gate from saturating
+# keeps the gate from saturating
+NORM = jnp.asarray(np.random.default_rng(9).uniform(0.5, 2, K), jnp.float32) / 64
 
 #: Name -> f(x, residual, norm_weight, **options), a tuple of results; `residual` is (rows, 24).
 CALLS = {

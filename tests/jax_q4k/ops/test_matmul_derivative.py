@@ -105,9 +105,8 @@ def test_rounding_of_the_activations_is_passed_straight_through(format, implemen
     with jq.implementation(implementation, activations="q8_1"):
         rounded, tangent = jax.jvp(lambda x: jq.matmul(x, w), (x,), (dx,))
         (transpose,) = jax.linear_transpose(lambda x: jq.matmul(x, w), x)(dy)
-    assert (
-        nmse(rounded, jq.matmul(x, w, activations="f32")) >= 1e-6
-    )  # the value is of int8 activations
+    # the value is of int8 activations
+    assert nmse(rounded, jq.matmul(x, w, activations="f32")) >= 1e-6
     assert nmse(tangent, np.asarray(dx).astype(np.float64) @ decoded(w).T) <= 1e-12
     assert nmse(transpose, np.asarray(dy).astype(np.float64) @ decoded(w)) <= 1e-12
 

@@ -101,9 +101,8 @@ def test_long_contexts_are_split_by_the_kernels():
     )
     lens = np.array([0, 900])
     call = jax.jit(jq.implementation("sim")(jq.paged_attention))
-    assert (
-        call.lower(q, k_pages, v_pages, tables, lens).as_text().count("custom_call @") == 2
-    )  # the second merges
+    # the second merges
+    assert call.lower(q, k_pages, v_pages, tables, lens).as_text().count("custom_call @") == 2
     got = call(q, k_pages, v_pages, tables, lens)
     assert not np.any(got[0]) and nmse(got, attention(q, k_pages, v_pages, tables, lens)) <= 1e-12
 

@@ -99,10 +99,11 @@ def test_eight_rows_are_quantized_by_attention_or_by_its_merge(per_sequence):
     "sizes, activations",
     [
         (dict(batch=1), None),  # the mat-vec quantizes for itself
+        # heads are no whole groups
         (
             dict(batch=8, num_heads=44, num_kv_heads=4, head_dim=48, format="Q8_0"),
             None,
-        ),  # heads are no whole groups
+        ),
         (dict(batch=9), None),  # tensor cores
         (dict(batch=8, num_heads=9, head_dim=256), "f32"),
     ],

@@ -23,9 +23,8 @@ def operands(tokens, heads, head_dim, rope_dim):
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize(
-    "rope_dim", [2, 22, 48]
-)  # less than a vector, a vector and some, the whole head
+# less than a vector, a vector and some, the whole head
+@pytest.mark.parametrize("rope_dim", [2, 22, 48])
 @pytest.mark.parametrize("tokens", [1, 19])
 def test_equals_the_definition(implementation, interleaved, rope_dim, tokens):
     x, cos, sin = operands(tokens, 3, 48, rope_dim)

@@ -22,12 +22,10 @@ from jax_q4k.quantizers import CHUNK
 from ptx_kernels import formats
 
 DATA = Path(__file__).parents[2] / "data" / "quantize"
-GGML = np.load(
-    DATA / "ggml.npz"
-)  # (32, 1024) rows of seven kinds, `importance` (1024,), ggml's Q8_0 of eight rows
-GGML_RMSE = json.loads(
-    (DATA / "ggml_rmse.json").read_text()
-)  # relative, of ggml's quantizers there
+# (32, 1024) rows of seven kinds, `importance` (1024,), ggml's Q8_0 of eight rows
+GGML = np.load(DATA / "ggml.npz")
+# relative, of ggml's quantizers there
+GGML_RMSE = json.loads((DATA / "ggml_rmse.json").read_text())
 RMSE = json.loads((DATA / "rmse.json").read_text())  # and of these quantizers, when last recorded
 KINDS = ["normal", "laplace", "heavy", "offset", "tiny", "sparse", "onesided"]
 FORMATS = list(quantizers.names())

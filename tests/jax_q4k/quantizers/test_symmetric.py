@@ -54,10 +54,11 @@ def test_super_blocks_give_what_the_fields_hold():
     assert q.min() >= -32 and q.max() <= 31 and (q == np.rint(q)).all()
     assert scale.min() >= -128 and scale.max() <= 127 and (scale == np.rint(scale)).all()
     np.testing.assert_array_equal(d, d.astype(np.float16).astype(np.float32))
+    # of scales that need not be multiples of one d
     best = sum(
         best_error(x[:, s, b].astype(np.float64), np.ones(16), 32)
         for s in range(16)
         for b in range(2)
-    )  # of scales that need not be multiples of one d
+    )
     errors = np.sum((d * scale * q - x)[..., :2] ** 2, dtype=np.float64)
     assert np.sqrt(errors / best) <= 1.15

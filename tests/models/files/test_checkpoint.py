@@ -673,11 +673,12 @@ def test_heads_by_default(copy):
         head_dim=None,
     )
     got = models.from_pretrained(folder).config
+    # Llama has no sliding window
     assert (got.num_kv_heads, got.head_dim, got.context_length) == (
         1,
         32,
         256,
-    )  # Llama has no sliding window
+    )
 
 
 def test_quantized_from_one_file_of_the_folder(tmp_path):

@@ -115,9 +115,8 @@ def test_packed_weights_under_a_float_files_metadata(tmp_path):
     packed = model("llama-gqa")
     said = models.Model(packed.decoder(), metadata={**packed.metadata, "general.file_type": 1})
     models.save_gguf(said, tmp_path / "saved.gguf")
-    assert (
-        jq.gguf.read_header(tmp_path / "saved.gguf").metadata["general.file_type"] == 15
-    )  # MOSTLY_Q4_K_M
+    # MOSTLY_Q4_K_M
+    assert jq.gguf.read_header(tmp_path / "saved.gguf").metadata["general.file_type"] == 15
 
 
 def test_a_model_without_a_file(tmp_path):

@@ -180,10 +180,11 @@ def test_bad_importance_is_named(importance, message):
             r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is nan; Q4_K takes finite",
         ),
         (-jnp.inf, r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is -inf"),
+        # no f16 scale reaches it
         (
             1e30,
             r"tensor 'blk.1.ffn_up.weight', rows from 0 on: w\[700, 9\] is 1.*e\+30",
-        ),  # no f16 scale reaches it
+        ),
     ],
 )
 def test_weights_that_no_type_holds_are_named(value, message):

@@ -81,9 +81,8 @@ def test_rows_that_are_no_whole_super_blocks(format: str, m: int, n: int, column
         GemmConfig(row_warps=1, column_warps=1, tiles=2, m_tile=16, stages=2),
         GemmConfig(row_warps=2, column_warps=1, tiles=1, m_tile=32, stages=3),
         GemmConfig(row_warps=1, column_warps=2, tiles=1, m_tile=48, stages=4),
-        GemmConfig(
-            row_warps=1, column_warps=4, tiles=3, m_tile=16, stages=5
-        ),  # more stages than super-blocks
+        # more stages than super-blocks
+        GemmConfig(row_warps=1, column_warps=4, tiles=3, m_tile=16, stages=5),
         GemmConfig(row_warps=8, column_warps=1, tiles=1, m_tile=16, stages=2),
     ],
     ids=str,
@@ -108,12 +107,13 @@ HALF_TOLERANCES = {"Q4_K": 1e-13, "Q5_K": 1e-13, "Q6_K": 1e-7}
     [
         (17, 33, 512, GemmConfig(1, 1, 2, 16, 2, "f16")),
         (37, 101, 768, GemmConfig(2, 1, 1, 32, 3, "f16")),
+        # one short tile, more stages than super-blocks
         (
             3,
             5,
             256,
             GemmConfig(1, 1, 1, 16, 4, "f16"),
-        ),  # one short tile, more stages than super-blocks
+        ),
         (48, 64, 256, GemmConfig(4, 1, 1, 48, 2, "f16")),
     ],
     ids=str,
@@ -185,9 +185,8 @@ def test_largest_products_are_exact() -> None:
         kernel = gemm(format=format, n=16, columns=256, m=16, config=GemmConfig(1, 1, 1, 16))
         (y,) = simulator.run(kernel, *planes, values, scale_sum)
         x = values.reshape(16, 8, 32) * scale_sum[..., :1].astype(np.float64)
-        scale = np.abs(weights(format, planes)).sum(
-            1
-        )  # the products cancel: against their size, not their sum
+        # the products cancel: against their size, not their sum
+        scale = np.abs(weights(format, planes)).sum(1)
         assert (
             np.abs(y - x.reshape(16, 256) @ weights(format, planes).T).max() <= 1e-6 * scale.max()
         )

@@ -86,9 +86,8 @@ def test_many_rows_of_small_blocks() -> None:
     assert run("Q5_0", 4099, 32, 1, choose(matvec_rule, "Q5_0", 4099, 32, 1)) <= TIGHT
 
 
-@pytest.mark.parametrize(
-    "blocks", [1, 4, 9, 35]
-)  # with tails of every kind behind the unrolled loop
+# with tails of every kind behind the unrolled loop
+@pytest.mark.parametrize("blocks", [1, 4, 9, 35])
 @pytest.mark.parametrize(
     "config",
     [

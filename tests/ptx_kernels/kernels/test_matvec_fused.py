@@ -48,12 +48,13 @@ def bound(config: MatvecConfig) -> float:
         (INLINE, 1, 2, 27648),
         (INLINE, 8, 37, 256),
         (replace(INLINE, persistent=3, warps_per_row=2), 3, 70, 512),
+        # more values than lanes
         (
             replace(PRESETS["quarter_warp_dp4a"], rows_per_warp=5),
             8,
             21,
             256,
-        ),  # more values than lanes
+        ),
     ],
 )
 def test_bias_and_residual(config: MatvecConfig, m: int, n: int, columns: int) -> None:
@@ -126,11 +127,12 @@ def test_norm_equals_a_kernel_of_its_own(config: MatvecConfig, m: int, columns: 
     [
         (GROUPS, 1, 96),
         (replace(GROUPS, persistent=2), 3, 160),
+        # 64 rows a block
         (
             replace(Q8_1, warps=16, rows_per_warp=4, resident_blocks=1, persistent=1),
             8,
             160,
-        ),  # 64 rows a block
+        ),
         (
             replace(
                 PRESETS["multi_warp"],

@@ -38,6 +38,7 @@ def operands(
     "tokens, heads, kv_heads, head_dim, rope_dim, dtype, qk_norm",
     [
         (1, 1, 1, 32, 32, "f32", True),  # half of the warp has no pair
+        # the last lanes rotate nothing; a second run of pairs is not full
         (
             3,
             4,
@@ -46,7 +47,7 @@ def operands(
             40,
             "f32",
             True,
-        ),  # the last lanes rotate nothing; a second run of pairs is not full
+        ),
         (2, 7, 1, 128, 64, "f16", False),
         (2, 2, 2, 256, 256, "bf16", True),
         (5, 3, 3, 80, 80, "f32", False),
@@ -119,9 +120,8 @@ def test_int8_pages_get_a_scale_per_token_and_head(head_dim: int, interleaved: b
     ):
         want, want_steps = int8_vectors(new[[2, 0]].astype(np.float32))
         rows, steps = rows.swapaxes(1, 2), steps.swapaxes(1, 2)
-        assert (
-            np.abs(rows[used].astype(int) - want).max() <= 1
-        )  # the sums of a norm may round otherwise
+        # the sums of a norm may round otherwise
+        assert np.abs(rows[used].astype(int) - want).max() <= 1
         assert nmse(steps[used], want_steps) <= 1e-12
         assert (rows[~used] == 99).all() and (steps[~used] == 99).all()
     np.testing.assert_array_equal(rows[used], want)  # v, as it is

@@ -78,9 +78,10 @@ def test_q6_k_one_row(n, k):
     assert found.mix["load global 128"] >= quant_loads(found, "Q6_K", 1)
 
 
+# Q8_0 has half as many weights in a byte
 @pytest.mark.parametrize(
     "format, instructions", [("Q8_0", 1.0), ("Q5_0", 4.0), ("Q4_0", 3.0), ("Q5_1", 4.0)]
-)  # Q8_0 has half as many weights in a byte
+)
 def test_one_row_of_small_blocks(format, instructions):
     found = measure(format, 4864, 4096, 1)
     assert (

@@ -83,10 +83,11 @@ def test_bounds_by_hand():
     "changes, bound",
     [
         (dict(nbytes=10**8), "bandwidth"),
+        # one warp alone on a scheduler issues every other clock
         (
             dict(loop=code(FFMA=8000)),
             "latency",
-        ),  # one warp alone on a scheduler issues every other clock
+        ),
         (dict(loop=code(FFMA=8000), warps=32), "issue"),
         (dict(loop=code(MUFU=800)), "issue"),
     ],

@@ -72,9 +72,8 @@ def test_work_of_a_matvec():
     kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=4096, m=2, config=config)
     loop = loop_of(kernel)
     found = work.work(kernel, loop)
-    steps = sum(".CONSTANT" in i.opcode for i in loop.instructions) / (
-        2 * config.rows_per_warp
-    )  # header and quants
+    # header and quants
+    steps = sum(".CONSTANT" in i.opcode for i in loop.instructions) / (2 * config.rows_per_warp)
     weights = 256 // config.lanes * config.rows_per_warp * steps
     assert found.quant_bytes == weights / 2
     assert found.trips == 64 * 4096 / (weights * 32)

@@ -142,9 +142,8 @@ def test_a_run_moves_in_vectors_as_wide_as_divide_it(
         k.launch((1,), 32)
         values = x.load_run(first, count, where=k.lane_id == 3)
         y.store_run(first, values, where=k.lane_id == 3)
-        y.store_run(
-            0, x.load_run(0, 1, where=k.lane_id == 32), where=k.lane_id == 4
-        )  # a load that nobody does
+        # a load that nobody does
+        y.store_run(0, x.load_run(0, 1, where=k.lane_id == 32), where=k.lane_id == 4)
 
     built = move()
     for name in ("ld", "st"):
@@ -276,9 +275,8 @@ def test_text_is_deterministic_and_declares_no_more_than_it_needs() -> None:
     assert build(body).text == build(body).text
     assert build(body).text.startswith(".version 7.0\n.target sm_61\n")
     decode_q8_0 = functools.partial(decode, format="Q8_0", n=2, blocks=1)
-    assert (
-        decode_q8_0(dtype="f16") is decode_q8_0(dtype="f16") is not decode_q8_0(dtype="bf16")
-    )  # built once
+    # built once
+    assert decode_q8_0(dtype="f16") is decode_q8_0(dtype="f16") is not decode_q8_0(dtype="bf16")
     newer = build(
         lambda k: k.maximum(k.const(f32, 1.0), k.const(f32, 2.0), keep_nan=True).bits(u32)
     )

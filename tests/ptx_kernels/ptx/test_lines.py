@@ -38,9 +38,8 @@ def test_every_instruction_has_a_line() -> None:
     built = KERNELS["quantize_q8_1"](rows=3, columns=96, dtype="bf16")
     text = dict(enumerate(built.text.split("\n"), 1))
     first = next(n for n, line in text.items() if "mov.u32" in line)
-    assert list(built.lines) == list(
-        range(first, len(text) - 2)
-    )  # then ret, the brace and the final newline
+    # then ret, the brace and the final newline
+    assert list(built.lines) == list(range(first, len(text) - 2))
     files = {tuple(file for file, _ in path) for path in built.lines.values()}
     own = "kernels/quantize_q8_1.py"
     assert files == {(own,), (own, own), ("kernels/vectors.py", own)}

@@ -59,9 +59,8 @@ def test_shuffles_with_absent_lanes() -> None:
             "and.b32 %r3, %r2, 31; setp.ge.u32 %p0, %r3, 16;\n@%p0 bra END;\n"
             "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:"
         )
-    with refuses(
-        simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff,"
-    ):  # 32 lanes of two warps
+    # 32 lanes of two warps
+    with refuses(simulator.ShuffleError, "membermask 0xffffffff names lanes 0xffff,"):
         launch(
             "setp.lt.u32 %p0, %r2, 16;\n@%p0 bra END;\nsetp.ge.u32 %p0, %r2, 48;\n@%p0 bra END;\n"
             "shfl.sync.bfly.b32 %r4, %r2, 1, 31, -1;\nEND:"

@@ -177,9 +177,8 @@ def test_phases_follow_one_another() -> None:
     produce, both = STORE + ARRIVE.format("full") + later, LOAD + "ld.shared.u32 %r10, [%r6+256];"
     launch(roles(produce.format(32), wait("full", 1) + both))
     told = r"words\+256: warp 1 reads what warp 0 wrote"
-    races(
-        roles(produce.format(31), wait("full") + both), told
-    )  # the arrivals of a phase that goes on
+    # the arrivals of a phase that goes on
+    races(roles(produce.format(31), wait("full") + both), told)
 
 
 # --- bulk copies ---
@@ -236,9 +235,8 @@ def test_copies_over_what_threads_accessed_need_a_proxy_fence(access: str) -> No
         races(roles(before + access + after + COPY, ""), told.format(0), MissingProxyFence, full=1)
     own = "@%p3 " + FENCE  # lane 0 fences its own accesses only
     races(roles(access + own + met + COPY, ""), told.format(1), MissingProxyFence, full=1)
-    races(
-        roles(access + FENCE + COPY, ""), "lane 0 writes what lane 1 (wrote|read)", full=1
-    )  # the fence is no barrier
+    # the fence is no barrier
+    races(roles(access + FENCE + COPY, ""), "lane 0 writes what lane 1 (wrote|read)", full=1)
 
 
 def test_a_stage_is_filled_again() -> None:

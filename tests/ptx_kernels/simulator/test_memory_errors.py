@@ -225,9 +225,8 @@ def test_missing_barrier_between_read_and_write() -> None:
             "ld.shared.b32 %r6, [word]; @%p0 st.shared.b32 [word], %r6;",
             block=1024,
         )
-    with refuses(
-        simulator.SharedRace, "warp 1 writes what several warps read"
-    ):  # one after the other
+    # one after the other
+    with refuses(simulator.SharedRace, "warp 1 writes what several warps read"):
         launch(
             f"{start} setp.ge.u32 %p0, %r2, 32; @!%p0 ld.shared.b32 %r6, [tile]; "
             "@%p0 ld.shared.b32 %r6, [tile]; "

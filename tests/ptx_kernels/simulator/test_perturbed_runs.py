@@ -34,12 +34,13 @@ def test_order_of_atomics_warps_and_blocks() -> None:
     lanes = {tuple(under(seed, lambda: tickets(1, 32)).ravel()) for seed in SEEDS}
     assert len(lanes) == len(SEEDS)
     by_warp = [under(seed, lambda: tickets(1, 128)).reshape(4, 32).max(axis=1) for seed in SEEDS]
+    # each of four warps was done first, in some run
     assert {int(np.argmin(last)) for last in by_warp} == {
         0,
         1,
         2,
         3,
-    }  # each of four warps was done first, in some run
+    }
     first = {int(np.argmin(under(seed, lambda: tickets(3, 32)).min(axis=1))) for seed in SEEDS}
     assert first == {0, 1, 2}
     np.testing.assert_array_equal(tickets(3, 32).ravel(), range(96))
@@ -138,31 +139,37 @@ def test_approximate_results_move_within_their_error(opcode: str) -> None:
         ("mul.f32 %f4, %f2, %f3; setp.eq.u32 %p0, %r2, %r2; @%p0 add.f32 %f5, %f4, %f1;", True),
         ("mul.rn.f32 %f4, %f2, %f3; add.rn.f32 %f5, %f4, %f1;", False),
         ("mul.rn.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;", False),
+        # the product is needed itself
         (
             "mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1; mov.f32 %f6, %f4;",
             False,
-        ),  # the product is needed itself
+        ),
+        # a factor is gone
         (
             "mul.f32 %f4, %f2, %f3; mov.f32 %f3, %f1; add.f32 %f5, %f4, %f1;",
             False,
-        ),  # a factor is gone
+        ),
+        # so is the product
         (
             "mul.f32 %f4, %f2, %f3; sub.f32 %f4, %f4, %f4; add.f32 %f5, %f4, 0f00000000;",
             False,
-        ),  # so is the product
+        ),
         ("mul.f32 %f4, %f2, %f3; mov.f32 %f4, 0f3F801000; add.f32 %f5, %f4, %f1;", False),
+        # for some lanes only
         (
             "setp.eq.u32 %p0, %r2, %r2; @%p0 mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f1;",
             False,
-        ),  # for some lanes only
+        ),
+        # it is both addends
         (
             "mul.f32 %f4, %f2, %f3; add.f32 %f5, %f4, %f4; sub.f32 %f5, %f5, %f5;",
             False,
-        ),  # it is both addends
+        ),
+        # another basic block
         (
             "mul.f32 %f4, %f2, %f3; bra NEXT;\nNEXT:\nadd.f32 %f5, %f4, %f1;",
             False,
-        ),  # another basic block
+        ),
     ],
 )
 def test_contraction_of_what_states_no_rounding(body: str, contracts: bool) -> None:

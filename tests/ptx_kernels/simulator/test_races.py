@@ -13,14 +13,10 @@ from ptx_kernels.simulator import GlobalRace, SharedRace
 from .ptx_text import module
 
 OWN = "mul.wide.u32 %rd4, %r0, 4; add.u64 %rd5, %rd0, %rd4;"  # address of this thread's word
-SAME_IN_BLOCK = (
-    "mul.wide.u32 %rd4, %r2, 4; "
-    "add.u64 %rd6, %rd0, %rd4;"
-)  # and of the word of this thread in its block
-NEXT = (
-    f"{OWN} xor.b32 %r5, %r0, 1; mul.wide.u32 %rd4, %r5, 4; "
-    "add.u64 %rd6, %rd0, %rd4;"
-)  # and of its neighbour's
+# and of the word of this thread in its block
+SAME_IN_BLOCK = "mul.wide.u32 %rd4, %r2, 4; add.u64 %rd6, %rd0, %rd4;"
+# and of its neighbour's
+NEXT = f"{OWN} xor.b32 %r5, %r0, 1; mul.wide.u32 %rd4, %r5, 4; add.u64 %rd6, %rd0, %rd4;"
 OTHER_WARP = NEXT.replace("%r0, 1", "%r0, 32")
 TILE = (
     ".shared .align 16 .b8 tile[256]; mov.u32 %r3, tile; mad.lo.u32 %r4, %r2, 4, %r3; "
@@ -166,9 +162,8 @@ def test_a_barrier_of_some_warps_orders_those() -> None:
     pairs = body.replace("@%p1 bar", "@!%p1 bar.sync 3, 64; @%p1 bar").replace(
         "@%p2 bar.sync 2, 64;", ""
     )
-    races(
-        GlobalRace, pairs.format(3), "warp 3 reads what warp 0 wrote", grid=1, block=128
-    )  # 0 and 1, 2 and 3 meet
+    # 0 and 1, 2 and 3 meet
+    races(GlobalRace, pairs.format(3), "warp 3 reads what warp 0 wrote", grid=1, block=128)
     lanes = (
         f"{TILE.replace('256', '512')} st.shared.b32 [%r4], %r2; setp.lt.u32 %p1, %r2, 64; "
         "@%p1 bar.sync 1, 64;"
@@ -240,9 +235,8 @@ def test_lanes_overwrite_what_others_of_their_warp_read() -> None:
         "thread (3, 0, 0)",
     )
     launch(start + several.format("bar.warp.sync -1;"))
-    again = several.replace(
-        "setp.lt.u32 %p0", "ld.shared.b32 %r7, [tile]; setp.lt.u32 %p0"
-    )  # both warps, then one
+    # both warps, then one
+    again = several.replace("setp.lt.u32 %p0", "ld.shared.b32 %r7, [tile]; setp.lt.u32 %p0")
     races(
         SharedRace,
         start + again.format("bar.warp.sync -1;"),

@@ -150,9 +150,8 @@ class Model:
             return False
         if operation.reads and other.reads:
             return False
-        if (
-            operation.strong and other.strong
-        ):  # a race only if the scope of one does not reach the other
+        # a race only if the scope of one does not reach the other
+        if operation.strong and other.strong:
             return operation.actor[0] != other.actor[0] and not (operation.wide and other.wide)
         return True
 

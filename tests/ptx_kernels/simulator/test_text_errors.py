@@ -113,11 +113,12 @@ from .refusals import launch, refuses
             ["99999999999 registers %q; the simulator takes up to"],
         ),
         ("fence;", simulator.UnknownInstruction, ["fence is no known instruction"]),
+        # as a parameter of the entry
         (
             ".shared .b8 y[4];",
             simulator.ParseError,
             ["y is declared twice"],
-        ),  # as a parameter of the entry
+        ),
         (".local .b8 y[4];", simulator.ParseError, ["y is declared twice"]),
         (".reg .b32 y;", simulator.ParseError, ["register y is declared twice"]),
         (".param .b32 y;", simulator.ParseError, ["parameter y is declared twice"]),

@@ -46,9 +46,8 @@ def test_bank_conflicts(stride: int, opcode: str, wavefronts: int, least: int) -
     found = counted(f"mad.lo.u32 %r5, %r2, {stride}, %r4;\nld.shared.{opcode}, [%r5];")
     load = found.shared[max(found.shared)]
     assert (load.moved, load.least) == (WARPS * wavefronts, WARPS * least)
-    filling = found.shared[
-        min(found.shared)
-    ]  # eight 16-byte stores on one line, lanes 128 bytes apart
+    # eight 16-byte stores on one line, lanes 128 bytes apart
+    filling = found.shared[min(found.shared)]
     assert (filling.moved, filling.least) == (WARPS * 8 * 32, WARPS * 8 * 4)
     assert not found.global_
 

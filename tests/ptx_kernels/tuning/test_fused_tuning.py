@@ -84,12 +84,10 @@ def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
     config: MatvecConfig = choose(
         fused_matvec_rule, ("Q4_K", "Q4_K"), (14336,), 4096, 1, True, "q8_1"
     )
-    assert (
-        config.block_rows == 32 and config.persistent == 112
-    )  # 448 groups of 32 rows: four rounds on 132 processors
-    assert (
-        choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 1, True).persistent == 0
-    )  # 256 blocks: one wave
+    # 448 groups of 32 rows: four rounds on 132 processors
+    assert config.block_rows == 32 and config.persistent == 112
+    # 256 blocks: one wave
+    assert choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 1, True).persistent == 0
 
 
 @pytest.mark.parametrize(

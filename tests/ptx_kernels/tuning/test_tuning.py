@@ -135,9 +135,8 @@ def test_a_device_of_one_multiprocessor_has_a_choice_for_everything():
 
 
 def test_a_vocabulary_is_searched_in_one_wave(multiprocessors):
-    assert (
-        min(multiprocessors, 126) - 1 <= choose(argmax_splits_rule, 128256) <= multiprocessors
-    )  # 1024 values each or more
+    # 1024 values each or more
+    assert min(multiprocessors, 126) - 1 <= choose(argmax_splits_rule, 128256) <= multiprocessors
 
 
 def test_who_says_how_many():
