@@ -69,8 +69,9 @@ def load_adapters(decoder: models.Decoder, path: Path) -> None:
 
 
 def merge_adapters(decoder: models.Decoder) -> None:
-    """Puts every adapter into its matrix, W + (a @ b).T, which is float32 then and may be quantized
-    again.
+    """Puts every adapter into its matrix: W + (a @ b).T.
+
+    The matrix is float32 then, and may be quantized again.
     """
     for layer in decoder.layers:
         for name in PROJECTIONS:
@@ -87,8 +88,9 @@ def merge_adapters(decoder: models.Decoder) -> None:
 
 
 def loss(decoder: models.Decoder, rows: jax.Array) -> jax.Array:
-    """Mean nats per token of rows (batch, time), of each token but the first, given those before
-    it.
+    """Mean nats per token of rows (batch, time).
+
+    Every token but the first counts, given those before it.
     """
     return optax.softmax_cross_entropy_with_integer_labels(
         decoder(rows[:, :-1]), rows[:, 1:]

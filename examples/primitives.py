@@ -18,8 +18,9 @@ LAYERS, SIZE = 4, 512
 
 
 def random_q4_k(key: jax.Array, n: int, k: int) -> jq.QuantizedArray:
-    """Random 4-bit weights (n, k): per block of 256 two float16 scales, twelve bytes of sub-scales,
-    128 of quants.
+    """Random Q4_K weights (n, k).
+
+    A block of 256 has two float16 scales, twelve bytes of sub-scales, and 128 bytes of quants.
     """
     blocks = np.array(jax.random.bits(key, (n, k // 256, 144), jnp.uint8))
     blocks[..., :4] = np.array([2e-4, 1.5e-3], np.float16).view(np.uint8)

@@ -53,8 +53,9 @@ def from_files(paths: list[pathlib.Path]) -> list[str]:
 
 
 def _austen(database: bytes) -> Iterator[str]:
-    """The novels: R's lazy-load database, per object a length and a zlib stream of one character
-    vector.
+    """The novels, from R's lazy-load database.
+
+    An object has a length and a zlib stream of one character vector.
     """
     while database:
         stream = zlib.decompressobj()
@@ -63,8 +64,9 @@ def _austen(database: bytes) -> Iterator[str]:
 
 
 def _strings(serialized: bytes) -> Iterator[str]:
-    """The elements of a character vector in R's XDR serialization (R Internals, 1.8), after its
-    23-byte header.
+    """Elements of a character vector in R's XDR serialization (R Internals, 1.8).
+
+    They lie after the serialization's 23-byte header.
     """
     kind, count = struct.unpack_from(">II", serialized, 23)
     if kind & 0xFF != 16:  # STRSXP
@@ -78,8 +80,9 @@ def _strings(serialized: bytes) -> Iterator[str]:
 
 
 def _paragraphs(lines: list[str]) -> str:
-    """Lines that were wrapped at 70 columns, blank lines between paragraphs -> a paragraph a
-    line.
+    """Joins lines that were wrapped at 70 columns: a paragraph a line.
+
+    Blank lines separate paragraphs.
     """
     paragraphs = re.split(r"\n\s*\n", "\n".join(line.strip() for line in lines))
     joined = (
@@ -89,8 +92,9 @@ def _paragraphs(lines: list[str]) -> str:
 
 
 def _bible(module: pathlib.Path) -> Iterator[str]:
-    """The books: SWORD's zText, whose index holds (offset, compressed size, size) of every zlib
-    block.
+    """The books, from SWORD's zText.
+
+    Its index holds (offset, compressed size, size) of every zlib block.
     """
     for testament in ("ot", "nt"):
         blocks = module.joinpath(f"{testament}.bzz").read_bytes()

@@ -1,5 +1,6 @@
-"""Train a small llama on public-domain English, in Flax NNX with optax: the model that this package
-ships.
+"""Train a small llama on public-domain English, in Flax NNX with optax.
+
+The model is the one that this package ships.
 
     pip install -e '.[train]'
     python examples/train_tiny.py /tmp/tiny                    # about an hour on two cores
@@ -80,8 +81,9 @@ def _split(book: str) -> tuple[str, str]:
 
 
 def _check_settings(path: pathlib.Path, options: argparse.Namespace) -> None:
-    """Ends the program where the work folder is of a run with other settings: its checkpoints would
-    not fit.
+    """Ends the program if the work folder is of a run with other settings.
+
+    The checkpoints there would not fit.
     """
     settings = {
         name: getattr(options, name)
@@ -138,8 +140,9 @@ class Text:
         return self._rows([self.tokens[i : i + length] for i in at])
 
     def windows(self, length: int) -> np.ndarray:
-        """(rows, length + 1) int32: the whole text once (but its last, partial window), END before
-        each row.
+        """Windows of the whole text, int32 (rows, length + 1), with END before each row.
+
+        The last, partial window is left out.
         """
         if len(self.tokens) < length:
             raise SystemExit(
@@ -159,8 +162,9 @@ class Text:
 
 
 def initial_decoder(config: models.Config, seed: int) -> models.Decoder:
-    """Norms of 1, normal matrices of deviation 0.02, smaller where they add to the residual
-    stream.
+    """Random decoder: norms of 1, normal matrices of deviation 0.02.
+
+    The deviation is smaller for matrices that add to the residual stream.
     """
     rng = np.random.default_rng(seed)
     weights = {}

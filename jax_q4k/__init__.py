@@ -1,5 +1,6 @@
-"""GGUF models inside JAX programs: packed weights, jit-compatible primitives, PTX kernels on a
-GPU.
+"""GGUF models inside JAX programs.
+
+It has packed weights, jit-compatible primitives, and PTX kernels on a GPU.
 """
 
 from __future__ import annotations

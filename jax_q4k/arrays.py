@@ -75,8 +75,9 @@ class QuantizedArray:
         return block.join([np.asarray(plane) for plane in self.planes]).tobytes()
 
     def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
-        """The weights as an array of this shape and a floating dtype; exactly ggml's values in
-        float32.
+        """Weights as an array of this shape and a floating dtype.
+
+        In float32 they are exactly ggml's values.
         """
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype={jnp.dtype(dtype).name} must be a floating type")

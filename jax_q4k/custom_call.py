@@ -1,5 +1,6 @@
-"""A built kernel as an operation inside a JAX program: an XLA custom call, or a run of the
-simulator.
+"""A built kernel as an operation inside a JAX program.
+
+It is an XLA custom call, or a run of the simulator.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ def _check_operands(kernel: Kernel, operands: Sequence[Any]) -> None:
 
 
 def launch_ptx(kernel: Kernel, *operands: jax.Array) -> list[jax.Array]:
-    """Launches `kernel` on the GPU through XLA's PTX custom call; `inout` buffers are updated in
-    place.
+    """Launches `kernel` on the GPU through XLA's PTX custom call.
+
+    Buffers that are `inout` are updated in place.
     """
     _check_operands(kernel, operands)
     call = jax.ffi.ffi_call(TARGET, _result_avals(kernel), input_output_aliases=kernel.aliases)
@@ -96,10 +98,10 @@ def _simulate_abstract_eval(*operands: Any, kernel: Kernel) -> list[jax.core.Sha
 
 @functools.cache
 def _simulator_thread() -> ThreadPoolExecutor:
-    """A thread for simulated launches, with the floating-point environment of the thread that first
-    lowers one.
+    """A thread for simulated launches.
 
-    XLA's own threads flush subnormals to zero, and NumPy in a callback on them would too.
+    It has the floating-point environment of the thread that first lowers one. XLA's own threads
+    flush subnormals to zero, and NumPy in a callback on them would too.
     """
     pool = ThreadPoolExecutor(1, "simulator")
     pool.submit(lambda: None).result()  # the thread starts here, not in the callback

@@ -44,8 +44,8 @@ class UnavailableError(RuntimeError):
 
 
 class NativeUnavailableWarning(UserWarning):
-    """Operations on a CPU run in plain JAX because their C++ kernels are not there; the message
-    says why.
+    """Operations on a CPU run in plain JAX because their C++ kernels are not there.
 
-    Given once in a process, when the first such operation is lowered. `jax-q4k doctor` says more.
+    The message says why. It is given once in a process, when the first such operation is lowered.
+    `jax-q4k doctor` says more.
     """

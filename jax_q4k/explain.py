@@ -1,6 +1,4 @@
-"""A program's kernels, Configs and the reasons for them, without running or compiling
-it.
-"""
+"""Kernels of a program, their Configs and the reasons for them, without running or compiling it."""
 
 from __future__ import annotations
 
@@ -111,8 +109,9 @@ class Explanation:
 
     @property
     def launches(self) -> int:
-        """Kernels of ours that the program asks for, a `while` loop's turn counted once; XLA merges
-        equal ones.
+        """Kernels of ours that the program asks for, a `while` loop's turn counted once.
+
+        XLA merges equal ones.
         """
         return sum(call.count * len(call.kernels) for call in self.calls)
 
@@ -138,11 +137,10 @@ def explain(
     predict: bool = False,
     **kwargs: Any,
 ) -> Explanation:
-    """Explains `function(*args, **kwargs)` on a platform: what runs, and why. Nothing runs, no GPU
-    is needed.
+    """Explains `function(*args, **kwargs)` on a platform: which kernels it runs, and why.
 
-    Traces the function and finds jax_q4k's operations in it, also inside `jit`, `scan`, `while` and
-    `cond`.
+    Nothing runs, and no GPU is needed. Traces the function and finds jax_q4k's operations in it,
+    also inside `jit`, `scan`, `while` and `cond`.
 
         print(jq.explain(jq.matmul, x, w, platform="cuda"))
 

@@ -1,5 +1,6 @@
-"""The implementation that was selected for operations: PTX kernels, plain JAX, the CPU's own
-kernels, or PTX simulated.
+"""The selected implementation of operations.
+
+It is one of PTX kernels, plain JAX, the CPU's own kernels, and PTX simulated.
 """
 
 from __future__ import annotations
@@ -122,8 +123,9 @@ def selected(selection: Selection) -> AbstractContextManager[None]:
 
 
 def activations_of(asked: str | None) -> str | None:
-    """A call's `activations`: those that it asks for, or else the selected ones; ValueError for an
-    unknown name.
+    """A call's `activations`: those that it asks for, or else the selected ones.
+
+    Raises ValueError for an unknown name.
     """
     return check_selection(None, asked).activations or current_selection().activations
 

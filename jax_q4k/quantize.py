@@ -11,10 +11,10 @@ from .arrays import QuantizedArray
 
 
 def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
-    """`jax_q4k.quantizers.quantize` as an array: w (..., k) -> a QuantizedArray of that shape, on
-    the default device.
+    """Quantizes w (..., k) to a QuantizedArray of that shape, on the default device.
 
-    Takes and raises what `jax_q4k.quantizers.quantize` does.
+    This is `jax_q4k.quantizers.quantize` as an array. Takes and raises what
+    `jax_q4k.quantizers.quantize` does.
     """
     packed = quantizers.quantize(w, format, importance)
     return QuantizedArray.from_gguf_bytes(packed, format, np.shape(w))

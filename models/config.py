@@ -125,11 +125,10 @@ class Config:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str = "metadata") -> Config:
-        """The configuration that GGUF metadata describes, with llama.cpp's defaults for absent
-        keys.
+        """Configuration that GGUF metadata describes.
 
-        Where no layer is windowed, a sliding window bounds the context length, within which it has
-        no effect.
+        Absent keys take llama.cpp's defaults. Where no layer is windowed, a sliding window bounds
+        the context length, within which it has no effect.
 
         Args:
           metadata: keys as in the file. file: the source's name in error messages.

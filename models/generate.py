@@ -309,9 +309,7 @@ class _Run:
         self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
     def advance(self, count: int) -> float:
-        """Samples up to `count` more tokens per row; returns the seconds it took, compiling left
-        out.
-        """
+        """Samples up to `count` more tokens per row; returns the seconds without compiling."""
         until = np.int32(min(self._pushed + count, self._sampling.max_new_tokens))
         arguments = self._model.weights, self._state, until
         seconds = self._call("loop", self._programs.loop, *arguments)
@@ -347,9 +345,7 @@ class _Run:
             self._state = dataclasses.replace(self._state, finished=jnp.asarray(finished))
 
     def _call(self, name: str, program: Any, *arguments: Any) -> float:
-        """Runs a program and collects its tokens; returns the seconds that took, compiling left
-        out.
-        """
+        """Runs a program and collects its tokens; returns the seconds without compiling."""
         batch, prompt_length = self._prompts.shape
         length = prompt_length if name == "start" else 0
         key = name, batch, length, self._capacity, self._cache_dtype, self._selection

@@ -48,8 +48,9 @@ class PagedCache:
         page_size: int = PAGE_SIZE,
         dtype: Any = jnp.float32,
     ) -> PagedCache:
-        """An empty cache for `batch` sequences of up to `capacity` tokens, each with pages of its
-        own.
+        """An empty cache for `batch` sequences of up to `capacity` tokens.
+
+        Each sequence has pages of its own.
 
         Raises:
           ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots. TypeError: `dtype`
@@ -84,8 +85,9 @@ class PagedCache:
         return self.block_tables.shape[1] * self.page_size
 
     def slots(self, positions: jax.Array, valid: jax.Array) -> jax.Array:
-        """Slots of token positions (batch, time), for `append_kv`: int32 (batch * time,), -1 where
-        not valid.
+        """Slots, int32 (batch * time,), of token positions (batch, time), for `append_kv`.
+
+        A slot is -1 where not valid, and for a position beyond the capacity.
         """
         size = jnp.int32(self.page_size)
         page = jnp.take_along_axis(

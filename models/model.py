@@ -1,5 +1,6 @@
-"""A decoder that is ready to run: its weights as flat arrays, its tokenizer, its compiled
-programs.
+"""A decoder that is ready to run.
+
+It has weights as flat arrays, a tokenizer and compiled programs.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class Model:
         tokenizer: Tokenizer | None = None,
         metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        """metadata: complete if it names `general.architecture`; otherwise the config's keys are
-        added.
+        """Takes `metadata` as complete if it names `general.architecture`.
+
+        Otherwise the config's keys are added.
         """
         self.config: Config = decoder.config
         self.tokenizer = tokenizer
@@ -64,18 +66,18 @@ class Model:
         self._full_pass = jax.jit(lambda weights, tokens, lengths: merge(weights)(tokens, lengths))
 
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
-        """The decoder's modules with `weights`, which may be tracers; None takes the model's
-        own.
+        """The decoder's modules with `weights`, which may be tracers.
+
+        None takes the model's own.
         """
         return self._merge(self.weights if weights is None else weights)
 
     def logits(self, tokens: Any) -> jax.Array:
-        """Full causal pass: tokens (batch, time) integers -> logits (batch, time, vocab_size)
-        float32.
+        """Logits, float32 (batch, time, vocab_size), of tokens (batch, time), integers.
 
-        Position t predicts token t + 1. One program serves all lengths up to the next of 8, 16, 32,
-        ... Inside a program of your own call `model.decoder(weights)(tokens)`, with `model.weights`
-        as its argument.
+        This is a full causal pass. Position t predicts token t + 1. One program serves all lengths
+        up to the next of 8, 16, 32, ... Inside a program of your own call
+        `model.decoder(weights)(tokens)`, with `model.weights` as its argument.
 
         Raises:
           TypeError: `tokens` holds no integers, or is traced. ValueError: not two axes, more tokens
@@ -109,9 +111,7 @@ class Model:
         return bucket(time) if self._on_gpu() else fine_bucket(time)
 
     def check_ids(self, name: str, ids: np.ndarray) -> None:
-        """Raises TypeError unless `ids` holds integers, ValueError if one is outside the
-        vocabulary.
-        """
+        """Raises TypeError unless `ids` holds integers, ValueError for one outside 0..vocab-1."""
         if not np.issubdtype(ids.dtype, np.integer):
             raise TypeError(f"{name} has dtype {ids.dtype}; it must hold integers")
         wrong = ids[(ids < 0) | (ids >= self.config.vocab_size)]
@@ -121,8 +121,9 @@ class Model:
             )
 
     def programs(self, sampling: Sampling, end_ids: tuple[int, ...] = ()) -> Programs:
-        """The jitted programs of generation, made once per way of sampling and set of end
-        tokens.
+        """The jitted programs of generation.
+
+        They are made once per way of sampling and set of end tokens.
         """
         key = sampling, end_ids
         if key not in self._programs:

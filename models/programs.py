@@ -1,5 +1,6 @@
-"""The jitted programs of generation: start (prompt), loop (tokens until done), decode (one
-step).
+"""The jitted programs of generation.
+
+These are start (prompt), loop (tokens until done) and decode (one step).
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ class State:
 
 
 class Programs:
-    """The programs of one model, one way of sampling and one set of end tokens; each compiles per
-    shape.
+    """Programs of one model, one way of sampling and one set of end tokens.
+
+    Each compiles per shape.
 
     Attributes:
       start: (weights, tokens (batch, time), lengths (batch,), cache, key) -> State: stores the
@@ -154,8 +156,9 @@ def abstract_programs(
     sampling: Sampling | None = None,
     cache_dtype: Any = jnp.float32,
 ) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The programs with shapes to lower them for, no data needed: name -> (jitted function,
-    arguments).
+    """Programs with shapes to lower them for: name -> (jitted function, arguments).
+
+    No data is needed.
 
     `jitted.trace(*arguments).lower(lowering_platforms=("cuda",))` lowers one for a GPU on a machine
     without;

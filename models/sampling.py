@@ -87,8 +87,9 @@ class Sampling:
         return self.repetition_penalty != 1
 
     def key(self) -> jax.Array:
-        """The random key of `seed`. Not for use inside jit: the seed is not part of what is
-        compiled.
+        """The random key of `seed`.
+
+        It is not for use inside jit: the seed is not part of what is compiled.
         """
         return jax.random.key(self.seed)
 

@@ -179,8 +179,9 @@ def _layer_counts(metadata: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None:
-    """Raises GGUFError unless `tensors` (anything with `.shape`) are those of `config`, all and no
-    others.
+    """Raises GGUFError unless `tensors` are those of `config`, all and no others.
+
+    `tensors` holds anything with `.shape`.
     """
     expected = expected_tensors(config)
     for name, (shape, required, *_) in expected.items():

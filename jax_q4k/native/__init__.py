@@ -1,5 +1,6 @@
-"""The CPU's kernels: XLA FFI handlers in a shared library that is built when the package is
-installed.
+"""The CPU's kernels: XLA FFI handlers in a shared library.
+
+The library is built when the package is installed.
 """
 
 from __future__ import annotations
@@ -99,8 +100,9 @@ def problem() -> str:
 
 @functools.cache
 def warn_if_unavailable() -> None:
-    """Says, once in a process, that plain JAX takes the place of the CPU's kernels, and what is
-    missing.
+    """Warns, once in a process, that plain JAX takes the place of the CPU's kernels.
+
+    The message says what is missing.
     """
     if not available():
         message = f"plain JAX, which is slow, takes the place of the CPU's kernels: {problem()}"

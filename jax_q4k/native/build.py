@@ -1,5 +1,6 @@
-"""Compiles the CPU's kernels: for `python -m jax_q4k.native` and for `pip install`, which has JAX's
-headers alone.
+"""Compiles the CPU's kernels, for `python -m jax_q4k.native` and for `pip install`.
+
+`pip install` has JAX's headers alone.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def compiler() -> list[str]:
 
 
 def fingerprint() -> str | None:
-    """A hash of the sources and of the flags that they are compiled with; None where there are no
-    sources.
+    """A hash of the sources and of the flags that they are compiled with.
+
+    It is None where there are no sources.
     """
     sources = sorted(path for path in _SOURCES.glob("*") if path.suffix in (".h", ".cpp"))
     digest = hashlib.sha256(repr((_FLAGS, kernels())).encode())
@@ -74,8 +76,9 @@ class BuildError(Exception):
 
 
 def headers() -> str:
-    """The folder of XLA's FFI headers, from the jaxlib that is installed; BuildError where there is
-    none.
+    """The folder of XLA's FFI headers, from the jaxlib that is installed.
+
+    Raises BuildError where there is no jaxlib.
     """
     try:
         import jaxlib  # all that an installation has; jax.ffi.include_dir() looks at it, too
@@ -85,10 +88,10 @@ def headers() -> str:
 
 
 def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
-    """Compiles the library to `target`; `flags` are added to the compiler's and the linker's, such
-    as a sanitizer's.
+    """Compiles the library to `target`.
 
-    Returns the names of the kernels that the compiler is too old for. Raises BuildError.
+    `flags` are added to the compiler's and the linker's, such as a sanitizer's. Returns the names
+    of the kernels that the compiler is too old for. Raises BuildError.
     """
     include = ["-isystem", headers()]
     with tempfile.TemporaryDirectory() as folder:
@@ -136,8 +139,9 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
 
 
 def _knows(machine: Sequence[str], folder: Path) -> bool:
-    """True if the compiler takes these flags: an old one may not, and makes a library without such
-    kernels.
+    """True if the compiler takes these flags.
+
+    An old one may not, and makes a library without such kernels.
     """
     empty = folder / "empty.cpp"
     empty.touch()

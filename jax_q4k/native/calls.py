@@ -1,8 +1,7 @@
-"""The handlers as functions of arrays: operands in the order, attributes by the names that the C++
-handlers take.
+"""The handlers as functions of arrays.
 
-Callers have checked shapes and dtypes; what does not fit all the same is a JaxRuntimeError when the
-program runs.
+Operands have the order, and attributes the names, that the C++ handlers take. Callers have checked
+shapes and dtypes; what does not fit all the same is a JaxRuntimeError when the program runs.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ def linear(
     residual: jax.Array | None = None,
     activation: str | None = None,
 ) -> list[jax.Array]:
-    """[residual +] [rms_norm](x) @ w.T [+ bias] for each w, or, with `activation`, that of the
-    first times the second.
+    """Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias] for each w.
+
+    With `activation`, the result is activation(first product) * second product.
 
     x float32 (m, k); weights (n_i, k) packed or float; biases (n_i,) float32;
     residual (m, n) float32.
@@ -71,8 +71,9 @@ def mlp(
     eps: float = 0.0,
     residual: jax.Array | None = None,
 ) -> jax.Array:
-    """[residual +] the product with `down` of what `linear` gives for gate and up, some rows of x
-    after the others.
+    """Product with `down` of what `linear` gives for gate and up, [residual +] in front.
+
+    Some rows of x go through all of it, then the next.
 
     x float32 (m, k); gate and up (inner, k), down (n, inner), packed; residual and the result
     float32 (m, n).
@@ -108,8 +109,9 @@ def _arrays(w: QuantizedArray | jax.Array) -> Sequence[jax.Array]:
 
 
 def embedding(ids: jax.Array, w: QuantizedArray | jax.Array) -> jax.Array:
-    """Rows `ids` int32 (count,) of w (n, k), packed or floats, as float32 (count, k); NaN for an id
-    outside.
+    """Rows `ids`, int32 (count,), of w (n, k), packed or floats, as float32 (count, k).
+
+    An id outside w gives a row of NaN.
     """
     struct = jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), jnp.float32)
     return call("embedding", [struct], ids, *_arrays(w), format=_format(w))[0]
@@ -124,8 +126,9 @@ def paged_attention(
     contiguous: bool,
     sinks: bool,
 ) -> jax.Array:
-    """Attention of q, the first of `arrays`, over pages: the operands of the primitive
-    `paged_attention`.
+    """Attention of q, the first of `arrays`, over pages.
+
+    The arrays are the operands of the primitive `paged_attention`.
     """
     return call(
         "paged_attention",
@@ -148,8 +151,9 @@ def causal_attention(
     scale: float,
     window: int | None,
 ) -> jax.Array:
-    """Attention of every token over its own past: float32 (batch, time, heads, head_dim), lengths
-    int32 (batch,).
+    """Attention of every token over its own past.
+
+    q, k, v and the result are float32 (batch, time, heads, head_dim), lengths int32 (batch,).
     """
     return call(
         "causal_attention",
@@ -190,8 +194,9 @@ def rope_append(
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
-    """x float32 (tokens, heads, head_dim), rotated by the angles of cos and sin float32 (tokens,
-    rope_dim / 2).
+    """Rotates x, float32 (tokens, heads, head_dim), by the angles of cos and sin.
+
+    cos and sin are float32 (tokens, rope_dim / 2).
     """
     return call(
         "rotate", [jax.ShapeDtypeStruct(x.shape, jnp.float32)], x, cos, sin, interleaved=interleaved

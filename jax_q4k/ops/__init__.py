@@ -1,6 +1,6 @@
-"""One module per primitive: its public function, its plain JAX reference, its composition of PTX
-kernels.
+"""Modules of the primitives, one for each.
 
-The functions are `jax_q4k`'s own names (`jax_q4k.matmul`, ...); nothing is imported here, so that
-`ops.matmul` is the module.
+A module has the primitive's public function, its plain JAX reference, and its composition of PTX
+kernels. The functions are `jax_q4k`'s own names (`jax_q4k.matmul`, ...); nothing is imported here,
+so that `ops.matmul` is the module.
 """

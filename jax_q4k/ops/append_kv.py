@@ -89,8 +89,9 @@ def reference(
 
 
 def as_stored(k: jax.Array, v: jax.Array, dtype: Any) -> list[jax.Array]:
-    """float32 k and v as pages of that dtype hold them: rounded, and of int8 also the scales
-    (without head_dim).
+    """Rows of float32 k and v as pages of that dtype hold them, rounded.
+
+    For int8 also the scales are returned, without head_dim.
     """
     if dtype == jnp.float8_e4m3fn:
         largest = float(jnp.finfo(dtype).max)  # beyond it, the conversion would give NaN

@@ -1,5 +1,6 @@
-"""Attention of one query token per sequence: the primitive behind `paged_attention` and
-`attention`.
+"""Attention of one query token per sequence.
+
+It is the primitive behind `paged_attention` and `attention`.
 """
 
 from __future__ import annotations
@@ -110,8 +111,9 @@ def reference(
 
 
 def _tokens(given: Operands) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """(keys, values, known): float32 (batch, num_kv_heads, capacity, head_dim), and which tokens
-    lie in real pages.
+    """Keys and values, float32 (batch, num_kv_heads, capacity, head_dim), and `known`.
+
+    `known` is bool (batch, capacity): which tokens lie in real pages.
     """
     rows, scales = (given.k, given.v), (given.k_scales, given.v_scales)
     floats = [r.astype(jnp.float32) for r in rows]

@@ -1,5 +1,6 @@
-"""Which implementation of an operation runs where, as data; lowering and `explain` both ask
-`decide`.
+"""Implementations of operations as data: which one runs where.
+
+Lowering and `explain` both ask `decide`.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ def decide(op: Implementations, asked: str | None, platform: str) -> Decision:
 
 
 def composition(op: Implementations, implementation: str, launch: KernelCall | None = None) -> Any:
-    """(*operands, **params) -> results of `op` by an implementation; `launch` in place of its
-    own.
+    """Function (*operands, **params) -> results of `op` by an implementation.
+
+    `launch` takes the place of the implementation's own.
     """
     backend = BACKENDS[implementation]
     function = getattr(op, backend.composition)

@@ -107,9 +107,7 @@ def reference(
 
 
 def native(q: jax.Array, *others: jax.Array, **params: Any) -> jax.Array:
-    """`causal_attention` by the CPU's kernels, where there is one for head_dim, and in plain JAX
-    elsewhere.
-    """
+    """`causal_attention` by the CPU's kernels, or in plain JAX if there is none for head_dim."""
     if q.shape[-1] % 16 or q.shape[-1] > calls.MAX_HEAD_DIM:
         return reference(q, *others, **params)
     return calls.causal_attention(q, *others, **params)

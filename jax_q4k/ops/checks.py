@@ -1,5 +1,6 @@
-"""Argument checks that the operations share: a message names the argument, its value and the
-rule.
+"""Argument checks that the operations share.
+
+A message names the argument, its value and the rule.
 """
 
 from __future__ import annotations
@@ -54,8 +55,9 @@ def page_dtype(dtype: Any, name: str = "dtype") -> np.dtype:
 
 
 def int32_array(name: str, x: Any) -> jax.Array:
-    """`x` as an int32 array, what int32 cannot hold as the nearest it can; TypeError if it holds no
-    integers.
+    """Integers `x` as an int32 array, those beyond int32 as the nearest that it holds.
+
+    Raises TypeError if `x` holds no integers.
     """
     array = x if isinstance(x, jax.Array) else np.asarray(x)
     if not jnp.issubdtype(array.dtype, jnp.integer):
@@ -115,8 +117,9 @@ def positive(name: str, value: Any) -> float:
 
 
 def number(name: str, value: Any) -> float:
-    """`value` as a Python float; TypeError for what is no number, or is only known when the program
-    runs.
+    """Number `value` as a Python float.
+
+    Raises TypeError for what is no number, or is only known when the program runs.
     """
     try:
         if not isinstance(value, (str, bytes)):
@@ -131,8 +134,9 @@ def number(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any) -> int:
-    """`value` as a Python int; TypeError for what is none, or is only known when the program
-    runs.
+    """Integer `value` as a Python int.
+
+    Raises TypeError for what is no integer, or is only known when the program runs.
     """
     try:
         if not isinstance(value, bool):
@@ -157,8 +161,9 @@ def window(value: Any) -> int | None:
 def pages(
     k_pages: Any, v_pages: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """A cache's pages, (num_pages, num_kv_heads, page_size, head_dim) of one of PAGE_DTYPES, and
-    int8's scales.
+    """Pages of a cache, of one of PAGE_DTYPES, and int8's scales.
+
+    Pages are (num_pages, num_kv_heads, page_size, head_dim).
     """
     axes = "(num_pages, num_kv_heads, page_size, head_dim)"
     k_pages, v_pages = _keys_and_values("k_pages", k_pages, "v_pages", v_pages, axes)
@@ -173,8 +178,9 @@ def pages(
 def contiguous(
     k: Any, v: Any, k_scales: Any = None, v_scales: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
-    """Keys and values, (batch, num_kv_heads, capacity, head_dim) of one of PAGE_DTYPES, and int8's
-    scales.
+    """Keys and values, of one of PAGE_DTYPES, and int8's scales.
+
+    Keys and values are (batch, num_kv_heads, capacity, head_dim).
     """
     k, v = _keys_and_values("k", k, "v", v, "(batch, num_kv_heads, capacity, head_dim)")
     if k.shape[1] < 1 or k.shape[2] < 1:
@@ -214,8 +220,9 @@ def _scales(
 
 
 def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
-    """Queries, float32 (count, num_heads, head_dim), of any count if it is None; `axis` says what
-    is counted.
+    """Queries, float32 (count, num_heads, head_dim).
+
+    A `count` of None allows any. `axis` names the first axis in messages.
     """
     q = float_array("q", q, FLOAT32)
     if q.ndim != 3 or q.shape[-1] != head_dim or count not in (None, q.shape[0]):
@@ -231,8 +238,9 @@ def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
 def new_tokens(
     k: Any, v: Any, slot_mapping: Any, pages: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """A step's keys and values for such pages, float32 (tokens, num_kv_heads, head_dim), and slots,
-    int32 (tokens,).
+    """Keys, values and slots of a step's tokens, to go into such pages.
+
+    Keys and values are float32 (tokens, num_kv_heads, head_dim), slots int32 (tokens,).
     """
     slot_mapping = int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim != 1:

@@ -17,8 +17,9 @@ from .op import KernelCall, Op
 
 
 def dequantize(w: Any, dtype: Any = jnp.float32) -> jax.Array:
-    """The weights of `w` as floats: ggml's values exactly in float32, rounded to nearest in other
-    dtypes.
+    """Weights of `w` as floats.
+
+    They are ggml's values exactly in float32, rounded to nearest in other dtypes.
 
     Args:
       w: QuantizedArray (n, k).

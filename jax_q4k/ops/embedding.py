@@ -19,8 +19,9 @@ from .op import KernelCall, Op
 
 
 def embedding(ids: Any, w: Any, dtype: Any = jnp.float32) -> jax.Array:
-    """Rows `ids` of `w` as floats; only those rows are decoded. An id outside 0..vocab-1 gives a
-    row of NaN.
+    """Rows `ids` of `w` as floats; only those rows are decoded.
+
+    An id outside 0..vocab-1 gives a row of NaN.
 
     Args:
       ids: (...,) integers.
@@ -64,8 +65,9 @@ def ptx(launch: KernelCall, ids: jax.Array, w: QuantizedArray, *, dtype: Any) ->
 
 
 def native(ids: jax.Array, w: Any, *, dtype: Any) -> jax.Array:
-    """`embedding` of ids (count,) by the CPU's kernels: XLA's gather of bfloat16 would make a
-    float32 copy of a float table.
+    """`embedding` of ids (count,) by the CPU's kernels.
+
+    XLA's gather of bfloat16 would make a float32 copy of a float table.
     """
     return calls.embedding(ids, w).astype(dtype)
 

@@ -1,5 +1,6 @@
-"""Activations times float weights: XLA's matrix product, and on a CPU kernels that read 16-bit
-weights as they are.
+"""Activations times float weights, by XLA's matrix product or the CPU's kernels.
+
+The CPU's kernels read 16-bit weights as they are.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def float_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
 
 
 def dot(x: jax.Array, weights: jax.Array, *, transposed: bool = False) -> jax.Array:
-    """x (m, k) times weights (n, k) transposed, in float32; `transposed`: x (m, n) times
-    weights.
+    """Product of x (m, k) and weights (n, k) transposed, in float32.
+
+    With `transposed`, it is that of x (m, n) and the weights as they are.
     """
     # HIGHEST: XLA's default for float32 on a GPU is tf32, 10 bits of mantissa.
     return jax.lax.dot_general(

@@ -1,5 +1,6 @@
-"""Mat-vecs: packed matrices times one to eight rows of activations, with what stands around them,
-as launches.
+"""Mat-vecs, with the operations around them, as launches.
+
+A mat-vec multiplies packed matrices by one to eight rows of activations.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def takes(weights: Sequence[QuantizedArray], m: int) -> bool:
 
 
 def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:
-    """True if a matrix's activations are best made q8_1 by the kernel before: no mat-vec of it
-    would quantize m rows in its own prologue.
+    """True if a matrix's activations are best made q8_1 by the kernel before.
+
+    This is so if no mat-vec of it would quantize m rows in its own prologue.
     """
     if activations == "f32" or not takes([w], m):
         return False
@@ -65,8 +67,10 @@ def gemv(
     activations: str | None = None,
     output: Literal["f32", "q8_1"] = "f32",
 ) -> list[jax.Array]:
-    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w by one launch, behind one
-    that quantizes, or normalizes and quantizes, where the mat-vec's prologue does not.
+    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w by one launch.
+
+    A launch that quantizes, or normalizes and quantizes, goes before it where the mat-vec's
+    prologue does not.
 
     With `activation`: that of the first product, times the second. `output` q8_1: what
     `quantize_q8_1` makes of the result.
@@ -118,8 +122,9 @@ def _activations(
     norm_weight: jax.Array | None,
     eps: float,
 ) -> tuple[Sequence[jax.Array], dict[str, Any]]:
-    """The operands by which a mat-vec of `config` gets [rms_norm](x), and its arguments that say
-    so: its own prologue quantizes and normalizes, or a kernel before.
+    """Operands by which a mat-vec of `config` gets [rms_norm](x), and its arguments for them.
+
+    Either its own prologue quantizes and normalizes, or a kernel before it does.
     """
     if not isinstance(x, jax.Array):
         return x, {}

@@ -1,5 +1,6 @@
-"""Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias] of one matrix, of several, or of two
-that gate each other.
+"""Linear layers: [residual +] [rms_norm](x) @ w.T [+ bias].
+
+A layer has one matrix, several, or two that gate each other.
 """
 
 from __future__ import annotations
@@ -108,8 +109,9 @@ def qkv_matmul(
     biases: Sequence[Any] | None = None,
     activations: str | None = None,
 ) -> tuple[jax.Array, ...]:
-    """Products of the same activations with several matrices, such as attention's projections to Q,
-    K and V.
+    """Products of the same activations with several matrices.
+
+    Attention's projections to Q, K and V are an example.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
@@ -175,8 +177,10 @@ def linear(
     residual: Any = None,
     activations: str | None = None,
 ) -> tuple[jax.Array, ...]:
-    """[residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w, accumulated in float32: a
-    linear layer, with what stands around it in a decoder.
+    """Linear layer: [residual +] [rms_norm](x) @ dequantize(w).T [+ bias] for each w.
+
+    Products are accumulated in float32. The terms in brackets stand around a linear layer in a
+    decoder.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
@@ -361,8 +365,9 @@ def ptx(
     activation: str | None = None,
     activations: str | None,
 ) -> Sequence[jax.Array]:
-    """One mat-vec of all matrices where there is one, else a kernel for each step; `activations`
-    None: whichever is fastest.
+    """Launches one mat-vec of all matrices where there is one, else a kernel for each step.
+
+    `activations` None takes whichever is fastest.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
     if not gemv.takes(weights, x.shape[0]):

@@ -1,5 +1,6 @@
-"""The gated feed-forward network of a decoder: gate and up projections, their product, and the way
-down.
+"""The gated feed-forward network of a decoder.
+
+It has gate and up projections, their product, and the way down.
 """
 
 from __future__ import annotations

@@ -108,8 +108,9 @@ class Op:
         return jax.tree.unflatten(result_tree, results)
 
     def composition(self, *operands: Any, **params: Any) -> Any:
-        """The results by the PTX kernels, each launched in the simulator: what `ptx` and `sim` run,
-        to look at.
+        """Results of the PTX kernels that `ptx` and `sim` run, to look at.
+
+        Each kernel is launched in the simulator.
         """
         return backends.composition(self, "sim")(*operands, **params)
 
@@ -139,8 +140,9 @@ class Op:
             return mlir.lower_fun(function, multiple_results=True)(ctx, *leaves)
 
     def inspected(self, implementation: str, tree: Any, params: Params) -> Callable[..., Any]:
-        """Leaves of the operands -> leaves of the results, as lowering runs it, with launches that
-        can be looked at.
+        """Function of the operands' leaves to the results' leaves, as lowering runs it.
+
+        Its launches can be looked at.
         """
         return self._flat(
             backends.composition(self, implementation, launch_simulated), tree, params
@@ -233,8 +235,9 @@ class Op:
     def _map_examples(
         self, leaves: Sequence[Any], axes: Sequence[int | None], **params: Any
     ) -> tuple[list[Any], list[int]]:
-        """One example after the other. `axes`: the mapped axis of each array, None where it has
-        none.
+        """Runs one example after the other.
+
+        `axes` holds the mapped axis of each array, None where it has none.
         """
         mapped = [
             jnp.moveaxis(a, axis, 0)
@@ -269,10 +272,10 @@ def _traced_shapes(reference: Callable[..., Any], *operands: Any, **params: Any)
 
 
 def device() -> tuning.Target:
-    """The GPU that programs run on, with the multiprocessors that it reports; without one, the
-    device that kernels are tuned for.
+    """The GPU that programs run on, with the multiprocessors that it reports.
 
-    Of several, the first: a program is lowered once for all of them.
+    Without one, it is the device that kernels are tuned for. Of several, it is the first: a program
+    is lowered once for all of them.
     """
     if jax.default_backend() != "gpu":
         return tuning.target(REFERENCE.name)

@@ -35,9 +35,7 @@ def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> j
 
 
 def takes_q8_1(format: str, rows: int, columns: int) -> bool:
-    """True if the CUDA path has a kernel that multiplies `rows` rows of `columns` int8 activations
-    by `format`.
-    """
+    """True if a CUDA kernel multiplies `rows` rows of `columns` int8 activations by `format`."""
     return format in DOT_FORMATS if rows <= gemv.MAX_ROWS else gemm_takes(format, columns)
 
 

@@ -16,8 +16,9 @@ from .op import KernelCall, Op
 
 
 def rms_norm(x: Any, weight: Any, *, eps: float) -> jax.Array:
-    """x / sqrt(mean(x^2) + eps) * weight along the last axis, in float32
-    (https://arxiv.org/abs/1910.07467).
+    """x / sqrt(mean(x^2) + eps) * weight along the last axis, in float32.
+
+    This is RMSNorm (https://arxiv.org/abs/1910.07467).
 
     Args:
       x: (..., k) float32, bfloat16 or float16.

@@ -33,13 +33,12 @@ def rope_append(
     k_scales: Any = None,
     v_scales: Any = None,
 ) -> tuple[jax.Array, ...]:
-    """Rotates q and k by their tokens' angles, and writes k and v into the pages as `append_kv`
-    does.
+    """Rotates q and k by their tokens' angles, and writes k and v into the pages.
 
-    The first rope_dim dimensions of every head rotate in pairs: dimensions (2i, 2i + 1) if
-    `interleaved` (GPT-J, llama files), else (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the
-    token (https://arxiv.org/abs/2104.09864). The angles come as cosines and sines, which all layers
-    of a step share.
+    The pages are written as `append_kv` does it. The first rope_dim dimensions of every head rotate
+    in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else
+    (i, i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
+    The angles come as cosines and sines, which all layers of a step share.
 
     Args:
       q: (tokens, num_heads, head_dim) float32. k, v: (tokens, num_kv_heads, head_dim) float32.

@@ -23,8 +23,9 @@ Pair = tuple[jax.Array, jax.Array]
 
 
 def argmax(x: Any) -> jax.Array:
-    """Index of the largest value along the last axis; ties go to the lowest, and the first NaN
-    counts as the largest.
+    """Index of the largest value along the last axis.
+
+    Ties go to the lowest index. The first NaN counts as the largest value.
 
     Args:
       x: (..., n) float32, bfloat16 or float16, n at least 1.
@@ -118,8 +119,9 @@ def _top_k_ptx(launch: KernelCall, x: jax.Array, *, count: int) -> Pair:
 def _search(
     launch: KernelCall, x: jax.Array, splits: int, build: Callable[[int, int, int, bool], Kernel]
 ) -> Pair:
-    """Values and indices (m, count): candidates of each row's `splits` parts, then the best of the
-    candidates.
+    """Values and indices (m, count), found in two launches if `splits` is above 1.
+
+    The first finds candidates of each row's `splits` parts, the second the best of the candidates.
     """
     rows, columns = x.shape
     found = launch(build(rows, columns, splits, False), x)

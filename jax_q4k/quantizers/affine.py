@@ -39,8 +39,9 @@ _STEPS = [(n, m, 0) for n in (0, 1, -1) for m in (0, 1, -1)] + [(0, 0, t) for t 
 def sub_blocks(
     x: jax.Array, w: jax.Array, top: int, lowest: float = 0
 ) -> tuple[jax.Array, jax.Array]:
-    """The best s and m of x ~ s * q - m, q in 0 to `top`, m >= -`lowest`: x, w (values, ...) -> two
-    arrays (...).
+    """Best s and m of x ~ s * q - m, q in 0 to `top`, m >= -`lowest`.
+
+    x and w are (values, ...), s and m (...).
     """
     low = jnp.minimum(x.min(0), lowest)
     span, y = x.max(0) - low, x - low
@@ -70,8 +71,9 @@ def sub_blocks(
 
 
 def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x, w (32, blocks) -> d, m (blocks,) f16 values, quants (32, blocks) of 0 to `top`; weight = d
-    * q + m.
+    """Quantizes x (32, blocks), errors weighted by w of that shape: weight = d * q + m.
+
+    Returns d and m, (blocks,) of f16 values, and quants q, (32, blocks) of 0 to `top`.
     """
     s, minimum = sub_blocks(x, w, top, jnp.inf)
 
@@ -91,11 +93,11 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, 
 
 
 def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An f16 d (blocks,) and integers n of 0 to 63 with d * n ~ values, errors weighted by `cost`;
-    all (8, blocks).
+    """An f16 d (blocks,) and integers n (8, blocks) of 0 to 63, with d * n ~ values.
 
-    Of the `choices` for a value the one counts that lies nearest to a multiple of d. Candidates for
-    d are the integer parts of the three largest first choices.
+    Errors are weighted by `cost`. It and every choice are (8, blocks). Of the `choices` for a value
+    the one counts that lies nearest to a multiple of d. Candidates for d are the integer parts of
+    the three largest first choices.
     """
     largest = jax.lax.top_k(choices[0].T, 3)[0].T
 
@@ -125,8 +127,9 @@ def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array
 
 
 def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
-    """x, w (32, 8, blocks) -> d, dmin (blocks,), scales, mins (8, blocks), quants (32, 8, blocks),
-    all float32.
+    """Quantizes x (32, 8, blocks), errors weighted by w of that shape.
+
+    Returns d, dmin (blocks,), scales, mins (8, blocks), quants (32, 8, blocks), all float32.
 
     weight = d * scale * q - dmin * min; d and dmin are f16 values, neither negative.
     """
@@ -139,8 +142,9 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
         return (w * (s * q - x)).sum(0) / sum_w
 
     def neighbours(d: jax.Array, dmin: jax.Array, scale: jax.Array, minimum: jax.Array) -> Best:
-        """(error of the super-block, d, dmin, scales, mins): the best of a few steps from the given
-        ones.
+        """The best (error of the super-block, d, dmin, scales, mins) near the given ones.
+
+        Candidates are a few steps from them.
         """
         s = d * scale
         m = best_m(s, quants(s, dmin * minimum))

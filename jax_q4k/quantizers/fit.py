@@ -54,8 +54,9 @@ def where_less(new: Best, old: Best) -> Best:
 def best_of(
     candidates: Sequence[Any] | np.ndarray, evaluate: Callable[[jax.Array], Best], start: Best
 ) -> Best:
-    """The (error, ...) of least error among `start` and evaluate(candidate), and of equals the
-    first.
+    """The (error, ...) of least error among `start` and evaluate(candidate).
+
+    Of equals the first counts.
     """
 
     def step(best: Best, candidate: jax.Array) -> tuple[Best, None]:

@@ -1,5 +1,6 @@
-"""Integers to the bytes of a block: the inverses of the decoders in `ptx_kernels.formats`, which
-give the layouts.
+"""Integers to the bytes of a block.
+
+Functions are the inverses of the decoders in `ptx_kernels.formats`, which give the layouts.
 """
 
 from __future__ import annotations
@@ -17,24 +18,27 @@ def f16_bytes(x: jax.Array) -> jax.Array:
 
 
 def nibbles(values: jax.Array) -> jax.Array:
-    """uint8 (..., 2n) -> uint8 (..., n): the low four bits of the first n, and above them
-    those of the last n.
+    """Packs the low four bits of uint8 (..., 2n) into uint8 (..., n).
+
+    Those of the first n stay low, and those of the last n go above them.
     """
     low, high = jnp.split(values & 0xF, 2, axis=-1)
     return low | (high << 4)
 
 
 def bits(values: jax.Array, width: int) -> jax.Array:
-    """uint8 (..., count, n) -> uint8 (..., n): the low `width` bits of row i go to bit i *
-    width.
+    """Packs uint8 (..., count, n) into uint8 (..., n).
+
+    The low `width` bits of row i go to bit i * width.
     """
     rows = jnp.moveaxis(values & ((1 << width) - 1), -2, 0)
     return functools.reduce(operator.or_, [row << (i * width) for i, row in enumerate(rows)])
 
 
 def fifth_bits(quants: jax.Array) -> jax.Array:
-    """uint8 (..., 32) -> uint8 (..., 4): bit i of the little-endian word is the fifth bit of quant
-    i.
+    """Packs the fifth bits of quants, uint8 (..., 32), into uint8 (..., 4).
+
+    Bit i of the little-endian word is the fifth bit of quant i.
     """
     return bits((quants >> 4).reshape(*quants.shape[:-1], 4, 8).swapaxes(-1, -2), 1)
 

@@ -41,15 +41,17 @@ def _steps(
     trials: np.ndarray,
     stored: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """The best s of x ~ s * q, as `stored` makes it, q in -top to top - 1: x, w (values, ...) ->
-    (...).
+    """Best steps s of x ~ s * q, as `stored` makes them, q in -top to top - 1.
+
+    x and w are (values, ...), s is (...).
     """
     at = jnp.argmax(jnp.abs(x), axis=0)[None]
     over_largest = reciprocal(jnp.take_along_axis(x, at, axis=0)[0])
 
     def fit(inverse: jax.Array) -> Best:
-        """(error, s) of the least-squares line through q -> x, with the quants of step 1 /
-        inverse.
+        """Error and s of the least-squares line through q -> x.
+
+        The quants q are those of step 1 / inverse.
         """
         q = rounded(x * inverse, -top, top - 1)
         wq = w * q
@@ -62,8 +64,9 @@ def _steps(
 
 
 def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
-    """x, w (32, blocks) -> d (blocks,) f16 values, quants (32, blocks) in -top to top - 1;
-    float32.
+    """Quantizes x (32, blocks), errors weighted by w of that shape.
+
+    Returns d, (blocks,) of f16 values, and quants, (32, blocks) in -top to top - 1; both float32.
     """
     d = _steps(x, w, top, _trials(top, 1, 8), nearest_f16)
     return d, rounded(x * reciprocal(d), -top, top - 1)
@@ -72,8 +75,9 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
 def super_blocks(
     x: jax.Array, w: jax.Array, top: int = 32
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """x, w (16, 16, blocks) -> d (blocks,) f16 values, scales (16, blocks), quants (16, 16,
-    blocks); float32.
+    """Quantizes x (16, 16, blocks), errors weighted by w of that shape.
+
+    Returns d, (blocks,) of f16 values, scales (16, blocks), quants (16, 16, blocks), all float32.
 
     weight = d * scale * q with scales in -128 to 127. Candidates for d are the integer parts of the
     largest step.
@@ -83,9 +87,7 @@ def super_blocks(
         return rounded(x * reciprocal(s), -top, top - 1)
 
     def neighbours(d: jax.Array, scale: jax.Array) -> Best:
-        """(error of the super-block, d, scales): the best of the given scales and those next to
-        them.
-        """
+        """The best (error of the super-block, d, scales) of the given scales and those beside."""
 
         def trial(step: jax.Array) -> Best:
             n = jnp.clip(scale + step, -128, 127)

@@ -89,8 +89,9 @@ def skip_unused(header: gguf.Header) -> list[str]:
 def describe(
     metadata: Mapping[str, Any], tensors: Mapping[str, Any], file: str
 ) -> tuple[Config, Tokenizer | None]:
-    """The configuration, and the tokenizer if there is one, of metadata and tensors that fit
-    together.
+    """Configuration, and tokenizer if there is one, of metadata and tensors.
+
+    Checks that metadata and tensors fit together.
 
     tensors: name -> anything with `.shape`. Raises GGUFError naming the key or the tensor at fault.
     """
@@ -176,8 +177,9 @@ def _check_metadata(model: Model) -> None:
 
 
 def _file_type(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]) -> int:
-    """`general.file_type`: the type of most weights; of packed ones what the metadata says, which
-    knows recipes.
+    """`general.file_type`: the type of most weights.
+
+    For packed ones the metadata's own value counts unless it is a float file's: it knows recipes.
     """
     weights: collections.Counter[str] = collections.Counter()
     for tensor in tensors:

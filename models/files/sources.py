@@ -32,8 +32,9 @@ class TensorSource(Protocol):
         """GGUF's names -> row-major shapes."""
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
-        """One tensor in host memory, packed or float32, float16 or bfloat16; finite, or an error
-        names it.
+        """One tensor in host memory, packed or float32, float16 or bfloat16.
+
+        It is finite, or an error names it.
         """
 
 

@@ -56,13 +56,13 @@ def byte_level(vocabulary: Vocabulary) -> Encoder:
 
 
 def sentencepiece(vocabulary: Vocabulary) -> Encoder:
-    """SentencePiece's BPE: of all neighbours that form a token, join those of the highest score
-    first.
+    """SentencePiece's BPE, by the library that merges pairs.
 
-    The library merges by rank of pairs, so every way of splitting a token in two becomes a merge,
-    ranked by the token's score. That is the same order as long as scores differ. Among equal scores
-    the lower id goes first, which is the order of training; llama.cpp takes the leftmost pair.
-    (Llama 2's runs of spaces share one score; both orders lead to the same ids there.)
+    Of all neighbours that form a token, those of the highest score are joined first. The library
+    merges by rank of pairs, so every way of splitting a token in two becomes a merge, ranked by the
+    token's score. That is the same order as long as scores differ. Among equal scores the lower id
+    goes first, which is the order of training; llama.cpp takes the leftmost pair. (Llama 2's runs
+    of spaces share one score; both orders lead to the same ids there.)
     """
     tokens, unknown = vocabulary.tokens, vocabulary.unknown_token_id
     ids = _with_characters(vocabulary)

@@ -34,8 +34,10 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 def _tiktoken(
     letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 ) -> str:
-    r"""The pattern of the tiktoken line (cl100k and its relatives): they differ in `letters` and
-    `digits`."""
+    r"""The pattern of the tiktoken line, cl100k and its relatives.
+
+    Its members differ in `letters` and `digits`.
+    """
     return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}|{symbols}|{_SPACES}"
 
 

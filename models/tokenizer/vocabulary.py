@@ -22,9 +22,10 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """A checked vocabulary. Defaults of missing keys are llama.cpp's, except that byte-level BPE
-    has no BOS and EOS unless the file names them (llama.cpp then takes id 11, a comma in most
-    vocabularies).
+    """A checked vocabulary.
+
+    Defaults of missing keys are llama.cpp's, except that byte-level BPE has no BOS and EOS unless
+    the file names them (llama.cpp then takes id 11, a comma in most vocabularies).
     """
 
     model: str  # "llama" (SentencePiece) or "gpt2" (byte-level BPE)
