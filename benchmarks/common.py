@@ -32,9 +32,7 @@ def on_cores(cores: set[int], module: str, function: str, *args: Any) -> Any:
 
 
 def results_file(arguments: list[str], name: str, description: str | None) -> Path:
-    """The file that a command line names, or else the repository's results of the benchmark
-    `name`.
-    """
+    """File that a command line names, or else the repository's results of the benchmark `name`."""
     parser = argparse.ArgumentParser(
         f"python -m benchmarks.{name}",
         description=description,

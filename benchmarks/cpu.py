@@ -1,5 +1,6 @@
-"""Speed on a CPU, ours and llama.cpp's: `python -m benchmarks.cpu [--model FILE]
-[--llama-bench PATH]`.
+"""Speed on a CPU, ours and llama.cpp's: `python -m benchmarks.cpu`.
+
+Options: `--model FILE`, `--llama-bench PATH`.
 
 A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two:
 from loading to the first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens;
@@ -39,9 +40,7 @@ REPEATS = 3
 
 
 def measure(path: str, started: float) -> dict[str, Any]:
-    """The figures of this process, on the cores that it may use; `started`: the time when it
-    was.
-    """
+    """Figures of this process, on the cores that it may use; `started`: the time of its start."""
     import jax.numpy as jnp
 
     import jax_q4k as jq
@@ -74,9 +73,7 @@ def measure(path: str, started: float) -> dict[str, Any]:
 
 
 def peak_of_prompt(path: str, tokens: int) -> float:
-    """The largest resident memory, in MiB, of this process, which does nothing but load a file and
-    run a prompt.
-    """
+    """Largest resident memory, MiB, of this process, which only loads a file and runs a prompt."""
     import jax
 
     import jax_q4k as jq
@@ -114,8 +111,9 @@ def _prefill_seconds(model: Any, tokens: int) -> float:
 
 
 def _decode_seconds(model: Any, context: int) -> float:
-    """Seconds for NEW_TOKENS after a prompt of `context`, at least 1: each run starts from where
-    the prompt left the cache.
+    """Seconds for NEW_TOKENS after a prompt of `context` tokens, at least 1.
+
+    Each run starts from where the prompt left the cache.
     """
     import jax
     import jax.numpy as jnp
@@ -133,9 +131,7 @@ def _peak_megabytes() -> float:
 
 
 def _median(run: Callable[[Any], Any], prepare: Callable[[], Any] = lambda: None) -> float:
-    """Seconds of run(prepare()), without preparing: the median of REPEATS, after one that
-    compiles.
-    """
+    """Seconds of run(prepare()) without preparing: median of REPEATS, after one that compiles."""
     import jax
 
     seconds = []

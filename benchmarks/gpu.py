@@ -46,8 +46,10 @@ class Clock:
 
 
 def run_tests(seconds: float) -> dict[str, Any]:
-    """Runs tests/gpu in a process of its own; its summary line and exit status (0: passed, None:
-    out of time)."""
+    """Runs tests/gpu in a process of its own; returns its summary line and exit status.
+
+    The status is 0 if the tests passed, None if they ran out of time.
+    """
     command = [
         sys.executable,
         "-m",

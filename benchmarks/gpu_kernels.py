@@ -27,8 +27,7 @@ PRESET = "preset"  # in front of the names of strategies
 
 @dataclass(frozen=True)
 class Measurement:
-    """A kernel's time inside a CUDA graph, with inputs rotated through more memory than the L2
-    holds.
+    """Kernel's time inside a CUDA graph, inputs rotated through more memory than the L2 holds.
 
     Attributes:
       bytes: what must move at least: packed weights, or pages, or all operands and results.
@@ -109,9 +108,7 @@ def presets() -> Iterator[tuple[str, Kernel, int, object]]:
 
 
 def products() -> Iterator[tuple[str, Kernel, int, object]]:
-    """The same of Llama-3.1-8B's joined projections, gated feed-forward, and products of
-    prompts.
-    """
+    """The same of Llama-3.1-8B's joined projections, gated feed-forward and prompts' products."""
     qkv: dict[str, Any] = dict(
         formats=("Q4_K", "Q4_K", "Q6_K"), rows=(4096, 1024, 1024), columns=4096, m=1
     )
@@ -129,8 +126,9 @@ def products() -> Iterator[tuple[str, Kernel, int, object]]:
 
 
 def others() -> Iterator[tuple[str, Kernel, int, object]]:
-    """The same for quantization, decoding to floats, and attention over bf16 pages (Llama-3.1-8B's
-    heads).
+    """The same for quantization, decoding to floats, and attention over bf16 pages.
+
+    Attention has Llama-3.1-8B's heads.
     """
     for k in (4096, 14336):
         kernel = KERNELS["quantize_q8_1"](rows=1, columns=k)

@@ -1,6 +1,4 @@
-"""Times the decode loop of whole models under JAX: one compiled `while_loop`, as `models.generate`
-runs it.
-"""
+"""Times whole models' decode loop under JAX: a compiled `while_loop`, as in `models.generate`."""
 
 from __future__ import annotations
 
@@ -50,8 +48,9 @@ class DecodeRate:
 
 
 def weight_bytes_per_token(model: Model) -> int:
-    """Bytes of weights that one decode step reads; a tied embedding is read whole, as the output
-    matrix.
+    """Bytes of weights that one decode step reads.
+
+    A tied embedding is read whole, as the output matrix.
     """
     total = sum(leaf.nbytes for leaf in model.weights)
     decoder = model.decoder()
@@ -69,8 +68,9 @@ def decode_rate(
     cache_dtype: Any = jnp.bfloat16,
     copy_bandwidth: float | None = None,
 ) -> DecodeRate:
-    """Times `segments` runs of `tokens` steps each, after one to warm up, on a random prompt of
-    `context` tokens.
+    """Times `segments` runs of `tokens` steps each, after one to warm up.
+
+    The prompt is random and has `context` tokens.
     """
     programs = model.programs(Sampling())
     room = (segments + 2) * tokens

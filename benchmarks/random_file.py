@@ -25,8 +25,9 @@ def write(
     type: str = "Q4_K_M",
     progress: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Writes normally distributed weights, quantized to `type`, as large as keeps activations'
-    size; norms are 1.
+    """Writes normally distributed weights, quantized to `type`.
+
+    They are as large as keeps activations' size; norms are 1.
 
     Embeddings are tied, and the vocabulary is SentencePiece's: special tokens, bytes and made-up
     words.

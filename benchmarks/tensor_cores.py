@@ -1,5 +1,6 @@
-"""Int8, f16 or bf16 on tensor cores? `python -m benchmarks.tensor_cores [FILE]` counts, and writes
-JSON.
+"""Int8, f16 or bf16 on tensor cores? A count, written as JSON.
+
+Run `python -m benchmarks.tensor_cores [FILE]`.
 
 For prompts' products with each format's Configs: instructions of a whole step (a super-block:
 copies, unpacking, mma, scales) per 16 x 8 x 32 products, by `ptxas -arch=sm_90`, and what bounds
@@ -62,8 +63,9 @@ CONFIGS: dict[tuple[str, str], GemmConfig] = {
 
 
 def _bf16_pairs(k: Builder, word: Value, scale: Value, offset: Value) -> list[Value]:
-    """Four bytes below 128 -> scale * byte + offset, two words of bf16 pairs: 128 + byte is exact,
-    and so is 128 less.
+    """Four bytes below 128 -> scale * byte + offset, two words of bf16 pairs.
+
+    128 + byte is exact, and so is 128 less.
     """
     anchor, one, less = k.const(u32, 0x43434343), k.const(u32, 0x3F803F80), k.const(u32, 0xC300C300)
     found = []
@@ -151,8 +153,9 @@ def build(format: str, products: str, n: int, columns: int, m: int, config: Gemm
 
 
 def error(format: str, products: str) -> float:
-    """NMSE against the float64 product of the unrounded activations, simulated: 32 rows, 16
-    activations.
+    """NMSE, simulated, against the float64 product of the unrounded activations.
+
+    The product has 32 rows and 16 activations.
     """
     config = GemmConfig(1, 1, 2, 16, 2, "f16" if products == "f16" else "int8")
     rng, columns = np.random.default_rng(0), 1024

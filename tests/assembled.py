@@ -1,5 +1,6 @@
-"""Kernels assembled for every architecture, many of them by one ptxas: starting it takes a third of
-the time.
+"""Kernels assembled for every architecture, many of them by one ptxas.
+
+Starting it takes a third of the time.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ _AT_ONCE = 16
 
 
 def assemble_each(texts: Iterable[str]) -> dict[tuple[str, str], Assembly]:
-    """(text, arch) -> Assembly, of every text on every one of `TARGETS`; all but the cubin is as
-    `assemble` has it.
+    """(text, arch) -> Assembly, of every text on every one of `TARGETS`.
+
+    All but the cubin is as `assemble` has it.
 
     Only texts that declare the same PTX version and target go together, so that what a text
     declares is held to suffice for it.

@@ -1,6 +1,4 @@
-"""Options and fixtures for every test, and where JAX runs: CUDA for `gpu`-marked tests, else the
-CPU.
-"""
+"""Options and fixtures for every test, and JAX's platform: CUDA for `gpu`-marked ones, else CPU."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from ptx_kernels import driver
 
 @functools.cache
 def no_gpu_reason() -> str | None:
-    """Why no CUDA device can be used, or None where one can; asks the driver, before JAX is
-    imported.
-    """
+    """Reason why no CUDA device can be used, or None; asks the driver before JAX is imported."""
     try:
         if driver.count_devices() == 0:
             return "no CUDA device: the driver counts none"

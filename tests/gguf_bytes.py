@@ -1,5 +1,6 @@
-"""GGUF files for tests: written byte by byte, so that they can be wrong, and a sound one with every
-type.
+"""GGUF files for tests, written byte by byte, so that they can be wrong.
+
+A sound one has every type.
 """
 
 from __future__ import annotations
@@ -150,8 +151,9 @@ def rewritten(path: Path, entries: dict[str, bytes]) -> bytes:
 
 
 def write_sample(path: Path, tokens: int = 60) -> Path:
-    """A sound file: every metadata type, a vocabulary, tensors of 1 to 3 axes in every type that is
-    read.
+    """A sound file: every metadata type, a vocabulary, and tensors.
+
+    The tensors have 1 to 3 axes, in every type that is read.
     """
     rng = np.random.default_rng(7)
     writer = gguf.GGUFWriter(path, "llama")

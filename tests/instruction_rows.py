@@ -32,7 +32,7 @@ class Group:
     operands: tuple[np.ndarray, ...]
 
     def expected(self, i: int) -> np.ndarray:
-        """What row i means, as the dtype of its result, shape (THREADS,)."""
+        """Meaning of row i, as the dtype of its result, shape (THREADS,)."""
         row = self.rows[i]
         count = len(row.operands) - row.immediates
         values = [narrow(self.operands[j][i], row.operands[j]) for j in range(count)]
@@ -297,7 +297,7 @@ def _halves(name: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def differences(row: Instruction, got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """Where two machines' results (slots) differ.
+    """Slots at which two machines' results differ.
 
     NaN equals NaN of any payload; `.approx` may err as documented.
     """

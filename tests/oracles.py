@@ -40,8 +40,9 @@ def weights(format: str, planes: tuple[np.ndarray, ...]) -> np.ndarray:
 
 
 def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (m, k) -> int8 values (m, k) and (scale, scale * sum) float32 (m, k / 32, 2): q8_1
-    groups of 32.
+    """float32 (m, k) -> int8 values (m, k) and (scale, scale * sum): q8_1 groups of 32.
+
+    The pairs are float32 (m, k / 32, 2).
     """
     values, scale = int8_vectors(x.reshape(x.shape[0], -1, 32))
     total = values.sum(-1, dtype=np.int32).astype(np.float32)
@@ -49,15 +50,16 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def dequantized(values: np.ndarray, scale_sum: np.ndarray) -> np.ndarray:
-    """What q8_1 groups stand for, float64 (m, k)."""
+    """Values of q8_1 groups, float64 (m, k)."""
     return (
         values.astype(np.float64).reshape(*scale_sum.shape[:2], 32) * scale_sum[..., :1]
     ).reshape(values.shape)
 
 
 def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (m, k) -> what `quantize_f16` makes of it, float16 (m, k), and scales float32 (m, k /
-    256).
+    """float32 (m, k) -> results of `quantize_f16`: float16 (m, k) and scales.
+
+    The scales are float32 (m, k / 256).
     """
     blocks = x.reshape(x.shape[0], -1, 256)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -73,9 +75,7 @@ def halves(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def half_operands(x: np.ndarray) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """The operands by which f16 products take float32 x (m, k), and the float64 numbers that they
-    stand for.
-    """
+    """Operands by which f16 products take float32 x (m, k), and the float64 numbers they mean."""
     values, scale = halves(x)
     means = values.reshape(x.shape[0], -1, 32).astype(np.float64).mean(-1)
     high = means.astype(np.float16)
@@ -111,8 +111,9 @@ def rms_norm_oracle(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray
 
 
 def rotated(x: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Rope on (tokens, heads, head_dim) with (tokens, rope_dim / 2) cosines and sines, as complex
-    numbers.
+    """Rope on (tokens, heads, head_dim), as complex numbers.
+
+    Cosines and sines are (tokens, rope_dim / 2).
     """
     out, half = x.astype(np.float64), cos.shape[1]
     for i in range(half):
@@ -162,8 +163,9 @@ def attention(
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 -> what a buffer of the kernel type `f32`, `f16`, `bf16` or `fp8` (the last two as
-    bits) holds.
+    """float32 -> the content of a buffer of the kernel type `f32`, `f16`, `bf16` or `fp8`.
+
+    The last two are bits.
     """
     if dtype == "bf16":
         return f32_to_bf16(x)
@@ -180,8 +182,9 @@ def loaded(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def int8_vectors(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """float32 (..., head_dim) -> int8 of the same shape and the scales (...): the largest magnitude
-    / 127.
+    """float32 (..., head_dim) -> int8 of the same shape and the scales (...).
+
+    A scale is the largest magnitude / 127.
     """
     amax = np.abs(x).max(-1)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):

@@ -28,9 +28,7 @@ TARGETS = Path(__file__).with_name("targets")
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program: its thunks in launch order, its optimized HLO and the temporary memory it
-    takes.
-    """
+    """A compiled program: thunks in launch order, optimized HLO, and temporary memory."""
 
     thunks: tuple[Thunk, ...]
     hlo: str
@@ -57,8 +55,9 @@ class Program:
         return [t for t in self.thunks if t.kind == "kWhile"]
 
     def rewrites(self, array: Array) -> list[Thunk]:
-        """Launches other than our kernels that write a whole array of `array`'s type and size, in
-        any shape.
+        """Launches other than our kernels that write a whole array like `array`.
+
+        Such an array has `array`'s type and size, in any shape.
 
         A copy is one, and so is a fusion that copies. Our kernels that update in place write into
         the operand.
@@ -105,8 +104,9 @@ def topology(target: str = "h200") -> Any:
 def compile_program(
     function: Any, *args: Any, options: dict[str, Any] | None = None, target: str = "h200"
 ) -> Program:
-    """Compiles `function`, a jitted function, for arguments like `args` (arrays or
-    ShapeDtypeStructs, in pytrees).
+    """Compiles `function`, a jitted function, for arguments like `args`.
+
+    `args` are arrays or ShapeDtypeStructs, in pytrees.
 
     Args:
       options: XLA options beside those that `function` was jitted with.
@@ -129,8 +129,9 @@ def compile_program(
 
 
 def _dump(folder: str, *parts: str) -> str:
-    """The first part that XLA wrote: it leaves out the sequence after its passes where they changed
-    nothing.
+    """First part that XLA wrote.
+
+    XLA leaves out the sequence after its passes where they changed nothing.
     """
     for part in parts:
         if files := list(Path(folder).glob(f"*.{part}.txt")):

@@ -1,5 +1,6 @@
-"""Mutants: small bugs in a kernel's PTX, one at a time, which `tools.mutation` plants and the tests
-must find.
+"""Mutants: small bugs in a kernel's PTX, one at a time.
+
+`tools.mutation` plants them, and the tests must find them.
 
 A mutant changes, drops or adds one line of the body. Every operator below is a mistake that someone
 writing or changing a kernel makes: a forgotten barrier, `<=` for `<`, a shift or mask that is off
@@ -20,9 +21,7 @@ _OFFSET = re.compile(r"\[(%\w+)(?:\+(-?\d+))?\]")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`line` (from 0) of the text, `before`, becomes `after`, which may be several lines or
-    none.
-    """
+    """`line` (from 0) of the text, `before`, becomes `after`: several lines, one or none."""
 
     operator: str
     line: int
@@ -108,8 +107,9 @@ class _Body:
         }
 
     def _unused(self, text: str) -> set[int]:
-        """Line numbers of instructions whose results nothing reads that may run later, or only
-        other such ones.
+        """Line numbers of instructions whose results nothing reads that may run later.
+
+        Results that only other such instructions read are among them.
         """
         labels = self._labels(text)
         jumps = {
@@ -126,8 +126,9 @@ class _Body:
                 readers.setdefault(register, []).append(line.number)
 
         def later(number: int) -> int:
-            """The first line that may run after this one: the target of the farthest jump back, if
-            there is one.
+            """First line that may run after this one.
+
+            It is the target of the farthest jump back, if there is one.
             """
             start = number + 1
             while (
@@ -336,8 +337,9 @@ def replace_opcode(line: _Line, body: _Body) -> Iterator[str]:
 
 
 def delete_update(line: _Line, body: _Body) -> Iterator[str]:
-    """A lost update of a register that other instructions write too; where it is the only one, any
-    run would say so.
+    """A lost update of a register that other instructions write too.
+
+    Where it is the only one, any run would say so.
     """
     if body.definitions.get(line.operands[0], 0) > 1 and not line.opcode.startswith(
         _WITHOUT_RESULT
@@ -380,8 +382,9 @@ OPERATORS: dict[str, Operator] = {
 
 
 def mutants(text: str) -> dict[str, list[Mutant]]:
-    """Operator -> what it can do to this text, in the text's order; not where nothing uses an
-    instruction's result.
+    """Operator -> what it can do to this text, in the text's order.
+
+    Instructions whose result nothing uses are left alone.
     """
     body = _Body(text)
     return {
@@ -404,12 +407,12 @@ _CLASSES = {"%p": "pred", "%r": "b32", "%rd": "b64"}
 
 
 def probe(text: str, mutant: Mutant) -> str | None:
-    """A kernel without parameters that traps if the mutant changes, in any of its threads, a number
-    that anything but index arithmetic uses.
+    """A kernel without parameters that traps if the mutant changes a number in any thread.
 
-    Index arithmetic is what follows from the thread's place in the grid alone. None where the
-    mutated instruction is
-    no part of it: then one run proves nothing.
+    A number counts if anything but index arithmetic uses it. Index arithmetic is what follows from
+    the thread's place in the grid alone.
+
+    None where the mutated instruction is no part of it: then one run proves nothing.
     """
     lines = instructions(text)
     writers: dict[str, list[_Line]] = {}
@@ -485,8 +488,9 @@ def _is_index(register: str, index: dict[int, _Line], writers: dict[str, list[_L
 
 
 def _index_arithmetic(lines: list[_Line], writers: dict[str, list[_Line]]) -> dict[int, _Line]:
-    """Line number -> the instructions that alone write their register, of immediates and other such
-    registers.
+    """Line number -> the instructions that alone write their register.
+
+    Their operands are immediates and other such registers.
     """
     index: dict[int, _Line] = {}
     for line in lines:  # a register is written before it is read

@@ -1,5 +1,6 @@
-"""Mutation testing, whether our checks find bugs: `python -m tools.mutation
-[--subjects PATTERN ...] [--mutants 300] [--json FILE]`.
+"""Mutation testing, whether our checks find bugs: `python -m tools.mutation`.
+
+Options: `--subjects PATTERN ...`, `--mutants 300`, `--json FILE`.
 
 Plants small bugs (tools/mutants.py) in the PTX of the kernels of tests/subjects, one at a time,
 and runs what the tests run: the simulator with all its checks against the exact results, then
@@ -66,8 +67,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Known:
-    """Mutants that need no finding, or are known not to be found. `subject` is a pattern as of file
-    names; `before` and `after` are lines with their registers' numbers left out."""
+    """Mutants that need no finding, or are known not to be found.
+
+    `subject` is a pattern as of file names; `before` and `after` are lines with their registers'
+    numbers left out.
+    """
 
     subject: str
     operator: str
@@ -86,8 +90,9 @@ class Known:
 
 
 def plain(line: str) -> str:
-    """A line with %r12 as %r, so that it stays the same when a kernel's registers are counted
-    differently.
+    """A line with %r12 as %r.
+
+    It stays the same when a kernel's registers are counted differently.
     """
     return (
         re.sub(r"(%[a-z]+)\d+", r"\1", " ".join(line.split())).replace("[", "(").replace("]", ")")
@@ -128,9 +133,10 @@ def labels() -> list[str]:
 
 
 def changes_no_index(kernel: Kernel, mutant: Mutant) -> bool:
-    """True where the mutated instruction computes, from the thread's place alone, what it computed
-    before, in every thread of the kernel's launch: such a mutant is equivalent, as the launch is a
-    part of the kernel.
+    """True where the mutated instruction, from the thread's place alone, computes as before.
+
+    That holds in every thread of the kernel's launch. Such a mutant is equivalent, as the launch is
+    a part of the kernel.
     """
     text = probe(kernel.text, mutant)
     if text is None:
@@ -182,8 +188,9 @@ def verdict(subject, mutant: Mutant) -> str:  # type: ignore[no-untyped-def]
 
 
 def run_subject(label: str, count: int, seed: int) -> list[Outcome]:
-    """The outcomes of `count` mutants, fewer if there are no more, and of the equivalent ones met
-    on the way.
+    """Outcomes of `count` mutants, fewer if there are no more.
+
+    Those of the equivalent mutants met on the way are among them.
     """
     subject, known = load_subject(label), read_known()
     outcomes: list[Outcome] = []

@@ -1,6 +1,4 @@
-"""Models of a given shape with random packed weights: for timing, where no file of that size is at
-hand.
-"""
+"""Models of a given shape with random packed weights: for timing without a file of that size."""
 
 from __future__ import annotations
 
@@ -69,8 +67,9 @@ def random_weight(key: jax.Array, format: str, n: int, k: int) -> QuantizedArray
 
 
 def tensor_format(name: str, num_layers: int) -> str | None:
-    """The format of a tensor in a Q4_K_M file: Q6_K for the output and some layers' attn_v and
-    ffn_down; None: F32.
+    """Format of a tensor in a Q4_K_M file; None: F32.
+
+    The output and some layers' attn_v and ffn_down are Q6_K.
 
     The layers are llama.cpp's choice: the first and last eighth, and every third between.
     """
@@ -86,8 +85,7 @@ def tensor_format(name: str, num_layers: int) -> str | None:
 
 
 def random_model(config: Config, seed: int = 0, *, abstract: bool = False) -> Model:
-    """A model of `config` with its own output matrix and no tokenizer, laid out as Q4_K_M lays it
-    out.
+    """A model of `config` with its own output matrix and no tokenizer, laid out as Q4_K_M.
 
     abstract: packed weights are shapes without data, which is enough to compile programs and takes
     no memory.

@@ -15,9 +15,7 @@ _PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "flax", "numpy", "cuda-bindin
 
 
 def commit() -> str | None:
-    """The commit that is checked out, `-dirty` if files differ from it; None outside a
-    repository.
-    """
+    """Commit that is checked out, `-dirty` if files differ from it; None outside a repository."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],

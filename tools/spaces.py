@@ -153,8 +153,9 @@ def _matvec_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
 
 
 def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
-    """A layer's products: norm with Q, K, V; output; norm with gate and up; down; and norm with the
-    output head.
+    """A layer's products, and that of norm with the output head.
+
+    A layer's are norm with Q, K, V; output; norm with gate and up; and down.
 
     All of one format; of Q4_K and Q5_K, V and down of Q6_K too, as llama.cpp's recipes mix them.
     Q5_0 and Q5_1 stand in these for formats of 256 weights where rows are no multiples of them:
@@ -181,8 +182,9 @@ def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
 
 
 def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> list[MatvecConfig]:
-    """Loads in flight, or a block's warps, or their rows changed; blocks stay even where the rule
-    has them so.
+    """Configs with changed loads in flight, warps of a block, or rows of a warp.
+
+    Blocks stay even where the rule has them so.
 
     A multiprocessor keeps as many warps as with the rule. Who quantizes stays the rule's, which
     weighs a launch of its own against it.
@@ -210,8 +212,9 @@ def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> lis
 
 
 def _fused_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
-    """One matrix adds a residual, two of as many rows gate each other, others are joined; all but
-    one normalize.
+    """Kernel and arguments: one matrix adds a residual, two of as many rows gate each other.
+
+    Others are joined. All but one normalize.
     """
     formats, rows, columns, m, floats, output = shape
     sizes = dict(columns=columns, m=m)
@@ -234,8 +237,9 @@ def _gemm_shapes(formats: Sequence[str]) -> Iterator[Shape]:
 
 
 def gemm_configs(m: int) -> list[GemmConfig]:
-    """Every tile that is no larger than the activations; the model does not see how many stages
-    there are.
+    """Every tile that is no larger than the activations.
+
+    The model does not see how many stages there are.
     """
     return [
         GemmConfig(row_warps, column_warps, tiles, m_tile, 2 if row_warps * tiles > 4 else stages)

@@ -1,5 +1,4 @@
-"""Reads XLA:GPU's dump of a compiled program: what is launched, in order, and what lies in CUDA
-graphs.
+"""Reads XLA:GPU's dump of a compiled program: launches in order, and what lies in CUDA graphs.
 
 Three texts say it: `*.thunk_sequence_after_thunk_passes.txt` (one line a thunk, nested by
 indentation), `*.thunk_metadata.txt` (thunk -> HLO instruction) and the optimized HLO (instruction
@@ -50,8 +49,9 @@ class Array:
 
 @dataclass(frozen=True)
 class Instruction:
-    """An HLO instruction. `target` is a custom call's; `op_name` the JAX operation it came from, if
-    known.
+    """An HLO instruction.
+
+    `target` is a custom call's; `op_name` the JAX operation it came from, if known.
     """
 
     name: str

@@ -112,9 +112,7 @@ class Model:
         self._codes.update((key, of_text[kernel.text]) for key, kernel in built.items())
 
     def predictions(self, space: Space, shape: Shape) -> dict[Any, tuple[Prediction, str]]:
-        """Every candidate's prediction, with the objection to it: that it breaks a budget, or
-        spills.
-        """
+        """Every candidate's prediction, with the objection to it: a broken budget, or spills."""
         self.prepare(space, [shape])
         found = {}
         for config in space.candidates(shape, self._device.multiprocessors):
@@ -131,8 +129,9 @@ class Model:
         return found
 
     def spills(self, space: Space, shape: Shape, config: Any) -> bool:
-        """True where any architecture's registers are too few: the table also serves devices that
-        have none.
+        """True where any architecture's registers are too few.
+
+        The table also serves devices that have none.
         """
         key = (space.rule, space.code_shape(shape), config)
         if key not in self._spills:
@@ -144,8 +143,9 @@ class Model:
         return self._spills[key]
 
     def best(self, space: Space, shape: Shape) -> Pick | None:
-        """The pick by `METHOD`; None where the model cannot say how long the rule's choice takes,
-        or all spill.
+        """The pick by `METHOD`; None where all spill.
+
+        None, too, where the model cannot say how long the rule's choice takes.
         """
         rule = space.of_rule(shape, self._device.multiprocessors)
         left = self.predictions(space, shape)
@@ -204,8 +204,9 @@ def search(
     seconds: float,
     pick: Callable[[Space, Shape, float], Pick | None],
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a table: `pick(space, shape, end)` for each shape until the time is over; where
-    it gives None, none.
+    """Rows of a table: `pick(space, shape, end)` for each shape until the time is over.
+
+    Where it gives None, there is no row.
 
     Each space has an equal part of the time, and what those before it left.
     """
@@ -271,8 +272,9 @@ def measured_table(
 
 
 def write_table(path: Path, table: dict[str, Any], searched: Sequence[str]) -> Path:
-    """Writes a table, a line for each row, with its provenance for each of the rules that were
-    searched.
+    """Writes a table, a line for each row.
+
+    It has provenance for each of the rules that were searched.
 
     What the file holds of other rules for the same device, from the same source, stays.
     """

@@ -1,6 +1,4 @@
-"""Our custom calls as XLA compiles them, on one small kernel written by hand, compiled for an H200
-without a GPU.
-"""
+"""Custom calls as XLA compiles them, on one small handwritten kernel, for an H200 without a GPU."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Quantized pages inside a donated loop, compiled for an H200: updated in place, whatever their
-dtype.
-"""
+"""Quantized pages in a donated loop, compiled for an H200: updated in place for every dtype."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Whole programs compiled for an H200 without a GPU: what lies in CUDA graphs, what is copied, what
-a layer costs.
-"""
+"""Whole programs compiled for an H200 without a GPU: CUDA graphs, copies, and a layer's cost."""
 
 from __future__ import annotations
 
@@ -94,8 +92,9 @@ def test_no_page_array_is_copied(case, name):
 
 
 def test_explain_names_what_is_launched():
-    """The same kernels as often; only quantizing the same activations again is something that XLA
-    merges.
+    """The same kernels are explained as are launched, as often.
+
+    Only quantizing the same activations again is something that XLA merges.
     """
     function, arguments = LLAMA.programs()["generate"]
     calls = jq.explain(function, *arguments, platform="cuda").calls
@@ -191,8 +190,9 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
     "fused, launches", [(None, 9), (set(jq.FUSIONS) - {"paged_attention_matmul"}, 10)]
 )
 def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_property):
-    """A step of two layers of Llama 3.1 8B's shape. Activations of eight rows are quantized once,
-    and contexts split.
+    """A step of two layers of Llama 3.1 8B's shape.
+
+    Activations of eight rows are quantized once, and contexts split.
 
     The norm makes q8_1 for Q, K and V, and for gate and up; the attention's merge for the output
     projection.
@@ -213,8 +213,9 @@ def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_proper
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_as_xla_holds_them_assemble(name):
-    """XLA hands PTX to the driver unread, so a kernel that ptxas refuses would fail only on a
-    GPU.
+    """ptxas takes every kernel.
+
+    XLA hands PTX to the driver unread, so a kernel that ptxas refuses would fail only on a GPU.
     """
     program = compiled(LLAMA, name)
     texts = program.ptx_texts

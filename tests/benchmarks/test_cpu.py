@@ -1,6 +1,4 @@
-"""`python -m benchmarks.cpu`, on a model of two small layers and a peer that prints made-up
-figures.
-"""
+"""`python -m benchmarks.cpu`, on a model of two small layers and a peer with made-up figures."""
 
 import dataclasses
 import json

@@ -1,6 +1,4 @@
-"""The GPU benchmark without a GPU: it says so; its arithmetic and its result file, on a stand-in
-device.
-"""
+"""GPU benchmark without a GPU: it says so; arithmetic and result file on a stand-in device."""
 
 from __future__ import annotations
 
@@ -97,8 +95,9 @@ def test_predictions_stand_beside_what_was_measured():
 
 
 def test_the_whole_run_fits_its_time():
-    """At four seconds for each of the largest matrices and one for the others, kernels leave the
-    tests their half.
+    """Kernels leave the tests their half of the time.
+
+    The largest matrices take four seconds each, the others one.
     """
     timed = [
         *gpu_kernels.others(),

@@ -1,5 +1,6 @@
-"""The count of tensor cores' products, on one format, and that what it found is what `tuning` and
-the docs say.
+"""Count of tensor cores' products, on one format.
+
+What it found is what `tuning` and the docs say.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The training example on a little text: it learns, goes on where it stopped, and saves a model
-that runs.
-"""
+"""Training example on a little text: it learns, resumes, and saves a model that runs."""
 
 from __future__ import annotations
 

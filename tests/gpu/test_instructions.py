@@ -1,5 +1,6 @@
-"""Every row of the instruction table on a device and in the simulator: the same bits, on random and
-special values.
+"""Every row of the instruction table on a device and in the simulator gives the same bits.
+
+Values are random and special.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Every kernel family on the GPU, launched without JAX, against the simulator running the same PTX
-text.
-"""
+"""Every kernel family on the GPU, launched without JAX, against the simulator on the same PTX."""
 
 from __future__ import annotations
 
@@ -171,8 +169,9 @@ def values_of(kernel: Kernel, results: tuple[np.ndarray, ...]) -> list[np.ndarra
 
 @pytest.mark.parametrize("shape", SHAPES, ids=label)
 def test_gpu_agrees_with_the_simulator(shape, gpu):
-    """Bit for bit, as every rounding is explicit; attention's `ex2.approx` and what mma adds in f32
-    are exceptions.
+    """Bits agree, as every rounding is explicit.
+
+    Attention's `ex2.approx` and what mma adds in f32 are exceptions.
     """
     family, arguments = shape
     kernel = KERNELS[family](**arguments)
@@ -211,8 +210,9 @@ def test_facts_are_plausible(gpu):
 
 
 def test_timing_scales_with_the_work(gpu):
-    """Eight times the rows take more than twice the time: the clock measures the device, not the
-    launch.
+    """Eight times the rows take more than twice the time: the clock measures the device's work.
+
+    It does not measure the launch.
     """
     medians = []
     for n in (16384, 131072):

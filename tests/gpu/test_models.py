@@ -21,8 +21,9 @@ def golden(request):
 
 
 def test_greedy_tokens_with_float_activations(golden):
-    """With unquantized activations every token of the reference comes out, through prefill and
-    paged decode.
+    """Every token of the reference comes out with unquantized activations.
+
+    The tokens come through prefill and paged decode.
     """
     import jax_q4k as jq
     from jax_q4k import models
@@ -36,8 +37,9 @@ def test_greedy_tokens_with_float_activations(golden):
 
 
 def test_logits_with_quantized_activations(golden):
-    """Eight tokens a call, so that the int8 kernels run: as close as llama.cpp's own quantized
-    activations.
+    """Logits as close as llama.cpp's own quantized activations give them.
+
+    A call has eight tokens, so that the int8 kernels run.
     """
     import jax.numpy as jnp
 
@@ -71,8 +73,9 @@ def test_logits_agree_with_plain_jax(golden, activations, count, tolerance):
 
 
 def test_decode_steps_with_quantized_activations(golden):
-    """The default path: prefill of the prompt, then one token at a time through the int8 kernels
-    and the pages.
+    """The default path: prefill of the prompt, then one token at a time.
+
+    The tokens go through the int8 kernels and the pages.
     """
     import jax
     import jax.numpy as jnp

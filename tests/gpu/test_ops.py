@@ -109,8 +109,9 @@ def test_a_nan_reaches_its_row_only(jq):
 
 @pytest.mark.parametrize("m", [1, 2, 4, 8, 9])
 def test_fused_matmuls(jq, m):
-    """Normalized and quantized in the mat-vec (few rows), before it (more), or by a chain of
-    kernels (nine).
+    """Few rows are normalized and quantized in the mat-vec, more rows before it.
+
+    Nine are by a chain of kernels.
     """
     import jax.numpy as jnp
 
@@ -242,8 +243,9 @@ def test_paged_attention_groups(jq, num_heads, num_kv_heads):
 
 
 def check_attention(jq, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int) -> None:
-    """Lengths 0, 1, a full table and one in the middle; unused pages and the tail of used ones are
-    poisoned.
+    """Lengths 0, 1, a full table and one in the middle.
+
+    Unused pages and the tail of used ones are poisoned.
     """
     import jax.numpy as jnp
 

@@ -33,8 +33,9 @@ def test_integer_products(types: tuple[str, str], count: int, gpu) -> None:
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("type_", ["f16", "bf16"])
 def test_float_products(type_: str, count: int, gpu) -> None:
-    """Not to the bit: the order of additions, and how their sums round, is the tensor core's
-    own.
+    """Products agree but not to the bit.
+
+    The order of additions, and how their sums round, is the tensor core's own.
     """
     rng = np.random.default_rng(count)
     encode = f32_to_bf16 if type_ == "bf16" else lambda x: x.astype(np.float16).view(np.uint16)

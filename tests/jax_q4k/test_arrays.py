@@ -64,8 +64,9 @@ def test_raw_may_be_any_buffer(kind):
 
 
 def test_raw_is_copied():
-    """Q4_K's one plane is the bytes as they lie: at 64 bytes' alignment JAX would take them over
-    uncopied.
+    """Q4_K's one plane is the bytes as they lie.
+
+    JAX would take them over uncopied at 64 bytes' alignment.
     """
     raw = random_bytes("Q4_K", (4, 256))
     room = np.zeros(raw.size + 64, np.uint8)

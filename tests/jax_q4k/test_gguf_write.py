@@ -287,9 +287,7 @@ def test_a_link_stays_one(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path):
-    """A limit of the file's size stands for the disk's: the same call fails, with EFBIG for
-    ENOSPC.
-    """
+    """A limit of the file's size stands for the disk's: the call fails, EFBIG for ENOSPC."""
     program = """
 import resource, signal, numpy as np, jax_q4k as jq
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,5 +1,6 @@
-"""The same operations by plain JAX and by simulated PTX kernels, under jit and control flow, and
-how one chooses.
+"""The same operations by plain JAX and by simulated PTX kernels, under jit and control flow.
+
+How one chooses between them is tested, too.
 """
 
 from __future__ import annotations
@@ -90,8 +91,9 @@ def test_quantize_q8_1() -> None:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_loop_that_decodes(implementation: str) -> None:
-    """append_kv and paged_attention inside a jitted while_loop with a donated cache, against
-    attention in float64.
+    """append_kv and paged_attention inside a jitted while_loop with a donated cache.
+
+    The reference is attention in float64.
     """
     heads, kv_heads, dim, steps = 4, 2, 32, 20
     q, k, v = (normal(steps, h, dim, seed=i) for i, h in enumerate((heads, kv_heads, kv_heads)))

@@ -1,6 +1,4 @@
-"""Hugging Face folders of golden models: their weights decoded, rows in the order of a
-checkpoint.
-"""
+"""Hugging Face folders of golden models: weights decoded, rows in a checkpoint's order."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 
 
 def halves(rows: np.ndarray, heads: int) -> np.ndarray:
-    """Row 2i + j of every head becomes row j * half + i: llama.cpp's order undone, element by
-    element.
+    """Row 2i + j of every head becomes row j * half + i.
+
+    That undoes llama.cpp's order, element by element.
     """
     out, size = np.empty_like(rows), len(rows) // heads
     for row in range(len(rows)):

@@ -1,6 +1,4 @@
-"""The golden models: loaded once per process, with the tokens and logits that llama.cpp gave for
-them.
-"""
+"""Golden models: loaded once per process, with llama.cpp's tokens and logits for them."""
 
 from __future__ import annotations
 

@@ -41,8 +41,9 @@ def test_it_predicts_a_text_it_never_saw(model):
 
 
 def test_its_text_is_words(model):
-    """Most words that it writes are among the 3,000 commonest of its training text, as 93 in 100 of
-    that text are.
+    """Most words that it writes are among the 3,000 commonest of its training text.
+
+    93 in 100 of that text's words are.
     """
     words = set((DATA / "common_words.txt").read_text().split())
     out = models.generate(

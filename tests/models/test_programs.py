@@ -11,8 +11,9 @@ from .golden import model, reference
 
 
 def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
-    """Two prompts with one continuation, the second two tokens ahead: both end at the same token of
-    it.
+    """Two prompts with one continuation both end at the same token of it.
+
+    The second is two tokens ahead.
     """
     loaded, want = model("llama-gqa"), reference("llama-gqa")
     end = int(want.greedy[5])

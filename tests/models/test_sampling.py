@@ -1,5 +1,6 @@
-"""Sampling against a NumPy oracle: which tokens stay, how often each is drawn, what bad parameters
-get.
+"""Sampling against a NumPy oracle.
+
+The tests check which tokens stay, how often each is drawn, and what bad parameters get.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def probabilities(
     logits: np.ndarray, params: Sampling, seen: np.ndarray | None = None
 ) -> np.ndarray:
-    """The distribution of one row (vocab,), in float64: filters in llama.cpp's order, one token at
-    a time.
+    """Distribution of one row (vocab,), in float64.
+
+    Filters are in llama.cpp's order, one token at a time.
     """
     logits = logits.astype(np.float64)
     if seen is not None:

@@ -30,8 +30,9 @@ NAMES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 def prefill_and_decode(
     model: Model, tokens: np.ndarray, prompt: int = PROMPT, steps: int = STEPS
 ) -> np.ndarray:
-    """Logits of the last prompt token and of each step, (steps + 1, vocab), or of the steps alone
-    without a prompt.
+    """Logits of the last prompt token and of each step, (steps + 1, vocab).
+
+    Without a prompt, they are of the steps alone.
 
     Not jitted, so in the order of the code.
     """
@@ -51,8 +52,9 @@ def prefill_and_decode(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_golden_models(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulated logits equal plain JAX's on the same quantized activations, and llama.cpp's f32
-    ones roughly.
+    """Simulated logits equal plain JAX's on the same quantized activations.
+
+    They roughly equal llama.cpp's f32 ones.
     """
     model = models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
     golden = np.load(GOLDEN / f"{name}.npz")
@@ -79,8 +81,9 @@ def test_the_demo_model(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fused_paths_switched_off(
     name: str, fused: Collection[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two steps without a prompt, with these paths alone: Qwen 3 normalizes per head, Qwen 2 has
-    biases.
+    """Two steps without a prompt, with these paths alone.
+
+    Qwen 3 normalizes per head, Qwen 2 has biases.
     """
     golden = np.load(GOLDEN / f"{name}.npz")
     model = models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
@@ -102,8 +105,9 @@ def test_f32_activations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @functools.cache
 def reference(op: Op, params: tuple[tuple[str, Any], ...]) -> Any:
-    """An operation's reference with int8 activations, jitted: (arrays, given) -> results, what it
-    quantized.
+    """Reference of an operation with int8 activations, jitted.
+
+    Maps (arrays, given) to the results and what it quantized.
 
     given: (values, scale_sum) of each of its quantizations, to be taken instead of its own; None
     for its own. One program serves both: compiling it takes longest.
@@ -152,8 +156,9 @@ def check_simulated(
     fused: Collection[str] | None = None,
     activations: Literal["f32"] | None = None,
 ) -> np.ndarray:
-    """Simulated logits as `prefill_and_decode` gives them, found equal to plain JAX's on the same
-    int8 activations.
+    """Simulated logits as `prefill_and_decode` gives them.
+
+    They are found equal to plain JAX's on the same int8 activations.
 
     Every operation's kernels are compared with its reference on the same operands, and the logits
     of a whole run of each. Two runs that differ in the last bit of an activation can round it to

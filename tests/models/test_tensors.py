@@ -173,7 +173,7 @@ def test_missing_file(tmp_path):
 
 
 def test_the_header_is_parsed_once(monkeypatch):
-    """What was checked is what is read, and a vocabulary is not decoded twice."""
+    """The file read is the one that was checked, and a vocabulary is decoded once."""
     calls = []
     monkeypatch.setattr(
         jq.gguf.load, "parse_source", lambda source: calls.append(source) or parse_source(source)

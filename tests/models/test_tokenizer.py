@@ -1,6 +1,4 @@
-"""Tokenizers against llama.cpp's ids, an independent SentencePiece merge, and malformed
-metadata.
-"""
+"""Tokenizers: llama.cpp's ids, an independent SentencePiece merge, and malformed metadata."""
 
 from __future__ import annotations
 
@@ -38,9 +36,7 @@ def golden(name: str) -> list[dict[str, Any]]:
 def spm_metadata(
     extra: dict[str, tuple[int, float]] | None = None, **changes: Any
 ) -> dict[str, Any]:
-    """A small SentencePiece vocabulary: unknown, BOS, EOS, 256 bytes, then text -> (type,
-    score).
-    """
+    """Small SentencePiece vocabulary: unknown, BOS, EOS, 256 bytes, then text -> (type, score)."""
     tokens = {"<unk>": (UNKNOWN, 0.0), "<s>": (CONTROL, 0.0), "</s>": (CONTROL, 0.0)}
     tokens |= {f"<0x{byte:02X}>": (BYTE, 0.0) for byte in range(256)} | (extra or {})
     metadata = {
@@ -125,8 +121,9 @@ def test_facts_of_the_golden_vocabularies() -> None:
 
 
 def merge_by_score(vocabulary: Any, text: str) -> list[int]:
-    """SentencePiece's rule, said plainly: join the best-scored pair, the leftmost of equals, until
-    none is left.
+    """SentencePiece's rule, said plainly: join the best-scored pair until none is left.
+
+    The leftmost of equals is joined.
     """
     symbols = list(text.replace(" ", "\u2581"))
     while True:

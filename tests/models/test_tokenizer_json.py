@@ -92,9 +92,7 @@ def test_golden_ids(name: str) -> None:
 
 
 def tiny(name: str) -> dict[str, Any]:
-    """The tokenizer.json of a small checkpoint: "llama" (SentencePiece-like) or "qwen2"
-    (byte-level).
-    """
+    """A small checkpoint's tokenizer.json: "llama" (like SentencePiece) or "qwen2" (byte-level)."""
     return json.loads((GOLDEN.parent / "checkpoints" / name / "tokenizer.json").read_text())
 
 
@@ -367,8 +365,9 @@ def test_chat_templates() -> None:
     ],
 )
 def test_metaspace(step: dict[str, Any], prefix: bool) -> None:
-    """Words are split at spaces unless told otherwise, which changes nothing where no token spans
-    two.
+    """Words are split at spaces unless told otherwise.
+
+    This changes nothing where no token spans two.
     """
     content = tiny("llama")
     content["normalizer"], content["pre_tokenizer"] = (

@@ -1,5 +1,6 @@
-"""The driver layer against a stand-in for cuda-python that keeps memory on the host and runs
-kernels in Python.
+"""Driver layer against a stand-in for cuda-python.
+
+It keeps memory on the host and runs kernels in Python.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ ATTRIBUTES = {
 
 
 class FakeCuda(types.ModuleType):
-    """`cuda.bindings.driver` as far as it is used; `meanings` maps a kernel's name to its Python
-    form.
+    """`cuda.bindings.driver` as far as it is used.
+
+    `meanings` maps a kernel's name to its Python form.
 
     A meaning takes the addresses that the kernel got. Copies are carried out at once; while a
     stream is captured, launches are recorded and run when the graph is launched.

@@ -1,5 +1,6 @@
-"""One kernel's text per family under review: `pytest --update-golden` rewrites them, the diff is
-read like code.
+"""One kernel's text per family under review: `pytest --update-golden` rewrites them.
+
+The diff is read like code.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ SHARED_LINES = 6  # in a row; as many or more belong in a helper
 
 
 def significant(source: str) -> list[str]:
-    """Lines of code: no imports, comments, docstrings, blank lines or lone brackets; without
-    indentation.
+    """Lines of code, without indentation.
+
+    Imports, comments, docstrings, blank lines and lone brackets are left out.
     """
     tree = ast.parse(source)
     skipped: set[int] = set()

@@ -28,7 +28,10 @@ def test_results_hold(label: str) -> None:
 
 
 def test_approximate_results_do_move() -> None:
-    """What the test above would not see if nothing were perturbed."""
+    """Every seed moves the results.
+
+    The test above would not see it if nothing were perturbed.
+    """
     built = subject("attention-f32")
     plain = built.run()[0]
     moved = []

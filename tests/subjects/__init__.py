@@ -1,5 +1,6 @@
-"""Small kernels of every family with operands and what they must give: perturbed and mutated by
-tests and tools.
+"""Small kernels of every family with operands and the results they must give.
+
+Tests and tools perturb and mutate them.
 
 To add one, write a function that returns a Subject and give it a label in SUBJECTS. Shapes should
 be small (a run takes milliseconds) but reach every branch of the text: tails, masks, several warps

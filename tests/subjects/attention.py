@@ -28,7 +28,7 @@ _TWO_WARPS = PagedAttentionConfig(warps=2, queries=2)
 
 
 def read_q8_1(values: np.ndarray, scale_sum: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What q8_1 groups stand for, and by how much their sums of values are wrong: 0."""
+    """Values of q8_1 groups, and the errors of their sums of values: 0."""
     scale, total = scale_sum[..., 0], scale_sum[..., 1]
     sums = np.rint(np.divide(total, scale, out=total.copy(), where=scale != 0))
     return dequantized(values, scale_sum), sums - values.reshape(*scale.shape, 32).sum(
@@ -48,8 +48,9 @@ def attention_subject(
     tolerance: float = 1e-11,
     **options: Any,
 ) -> Subject:
-    """Two KV heads of three query heads each; contexts of 37, 0, 1 and 48 tokens, the last of which
-    fills its pages.
+    """Two KV heads of three query heads each; contexts of 37, 0, 1 and 48 tokens.
+
+    The last context fills its pages.
 
     What no context holds is NaN, tables name pages beyond the last there, and so do two entries
     within contexts.
@@ -110,7 +111,7 @@ def attention_subject(
 
 
 def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
-    """What splits of attention make together, float64: (batch, heads, head_dim)."""
+    """Attention from its splits together, float64: (batch, heads, head_dim)."""
     highest, total = marks[..., 0].astype(np.float64), marks[..., 1]
     factors = np.exp2(highest - highest.max(-1, keepdims=True))
     together, weight = (factors[..., None] * parts).sum(2), (factors * total).sum(-1)[..., None]
@@ -118,8 +119,9 @@ def merged(parts: np.ndarray, marks: np.ndarray) -> tuple[np.ndarray]:
 
 
 def merge_subject(config: MergeConfig) -> Subject:
-    """Eleven splits, of which the third and the last are empty; of one head all; of one the scores
-    lie far apart.
+    """Eleven splits, the third and the last empty.
+
+    One head's are all empty, and one's scores lie far apart.
     """
     rng = rng_of(10)
     parts, marks = (

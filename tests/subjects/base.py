@@ -38,19 +38,20 @@ class Subject:
 
     @property
     def exact(self) -> bool:
-        """Whether hardware has no freedom in the results: perturbed runs then give the same
-        bits.
-        """
+        """True if hardware has no freedom in the results: perturbed runs give the same bits."""
         return _OPEN.search(self.kernel.text) is None
 
     def run(self, text: str | None = None, **options: Any) -> tuple[np.ndarray, ...]:
-        """The results of the kernel, or of another text in its place, with `simulator.run`'s
-        options; SimulationError as the simulator raises it."""
+        """Results of the kernel, or of another text in its place, with `simulator.run`'s options.
+
+        Raises:
+          SimulationError: as the simulator raises it.
+        """
         kernel = self.kernel if text is None else replace(self.kernel, text=text, lines={})
         return simulator.run(kernel, *self.operands, **options)
 
     def holds(self, results: tuple[np.ndarray, ...]) -> bool:
-        """Whether results are right."""
+        """True if results are right."""
         if self.finish is not None:
             finished = zip(self.finish(*results), self.wants, strict=True)
             return all(nmse(got, want) <= self.tolerance for got, want in finished)

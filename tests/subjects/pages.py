@@ -17,8 +17,11 @@ from .base import Subject, rng_of
 
 
 def append_subject(dtype: str) -> Subject:
-    """Seven tokens, the second and third of which have no slot: a negative one, and the first
-    behind the pages. Many values lie halfway between two of a narrower type."""
+    """Seven tokens, the second and third of which have no slot.
+
+    One's is negative, the other's is the first behind the pages. Many values lie halfway between
+    two of a narrower type.
+    """
     rng = rng_of(6)
     pages = [cached(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in range(2)]
     shape = (7, 2, 32)

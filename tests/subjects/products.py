@@ -50,8 +50,9 @@ def preset_subject(config: MatvecConfig) -> Subject:
 def normed_operands(
     config: MatvecConfig, m: int, columns: int
 ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
-    """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5, and the numbers that its
-    products see.
+    """Operands x and norm_weight of a mat-vec with `norm` and eps = 0.5.
+
+    With them come the numbers that its products see.
     """
     rng = rng_of(m, columns, 2)
     x, weight = (

@@ -24,8 +24,9 @@ from .base import Subject, rng_of
 
 
 def quantize_subject(dtype: str) -> Subject:
-    """Three rows of three groups; one is all 0, one has 1 as its largest, and one a negative
-    number.
+    """Three rows of three groups.
+
+    One is all 0, one has 1 as its largest, and one a negative number.
     """
     exact = rng_of(2).standard_normal((3, 96), np.float32)
     exact[0, 32:64], exact[1, :32], exact[2, 70] = 0, np.linspace(-0.9, 1, 32), -9
@@ -47,8 +48,9 @@ def rms_norm_subject(output: str) -> Subject:
 
 
 def quantize_f16_subject(dtype: str) -> Subject:
-    """Five super-blocks in two blocks of warps; one is all 0, one has 1 as its largest, and one a
-    negative number.
+    """Five super-blocks in two blocks of warps.
+
+    One is all 0, one has 1 as its largest, and one a negative number.
     """
     x = rng_of(2).standard_normal((5, 256), np.float32)
     x[0], x[1], x[2, 70] = 0, np.linspace(-0.9, 1, 256), -9

@@ -35,8 +35,9 @@ def _searched(columns: int, places: tuple[int, ...] = ()) -> np.ndarray:
 
 
 def _ordered(x: np.ndarray, count: int) -> np.ndarray:
-    """Places of the `count` largest of each row, (rows, count): NaN first, then by value, then by
-    place.
+    """Places of the `count` largest of each row, (rows, count).
+
+    NaN comes first, then they go by value, then by place.
     """
     key = np.where(np.isnan(x), -np.inf, -np.clip(x.astype(np.float64), -1e99, 1e99))
     return np.argsort(key, axis=1, kind="stable")[:, :count].astype(np.int32)
@@ -65,8 +66,9 @@ def argmax_of_candidates_subject() -> Subject:
 
 
 def top_k_subject() -> Subject:
-    """Two parts of 71 and 70 values, of each of which the 71 largest are wanted: all, in order, and
-    one more.
+    """Two parts of 71 and 70 values, of each of which the 71 largest are wanted.
+
+    These are all, in order, and one more.
     """
     x = _searched(141)
     places = [_ordered(x[:, :71], 71), 71 + _ordered(x[:, 71:], 70), np.full((5, 1), 141, np.int32)]

@@ -1,6 +1,4 @@
-"""A small sample of tools.mutation, and the operators and the file of known mutants that it
-rests on.
-"""
+"""A small sample of tools.mutation, with its operators and the file of known mutants."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tuning tables: chosen by the model from a handful of Configs, and measured on a stand-in
-device.
-"""
+"""Tuning tables, chosen by the model from some Configs, and measured on a stand-in device."""
 
 from __future__ import annotations
 
@@ -78,8 +76,9 @@ def prediction(seconds: float, slack: float) -> Prediction:
 
 @pytest.fixture
 def model(monkeypatch) -> tune.Model:
-    """Of three Configs and the rule's predictions; `against` and `spilling` say what is wrong with
-    them.
+    """A model of three Configs and the rule's predictions.
+
+    `against` and `spilling` say what is wrong with them.
     """
     made = tune.Model(REFERENCE)
     slow, tight, roomy = CONFIGS[2], *CONFIGS[:2]
@@ -163,7 +162,10 @@ def test_budgets_hold_for_every_product(monkeypatch):
 
 @pytest.mark.parametrize("rule", spaces.SPACES)
 def test_candidates_are_different_and_build(rule):
-    """Of every shape, the rule's first; each becomes a kernel and a row that a table may hold."""
+    """Candidates of every shape, the rule's first.
+
+    Each becomes a kernel and a row that a table may hold.
+    """
     space, seen = spaces.SPACES[rule], set()
     for shape in space.shapes(("Q4_K", "Q6_K", "Q5_0")):
         key = (space.code_shape(shape)[:1], shape[3])

@@ -1,5 +1,6 @@
-"""Compiles the CUDA sources of this folder to PTX: `python tests/data/cuda/build.py`, where nvcc is
-on the PATH.
+"""Compiles the CUDA sources of this folder to PTX: `python tests/data/cuda/build.py`.
+
+nvcc must be on the PATH.
 
 The PTX is committed, so that the tests need no nvcc. They run it in the simulator: text that nobody
 here wrote.
@@ -21,9 +22,7 @@ OPTIONS = {
 
 
 def build(source: Path) -> str:
-    """The PTX of one source, without its banner and without paths of the machine that compiled
-    it.
-    """
+    """PTX of one source, without its banner and without paths of the machine that compiled it."""
     options = OPTIONS.get(source.stem, ["-arch=sm_80"])
     command = ["nvcc", "-ptx", "-std=c++17", *options, "-o", "-", source.name]
     text = subprocess.run(command, cwd=HERE, check=True, capture_output=True, text=True).stdout

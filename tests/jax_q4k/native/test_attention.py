@@ -82,8 +82,9 @@ def test_page_ids_outside_the_pages_are_not_read(kernels):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float8_e4m3fn])
 def test_values_are_stored_rounded_to_even(kernels, dtype):
-    """Every value of 8 bits of mantissa over many powers of two, all ties of f16 and fp8, the
-    largest, and NaN.
+    """Every value of 8 bits of mantissa over many powers of two, ties, the largest, and NaN.
+
+    All ties of f16 and fp8 are among them.
     """
     mantissas = 1 + np.arange(512) / 512
     powers = 2.0 ** np.array(
@@ -136,8 +137,9 @@ def test_a_contiguous_cache_of_any_length(kernels, dtype):
 
 
 def test_scores_of_nothing_but_infinities_are_nan(kernels):
-    """And not the zeros of an empty context; with a sink, which is finite, the tokens weigh
-    nothing.
+    """Scores of -inf alone are NaN, not the zeros of an empty context.
+
+    With a sink, which is finite, the tokens weigh nothing.
     """
     (k, v), _ = cache(jnp.float32, 2, 1, 32)
     k, tables, lens = jnp.abs(k) + 1, np.array([[0], [1]], np.int32), np.array([3, 0], np.int32)

@@ -190,8 +190,9 @@ def test_rows_of_a_table(kernels):
 
 
 def test_results_do_not_depend_on_the_call(kernels):
-    """The same rows among others, and again; a few rows (at most 8) and more are added up in
-    another order each.
+    """The same rows give the same among others, and again.
+
+    A few rows (at most 8) and more are added up in another order each.
     """
     w, _ = matrix("Q4_K", 300, 1024)
     x = jnp.asarray(activations(40, 1024))

@@ -1,6 +1,4 @@
-"""Operations by the CPU's kernels, which are the default there, inside JAX's transformations and
-programs.
-"""
+"""Operations by the CPU's kernels, its default, inside JAX's transformations and programs."""
 
 import os
 import subprocess
@@ -119,8 +117,9 @@ np.testing.assert_array_equal(row, [[3, 4, 5]])
 
 
 def test_sharded_over_devices():
-    """By shard_map each device multiplies its part; of a bare call XLA gathers the operands
-    first.
+    """Each device multiplies its part by shard_map.
+
+    XLA gathers the operands of a bare call first.
     """
     run("""
 import jax, jax.numpy as jnp, numpy as np, jax_q4k as jq

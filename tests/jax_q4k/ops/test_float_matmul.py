@@ -103,7 +103,7 @@ def test_vmap(implementation):
 
 
 def temp_bytes(implementation, w, call):
-    """Of a loop in which activations go through `call` and come back."""
+    """Temporary memory of a loop in which activations go through `call` and come back."""
 
     def loop(x, w):
         return jax.lax.fori_loop(0, 5, lambda _, x: jnp.tanh(call(x, w)), x)

@@ -1,5 +1,7 @@
-"""Products fused with what stands around them: against float64, against the chain of operations
-that they stand for, and their kernels in the simulator."""
+"""Products fused with what stands around them, against float64 and the chains they stand for.
+
+Their kernels run in the simulator.
+"""
 
 import functools
 

@@ -83,8 +83,9 @@ def test_q8_1_applies_only_where_a_kernel_takes_it():
 
 @pytest.mark.parametrize("format", DOT_FORMATS)
 def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
-    """The formats of 32 weights a block stand in for the others there; those are tested at a
-    multiple.
+    """Formats of 32 weights a block stand in for the others there.
+
+    The others are tested at a multiple.
     """
     k = 96 if formats.get(format).block_size == 32 else 256
     w = random_weights(format, 7, k)
@@ -96,8 +97,9 @@ def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
 
 @pytest.mark.parametrize(("activations", "least", "most"), [(None, 0, 1e-6), ("q8_1", 1e-6, 1e-3)])
 def test_many_rows_are_float16_only_where_nobody_asked_for_int8(activations, least, most):
-    """On an H200 of a single multiprocessor, which one block of 256 weight rows and 48 activations
-    fills.
+    """An H200 of a single multiprocessor, which one block fills.
+
+    The block has 256 weight rows and 48 activations.
     """
     w = random_weights("Q4_K", 256, 256)
     x = jnp.asarray(rng.standard_normal((48, 256)), jnp.float32)

@@ -1,6 +1,4 @@
-"""Derivatives of `matmul` with respect to the activations, against the decoded weights in
-float64.
-"""
+"""Derivatives of `matmul` by the activations, against the decoded weights in float64."""
 
 import functools
 
@@ -121,7 +119,7 @@ def test_finite_differences_to_the_second_order():
 
 @pytest.mark.parametrize("outer", ["forward", "reverse"])
 def test_derivative_of_the_derivative(outer):
-    """Of f(x) = sum(y^3) / 6, y = x W^T: the Hessian times v is (y * (v W^T)) W."""
+    """Hessian times v is (y * (v W^T)) W, for f(x) = sum(y^3) / 6, y = x W^T."""
     w = random_weights("Q6_K", N, K)
     x, v = normal(3, K), normal(3, K)
     gradient = jax.grad(lambda x: jnp.sum(jq.matmul(x, w, activations="f32") ** 3) / 6)
@@ -255,8 +253,9 @@ def test_lowered_for_cuda_the_backward_pass_decodes_by_our_kernel(format):
 
 @pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 def test_lowered_for_cuda_decoded_weights_do_not_outlive_their_product(record_property):
-    """With `f32` activations both passes multiply decoded weights; XLA must not keep those of all
-    layers.
+    """Both passes multiply decoded weights, with `f32` activations.
+
+    XLA must not keep those of all layers.
     """
     size, layers = 512, [random_weights("Q4_K", 512, 512, seed) for seed in range(4)]
 

@@ -1,5 +1,6 @@
-"""A new operation is one file plus its kernel: a fictitious one, declared here, has all that the
-package's own have.
+"""A new operation is one file plus its kernel.
+
+A fictitious one, declared here, has all that the package's own have.
 """
 
 from __future__ import annotations

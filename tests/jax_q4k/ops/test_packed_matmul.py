@@ -77,8 +77,9 @@ def test_f32_mat_vecs_are_exact(format, rows):
 
 
 def test_a_norm_of_rows_beyond_shared_memory_is_a_launch_of_its_own():
-    """f32 rows that a mat-vec normalizes lie in its block's shared memory; others are normalized
-    before.
+    """f32 rows that a mat-vec normalizes lie in its block's shared memory.
+
+    Others are normalized before.
     """
 
     def product(x, norm, w):

@@ -1,6 +1,4 @@
-"""Attention and the product behind it as one operation: its meaning, its kernels, and the chain it
-stands for.
-"""
+"""Attention and the product behind it as one operation: meaning, kernels, and the chain."""
 
 import functools
 

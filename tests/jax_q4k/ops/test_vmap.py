@@ -1,6 +1,4 @@
-"""Operations under `vmap`, against one call per example, and the derivatives that are made with
-it.
-"""
+"""Operations under `vmap`, against one call per example, and derivatives made with it."""
 
 import jax
 import jax.numpy as jnp

@@ -1,6 +1,4 @@
-"""Scale and minimum: sub-blocks against a far finer search in float64, and what super-blocks
-promise.
-"""
+"""Scale and minimum: sub-blocks against a far finer float64 search, and super-blocks' promises."""
 
 from __future__ import annotations
 
@@ -29,8 +27,9 @@ def draw(kind: str, *shape: int, seed: int = 0) -> np.ndarray:
 
 
 def best_error(x: np.ndarray, w: np.ndarray, top: int) -> float:
-    """The least sum of w * (s * q - m - x)^2 found, q in 0 to `top`, m >= 0: x, w float64
-    (values,).
+    """The least sum of w * (s * q - m - x)^2 found, q in 0 to `top`, m >= 0.
+
+    x, w are float64 (values,).
     """
     best, low = np.inf, min(x.min(), 0)
     for levels in np.linspace(0.5, 1.1, 200) * top:
@@ -79,9 +78,7 @@ def test_super_blocks_give_what_the_fields_hold():
 
 
 def test_super_blocks_are_better_than_their_sub_blocks_rounded():
-    """What the joint search is for: sub-blocks' s and m to the nearest of 63 parts of the largest,
-    as a baseline.
-    """
+    """Joint search beats sub-blocks' s and m rounded to the nearest of 63 parts of the largest."""
     x = draw("heavy", 32, 8, 100)
 
     def error(s, m):

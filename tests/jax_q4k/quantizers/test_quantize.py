@@ -60,8 +60,9 @@ def test_errors_are_below_ggmls(format, kind):
 
 @pytest.mark.parametrize("format", SEARCHED)
 def test_errors_do_not_rise(format):
-    """By more than 0.05%: every step of a search is worth more somewhere. Lower ones may be
-    recorded.
+    """Errors rise by at most 0.05%; every step of a search is worth more somewhere.
+
+    Lower ones may be recorded.
     """
     for kind in KINDS:
         even = relative_rmse(round_trip(GGML[kind], format), GGML[kind])
@@ -75,8 +76,9 @@ def test_errors_do_not_rise(format):
 
 @pytest.mark.parametrize("format", K_FORMATS)
 def test_values_at_the_edge_of_f16(format):
-    """Where a super-block's d is a few times the least subnormal f16: ggml's relative RMSE is 3
-    there.
+    """A super-block's d is a few times the least subnormal f16.
+
+    ggml's relative RMSE is 3 there.
     """
     assert relative_rmse(round_trip(GGML["tiny"], format), GGML["tiny"]) <= 0.08
 
@@ -146,7 +148,7 @@ def test_decoded_blocks_are_kept(format, kind):
 
 @pytest.mark.parametrize("format", ["Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 def test_decoded_blocks_that_tell_their_grid_are_kept(format):
-    """Of dense values of both signs that is nearly every run of 256 weights."""
+    """Nearly every run of 256 weights, of dense values of both signs, tells its grid."""
     kinds = ["normal", "laplace", "heavy"]
     changed = total = 0
     for importance in (None, GGML["importance"]):
@@ -162,8 +164,9 @@ def test_decoded_blocks_that_tell_their_grid_are_kept(format):
 @pytest.mark.parametrize("format", ["Q5_1", "Q4_K", "Q5_K", "Q6_K"])
 @pytest.mark.parametrize("kind", ["offset", "onesided", "sparse"])
 def test_decoded_blocks_that_do_not_tell_their_grid_stay_close(format, kind):
-    """Values of one sign leave the minimum open, a few distinct ones the scale: another grid may be
-    found.
+    """Values of one sign leave the minimum open, a few distinct ones the scale.
+
+    Another grid may be found.
     """
     once = round_trip(GGML[kind], format)
     assert relative_rmse(round_trip(once, format), once) <= relative_rmse(once, GGML[kind])
@@ -444,8 +447,9 @@ def test_bad_arguments(w, format, importance, error, message):
 
 
 def values(format: str) -> st.SearchStrategy[np.float32]:
-    """Magnitudes from below every format's steps to the largest that this one takes, zeros and both
-    signs.
+    """Magnitudes from below every format's steps to the largest that this one takes.
+
+    Zeros and both signs are among them.
     """
     limit = quantizers.LIMITS[format]
     magnitude = st.builds(

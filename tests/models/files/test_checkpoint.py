@@ -195,8 +195,9 @@ def test_saved_and_loaded_again(tmp_path):
 
 
 def test_early_files(copy):
-    """rope_scaling with `type`, `rope_theta` beside it, buffers of inv_freq, an output layer beside
-    tied ones.
+    """Early files: rope_scaling with `type`, `rope_theta` beside it, buffers of inv_freq.
+
+    An output layer beside tied ones is among them.
     """
     mistral, qwen = copy("mistral"), copy("qwen2")
     change(
@@ -263,8 +264,9 @@ def test_llama3_divisors():
 
 
 def test_ids_of_the_other_files(copy):
-    """BOS and EOS of generation_config.json and config.json where tokenizer_config.json names
-    none.
+    """BOS and EOS of generation_config.json and config.json.
+
+    They count where tokenizer_config.json names none.
     """
     folder = copy("qwen2")
     change(folder / "tokenizer_config.json", eos_token=None)
@@ -494,9 +496,7 @@ def test_damaged_safetensors_files(copy):
     "file", ["config.json", "tokenizer_config.json", "generation_config.json", INDEX]
 )
 def test_damaged_json(file, copy):
-    """Each of 150 is refused with the file's name, or describes a checkpoint whose parts fit
-    together.
-    """
+    """Each of 150 is refused with the file's name, or describes a checkpoint that fits together."""
     folder, rng = copy("qwen3" if file == INDEX else "llama"), np.random.default_rng(2)
     original, wrong = (folder / file).read_text(), 0
     for _ in range(150):

@@ -19,8 +19,9 @@ from ..golden import NAMES, model, path
 
 
 def contents(file):
-    """(metadata key -> (types, value), tensor name -> (type, shape, bytes)), read by the `gguf`
-    package.
+    """(metadata key -> (types, value), tensor name -> (type, shape, bytes)).
+
+    Both are read by the `gguf` package.
     """
     reader = gguf.GGUFReader(file)
     fields = {
@@ -52,8 +53,9 @@ def test_loading_and_saving_changes_nothing(name, tmp_path):
 
 
 def test_value_types_of_a_file_survive(tmp_path):
-    """Also those that Python's values do not tell apart, empty arrays, and an alignment of its
-    own.
+    """Value types survive, also those that Python's values do not tell apart.
+
+    Empty arrays and an alignment of the file's own survive, too.
     """
     original, saved = tmp_path / "original.gguf", tmp_path / "saved.gguf"
     entries = {

@@ -307,8 +307,9 @@ def write_zeros(file, config):
 
 @pytest.mark.parametrize(("type", "most"), [("Q8_0", Tensor.Q8_0), ("Q4_K_M", Tensor.Q4_K)])
 def test_memory_is_one_tensors_not_the_models(type, most, tmp_path, record_property):
-    """Peak memory stays below 12 bytes per weight of the largest tensor and 300 MB, interpreter and
-    XLA included.
+    """Peak memory stays below 12 bytes per weight of the largest tensor and 300 MB.
+
+    This includes the interpreter and XLA.
 
     Pages of the libraries' files (some 170 to 220 MB, mostly XLA's code) are not counted: they can
     be dropped any time.

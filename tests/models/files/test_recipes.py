@@ -60,9 +60,7 @@ def test_types_are_llama_cpps(case, type):
     ],
 )
 def test_values_of_70b_models_alone_are_better(architecture, layers, kv_heads, kind):
-    """llama.cpp tells these models by their architecture, by 80 layers and, of Llama's, by grouped
-    queries.
-    """
+    """llama.cpp tells 70B models by architecture, 80 layers and, of Llama's, grouped queries."""
     config = Config(architecture, 96, 256, 256, 512, layers, 4, kv_heads, 64, 1e-5)
     name = f"blk.{layers // 8}.attn_v.weight"
     assert recipes.tensor_types(recipes.get("Q4_K_M"), config, {name: (64 * kv_heads, 256)}) == {

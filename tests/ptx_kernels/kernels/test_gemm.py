@@ -30,9 +30,7 @@ TOLERANCE = 1e-12
 def run(
     format: str, m: int, n: int, columns: int, config: GemmConfig, kind: str = "random"
 ) -> float:
-    """NMSE of the simulated kernel against the exact product of the same packed weights and
-    activations.
-    """
+    """NMSE of the simulated kernel against the exact product of its weights and activations."""
     rng = np.random.default_rng([n, columns, m])
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size, kind=kind)
     x = rng.standard_normal((m, columns), np.float32) * 3
@@ -133,8 +131,9 @@ def test_products_of_halves_at_the_limits(format: str, kind: str) -> None:
 
 @pytest.mark.parametrize("format", F16_FORMATS)
 def test_activations_of_any_size(format: str) -> None:
-    """From float32 to y by both kernels: rows of 1e-30, 1e30 and of both, against the product of x
-    as it is.
+    """Rows of 1e-30, 1e30 and of both, from float32 to y by both kernels.
+
+    The reference is the product of x as it is.
     """
     rng = np.random.default_rng(3)
     x = rng.standard_normal((17, 512), np.float32)
@@ -164,17 +163,16 @@ def test_nan_stays_in_its_row_of_halves() -> None:
 
 
 def test_an_odd_number_of_halves() -> None:
-    """Q6_K's scales end in the middle of the 4 bytes that are copied: the last read stops at the
-    buffer's end.
+    """Q6_K's scales end in the middle of the 4 bytes that are copied.
+
+    The last read stops at the buffer's end.
     """
     assert run("Q6_K", 16, 3, 768, GemmConfig(row_warps=1, tiles=1, m_tile=16)) <= TOLERANCE
     assert run("Q6_K", 16, 17, 768, GemmConfig(row_warps=1, tiles=1, m_tile=16)) <= TOLERANCE
 
 
 def test_largest_products_are_exact() -> None:
-    """All quants and activations at their limits: integers stay below what the magic number
-    holds.
-    """
+    """Integers stay below the magic number's limit, all quants and activations at theirs."""
     for format in FORMATS:
         planes = random_planes(
             np.random.default_rng(0), format, 16, 256 // formats.get(format).block_size, kind="full"
@@ -221,8 +219,9 @@ def test_instructions_per_4096_products(format: str, budget: float) -> None:
 
 @pytest.mark.parametrize(("format", "budget"), [("Q4_K", 12), ("Q5_K", 16), ("Q6_K", 14)])
 def test_instructions_of_products_of_halves(format: str, budget: float) -> None:
-    """All of a super-block's step per 16 x 8 x 32 products: mma alone takes 12.9 clocks of a
-    scheduler on an H200.
+    """A super-block's whole step stays in its budget per 16 x 8 x 32 products.
+
+    mma alone takes 12.9 clocks of a scheduler on an H200.
     """
     config = choose(f16_gemm_rule, format, 14336, 4096, 512)
     assert config is not None
@@ -298,7 +297,7 @@ def test_what_it_refuses(arguments: dict, message: str) -> None:
     ("format", "products"), [*((f, "int8") for f in FORMATS), *((f, "f16") for f in F16_FORMATS)]
 )
 def test_shared_memory_has_few_bank_conflicts(format: str, products: str, record_property) -> None:
-    """Of all accesses, copies into the ring included."""
+    """All accesses are counted, copies into the ring included."""
     kernel = gemm(
         format=format, n=64, columns=512, m=64, config=GemmConfig(tiles=1, products=products)
     )

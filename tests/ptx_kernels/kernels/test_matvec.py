@@ -22,9 +22,7 @@ F32 = 1e-11  # f32 activations: as many roundings as weights
 def run(
     format: str, n: int, columns: int, m: int, config: MatvecConfig, kind: str = "random"
 ) -> float:
-    """NMSE of the simulated kernel against the exact product of the same packed weights and
-    activations.
-    """
+    """NMSE of the simulated kernel against the exact product of its weights and activations."""
     rng = np.random.default_rng([n, columns, m])
     planes = random_planes(rng, format, n, columns // formats.get(format).block_size, kind=kind)
     x = rng.standard_normal((m, columns), np.float32) * 3
@@ -117,8 +115,9 @@ def test_weights_at_the_limits(format: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["quarter_warp_dp4a", "fused_f32"])
 @pytest.mark.parametrize("format, zero", [("Q4_0", 0x88), ("Q8_0", 0)])
 def test_weights_of_zero_give_exactly_zero(format: str, zero: int, name: str) -> None:
-    """What pruning leaves: no offset is multiplied and subtracted again, which would leave
-    noise.
+    """Pruning leaves such weights.
+
+    No offset is multiplied and subtracted again, which would leave noise.
     """
     x = np.random.default_rng(0).standard_normal((1, 96), np.float32) + 100
     quants, d = random_planes(np.random.default_rng(1), format, 4, 3)

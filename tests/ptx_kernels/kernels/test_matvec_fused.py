@@ -1,5 +1,6 @@
-"""Mat-vecs with prologues and epilogues, gated and joined ones: against float64, and against the
-kernels they replace.
+"""Mat-vecs with prologues and epilogues, gated and joined ones.
+
+They are compared with float64, and with the kernels they replace.
 
 Where the same numbers are rounded in the same order, fused and unfused agree to the last bit.
 """
@@ -73,7 +74,7 @@ def test_bias_and_residual(config: MatvecConfig, m: int, n: int, columns: int) -
     "format, columns", [("Q8_0", 96), ("Q5_0", 8224), ("Q4_0", 8512), ("Q5_1", 16416)]
 )
 def test_chunks_of_small_blocks(format: str, columns: int) -> None:
-    """Of one super-block's columns or of many, the last cut short anywhere."""
+    """Chunks have one super-block's columns or many, the last cut short anywhere."""
     rng = np.random.default_rng(columns)
     config = replace(PRESETS["chunked"], rows_per_warp=2)
     planes, x = planes_of(rng, format, 3, columns), rng.standard_normal((1, columns), np.float32)
@@ -187,8 +188,9 @@ def test_gated(
 
 
 def test_gated_from_a_norm_to_int8() -> None:
-    """All of a feed-forward's first half in one launch: what it quantizes is the f32 output to the
-    last bit.
+    """All of a feed-forward's first half in one launch.
+
+    It quantizes the f32 output to the last bit.
     """
     rng = np.random.default_rng(0)
     m, n, columns = 2, 64, 512

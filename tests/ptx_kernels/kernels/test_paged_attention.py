@@ -48,8 +48,10 @@ def simulate(
 def cached(
     rng: np.random.Generator, shape: tuple[int, ...], dtype: str, used: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray, np.ndarray]:
-    """Random pages (operand, scales or None, what the operand stands for, before rounding); unused
-    slots are poison: NaN, or an int8 scale of NaN."""
+    """Random pages: (operand, scales or None, the numbers it stands for, values before rounding).
+
+    Unused slots are poison: NaN, or an int8 scale of NaN.
+    """
     exact = rng.standard_normal(shape, np.float32)
     unused = (
         np.zeros(shape[:3], bool) if used is None else np.broadcast_to(~used[:, None, :], shape[:3])
@@ -81,8 +83,10 @@ def run(
     config: PagedAttentionConfig = DEFAULT,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(simulated, wanted); what no sequence sees is poison unless `poison` is off; `rounded`: so
-    are the oracle's keys and values."""
+    """(simulated, wanted); slots that no sequence sees are poison unless `poison` is off.
+
+    `rounded`: so are the oracle's keys and values.
+    """
     rng = np.random.default_rng(len(lengths) + head_dim)
     batch, heads = len(lengths), kv_heads * group
     width = max(1, *(-(-length // page_size) for length in lengths))
@@ -146,8 +150,9 @@ def test_loads_of_8_bytes(head_dim: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("group", [5, 8])
 def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
-    """As tuning has it. Sectors of 32 bytes beyond those of an empty context: K's, V's and int8's
-    scales.
+    """Sectors of 32 bytes beyond an empty context's are K's, V's and int8's scales.
+
+    The Config is tuning's.
     """
     tokens, head_dim = 64, 128
     config = choose(paged_attention_rule, 1, group, 1, head_dim, tokens, dtype)
@@ -314,8 +319,9 @@ def test_sequences_may_share_pages() -> None:
 
 
 def test_lengths_and_pages_out_of_range() -> None:
-    """A negative length is empty, one beyond the table ends with it, tokens in pages that do not
-    exist are left out.
+    """A negative length is empty, one beyond the table ends with it.
+
+    Tokens in pages that do not exist are left out.
     """
     tables = np.array([[0, 1], [2, 3], [-1, 1], [5, 2**31 - 1], [0, -(2**31)], [1, 4]])
     got, want = run([-5, 1000, 20, 20, 20, 20], tables=tables, num_pages=4, poison=False)

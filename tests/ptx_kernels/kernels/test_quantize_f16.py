@@ -11,8 +11,9 @@ from ptx_kernels.kernels.quantize_f16 import quantize_f16
 
 
 def assert_same_means(got: np.ndarray, want: np.ndarray) -> None:
-    """High + low, to the half place of a `low` below 2^3: a sum in f32 may round before its two f16
-    do.
+    """High + low agree to the half place of a `low` below 2^3.
+
+    A sum in f32 may round before its two f16 do.
     """
     np.testing.assert_allclose(
         got.astype(np.float64).sum(-1), want.astype(np.float64).sum(-1), rtol=0, atol=2.0**-7
@@ -33,8 +34,9 @@ def test_equals_numpy(rows: int, columns: int, dtype: str) -> None:
 
 
 def test_super_blocks_at_the_limits() -> None:
-    """All zero, one magnitude of both signs, powers of two, subnormal, near the largest float, a
-    wide range.
+    """All zero, one magnitude of both signs, powers of two, subnormal, near the largest float.
+
+    A wide range is among them.
     """
     x = np.zeros((7, 256), np.float32)
     x[1, ::2], x[1, 1::2] = 5.0, -5.0

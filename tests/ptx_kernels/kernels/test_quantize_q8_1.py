@@ -22,8 +22,9 @@ def test_equals_numpy(rows: int, columns: int, dtype: str) -> None:
 
 
 def test_groups_at_the_limits() -> None:
-    """All zero, one magnitude of both signs, halves that round to even, subnormal, near the largest
-    float.
+    """All zero, one magnitude of both signs, halves that round to even, subnormal.
+
+    Values near the largest float are among them.
     """
     group = np.zeros((6, 32), np.float32)
     group[1, ::2], group[1, 1::2] = 5.0, -5.0

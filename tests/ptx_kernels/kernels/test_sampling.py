@@ -13,8 +13,9 @@ from ptx_kernels.tuning import choose
 
 
 def adversarial(rows: int, columns: int) -> np.ndarray:
-    """Few distinct values, so that most tie; zeros of both signs, infinities, subnormals; the last
-    row has NaNs.
+    """Few distinct values, so that most tie; zeros of both signs, infinities, subnormals.
+
+    The last row has NaNs.
     """
     rng = np.random.default_rng([rows, columns])
     x = rng.choice(np.float32([-np.inf, -2.5, -1e-41, -0.0, 0.0, 1e-41, 1.0, 2.5]), (rows, columns))

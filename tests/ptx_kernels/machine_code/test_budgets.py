@@ -1,5 +1,4 @@
-"""Static budgets: what the machine code of the kernels that decoding spends its time in may cost on
-an H200.
+"""Static budgets on an H200 for the machine code of the kernels that decoding spends its time in.
 
 A multiprocessor can issue 128 lane-instructions a clock and is owed about 18.5 bytes a clock by
 memory: past six instructions per byte a kernel cannot reach the bandwidth, at three it needs half
@@ -122,8 +121,9 @@ def attention_kernel(dtype: str, head_dim: int, group: int, batch: int = 1) -> K
     "dtype, group", [("bf16", 4), ("bf16", 7), ("f16", 4), ("f32", 4), ("fp8", 4), ("fp8", 8)]
 )
 def test_paged_attention_reads_pages_in_wide_loads(dtype, group):
-    """K and V of several tokens at once, by loads as wide as tuning has them; only page ids are
-    narrower.
+    """K and V of several tokens at once, by loads as wide as tuning has them.
+
+    Only page ids are narrower.
 
     All stay in flight.
     """
@@ -161,8 +161,9 @@ def test_instructions_of_paged_attention(dtype, group, instructions):
 
 
 def test_paged_attention_never_spills():
-    """A block holds any group of up to eight query heads, whatever the pages hold, on every
-    architecture.
+    """A block holds any group of up to eight query heads, whatever the pages hold.
+
+    That is so on every architecture.
     """
     kernels = {}
     for dtype, head_dim in (("f32", 80), ("f32", 256), ("bf16", 240), ("int8", 240), ("fp8", 96)):
@@ -184,8 +185,9 @@ def test_q4_k_float_activations(n, k):
 
 
 def test_presets_never_spill():
-    """Each at Q4_K, those with int8 activations at the other formats too; those for several rows at
-    most and few.
+    """Presets at Q4_K; those with int8 activations at the other formats too.
+
+    Those for several rows are built for the most rows and for few.
     """
     kernels = {}
     for name, config in PRESETS.items():

@@ -1,5 +1,6 @@
-"""docs/kernels.md has a paragraph and a table for every strategy and family; its tables have the
-rows they should.
+"""docs/kernels.md has a paragraph and a table for every strategy and family.
+
+Its tables have the rows they should.
 """
 
 from __future__ import annotations

@@ -66,8 +66,9 @@ def test_clocks_of_tensor_cores():
 
 
 def test_bounds_by_hand():
-    """84 instructions take 21 clocks; 40 trips and 42 once on each multiprocessor; a warp waits
-    once in each trip.
+    """84 instructions take 21 clocks; 40 trips and 42 once on each multiprocessor.
+
+    A warp waits once in each trip.
     """
     found = model.predict(launch(once=42), DEVICE)
     assert found.bandwidth == pytest.approx(1e-6)
@@ -142,8 +143,9 @@ def test_an_empty_launch_is_refused():
 
 
 def test_llama_cpp_is_bound_by_issue_slots():
-    """Its Q4_K mat-vec for sm_90 spends 153 instructions on 16 bytes of quants: more than the slots
-    can do.
+    """llama.cpp's Q4_K mat-vec for sm_90 spends 153 instructions on 16 bytes of quants.
+
+    That is more than the slots can do.
     """
     quant_bytes = 14336 * 4096 // 2
     found = model.predict(

@@ -103,7 +103,7 @@ def listing(machine: Code) -> list[tuple[str, str, int | None]]:
 
 
 def test_several_kernels_in_one_go_are_the_same_as_one_by_one():
-    """Of the same name, of different targets, with dynamic shared memory and without."""
+    """Kernels of the same name, of different targets, with dynamic shared memory and without."""
     chosen = [
         case for case in CASES if case.label in ("gemm-Q8_0-4864x896-m64", "rms_norm-f32-4096")
     ]

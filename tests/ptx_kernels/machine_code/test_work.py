@@ -1,4 +1,4 @@
-"""How much work a launch is, from its arguments and its machine code."""
+"""Work of a launch, from its arguments and its machine code."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ def attention(**changes) -> Kernel:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_loads_tell_the_same_as_dot_products(format):
-    """Weights behind a trip, counted by dp4a and, as it is done for f32, by the loads of packed
-    weights.
+    """Weights behind a trip, counted by dp4a and by the loads of packed weights.
+
+    Counting by loads is done for f32.
     """
     # 87 and 96 times 256 columns: with and without steps left over, in more trips than ptxas
     # unrolls
@@ -55,8 +56,9 @@ def test_loads_tell_the_same_as_dot_products(format):
 
 @pytest.mark.parametrize("preset", ["tiled", "chunked"])
 def test_staged_activations_change_no_load_of_weights(preset):
-    """k = 9472 is a chunk of 8192 columns, and one of what is left; each float in shared memory
-    serves two rows.
+    """k = 9472 is a chunk of 8192 columns, and one of the rest.
+
+    Each float in shared memory serves two rows.
     """
     kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=37 * 256, m=1, config=PRESETS[preset])
     loop = loop_of(kernel)
@@ -65,8 +67,9 @@ def test_staged_activations_change_no_load_of_weights(preset):
 
 
 def test_work_of_a_matvec():
-    """f32 activations, where no dot product tells: two loads, header and quants, for each row and
-    step.
+    """Two loads, header and quants, for each row and step.
+
+    The activations are f32, where no dot product tells.
     """
     config = PRESETS["fused_f32"]
     kernel = KERNELS["matvec"](format="Q4_K", n=64, columns=4096, m=2, config=config)

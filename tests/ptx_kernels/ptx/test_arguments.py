@@ -1,4 +1,4 @@
-"""What a kernel function is given is of the types that it declares."""
+"""Arguments of a kernel function have the types that it declares."""
 
 from __future__ import annotations
 

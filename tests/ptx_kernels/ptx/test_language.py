@@ -192,8 +192,9 @@ def test_reductions_reach_every_lane() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("width", [2, 4, 32])
 def test_sums_are_scattered_over_lanes(width: int, count: int) -> None:
-    """Number i is the sum of lane + 1000 i, so that it tells which it is; what a lane shows is made
-    of all it has.
+    """Number i is the sum of lane + 1000 i, so that it tells which it is.
+
+    The number that a lane shows is made of all it has.
     """
     sums = (
         LANE.reshape(-1, width).sum(1, dtype=np.uint32)[LANE // width]

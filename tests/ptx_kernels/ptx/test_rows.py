@@ -1,5 +1,6 @@
-"""Every row of the instruction table: spelled as ptxas knows it, run by the simulator as it means,
-and right.
+"""Every row of the instruction table: spelled as ptxas knows it, run as it means, and right.
+
+The simulator runs it.
 """
 
 from __future__ import annotations
@@ -138,8 +139,9 @@ def test_integer_meanings(name: str) -> None:
 
 @pytest.mark.parametrize("type_", ["u32", "s32", "u64", "s64"])
 def test_bit_field_extract(type_: str) -> None:
-    """As PTX ISA 9.7.1.19 writes it: bit by bit, then the sign bit of the field (or of the operand,
-    past its end).
+    """Bit by bit as PTX ISA 9.7.1.19 writes it, then the sign bit of the field.
+
+    It is the operand's sign bit where the field goes past its end.
     """
     bits, signed = int(type_[1:]), type_[0] == "s"
     operands, got = row_values(f"bfe.{type_}")
@@ -181,8 +183,9 @@ ROUND = {
 
 
 def rounded(exact: Fraction, type_: str, mode: str) -> float:
-    """The nearest float in the mode's direction; overflow goes to infinity or the largest, as IEEE
-    754 says.
+    """The nearest float in the mode's direction.
+
+    Overflow goes to infinity or the largest, as IEEE 754 says.
     """
     precision, lowest, largest = FORMATS[type_]
     size = abs(exact)
@@ -257,7 +260,7 @@ def test_zeros_have_the_signs_of_ieee_754() -> None:
 
 @pytest.mark.parametrize("type_", ["f32", "ftz.f32", "NaN.f32", "f16", "bf16"])
 def test_plus_zero_is_above_minus_zero(type_: str) -> None:
-    """In either order (PTX ISA 9.7.3.11 and 9.7.3.12)."""
+    """Max and min put +0 above -0 in either order (PTX ISA 9.7.3.11 and 9.7.3.12)."""
     a, b = np.array(
         [[0.0, -0.0], [-0.0, 0.0], [-0.0, -3.0], [3.0, -0.0], [-0.0, -0.0]], np.float32
     ).T

@@ -14,8 +14,9 @@ DECLARATIONS = """
 def module(
     body: str, params: str = "a, b, y", *, version: str = "7.0", target: int = 80, outside: str = ""
 ) -> str:
-    """A kernel `k` with pointer parameters, which are loaded into %rd0, %rd1, ...; thread (in the
-    grid) in %r0.
+    """A kernel `k` with pointer parameters, which are loaded into %rd0, %rd1, ...
+
+    The thread's number in the grid is in %r0.
     """
     names = [p.strip() for p in params.split(",")]
     loads = "\n".join(f"  ld.param.u64 %rd{i}, [{name}];" for i, name in enumerate(names))
@@ -48,7 +49,7 @@ def per_thread(
     dtype: type = np.uint32,
     **options: object,
 ) -> np.ndarray:
-    """What each thread ends up with in the 32-bit register `result`, shape (blocks * threads,)."""
+    """Each thread's 32-bit register `result` in the end, shape (blocks * threads,)."""
     y = np.zeros(blocks * threads, dtype)
     simulator.launch(
         module(f"{body}\n  {store_u32(result)}\n  ret;", "y"), [y], (blocks,), (threads,), **options
@@ -57,8 +58,9 @@ def per_thread(
 
 
 def apply(opcode: str, classes: str, *operands: np.ndarray) -> np.ndarray:
-    """One instruction on arrays. `classes`: register prefix of the result and of each operand, as
-    "r r r rd".
+    """One instruction on arrays.
+
+    `classes`: register prefix of the result and of each operand, as "r r r rd".
 
     Every array and the result travel through memory with the register's own size (h 2, r and f 4,
     rd 8 bytes).

@@ -33,8 +33,9 @@ def launch(body: str, threads: int = 64, x: np.ndarray | None = None) -> None:
 @pytest.mark.parametrize("width", [4, 8, 16])
 @pytest.mark.parametrize("partial", [False, True])
 def test_bytes_arrive(width: int, partial: bool) -> None:
-    """Two stages, the second under way while the first is read; with `partial`, byte counts of
-    every size.
+    """Two stages, the second under way while the first is read.
+
+    `partial`: byte counts of every size.
     """
 
     def through(k: Builder) -> None:

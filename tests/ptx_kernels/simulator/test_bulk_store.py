@@ -1,6 +1,4 @@
-"""Bulk copies from shared to global memory: what they store, what they need before and until
-when.
-"""
+"""Bulk copies from shared to global memory: stored bytes, and needs before and until when."""
 
 from __future__ import annotations
 
@@ -62,7 +60,7 @@ def test_words_are_copied(body: str) -> None:
 
 
 def test_groups_arrive_in_order() -> None:
-    """Of two groups the older one may be waited for alone."""
+    """The older one of two groups may be waited for alone."""
     half = (
         "@%p0 cp.async.bulk.global.shared::cta.bulk_group [%rd5+{0}], [words+{0}], 128;\n" + COMMIT
     )

@@ -1,6 +1,4 @@
-"""Instructions whose meaning is easy to get wrong, through PTX text, against independent
-definitions.
-"""
+"""Instructions whose meaning is easy to get wrong, by PTX text, and independent definitions."""
 
 from __future__ import annotations
 
@@ -61,8 +59,9 @@ def round_to_f32(exact: Fraction) -> float:
 
 
 def fma_cases() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Random values, near ties (where rounding twice goes wrong), results below the normal range,
-    cancellation.
+    """Random values, near ties, results below the normal range, cancellation.
+
+    Near ties, rounding twice goes wrong.
     """
 
     def floats(low: int, high: int, count: int) -> np.ndarray:

@@ -1,6 +1,4 @@
-"""Every kind of error names the kernel, the PTX line, the Python line that wrote it, block and
-thread.
-"""
+"""Every error names kernel, PTX line, the Python line that wrote it, block and thread."""
 
 from __future__ import annotations
 
@@ -21,8 +19,9 @@ WRONG: list[
 
 
 def wrong(error: type[simulator.SimulationError], thread: str):
-    """Two blocks of two warps on x (128,) and y (128,); the last line of the body is at fault,
-    first in `thread`.
+    """Two blocks of two warps on x (128,) and y (128,); the body's last line is at fault.
+
+    It is first at fault in `thread`.
     """
     return lambda body: WRONG.append((error, thread, body)) or body
 

@@ -1,5 +1,6 @@
-"""What an mbarrier orders: accesses before an arrival on a phase, with those after a wait for it,
-and no others.
+"""Order of an mbarrier: accesses before an arrival on a phase, with those after a wait for it.
+
+It orders no others.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def test_a_third_warp_is_concurrent() -> None:
 
 
 def test_a_wait_is_handed_on() -> None:
-    """By a barrier of two warps, and by another mbarrier; not by nothing."""
+    """A barrier of two warps hands it on, and another mbarrier; a relaxed arrival does not."""
     produce, met = STORE + ARRIVE.format("full"), "bar.sync 1, 64;"
     launch(roles(produce, wait("full") + met, met + LOAD), warps=3)
     launch(roles(produce, wait("full") + ARRIVE.format("empty"), wait("empty") + LOAD), warps=3)
@@ -170,9 +171,7 @@ def test_a_producer_overwrites_what_was_read() -> None:
 
 
 def test_phases_follow_one_another() -> None:
-    """What was released in an earlier phase is acquired with a later one, and never the other way
-    round.
-    """
+    """Releases of an earlier phase are acquired with a later one, never the other way round."""
     later = "st.shared.u32 [%r5+256], %r2; setp.lt.u32 %p5, %r4, {}; @%p5 " + ARRIVE.format("full")
     produce, both = STORE + ARRIVE.format("full") + later, LOAD + "ld.shared.u32 %r10, [%r6+256];"
     launch(roles(produce.format(32), wait("full", 1) + both))

@@ -1,5 +1,6 @@
-"""Fragments of mma and ldmatrix, element by element as the PTX ISA tabulates them, and what is
-refused.
+"""Fragments of mma and ldmatrix, element by element as the PTX ISA tabulates them.
+
+The tests check what is refused, too.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ def element(words: np.ndarray, lane: int, register: int, index: int, type_: str)
 def matrices(
     a: np.ndarray, b: np.ndarray, a_type: str, b_type: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A (16, depth) and B (depth, 8) of one warp's fragments by the ISA's formulas for row and
-    column of a_i, b_i.
+    """A (16, depth) and B (depth, 8) of one warp's fragments.
+
+    Row and column of a_i and b_i follow the ISA's formulas.
     """
     size = 1 if a_type in ("s8", "u8") else 2
     per = 4 // size

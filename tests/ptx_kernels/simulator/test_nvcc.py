@@ -47,8 +47,9 @@ SPECIAL = np.array(
 def run(
     name: str, *arguments: object, grid: tuple[int, ...] = (1,), block: tuple[int, ...] = (128,)
 ) -> None:
-    """Launches the kernel of a file; arrays are buffers (written in place), ints s32 and floats f32
-    scalars.
+    """Launches the kernel of a file.
+
+    Arrays are buffers (written in place), ints s32 and floats f32 scalars.
     """
     given = [
         np.int32(a) if isinstance(a, int) else np.float32(a) if isinstance(a, float) else a
@@ -62,7 +63,7 @@ def out(shape: object, dtype: type = np.float32) -> DeviceBuffer:
 
 
 def read_only(x: np.ndarray) -> DeviceBuffer:
-    """What `const ... __restrict__` promises: non-coherent loads are allowed."""
+    """A `const ... __restrict__` buffer: non-coherent loads are allowed."""
     return DeviceBuffer("x", x, "in")
 
 
@@ -207,8 +208,9 @@ def _neighbours(x: np.ndarray, nearest: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def _saturated(x: np.ndarray) -> np.ndarray:
-    """As float-to-integer conversions clamp to s32; the sum of two is then rounded to f32 by the
-    caller.
+    """x clamped to s32 as float-to-integer conversions do.
+
+    The caller then rounds the sum of two to f32.
     """
     return np.clip(
         np.nan_to_num(x, nan=0.0, posinf=2.0**31 - 1, neginf=-(2.0**31)), -(2.0**31), 2.0**31 - 1

@@ -1,4 +1,4 @@
-"""What a perturbed run draws, each by a kernel whose results show it."""
+"""Each draw of a perturbed run, by a kernel whose results show it."""
 
 from __future__ import annotations
 

@@ -150,8 +150,9 @@ def test_warps_meet_in_global_memory() -> None:
 
 
 def test_a_barrier_of_some_warps_orders_those() -> None:
-    """Warps 0 and 1 meet at a barrier of their own; warp 2 does not come, warp 3 meets warp 1 at
-    the next.
+    """Warps 0 and 1 meet at a barrier of their own.
+
+    Warp 2 does not come, warp 3 meets warp 1 at the next.
     """
     body = (
         "setp.eq.u32 %p0, %r2, 0; @%p0 st.global.b32 [%rd0], %r2; shr.u32 %r3, %r2, 5; "

@@ -1,5 +1,6 @@
-"""Random programs against happens-before as sets of events: the same access is the first race, or
-none is.
+"""Random programs against happens-before as sets of events.
+
+The same access is the first race, or none is.
 
 The simulator keeps vector clocks, merged records and a log of some accesses; this model keeps
 everything.
@@ -43,7 +44,7 @@ LIKELY = (5, 4, 1, 6, 3, 3, 5, 1.5, 1)
 
 @dataclass(frozen=True)
 class Operation:
-    """What one actor does, or for barriers its whole block or warp."""
+    """Act of one actor, or for barriers of its whole block or warp."""
 
     kind: str
     actor: tuple[int, int]
@@ -96,8 +97,11 @@ NONE: Events = frozenset()
 
 @dataclass
 class Actor:
-    """`known`: events before the next; `fenced`, `observed`: at its last fence, and what the next
-    one acquires; by whether the scope is wide."""
+    """`known`: events before the actor's next.
+
+    `fenced`: those known at its last fence. `observed`: those that its next fence acquires. Both
+    are by whether the scope is wide.
+    """
 
     known: Events = NONE
     fenced: dict[bool, Events] = field(default_factory=lambda: {False: NONE, True: NONE})
@@ -156,8 +160,9 @@ class Model:
         return True
 
     def _was_found(self, actor: Actor, number: int) -> bool:
-        """Whether an atomic that the actor knows of came after this update, and so found what it
-        left.
+        """True where an atomic that the actor knows of came after this update.
+
+        It so found what the update left.
         """
         update = self.events[number]
         return (
@@ -240,7 +245,7 @@ def simulated_race(operations: list[Operation]) -> int | None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_first_race_is_found(seed: int) -> None:
-    """Where an access races it is left out, so that what comes after it is compared as well."""
+    """A racing access is left out, so that later ones are compared as well."""
     rng = np.random.default_rng(seed)
     races, clean = 0, 0
     for _ in range(2):

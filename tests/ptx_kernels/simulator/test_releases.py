@@ -1,6 +1,4 @@
-"""Releases and acquires: what orders blocks of one launch, and warps of one block, without a
-barrier of both.
-"""
+"""Releases and acquires: order of a launch's blocks, and of a block's warps, without a barrier."""
 
 from __future__ import annotations
 
@@ -194,8 +192,9 @@ def reset(count: str, who: str) -> int:
 
 
 def test_a_counter_is_reset_by_who_counted_last() -> None:
-    """An atomic update comes after those whose result it found, also without a fence; a `red` finds
-    nothing.
+    """An atomic update comes after those whose result it found, also without a fence.
+
+    A `red` finds nothing.
     """
     assert reset(COUNT_96, "%r3, 95") == 7
     with pytest.raises(
@@ -297,8 +296,9 @@ def test_loads_and_stores_release_and_acquire() -> None:
 
 
 def test_a_plain_store_leaves_nothing_to_acquire() -> None:
-    """Block 0 releases, then stores to the flag again by a weak store: whoever reads that learns
-    nothing.
+    """Block 0 releases, then stores to the flag again by a weak store.
+
+    A block that reads that learns nothing.
     """
     body = """
       setp.ne.u32 %p0, %r2, 0; @%p0 ret; setp.eq.u32 %p1, %r0, 0;
@@ -377,8 +377,9 @@ def test_a_block_that_came_too_early_is_concurrent() -> None:
 
 
 def test_nvcc_compiles_the_same_fences() -> None:
-    """Of the compiled kernel every fence is needed: each left out is a race (test_nvcc runs it as
-    it is).
+    """Every fence of the compiled kernel is needed: each left out is a race.
+
+    test_nvcc runs it as it is.
     """
     text = (CUDA / "last_block.ptx").read_text()
     x = np.ones(1000, np.float32)

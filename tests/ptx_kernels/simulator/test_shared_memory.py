@@ -46,8 +46,9 @@ def test_dynamic_shared_memory_and_bytes() -> None:
 
 
 def test_shared_variables_are_aligned() -> None:
-    """Static ones as they say, dynamic ones to 16 bytes: 16-byte stores into both, behind others of
-    odd sizes.
+    """Static ones align as they say, dynamic ones to 16 bytes.
+
+    16-byte stores go into both, behind others of odd sizes.
     """
     text = module(
         f"""
@@ -64,8 +65,9 @@ def test_shared_variables_are_aligned() -> None:
 
 
 def test_warps_arrive_from_different_branches() -> None:
-    """The first warp writes while the others go straight to the barrier; then warp 0 reads what
-    warp 1 wrote.
+    """The first warp writes while the others go straight to the barrier.
+
+    Then warp 0 reads what warp 1 wrote.
     """
     body = """
   .shared .align 16 .b8 tile[256];
@@ -89,8 +91,9 @@ AGAIN:
 
 
 def test_named_barriers_one_after_the_other() -> None:
-    """Warps 0 and 1 meet at barrier 1, where warp 2 waits at barrier 2 already; then warp 0 joins
-    it.
+    """Warps 0 and 1 meet at barrier 1, where warp 2 waits at barrier 2 already.
+
+    Then warp 0 joins warp 2.
     """
     body = """
   mov.b32 %r3, 0; setp.ge.u32 %p0, %r2, 64; setp.ge.u32 %p1, %r2, 32;

@@ -14,7 +14,10 @@ WARPS = 2
 
 
 def counted(body: str, nbytes: int = 8192) -> simulator.Traffic:
-    """Of the only load, by two warps; every lane first fills its 128 bytes of shared memory."""
+    """Traffic of the only load, by two warps.
+
+    Every lane first fills its 128 bytes of shared memory.
+    """
     fill = "".join(f"st.shared.v4.u32 [%r3+{16 * i}], {{%r2, %r2, %r2, %r2}};" for i in range(8))
     start = (
         f".shared .align 16 .b8 t[{nbytes}]; mov.u32 %r4, t; mad.lo.u32 %r3, %r2, 128, %r4; "

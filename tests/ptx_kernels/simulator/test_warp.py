@@ -1,5 +1,6 @@
-"""Instructions that the lanes of a warp execute together: who may, and that those who exited do not
-count.
+"""Instructions that the lanes of a warp execute together.
+
+The tests check who may execute them, and that those who exited do not count.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def test_who_executes_it_must_be_named(opcode: str) -> None:
 
 @each
 def test_members_must_agree(opcode: str) -> None:
-    """Two halves with masks of their own are fine; that one half names all and the other itself is
-    not.
+    """Two halves with masks of their own are fine.
+
+    One half that names all, while the other names itself, is not.
     """
     run(opcode, "selp.b32 %r3, 0xff, 0xffffff00, %p1; @")
     with pytest.raises(

@@ -1,6 +1,4 @@
-"""Configs of fused mat-vecs: they build at any shape a model may have, fit the device, and never
-spill.
-"""
+"""Configs of fused mat-vecs build at any model's shapes, fit the device, and never spill."""
 
 from __future__ import annotations
 
@@ -94,8 +92,9 @@ def test_a_prologue_runs_once_a_block_and_blocks_share_rows_evenly() -> None:
     "rows", [(14336, 3584, 3584), (8192, 1024, 1024), (5120, 1024, 1024), (12800, 16, 16)]
 )
 def test_matrices_of_one_launch_share_the_rounds_evenly(rows: tuple[int, ...]) -> None:
-    """None of them keeps a block busy for longer than if all rows were those of one matrix, and all
-    blocks fit.
+    """No matrix keeps a block busy for longer than if all rows were those of one matrix.
+
+    All blocks fit.
     """
     config: MatvecConfig = choose(fused_matvec_rule, ("Q4_K",) * 3, rows, 4096, 1, True)
     groups = [-(-n // config.block_rows) for n in rows]
@@ -134,8 +133,9 @@ def test_none_spills() -> None:
 def test_fusing_costs_no_instructions_in_the_loop(
     formats, rows, output: str, budget: float, norm: bool
 ) -> None:
-    """The budgets of the plain mat-vec hold, per byte of quants, with the activations in shared
-    memory too.
+    """Budgets of the plain mat-vec hold, per byte of quants.
+
+    They hold with the activations in shared memory too.
     """
     found = figures(product(formats, rows, 4096, 1, norm, output), "sm_90")
     assert (

@@ -148,8 +148,9 @@ def test_the_nearest_row_serves(n, columns, m, warps):
 
 
 def test_keys_of_joined_matrices():
-    """Formats, their number, what activations and results are must agree; the sizes lie within an
-    octave together.
+    """Formats, their number, and the types of activations and results must agree.
+
+    The sizes lie within an octave together.
     """
     t = table(
         fused(),

@@ -1,5 +1,6 @@
-"""Rules know the device: as many blocks as its multiprocessors take, and they say whose number that
-is.
+"""Rules know the device: as many blocks as its multiprocessors take.
+
+They say whose number that is.
 """
 
 from __future__ import annotations
