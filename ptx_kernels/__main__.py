@@ -1,6 +1,4 @@
-"""`python -m ptx_kernels report | emit | simulate`: figures, text and runs of the kernels, without
-a GPU.
-"""
+"""`python -m ptx_kernels report | emit | simulate`: figures, text and runs of kernels, no GPU."""
 
 from __future__ import annotations
 
@@ -51,11 +49,10 @@ def _parser_of(annotation: Any) -> Callable[[str], Any]:
 
 
 def _options(builder: Callable[..., Kernel]) -> dict[str, tuple[Any, Any, str | None]]:
-    """A builder's options: name -> (annotation, default or `Parameter.empty`, the argument it is a
-    field of).
+    """Options of a builder: name -> (annotation, default, the argument that it is a field of).
 
-    A dataclass argument (a Config) stands for its fields, with the defaults of the argument's own
-    default.
+    `Parameter.empty` stands for no default. A dataclass argument (a Config) stands for its fields,
+    with the defaults of the argument's own default.
     """
     function = inspect.unwrap(builder)
     hints = typing.get_type_hints(function)

@@ -1,6 +1,4 @@
-"""Devices: the facts of each model, from datasheets unless said otherwise, and the one that choices
-are for.
-"""
+"""Devices: each model's facts, from datasheets unless noted, and the one that choices are for."""
 
 from __future__ import annotations
 
@@ -108,8 +106,9 @@ _OTHERS = {"D", "Laptop", "MIG"}
 
 
 def find_device(reported: str) -> Device | None:
-    """The device that a driver or JAX calls `reported` (`NVIDIA H200`, `NVIDIA A100-SXM4-80GB`),
-    None if unknown.
+    """Device that a driver or JAX calls `reported`; None if unknown.
+
+    Names are `NVIDIA H200` and `NVIDIA A100-SXM4-80GB`, for instance.
     """
     words = reported.replace("-", " ").split()
     if words[:2] == ["NVIDIA", "GeForce"]:

@@ -1,5 +1,6 @@
-"""Kernels without JAX, through the CUDA driver (`pip install cuda-python`): launches, timing,
-device facts.
+"""Kernels without JAX, through the CUDA driver: launches, timing, device facts.
+
+The driver's binding is a package of its own: `pip install cuda-python`.
 
     with driver.Device() as gpu:
         values, scales = gpu.run(kernel, x)
@@ -35,14 +36,13 @@ Launch = tuple[Kernel, Sequence[int]]
 
 
 class DriverError(RuntimeError):
-    """No usable CUDA device, or a CUDA call that failed; the message names the call and its
-    error.
-    """
+    """No usable CUDA device, or a failed CUDA call; the message names the call and its error."""
 
 
 def count_devices() -> int:
-    """CUDA devices, as the driver counts them; without cuda-python. Raises DriverError if there is
-    no driver to ask.
+    """CUDA devices, as the driver counts them, without cuda-python.
+
+    Raises DriverError if there is no driver to ask.
     """
     try:
         library = ctypes.CDLL("libcuda.so.1")
@@ -270,9 +270,7 @@ class Device:
         return self._functions[kernel]
 
     def launch(self, kernel: Kernel, addresses: Sequence[int]) -> None:
-        """Launches `kernel` on the stream; `addresses` are those of its operands, then of its
-        results.
-        """
+        """Launches `kernel` on the stream; `addresses` are the operands', then the results'."""
         expected = len(kernel.operands) + len(kernel.results)
         if len(addresses) != expected:
             raise ValueError(
@@ -292,8 +290,7 @@ class Device:
         )
 
     def place(self, kernel: Kernel, operands: Sequence[np.ndarray]) -> list[int]:
-        """Addresses for `launch`: the operands uploaded, the results allocated, `inout` ones
-        shared.
+        """Addresses for `launch`: operands uploaded, results allocated, `inout` ones shared.
 
         Raises:
           TypeError: an operand's count, shape or item size is not what the kernel takes.
@@ -313,9 +310,7 @@ class Device:
         return given + [reused.get(i) or self.empty(b.nbytes) for i, b in enumerate(kernel.results)]
 
     def run(self, kernel: Kernel, *operands: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Runs `kernel` once, as `simulator.run` does: operands in, results out (bf16 as uint16
-        bits).
-        """
+        """Runs `kernel` as `simulator.run` does: operands in, results out (bf16 as uint16 bits)."""
         with self.scope():
             addresses = self.place(kernel, operands)
             self.launch(kernel, addresses)
@@ -326,8 +321,7 @@ class Device:
     # ---------------------------------------------------------------------------------------------
 
     def time(self, launches: Sequence[Launch], *, replays: int = 30) -> Timing:
-        """Times a sequence of launches, captured once in a CUDA graph and replayed; seconds per
-        launch.
+        """Times a sequence of launches, captured in a CUDA graph and replayed; seconds per launch.
 
         Give the sequence inputs that rotate over more memory than the L2 cache, or it measures the
         cache.
@@ -342,9 +336,7 @@ class Device:
         return self._time(enqueue, len(launches), replays)
 
     def copy_bandwidth(self, nbytes: int = 1 << 30, *, replays: int = 20) -> float:
-        """Bytes read plus bytes written per second by a device-to-device copy: the practical
-        ceiling.
-        """
+        """Bytes read plus written per second by a device-to-device copy: the practical ceiling."""
         with self.scope():
             source = self.upload(np.random.default_rng(0).integers(0, 256, nbytes, np.uint8))
             target = self.empty(nbytes)

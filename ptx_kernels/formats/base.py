@@ -1,6 +1,4 @@
-"""A block format: its packed struct, the byte planes it is stored as, decoders, and readers for
-kernels.
-"""
+"""A block format: its packed struct, the byte planes that store it, decoders, kernels' readers."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ class Plane:
 
     @property
     def alignment(self) -> int:
-        """Bytes that every block's start in this plane is a multiple of: a power of two, at most
-        16.
-        """
+        """Alignment of every block's start in this plane: a power of two of bytes, at most 16."""
         return min(self.bytes_per_block & -self.bytes_per_block, WIDEST_LOAD)
 
 
@@ -112,8 +108,9 @@ class BlockFormat:
         return sum(size for _, size in self.struct[: names.index(field)])
 
     def split(self, raw: np.ndarray) -> tuple[np.ndarray, ...]:
-        """uint8 (..., blocks, block_bytes) -> uint8 (..., blocks, bytes) per plane; views where
-        possible.
+        """Splits uint8 (..., blocks, block_bytes) into planes, uint8 (..., blocks, bytes) each.
+
+        The planes are views where possible.
         """
         parts = (
             [raw[..., offset : offset + size] for offset, size in p.offset_runs]
@@ -132,8 +129,9 @@ class BlockFormat:
         return raw
 
     def fields(self, planes: Sequence[Any]) -> dict[str, Any]:
-        """Planes (NumPy or JAX, uint8 (..., blocks, bytes)) -> {field: uint8 (..., blocks, its
-        bytes)}.
+        """Fields of the planes (NumPy or JAX): {name: uint8 (..., blocks, its bytes)}.
+
+        The planes are uint8 (..., blocks, bytes).
         """
         found = {}
         for (_, names), data in zip(self.layout, planes, strict=True):

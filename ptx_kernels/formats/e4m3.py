@@ -1,8 +1,7 @@
-"""fp8 of the kind e4m3fn (sign, 4 bits of exponent with bias 7, 3 of mantissa, no infinity) in
-plain instructions.
+"""fp8 of the kind e4m3fn in plain instructions.
 
-The conversions of the PTX ISA need sm_89. Layout: Micikevicius et al. 2022, "FP8 Formats for Deep
-Learning".
+The type has a sign, 4 bits of exponent with bias 7, 3 of mantissa and no infinity. The conversions
+of the PTX ISA need sm_89. Layout: Micikevicius et al. 2022, "FP8 Formats for Deep Learning".
 """
 
 from __future__ import annotations
@@ -18,9 +17,7 @@ _ALIGN = 2.0**14  # an f32 of this size has units of 2^-9, those of e4m3's subno
 
 
 def decode(words: Words) -> list[Value]:
-    """The bytes of u32 words, lowest first, as f32 in units of UNIT: exact; the codes 0x7f and 0xff
-    give NaN.
-    """
+    """Bytes of u32 words, lowest first, as exact f32 in units of UNIT; 0x7f and 0xff give NaN."""
     values = []
     for word in words:
         # bytes 0 and 2, 1 and 3
@@ -33,8 +30,9 @@ def decode(words: Words) -> list[Value]:
 
 
 def _as_f16(sign: Value, rest: Value) -> Value:
-    """Two codes as f16: `sign` has each sign in bit 15 of a half, `rest` the other bits behind bit
-    14, as f16 has.
+    """Two codes as f16.
+
+    `sign` has each sign in bit 15 of a half, `rest` the other seven bits in bits 13 to 7.
     """
     magnitude = rest & 0x3F803F80
     is_nan = (
@@ -44,9 +42,7 @@ def _as_f16(sign: Value, rest: Value) -> Value:
 
 
 def encode(k: Builder, x: Value) -> Value:
-    """An f32 rounded to nearest even, as a u32 below 256; beyond +-448 it saturates, NaN stays
-    NaN.
-    """
+    """Rounds an f32 to nearest even, to a u32 below 256; saturates beyond +-448, NaN stays NaN."""
     magnitude = k.minimum(k.abs(x), LARGEST)
     bits = magnitude.bits(u32)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)

@@ -34,8 +34,7 @@ def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
 
 
 class PairReader:
-    """Reads scale and min of a lane's two sub-blocks, 2 * group and 2 * group + 1, from the
-    header's words.
+    """Reads scale and min of a lane's sub-blocks, 2 * group and the next, from the header's words.
 
     Which bits they are depends on the lane alone: shifts and masks are found once, and reading is
     then two shifts and two masks with no select. With `share` given, the lanes of a group number

@@ -12,8 +12,7 @@ from .words import signed_floats
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring quants of one lane that share a scale: weight = d * scale * (quant - offset) -
-    minimum.
+    """One lane's neighbouring quants of one scale: weight = d * scale * (quant - offset) - minimum.
 
     `quants`: u32 of four bytes each, without an offset, or f32. `scale`: s32 with bytes, f32 with
     floats, None where it is 1.
@@ -60,11 +59,11 @@ def signed_run(
 
 @dataclass(frozen=True)
 class Share:
-    """A lane's part of packed rows: part `part` of `lanes` of each block, from `row` and `block` on
-    (u32).
+    """A lane's share of packed rows: part `part` of `lanes` of each block.
 
-    `floats`: quants become f32, else they stay bytes. `broadcast`: a header is loaded once a warp
-    and spread by shuffles, where the format has one and a warp one block.
+    It begins at `row` and `block` (u32). `floats`: quants become f32, else they stay bytes.
+    `broadcast`: a header is loaded once a warp and spread by shuffles, where the format has one and
+    a warp one block.
     """
 
     row: Value
@@ -88,9 +87,7 @@ class PackedRow(Protocol):
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None: ...
 
     def load(self, row: int, block: int) -> Any:
-        """Starts the loads of block `block`, `row` rows down, both counted from where the view
-        stands.
-        """
+        """Starts the loads of a block, `row` rows and `block` blocks past where the view stands."""
 
     def unpack(self, loaded: Any) -> Tile:
         """The quants of what `load` gave; all rows of activations share them."""

@@ -63,8 +63,7 @@ class TilePlane:
 
 @dataclass(frozen=True)
 class Int8Group:
-    """32 columns of a tile as integers: weights are quants * scale, plus an offset where the format
-    has one.
+    """Integers of 32 columns of a tile: weight = quant * scale, plus an offset in some formats.
 
     Attributes:
       index: which of the eight groups of 256 columns, u32.
@@ -84,8 +83,7 @@ class Int8Group:
 
 @dataclass(frozen=True)
 class F16Group:
-    """32 columns of a tile as exact f16: the numbers (byte - bias) * scale that a block's d
-    multiplies.
+    """32 columns of a tile as exact f16: (byte - bias) * scale, which a block's d multiplies.
 
     A byte becomes an f16 with no conversion, as the low bits of one whose exponent is `anchor`'s:
     1024 + byte, or 64 + byte / 16; an fma of two such takes the anchor and the bias away and
@@ -107,8 +105,7 @@ class F16Group:
 
 @dataclass(frozen=True)
 class BlockScales:
-    """Factors of a tile's 256 columns: weights are scale * f16 + offset / 32 * their group's
-    minimum.
+    """Factors of a tile's 256 columns: weight = scale * f16 + offset / 32 * its group's minimum.
 
     Attributes:
       scale, offset: f32, of rows g and g + 8; no offset: None.

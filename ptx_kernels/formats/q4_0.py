@@ -26,12 +26,11 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow:
-    """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles, and so as many of the first and of
-    the last 16 weights.
+    """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles.
 
-    Flipping a nibble's top bit in the high nibble of a byte makes it 16 * (q - 8) as int8, so the
-    offset costs nothing. Of one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see
-    `packed_row.PackedRow`).
+    They hold that many of the first 16 weights and as many of the last 16. Flipping a nibble's top
+    bit in the high nibble of a byte makes it 16 * (q - 8) as int8, so the offset costs nothing. Of
+    one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see `packed_row.PackedRow`).
     """
 
     scale_type: Type = (

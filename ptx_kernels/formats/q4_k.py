@@ -23,19 +23,17 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 def low_bits(qs: Any, xp: Any) -> Any:
-    """uint8 (..., 128) -> the nibbles of the eight sub-blocks, uint8 (..., 8, 32); Q5_K's low bits
-    lie so too.
-    """
+    """Nibbles of eight sub-blocks, uint8 (..., 128) -> (..., 8, 32); Q5_K's low bits as well."""
     groups = qs.reshape(*qs.shape[:-1], 4, 32)
     return nibbles(groups, xp).reshape(*groups.shape[:-2], 8, 32)
 
 
 class PackedRow:
-    """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group (see
-    `packed_row.PackedRow`).
+    """A lane's share of Q4_K rows: 128 / lanes bytes of nibbles of one 32-byte group.
 
     Of 4 lanes each has a whole group and so both of its sub-blocks; of more, lanes / 4 share a
-    group, and with q8_1 activations two of those add the min term of one sub-block each.
+    group, and with q8_1 activations two of those add the min term of one sub-block each. See
+    `packed_row.PackedRow`.
     """
 
     block_words = 36  # u32 of a block
@@ -89,15 +87,11 @@ class PackedRow:
         return Tile(runs, d, [dmin * m.to(f32) for m in minimums], self._minimum_group)
 
     def quant_bytes(self, quants: Words) -> tuple[tuple[Words, Words], tuple[int, int]]:
-        """Bytes of the low and of the high sub-block, and the multiples of the quants that they
-        are.
-        """
+        """Bytes of the low and the high sub-block, and which multiples of the quants they are."""
         return ([q & 0x0F0F0F0F for q in quants], [q & 0xF0F0F0F0 for q in quants]), (1, 16)
 
     def seven_bits(self, quants: Words) -> tuple[tuple[Words, Words], int]:
-        """The same below 128, as large as they can be, so that their f32 lose least to the
-        anchor.
-        """
+        """The same below 128, as large as they can be: their f32 then lose least to the anchor."""
         return ([(q << 3) & 0x78787878 for q in quants], [(q >> 1) & 0x78787878 for q in quants]), 8
 
     def advance(self, blocks: int) -> None:
@@ -112,8 +106,7 @@ def dequantize(
     high_bits: Sequence[Value] | None = None,
     quants_at: int = 16,
 ) -> list[DequantizedRun]:
-    """32 weights of a block: 16 of sub-block 2 * (part // 2), 16 of the next (see
-    `packed_block.Dequantize`).
+    """16 weights of sub-block 2 * (part // 2), 16 of the next (see `packed_block.Dequantize`).
 
     Q5_K, whose blocks differ by a fifth bit and by where the nibbles begin, gives `quants_at` and,
     as `high_bits`, four words whose bytes hold the fifth bits of sub-blocks 0 to 7 in bits 0 to 7.
@@ -142,9 +135,7 @@ def dequantize(
 def headers(
     k: Builder, plane: TilePlane, unit: Value
 ) -> tuple[list[packed_tile.Pair], list[packed_tile.Pair]]:
-    """(d * scale, -dmin * min) of both sub-blocks of a unit, of the lane's rows; Q5_K's header is
-    the same.
-    """
+    """(d * scale, -dmin * min) of a unit's two sub-blocks, of the lane's rows; for Q5_K as well."""
     reader = k_scales.PairReader(k, unit)
     scales, offsets = [], []
     for row in plane.rows():
@@ -159,8 +150,9 @@ def headers(
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """The sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones (see
-    `packed_tile.Fragments`).
+    """Sub-blocks 2 * unit, in low nibbles, and 2 * unit + 1, in high ones.
+
+    See `packed_tile.Int8Groups`.
     """
     words = planes[0].matrix(unit * 32 + 16)
     (low, high), offsets = headers(k, planes[0], unit)

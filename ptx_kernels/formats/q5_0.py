@@ -73,9 +73,7 @@ class PackedRow(q4_0.PackedRow):
 
 
 def _spread(bits: Value, to: int) -> Value:
-    """The lowest four bits, each to bit `to` of a byte of its own: copies 7 bits apart do not
-    meet.
-    """
+    """Spreads the lowest four bits, each to bit `to` of a byte: copies 7 bits apart don't meet."""
     return ((bits & 0xF) * ((0x00204081 << to) & 0xFFFFFFFF)) & (0x01010101 << to)
 
 
@@ -107,9 +105,7 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def fragment_bytes(
     k: Builder, qs: TilePlane, qh: TilePlane, unit: Value, shift: int, flipped: bool
 ) -> list[Words]:
-    """The quants of both blocks of a unit, shifted left by `shift` in their bytes, their top bit
-    flipped or not.
-    """
+    """Quants of a unit's two blocks, shifted left by `shift`, their top bit flipped or not."""
     words = qs.matrix(unit * 32)  # two of each block, of rows g and g + 8
     columns = k.lane_id % 4 * 4
     rows = [row.at(unit * 8).cast(u32).load(vector=2) for row in qh.rows()]

@@ -22,8 +22,9 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow(q5_0.PackedRow):
-    """A lane's share of Q5_1 rows: that of Q5_0, with unsigned quants and a minimum, which one lane
-    of a block adds.
+    """A lane's share of Q5_1 rows: that of Q5_0, with unsigned quants and a minimum.
+
+    One lane of a block adds the minimum.
     """
 
     scale_type = u32  # d and m

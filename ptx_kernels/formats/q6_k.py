@@ -1,5 +1,4 @@
-"""Q6_K: 256 weights in 210 bytes; weight = d * scale[s] * (q - 32), int8 scales of sub-blocks s of
-16.
+"""Q6_K: 256 weights in 210 bytes; weight i = d * scale[i // 16] * (q - 32), with int8 scales.
 
 Source: ggml, `block_q6_K`. The block is twice (h) 128 weights of four groups g of 32.
 Weight 128h + 32g + j takes its low four bits from byte 64h + 32(g % 2) + j of `ql` (low nibble for
@@ -33,13 +32,12 @@ def _weights(field: Mapping[str, Any], xp: Any) -> Any:
 
 
 class PackedRow:
-    """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of 128 (see
-    `packed_row.PackedRow`).
+    """A lane's share of Q6_K rows: 64 / lanes weights of each of the four groups of 128.
 
     Lane `part` of 4 has values 16 * (part % 2) to + 15 of the groups of 128 weights h = part // 2;
     of 32, four values of group g = part // 8 % 2 and of group g + 2. A quant is put into the upper
     six bits of its byte, and its top bit flipped: that byte is 4 * (q - 32) as int8, so the offset
-    of 32 costs neither a subtraction nor a dot product with ones.
+    of 32 costs neither a subtraction nor a dot product with ones. See `packed_row.PackedRow`.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
@@ -104,8 +102,9 @@ class PackedRow:
 
 
 def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
-    """32 weights of a block: 16 of group g = part / 2 % 2 of 128 weights h = part / 4, 16 of group
-    g + 2 (see `packed_block.Dequantize`).
+    """32 weights of a block's half h = part / 4: 16 of group g = part / 2 % 2, 16 of group g + 2.
+
+    See `packed_block.Dequantize`.
     """
     ql, qh, scales, d = planes
     upper, group, run = part >> 2, (part >> 1) & 1, part & 1
@@ -145,9 +144,7 @@ def _quants(
 
 
 def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
-    """Scales of the lane's rows: for either group of a unit a word whose lower bytes are its two
-    scales.
-    """
+    """Scales of the lane's rows: a word for each group of a unit, two scales in its low bytes."""
     at = (unit >> 1) * 8
     rows = [row.at(at).cast(u32).load(vector=2) for row in plane.rows()]
     return [[word >> ((unit & 1) << 4) for word in row] for row in rows]
@@ -156,8 +153,9 @@ def _scales(k: Builder, plane: TilePlane, unit: Value) -> list[list[Value]]:
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Groups g = unit % 2 and g + 2 of 128 columns h = unit / 2, as 4 * (q - 32) in int8 (see
-    `packed_tile.Int8Groups`).
+    """Groups g = unit % 2 and g + 2 of 128 columns h = unit / 2, as 4 * (q - 32) in int8.
+
+    See `packed_tile.Int8Groups`.
     """
     low, high = _quants(k, planes, unit, 0xAAAAAAAA)  # the upper bit of every pair flipped
     numbers = [
@@ -180,9 +178,7 @@ def block_scales(k: Builder, planes: Sequence[TilePlane]) -> packed_tile.BlockSc
 def f16_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.F16Group, packed_tile.F16Group]:
-    """The groups of `int8_groups` as f16: scale * (q - 32) has 12 bits at most, of which f16
-    rounds the last.
-    """
+    """Groups of `int8_groups` as f16: scale * (q - 32) of 12 bits at most; f16 rounds the last."""
     low, high = _quants(k, planes, unit, 0)
     rows = [[word ^ 0x80808080 for word in words] for words in _scales(k, planes[2], unit)]
 

@@ -20,8 +20,9 @@ def exp2(k: Builder, x: Value) -> Value:
 
 
 def tanh(k: Builder, x: Value) -> Value:
-    """tanh(x), a few ulp off at most (`tanh.approx` is 2^-11 off): a polynomial near 0, else by
-    2^x; NaN stays.
+    """tanh(x), a few ulp off at most (`tanh.approx`: 2^-11); NaN stays NaN.
+
+    It is a polynomial near 0, and elsewhere computed from 2^x.
     """
     magnitude = k.abs(x)
     power = exp2(k, magnitude * (-2 * LOG2_E))
@@ -41,8 +42,7 @@ def silu(k: Builder, x: Value) -> Value:
 
 
 def gelu(k: Builder, x: Value) -> Value:
-    """x / 2 * (1 + tanh(z)) with z = sqrt(2 / pi) * (x + 0.044715 x^3), computed as x / (1 + exp(-2
-    z)).
+    """GELU: x / 2 * (1 + tanh(z)), z = sqrt(2 / pi) * (x + 0.044715 x^3), as x / (1 + exp(-2 z)).
 
     The tanh approximation of Hendrycks and Gimpel 2016. Large |x| give x and -0, also where x^3
     overflows.

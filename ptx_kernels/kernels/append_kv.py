@@ -27,10 +27,10 @@ def append_kv(
     dtype: str = "f32",
     config: AppendConfig = AppendConfig(),
 ) -> None:
-    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; a slot outside the
-    pages is skipped.
+    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v.
 
-    Lanes share a head's vector, 16 bytes of f32 each; how it is stored is `Pages.store`.
+    A slot outside the pages is skipped. Lanes share a head's vector, 16 bytes of f32 each; how it
+    is stored is `Pages.store`.
     """
     k_pages, v_pages = declare_pages(k.inout, dtype, (num_pages, num_kv_heads, page_size, head_dim))
     k_new = k.input("k", f32, (tokens, num_kv_heads, head_dim))

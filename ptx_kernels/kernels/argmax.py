@@ -23,17 +23,14 @@ class ArgmaxConfig:
 
 
 def order_key(k: Builder, x: Value) -> Value:
-    """A u32 that orders as the f32 does: -inf lowest (yet above 0), -0 equal to 0, any NaN
-    highest.
-    """
+    """A u32 in the f32's order: -inf lowest (yet above 0), -0 equal to 0, any NaN highest."""
     bits = (x + 0.0).bits(u32)  # -0 + 0 = 0
     flipped = bits ^ ((bits.bits(s32) >> 31).bits(u32) | 0x80000000)
     return k.select(k.is_nan(x), k.const(u32, 0xFFFFFFFF), flipped)
 
 
 class Search:
-    """The search for a row's `count` best in one launch or two: operands, results, and a block's
-    part of the row.
+    """Search for a row's `count` best, in one launch or two: operands, results, a block's part.
 
     Each of a row's `splits` blocks leaves its best as f32 values and s32 indices (rows, splits *
     count), among which the second launch searches, `from_candidates`. `first` to `stop` (u32): the
@@ -67,8 +64,9 @@ class Search:
         return self._x.at(self._row, column).load(where=inside)
 
     def store(self, i: Value | int, column: Value, found: Value | None = None) -> None:
-        """The block's i-th best is in that column of x; -inf and `columns` where not `found` (None:
-        it is).
+        """Stores the block's i-th best, which is in that column of x.
+
+        It is -inf at index `columns` where not `found`; `found` None: it is found.
         """
         k, index, value = self._k, column, self.load(column, found)
         if self._indices is not None:
@@ -92,12 +90,11 @@ def argmax(
     from_candidates: bool = False,
     config: ArgmaxConfig = ArgmaxConfig(),
 ) -> None:
-    """(max(x[r]), argmax(x[r])) for each of `splits` parts of a row; ties go to the lowest index,
-    NaN is the largest.
+    """(max(x[r]), argmax(x[r])) for each of `splits` parts of a row; NaN is the largest.
 
-    One value of f32 and one of s32 a part: (rows, splits). A vocabulary takes two launches: parts
-    over the whole device, then `from_candidates` over their results, whose `indices` (rows,
-    columns) say where each value was.
+    Ties go to the lowest index. One value of f32 and one of s32 a part: (rows, splits). A
+    vocabulary takes two launches: parts over the whole device, then `from_candidates` over their
+    results, whose `indices` (rows, columns) say where each value was.
     """
     threads = WARP * config.warps
     search = Search(k, rows, columns, splits, 1, from_candidates, threads)
@@ -120,8 +117,9 @@ def argmax(
 
 
 def _splits_rule(device: Target, columns: int) -> int:
-    """Blocks that search a row of so many values: one wave, of a thousand values each or more; 1:
-    no second launch.
+    """Blocks that search a row of so many values: one wave, of a thousand values each or more.
+
+    1 means no second launch.
     """
     return equal_parts(columns, max(1024, -(-columns // device.multiprocessors)))
 

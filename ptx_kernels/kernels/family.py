@@ -41,9 +41,7 @@ class Match(enum.Enum):
 
 @dataclass(frozen=True)
 class Key:
-    """One argument of a rule: `kind` is str, int, bool, or a tuple of str or int (a list in
-    JSON).
-    """
+    """One argument of a rule; `kind` is str, int, bool, or a tuple of str or int (JSON: a list)."""
 
     kind: Any
     match: Match
@@ -103,8 +101,9 @@ class Rule(Generic[C]):
         return self.function(*((device,) if self.takes_device else ()), *shape, **named)
 
     def shape(self, *shape: Any, **named: Any) -> tuple[Any, ...]:
-        """The whole shape in the order of the rule's parameters, defaults filled in; TypeError as
-        of a call.
+        """Whole shape in the order of the rule's parameters, defaults filled in.
+
+        Raises TypeError as a call does.
         """
         bound = self._signature.bind(*((None,) if self.takes_device else ()), *shape, **named)
         bound.apply_defaults()

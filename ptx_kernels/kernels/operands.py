@@ -1,5 +1,6 @@
-"""Random operands for any kernel, by its buffers' types and the names that families know: sane
-scales, ids and pages in range.
+"""Random operands for any kernel, by its buffers' types and the names that families know.
+
+Scales are sane; ids and pages are in range.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ _NAMED: dict[str, RandomValues] = {
 
 
 def random_blocks(format: str, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Packed blocks as a file holds them, uint8 (*shape, block_bytes): random quants, small
-    positive scales."""
+    """Packed blocks as in a file, uint8 (*shape, block_bytes): random quants, small scales > 0."""
     block = formats.get(format)
     raw = rng.integers(0, 256, (*shape, block.block_bytes), np.uint8)
     for field in block.f16_fields:
@@ -41,9 +41,7 @@ def random_planes(
 
 
 def _matrices(planes: list[Buffer]) -> list[tuple[str, list[Buffer]]]:
-    """The packed matrices that the planes make up, in order: format and planes each, whose names
-    may have a prefix.
-    """
+    """Packed matrices of the planes in order: format and planes, whose names may have a prefix."""
     found = []
     known = sorted((formats.get(name) for name in formats.names()), key=lambda f: -len(f.planes))
     while planes:

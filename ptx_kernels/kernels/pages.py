@@ -1,6 +1,4 @@
-"""The pages of a KV cache: what they hold, how a head's vector lies over lanes, loads and
-quantizing stores.
-"""
+"""Pages of a KV cache: contents, a head's vector over lanes, loads and quantizing stores."""
 
 from __future__ import annotations
 
@@ -29,8 +27,9 @@ Place = tuple[Value, Value, Value]  # page, head, slot in the page
 
 
 class Spread:
-    """Layout of a vector over a power of two of `lanes`: runs of `run` values, the last lanes with
-    fewer or none.
+    """Layout of a vector over a power of two of `lanes`, as runs of `run` values.
+
+    The last lanes may have fewer runs or none.
     """
 
     def __init__(self, k: Builder, head_dim: int, run: int) -> None:
@@ -45,9 +44,7 @@ class Spread:
         self.width = len(firsts) * run  # values of a vector that a lane holds
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
-        """This lane's values of the vector of floats at `row`, as f32; zeros where the condition
-        fails.
-        """
+        """This lane's f32 of the vector of floats at `row`; zeros where the condition fails."""
         parts = [
             load_floats(row.at(first), self.run, where=all_of(inside, condition))
             for first, inside in self.parts
@@ -75,9 +72,7 @@ class Pages:
     scales: Pointer | None
 
     def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
-        """A lane's share of one vector as it is stored, four bytes in a register, and int8's scale
-        behind it.
-        """
+        """A lane's share of a stored vector: four bytes in a register, then int8's scale."""
         row = self.rows.at(*place)
         loaded: list[Value] = []
         for first, inside in spread.parts:
@@ -110,8 +105,7 @@ class Pages:
         lanes: int,
         where: Value | None = None,
     ) -> None:
-        """Writes one vector that `lanes` neighbouring lanes hold; all 32 lanes of the warp take
-        part.
+        """Writes a vector that `lanes` neighbouring lanes hold; the warp's 32 lanes all take part.
 
         Rounds to nearest even; fp8 saturates at +-448. int8: the scale is the largest magnitude /
         127, and a NaN or an infinity makes it NaN or infinite, and so the whole vector NaN.
@@ -152,9 +146,7 @@ def declare_pages(
 
 
 def store_runs(k: Builder, row: Pointer, runs: Sequence[Run], where: Value | None = None) -> None:
-    """Stores runs of one, two or whole fours of f32, of an int8 row s32, rounded to the row's
-    type.
-    """
+    """Stores runs of one, two or whole fours of f32 (int8 row: s32), rounded to the row's type."""
     narrow = row.type.size == 1
     for run in runs:
         target, values, condition = row.at(run.first), run.values, all_of(where, run.inside)

@@ -19,9 +19,7 @@ class QuantizeConfig:
 
 
 def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
-    """Largest magnitude of the f32 of `lanes` neighbouring lanes, in every one of them; NaN where
-    any value is.
-    """
+    """Largest magnitude of `lanes` neighbouring lanes' f32, in all of them; NaN if any f32 is."""
     amax = k.const(f32, 0.0)
     for value in share:
         amax = k.maximum(amax, k.abs(value), keep_nan=True)
@@ -29,9 +27,7 @@ def largest_magnitude(k: Builder, share: Sequence[Value], lanes: int) -> Value:
 
 
 def to_int8(k: Builder, share: Sequence[Value], lanes: int) -> tuple[list[Value], Value]:
-    """(quants, amax) of f32 that `lanes` neighbouring lanes share: a quant is round(x * (127 /
-    amax)) as s32.
-    """
+    """(quants, amax) of `lanes` neighbouring lanes' f32; quants are s32 round(x * (127 / amax))."""
     amax = largest_magnitude(k, share, lanes)
     inverse = k.select(amax == 0.0, k.const(f32, 0.0), k.const(f32, 127.0) / amax)
     # the bounds matter for an amax below 2^-120, whose inverse rounds up or overflows
@@ -47,8 +43,7 @@ def store_group(
     *,
     where: Value | None = None,
 ) -> None:
-    """Quantizes the group of 32 whose neighbouring shares of 1 or 4 f32 a run of lanes holds, and
-    stores it.
+    """Quantizes and stores a group of 32, whose shares of 1 or 4 f32 neighbouring lanes hold.
 
     values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values). The sum
     is exact before it
@@ -84,8 +79,7 @@ def quantize_q8_1(
     dtype: str = "f32",
     config: QuantizeConfig = QuantizeConfig(),
 ) -> None:
-    """(values, scale_sum) = x in groups of 32 of each row (see `store_group`); eight lanes share a
-    group.
+    """(values, scale_sum) = x in each row's groups of 32 (see `store_group`); eight lanes a group.
 
     A NaN or an infinity in a group makes every product with that row NaN; other rows are untouched.
     """

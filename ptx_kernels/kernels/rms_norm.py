@@ -26,9 +26,7 @@ class RmsNormConfig:
 def inverse_rms(
     k: Builder, mine: Sequence[Value], total: Callable[[Value], Value], *, count: int, eps: float
 ) -> Value:
-    """1 / sqrt(mean(x^2) + eps) of `count` values, of which a thread has `mine`; `total` adds over
-    the threads.
-    """
+    """1 / sqrt(mean(x^2) + eps) of `count` values, `mine` a thread's; `total` adds over threads."""
     squares = functools.reduce(lambda part, x: k.fma(x, x, part), mine, k.const(f32, 0.0))
     mean = total(squares) * (1 / count)
     return k.const(f32, 1.0) / k.sqrt(mean + eps)
@@ -37,8 +35,7 @@ def inverse_rms(
 def normalize(
     k: Builder, x: Pointer, weight: Pointer, parts: Pointer, *, columns: int, eps: float, warps: int
 ) -> list[Run]:
-    """This thread's share of x / sqrt(mean(x^2) + eps) * weight, for one row of `columns` f32 at
-    `x`.
+    """This thread's share of x / sqrt(mean(x^2) + eps) * weight, for a row of `columns` f32 at `x`.
 
     The row is read once and stays in registers. `parts` is as in `across_warps`, whose barrier this
     passes.
@@ -77,8 +74,9 @@ def rms_norm(
     output: Literal["f32", "q8_1"] = "f32",
     config: RmsNormConfig = RmsNormConfig(),
 ) -> None:
-    """y = x / sqrt(mean(x^2) + eps) * weight for each row; as "q8_1" what `quantize_q8_1` makes of
-    y. A block a row.
+    """y = x / sqrt(mean(x^2) + eps) * weight for each row, a block a row.
+
+    The output "q8_1" is what `quantize_q8_1` makes of y.
     """
     if output not in ("f32", "q8_1"):
         raise KernelError(f"output={output!r} must be f32 or q8_1")
@@ -106,9 +104,7 @@ def rms_norm(
 
 
 def _rule(columns: int) -> RmsNormConfig:
-    """Config for rows of so many columns: four 16-byte loads a thread, in as many warps as that
-    takes, at most 32.
-    """
+    """Config for rows of so many columns: four 16-byte loads a thread, in 32 warps at most."""
     return RmsNormConfig(warps=min(1 << max(columns // 512 - 1, 0).bit_length(), 32))
 
 

@@ -1,6 +1,4 @@
-"""Rotary positions for a step's queries and keys, and its keys and values into the pages of a KV
-cache.
-"""
+"""Rotary positions for a step's queries and keys; keys and values into the KV cache's pages."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ class _Head:
         )
 
     def load(self, vector: Pointer) -> list[Value]:
-        """This lane's values of the head_dim f32 at `vector`, pair by pair; zeros where it has
-        none.
-        """
+        """This lane's values of the head_dim f32 at `vector`, pair by pair; zeros where none."""
         return [vector.at(dim).load(where=inside) for dim, inside in self._dims]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
@@ -100,8 +96,7 @@ def rope_append(
     eps: float = 0.0,
     config: RopeAppendConfig = RopeAppendConfig(),
 ) -> None:
-    """q_out = rotate(q); pages[slot / page_size, :, slot % page_size] = rotate(k), v, for every
-    token.
+    """q_out = rotate(q); pages[slot / page_size, :, slot % page_size] = rotate(k), v, per token.
 
     The first rope_dim dimensions of a head are rotated in pairs: (2i, 2i + 1) if interleaved, else
     (i, i + rope_dim / 2). With `qk_norm` q and k are normalized per head (RMSNorm) before. A slot

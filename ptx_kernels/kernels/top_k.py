@@ -27,15 +27,14 @@ def top_k(
     from_candidates: bool = False,
     config: TopKConfig = TopKConfig(),
 ) -> None:
-    """The `count` largest of each of `splits` parts of x[r], descending; ties in order of index,
-    NaN is the largest.
+    """The `count` largest of each of `splits` parts of x[r], descending; NaN is the largest.
 
-    A block sorts its part in shared memory by a bitonic network (Batcher 1968) over u64 keys: the
-    value's order above the complement of its place. Results (rows, splits * count): f32 values and
-    s32 indices; the last part may have fewer values than `count` and then ends in -inf at index
-    `columns`, behind all others in a second launch. A vocabulary takes two launches, the second
-    `from_candidates` over the first one's results, whose `indices` (rows, columns) say where each
-    value was.
+    Ties are in order of index. A block sorts its part in shared memory by a bitonic network
+    (Batcher 1968) over u64 keys: the value's order above the complement of its place. Results
+    (rows, splits * count): f32 values and s32 indices; the last part may have fewer values than
+    `count` and then ends in -inf at index `columns`, behind all others in a second launch. A
+    vocabulary takes two launches, the second `from_candidates` over the first one's results, whose
+    `indices` (rows, columns) say where each value was.
     """
     threads = WARP * config.warps
     search = Search(k, rows, columns, splits, count, from_candidates, threads)
@@ -59,9 +58,7 @@ def top_k(
 
 
 def _sort(k: Builder, keys: Pointer, threads: int) -> None:
-    """Sorts the u64 `keys` (a power of two of them) in descending order; all threads of the block
-    come here.
-    """
+    """Sorts a power of two of u64 `keys`, descending; all threads of the block come here."""
     (size,) = keys.shape
     levels = (size - 1).bit_length()
     with k.loop(0, levels) as level, k.loop(0, level + 1) as step:
@@ -78,8 +75,7 @@ def _sort(k: Builder, keys: Pointer, threads: int) -> None:
 
 
 def _splits_rule(columns: int, count: int) -> int:
-    """Blocks that sort a row's parts: as small ones as leave no more candidates than one block then
-    sorts.
+    """Blocks that sort a row's parts, the smallest parts whose candidates one block then sorts.
 
     1: no second launch. Raises ValueError for a `count` that two launches cannot serve.
     """

@@ -54,8 +54,9 @@ def pack_bytes(codes: Sequence[Value]) -> Value:
 
 
 def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> list[Value]:
-    """`count` neighbouring floats as f32 (zeros where `where` is false); the address is aligned to
-    the loads.
+    """`count` neighbouring floats as f32, zeros where `where` is false.
+
+    The address is aligned to the loads.
     """
     if pointer.type is f32:
         return pointer.load_run(0, count, where=where)
@@ -66,9 +67,7 @@ def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> 
 def load_runs(
     k: Builder, x: Pointer, columns: int, threads: int, start: Value | int = 0
 ) -> list[Run]:
-    """A thread's share of `columns` f32 of a row at `x`, from column `start` on, in runs of RUN;
-    all loads first.
-    """
+    """A thread's share of `columns` f32 at `x`, from `start` on: runs of RUN, all loads first."""
     runs = []
     for base in range(0, columns, RUN * threads):
         offset = k.thread_id * RUN + base
@@ -79,8 +78,9 @@ def load_runs(
 
 
 def store_floats(pointer: Pointer, values: Sequence[Value], *, where: Value | None = None) -> None:
-    """Stores f32 values as neighbours of the pointer's type; the address is aligned to the
-    stores.
+    """Stores f32 values as neighbours of the pointer's type.
+
+    The address is aligned to the stores.
     """
     if pointer.type is not f32 and len(values) == 1:
         pointer.store(0, values[0].to(pointer.type), where=where)

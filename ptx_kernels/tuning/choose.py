@@ -69,10 +69,10 @@ def choose(rule: Rule[C], *shape: Any, **named: Any) -> C:
 
 
 def decide(rule: Rule, *shape: Any, **named: Any) -> Choice:
-    """The choice of the first that knows the shape: the user's table, a table measured on the
-    device, a table of the cost model for it, the rule.
+    """Choice of the first that knows the shape.
 
-    Errors are those of `choose`.
+    These are, in order, the user's table, a table measured on the device, a table of the cost model
+    for it, and the rule. Errors are those of `choose`.
     """
     device, shape = current_device(), rule.shape(*shape, **named)
     for table in tables_for(device) if rule.rows else ():

@@ -47,16 +47,12 @@ Shape = tuple[Any, ...]
 
 
 class TuningTableError(ValueError):
-    """A tuning table that is malformed; the message names the file, the place in it, the value and
-    the rule.
-    """
+    """A malformed tuning table; the message names the file, the place, the value and the rule."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """The Config for one shape (the values of its rule's keys), with the seconds measured or
-    predicted.
-    """
+    """Config for one shape (values of its rule's keys), with the seconds measured or predicted."""
 
     kernel: str
     shape: Shape
@@ -93,9 +89,7 @@ def _count(value: Any) -> int | None:
 
 
 def _distance(rows: TableRows, row: Shape, shape: Shape) -> tuple[float, float] | None:
-    """(octaves that `row` covers too much, octaves that it lies off), the smaller the better; None:
-    too far.
-    """
+    """(octaves `row` covers too much, octaves it lies off), smaller is better; None: too far."""
     covered, off = [0.0], [0.0]
     for key, theirs, asked in zip(rows.keys.values(), row, shape, strict=True):
         if key.match is Match.COVERS:

@@ -1,6 +1,4 @@
-"""Results of attention: each query head's vector, as f32 or quantized for a mat-vec, or one
-split's share.
-"""
+"""Attention's results: query heads' vectors, f32 or quantized for a mat-vec, or a split's share."""
 
 from __future__ import annotations
 

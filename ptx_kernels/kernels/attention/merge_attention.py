@@ -28,8 +28,7 @@ def merge_attention(
     output: str = "f32",
     config: MergeConfig = MergeConfig(),
 ) -> None:
-    """Merges the parts and marks that `paged_attention` left of `splits` splits (see
-    `declare_result`).
+    """Merges the parts and marks that `paged_attention` left of `splits` splits.
 
     A split is to this kernel what a token is to attention: its highest score, its sum of weights,
     its weighted values. An empty one has a score below all others and sums of 0. Results: see

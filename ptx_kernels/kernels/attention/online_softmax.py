@@ -1,5 +1,6 @@
-"""Online softmax (Milakov and Gimelshein 2018): partial results in lanes, warps and splits, and how
-they merge.
+"""Online softmax (Milakov and Gimelshein 2018): partial results and their merges.
+
+Lanes, warps and splits each have partial results.
 """
 
 from __future__ import annotations
@@ -55,8 +56,7 @@ class OnlineSoftmax:
         values: Sequence[tuple[Sequence[Value], Value | float | None]],
         counts: Sequence[Value] | None = None,
     ) -> None:
-        """Adds tokens: their scores in base 2, scattered; their values, each with its factor (None:
-        1).
+        """Adds tokens: scattered scores in base 2, and values, each with its factor (None: 1).
 
         `counts`: the token stands for tokens that are already added up to this sum of weights,
         relative to its score.
@@ -81,8 +81,9 @@ class OnlineSoftmax:
                     k.accumulate(total, weight, value)
 
     def add_sinks(self, scores: Sequence[Value], once: Value) -> None:
-        """Adds scattered logits that have no value to an empty state, in the lane group where
-        `once` holds.
+        """Adds scattered logits that have no value to an empty state, where `once` holds.
+
+        `once` holds in one lane group.
         """
         k = self.k
         for m, total, score in zip(self.m, self.l, scores, strict=True):
@@ -117,10 +118,10 @@ def dot(k: Builder, a: Sequence[Value], b: Sequence[Value]) -> Value:
 
 
 def merge_block(softmax: OnlineSoftmax, head_dim: int, warps: int) -> Iterator[tuple[int, Merged]]:
-    """Merges every query over the block's lanes and warps, in shared memory, (queries, warps,
-    head_dim).
+    """Merges every query over the block's lanes and warps, in shared memory.
 
-    Yields each query and its softmax; the body runs in one warp. All threads must come here.
+    The memory is (queries, warps, head_dim). Yields each query and its softmax; the body runs in
+    one warp. All threads must come here.
     """
     k, spread, queries = softmax.k, softmax.spread, len(softmax.o)
     if spread.lanes < WARP:

@@ -1,6 +1,4 @@
-"""Decode attention: one query token per sequence over keys and values in pages, or in one run per
-sequence.
-"""
+"""Decode attention: one query token a sequence; its keys and values lie in pages or in one run."""
 
 from __future__ import annotations
 
@@ -259,9 +257,7 @@ def _length(k: Builder, context_len: Pointer, capacity: int) -> Value:
 def _share_of(
     k: Builder, length: Value, window: int | None, split: Value, splits: int, step: int
 ) -> tuple[Value | int, Value]:
-    """A split's first token and the one past its last: whole rounds of `step`, but for the last
-    splits.
-    """
+    """First token of a split and the one past its last: `step` or more, but for the last splits."""
     start: Value | int = 0 if window is None else k.maximum(length - window, 0).bits(u32)
     stop = length.bits(u32)
     if splits == 1:

@@ -19,15 +19,15 @@ def _paged_attention(
     capacity: int,
     dtype: str,
 ) -> PagedAttentionConfig:
-    """Config for groups of num_heads / num_kv_heads query heads and contexts (or windows) of up to
-    `capacity` tokens.
+    """Config for contexts (or windows) of up to `capacity` tokens.
 
-    A whole group shares a block, up to eight query heads. A lane's load is 16 bytes; of int8 and
-    fp8, where that is 16 values of each query, 8 for more than four. Warps wait for memory, so a
-    block has as many as its lanes' registers allow: two blocks of eight leave each lane 128, of six
-    168, of four 255. Four tokens of each lane are in flight, two where a split has fewer tokens. A
-    context is split to fill two blocks on each multiprocessor, no more, into parts of 64 tokens or
-    more; below 256 tokens a second launch costs more.
+    A group is num_heads / num_kv_heads query heads. A whole group shares a block, up to eight query
+    heads. A lane's load is 16 bytes; of int8 and fp8, where that is 16 values of each query, 8 for
+    more than four. Warps wait for memory, so a block has as many as its lanes' registers allow: two
+    blocks of eight leave each lane 128, of six 168, of four 255. Four tokens of each lane are in
+    flight, two where a split has fewer tokens. A context is split to fill two blocks on each
+    multiprocessor, no more, into parts of 64 tokens or more; below 256 tokens a second launch costs
+    more.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
     queries = min(group, 8)
@@ -51,8 +51,9 @@ def _paged_attention(
 
 
 def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
-    """Config for the merge of so many splits: all in flight at once, in up to eight warps, eight of
-    each lane's.
+    """Config for the merge of so many splits: all in flight at once, in up to eight warps.
+
+    Up to eight of each lane's are in flight.
     """
     # splits that a warp's lanes hold, four values each
     per_warp = WARP * 4 // (1 << (head_dim - 1).bit_length()) or 1

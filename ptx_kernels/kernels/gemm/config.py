@@ -15,8 +15,7 @@ F16_FORMATS = tuple(name for name in FORMATS if formats.get(name).f16_tile is no
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """Tiling of a product. A thread block makes y for 16 * tiles * row_warps weight rows and m_tile
-    activations.
+    """Tiling: a thread block makes y for 16 * tiles * row_warps weight rows and m_tile activations.
 
     Attributes:
       row_warps: warps with weight rows of their own.

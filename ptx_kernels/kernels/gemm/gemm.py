@@ -1,6 +1,4 @@
-"""Packed weights times many rows of activations on tensor cores: prompts, and batches beyond the
-mat-vec's.
-"""
+"""Packed weights times many activations, on tensor cores: prompts, batches beyond the mat-vec's."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def _planes(k: Builder, format: str, n: int, columns: int) -> list[Pointer]:
 def _activations(
     k: Builder, config: GemmConfig, m: int, columns: int
 ) -> list[tuple[Pointer, int, dict[str, int]]]:
-    """The operands that make up x: pointer, bytes of 256 columns, and how a stage holds them (see
-    TileCopy).
-    """
+    """Operands of x: pointer, bytes of 256 columns, and how a stage holds them (see TileCopy)."""
     per_group = (m, columns // GROUP, 2)
     if config.products == "f16":
         values, means = k.input("values", f16, (m, columns)), k.input("means", f16, per_group)
@@ -97,8 +93,9 @@ def _activations(
 
 
 class _Span:
-    """`size` rows of `total`, from `start` on: the last may overlap its neighbour, a single one be
-    cut short.
+    """Span of `size` rows of `total`, from `start` on.
+
+    The last span may overlap its neighbour; a single one may be cut short.
     """
 
     def __init__(self, k: Builder, number: Value, total: int, size: int) -> None:

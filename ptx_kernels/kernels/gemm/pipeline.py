@@ -11,8 +11,9 @@ from ...ptx import Builder, Pointer, Value, all_of, u8, u32
 
 
 def odd_pitch(nbytes: int) -> int:
-    """The least odd number of 16-byte chunks that holds `nbytes`: the same chunk of 8 rows then
-    lies in all banks.
+    """Bytes of the least odd number of 16-byte chunks that holds `nbytes`.
+
+    The same chunk of 8 rows then lies in all banks.
     """
     return (-(-nbytes // 16) | 1) * 16
 
@@ -35,8 +36,7 @@ class Rows:
 
 
 class TileCopy:
-    """Copies `nbytes` of every row per step: the first ones, the next ones, ...; zeros past the
-    row's end.
+    """Copies `nbytes` of every row per step: the first, the next, ...; zeros past the row's end.
 
     Chunk c of row r arrives at r * pitch + c * chunk_pitch. A power of two of threads shares a row,
     so that they read neighbouring chunks and the rows of a thread lie at constant distances.
@@ -131,9 +131,7 @@ Copy = TileCopy | F16Copy
 
 
 class Pipeline:
-    """A ring of stages in shared memory, each with a place for every copy; all threads fill it
-    together.
-    """
+    """Ring of stages in shared memory, each with a place for every copy; all threads fill it."""
 
     def __init__(self, k: Builder, stages: int, copies: Sequence[Copy]) -> None:
         self._k, self._copies, self._stages = k, copies, stages
@@ -146,9 +144,7 @@ class Pipeline:
         self._filled, self._taken = k.var(u32, 0), k.var(u32, 0)
 
     def steps(self, count: int) -> Iterator[tuple[Value, list[Pointer]]]:
-        """(step, its places); the body runs in a loop, with a step's copies there and the next ones
-        on their way.
-        """
+        """(step, its places) in a loop; a step's copies are there, the next ones on their way."""
         k, ahead = self._k, self._stages - 1
         for step in range(ahead):
             if step < count:

@@ -1,5 +1,4 @@
-"""The two tensor-core products of tiles of packed rows: of integers, scaled after; of f16 that hold
-the scales.
+"""Tensor-core products of packed tiles: of integers, scaled after, or of f16 that hold scales.
 
 A product of 16 weight rows, 8 activations and 32 columns is one int8 mma, whose exact sums two or
 more float multiply-adds per number scale, or two f16 ones, which add up 256 columns before a float
@@ -35,9 +34,7 @@ class Products(Protocol):
 
 
 def pair_pitch(rows: int) -> int:
-    """Bytes from one group's pairs (scale, scale * sum) of so many activations, side by side, to
-    the next group's.
-    """
+    """Pitch in bytes of groups' pairs (scale, scale * sum) of `rows` activations, side by side."""
     return rows * 8 + 32
 
 
@@ -87,11 +84,11 @@ class IntegerProducts:
 
 
 class F16Products:
-    """`activations`: values f16, in the order that `f16_weights` has them, means of groups as f16
-    (high, low), scales f32.
+    """Products of scaled f16 weights with f16 activations.
 
-    mma adds up 256 columns by itself; totals += (scale * sums + offset * minimums . means) * the
-    activations' scale.
+    `activations`: values f16, in the order that `f16_weights` has them, means of groups as f16
+    (high, low), scales f32. mma adds up 256 columns by itself; totals += (scale * sums + offset *
+    minimums . means) * the activations' scale.
     """
 
     def __init__(self, k: Builder, weights: F16Tile, totals: Accumulators) -> None:

@@ -40,8 +40,7 @@ _GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
 
 
 def _f16_gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConfig | None:
-    """Config of f16 products for a shape of `gemm`'s, or None where int8 ones are as fast, or
-    nobody knows.
+    """Config of f16 products for a `gemm` shape; None where int8 ones are as fast, or nobody knows.
 
     Int8 products wait for issue slots; f16 ones take half of these and wait for the tensor cores,
     whose f16 rate decides on each device. They read activations of two bytes: 256 weight rows a

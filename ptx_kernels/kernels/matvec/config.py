@@ -56,9 +56,7 @@ class MatvecConfig:
     persistent: int = 0
 
     def check(self, format: str, n: int, columns: int, m: int) -> None:
-        """KernelError where a matrix (n, columns) of the format cannot be computed so, for m rows
-        of activations.
-        """
+        """Raises KernelError unless this serves a matrix (n, columns) and m rows of activations."""
         if format not in FORMATS:
             raise KernelError(f"format={format!r} must be one of {', '.join(FORMATS)}")
         block = formats.get(format).block_size

@@ -1,6 +1,4 @@
-"""Dot products of packed rows with activations: integers by dp4a, whose scales come after, or
-floats.
-"""
+"""Dot products of packed rows with activations: integers by dp4a, scaled after, or floats."""
 
 from __future__ import annotations
 
@@ -107,8 +105,9 @@ def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
 
 
 def dot_f32(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequence[Var]) -> None:
-    """totals[r] += tiles[r] . x, this lane's share, in f32; an offset or a minimum takes one
-    product per run, with the sum of its activations.
+    """totals[r] += tiles[r] . x, this lane's share, in f32.
+
+    An offset or a minimum takes one product per run, with the sum of its activations.
     """
     sums = [functools.reduce(operator.add, run) for run in x.runs] if tiles[0].uses_sums else ()
     for tile, total in zip(tiles, totals, strict=True):

@@ -15,9 +15,7 @@ from .rows import RowTotals, Team
 
 @dataclass(frozen=True)
 class _Place:
-    """The value base + lane that a lane finishes: of activations `j` and the team's row `r`, if it
-    is `mine`.
-    """
+    """A lane's value base + lane: of activations `j` and the team's row `r`, finished if `mine`."""
 
     base: int
     j: Value | int
@@ -26,8 +24,7 @@ class _Place:
 
 
 class Epilogue:
-    """The results of a matrix of n rows and m rows of activations: declares them, and finishes
-    teams' totals.
+    """Results of n weight rows and m rows of activations: declares them, finishes teams' totals.
 
     y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
     `quantize_q8_1` makes
@@ -75,9 +72,7 @@ class Epilogue:
         self._staged = k.shared(f"results{suffix}", f32, (m, rows))
 
     def load(self, team: Team) -> list[Value]:
-        """Starts the loads of what is added to this lane's values; they arrive while the dot
-        products run.
-        """
+        """Starts the loads of this lane's addends; they arrive while the dot products run."""
         addends: list[Value] = []
         for place in self._places(team) if self._addends else ():
             if self._bias is not None:
@@ -128,8 +123,9 @@ class Epilogue:
         return places
 
     def _of(self, results: Pointer, team: Team, place: _Place) -> Pointer:
-        """A value's place in (m, n) results: the address that all lanes share comes first, which
-        saves registers.
+        """Place of a value in (m, n) results.
+
+        The address that all lanes share comes first, which saves registers.
         """
         return results.at(0, team.row).at(
             place.r if isinstance(place.j, int) else place.j * self._n + place.r

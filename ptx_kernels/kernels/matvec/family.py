@@ -60,8 +60,9 @@ SHAPES = ((4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096))
 
 
 def preset_cases(preset: str, format: str = "Q4_K") -> tuple[Case, ...]:
-    """A strategy of the mat-vec at `SHAPES`: one row of activations, four for `batched`. Not among
-    CASES.
+    """Cases of a mat-vec strategy at `SHAPES`, with one row of activations, or four for `batched`.
+
+    They are not among CASES.
     """
     m = 4 if preset == "batched" else 1
     return tuple(

@@ -1,5 +1,6 @@
-"""Two products of the same activations that gate each other: the input of a SwiGLU or GEGLU
-feed-forward's down projection.
+"""Two products of the same activations that gate each other, for SwiGLU and GEGLU.
+
+They make the input of the feed-forward's down projection.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Activations on their way to the dot products: from global memory, or brought into shared memory
-by the block.
-"""
+"""Activations on their way to the dot products, from global memory or the block's shared copy."""
 
 from __future__ import annotations
 
@@ -27,8 +25,7 @@ def int8_bytes(m: int, columns: int) -> int:
 
 
 class Prologue:
-    """The activations of a mat-vec: declares their operands and brings them to where the dot
-    products read them.
+    """Activations of a mat-vec: declares their operands and brings them to the dot products.
 
     Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the
     norm's weight f32 (columns,). `stage` is called once per thread block, before its rows, and
@@ -109,9 +106,7 @@ class Prologue:
         self._k.barrier()
 
     def pieces(self) -> Iterator[tuple[Activations, int]]:
-        """(activations, columns) of each part of the rows in turn; the body runs while that part is
-        there.
-        """
+        """Parts of the rows in turn, (activations, columns); the body runs while one is there."""
         k, chunk = self._k, self._chunk
         if chunk is None:
             yield self._whole, self._columns
@@ -156,9 +151,7 @@ class Prologue:
                 store_floats(target.at(j).at(run.first), run.values, where=run.inside)
 
     def _loaded(self, x: Pointer, columns: int) -> Iterator[Run]:
-        """A thread's share of `columns` f32 at x; several loads are in flight before the first is
-        used.
-        """
+        """A thread's share of `columns` f32 at x; several loads are started before one is used."""
         step = RUN * self._threads * _AHEAD
         whole = columns - columns % step
         if whole:

@@ -1,6 +1,4 @@
-"""Several matrices times the same activations in one launch: the projections of an attention
-layer.
-"""
+"""Matrices times the same activations in one launch: the projections of an attention layer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The rows of packed matrices, their partition over teams of warps, and the sums over a team's
-lanes and warps.
-"""
+"""Rows of packed matrices: partition over teams of warps, sums over a team's lanes and warps."""
 
 from __future__ import annotations
 
@@ -45,8 +43,7 @@ def matrix(k: Builder, format: str, n: int, columns: int, *, prefix: str = "") -
 
 @dataclass(frozen=True)
 class Team:
-    """`rows_per_warp` neighbouring rows and the warps that compute them, `warps_per_row` of a
-    block.
+    """`rows_per_warp` neighbouring rows and a block's `warps_per_row` warps that compute them.
 
     Attributes:
       row: the first row (u32). Where the rows don't come out even, the last team's reach back over
@@ -69,9 +66,7 @@ class Team:
 
 
 def launch(k: Builder, config: MatvecConfig, *rows: int) -> list[int]:
-    """Sets the launch geometry for matrices of so many rows; returns how many blocks each of them
-    gets.
-    """
+    """Sets the launch geometry for matrices of so many rows; returns the blocks of each."""
     groups = [-(-n // config.block_rows) for n in rows]
     counts = groups
     if 0 < config.persistent < sum(groups):
@@ -85,10 +80,9 @@ def launch(k: Builder, config: MatvecConfig, *rows: int) -> list[int]:
 def teams(
     k: Builder, n: int, config: MatvecConfig, blocks: int, *, block: Value | None = None
 ) -> Iterator[Team]:
-    """Deals n rows to the teams of `blocks` blocks, of which this is `block`; None: the grid is
-    theirs alone.
+    """Deals n rows to the teams of `blocks` blocks, of which this is `block`.
 
-    All warps of a block run the body equally often.
+    `block` None: the grid is theirs alone. All warps of a block run the body equally often.
     """
     rows, count = config.rows_per_warp, config.warps // config.warps_per_row
     groups = -(-n // config.block_rows)

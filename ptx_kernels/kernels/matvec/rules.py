@@ -60,8 +60,7 @@ def _fused_matvec(
     floats: bool = False,
     output: str = "f32",
 ) -> MatvecConfig:
-    """Config of a mat-vec with a prologue or an epilogue, of `gated_matvec` or of `qkv_matvec`
-    (several rows).
+    """Config of a mat-vec with prologue or epilogue, `gated_matvec` or `qkv_matvec` (several rows).
 
     With `floats`, f32 activations to begin with, `inline_q8` says that each block normalizes and
     quantizes for itself, which pays while that is little work beside its share of the weights;
@@ -129,10 +128,9 @@ _SHARED_ROWS = (("wide", 2048), ("multi_warp", 1024), ("vectorized", 0))
 
 
 def even_blocks(rows: tuple[int, ...], block_rows: int, resident: int, multiprocessors: int) -> int:
-    """Blocks that share the rounds of all rows evenly, `resident` of them on each multiprocessor;
-    0: one round will do.
+    """Blocks that share the rounds of all rows evenly, `resident` on each multiprocessor.
 
-    Each matrix's share of them is rounded up.
+    Each matrix's share of them is rounded up. 0 means that one round will do.
     """
     blocks = sum(-(-n // block_rows) for n in rows)
     rounds = -(-blocks // max(1, multiprocessors * resident - len(rows) + 1))
