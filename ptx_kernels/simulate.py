@@ -1,5 +1,6 @@
-"""`python -m ptx_kernels simulate`: a kernel on random operands, every access checked, hardware's
-freedom drawn.
+"""`python -m ptx_kernels simulate`: a kernel on random operands, with every access checked.
+
+Perturbed runs draw from hardware's freedom.
 """
 
 from __future__ import annotations
@@ -94,8 +95,9 @@ def _deviation(buffer: Buffer, plain: np.ndarray, other: np.ndarray) -> float:
 
 
 def simulate(kernel: Kernel, seeds: int = 0, operands_seed: int = 0) -> Simulation:
-    """Runs the kernel on random operands, then under `seeds` perturbations; SimulationError as the
-    simulator raises.
+    """Runs the kernel on random operands, then under `seeds` perturbations.
+
+    Raises SimulationError as the simulator does.
     """
     operands = random_operands(kernel, operands_seed)
     start = time.perf_counter()

@@ -1,5 +1,4 @@
-"""The tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md` writes
-them anew.
+"""Tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md` writes them.
 
 The text between them is written by hand. A table stands between `<!-- table: NAME -->` and `<!--
 end -->`.
@@ -72,8 +71,10 @@ def _lines(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """`labels`: the first cell of each row, known without assembling anything; `make` gives the
-    whole text.
+    """A table of docs/kernels.md.
+
+    `labels`: the first cell of each row, known without assembling anything. `make` gives the whole
+    text.
     """
 
     labels: tuple[str, ...]
@@ -131,9 +132,7 @@ def _of_formats() -> Table:
 
 
 def _of_budgets() -> Table:
-    """The static budgets and what the choices of `tuning` come to, the worst of Llama-3.1-8B's
-    shapes.
-    """
+    """Static budgets beside what `tuning`'s choices reach, the worst of Llama-3.1-8B's shapes."""
 
     def matvecs(format: str, m: int, preset: str | None = None) -> list[Figures]:
         def config(n: int, columns: int) -> object:

@@ -52,9 +52,7 @@ _LOAD_STORE_BYTES = 128  # per clock, of L1 and shared memory
 
 @dataclass(frozen=True)
 class Unit:
-    """A kind of execution unit and the opcodes that keep it busy (their whole names, as
-    patterns).
-    """
+    """A kind of execution unit and the opcodes (patterns of whole names) that keep it busy."""
 
     name: str
     opcodes: re.Pattern[str]
@@ -97,9 +95,7 @@ def mma_products(opcode: str) -> int:
 
 
 def unit_clocks(code: Sequence[SassInstruction], device: Device) -> dict[str, float]:
-    """Clocks of one multiprocessor that each kind of unit is busy when one warp executes `code`
-    once.
-    """
+    """Clocks that each kind of unit of a multiprocessor is busy when one warp runs `code` once."""
     clocks = {"issue": 32 * sum(i.name != "NOP" for i in code) / ISSUE_LANES}
     for unit in _UNITS:
         busy = [i for i in code if unit.opcodes.fullmatch(i.name)]

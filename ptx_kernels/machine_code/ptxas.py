@@ -1,5 +1,4 @@
-"""Kernels assembled by ptxas: registers, spills, shared memory, machine code, and the occupancy
-that they allow.
+"""Kernels assembled by ptxas: registers, spills, shared memory, machine code, possible occupancy.
 
 XLA and the driver compile PTX when it is loaded, on the GPU; assembling it here finds mistakes
 without one.
@@ -26,9 +25,7 @@ _PACKAGES = {"ptxas": "nvidia-cuda-nvcc", "nvdisasm": "nvidia-cuda-nvdisasm"}
 
 
 class ToolNotFoundError(FileNotFoundError):
-    """A CUDA tool is not installed; the message names the package that has it and where was
-    looked.
-    """
+    """A CUDA tool is not installed; the message names its package and the places searched."""
 
 
 class AssemblyError(ValueError):
@@ -194,9 +191,7 @@ def assemble_together(texts: Sequence[str], arch: str) -> list[tuple[str, Assemb
 def assemble_all(
     texts: Iterable[str], archs: Iterable[str] = TARGETS
 ) -> dict[tuple[str, str], Assembly]:
-    """Assembles every text for every architecture, several ptxas at a time; keyed by (text,
-    arch).
-    """
+    """Assembles each text for each architecture, several ptxas at a time; keyed by (text, arch)."""
     pairs = [(text, arch) for text in dict.fromkeys(texts) for arch in archs]
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(pairs, pool.map(lambda pair: assemble(*pair), pairs), strict=True))
@@ -204,8 +199,9 @@ def assemble_all(
 
 @dataclass(frozen=True)
 class Multiprocessor:
-    """Limits of one multiprocessor (CUDA programming guide, specifications per compute
-    capability).
+    """Limits of one multiprocessor.
+
+    They come from the CUDA programming guide, specifications per compute capability.
     """
 
     warps: int

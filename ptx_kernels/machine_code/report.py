@@ -1,6 +1,4 @@
-"""Static figures of kernels, from their machine code: what `python -m ptx_kernels report`
-prints.
-"""
+"""Static figures of kernels, from machine code, which `python -m ptx_kernels report` prints."""
 
 from __future__ import annotations
 
@@ -122,8 +120,7 @@ def _code(assembly: Assembly, instructions: tuple[SassInstruction, ...]) -> Code
 
 
 def launch(kernel: Kernel, machine: Code) -> Launch | None:
-    """The demands of one launch of `kernel`; None where the trips through its hot loop are not
-    known.
+    """Demands of one launch of `kernel`; None where the trips through its hot loop are unknown.
 
     `machine` may be that of a kernel that differs in its number of rows alone.
     """
@@ -196,9 +193,7 @@ def figures(
 
 
 def report(cases: Iterable, kernels: dict, arch: str) -> list[Figures]:
-    """Figures of `cases` (`ptx_kernels.kernels.CASES`), whose families `kernels` builds, in their
-    order.
-    """
+    """Figures of `cases` (`ptx_kernels.kernels.CASES`), in order; `kernels` builds the families."""
     built = [(case, kernels[case.family](**case.arguments)) for case in cases]
     assemble_all((kernel.text for _, kernel in built), (arch,))
 

@@ -85,9 +85,7 @@ CATEGORIES = (
 
 
 def load_bits(opcode: str) -> int:
-    """Bits that a load or store moves per lane: `LDG.E.128` -> 128, `LDG.E.U8` -> 8; 32 where none
-    stand.
-    """
+    """Bits per lane of a load or store: `LDG.E.128` -> 128, `LDG.E.U8` -> 8; without any, 32."""
     match = re.search(r"\.(?:[US])?(8|16|32|64|128|256)(?=\.|$)", opcode)
     return int(match.group(1)) if match else 32
 
@@ -209,8 +207,9 @@ class Loop:
 
 
 class Outstanding(NamedTuple):
-    """Global loads outstanding at once per lane: those of 16 bytes, all of them, and their bytes;
-    the most of each.
+    """Global loads outstanding at once per lane, the most of each figure.
+
+    The figures are loads of 16 bytes, all loads, and their bytes.
     """
 
     wide: int
@@ -314,9 +313,7 @@ def innermost_loops(code: Sequence[SassInstruction]) -> list[Loop]:
 
 
 def enclosing_loop(code: Sequence[SassInstruction], loop: Loop) -> Loop | None:
-    """The smallest natural loop that holds `loop`, one of the code's, and more; None where there is
-    none.
-    """
+    """The smallest natural loop of `code` that holds `loop` and more; None where there is none."""
     blocks, bodies = _bodies(code)
     first = {i.address for i in loop.instructions}
     wider = [

@@ -49,8 +49,9 @@ def packed_weights(kernel: Kernel) -> PackedWeights | None:
 
 
 def traffic(kernel: Kernel) -> int:
-    """Bytes that a launch must move: its buffers, of pages and looked-up rows only what it
-    touches.
+    """Bytes of its buffers that a launch must move.
+
+    Of pages and looked-up rows, only what the launch touches counts.
     """
     touched = FAMILIES[kernel.family].touched
     return round(sum(min(1, touched(b, kernel.arguments)) * b.nbytes for b in kernel.buffers))
@@ -86,8 +87,9 @@ def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float
 
 
 def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
-    """Work of `kernel`, whose machine code's hot loop is `loop`; `whole`: it has none, `loop` is
-    all of it.
+    """Work of `kernel`, whose machine code's hot loop is `loop`.
+
+    `whole`: there is no hot loop, and `loop` is all of the code.
     """
     nbytes, packed = traffic(kernel), packed_weights(kernel)
     passes = FAMILIES[kernel.family].passes

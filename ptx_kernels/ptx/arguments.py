@@ -18,12 +18,11 @@ from .errors import KernelError
 
 
 def checked(function: Callable[..., None], arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a kernel function, each of its annotated type; NumPy's numbers become
-    Python's.
+    """The arguments of a kernel function, each of its annotated type.
 
-    An int is at least 1, or at least 0 where 0 is the default; a float is finite in f32. The same
-    goes for the fields of a Config. Arguments that the function does not have are left for Python
-    to refuse.
+    NumPy's numbers become Python's. An int is at least 1, or at least 0 where 0 is the default; a
+    float is finite in f32. The same goes for the fields of a Config. Arguments that the function
+    does not have are left for Python to refuse.
 
     Raises:
       KernelError: an argument, or a Config's field, of another type or out of range.

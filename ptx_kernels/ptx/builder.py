@@ -1,7 +1,7 @@
-"""The kernel builder, what kernel functions get as `k`: buffers, launch geometry, named
-instructions, control flow.
+"""The kernel builder: buffers, launch geometry, named instructions, control flow.
 
-`with` runs on the GPU, Python's own `for` and `if` run while the kernel is built.
+Kernel functions get it as `k`. `with` runs on the GPU, Python's own `for` and `if` run while the
+kernel is built.
 """
 
 from __future__ import annotations
@@ -88,8 +88,7 @@ class Builder(Text):
     def shared(
         self, name: str, type: Type, shape: tuple[int, ...], *, dynamic: bool = False
     ) -> Pointer:
-        """Shared memory of the block, 16-byte aligned: static, or, for more than 48 KB in all,
-        `dynamic`.
+        """Shared memory of the block, 16-byte aligned: static, or, over 48 KB in all, `dynamic`.
 
         Raises KernelError for more than MAX_SHARED_BYTES in all, whichever device the kernel is
         for.
@@ -233,8 +232,9 @@ class Builder(Text):
         return emit(self, opcode, x.name, *bits)
 
     def permute(self, a: Value, b: Value, selector: Operand) -> Value:
-        """Four of the eight bytes of (b, a), u32: nibble i of the selector says which is byte i;
-        its bit 3 repeats that byte's sign instead.
+        """Picks four of the eight bytes of (b, a), u32.
+
+        Nibble i of the selector says which is byte i; its bit 3 repeats that byte's sign instead.
         """
         return instruction(self, "prmt.b32", a, b, selector)
 
@@ -242,8 +242,10 @@ class Builder(Text):
 
     @contextlib.contextmanager
     def when(self, condition: Value) -> Iterator[Branch]:
-        """Threads for which the condition holds run the body: `with k.when(c) as branch: ...`,
-        then `with branch.otherwise(): ...` runs the others."""
+        """Runs the body on the threads for which the condition holds.
+
+        After `with k.when(c) as branch: ...`, `with branch.otherwise(): ...` runs the others.
+        """
         guard(condition)
         end = self.label()
         self.write(f"@!{condition.name} bra {end};")
@@ -329,8 +331,7 @@ class Builder(Text):
 
 
 def kernel(function: Callable[..., None]) -> Callable[..., Kernel]:
-    """Makes a kernel function `f(k, *, ...)` a builder of kernels: `f(...)` returns the built
-    `Kernel`, cached.
+    """Makes a kernel function `f(k, *, ...)` a builder: `f(...)` returns its `Kernel`, cached.
 
     Arguments must be of the types that the function declares; see `arguments.checked`.
     """

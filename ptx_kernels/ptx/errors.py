@@ -33,8 +33,9 @@ def caller() -> Line:
 
 
 def call_path(kernel: CodeType | None) -> tuple[Line, ...]:
-    """The innermost line outside the kernel language, then, if it is a helper's, the line of the
-    kernel's function.
+    """Lines of a call: the innermost outside the kernel language, then the kernel function's.
+
+    The second is left out unless the first is a helper's.
     """
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_language(frame.f_code.co_filename):

@@ -9,12 +9,11 @@ from .values import Value
 
 
 class LanePartition:
-    """`count` numbers over groups of `lanes` neighbours (a power of two): a lane owns `slots` of
-    its group's.
+    """`count` numbers over groups of `lanes` neighbours: a lane owns `slots` of its group's.
 
-    With fewer numbers than lanes, neighbours own the same. Where the count is no power of two, the
-    last number stands in for those that are missing. All 32 lanes of a warp take part in what
-    follows.
+    `lanes` is a power of two. With fewer numbers than lanes, neighbours own the same. Where the
+    count is no power of two, the last number stands in for those that are missing. All 32 lanes of
+    a warp take part in what follows.
     """
 
     def __init__(self, k: Builder, count: int, lanes: int) -> None:
@@ -31,11 +30,10 @@ class LanePartition:
         return self._k.lane_id % self._lanes // self._alike * self.slots + slot
 
     def reduce_scatter(self, shares: Sequence[Value]) -> list[Value]:
-        """The sums over a group of each lane's shares, one for each number; each lane gets those
-        of the numbers that it owns.
+        """Sums each number's shares over a group; a lane gets the sums that it owns.
 
-        A butterfly that halves what is left: each lane of a pair gives away the sums that the
-        other will own.
+        `shares` has one share for each number. A butterfly that halves what is left: each lane of a
+        pair gives away the sums that the other will own.
         """
         k, mask = self._k, self._lanes // 2
         mine = [*shares, *[shares[-1]] * (self._padded - self._count)]

@@ -16,8 +16,9 @@ from .values import Operand, register
 
 
 def mbarrier_init(k: Text, barrier: Pointer, count: Operand) -> None:
-    """One thread makes a barrier of 8 bytes whose phases expect `count` arrivals; a barrier of the
-    block follows.
+    """One thread makes a barrier of 8 bytes whose phases expect `count` arrivals.
+
+    A barrier of the block has to follow.
     """
     issue(k, "mbarrier.init.shared.b64", _object(barrier), count)
 
@@ -31,8 +32,9 @@ def mbarrier_arrive(k: Text, barrier: Pointer, *, expect: Operand | None = None)
 
 
 def mbarrier_wait(k: Text, barrier: Pointer, parity: Operand) -> None:
-    """Waits until the phase of this parity (the first is 0, the next 1, then 0 again) is complete
-    (sm_90).
+    """Waits until the phase of this parity is complete (sm_90).
+
+    The first phase has parity 0, the next 1, then 0 again.
     """
     done, again = register(k, pred), k.label()
     k.mark(again)
@@ -41,10 +43,10 @@ def mbarrier_wait(k: Text, barrier: Pointer, parity: Operand) -> None:
 
 
 def bulk_copy(k: Text, target: Pointer, source: Pointer, nbytes: Operand, barrier: Pointer) -> None:
-    """One thread starts a copy from global to shared memory; its bytes count at `barrier`, which
-    has to expect them.
+    """One thread starts a copy from global to shared memory, whose bytes count at `barrier`.
 
-    Addresses and size are multiples of 16. Threads that wait for the barrier's phase may read them.
+    The barrier has to expect the bytes. Addresses and size are multiples of 16. Threads that wait
+    for the barrier's phase may read them.
     """
     if target.space != "shared" or source.space != "global":
         raise KernelError(
@@ -58,9 +60,7 @@ def bulk_copy(k: Text, target: Pointer, source: Pointer, nbytes: Operand, barrie
 
 
 def fence_async(k: Text) -> None:
-    """Orders what this thread did to shared memory before bulk copies into it that it starts
-    afterwards (sm_90).
-    """
+    """Orders this thread's shared-memory accesses before its later bulk copies there (sm_90)."""
     issue(k, "fence.proxy.async.shared::cta")
 
 

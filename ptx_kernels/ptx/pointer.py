@@ -124,8 +124,9 @@ class Pointer:
         return self._with(address=emit(self.text, opcode, index.name, str(step), self.address.name))
 
     def moving(self) -> Pointer:
-        """A pointer whose address is a variable, for `advance`; loads at fixed offsets from it cost
-        no arithmetic.
+        """A pointer whose address is a variable, for `advance`.
+
+        Loads at fixed offsets from it cost no arithmetic.
         """
         return self._with(
             address=variable(self.text, self.address.type, self.address), shape=self.shape
@@ -152,17 +153,17 @@ class Pointer:
     def load(
         self, index: Value | int = 0, *, vector: int = 1, where: Value | None = None
     ) -> Value | tuple[Value, ...]:
-        """Loads one element, or `vector` (2 or 4) neighbours, aligned as a whole; zeros where
-        `where` is false.
+        """Loads one element, or `vector` (2 or 4) neighbours; zeros where `where` is false.
+
+        The neighbours are aligned as a whole.
         """
         values = self._load(index, vector, where)
         return values[0] if vector == 1 else tuple(values)
 
     def load_run(self, index: int, count: int, *, where: Value | None = None) -> list[Value]:
-        """Loads `count` neighbours in vectors as wide as divide them, the first of which is aligned
-        as a whole.
+        """Loads `count` neighbours in vectors as wide as divide them.
 
-        Zeros where `where` is false.
+        The first vector is aligned as a whole. Zeros where `where` is false.
         """
         width = self._run_width(count)
         return [
@@ -189,9 +190,7 @@ class Pointer:
     def store(
         self, index: Value | int, value: Operand | tuple[Value, ...], *, where: Value | None = None
     ) -> None:
-        """Stores one element, or a tuple of 2 or 4 neighbours; narrow integers keep the value's low
-        bits.
-        """
+        """Stores one element, or a tuple of 2 or 4 neighbours; narrow integers keep low bits."""
         place = self._advanced(index, self.type.size)
         type, suffix = _MEMORY[self.type]
         values = value if isinstance(value, tuple) else (value,)
@@ -208,8 +207,9 @@ class Pointer:
     def atomic_add(
         self, index: Value | int, value: Operand, *, where: Value | None = None
     ) -> Value:
-        """Adds to one element (u32, s32, u64, f32) in one step; returns what was there, 0 where
-        `where` is false.
+        """Adds to one element (u32, s32, u64, f32) in one step; returns what was there.
+
+        The result is 0 where `where` is false.
         """
         self._require_atomic("add", u32, s32, u64, f32)
         return self._atomic(f"add.{self.type}", index, (value,), where)

@@ -58,9 +58,7 @@ class Text:
         self._lines.append((f"{label}:", self.here()))
 
     def require(self, version: Version) -> None:
-        """Raises the PTX version and target that the text declares; they stay the lowest that
-        serve.
-        """
+        """Raises the PTX version and target that the text declares to the lowest that serve."""
         self.needs = (max(self.needs[0], version[0]), max(self.needs[1], version[1]))
 
     def register_name(self, register: str) -> str:

@@ -41,8 +41,9 @@ _CONVERSIONS: dict[tuple[Type, Type], str] = {
 
 
 def immediate(value: int | float, type: Type) -> str:
-    """PTX spelling of a Python number as an immediate of `type`; raises KernelError when it does
-    not fit.
+    """PTX spelling of a Python number as an immediate of `type`.
+
+    Raises KernelError when it does not fit.
     """
     if type is f32:
         try:
@@ -59,8 +60,9 @@ def immediate(value: int | float, type: Type) -> str:
 
 
 def spell(operation: str, type: Type) -> str:
-    """The opcode of an operation on a type: (`mul`, u32) is `mul.lo.u32`; floats round to nearest
-    even.
+    """The opcode of an operation on a type: (`mul`, u32) is `mul.lo.u32`.
+
+    Floats round to nearest even.
     """
     if operation in _UNTYPED:
         return f"{operation}.{type.register}"

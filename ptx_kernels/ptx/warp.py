@@ -27,8 +27,9 @@ def shuffle_xor(k: Text, value: Value, mask: int) -> Value:
 
 
 def shuffle(k: Text, value: Value, lane: int, *, lanes: int = WARP) -> Value:
-    """The value of lane `lane` of each group of `lanes`, a power of two; all 32 lanes must take
-    part.
+    """The value of lane `lane` of each group of `lanes`, a power of two.
+
+    All 32 lanes must take part.
     """
     return _shuffle(k, "idx", value, lane, WARP - lanes)
 
@@ -50,9 +51,7 @@ def warp_reduce(
     lanes: int = WARP,
     stride: int = 1,
 ) -> Value:
-    """Combines `lanes` lanes that lie `stride` apart by a butterfly; every one of them gets the
-    result.
-    """
+    """Combines `lanes` lanes that lie `stride` apart by a butterfly; each gets the result."""
     mask = lanes * stride // 2
     while mask >= stride:
         value = combine(value, shuffle_xor(k, value, mask))
@@ -109,12 +108,11 @@ def mma(
 def ldmatrix(
     k: Text, rows: Pointer, count: int = 4, *, transpose: bool = False
 ) -> tuple[Value, ...]:
-    """`count` (1, 2 or 4) matrices of 8 rows of 16 bytes in shared memory -> one u32 of each per
-    lane.
+    """Loads `count` (1, 2 or 4) matrices of 8 rows of 16 bytes from shared memory.
 
-    `rows`: lane 8i + r points at row r of matrix i (lanes past 8 * count point at anything). Lane
-    4g + t gets bytes 4t to 4t + 3 of row g; with `transpose`, of each matrix as 16-bit elements
-    transposed.
+    Each lane gets one u32 of each matrix. `rows`: lane 8i + r points at row r of matrix i (lanes
+    past 8 * count point at anything). Lane 4g + t gets bytes 4t to 4t + 3 of row g; with
+    `transpose`, of each matrix as 16-bit elements transposed.
     """
     if rows.space != "shared" or count not in (1, 2, 4):
         raise KernelError(
@@ -135,12 +133,11 @@ def cp_async(
     size: Value | None = None,
     where: Value | None = None,
 ) -> None:
-    """Starts a copy of 4, 8 or 16 bytes from global to shared memory, both aligned to as many
-    (`where` it holds).
+    """Starts a copy of 4, 8 or 16 bytes from global to shared memory, where `where` holds.
 
-    The thread has its bytes after `cp_async_wait`, others after a barrier behind that. `size`
-    (u32): how many bytes are read, the rest becomes zeros; with 0 the source may point anywhere.
-    Copies of 16 bytes bypass the L1 cache.
+    Both addresses are aligned to as many bytes. The thread has its bytes after `cp_async_wait`,
+    others after a barrier behind that. `size` (u32): how many bytes are read, the rest becomes
+    zeros; with 0 the source may point anywhere. Copies of 16 bytes bypass the L1 cache.
     """
     if target.space != "shared" or source.space != "global" or nbytes not in (4, 8, 16):
         raise KernelError(

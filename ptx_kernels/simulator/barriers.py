@@ -16,8 +16,10 @@ _NOT_WAITING = -1
 
 
 class Barriers:
-    """Lanes at barriers. `strict`: a thread that exited before a barrier of its whole block is an
-    error; `go`: where lanes continue.
+    """Lanes at barriers.
+
+    `strict`: a thread that exited before a barrier of its whole block is an error. `go`: where
+    lanes continue.
     """
 
     def __init__(

@@ -82,8 +82,9 @@ class SharedRace(SimulationError):
 
 
 class GlobalRace(SimulationError):
-    """Two lanes, of one block or of two, touch the same global bytes concurrently, and one of them
-    writes.
+    """Two lanes touch the same global bytes concurrently, and one of them writes.
+
+    They are of one block or of two.
     """
 
 
@@ -100,9 +101,7 @@ class Deadlock(SimulationError):
 
 
 class ShuffleError(SimulationError):
-    """A warp instruction whose membermask or source lane does not match the lanes that execute
-    it.
-    """
+    """A warp instruction whose membermask or source lane does not match the executing lanes."""
 
 
 class WarpDivergence(SimulationError):

@@ -89,8 +89,10 @@ class Frame:
         return values if self.lanes is None or values.size == 1 else values[self.lanes]
 
     def peek(self, register: int) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The register and the mask of its written lanes (None: all); (None, None) if nobody wrote
-        it.
+        """The register and the mask of its written lanes.
+
+        The mask is None if all are written. The result is (None, None) if nobody wrote the
+        register.
         """
         value = self.regs[register]
         if value is not None:

@@ -50,8 +50,9 @@ class Machine:
         self.ready.setdefault(number, []).append(lanes)
 
     def _turns(self) -> list[dict[int, list[np.ndarray]]]:
-        """Groups that run one after the other up to the next barrier: all lanes together, or random
-        warps if perturbed.
+        """Groups that run one after the other up to the next barrier.
+
+        They are all lanes together, or random warps if perturbed.
         """
         generator = self.batch.freedom.generator
         if generator is None:
@@ -67,9 +68,7 @@ class Machine:
         return turns
 
     def _run_group(self, number: int, frame: Frame) -> None:
-        """Runs a group until it splits, ends, waits, or others have a lower or the same program
-        counter.
-        """
+        """Runs a group until it splits, ends, waits, or others' program counter is no higher."""
         batch, blocks = self.batch, self.blocks
         is_root = frame is batch.root
         lowest = min(self.ready, default=len(blocks))

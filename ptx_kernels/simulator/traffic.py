@@ -40,8 +40,9 @@ class Count:
 
 @dataclass
 class Traffic:
-    """Counts by PTX line, for a launch to fill; global memory's count every access as if nothing
-    were cached.
+    """Counts by PTX line, for a launch to fill.
+
+    Counts of global memory take every access as if nothing were cached.
     """
 
     shared: defaultdict[int, Count] = field(default_factory=lambda: defaultdict(Count))

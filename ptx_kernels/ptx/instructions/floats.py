@@ -68,9 +68,11 @@ def _directed_fma(mode: str) -> Meaning:
 
 
 def _directed(operation: Callable, mode: str) -> Meaning:
-    """Directed rounding of operations whose float64 result lies on the exact one's side of every
-    float32: products are exact, and quotients and square roots of 24-bit numbers are no closer than
-    2^-50 to a 25-bit number that they do not equal.
+    """Directed rounding of an operation's float64 result to float32.
+
+    The operation's float64 result must lie on the exact one's side of every float32: products are
+    exact, and quotients and square roots of 24-bit numbers are no closer than 2^-50 to a 25-bit
+    number that they do not equal.
     """
     return lambda *x: round_to(operation(*(v.astype(np.float64) for v in x)), np.float32, mode)
 
@@ -88,8 +90,9 @@ def _both(
     error: Error | None = None,
     sat: bool = False,
 ) -> None:
-    """The instruction as it is and with .ftz (of f32: subnormal operands and results count as
-    0).
+    """Defines the instruction as it is and with .ftz; if `sat`, also with .sat.
+
+    .ftz of f32: subnormal operands and results count as 0.
     """
     name, _, type_ = opcode.rpartition(".")
     operands = (f32,) * count

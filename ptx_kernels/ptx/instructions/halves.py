@@ -43,8 +43,9 @@ def _fma_bf16(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
 
 
 def _of_f32(operation: Meaning) -> Meaning:
-    """bf16 through f32: with 24 bits, the second rounding of a sum or product of 8-bit numbers
-    changes nothing.
+    """An operation on bf16, computed in f32.
+
+    With 24 bits, the second rounding of a sum or product of 8-bit numbers changes nothing.
     """
     return lambda *x: f32_to_bf16(operation(*map(bf16_to_f32, x)))
 

@@ -85,8 +85,9 @@ def _byte(word: np.ndarray, i: int, signed: bool) -> np.ndarray:
 
 
 def _shift(operation: Callable, bits: int) -> Callable:
-    """Shift amounts are u32 and clamp at the width: what is shifted out is gone (or the sign, for s
-    types).
+    """A shift by an amount, u32, that clamps at the width.
+
+    Bits shifted out are gone; for s types, the sign takes their place.
     """
 
     def meaning(a: np.ndarray, amount: np.ndarray) -> np.ndarray:
@@ -101,8 +102,9 @@ def _shift(operation: Callable, bits: int) -> Callable:
 
 
 def _funnel(left: bool, wrap: bool) -> Callable:
-    """The upper (left) or lower half of the 64-bit (b, a) shifted by an amount modulo 32 or of at
-    most 32.
+    """The upper (`left`) or lower half of the shifted 64-bit (b, a).
+
+    The amount counts modulo 32 (`wrap`) or as at most 32.
     """
 
     def meaning(a: np.ndarray, b: np.ndarray, amount: np.ndarray) -> np.ndarray:
@@ -193,8 +195,9 @@ def _lop3(a: np.ndarray, b: np.ndarray, c: np.ndarray, table: np.ndarray) -> np.
 
 
 def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
-    """Picks four of the eight bytes of (b, a); bit 3 of a selector nibble repeats the byte's sign
-    instead.
+    """Picks four of the eight bytes of (b, a).
+
+    Bit 3 of a selector nibble repeats the byte's sign instead.
     """
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     result = np.zeros(1, np.uint32)

@@ -91,8 +91,9 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def signed_zero(result: np.ndarray, minus: np.ndarray) -> np.ndarray:
-    """The result with its zeros negative where `minus` holds: x + (-x) is -0 when rounding toward
-    minus infinity.
+    """The result with its zeros negative where `minus` holds.
+
+    x + (-x) is -0 when rounding toward minus infinity.
     """
     return np.where((result == 0) & minus, -np.abs(result), result)
 
@@ -100,8 +101,9 @@ def signed_zero(result: np.ndarray, minus: np.ndarray) -> np.ndarray:
 def ordered_zeros(
     extreme: Callable[..., np.ndarray], *, largest: bool
 ) -> Callable[..., np.ndarray]:
-    """NumPy's maximum or minimum of two, with +0 above -0 (PTX ISA 9.7.3.11 and 9.7.3.12); NumPy
-    takes either.
+    """NumPy's maximum or minimum of two, with +0 above -0 (PTX ISA 9.7.3.11 and 9.7.3.12).
+
+    NumPy itself takes either zero.
     """
     minus = np.logical_and if largest else np.logical_or
 

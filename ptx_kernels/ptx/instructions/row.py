@@ -22,10 +22,10 @@ Meaning = Callable[..., np.ndarray]
 
 @dataclass(frozen=True)
 class Error:
-    """Error bound of an `.approx` instruction: how far hardware's result may lie from the exact one
-    (PTX ISA 9.1, section 9.7.3).
+    """Error bound of an `.approx` instruction (PTX ISA 9.1, section 9.7.3).
 
-    The largest of the three bounds counts.
+    It says how far hardware's result may lie from the exact one. The largest of the three bounds
+    counts.
 
     Attributes:
       ulps: units in the last place of the result.

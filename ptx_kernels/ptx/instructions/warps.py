@@ -1,5 +1,6 @@
-"""Instructions of a whole warp (PTX ISA 9.7.9, 9.7.13, 9.7.14): shuffles, votes, matches, sums, the
-warp barrier, and matrices.
+"""Instructions of a whole warp (PTX ISA 9.7.9, 9.7.13, 9.7.14).
+
+They are shuffles, votes, matches, sums, the warp barrier, and matrices.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`cp.async.bulk` from global to shared memory: long copies whose bytes an mbarrier counts. PTX ISA
-9.1, 9.7.9.25.4.
+"""`cp.async.bulk` from global to shared memory: long copies whose bytes an mbarrier counts.
 
-The bytes arrive as late as they may: when no thread of the batch can go on without them.
+PTX ISA 9.1, 9.7.9.25.4 defines them. The bytes arrive as late as they may: when no thread of the
+batch can go on without them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`cp.async.bulk` from shared to global memory: a thread's copies in groups, which it waits for.
-PTX ISA 9.1, 9.7.9.25.4.
+"""`cp.async.bulk` from shared to global memory (PTX ISA 9.1, 9.7.9.25.4).
 
-A copy reads as early as it starts and as late as the thread's wait for its group with `.read`: in
-between nobody may write the bytes, and they must lie behind a proxy fence. What it stores may be
-looked at after a wait without `.read`. Proxy fences are checked for shared memory only.
+A thread's copies form groups, which it waits for. A copy reads as early as it starts and as late as
+the thread's wait for its group with `.read`: in between nobody may write the bytes, and they must
+lie behind a proxy fence. What it stores may be looked at after a wait without `.read`. Proxy fences
+are checked for shared memory only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from .proxy import check_start
 
 @dataclass
 class BulkStore:
-    """One instruction's copies that somebody has not waited for yet; arrays have one entry per
-    chunk.
+    """One instruction's copies that somebody has not waited for yet.
+
+    The arrays have one entry per chunk.
 
     Attributes:
       groups: of the lane.
@@ -73,8 +74,9 @@ class BulkStores:
         self.stores.append(copy)
 
     def wait(self, frame: Frame, pending: int, read_only: bool) -> None:
-        """All groups of the frame's lanes except for the `pending` youngest have been read, or have
-        arrived.
+        """Waits for all groups of the frame's lanes except for the `pending` youngest.
+
+        Afterwards they have been read (`read_only`), or have arrived.
         """
         here = np.zeros(self.committed.size, np.bool_)
         here[frame.all_lanes] = True

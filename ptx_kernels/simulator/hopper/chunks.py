@@ -11,8 +11,9 @@ CHUNK = 16  # bytes; sizes and addresses are multiples of it
 
 
 def in_chunks(call: Call, nbytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Chunks of copies of nbytes[lane] bytes: each one's lane, as position in the frame, and its
-    offset in the lane's copy.
+    """Chunks of copies of nbytes[lane] bytes: each one's lane and its offset in the lane's copy.
+
+    The lane is given as position in the frame.
     """
     if (nbytes % CHUNK).any():
         position = int(np.argmax(nbytes % CHUNK != 0))

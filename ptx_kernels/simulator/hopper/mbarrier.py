@@ -1,10 +1,10 @@
-"""`mbarrier`: barriers in shared memory that count arrivals of threads and bytes of copies. PTX ISA
-9.1, 9.7.13.15.
+"""`mbarrier`: barriers in shared memory that count threads' arrivals and copies' bytes.
 
-A phase is complete when all expected arrivals and bytes are there; then the next one starts. Who
-waits for a phase is parked by the machine until then. An arrival releases what the thread has seen,
-a wait that succeeds acquires what was released up to the phase's completion: accesses of threads
-that did not arrive are concurrent with those of the threads that wait.
+PTX ISA 9.1, 9.7.13.15 defines them. A phase is complete when all expected arrivals and bytes are
+there; then the next one starts. Who waits for a phase is parked by the machine until then. An
+arrival releases what the thread has seen, a wait that succeeds acquires what was released up to the
+phase's completion: accesses of threads that did not arrive are concurrent with those of the threads
+that wait.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Async proxy: bulk copies see what threads did only past a `fence.proxy.async`. PTX ISA 9.1,
-9.7.13.5.
+"""Async proxy: bulk copies see what threads did only past a `fence.proxy.async`.
 
-What a lane has seen with such a fence on the way is kept as components of its vector clock.
+PTX ISA 9.1, 9.7.13.5 defines it. What a lane has seen with such a fence on the way is kept as
+components of its vector clock.
 """
 
 from __future__ import annotations

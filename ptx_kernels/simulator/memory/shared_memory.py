@@ -58,9 +58,7 @@ class SharedMemory:
         return self.views[at.width].take(at.items)
 
     def store(self, access: Access, values: np.ndarray) -> None:
-        """Stores items, shape (lanes of the frame,) or (1,); within a warp the highest lane
-        wins.
-        """
+        """Stores items, shape (lanes of the frame,) or (1,); a warp's highest lane wins."""
         at = self.locate(access)
         self._touch("write", at)
         self.scatter(at, values)

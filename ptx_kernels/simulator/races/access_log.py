@@ -32,8 +32,9 @@ class AccessLog:
             self._chunks[kind] = [(parts, np.repeat(records, ratio), np.repeat(returns, ratio))]
 
     def forget(self, granules: np.ndarray) -> None:
-        """Drops these granules: somebody writes them after all accesses so far, and who comes later
-        need only ask for that write.
+        """Drops these granules, which somebody writes after all accesses so far.
+
+        Later accesses need only ask for that write.
         """
         for kind in self._chunks:
             known, records, returns = self._all(kind)
@@ -41,9 +42,7 @@ class AccessLog:
             self._chunks[kind] = [(known[kept], records[kept], returns[kept])]
 
     def find(self, kind: str, granules: np.ndarray) -> Entries:
-        """Accesses of each granule asked for, the oldest first; the granule as its position in
-        `granules`.
-        """
+        """Accesses of each granule asked for, oldest first; granules as positions in `granules`."""
         known, records, returns = self._all(kind)
         order = np.argsort(known, kind="stable")
         first, last = (np.searchsorted(known[order], granules, side) for side in ("left", "right"))

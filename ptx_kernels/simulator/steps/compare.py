@@ -1,6 +1,4 @@
-"""setp in its longer forms: combined with a predicate, or with the complement as a second
-result.
-"""
+"""setp in longer forms: combined with a predicate, or with the complement as second result."""
 
 from __future__ import annotations
 

@@ -182,9 +182,7 @@ class _Compiler:
         return step if guard is None else _guarded(step, *guard, instruction)
 
     def _liveness(self, compiled: list[tuple[Block, list[Step]]]) -> None:
-        """Backward data flow over the blocks; fills live_in, writes and the steps with their dead
-        registers.
-        """
+        """Backward data flow over the blocks: fills live_in, writes and steps' dead registers."""
         use, kill, after = [], [], []
         for number, (block, steps) in enumerate(compiled):
             used: set[int] = set() if block.guard is None else {block.guard[0]}
@@ -251,15 +249,17 @@ def _guarded(step: Step, predicate: Register, negated: bool, instruction: Instru
 
 @lru_cache(maxsize=512)
 def compile_text(text: str) -> Compiled:
-    """Parses and compiles a module of one entry; raises ParseError, UnknownInstruction or
-    TypeMismatch.
+    """Parses and compiles a module of one entry.
+
+    Raises ParseError, UnknownInstruction or TypeMismatch.
     """
     return _Compiler(parse(text)).compile()
 
 
 def compile_perturbed(text: str, generator: np.random.Generator) -> Compiled:
-    """As `compile_text`, with multiplications and additions that state no rounding contracted at
-    random.
+    """Compiles as `compile_text` does, but contracts multiplications and additions at random.
+
+    Those that state a rounding stay as they are.
     """
     program = parse(text)
     changed = contracted(program, generator)

@@ -1,11 +1,10 @@
-"""Matrix instructions of a whole warp: `mma.sync` on tensor cores, and `ldmatrix`, which loads its
-fragments.
+"""Matrix instructions of a whole warp: `mma.sync`, and `ldmatrix`, which loads its fragments.
 
-Layouts follow PTX ISA 9.1, 9.7.14.5 (mma) and 9.7.14.5.15 (ldmatrix). With g = lane / 4 and t =
-lane % 4, each 32-bit register of a fragment of A (or B) holds neighbouring values along k of row
-(or column) g, t counting registers: register i of A has rows g + 8 * (i % 2) and the low or high
-8 or 16 bytes of k, register i of B the low or high ones of k. Result i lies in row g + 8 * (i //
-2), column 2t + i % 2.
+`mma.sync` runs on tensor cores. Layouts follow PTX ISA 9.1, 9.7.14.5 (mma) and 9.7.14.5.15
+(ldmatrix). With g = lane / 4 and t = lane % 4, each 32-bit register of a fragment of A (or B) holds
+neighbouring values along k of row (or column) g, t counting registers: register i of A has rows g +
+8 * (i % 2) and the low or high 8 or 16 bytes of k, register i of B the low or high ones of k.
+Result i lies in row g + 8 * (i // 2), column 2t + i % 2.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ from .meaning import means
 
 
 def _numbers(words: np.ndarray, type_: str) -> np.ndarray:
-    """Values in words, u32 (..., n) -> float32 (..., n * values per word), which holds each type
-    exactly.
-    """
+    """Values in words, u32 (..., n) -> float32 (..., n * values per word), which is exact."""
     if type_ == "bf16":
         return bf16_to_f32(words.view(np.uint16))
     return words.view({"s8": np.int8, "u8": np.uint8, "f16": np.float16}[type_]).astype(np.float32)
@@ -101,8 +98,9 @@ def _quarter(i: int) -> tuple[slice, slice, slice]:
 
 @means("ldmatrix.sync.aligned")
 def ldmatrix(call: Call, place: Place) -> list[np.ndarray]:
-    """Lanes 8i to 8i + 7 name the rows (16 bytes each) of matrix i; every lane gets 32 bits of each
-    matrix.
+    """Loads 32 bits of each matrix per lane.
+
+    Lanes 8i to 8i + 7 name the rows (16 bytes each) of matrix i.
     """
     _check_whole_warps(call)
     count = int(call.words["count"])

@@ -29,8 +29,9 @@ def are_whole_warps(frame: Frame, members: np.ndarray) -> bool:
 
 
 def check_members(call: Call, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(members per lane, executing lanes' mask per lane), shape (lanes of the frame,); an error if
-    they disagree.
+    """Members and executing lanes, as masks per lane, shape (lanes of the frame,).
+
+    Raises ShuffleError if they disagree.
     """
     frame = call.frame
     lanes, layout = frame.all_lanes, frame.layout

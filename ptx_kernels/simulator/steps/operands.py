@@ -60,9 +60,7 @@ class Operands:
             )
 
     def needs(self, instruction: Instruction, needs: Version) -> None:
-        """An error if the text declares a lower PTX version or target than the instruction
-        needs.
-        """
+        """Raises ParseError if the text declares a lower PTX version or target than needed."""
         program = self.program
         if needs[0] > program.version or needs[1] > program.target:
             (major, minor), sm = needs
@@ -208,9 +206,7 @@ class Operands:
 
 
 def from_type(type: Type, cls: str) -> Convert | None:
-    """Conversion of a value of `type` to its register's dtype; narrower types extend by zero or
-    sign.
-    """
+    """Conversion of `type` to its register's dtype; narrower types extend by zero or sign."""
     held = REGISTER_DTYPES[cls]
     if held == type.dtype:
         return None

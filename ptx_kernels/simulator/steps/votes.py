@@ -54,8 +54,10 @@ def redux(call: Call, value: np.ndarray, members: np.ndarray) -> np.ndarray:
 def match_lanes(
     call: Call, value: np.ndarray, members: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """match.any: the member lanes with the same value; match.all: all member lanes if they agree,
-    else none, and whether they do.
+    """Mask of the matching member lanes, and whether there are any.
+
+    match.any: the member lanes with the same value. match.all: all member lanes if they agree, else
+    none.
     """
     value, everyone = call.every(value), call.words["mode"] == "all"
     own = np.uint32(1) << (call.frame.all_lanes % WARP).astype(np.uint32)

@@ -1,5 +1,4 @@
-"""Calls -> one flat body: every call of a `.func` becomes a copy of it, with registers and labels
-of its own.
+"""Calls -> one flat body: each call of a `.func` becomes a copy with its own registers and labels.
 
 Variables of `.param` space become registers, one per (variable, offset) that is stored: what a call
 passes is then a move, and reading a parameter that nobody stored is the read of a register that was
@@ -43,9 +42,7 @@ def inline(program: Program, functions: dict[str, Function]) -> None:
 
 @dataclass
 class _Copy:
-    """One copy of a function: the names of its registers, parameters and labels in the
-    program.
-    """
+    """One copy of a function: its registers', parameters' and labels' names in the program."""
 
     function: Function
     registers: list[Register]

@@ -27,18 +27,14 @@ class Immediate:
 
 @dataclass(frozen=True)
 class Name:
-    """A label, a variable of some memory, a parameter of the entry, a function or a special
-    register.
-    """
+    """A label, a variable of some memory, an entry's parameter, a function, a special register."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A variable of `.param` space inside a function, by its number there: an argument or result
-    of a call.
-    """
+    """A `.param` variable of a function, by its number there: an argument or result of a call."""
 
     name: str
     number: int
@@ -89,8 +85,9 @@ class Instruction:
 
 @dataclass(frozen=True)
 class EntryParameter:
-    """A parameter of the entry: a scalar of `type` (u64: most often a pointer), or `nbytes` of an
-    aggregate (b8).
+    """A parameter of the entry: a scalar of `type`, or `nbytes` of an aggregate (b8).
+
+    A scalar of u64 is most often a pointer.
     """
 
     name: str
