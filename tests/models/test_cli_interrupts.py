@@ -12,6 +12,8 @@ INTERRUPTED = """
 import os, signal, sys
 from jax_q4k.models import cli
 number = getattr(signal, sys.argv[1])
+default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+signal.signal(number, default)  # the tests themselves may run under nohup, which ignores it
 
 def interrupted(*arguments, **options):
     os.kill(os.getpid(), number)
