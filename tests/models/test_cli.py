@@ -302,7 +302,9 @@ def test_control_characters_of_a_file_do_not_reach_the_terminal(run, tmp_path):
 
 def test_interrupt_leaves_without_teardown():
     """XLA crashes, now and then, where the interpreter's teardown meets a compilation under way."""
-    imports = "import atexit; from jax_q4k.models import cli"
+    # the tests themselves may run where Ctrl-C is ignored, as in a shell's background
+    heeded = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    imports = f"{heeded}; import atexit; from jax_q4k.models import cli"
     program = f"{imports}; atexit.register(print, 'torn down'); cli.main()"
     quiet = ("-W", "ignore")  # of a library that was not built
     command = [
