@@ -25,13 +25,17 @@ def _decrement(old: np.ndarray, limit: np.ndarray) -> np.ndarray:
     return np.where((old == 0) | (old > limit), limit, old - np.uint32(1))
 
 
-OPERATIONS: dict[str, Operation] = {
+#: Operations whose order does not matter to integers: those of `redux.sync`, and of atomics too.
+REDUCTIONS: dict[str, np.ufunc] = {
     "add": np.add,
     "min": np.minimum,
     "max": np.maximum,
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
+}
+OPERATIONS: dict[str, Operation] = {
+    **REDUCTIONS,
     "exch": lambda old, new: new,
     "cas": _compare_and_swap,
     "inc": _increment,

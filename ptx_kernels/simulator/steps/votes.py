@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..layout import WARP
+from .atomics import REDUCTIONS
 from .binding import Call
 from .meaning import means
 from .members import ALL, are_whole_warps, check_members, groups, lane_bits
@@ -30,20 +31,10 @@ def vote(call: Call, holds: np.ndarray, members: np.ndarray) -> np.ndarray:
     return votes
 
 
-_REDUCTIONS: dict[str, np.ufunc] = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
-
 @means("redux.sync")
 def redux(call: Call, value: np.ndarray, members: np.ndarray) -> np.ndarray:
     """One result of all member lanes, to each of them."""
-    value, reduce = call.every(value), _REDUCTIONS[call.words["op"]].reduce
+    value, reduce = call.every(value), REDUCTIONS[call.words["op"]].reduce
     result = np.empty(value.size, value.dtype)
     for positions in groups(call.frame, check_members(call, members)[0]):
         result[positions] = reduce(value[positions])
