@@ -34,7 +34,10 @@ def _match(words: Words) -> Operands:
 
 
 define_machine("redux.sync", ".{op}.{type}", _same, needs=SM80, op="add|min|max", type="u32|s32")
-define_machine("redux.sync", ".{op}.{type}", _same, needs=SM80, op="and|or|xor", type="b32")
+# .b32, and yet ptxas takes no f32 registers
+define_machine(
+    "redux.sync", ".{op}.b32", (To("u32"), From("u32"), _MASK), needs=SM80, op="and|or|xor"
+)
 define_machine("match", ".{mode}.sync.{type}", _match, needs=_SM70, mode="any|all", type="b32|b64")
 
 

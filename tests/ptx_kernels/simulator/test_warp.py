@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ptx_kernels.simulator import ShuffleError
+from ptx_kernels.simulator import ShuffleError, TypeMismatch
 
 from .ptx_text import per_thread
 
@@ -110,6 +110,13 @@ def test_those_who_exited_do_not_count(opcode: str) -> None:
     got = run(opcode, f"{store} ?!%p1 ret; @")
     np.testing.assert_array_equal(got[:8], np.broadcast_to(ALONE[opcode], 8))
     assert (got[8:] == 77).all()
+
+
+@pytest.mark.parametrize("instruction", ["{} %f1, %r2, -1;", "{} %r4, %f1, -1;"])
+def test_bits_are_reduced_in_integer_registers(instruction: str) -> None:
+    """ptxas finds such operands mismatched, too, though the opcode says .b32."""
+    with pytest.raises(TypeMismatch, match="in a .b32 register, but %f1 is .f32"):
+        per_thread(f"mov.f32 %f1, 1.0; {instruction.format('redux.sync.or.b32')}", "%r2")
 
 
 def test_a_shuffle_reads_no_lane_that_exited() -> None:
