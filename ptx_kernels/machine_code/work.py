@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..formats import get as block_format
 from ..formats import names as format_names
 from ..kernels import FAMILIES
-from ..kernels.family import PackedWeights
+from ..kernels.family import Family, PackedWeights
 from ..kernels.matvec import MatvecConfig, matvec
 from ..ptx import WARP, Kernel
 from .model import mma_products
@@ -42,9 +42,17 @@ class Work:
     quant_bytes: float | None
 
 
+#: Of any other kernel: it touches all of its buffers, is no product, and its trips are unknown.
+_UNKNOWN = Family("", Kernel, ())
+
+
+def _family(kernel: Kernel) -> Family:
+    return FAMILIES.get(kernel.family, _UNKNOWN)
+
+
 def packed_weights(kernel: Kernel) -> PackedWeights | None:
     """The packed matrices that a product multiplies by; None for what is no product."""
-    weights = FAMILIES[kernel.family].weights
+    weights = _family(kernel).weights
     return weights(kernel.arguments) if weights else None
 
 
@@ -53,7 +61,7 @@ def traffic(kernel: Kernel) -> int:
 
     Of pages and looked-up rows, only what the launch touches counts.
     """
-    touched = FAMILIES[kernel.family].touched
+    touched = _family(kernel).touched
     return round(sum(min(1, touched(b, kernel.arguments)) * b.nbytes for b in kernel.buffers))
 
 
@@ -92,7 +100,7 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
     `whole`: there is no hot loop, and `loop` is all of the code.
     """
     nbytes, packed = traffic(kernel), packed_weights(kernel)
-    passes = FAMILIES[kernel.family].passes
+    passes = _family(kernel).passes
     weights = quant_bytes = 0.0
     if packed:
         weights = weights_per_trip(kernel, packed, loop)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ptx_kernels.kernels import CASES, KERNELS
@@ -9,8 +11,9 @@ from ptx_kernels.kernels.attention import PagedAttentionConfig
 from ptx_kernels.kernels.matvec import FORMATS, PRESETS, matvec_rule
 from ptx_kernels.machine_code import work
 from ptx_kernels.machine_code.ptxas import assemble
+from ptx_kernels.machine_code.report import figures
 from ptx_kernels.machine_code.sass import Loop, disassemble, hot_loop, load_bits
-from ptx_kernels.ptx import Kernel
+from ptx_kernels.ptx import Builder, Kernel, f32, kernel
 from ptx_kernels.tuning import choose
 
 
@@ -137,6 +140,25 @@ def test_every_case_is_understood():
             assert set(packed.formats) <= set(work.QUANT_BITS)
             bits = 8 * touched / packed.count
             assert min(work.QUANT_BITS[format] for format in packed.formats) < bits
+
+
+def test_a_kernel_of_no_family():
+    """Its bytes are known, and the trips only where it has no loop."""
+
+    @kernel
+    def double(k: Builder, *, n: int) -> None:
+        x, y = k.input("x", f32, (n,)), k.output("y", f32, (n,))
+        k.launch((-(-n // 256),), 256)
+        i = k.block_id() * 256 + k.thread_id
+        with k.when(i < n):
+            y.store(i, x.load(i) * 2.0)
+
+    for given in (double(n=1000), replace(double(n=1000), family="", arguments={})):
+        assert work.work(given, Loop(())) == work.Work(8000, None, None)
+        assert work.work(given, Loop(()), whole=True) == work.Work(8000, 4 * 8, None)
+        found = figures(given, "sm_90")
+        assert (found.nbytes, found.instructions_per_quant_byte) == (8000, None)
+        assert found.seconds is not None
 
 
 def test_blocks_that_share_a_group_read_its_pages_each():
