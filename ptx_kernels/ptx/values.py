@@ -315,6 +315,15 @@ class Var(Value):
     def __imul__(self, other: Operand) -> Var:  # type: ignore[override]
         return self._update("mul", other)
 
+    def __iand__(self, other: Operand) -> Var:  # type: ignore[override]
+        return self._update("and", other)
+
+    def __ior__(self, other: Operand) -> Var:  # type: ignore[override]
+        return self._update("or", other)
+
+    def __ixor__(self, other: Operand) -> Var:  # type: ignore[override]
+        return self._update("xor", other)
+
 
 def variable(text: Text, type: Type, initial: Operand) -> Var:
     """A mutable register, set to `initial`."""

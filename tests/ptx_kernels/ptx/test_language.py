@@ -290,6 +290,30 @@ def refuse(body, message: str) -> None:
     assert "test_language.py:" in str(caught.value)  # the line of the kernel, not of the language
 
 
+def test_a_variable_is_updated_in_place() -> None:
+    """Arithmetic and bits; each update writes the register that was declared."""
+
+    def body(k: Builder):
+        x = k.var(u32, 1)
+        name = x.name
+        x += k.lane_id
+        x *= 3
+        x -= 1
+        x |= 8
+        x &= 0x3B
+        x ^= k.lane_id
+        assert x.name == name
+        return x
+
+    np.testing.assert_array_equal(lanes(body), ((LANE + 1) * 3 - 1 | 8) & 0x3B ^ LANE)
+
+    def of_a_float(k: Builder):
+        x = k.var(f32, 1.0)
+        x |= 1
+
+    refuse(of_a_float, "or.f32 is not in the instruction table")
+
+
 def test_a_value_is_no_python_truth() -> None:
     def body(k: Builder):
         return k.lane_id if k.lane_id == 0 else k.lane_id + 1
