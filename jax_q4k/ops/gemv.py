@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels.kernels.matvec import (
-    FORMATS,
     MAX_MATRICES,
     MAX_ROWS,
     MatvecConfig,
@@ -30,7 +29,7 @@ from ..custom_call import ptx_name
 from . import quantize_q8_1, rms_norm
 from .op import KernelCall
 
-__all__ = ["FORMATS", "MAX_ROWS", "gemv", "quantized_ahead", "takes"]
+__all__ = ["MAX_ROWS", "gemv", "quantized_ahead", "takes"]
 
 #: Rows as floats (m, k), or as q8_1: values s8 (m, k), and scale and sum f32 (m, k / 32, 2).
 Rows = jax.Array | Sequence[jax.Array]
@@ -38,9 +37,7 @@ Rows = jax.Array | Sequence[jax.Array]
 
 def takes(weights: Sequence[QuantizedArray], m: int) -> bool:
     """True if a mat-vec takes these matrices and m rows of activations."""
-    return (
-        m <= MAX_ROWS and len(weights) <= MAX_MATRICES and all(w.format in FORMATS for w in weights)
-    )
+    return m <= MAX_ROWS and len(weights) <= MAX_MATRICES
 
 
 def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:

@@ -20,9 +20,6 @@ from . import dequantize, gemv, quantize_q8_1
 from .float_matmul import dot
 from .op import KernelCall, Linear, Op
 
-#: Formats with kernels that take int8 activations.
-DOT_FORMATS: tuple[str, ...] = gemv.FORMATS
-
 
 def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> jax.Array:
     """x (m, k) times dequantize(w) (n, k) transposed, accumulated in float32, of x's dtype.
@@ -36,7 +33,7 @@ def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> j
 
 def takes_q8_1(format: str, rows: int, columns: int) -> bool:
     """True if a CUDA kernel multiplies `rows` rows of `columns` int8 activations by `format`."""
-    return format in DOT_FORMATS if rows <= gemv.MAX_ROWS else gemm_takes(format, columns)
+    return rows <= gemv.MAX_ROWS or gemm_takes(format, columns)
 
 
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:

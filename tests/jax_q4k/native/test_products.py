@@ -11,7 +11,6 @@ from helpers import nmse
 
 from jax_q4k import QuantizedArray
 from jax_q4k.native import calls
-from jax_q4k.ops.packed_matmul import DOT_FORMATS
 from ptx_kernels import formats
 
 
@@ -38,7 +37,7 @@ def columns(format, spans, blocks):
     return 256 * spans + (32 * blocks if formats.get(format).block_size == 32 else 0)
 
 
-@pytest.mark.parametrize("format", DOT_FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_every_format_and_number_of_rows(kernels, format):
     for n, m, spans, blocks in [
         (1, 1, 1, 0),
@@ -58,7 +57,7 @@ def test_every_format_and_number_of_rows(kernels, format):
 
 
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
-@pytest.mark.parametrize("format", DOT_FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_extreme_weights(kernels, format, kind):
     w, exact = matrix(format, 33, columns(format, 2, 3), kind)
     for m in (1, 6, 9):
@@ -84,7 +83,7 @@ def hundred_thousand_blocks(format):
     return w, jnp.asarray(x), seen(x, True) @ exact.T
 
 
-@pytest.mark.parametrize("format", DOT_FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_a_hundred_thousand_random_blocks(kernels, format):
     w, x, want = hundred_thousand_blocks(format)
     many = jnp.tile(x, (3, 1))  # by tiles of unpacked rows
@@ -100,7 +99,7 @@ def test_random_shapes(kernels):
         for _ in range(6)
     ]
     for i, (n, m, blocks) in enumerate([*shapes, (4099, 1, 1), (4099, 130, 1)]):
-        format = DOT_FORMATS[i % len(DOT_FORMATS)]
+        format = formats.names()[i % len(formats.names())]
         w, exact = matrix(format, n, columns(format, 0, blocks) or 256)
         x = activations(m, exact.shape[1])
         (y,) = calls.linear(jnp.asarray(x), [w], quantized=True)
@@ -182,7 +181,7 @@ def test_activations_next_to_nothing(kernels, m):
 
 
 def test_rows_of_a_table(kernels):
-    for format in DOT_FORMATS:
+    for format in formats.names():
         w, exact = matrix(format, 9, columns(format, 1, 2))
         y = np.asarray(calls.embedding(jnp.array([3, -1, 8, 9, 0], jnp.int32), w))
         np.testing.assert_array_equal(y[[0, 2, 4]], exact[[3, 8, 0]].astype(np.float32))

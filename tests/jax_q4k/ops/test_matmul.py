@@ -5,8 +5,8 @@ import pytest
 from helpers import nmse
 
 import jax_q4k as jq
-from jax_q4k.ops.packed_matmul import DOT_FORMATS, takes_q8_1
 from jax_q4k.ops.packed_matmul import _op as matmul_op
+from jax_q4k.ops.packed_matmul import takes_q8_1
 from ptx_kernels import formats, tuning
 
 from .random_weights import random_weights
@@ -55,7 +55,7 @@ def test_one_row_without_leading_axes():
 
 
 @pytest.mark.parametrize("rows", [8, 9])
-@pytest.mark.parametrize("format", DOT_FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_q8_1_is_the_product_of_the_quantized_rows(format, rows):
     w = random_weights(format, 12, 512)
     x = rng.standard_normal((rows, 512)).astype(np.float32)
@@ -81,7 +81,7 @@ def test_q8_1_applies_only_where_a_kernel_takes_it():
     )
 
 
-@pytest.mark.parametrize("format", DOT_FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
     """Formats of 32 weights a block stand in for the others there.
 

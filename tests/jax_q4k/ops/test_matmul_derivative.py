@@ -11,7 +11,6 @@ from implementations import IMPLEMENTATIONS
 from jax.test_util import check_grads
 
 import jax_q4k as jq
-from jax_q4k.ops.packed_matmul import DOT_FORMATS
 from ptx_kernels import formats
 from tools import aot
 
@@ -95,7 +94,7 @@ def test_simulated_kernels_keep_the_activations_dtype(rows):
     assert nmse(got, np.asarray(dy).astype(np.float64) @ decoded(w)) <= TOLERANCE[jnp.bfloat16]
 
 
-@pytest.mark.parametrize("format", DOT_FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_rounding_of_the_activations_is_passed_straight_through(format, implementation):
     w = random_weights(format, N, K)

@@ -13,7 +13,8 @@ from helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k.custom_call import launch_simulated
-from jax_q4k.ops import gemv, packed_matmul, quantize_q8_1
+from jax_q4k.ops import gemv, quantize_q8_1
+from ptx_kernels import formats
 from ptx_kernels.kernels.matvec import fused_matvec_rule
 from ptx_kernels.tuning import choose
 
@@ -41,7 +42,7 @@ def test_rows_that_every_block_would_quantize_for_long_are_quantized_once():
     assert launches(jq.matmul, x, w) == ["quantize_q8_1", "matvec"]
 
 
-@pytest.mark.parametrize("format", packed_matmul.DOT_FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format, rows):
     """The Config is the same otherwise, which decides on the order of sums."""
@@ -64,7 +65,7 @@ def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format,
     np.testing.assert_array_equal(inline, jq.implementation("sim")(jq.matmul)(x, w))
 
 
-@pytest.mark.parametrize("format", packed_matmul.DOT_FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
 def test_f32_mat_vecs_are_exact(format, rows):
     """One to eight rows of activations as they are, times packed weights: no int8, no tf32."""
