@@ -65,7 +65,7 @@ def mlp(
         residual = checks.float32("residual", residual, (*leading, n), "(..., n)").reshape(m, n)
     if norm_weight is not None:
         norm_weight = checks.float32("norm_weight", norm_weight, (k,), "(k,)")
-        eps = checks.epsilon("eps", eps)
+    checked = 0.0 if norm_weight is None else checks.epsilon("eps", eps)
     rows = x.reshape(m, k).astype(jnp.float32)
     if (
         m
@@ -73,7 +73,7 @@ def mlp(
         and current_selection().fuses("mlp")
     ):
         operands = Operands(rows, residual, norm_weight, gate, up, down)
-        params = {"eps": eps or 0.0, "activation": activation, "activations": activations}
+        params = {"eps": checked, "activation": activation, "activations": activations}
         y = _op.bind(*operands, **params)
     else:
         h = linear.gated_matmul(
@@ -82,7 +82,7 @@ def mlp(
             up,
             activation=activation,
             norm_weight=norm_weight,
-            eps=eps,
+            eps=checked,
             activations=activations,
         )
         y = linear.matmul(h, down, residual=residual, activations=activations)

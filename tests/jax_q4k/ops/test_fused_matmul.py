@@ -335,6 +335,19 @@ def test_arguments_that_do_not_fit(call, error, message):
         call(jnp.ones((2, K)))
 
 
+@pytest.mark.parametrize("eps", [np.array(1e-6), -1.0, "no number"])
+def test_eps_without_a_norm_is_not_looked_at(eps):
+    x = normal(2, K)
+    np.testing.assert_array_equal(jq.mlp(x, GATE, UP, DOWN, eps=eps), jq.mlp(x, GATE, UP, DOWN))
+    np.testing.assert_array_equal(
+        jax.jit(lambda x, eps: jq.mlp(x, GATE, UP, DOWN, eps=eps))(x, 1e-6),
+        jax.jit(lambda x: jq.mlp(x, GATE, UP, DOWN))(x),
+    )
+    np.testing.assert_array_equal(
+        jq.gated_matmul(x, GATE, UP, eps=eps), jq.gated_matmul(x, GATE, UP)
+    )
+
+
 @pytest.mark.parametrize("fused", [3, True, [1]])
 def test_fusions_that_are_no_names(fused):
     with (
