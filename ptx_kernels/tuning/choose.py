@@ -21,7 +21,6 @@ C = TypeVar("C")
 #: Names the file of the user's own table; read once.
 VARIABLE = "JAX_Q4K_TUNING"
 
-
 _REFERENCE = target()
 _target: ContextVar[Target] = ContextVar("target", default=_REFERENCE)
 
@@ -78,7 +77,7 @@ def decide(rule: Rule, *shape: Any, **named: Any) -> Choice:
     for table in tables_for(device) if rule.rows else ():
         if row := table.serving(rule, shape):
             return Choice(rule.name, shape, row.config, table.reason(rule, row, shape))
-    why = f"rule tuning.{rule.name}"
+    why = f"rule {rule.name}"
     if rule.takes_device:
         why += f" for {device}"
     if rule.rows:

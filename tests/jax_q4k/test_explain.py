@@ -88,7 +88,7 @@ def test_a_table_decides_for_its_device_alone(monkeypatch):
     assert reason("NVIDIA L4") == "measured for NVIDIA L4 (l4.json), this shape: 3.00 us"
     assert (
         reason("NVIDIA H200")
-        == "rule tuning.matvec for 132 multiprocessors, no table for NVIDIA H200 has the shape"
+        == "rule matvec for 132 multiprocessors, no table for NVIDIA H200 has the shape"
     )
 
 
@@ -107,7 +107,7 @@ def test_the_device_decides_and_choices_for_another_leave_no_trace():
     assert rows["NVIDIA A100-SXM4-80GB"][0] > rows["NVIDIA GeForce RTX 5090"][0]
     assert rows["NVIDIA L4"][0] == rows[None][0]
     assert rows["NVIDIA GeForce RTX 5090"][1].startswith(
-        "rule tuning.gemm for 170 multiprocessors, no table"
+        "rule gemm for 170 multiprocessors, no table"
     )
     assert "132 multiprocessors of an H200, NVIDIA L4 being unknown" in rows["NVIDIA L4"][1]
     for name, before in rows.items():

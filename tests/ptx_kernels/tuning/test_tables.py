@@ -241,7 +241,7 @@ def test_measured_before_model_before_rule(monkeypatch):
             2,
             "model for H200 (t.json), the nearest shape, n=512 columns=4096 m=1: 10.00 us, latency",
         ),
-        (64, 16, "rule tuning.matvec, no table for H200 has the shape"),
+        (64, 16, "rule matvec, no table for H200 has the shape"),
     ]:
         expected = Choice("matvec", ("Q4_K", n, 4096, 1), MatvecConfig(warps=warps), why)
         assert decide(RULE, "Q4_K", n, 4096, m=1) == expected
@@ -285,8 +285,8 @@ def test_choices_are_recorded():
     with tuning.recorded() as made:
         assert choose(splits, 6) == 3
         assert decide(splits, 100).config == 8  # only asked
-    assert made == [Choice("splits", (6, 8), 3, "rule tuning.splits")]
-    assert str(made[0]) == "splits(6, 8) -> 3: rule tuning.splits"
+    assert made == [Choice("splits", (6, 8), 3, "rule splits")]
+    assert str(made[0]) == "splits(6, 8) -> 3: rule splits"
     assert choose(splits, 6) == 3 and len(made) == 1
     assert (
         str(Choice("matvec", (1,), MatvecConfig(warps=2), "so"))
