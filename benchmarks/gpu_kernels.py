@@ -13,12 +13,13 @@ from ptx_kernels.driver import Device, rotated
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import paged_attention_rule
 from ptx_kernels.kernels.gemm import gemm_rule
-from ptx_kernels.kernels.matvec import FORMATS, PRESETS, SHAPES, fused_matvec_rule, matvec_rule
+from ptx_kernels.kernels.matvec import PRESETS, SHAPES, fused_matvec_rule, matvec_rule
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.ptxas import ToolNotFoundError
 from ptx_kernels.machine_code.report import figures, plain_table
 from ptx_kernels.ptx import Kernel
 from ptx_kernels.tuning import choose
+from tools.spaces import FORMATS
 
 ROWS = (1, 2, 4, 8)
 CONTEXTS = (1024, 8192, 32768)

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ptx_kernels.devices import target
+from ptx_kernels.formats import get as block_format
+from ptx_kernels.formats import names
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.family import Rule, TableRows
 from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule
@@ -40,6 +42,8 @@ SHAPES = (
     *((512, 2048), (2048, 2048), (8192, 2048), (128256, 2048)),
     *((896, 896), (4864, 896)),
 )
+#: Block formats, what matters most first: time may be short, and most files are of super-blocks.
+FORMATS = tuple(sorted(names(), key=lambda name: block_format(name).block_size, reverse=True))
 ROWS = (1, 2, 4, 8)  # of activations, of mat-vecs
 PROMPTS = (16, 32, 64, 128, 256, 512)  # of activations, of prompts
 

@@ -25,7 +25,6 @@ from typing import Any
 from ptx_kernels.devices import DEVICES, Device
 from ptx_kernels.driver import Device as Gpu
 from ptx_kernels.driver import DriverError, rotated
-from ptx_kernels.kernels.matvec import FORMATS
 from ptx_kernels.kernels.matvec.rules import ROWS_TO_FILL
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.machine_code.model import INSTRUCTION_BUDGETS, Prediction, predict
@@ -36,7 +35,7 @@ from ptx_kernels.ptx import Kernel
 from ptx_kernels.tuning import tables
 
 from .results import provenance
-from .spaces import SPACES, Shape, Space
+from .spaces import FORMATS, SPACES, Shape, Space
 
 #: Predictions that differ by less than this factor are equal: the one with the most slack wins.
 _EQUAL = 1.02

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -240,6 +241,16 @@ def test_out_of_time_leaves_shapes_out(small, monkeypatch, tmp_path, capsys):
     assert tune.main(["--formats", "Q4_K", "--out", str(path), "--seconds", "1e-9"]) == 0
     assert tables.load(path).rows == ()
     assert "out of time at matvec('Q4_K', 64, 512, 1)" in capsys.readouterr().out
+
+
+def test_formats_of_most_files_come_first(small, monkeypatch, tmp_path, capsys):
+    """Time may end before the last of them."""
+    monkeypatch.setattr(tune, "Gpu", StandIn)
+    path = tmp_path / "mine.json"
+    assert tune.main(["--out", str(path), "--rules", "matvec", "--seconds", "1e-9"]) == 0
+    assert "out of time at matvec('Q4_K', 14336, 4096, 1)" in capsys.readouterr().out
+    shapes = spaces.SPACES["matvec"].shapes(spaces.FORMATS)
+    assert [shape[0] for shape in itertools.islice(shapes, 4)] == ["Q4_K", "Q5_K", "Q6_K", "Q4_0"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
