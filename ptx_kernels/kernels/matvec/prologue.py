@@ -43,6 +43,7 @@ class Prologue:
         dtype: str,
         config: MatvecConfig,
     ) -> None:
+        x_type = float_type(dtype)
         self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
         self._threads = WARP * config.warps
         self._staged: tuple[Pointer, ...] = ()  # whole rows: f32, or int8 and their scales
@@ -54,12 +55,14 @@ class Prologue:
                 f"shared memory, not {config.activations!r} and {config.stage!r}"
             )
         if config.activations == "q8_1":
+            if dtype != "f32":  # it would name the same kernel again
+                raise KernelError(f"dtype={dtype!r} is for activations that come as floats")
             values = k.input("values", s8, (m, columns))
             self._whole: Activations = Quantized(
                 values, k.input("scale_sum", f32, (m, columns // GROUP, 2))
             )
             return
-        self._x = k.input("x", float_type(dtype), (m, columns))
+        self._x = k.input("x", x_type, (m, columns))
         self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
         self._whole = Floats(self._x)
         if inline:

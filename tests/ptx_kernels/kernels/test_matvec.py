@@ -145,6 +145,8 @@ def test_nan_stays_in_its_row() -> None:
         (dict(format="Q6_K"), dict(lanes=2), r"lanes=2 must be one of \(4, 8, 16, 32\)"),
         (dict(format="Q4_1"), {}, "format='Q4_1' must be one of Q4_0"),
         (dict(m=9), {}, "m=9 must be 1 to 8"),
+        (dict(dtype="nonsense"), {}, "'nonsense' must be one of f32, f16, bf16"),
+        (dict(dtype="bf16"), {}, "dtype='bf16' is for activations that come as floats"),
         (dict(m=0), {}, "m=0 must be an integer, at least 1"),
         (dict(columns=300), {}, "columns=300 must be a positive multiple of 256 for Q4_K"),
         ({}, dict(rows_per_warp=17), "rows_per_warp=17 must be 1 to 16"),
