@@ -12,8 +12,6 @@ from ..ptx import Buffer, Builder, f32, kernel, s32, u8, u32
 from .family import Arguments, Case, Family, once
 from .vectors import float_type, store_floats
 
-FORMATS = tuple(sorted(formats.names()))
-
 
 @dataclass(frozen=True)
 class DecodeConfig:
@@ -90,7 +88,7 @@ DECODE = Family(
     decode,
     tuple(
         _case(format, dtype, lookups)
-        for format in FORMATS
+        for format in sorted(formats.names())
         for dtype in ("f32", "bf16", "f16")
         for lookups in (0, 8)
     ),

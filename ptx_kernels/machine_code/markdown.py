@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .. import formats
 from ..devices import target
 from ..kernels import CASES, KERNELS, Case
-from ..kernels.matvec import FORMATS, PRESETS, SHAPES, matvec_rule, preset_cases
+from ..kernels.matvec import PRESETS, SHAPES, matvec_rule, preset_cases
 from ..tuning import choose
 from .model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from .ptxas import TARGETS, assemble_all, tool_version
@@ -125,7 +126,7 @@ def _of_formats() -> Table:
                 config=matvec_rule(target(), format, n, columns, m),
             ),
         )
-        for format in FORMATS
+        for format in formats.names()
         for m in (1, 4, 8)
     ]
     return _of_cases(cases)

@@ -9,13 +9,10 @@ import numpy as np
 import pytest
 from helpers import nmse
 
-from ptx_kernels import driver, simulator
+from ptx_kernels import driver, formats, simulator
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import paged_attention_rule
-from ptx_kernels.kernels.decode import FORMATS as DECODE_FORMATS
 from ptx_kernels.kernels.gemm import F16_FORMATS, GemmConfig, gemm_rule
-from ptx_kernels.kernels.gemm import FORMATS as GEMM_FORMATS
-from ptx_kernels.kernels.matvec import FORMATS as DOT_FORMATS
 from ptx_kernels.kernels.matvec import PRESETS, matvec_rule
 from ptx_kernels.kernels.operands import random_operands
 from ptx_kernels.kernels.pages import PAGE_TYPES
@@ -80,20 +77,20 @@ SHAPES = [
     *(("quantize_f16", dict(rows=5, columns=768, dtype=dtype)) for dtype in ("f32", "bf16", "f16")),
     *(
         matvec(format, n, columns, m)
-        for format in DOT_FORMATS
+        for format in formats.names()
         for m in range(1, 9)
         for n, columns in ((33, 768), (1030, 5376))
     ),
     *(
         ("matvec", dict(format=format, n=33, columns=2304, m=m, config=config))
         for config in PRESETS.values()
-        for format in (DOT_FORMATS if config.activations == "q8_1" else ("Q4_K", "Q5_0"))
+        for format in (formats.names() if config.activations == "q8_1" else ("Q4_K", "Q5_0"))
         if not config.broadcast_header or format == "Q4_K"
         for m in (1, 3)
     ),
     *(
         gemm(format, n, columns, m)
-        for format in GEMM_FORMATS
+        for format in formats.names()
         for m, n, columns in ((9, 33, 768), (16, 1030, 1280), (64, 100, 512), (130, 2112, 512))
     ),
     *(
@@ -108,7 +105,7 @@ SHAPES = [
     ),
     *(
         decode(format, dtype, lookups)
-        for format in DECODE_FORMATS
+        for format in formats.names()
         for dtype, lookups in (("f32", 0), ("bf16", 0), ("f16", 0), ("f32", 9))
     ),
     *(

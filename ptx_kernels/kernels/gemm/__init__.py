@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from .config import F16_FORMATS, FORMATS, GemmConfig, takes
+from .config import F16_FORMATS, GemmConfig, takes
 from .family import GEMM
 from .gemm import gemm
 from .rules import f16_gemm_rule, gemm_rule
 
 __all__ = [
     "F16_FORMATS",
-    "FORMATS",
     "GEMM",
     "GemmConfig",
     "gemm",

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from .config import FORMATS, MAX_ROWS, PRESETS, MatvecConfig
+from ...formats import names
+from .config import MAX_ROWS, PRESETS, MatvecConfig
 from .family import GATED_MATVEC, MATVEC, QKV_MATVEC, SHAPES, preset_cases
 from .gated import gated_matvec
 from .matvec import matvec
 from .qkv import MAX_MATRICES, qkv_matvec
 from .rules import float_matvec_rule, fused_matvec_rule, matvec_rule
+
+FORMATS = names()
 
 __all__ = [
     "FORMATS",

@@ -7,11 +7,11 @@ import pytest
 from oracles import loaded, random_planes, stored
 
 from ptx_kernels import formats, simulator
-from ptx_kernels.kernels.decode import FORMATS, decode
+from ptx_kernels.kernels.decode import decode
 
 
 @pytest.mark.parametrize("kind", ["random", "extreme", "zero", "full"])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_equals_numpy(format: str, kind: str) -> None:
     planes = random_planes(np.random.default_rng(1), format, 5, 3, kind=kind)
     (y,) = simulator.run(decode(format=format, n=5, blocks=3), *planes)
@@ -19,7 +19,7 @@ def test_equals_numpy(format: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f16", "bf16"])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_rounds_to_16_bits(format: str, dtype: str) -> None:
     planes = random_planes(np.random.default_rng(2), format, 3, 2)
     (y,) = simulator.run(decode(format=format, n=3, blocks=2, dtype=dtype), *planes)
@@ -29,7 +29,7 @@ def test_rounds_to_16_bits(format: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_looks_rows_up(format: str, dtype: str) -> None:
     planes = random_planes(np.random.default_rng(3), format, 9, 1)
     ids = np.array([8, 0, 3, 3, -1, 9, 2**31 - 1, -(2**31)], np.int32)

@@ -9,7 +9,7 @@ from oracles import random_planes, weights
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.devices import target
-from ptx_kernels.kernels.matvec import FORMATS, float_matvec_rule, matvec
+from ptx_kernels.kernels.matvec import float_matvec_rule, matvec
 from ptx_kernels.ptx.instructions import bf16_to_f32, f32_to_bf16
 
 EXACT = 1e-11  # all that is rounded is a sum of a few hundred f32
@@ -26,7 +26,7 @@ def activations(m: int, columns: int, dtype: str) -> tuple[np.ndarray, np.ndarra
 
 @pytest.mark.parametrize("multiprocessors", [132, 1])  # rows too few for a device, and enough
 @pytest.mark.parametrize("m", [1, 2, 3, 8])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_exact_products_of_packed_weights(format: str, m: int, multiprocessors: int) -> None:
     n, columns = 19, 1280
     config = float_matvec_rule(target("unknown", multiprocessors), (format,), (n,), columns, m)

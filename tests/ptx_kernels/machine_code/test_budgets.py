@@ -15,7 +15,6 @@ from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import paged_attention_rule
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import (
-    FORMATS,
     MAX_ROWS,
     PRESETS,
     MatvecConfig,
@@ -191,7 +190,7 @@ def test_presets_never_spill():
     """
     kernels = {}
     for name, config in PRESETS.items():
-        for format in FORMATS if config.activations == "q8_1" else ("Q4_K",):
+        for format in formats.names() if config.activations == "q8_1" else ("Q4_K",):
             for m in (1, 8) if name in ("batched", "fused_f32") else (1,):
                 kernel = KERNELS["matvec"](format=format, n=4096, columns=4096, m=m, config=config)
                 kernels[kernel.text] = f"{name} {format} m={m}"
@@ -201,7 +200,7 @@ def test_presets_never_spill():
 def test_what_tuning_picks_never_spills():
     """Every number of activation rows, on every architecture."""
     kernels = {}
-    for format in FORMATS:
+    for format in formats.names():
         small = formats.get(format).block_size == 32  # where rows are no multiples of 256
         for n, k in (
             SMALL_SHAPES
@@ -246,7 +245,7 @@ def test_without_room_for_a_block_there_are_figures_but_no_prediction():
 def float_kernels() -> dict[str, Kernel]:
     """Mat-vecs of float activations as tuning has them: plain, behind a norm, gated; q, k, v."""
     found = {}
-    for format in FORMATS:
+    for format in formats.names():
         for n, columns in ((64, 1280), (4096, 4096)):
             for m in (1, 2, 3, 4, 8):
                 shape = {"columns": columns, "m": m}

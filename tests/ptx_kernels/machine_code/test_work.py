@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from ptx_kernels import formats
 from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.kernels.attention import PagedAttentionConfig
-from ptx_kernels.kernels.matvec import FORMATS, PRESETS, matvec_rule
+from ptx_kernels.kernels.matvec import PRESETS, matvec_rule
 from ptx_kernels.machine_code import work
 from ptx_kernels.machine_code.ptxas import assemble
 from ptx_kernels.machine_code.report import figures
@@ -36,7 +37,7 @@ def attention(**changes) -> Kernel:
     return KERNELS["paged_attention"](**(sizes | dict(scale=0.125, dtype="bf16") | changes))
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", formats.names())
 def test_loads_tell_the_same_as_dot_products(format):
     """Weights behind a trip, counted by dp4a and by the loads of packed weights.
 

@@ -79,7 +79,7 @@ def test_a_row_holds_some_fields_of_a_config():
         (file(row(config={"activations": "f32"})), "row 0: activations='f32' must be 'q8_1'"),
         (file(row(config={"lanes": 5})), r"row 0: config.py:\d+: lanes=5 must be one of"),
         (file(row(config={"persistent": -1})), "persistent=-1 must be a number of blocks"),
-        (file(row(format="Q9_K")), r"row 0: config.py:\d+: format='Q9_K' must be one of"),
+        (file(row(format="Q9_K")), "row 0: format='Q9_K' must be one of"),
         (file(row(n=10**400)), "row 0: n=1000.* must be positive and below"),
         (file(row(why=1)), "row 0: why: 1 must be of type str"),
         (file({"kernel": "matvec"}), "row 0: format is missing"),
