@@ -10,6 +10,7 @@ import numpy as np
 from .. import formats
 from ..ptx import Buffer, Builder, f32, kernel, s32, u8, u32
 from .family import Arguments, Case, Family, once
+from .planes import input_planes
 from .vectors import float_type, store_floats
 
 
@@ -38,9 +39,7 @@ def decode(
     parts = layout.dequantize_threads
     k.name = f"{'embedding' if lookups else 'decode'}_{format.lower()}"
     columns = blocks * layout.block_size
-    planes = [
-        k.input(p.name, u8, (n, blocks, p.bytes_per_block), constant=True) for p in layout.planes
-    ]
+    planes = input_planes(k, format, n, columns)
     ids = k.input("ids", s32, (lookups,)) if lookups else None
     count = lookups or n
     y = k.output("y", float_type(dtype), (count, columns))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ... import formats
 from ...ptx import WARP, Builder, Pointer, Value, all_of, f16, f32, kernel, s8, u8
+from ..planes import input_planes
 from ..quantize_f16 import SUPER_BLOCK
 from ..quantize_q8_1 import GROUP
 from .config import GemmConfig
@@ -32,7 +33,7 @@ def gemm(
     """
     config.check(format, columns)
     k.name = f"gemm_{format.lower()}_{'f16_' if config.products == 'f16' else ''}m{config.m_tile}"
-    planes = _planes(k, format, n, columns)
+    planes = input_planes(k, format, n, columns)
     activations = _activations(k, config, m, columns)
     y = k.output("y", f32, (m, n))
     threads = WARP * config.row_warps * config.column_warps
@@ -65,12 +66,6 @@ def gemm(
 
 
 # --- operands ---
-
-
-def _planes(k: Builder, format: str, n: int, columns: int) -> list[Pointer]:
-    layout = formats.get(format)
-    shape = (n, columns // layout.block_size)
-    return [k.input(p.name, u8, (*shape, p.bytes_per_block), constant=True) for p in layout.planes]
 
 
 def _activations(

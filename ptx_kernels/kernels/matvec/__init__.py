@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ...formats import names
 from .config import MAX_ROWS, PRESETS, MatvecConfig
 from .family import GATED_MATVEC, MATVEC, QKV_MATVEC, SHAPES, preset_cases
 from .gated import gated_matvec
@@ -10,10 +9,7 @@ from .matvec import matvec
 from .qkv import MAX_MATRICES, qkv_matvec
 from .rules import float_matvec_rule, fused_matvec_rule, matvec_rule
 
-FORMATS = names()
-
 __all__ = [
-    "FORMATS",
     "GATED_MATVEC",
     "MATVEC",
     "MAX_MATRICES",

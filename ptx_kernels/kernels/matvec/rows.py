@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ... import formats
-from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u8
+from ...ptx import WARP, Builder, Pointer, Value, Var, f32
+from ..planes import input_planes
 from ..vectors import load_floats
 from .config import MatvecConfig
 
@@ -32,13 +33,7 @@ class Matrix:
 
 def matrix(k: Builder, format: str, n: int, columns: int, *, prefix: str = "") -> Matrix:
     """The planes of packed weights as operands, their names after `prefix`."""
-    layout = formats.get(format)
-    shape = (n, columns // layout.block_size)
-    planes = [
-        k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True)
-        for p in layout.planes
-    ]
-    return Matrix(format, columns, planes)
+    return Matrix(format, columns, input_planes(k, format, n, columns, prefix=prefix))
 
 
 @dataclass(frozen=True)
