@@ -53,6 +53,14 @@ def pack_bytes(codes: Sequence[Value]) -> Value:
     return a | (b << 8) | (c << 16) | (d << 24)
 
 
+def dot(k: Builder, a: Sequence[Value], b: Sequence[Value]) -> Value:
+    """a[0] * b[0] + a[1] * b[1] + ..., from the left, by fma."""
+    total = a[0] * b[0]
+    for x, y in zip(a[1:], b[1:], strict=True):
+        total = k.fma(x, y, total)
+    return total
+
+
 def load_floats(pointer: Pointer, count: int, *, where: Value | None = None) -> list[Value]:
     """`count` neighbouring floats as f32, zeros where `where` is false.
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ...ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f32
 from ..activation import exp2
 from ..pages import Spread
-from ..vectors import store_floats
+from ..vectors import dot, store_floats
 
 LOWEST = -3.0e38  # below every score; finite, so that no difference of two of them is NaN
 
@@ -108,13 +108,6 @@ class Merged:
         """o / l; zeros where no token was seen, so that l is 0."""
         scale = k.select(self.l == 0.0, k.const(f32, 0.0), k.const(f32, 1.0) / self.l)
         return [value * scale for value in self.o]
-
-
-def dot(k: Builder, a: Sequence[Value], b: Sequence[Value]) -> Value:
-    total = a[0] * b[0]
-    for x, y in zip(a[1:], b[1:], strict=True):
-        total = k.fma(x, y, total)
-    return total
 
 
 def merge_block(softmax: OnlineSoftmax, head_dim: int, warps: int) -> Iterator[tuple[int, Merged]]:

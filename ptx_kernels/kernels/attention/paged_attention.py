@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, kernel, s32, u32
 from ..activation import LOG2_E, tanh
 from ..pages import Pages, Spread, declare_pages
+from ..vectors import dot
 from .head_output import declare_result
-from .online_softmax import OnlineSoftmax, dot, merge_block
+from .online_softmax import OnlineSoftmax, merge_block
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ... import formats
 from ...ptx import KernelError
+from .fragments import TILE_ROWS
 
 _COLUMNS = 64  # two f16 scales: copies take 4 bytes at least
 #: Formats that `products="f16"` takes: weights that are f16 but for a factor of 256 columns.
@@ -38,7 +39,7 @@ class GemmConfig:
     @property
     def rows(self) -> int:
         """Weight rows of a thread block."""
-        return 16 * self.tiles * self.row_warps
+        return TILE_ROWS * self.tiles * self.row_warps
 
     def check(self, format: str, columns: int) -> None:
         """KernelError where rows of so many weights of the format cannot be multiplied so.

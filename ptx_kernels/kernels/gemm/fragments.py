@@ -6,8 +6,8 @@ from ...formats.packed_tile import F16Group
 from ...formats.words import Words
 from ...ptx import Builder, Pointer, Value, Var, f32, u32
 from ...ptx.types import f16x2
+from ..quantize_q8_1 import GROUP
 
-GROUP = 32  # columns
 TILE_ROWS, TILE_COLUMNS = 16, 8  # of an mma's result: weight rows, activations
 
 #: A warp's sums for 16 weight rows: [8 activations][4, as mma's C has them].

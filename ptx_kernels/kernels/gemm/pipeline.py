@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ...formats.packed_tile import TilePlane
 from ...ptx import Builder, Pointer, Value, all_of, u8, u32
+from .fragments import TILE_ROWS
 
 
 def odd_pitch(nbytes: int) -> int:
@@ -74,7 +75,7 @@ class TileCopy:
 
     def tile(self, place: Pointer, row: Value, step: Value) -> TilePlane:
         """16 rows from `row` on of what a step brought to `place`."""
-        return TilePlane(self._k, place.at(row).reshape(16, self.pitch))
+        return TilePlane(self._k, place.at(row).reshape(TILE_ROWS, self.pitch))
 
     def start(self, place: Pointer) -> None:
         """Starts the copies of the next step to `place`."""
@@ -108,7 +109,7 @@ class F16Copy:
 
     def tile(self, place: Pointer, row: Value, step: Value) -> TilePlane:
         first = (self._rows.first + row) * self._blocks + step
-        return TilePlane(self._k, place.at(row).reshape(16, self.pitch), first, self._blocks)
+        return TilePlane(self._k, place.at(row).reshape(TILE_ROWS, self.pitch), first, self._blocks)
 
     def start(self, place: Pointer) -> None:
         k, rows = self._k, self._rows

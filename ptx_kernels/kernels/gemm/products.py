@@ -13,7 +13,8 @@ from typing import Protocol
 from ...formats.packed_tile import UNITS, F16Tile, Int8Group, Int8Groups, TilePlane
 from ...formats.words import Words
 from ...ptx import Builder, Pointer, Value, Var, f16, f32, s8, s32
-from .fragments import GROUP, Accumulators, f16_activations, f16_weights, two_activations
+from ..quantize_q8_1 import GROUP
+from .fragments import Accumulators, f16_activations, f16_weights, two_activations
 
 #: 1.5 * 2^23 as bits: an integer below 2^22 added to them gives the float of the sum, with no
 #: conversion

@@ -10,6 +10,7 @@ from typing import Any
 from ... import formats
 from ...formats.packed_row import Share, Tile
 from ...ptx import WARP, Builder, Value, Var, f32
+from ..vectors import dot
 from .activations import Activations, ActivationTile
 from .config import MatvecConfig
 from .rows import Matrix, Team
@@ -90,17 +91,17 @@ def _minimum_sums(k: Builder, tile: Tile, x: ActivationTile) -> Sequence[Value]:
 def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
     """The sum over runs of (quants . values) * scale of the run * scale of the values' group."""
     total: Any = None
-    dot: Any = 0
+    part: Any = 0
     for run, values, x_scale, next_scale in zip(
         tile.runs, x.runs, x.scales, [*x.scales[1:], None], strict=True
     ):
         for a, b in zip(run.quants, values, strict=True):
-            dot = k.dp4a(a, b, dot, unsigned_a=not tile.signed)
+            part = k.dp4a(a, b, part, unsigned_a=not tile.signed)
         if run.scale is None and next_scale is x_scale:
             continue  # runs of one group without scales of their own add up as integers
-        product = (dot if run.scale is None else dot * run.scale).to(x_scale.type)
+        product = (part if run.scale is None else part * run.scale).to(x_scale.type)
         total = product * x_scale if total is None else k.fma(product, x_scale, total)
-        dot = 0
+        part = 0
     return total
 
 
@@ -119,15 +120,13 @@ def _scaled_floats(k: Builder, tile: Tile, x: ActivationTile, sums: Sequence[Val
     """The sum over runs of ((quants - offset) . values) * scale."""
     total: Any = None
     for i, (run, values) in enumerate(zip(tile.runs, x.runs, strict=True)):
-        dot: Any = run.quants[0] * values[0]
-        for a, b in zip(run.quants[1:], values[1:], strict=True):
-            dot = k.fma(a, b, dot)
+        part = dot(k, run.quants, values)
         if run.offset:
-            dot = k.fma(sums[i], -run.offset, dot)
+            part = k.fma(sums[i], -run.offset, part)
         if total is None:
-            total = dot if run.scale is None else dot * run.scale
+            total = part if run.scale is None else part * run.scale
         else:
-            total = total + dot if run.scale is None else k.fma(dot, run.scale, total)
+            total = total + part if run.scale is None else k.fma(part, run.scale, total)
     return total
 
 
