@@ -14,18 +14,13 @@ LOG2_E = math.log2(math.e)
 _TANH = (-0.333332819, 0.133314422, -0.0537397122, 0.0206390787, -0.00570497837)
 
 
-def exp2(k: Builder, x: Value) -> Value:
-    """2^x within 2 ulp; 0 for minus infinity."""
-    return k.exp2(x)
-
-
 def tanh(k: Builder, x: Value) -> Value:
     """tanh(x), a few ulp off at most (`tanh.approx`: 2^-11); NaN stays NaN.
 
     It is a polynomial near 0, and elsewhere computed from 2^x.
     """
     magnitude = k.abs(x)
-    power = exp2(k, magnitude * (-2 * LOG2_E))
+    power = k.exp2(magnitude * (-2 * LOG2_E))
     large = (1.0 - power) * k.reciprocal(power + 1.0)
     signed = (large.bits(u32) | (x.bits(u32) & 0x80000000)).bits(f32)
     square = x * x
@@ -38,7 +33,7 @@ def tanh(k: Builder, x: Value) -> Value:
 
 def silu(k: Builder, x: Value) -> Value:
     """x / (1 + exp(-x)); large negative x, whose exponential overflows, give -0."""
-    return x / (exp2(k, x * -LOG2_E) + 1.0)
+    return x / (k.exp2(x * -LOG2_E) + 1.0)
 
 
 def gelu(k: Builder, x: Value) -> Value:
@@ -49,7 +44,7 @@ def gelu(k: Builder, x: Value) -> Value:
     """
     scale = 2 * math.sqrt(2 / math.pi)
     z2 = x * k.fma(x * x, 0.044715 * scale, scale)
-    return x / (exp2(k, z2 * -LOG2_E) + 1.0)
+    return x / (k.exp2(z2 * -LOG2_E) + 1.0)
 
 
 ACTIVATIONS: dict[str, Callable[[Builder, Value], Value]] = {"silu": silu, "gelu": gelu}

@@ -215,7 +215,7 @@ class Builder(Text):
         return apply(self, "sqrt", x)
 
     def exp2(self, x: Value) -> Value:
-        """2 to the power of x, f32, within 2 ulps."""
+        """2 to the power of x, f32, within 2 ulps; 0 for minus infinity."""
         return apply(self, "ex2.approx", x)
 
     def reciprocal(self, x: Value) -> Value:

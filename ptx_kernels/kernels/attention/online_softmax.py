@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f32
-from ..activation import exp2
 from ..pages import Spread
 from ..vectors import dot, store_floats
 
@@ -41,7 +40,7 @@ class OnlineSoftmax:
 
     def rescale(self, highest: Sequence[Value]) -> None:
         """m = highest, with l and o relative to it."""
-        factors = [exp2(self.k, m - new) for m, new in zip(self.m, highest, strict=True)]
+        factors = [self.k.exp2(m - new) for m, new in zip(self.m, highest, strict=True)]
         for m, total, new, factor in zip(self.m, self.l, highest, factors, strict=True):
             m.set(new)
             total *= factor
@@ -69,7 +68,7 @@ class OnlineSoftmax:
             ]
         self.rescale(highest)
         for i, (token, ok) in enumerate(zip(scores, seen, strict=True)):
-            p = [k.select(ok, exp2(k, s - m), 0.0) for s, m in zip(token, self.m, strict=True)]
+            p = [k.select(ok, k.exp2(s - m), 0.0) for s, m in zip(token, self.m, strict=True)]
             for total, weight in zip(self.l, p, strict=True):
                 k.accumulate(total, weight, 1.0 if counts is None else counts[i])
             vector, factor = values[i]
@@ -148,7 +147,7 @@ def _merge_warps(k: Builder, marks: Pointer, parts: Pointer, query: int) -> Merg
     _, warps, head_dim = parts.shape
     each = [marks.at(query, w).load(vector=2) for w in range(warps)]
     highest = functools.reduce(k.maximum, [m for m, _ in each])
-    factors = [exp2(k, m - highest) for m, _ in each]
+    factors = [k.exp2(m - highest) for m, _ in each]
     o = []
     for first in range(0, head_dim, WARP):
         inside = k.lane_id < head_dim - first if first + WARP > head_dim else None
