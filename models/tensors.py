@@ -83,6 +83,8 @@ QK_NORMS = (
     Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "head"),
     Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "head"),
 )
+#: Every tensor that a DecoderLayer has a place for, in whatever architecture.
+ALL_OF_A_LAYER = MATRICES + NORMS_AND_POST_NORMS + QK_NORMS
 
 #: Vision, audio, and the prediction of further tokens: what generating text does not use.
 _UNUSED = re.compile(r"(v|mm|a)\..*|blk\.\d+\.nextn\..*")
@@ -106,11 +108,13 @@ def _sizes(config: Config) -> dict[str, int]:
     }
 
 
-def _table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
+def _table(
+    config: Config, of_a_layer: tuple[Tensor, ...]
+) -> Iterator[tuple[Tensor, str, str, int | None]]:
     """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
     yield from ((tensor, "", "", None) for tensor in INPUT)
     for i in range(config.num_layers):
-        for tensor in layer_tensors(config.kind):
+        for tensor in of_a_layer:
             yield tensor, f"blk.{i}.", f"model.layers.{i}.", i
     yield from ((tensor, "", "", None) for tensor in OUTPUT)
 
@@ -133,7 +137,7 @@ class Expected(NamedTuple):
 def expected_tensors(config: Config) -> dict[str, Expected]:
     """GGUF's name -> every tensor that a file of this configuration may hold."""
     sizes, expected = _sizes(config), {}
-    for tensor, gguf, checkpoint, _ in _table(config):
+    for tensor, gguf, checkpoint, _ in _table(config, layer_tensors(config.kind)):
         shape = tuple(sizes[name] for name in tensor.shape.split())
         stored = None if tensor.checkpoint is None else checkpoint + tensor.checkpoint
         expected[f"{gguf}{tensor.gguf}.weight"] = Expected(
@@ -241,15 +245,18 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
 def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Array]:
     """GGUF's names -> a decoder's tensors: the inverse of `build`.
 
+    Tensors that its architecture has not, such as norms of a llama's queries, are among them:
+    `check_tensors` refuses these.
+
     TypeError where another module stands in a Linear's or a RMSNorm's place, such as an adapter
     around it.
     """
     decoder = model.decoder() if isinstance(model, Model) else model
     tensors: dict[str, Any] = {}
-    for tensor, prefix, _, layer in _table(decoder.config):
+    for tensor, prefix, _, layer in _table(decoder.config, ALL_OF_A_LAYER):
         name, root = prefix + tensor.gguf, decoder if layer is None else decoder.layers[layer]
         module = operator.attrgetter(tensor.module)(root)
-        if module is None:  # an output tied to the embedding, no rope divisors
+        if module is None:  # a norm that the layer has not, an output tied to the embedding
             continue
         if isinstance(module, nnx.Variable):
             tensors[f"{name}.weight"] = module.get_value()

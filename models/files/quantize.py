@@ -14,7 +14,7 @@ import numpy as np
 from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
 from ..model import Model
-from ..tensors import build, named_tensors
+from ..tensors import build, check_tensors, named_tensors
 from . import recipes
 from .gguf import completed, describe
 from .sources import open_source
@@ -44,7 +44,8 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
 
     Raises:
       ValueError: an unknown type; importance of an unknown tensor or a wrong shape; NaN, infinite
-        or too large weights, naming the tensor. TypeError: no Model.
+        or too large weights, naming the tensor. jax_q4k.GGUFError, a ValueError: the decoder's
+        tensors are not those of its configuration. TypeError: no Model.
     """
     recipe = recipes.get(type)
     if not isinstance(model, Model):
@@ -52,6 +53,7 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
             f"model is a {model.__class__.__name__}; it must be a Model (quantize_file takes paths)"
         )
     named = named_tensors(model)
+    check_tensors(model.config, named, "model")
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     importance = _checked(importance, shapes)
     tensors = {}

@@ -13,6 +13,7 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.gguf.header import parse_source
 from jax_q4k.models.files.gguf import describe
+from jax_q4k.models.layers import RMSNorm
 from jax_q4k.models.tensors import build, check_tensors, expected_tensors
 
 from .golden import NAMES, model, path
@@ -202,6 +203,34 @@ def test_an_adapter_has_no_place_in_a_file():
             match="blk.1.attn_q is a LoRA; a GGUF file holds what Linear and RMSNorm hold",
         ):
             use(adapted)
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("attention.q_norm", "attn_q_norm"),
+        ("attention.k_norm", "attn_k_norm"),
+        ("attention.post_norm", "post_attention_norm"),
+        ("mlp.post_norm", "post_ffw_norm"),
+    ],
+)
+def test_a_norm_that_the_architecture_has_not_is_not_left_out(tmp_path, place, name):
+    """The file would be of another decoder."""
+    decoder = model("llama-gqa").decoder()
+    owner, _, attribute = place.partition(".")
+    norm = RMSNorm(jnp.ones(32 if name in ("attn_q_norm", "attn_k_norm") else 256), 1e-5)
+    setattr(getattr(decoder.layers[0], owner), attribute, nnx.data(norm))
+    changed = models.Model(decoder)
+    assert f"blk.0.{name}.weight" in models.named_tensors(changed)
+    for use in (
+        lambda: models.save_gguf(changed, tmp_path / "saved.gguf"),
+        lambda: models.quantize(changed, "Q8_0"),
+    ):
+        with pytest.raises(
+            jq.GGUFError, match=f"tensor 'blk.0.{name}.weight': is not part of a llama model"
+        ):
+            use()
+    assert not (tmp_path / "saved.gguf").exists()
 
 
 @pytest.mark.parametrize("check_scales", [True, False])
