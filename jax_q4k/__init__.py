@@ -27,7 +27,14 @@ from .ops.causal_attention import causal_attention
 from .ops.checks import HEAD_DIMS, PAGE_DTYPES, page_dtype
 from .ops.dequantize import dequantize
 from .ops.embedding import embedding
-from .ops.linear import gated_matmul, linear, matmul, qkv_matmul, rms_norm_matmul
+from .ops.linear import (
+    ACTIVATION_FUNCTIONS,
+    gated_matmul,
+    linear,
+    matmul,
+    qkv_matmul,
+    rms_norm_matmul,
+)
 from .ops.mlp import mlp
 from .ops.paged_attention import paged_attention
 from .ops.paged_attention_matmul import paged_attention_matmul
@@ -39,6 +46,7 @@ from .ops.top_k import argmax, top_k
 from .quantize import quantize
 
 __all__ = [
+    "ACTIVATION_FUNCTIONS",
     "CheckpointError",
     "EXPORT_CHECKS",
     "Explanation",

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
-import jax
 from flax import nnx
 from jax import Array
 
@@ -119,7 +118,8 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """Gated feed-forward network: down(activation(gate(x)) * up(x)); norms as in Attention.
 
-    activation: "silu" (SwiGLU), or "gelu", the approximation by tanh (GeGLU).
+    activation: of jq.ACTIVATION_FUNCTIONS: "silu" (SwiGLU), or "gelu", the approximation by tanh
+      (GeGLU).
     """
 
     gate: Linear
@@ -128,6 +128,11 @@ class MLP(nnx.Module):
     norm: RMSNorm | None = None
     post_norm: RMSNorm | None = None
     activation: str = "silu"
+
+    def __post_init__(self) -> None:
+        if self.activation not in jq.ACTIVATION_FUNCTIONS:
+            known = ", ".join(jq.ACTIVATION_FUNCTIONS)
+            raise ValueError(f"activation={self.activation!r} must be one of {known}")
 
     def __call__(self, x: Array) -> Array:
         """x (..., hidden_size) -> x plus the network of it."""
@@ -139,7 +144,8 @@ class MLP(nnx.Module):
             y = jq.mlp(x, gate, up, down, residual=residual, **options)
         else:
             gate, up = linear(x, self.gate, self.up, norm=self.norm)
-            (y,) = linear(getattr(jax.nn, self.activation)(gate) * up, self.down, residual=residual)
+            activated = jq.ACTIVATION_FUNCTIONS[self.activation](gate)
+            (y,) = linear(activated * up, self.down, residual=residual)
         return y if self.post_norm is None else x + self.post_norm(y)
 
 

@@ -20,7 +20,7 @@ from . import checks, float_matmul, gemv, packed_matmul, rms_norm
 from .op import KernelCall, Op
 
 #: How a gate is applied; `gelu` is the approximation by tanh (https://arxiv.org/abs/1606.08415).
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
 }
@@ -208,8 +208,9 @@ def linear(
 
 def check_gate(activation: Any, gate: Any, up: Any) -> None:
     """Raises ValueError for an unknown activation, or a gate and an up of different shapes."""
-    if not isinstance(activation, str) or activation not in ACTIVATIONS:
-        raise ValueError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
+    if not isinstance(activation, str) or activation not in ACTIVATION_FUNCTIONS:
+        known = ", ".join(ACTIVATION_FUNCTIONS)
+        raise ValueError(f"activation={activation!r} must be one of {known}")
     checks.same_shape("up", up, gate.shape, "gate's shape")
 
 
@@ -313,7 +314,7 @@ def chain(
     h = x if norm_weight is None else steps.norm(x, norm_weight, eps)
     ys = [steps.product(h, w) for w in weights]
     if activation is not None:
-        return (ACTIVATIONS[activation](ys[0]) * ys[1],)
+        return (ACTIVATION_FUNCTIONS[activation](ys[0]) * ys[1],)
     ys = [y if bias is None else y + bias for y, bias in zip(ys, biases, strict=True)]
     return tuple(ys if residual is None else (residual + y for y in ys))
 

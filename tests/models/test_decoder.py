@@ -11,6 +11,7 @@ import jax_q4k as jq
 from jax_q4k.models import rope
 from jax_q4k.models.config import Config
 from jax_q4k.models.kv_cache import PagedCache
+from jax_q4k.models.layers import MLP, Linear
 from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
 
 from .golden import NAMES, model, reference
@@ -218,3 +219,26 @@ def test_cache_capacity_and_slots():
         PagedCache.create(config, 1, 20, dtype=jnp.int16)
     with pytest.raises(ValueError, match="2\\^31"):
         PagedCache.create(config, 2, 1 << 30)
+
+
+def test_an_mlp_knows_the_fused_operations_activations_only():
+    """jax.nn has others, which would run beside an adapter, where nothing is fused."""
+    layer = model("llama-gqa").decoder().layers[0]
+    with pytest.raises(ValueError, match="activation='relu' must be one of silu, gelu"):
+        MLP(layer.mlp.gate, layer.mlp.up, layer.mlp.down, activation="relu")
+
+
+@pytest.mark.usefixtures("exact")
+@pytest.mark.parametrize("activation", jq.ACTIVATION_FUNCTIONS)
+def test_an_mlp_beside_an_adapter_is_the_fused_one(activation):
+    class Adapter(Linear):
+        pass
+
+    mlp = model("llama-gqa").decoder().layers[0].mlp
+    x = jnp.asarray(rng.standard_normal((3, 256)), jnp.float32)
+    adapter = Adapter(mlp.gate.weight.get_value())
+    fused, stepwise = (
+        MLP(gate, mlp.up, mlp.down, norm=mlp.norm, activation=activation)(x)
+        for gate in (mlp.gate, adapter)
+    )
+    np.testing.assert_allclose(stepwise, fused, rtol=1e-5, atol=1e-5)
