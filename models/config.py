@@ -18,7 +18,7 @@ from .architectures import ARCHITECTURES
 MIN_ROPE_DIVISOR = 1e-6  # what divides a rope frequency is above this, so that angles stay finite
 
 # Far above any real model; they bound the work that a malformed file can ask for.
-_MAX_LAYERS, _MAX_HEADS, _MAX_SIZE, _MAX_CONTEXT = 1024, 4096, 1 << 24, 1 << 28
+MAX_LAYERS, _MAX_HEADS, _MAX_SIZE, _MAX_CONTEXT = 1024, 4096, 1 << 24, 1 << 28
 
 #: Keys of features that a decoder here would ignore, and the values that ask for nothing.
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -149,7 +149,7 @@ class Config:
         window = integer("attention.sliding_window", 0, least=0, most=_MAX_CONTEXT)
         if window and kind.windowed is None:
             context_length, window = min(context_length, window), 0
-        layers = integer("block_count", least=1, most=_MAX_LAYERS)
+        layers = integer("block_count", least=1, most=MAX_LAYERS)
         base, local = functools.partial(get.number, above=1.0, most=1e12), kind.local_rope_theta
         return cls(
             architecture=name,

@@ -17,7 +17,7 @@ from jax_q4k.gguf import Metadata
 
 from . import rope
 from .architecture import Architecture
-from .config import Config
+from .config import MAX_LAYERS, Config
 from .decoder import Decoder
 from .layers import MLP, Attention, DecoderLayer, Linear, RMSNorm
 from .model import Model
@@ -179,7 +179,7 @@ def _layer_counts(metadata: Mapping[str, Any]) -> tuple[int, int]:
     keys = (f"{architecture}.{key}" for key in ("block_count", "nextn_predict_layers"))
     layers, further = (metadata.get(key, 0) for key in keys)
     counts = all(isinstance(count, int) for count in (layers, further))
-    return (layers, further) if counts and 0 <= further < layers <= 1024 else (0, 0)
+    return (layers, further) if counts and 0 <= further < layers <= MAX_LAYERS else (0, 0)
 
 
 def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None:

@@ -23,8 +23,6 @@ from ..tensors import build, expected_tensors
 from . import config_json, tokenizer_files
 from .safetensors import DTYPES, Weights
 
-MAX_CONFIG = 1 << 22  # bytes of config.json
-
 _ROPE = "rope_freqs.weight"
 # Early files store what rope_theta says.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -57,7 +55,7 @@ class CheckpointSource:
         folder = given.parent if given.is_file() else given
         if not given.exists():
             raise FileNotFoundError(2, "No such file or directory", self.name)
-        fields = JSONFields.read(folder / "config.json", MAX_CONFIG)
+        fields = JSONFields.read(folder / "config.json", config_json.MAX_CONFIG)
         self.description = config_json.describe(fields)
         self.config = self.description.config
         # A folder's name need not be Unicode.

@@ -18,6 +18,8 @@ from ..config import MIN_ROPE_DIVISOR, Config
 from ..json_fields import JSONFields
 from ..rope import frequencies
 
+MAX_CONFIG = 1 << 22  # bytes of config.json, and of each file of settings beside it
+
 #: GGUF's key -> that of config.json, how it is read, its default (REQUIRED: none).
 _KEYS: dict[str, tuple[str, Callable[..., Any], Any]] = {
     "vocab_size": ("vocab_size", Fields.integer, REQUIRED),

@@ -14,8 +14,8 @@ from jax_q4k import CheckpointError
 from .. import tokenizer
 from ..json_fields import JSONFields, read_bytes
 from ..tokenizer.special_tokens import END_TEXTS
+from .config_json import MAX_CONFIG
 
-MAX_CONFIG = 1 << 22  # bytes
 MAX_TOKENIZER = 1 << 26  # bytes; the largest published tokenizer.json files have half of it
 MAX_TEMPLATE = 1 << 20  # bytes
 
