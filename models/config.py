@@ -86,16 +86,6 @@ class Config:
         return self.kind.interleaved_rope
 
     @property
-    def qkv_bias(self) -> bool:
-        """The query, key and value projections must have a bias."""
-        return self.kind.qkv_bias
-
-    @property
-    def qk_norm(self) -> bool:
-        """Queries and keys are normalized per head before the rotation."""
-        return self.kind.qk_norm
-
-    @property
     def embedding_scale(self) -> float | None:
         """Factor of the embeddings; None: 1."""
         return self.kind.embedding_scale and self.kind.embedding_scale(self)

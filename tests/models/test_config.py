@@ -25,7 +25,7 @@ def test_defaults_are_llama_cpps():
     config = Config.from_metadata(LLAMA)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 8, 64)
     assert (config.rope_dim, config.rope_theta, config.rope_factor) == (64, 10000.0, 1.0)
-    assert config.interleaved_rope and not config.qkv_bias and not config.qk_norm
+    assert config.interleaved_rope and not config.kind.qkv_bias and not config.kind.qk_norm
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,8 @@ def test_qwen(architecture, qkv_bias, qk_norm):
     metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
     metadata["general.architecture"] = architecture
     config = Config.from_metadata(metadata)
-    assert (config.qkv_bias, config.qk_norm, config.interleaved_rope) == (qkv_bias, qk_norm, False)
+    assert (config.kind.qkv_bias, config.kind.qk_norm) == (qkv_bias, qk_norm)
+    assert not config.interleaved_rope
 
 
 @pytest.mark.parametrize(
