@@ -11,6 +11,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.kernels.family import Rule
 from ptx_kernels.kernels.matvec import (
     MAX_MATRICES,
     MAX_ROWS,
@@ -22,7 +23,7 @@ from ptx_kernels.kernels.matvec import (
     matvec_rule,
     qkv_matvec,
 )
-from ptx_kernels.tuning import choose
+from ptx_kernels.tuning import choose, decide
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
@@ -47,8 +48,9 @@ def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:
     """
     if activations == "f32" or not takes([w], m):
         return False
-    config = choose(fused_matvec_rule, (w.format,), w.shape[:1], w.shape[1], m, floats=True)
-    return config.activations == "q8_1"
+    # `decide` keeps no record: what is asked here is not what is launched.
+    asked = decide(fused_matvec_rule, (w.format,), w.shape[:1], w.shape[1], m, floats=True)
+    return bool(asked.config.activations == "q8_1")
 
 
 def gemv(
@@ -76,23 +78,25 @@ def gemv(
     m, columns = x.shape if isinstance(x, jax.Array) else x[0].shape
     count = 1 if activation else len(weights)
     formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
+    products = formats, rows[:count], columns, m
     given = [bias for bias in biases or () if bias is not None]
+    rule: Rule[MatvecConfig]
+    shape: tuple[Any, ...]
     if activations == "f32":
-        config = choose(
-            float_matvec_rule, formats, rows[:count], columns, m, norm_weight is not None
-        )
+        rule, shape = float_matvec_rule, (*products, norm_weight is not None)
     else:
-        config = choose(fused_matvec_rule, formats, rows[:count], columns, m, floats, output)
+        rule, shape = fused_matvec_rule, (*products, floats, output)
         plain = len(weights) == 1 and norm_weight is residual is None and not given
-        if floats and plain and config.activations == "q8_1":
-            config = choose(matvec_rule, formats[0], rows[0], columns, m)
+        if floats and plain and decide(rule, *shape).config.activations == "q8_1":
+            rule, shape = matvec_rule, (formats[0], rows[0], columns, m)
+    config = choose(rule, *shape)
     operands, norm = _activations(launch, config, x, norm_weight, eps)
-    shape: dict[str, Any] = {"columns": columns, "m": m, "config": config, **norm}
+    common: dict[str, Any] = {"columns": columns, "m": m, "config": config, **norm}
     if config.activations != "q8_1":
-        shape["dtype"] = ptx_name(operands[0].dtype)
+        common["dtype"] = ptx_name(operands[0].dtype)
     if activation:
         kernel = gated_matvec(
-            formats=formats, n=rows[0], activation=activation, output=output, **shape
+            formats=formats, n=rows[0], activation=activation, output=output, **common
         )
     elif len(weights) == 1:
         given += [] if residual is None else [residual]
@@ -101,13 +105,13 @@ def gemv(
             n=rows[0],
             bias=bool(biases and biases[0] is not None),
             residual=residual is not None,
-            **shape,
+            **common,
         )
     else:
         if given:
             assert biases is not None
             given = [jnp.zeros(n) if b is None else b for b, n in zip(biases, rows, strict=True)]
-        kernel = qkv_matvec(formats=formats, rows=rows, biases=bool(given), **shape)
+        kernel = qkv_matvec(formats=formats, rows=rows, biases=bool(given), **common)
     planes = [plane for w in weights for plane in w.planes]
     return launch(kernel, *planes, *operands, *given)
 

@@ -214,6 +214,30 @@ def test_other_operations():
     assert jq.explain(lambda x: x + 1, floats(3)).calls == ()
 
 
+def attention_and_product(rows: int):
+    pages, table = floats(8, 2, 16, 64, dtype=jnp.bfloat16), floats(rows, 4, dtype=jnp.int32)
+    given = floats(rows, 8, 64), pages, pages, table, floats(rows, dtype=jnp.int32)
+    return jq.explain(jq.paged_attention_matmul, *given, packed("Q4_K", 4096, 512), platform="cuda")
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda rows: jq.explain(
+            jq.matmul, floats(rows, 4096), packed("Q4_K", 4096, 4096), platform="cuda"
+        ),
+        attention_and_product,
+    ],
+    ids=["matmul", "paged_attention_matmul"],
+)
+def test_what_is_chosen_is_what_is_launched(found, rows):
+    (call,) = found(rows).calls
+    launched = [kernel.arguments.get("config") for kernel in call.kernels]
+    chosen = [c.config for c in call.chosen if isinstance(c.config, MatvecConfig)]
+    assert chosen and all(config in launched for config in chosen)
+
+
 def test_times_are_predicted_if_asked_for():
     found = jq.explain(
         jq.matmul, floats(8, 4096), packed("Q4_K", 64, 4096), platform="cuda", predict=True
