@@ -239,18 +239,19 @@ def _linear(
     x, activations = checks.float_array("x", x), activations_of(activations)
     weights = _weights(x, tuple(weights))
     packed = all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
-    *leading, k = x.shape
-    m = math.prod(leading)
-    if norm is residual is biases is activation is None and len(weights) == 1:
-        y = product(x.reshape(m, k), weights[0], activations)
-        return (y.reshape(*leading, y.shape[-1]),)
     operands = _operands(x, weights, norm, biases, residual)
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
-    if m and packed and current_selection().fuses(name):
-        ys = _op.bind(*operands, eps=eps, activation=activation, activations=activations)
+    around = (activation, operands.residual, operands.norm_weight, *operands.biases)
+    ys: Sequence[jax.Array]
+    if len(weights) == 1 and all(term is None for term in around):
+        ys = [product(operands.x, weights[0], activations)]
     else:
-        ys = chain(operands, eps, activation, public_steps(activations))
-    return tuple(y.reshape(*leading, y.shape[-1]).astype(x.dtype) for y in ys)
+        operands = operands._replace(x=operands.x.astype(jnp.float32))
+        if packed and operands.x.shape[0] and current_selection().fuses(name):
+            ys = _op.bind(*operands, eps=eps, activation=activation, activations=activations)
+        else:
+            ys = chain(operands, eps, activation, public_steps(activations))
+    return tuple(y.reshape(*x.shape[:-1], y.shape[-1]).astype(x.dtype) for y in ys)
 
 
 def _weights(x: jax.Array, weights: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -274,6 +275,7 @@ def _operands(
     biases: Sequence[Any] | None,
     residual: Any,
 ) -> Operands:
+    """The primitive's operands, but for x, which keeps its dtype."""
     *leading, k = x.shape
     m, several, n = math.prod(leading), len(weights) > 1, weights[0].shape[0]
     if residual is not None:
@@ -288,7 +290,7 @@ def _operands(
         )
     named = ((f"biases[{i}]" if several else "bias", b) for i, b in enumerate(biases))
     return Operands(
-        x.reshape(m, k).astype(jnp.float32),
+        x.reshape(m, k),
         residual,
         None if norm is None else checks.float32("norm_weight", norm[0], (k,), "(k,)"),
         weights,

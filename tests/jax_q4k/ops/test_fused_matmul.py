@@ -335,6 +335,16 @@ def test_arguments_that_do_not_fit(call, error, message):
         call(jnp.ones((2, K)))
 
 
+@pytest.mark.parametrize("call", [jq.linear, jq.qkv_matmul])
+def test_no_bias_of_any_matrix_is_no_biases(call):
+    x = normal(2, K, dtype=jnp.bfloat16)
+    for weights in ((DOWN,), (GATE, DOWN)):
+        biases = (None,) * len(weights)
+        with_them = jax.make_jaxpr(lambda x, w=weights, b=biases: call(x, w, biases=b))(x)
+        without = jax.make_jaxpr(lambda x, w=weights: call(x, w))(x)
+        assert str(with_them) == str(without)
+
+
 @pytest.mark.parametrize("eps", [np.array(1e-6), -1.0, "no number"])
 def test_eps_without_a_norm_is_not_looked_at(eps):
     x = normal(2, K)
