@@ -158,11 +158,15 @@ def gated_matmul(
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
         norm_weight without eps.
     """
-    gate, up = checks.weight("gate", gate), checks.weight("up", up)
-    check_gate(activation, gate, up)
     norm = None if norm_weight is None else (norm_weight, eps)
     (y,) = _linear(
-        "gated_matmul", x, (gate, up), norm=norm, activation=activation, activations=activations
+        "gated_matmul",
+        x,
+        (gate, up),
+        names=("gate", "up"),
+        norm=norm,
+        activation=activation,
+        activations=activations,
     )
     return y
 
@@ -214,6 +218,14 @@ def check_gate(activation: Any, gate: Any, up: Any) -> None:
     checks.same_shape("up", up, gate.shape, "gate's shape")
 
 
+def check_columns(x: jax.Array, name: str, w: Any) -> None:
+    """Raises ValueError unless x is (..., k) of a matrix (n, k)."""
+    if x.ndim < 1 or x.shape[-1] != w.shape[1]:
+        raise ValueError(
+            f"x has shape {x.shape}; its last axis must be k={w.shape[1]}, as in {name} {w.shape}"
+        )
+
+
 class Operands(NamedTuple):
     """The primitive's operands; all but the weights float32."""
 
@@ -229,15 +241,24 @@ def _linear(
     x: Any,
     weights: Sequence[Any],
     *,
+    names: tuple[str, ...] = (),
     norm: tuple[Any, float | None] | None,
     biases: Sequence[Any] | None = None,
     residual: Any = None,
     activation: str | None = None,
     activations: str | None,
 ) -> tuple[jax.Array, ...]:
-    """`linear`, or `gated_matmul` with an `activation`; `name`: which of FUSIONS it is."""
+    """`linear`, or `gated_matmul` with an `activation`.
+
+    `name`: which of FUSIONS it is. `names`: of the weights, in messages.
+    """
     x, activations = checks.float_array("x", x), activations_of(activations)
-    weights = _weights(x, tuple(weights))
+    named = _weights(tuple(weights), names)
+    weights = tuple(named.values())
+    if name == "gated_matmul":
+        check_gate(activation, *weights)
+    for matrix, w in named.items():
+        check_columns(x, matrix, w)
     packed = all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
     operands = _operands(x, weights, norm, biases, residual)
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
@@ -254,18 +275,13 @@ def _linear(
     return tuple(y.reshape(*x.shape[:-1], y.shape[-1]).astype(x.dtype) for y in ys)
 
 
-def _weights(x: jax.Array, weights: tuple[Any, ...]) -> tuple[Any, ...]:
+def _weights(weights: tuple[Any, ...], names: tuple[str, ...]) -> dict[str, Any]:
+    """Name in messages -> matrix."""
     if not weights:
         raise ValueError("weights=() must hold at least one matrix")
-    several = len(weights) > 1
-    weights = tuple(
-        checks.weight(f"weights[{i}]" if several else "w", w) for i, w in enumerate(weights)
-    )
-    if x.ndim < 1 or any(x.shape[-1] != w.shape[1] for w in weights):
-        k = "k" if several else f"k={weights[0].shape[1]}"
-        shapes = [w.shape for w in weights] if several else weights[0].shape
-        raise ValueError(f"x has shape {x.shape}; its last axis must be {k}, as in w {shapes}")
-    return weights
+    if not names:
+        names = tuple(f"weights[{i}]" for i in range(len(weights))) if weights[1:] else ("w",)
+    return {name: checks.weight(name, w) for name, w in zip(names, weights, strict=True)}
 
 
 def _operands(

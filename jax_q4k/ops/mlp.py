@@ -51,10 +51,7 @@ def mlp(
     )
     linear.check_gate(activation, gate, up)
     (inner, k), (n, _) = gate.shape, down.shape
-    if x.ndim < 1 or x.shape[-1] != k:
-        raise ValueError(
-            f"x has shape {x.shape}; its last axis must be k={k}, as in gate {gate.shape}"
-        )
+    linear.check_columns(x, "gate", gate)
     if down.shape[1] != inner:
         raise ValueError(
             f"down has shape {down.shape}; it must be (n, {inner}), as gate is {gate.shape}"

@@ -4,6 +4,7 @@ Their kernels run in the simulator.
 """
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -356,6 +357,31 @@ def test_eps_without_a_norm_is_not_looked_at(eps):
     np.testing.assert_array_equal(
         jq.gated_matmul(x, GATE, UP, eps=eps), jq.gated_matmul(x, GATE, UP)
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "matrix"),
+    [
+        (lambda x: jq.matmul(x, GATE), "w"),
+        (lambda x: jq.linear(x, (GATE,)), "w"),
+        (lambda x: jq.qkv_matmul(x, (GATE, UP)), "weights[0]"),
+        (lambda x: jq.gated_matmul(x, GATE, UP), "gate"),
+        (lambda x: jq.mlp(x, GATE, UP, DOWN), "gate"),
+    ],
+)
+def test_rows_of_another_length(call, matrix):
+    for shape in ((2, 32), ()):
+        rule = f"x has shape {shape}; its last axis must be k=256, as in {matrix} (256, 256)"
+        with pytest.raises(ValueError, match=re.escape(rule)):
+            call(jnp.ones(shape))
+
+
+def test_the_matrix_that_differs_is_named():
+    rule = r"must be k=32, as in weights\[1\] \(4, 32\)"
+    with pytest.raises(ValueError, match=rule):
+        jq.qkv_matmul(jnp.ones((2, K)), (GATE, jnp.ones((4, 32))))
+    with pytest.raises(TypeError, match="up is"):
+        jq.gated_matmul(jnp.ones((2, K)), GATE, "no matrix")
 
 
 @pytest.mark.parametrize("fused", [3, True, [1]])
