@@ -61,10 +61,11 @@ def causal_attention(
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={k.shape[2]}")
     checks.same_shape("v", v, k.shape, "k's shape")
     checks.same_shape("lengths", lengths, (batch,), "(batch,)")
-    scale = head_dim**-0.5 if scale is None else checks.positive("scale", scale)
+    given = None if scale is None else checks.positive("scale", scale)
     window = checks.window(window)
     if q.size == 0:
         return q
+    scale = head_dim**-0.5 if given is None else given
     out: jax.Array = _op.bind(q, k, v, lengths, scale=scale, window=window)
     return out
 

@@ -74,6 +74,14 @@ def test_the_derivative_sees_window_and_scale(implementation):
         assert nmse(np.asarray(one), np.asarray(other)) <= 1e-10
 
 
+@pytest.mark.parametrize("shape", [(0, 3, 4, 32), (2, 0, 4, 32), (2, 3, 4, 0)])
+def test_nothing_to_attend_to(shape):
+    q, kv, lengths = np.ones(shape, "f4"), np.ones((*shape[:2], 2, shape[3]), "f4"), shape[:1]
+    assert jq.causal_attention(q, kv, kv, np.ones(lengths, "i4")).shape == shape
+    with pytest.raises(ValueError, match="scale=0.0 must be positive"):
+        jq.causal_attention(q, kv, kv, np.ones(lengths, "i4"), scale=0.0)
+
+
 @pytest.mark.parametrize(
     "options, error, message",
     [
