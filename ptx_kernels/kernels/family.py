@@ -100,6 +100,15 @@ class Rule(Generic[C]):
         """The rule's own choice for a device, whatever tables say."""
         return self.function(*((device,) if self.takes_device else ()), *shape, **named)
 
+    @property
+    def keys(self) -> Mapping[str, Key]:
+        """The keys of its rows: its arguments by name; empty where no table overrules it."""
+        return self.rows.keys if self.rows else {}
+
+    def accepts(self, config: Any, shape: tuple[Any, ...]) -> bool:
+        """True where tables may overrule the rule, and a Config goes with the shape."""
+        return self.rows is not None and self.rows.accepts(config, shape)
+
     def shape(self, *shape: Any, **named: Any) -> tuple[Any, ...]:
         """Whole shape in the order of the rule's parameters, defaults filled in.
 

@@ -71,9 +71,9 @@ def serves(rows: TableRows, row: Row, shape: Shape) -> bool:
     return (not rows.shares_rows(row.config) or all(same)) and rows.accepts(row.config, shape)
 
 
-def describe(rows: TableRows, shape: Shape) -> str:
+def describe(rule: Rule, shape: Shape) -> str:
     """The numbers of a shape: `n=4096 columns=4096 m=1`."""
-    named = zip(rows.keys.items(), shape, strict=True)
+    named = zip(rule.keys.items(), shape, strict=True)
     numbers = ((name, value) for (name, key), value in named if key.match is not Match.EQUAL)
     return " ".join(f"{name}={value}" for name, value in numbers)
 
@@ -131,29 +131,30 @@ class Table:
             found.setdefault(key, []).append(row)
         return found
 
-    def nearest(self, kernel: str, *shape: Any) -> Row | None:
+    def nearest(self, rule: Rule, *shape: Any) -> Row | None:
         """The row whose shape is nearest, or None where none is near.
 
         Equal in what must be equal (formats, ...). Of those that cover the shape (as many rows of
         activations at least) those that cover least more; among them the least distance in octaves,
         all numbers added up. The first of equals.
         """
-        rows = OVERRULED[kernel]
+        if (rows := rule.rows) is None:
+            return None
         near = [
             (distance, row)
-            for row in self._by_equal_part.get((kernel, *_equal_part(rows, shape)), [])
+            for row in self._by_equal_part.get((rule.name, *_equal_part(rows, shape)), [])
             if (distance := _distance(rows, row.shape, shape)) is not None
         ]
         return min(near, key=lambda pair: pair[0], default=(None, None))[1]
 
     def serving(self, rule: Rule, shape: Shape) -> Row | None:
         """The nearest row, where its Config goes with the shape."""
-        row = self.nearest(rule.name, *shape)
-        return row if row and serves(OVERRULED[rule.name], row, shape) else None
+        row = self.nearest(rule, *shape)
+        return row if row and rule.rows and serves(rule.rows, row, shape) else None
 
     def reason(self, rule: Rule, row: Row, shape: Shape) -> str:
         """The reason for a row: `measured for NVIDIA H200 (mine.json), this shape: 10.00 us`."""
-        nearest = f"the nearest shape, {describe(OVERRULED[rule.name], row.shape)}"
+        nearest = f"the nearest shape, {describe(rule, row.shape)}"
         found = "this shape" if row.shape == shape else nearest
         figures = ", ".join(filter(None, (f"{row.seconds * 1e6:.2f} us", row.why)))
         return f"{self.source} for {self.device} ({Path(self.path).name}), {found}: {figures}"

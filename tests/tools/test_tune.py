@@ -43,7 +43,7 @@ def test_the_model_writes_a_table(small, tmp_path):
     table = tables.load(path)
     assert (table.device, table.multiprocessors, table.source) == ("H200", 132, "model")
     assert [r.shape for r in table.rows] == [("Q4_K", 14336, 4096, 1), ("Q4_K", 64, 4096, 1)]
-    large = table.nearest("matvec", "Q4_K", 14336, 4096, 1)
+    large = table.nearest(matvec_rule, "Q4_K", 14336, 4096, 1)
     assert large.config.lanes == 8 and large.why.startswith("bandwidth bound, as the rule")
     assert 14336 * 2304 / REFERENCE.bandwidth < large.seconds < 20e-6
     made = json.loads(path.read_text())["made"]["matvec"]
@@ -68,7 +68,7 @@ def test_rules_that_were_not_searched_stay(small, monkeypatch, tmp_path):
     again = json.loads(path.read_text())
     assert sorted(map(str, again["rows"])) == sorted(map(str, first["rows"]))
     assert again["made"]["matvec"] == first["made"]["matvec"]
-    assert tables.load(path).nearest("gemm", "Q8_0", 64, 896, 64).why == "so"
+    assert tables.load(path).nearest(gemm_rule, "Q8_0", 64, 896, 64).why == "so"
 
 
 def prediction(seconds: float, slack: float) -> Prediction:

@@ -11,7 +11,8 @@ import pytest
 from ptx_kernels import tuning
 from ptx_kernels.kernels import FAMILIES
 from ptx_kernels.kernels.family import Rule
-from ptx_kernels.kernels.matvec import MatvecConfig, matvec_rule
+from ptx_kernels.kernels.gemm import gemm_rule
+from ptx_kernels.kernels.matvec import MatvecConfig, fused_matvec_rule, matvec_rule
 from ptx_kernels.tuning import Choice, choose, decide, on_device, tables, target
 from ptx_kernels.tuning.tables import Table, TuningTableError
 
@@ -143,7 +144,7 @@ def test_a_file_that_cannot_be_read(tmp_path):
 )
 def test_the_nearest_row_serves(n, columns, m, warps):
     t = table(row(warps=1), row(n=14336, warps=2), row(m=4, warps=4), row(format="Q6_K", warps=8))
-    found = t.nearest("matvec", "Q4_K", n, columns, m)
+    found = t.nearest(matvec_rule, "Q4_K", n, columns, m)
     assert (found and found.config.warps) == warps
 
 
@@ -162,7 +163,7 @@ def test_keys_of_joined_matrices():
     def found(
         formats=("Q4_K", "Q6_K"), rows=(64, 32), columns=4096, m=1, floats=True, output="f32"
     ):
-        row = t.nearest("fused_matvec", formats, rows, columns, m, floats, output)
+        row = t.nearest(fused_matvec_rule, formats, rows, columns, m, floats, output)
         return row and row.seconds
 
     assert found() == 1e-5 and found(rows=(64, 128)) == 2e-5 and found(m=3) == 3e-5
@@ -200,11 +201,11 @@ def test_keys_of_prompts():
         row(n=8192, m=64, seconds=3e-5, **gemm),
     )
     seconds = {
-        m: (r := t.nearest("gemm", "Q4_K", 4096, 4096, m)) and r.seconds
+        m: (r := t.nearest(gemm_rule, "Q4_K", 4096, 4096, m)) and r.seconds
         for m in (8, 9, 16, 17, 32, 64, 65)
     }
     assert seconds == {8: 1e-5, 9: 1e-5, 16: 1e-5, 17: None, 32: 2e-5, 64: 2e-5, 65: None}
-    assert t.nearest("gemm", "Q4_K", 6000, 4096, 64).seconds == 3e-5
+    assert t.nearest(gemm_rule, "Q4_K", 6000, 4096, 64).seconds == 3e-5
 
 
 def test_tables_know_their_device():
@@ -278,6 +279,13 @@ def test_packaged_tables_are_sound():
     for t in found:
         shapes = [(r.kernel, *r.shape) for r in t.rows]
         assert len(set(shapes)) == len(shapes)
+
+
+def test_rules_of_no_family_may_have_rows(monkeypatch):
+    """Tables hold none for them."""
+    monkeypatch.setattr(tables, "packaged", lambda: (table(row()),))
+    mine = Rule("mine", _of_16_warps, matvec_rule.rows)
+    assert decide(mine, "Q4_K", 4096, 4096, 1).config == MatvecConfig(warps=16)
 
 
 def test_choices_are_recorded():
