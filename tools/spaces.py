@@ -11,7 +11,7 @@ from ptx_kernels.devices import target
 from ptx_kernels.formats import get as block_format
 from ptx_kernels.formats import names
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.family import Rule, TableRows
+from ptx_kernels.kernels.family import Rule
 from ptx_kernels.kernels.gemm import GemmConfig, gemm_rule
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig, fused_matvec_rule, matvec_rule
 from ptx_kernels.kernels.matvec.rules import INLINE_VALUES, even_blocks
@@ -59,7 +59,7 @@ class Space:
       shapes: formats -> the shapes of a table, what matters most first: time may be short.
       varied: shape, the rule's Config, multiprocessors -> Configs worth trying beside the rule's.
       kernel: shape -> the family of the kernel that stands for the rule's, and its arguments but
-        for the Config.
+        for the Config. None: the family of the rule's name, the rule's arguments.
       code_shape: shape -> the one whose machine code stands for it where the model predicts: that
         of other shapes differs in constants.
     """
@@ -67,18 +67,13 @@ class Space:
     of: Rule
     shapes: Callable[[Sequence[str]], Iterator[Shape]]
     varied: Callable[[Shape, Any, int], Sequence[Any]]
-    kernel: Callable[[Shape], tuple[str, dict[str, Any]]]
+    kernel: Callable[[Shape], tuple[str, dict[str, Any]]] | None = None
     code_shape: Callable[[Shape], Shape] = lambda shape: shape
 
     @property
     def rule(self) -> str:
         """The rule's name."""
         return self.of.name
-
-    @property
-    def _rows(self) -> TableRows:
-        assert self.of.rows is not None, self.rule
-        return self.of.rows
 
     def of_rule(self, shape: Shape, multiprocessors: int) -> Any:
         """The rule's choice."""
@@ -88,11 +83,15 @@ class Space:
         """Configs worth trying that go with the shape: the rule's, and what varies around it."""
         first = self.of_rule(shape, multiprocessors)
         found = dict.fromkeys([first, *self.varied(shape, first, multiprocessors)])
-        return tuple(config for config in found if self._rows.accepts(config, shape))
+        return tuple(config for config in found if self.of.accepts(config, shape))
+
+    def _named(self, shape: Shape) -> dict[str, Any]:
+        """The rule's arguments by name."""
+        return dict(zip(self.of.keys, shape, strict=True))
 
     def build(self, shape: Shape, config: Any) -> Kernel | None:
         """The kernel of a shape; None where the Config does not go with it."""
-        family, arguments = self.kernel(shape)
+        family, arguments = self.kernel(shape) if self.kernel else (self.rule, self._named(shape))
         try:
             return KERNELS[family](**arguments, config=config)
         except KernelError:
@@ -100,28 +99,28 @@ class Space:
 
     def row(self, shape: Shape, config: Any, seconds: float, why: str = "") -> dict[str, Any]:
         """A table's row: the Config's fields that differ from their defaults."""
-        default = self._rows.config()
+        default = type(config)()
         fields = {
             name: value for name, value in vars(config).items() if value != getattr(default, name)
         }
-        keys = dict(zip(self._rows.keys, shape, strict=True))
-        row = {"kernel": self.rule, **keys, "config": fields, "seconds": seconds}
+        row = {"kernel": self.rule, **self._named(shape), "config": fields, "seconds": seconds}
         return row | ({"why": why} if why else {})
 
 
-def _fits(rule: Rule, config: Any, shape: Shape) -> bool:
-    return rule.rows is not None and rule.rows.accepts(config, shape)
+def _one_matrix(
+    rule: Rule, config: Any, formats: Sequence[str], rows: Sequence[int]
+) -> Iterator[Shape]:
+    """One matrix of each of SHAPES, with so many rows of activations each.
+
+    Formats skip columns that are no multiple of their blocks, which the Config tells.
+    """
+    for m in rows:
+        for n, columns in SHAPES:
+            shapes = ((format, n, columns, m) for format in formats)
+            yield from (shape for shape in shapes if rule.accepts(config, shape))
 
 
 # --- matvec ---
-
-
-def _matvec_shapes(formats: Sequence[str]) -> Iterator[Shape]:
-    """Formats skip columns that are no multiple of their blocks."""
-    for m in ROWS:
-        for n, columns in SHAPES:
-            shapes = ((format, n, columns, m) for format in formats)
-            yield from (shape for shape in shapes if _fits(matvec_rule, PRESETS["dp4a"], shape))
 
 
 def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
@@ -147,10 +146,6 @@ def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
         for warps in (1, 2, 4)
     ]
     return tuple(dict.fromkeys([*named, *varied]))
-
-
-def _matvec_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
-    return "matvec", dict(zip(("format", "n", "columns", "m"), shape, strict=True))
 
 
 # --- fused_matvec ---
@@ -181,7 +176,7 @@ def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
                 yield from (
                     shape
                     for shape in found
-                    if _fits(fused_matvec_rule, fused_matvec_rule(target(), *shape), shape)
+                    if fused_matvec_rule.accepts(fused_matvec_rule(target(), *shape), shape)
                 )
 
 
@@ -233,13 +228,6 @@ def _fused_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
 # --- gemm ---
 
 
-def _gemm_shapes(formats: Sequence[str]) -> Iterator[Shape]:
-    for m in PROMPTS:
-        for n, columns in SHAPES:
-            shapes = ((format, n, columns, m) for format in formats)
-            yield from (shape for shape in shapes if _fits(gemm_rule, GemmConfig(), shape))
-
-
 def gemm_configs(m: int) -> list[GemmConfig]:
     """Every tile that is no larger than the activations.
 
@@ -254,26 +242,20 @@ def gemm_configs(m: int) -> list[GemmConfig]:
     ]
 
 
-def _gemm_kernel(shape: Shape) -> tuple[str, dict[str, Any]]:
-    return "gemm", dict(zip(("format", "n", "columns", "m"), shape, strict=True))
-
-
 SPACES: dict[str, Space] = {
     space.rule: space
     for space in (
         Space(
             matvec_rule,
-            _matvec_shapes,
+            lambda names: _one_matrix(matvec_rule, PRESETS["dp4a"], names, ROWS),
             lambda shape, *_: matvec_configs(shape[3]),
-            _matvec_kernel,
             code_shape=lambda shape: (shape[0], 4096, *shape[2:]),
         ),
         Space(fused_matvec_rule, _fused_shapes, fused_configs, _fused_kernel),
         Space(
             gemm_rule,
-            _gemm_shapes,
+            lambda names: _one_matrix(gemm_rule, GemmConfig(), names, PROMPTS),
             lambda shape, *_: gemm_configs(shape[3]),
-            _gemm_kernel,
             code_shape=lambda shape: (shape[0], 4096, 896 if shape[2] % 256 else 4096, 512),
         ),
     )
