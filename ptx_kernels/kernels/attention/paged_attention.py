@@ -189,10 +189,10 @@ def paged_attention(
       sinks: an extra logit per query head in the softmax's denominator, with no value.
       output: `f32`, or with one split `q8_1`; see `declare_result`.
     """
-    splits, group = config.splits, _check(num_heads, num_kv_heads, soft_cap, config)
+    pages = batch, num_pages, pages_per_sequence
+    _check(num_heads, num_kv_heads, soft_cap, config, pages if contiguous else None)
+    splits, group = config.splits, num_heads // num_kv_heads
     queries = min(config.queries, group)
-    if contiguous:
-        _check_contiguous(batch, num_pages, pages_per_sequence)
     q = k.input("q", f32, (batch, num_heads, head_dim))
     keys, values = declare_pages(k.input, dtype, (num_pages, num_kv_heads, page_size, head_dim))
     block_tables = None if contiguous else k.input("block_tables", s32, (batch, pages_per_sequence))
@@ -229,9 +229,13 @@ def paged_attention(
 
 
 def _check(
-    num_heads: int, num_kv_heads: int, soft_cap: float | None, config: PagedAttentionConfig
-) -> int:
-    """Query heads that share a KV head."""
+    num_heads: int,
+    num_kv_heads: int,
+    soft_cap: float | None,
+    config: PagedAttentionConfig,
+    contiguous: tuple[int, int, int] | None,
+) -> None:
+    """`contiguous`: batch, pages, pages of a sequence; None: there are block tables."""
     if num_heads % num_kv_heads:
         raise KernelError(
             f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}"
@@ -240,14 +244,12 @@ def _check(
         raise KernelError(f"soft_cap={soft_cap} must be positive")
     if config.load_bytes not in (8, 16):
         raise KernelError(f"load_bytes={config.load_bytes} must be 8 or 16")
-    return num_heads // num_kv_heads
-
-
-def _check_contiguous(batch: int, num_pages: int, pages_per_sequence: int) -> None:
-    if (num_pages, pages_per_sequence) != (batch, 1):
-        raise KernelError(
-            f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1"
-        )
+    if contiguous is not None:
+        batch, num_pages, pages_per_sequence = contiguous
+        if (num_pages, pages_per_sequence) != (batch, 1):
+            raise KernelError(
+                f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1"
+            )
 
 
 def _length(k: Builder, context_len: Pointer, capacity: int) -> Value:
