@@ -116,11 +116,13 @@ def _float_matvec(
         return PRESETS[next(name for name, least in _SHARED_ROWS if columns >= least)]
     preset = PRESETS["tiled" if staged else "fused_f32" if m <= 2 else "chunked"]
     per_warp = min((4 if m <= 2 else 2) // together, *rows)
-    blocks = even_blocks(
-        rows, preset.warps * per_warp, preset.resident_blocks, device.multiprocessors
-    )
+    blocks = 0
+    if staged:
+        blocks = even_blocks(
+            rows, preset.warps * per_warp, preset.resident_blocks, device.multiprocessors
+        )
     lanes = preset.lanes if m <= 2 else 16  # of narrower loads: with eight some formats spill
-    return replace(preset, rows_per_warp=per_warp, lanes=lanes, persistent=blocks if staged else 0)
+    return replace(preset, rows_per_warp=per_warp, lanes=lanes, persistent=blocks)
 
 
 #: (preset, least columns) for rows that several warps share, most warps first.
