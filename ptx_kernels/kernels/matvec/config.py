@@ -103,6 +103,11 @@ class MatvecConfig:
             )
 
     @property
+    def floats(self) -> bool:
+        """True where products are of floats, not of int8."""
+        return self.activations == "f32"
+
+    @property
     def block_rows(self) -> int:
         """Rows that a block computes at once."""
         return self.warps // self.warps_per_row * self.rows_per_warp

@@ -25,18 +25,22 @@ class Dots:
     """
 
     def __init__(
-        self, k: Builder, matrix: Matrix, team: Team, m: int, config: MatvecConfig, *, floats: bool
+        self, k: Builder, matrix: Matrix, team: Team, m: int, config: MatvecConfig
     ) -> None:
         self._k, self._config, self._block_size = k, config, matrix.block_size
-        self._dot = dot_f32 if floats else dot_q8_1
+        self._dot = dot_f32 if config.floats else dot_q8_1
         self._streams = config.streams(matrix.format)
         lanes = config.lanes_per_block(matrix.format)
         self._stream = k.lane_id // lanes
         if team.member is not None:
             self._stream = team.member * (WARP // lanes) + self._stream
-        broadcast = config.broadcast_header
         share = Share(
-            team.row, self._stream, k.lane_id % lanes, lanes, floats=floats, broadcast=broadcast
+            team.row,
+            self._stream,
+            k.lane_id % lanes,
+            lanes,
+            floats=config.floats,
+            broadcast=config.broadcast_header,
         )
         self._row = formats.get(matrix.format).row(k, matrix.planes, share)
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]

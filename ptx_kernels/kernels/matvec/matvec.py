@@ -24,10 +24,7 @@ def product(
     """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`)."""
     with teams(k, weights[0].rows, epilogue.config, count, block=block) as team:
         addends = epilogue.load(team)
-        dots = [
-            Dots(k, each, team, epilogue.m, epilogue.config, floats=prologue.floats)
-            for each in weights
-        ]
+        dots = [Dots(k, each, team, epilogue.m, epilogue.config) for each in weights]
         for x, width in prologue.pieces():
             with team.active(k):
                 for part, each in zip(dots, weights, strict=True):

@@ -82,10 +82,6 @@ class Prologue:
             even = -(-steps // -(-steps // most))
             self._chunk = k.shared("chunk", f32, (m, min(even * _CHUNK_STEP, columns)))
 
-    @property
-    def floats(self) -> bool:
-        return self._config.activations == "f32"
-
     def _is_dynamic(self, nbytes: int) -> bool:
         if nbytes > MOST_BYTES:
             raise KernelError(
@@ -101,7 +97,7 @@ class Prologue:
             return
         if self._weight is not None:
             self._normalize(self._weight)
-        elif self.floats:
+        elif self._config.floats:
             self._copy(self._staged[0], 0, self._columns)
         else:
             for run in self._loaded(self._x.at(0), self._m * self._columns):
@@ -140,7 +136,7 @@ class Prologue:
 
     def _put(self, row: Value | int, run: Run) -> None:
         """A run of a row into shared memory."""
-        if self.floats:
+        if self._config.floats:
             store_floats(self._staged[0].at(row, run.first), run.values, where=run.inside)
         else:
             quants, scale_sum = self._staged
