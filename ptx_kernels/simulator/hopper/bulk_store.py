@@ -99,8 +99,7 @@ class BulkStores:
         """The lanes have waited: whoever writes the bytes must come after this read of theirs."""
         if copy.lanes.size:
             shared, issuers = self.batch.shared, _of(frame, copy)
-            access = Access(issuers, copy.instruction, copy.sources, 0, CHUNK)
-            at = shared.at(issuers, access, copy.sources)
+            at = shared.at(issuers, copy.instruction, copy.sources, CHUNK)
             shared.shadow.access(self.batch.happens_before, "fetch", at)
 
     def _check_source(self, at: Located, what: str) -> None:

@@ -13,7 +13,7 @@ from ..races.conflicts import READING, Kind, kind_of
 from ..races.releases import Releases
 from ..races.shadow import Shadow
 from ..races.strong import Strong
-from ..text.program import Program
+from ..text.program import Instruction, Program
 from .context import Context
 from .items import ITEMS, item_view
 
@@ -59,7 +59,10 @@ class SharedMemory:
 
     def store(self, access: Access, values: np.ndarray) -> None:
         """Stores items, shape (lanes of the frame,) or (1,); a warp's highest lane wins."""
-        at = self.locate(access)
+        self.write(self.locate(access), values)
+
+    def write(self, at: Located, values: np.ndarray) -> None:
+        """`store` to a place that is known."""
         self._touch("write", at)
         self.scatter(at, values)
         if self.releases.known:
@@ -124,13 +127,12 @@ class SharedMemory:
             told = f"shared offset {int(offsets[position])} is no multiple of {width} bytes"
             raise access.fault(Misaligned, position, told)
         items = (offsets + self.starts(frame)) >> (width.bit_length() - 1)
-        return self.at(frame, access, items)
+        return self.at(frame, access.instruction, items, width)
 
-    def at(self, frame: Frame, access: Access | Located, items: np.ndarray) -> Located:
-        """An access at these items."""
-        width = access.width
+    def at(self, frame: Frame, instruction: Instruction, items: np.ndarray, width: int) -> Located:
+        """An access to these items of `width` bytes."""
 
         def place(position: int) -> str:
             return self.name(int(items[position]) * width)
 
-        return Located(frame, access.instruction, items, width, 0, place)
+        return Located(frame, instruction, items, width, 0, place)

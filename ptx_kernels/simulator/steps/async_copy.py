@@ -29,18 +29,18 @@ class Copy:
 
     Attributes:
       groups: number of the lane's group that the copy belongs to.
-      addresses: shared, u32.
+      targets: items of the batch's shared memory.
       items: what arrives.
     """
 
     instruction: Instruction
     lanes: np.ndarray
     groups: np.ndarray
-    addresses: np.ndarray
+    targets: np.ndarray
     items: np.ndarray
 
     def take(self, where: np.ndarray) -> Copy:
-        arrays = (self.lanes, self.groups, self.addresses, self.items)
+        arrays = (self.lanes, self.groups, self.targets, self.items)
         return Copy(self.instruction, *(x[where] for x in arrays))
 
 
@@ -62,10 +62,11 @@ class AsyncCopies:
         arrive.
         """
         access = Access(frame, instruction, addresses, 0, items.dtype.itemsize)
-        self.shared.store(access, np.zeros_like(items))
-        self.in_flight.begin(self.shared.locate(access))
+        at = self.shared.locate(access)
+        self.shared.write(at, np.zeros_like(items))
+        self.in_flight.begin(at)
         lanes = frame.all_lanes
-        copy = Copy(instruction, lanes, self.committed[lanes] + 1, addresses, items)
+        copy = Copy(instruction, lanes, self.committed[lanes] + 1, at.items, items)
         self.copies.append(copy)
 
     def commit(self, frame: Frame) -> None:
@@ -87,9 +88,9 @@ class AsyncCopies:
     def _arrive(self, frame: Frame, copy: Copy) -> None:
         issuers = frame.subset(np.searchsorted(frame.all_lanes, copy.lanes))
         width = copy.items.dtype.itemsize
-        access = Access(issuers, copy.instruction, copy.addresses, 0, width)
-        self.in_flight.end(self.shared.locate(access).items, width)
-        self.shared.store(access, copy.items)
+        at = self.shared.at(issuers, copy.instruction, copy.targets, width)
+        self.in_flight.end(at.items, width)
+        self.shared.write(at, copy.items)
 
 
 def shared_in_flight(batch: Batch) -> InFlight:
