@@ -16,6 +16,7 @@ from ..access import Access, Located
 from ..batch import Batch
 from ..errors import AsyncPending
 from ..frame import Frame
+from ..steps.async_copy import Groups, issuers
 from ..steps.binding import Call, Place
 from ..steps.meaning import means
 from ..text.program import Instruction
@@ -54,7 +55,7 @@ class BulkStores:
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.committed = np.zeros(batch.layout.lanes, np.int64)  # groups of each lane
+        self.groups = Groups(batch.layout.lanes)
         self.stores: list[BulkStore] = []
         batch.shared.guards.append(self._check_source)
         batch.memory.guards.append(self._check_target)
@@ -69,7 +70,7 @@ class BulkStores:
         check_start(shared, "fetch", at)
         items = shared.views[CHUNK].take(at.items)
         self.batch.memory.store(Access(frame, instruction, targets, 0, CHUNK), items)
-        groups, unread = self.committed[lanes] + 1, np.zeros(lanes.size, np.bool_)
+        groups, unread = self.groups.open(lanes), np.zeros(lanes.size, np.bool_)
         copy = BulkStore(instruction, lanes, groups, at.items, targets, items, unread)
         self.stores.append(copy)
 
@@ -78,11 +79,10 @@ class BulkStores:
 
         Afterwards they have been read (`read_only`), or have arrived.
         """
-        here = np.zeros(self.committed.size, np.bool_)
-        here[frame.all_lanes] = True
+        awaited = self.groups.awaited(frame, pending)
         copies, self.stores = self.stores, []
         for copy in copies:
-            done = here[copy.lanes] & (copy.groups <= self.committed[copy.lanes] - pending)
+            done = copy.groups <= awaited[copy.lanes]
             self._end_fetch(frame, copy.take(done & ~copy.read))
             copy.read |= done
             if read_only:
@@ -90,7 +90,8 @@ class BulkStores:
                 continue
             some = copy.take(done)
             if some.lanes.size:
-                access = Access(_of(frame, some), some.instruction, some.targets, 0, CHUNK)
+                waiting = issuers(frame, some.lanes)
+                access = Access(waiting, some.instruction, some.targets, 0, CHUNK)
                 self.batch.memory.store(access, some.items)
             if not done.all():
                 self.stores.append(copy.take(~done))
@@ -98,8 +99,8 @@ class BulkStores:
     def _end_fetch(self, frame: Frame, copy: BulkStore) -> None:
         """The lanes have waited: whoever writes the bytes must come after this read of theirs."""
         if copy.lanes.size:
-            shared, issuers = self.batch.shared, _of(frame, copy)
-            at = shared.at(issuers, copy.instruction, copy.sources, CHUNK)
+            shared = self.batch.shared
+            at = shared.at(issuers(frame, copy.lanes), copy.instruction, copy.sources, CHUNK)
             shared.shadow.access(self.batch.happens_before, "fetch", at)
 
     def _check_source(self, at: Located, what: str) -> None:
@@ -140,11 +141,6 @@ class BulkStores:
                 raise self.batch.layout.fault(AsyncPending, copy.instruction, lane, told)
 
 
-def _of(frame: Frame, copy: BulkStore) -> Frame:
-    """The lanes that issued the copies, all of the frame."""
-    return frame.subset(np.searchsorted(frame.all_lanes, copy.lanes))
-
-
 @means("cp.async.bulk.global", synchronizes=True)
 def store(
     call: Call,
@@ -165,7 +161,7 @@ def store(
 
 @means("cp.async.bulk.commit_group", synchronizes=True)
 def commit(call: Call) -> None:
-    call.batch.state(BulkStores).committed[call.frame.all_lanes] += 1
+    call.batch.state(BulkStores).groups.commit(call.frame)
 
 
 @means("cp.async.bulk.wait_group", synchronizes=True)

@@ -44,13 +44,41 @@ class Copy:
         return Copy(self.instruction, *(x[where] for x in arrays))
 
 
+class Groups:
+    """The groups that each lane's copies form: numbered from 1, the last one still open."""
+
+    def __init__(self, lanes: int) -> None:
+        self._committed = np.zeros(lanes, np.int64)
+
+    def open(self, lanes: np.ndarray) -> np.ndarray:
+        """Number of each lane's open group."""
+        return self._committed[lanes] + 1
+
+    def commit(self, frame: Frame) -> None:
+        self._committed[frame.all_lanes] += 1
+
+    def awaited(self, frame: Frame, pending: int) -> np.ndarray:
+        """Number of the last group that each of the frame's lanes waits for, 0 or less for none.
+
+        That is all of its groups except for the `pending` youngest; other lanes wait for none.
+        """
+        last = np.zeros_like(self._committed)
+        last[frame.all_lanes] = self._committed[frame.all_lanes] - pending
+        return last
+
+
+def issuers(frame: Frame, lanes: np.ndarray) -> Frame:
+    """The lanes that issued copies, all of the frame; one may come several times."""
+    return frame.subset(np.searchsorted(frame.all_lanes, lanes))
+
+
 class AsyncCopies:
     """The copies of a batch's lanes, in groups."""
 
     def __init__(self, batch: Batch) -> None:
         self.shared = batch.shared
         self.in_flight = batch.state(shared_in_flight)
-        self.committed = np.zeros(batch.layout.lanes, np.int64)  # groups of each lane
+        self.groups = Groups(batch.layout.lanes)
         self.copies: list[Copy] = []
 
     def issue(
@@ -66,19 +94,14 @@ class AsyncCopies:
         self.shared.write(at, np.zeros_like(items))
         self.in_flight.begin(at)
         lanes = frame.all_lanes
-        copy = Copy(instruction, lanes, self.committed[lanes] + 1, at.items, items)
+        copy = Copy(instruction, lanes, self.groups.open(lanes), at.items, items)
         self.copies.append(copy)
-
-    def commit(self, frame: Frame) -> None:
-        self.committed[frame.all_lanes] += 1
 
     def wait(self, frame: Frame, pending: int) -> None:
         """Lets all groups of the frame's lanes arrive except for the `pending` youngest."""
-        here = np.zeros(self.committed.size, np.bool_)
-        here[frame.all_lanes] = True
-        left = []
+        awaited, left = self.groups.awaited(frame, pending), []
         for copy in self.copies:
-            done = here[copy.lanes] & (copy.groups <= self.committed[copy.lanes] - pending)
+            done = copy.groups <= awaited[copy.lanes]
             if done.any():
                 self._arrive(frame, copy.take(done))
             if not done.all():
@@ -86,9 +109,8 @@ class AsyncCopies:
         self.copies = left
 
     def _arrive(self, frame: Frame, copy: Copy) -> None:
-        issuers = frame.subset(np.searchsorted(frame.all_lanes, copy.lanes))
         width = copy.items.dtype.itemsize
-        at = self.shared.at(issuers, copy.instruction, copy.targets, width)
+        at = self.shared.at(issuers(frame, copy.lanes), copy.instruction, copy.targets, width)
         self.in_flight.end(at.items, width)
         self.shared.write(at, copy.items)
 
@@ -100,7 +122,7 @@ def shared_in_flight(batch: Batch) -> InFlight:
 
 @means("cp.async.commit_group")
 def commit(call: Call) -> None:
-    call.batch.state(AsyncCopies).commit(call.frame)
+    call.batch.state(AsyncCopies).groups.commit(call.frame)
 
 
 @means("cp.async.wait_group")
