@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -62,11 +62,11 @@ class Batch:
         self.exited = np.zeros(layout.lanes, np.bool_)
         self.deliveries: list[Callable[[set[int]], None]] = []
         self.at_end: list[Callable[[], None]] = []
-        self._states: dict[type, object] = {}
+        self._states: dict[Callable[[Batch], Any], Any] = {}
 
     def state(self, kind: Callable[[Batch], State]) -> State:
         """State that only some instructions need: made for the first of them that runs."""
-        found = self._states.get(cast(type, kind))
+        found: State | None = self._states.get(kind)
         if found is None:
-            found = self._states[cast(type, kind)] = kind(self)
-        return cast(State, found)
+            found = self._states[kind] = kind(self)
+        return found
