@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ...ptx.instructions.rounding import flush
+
 Operation = Callable[..., np.ndarray]  # (old, operand, ...) -> new
 
 
@@ -43,16 +45,9 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def _flushed(x: np.ndarray) -> np.ndarray:
-    """Subnormal floats as zeros of their sign."""
-    return np.where(
-        np.abs(x) < np.finfo(np.float32).smallest_normal, np.copysign(np.float32(0), x), x
-    )
-
-
 def add_in_global(old: np.ndarray, x: np.ndarray) -> np.ndarray:
     """add.f32 in global memory flushes subnormals, in shared memory it keeps them."""
-    return _flushed(_flushed(old) + _flushed(x))
+    return flush(flush(old) + flush(x))
 
 
 def serve(
