@@ -22,7 +22,18 @@ from . import (  # noqa: F401  (they fill the table)
     memory,
     warps,
 )
-from .machine_row import NAMED_TYPES, At, From, Number, Spelled, To, Words, machine_row, named_type
+from .machine_row import (
+    NAMED_TYPES,
+    At,
+    From,
+    Number,
+    Spelled,
+    To,
+    Words,
+    is_untyped,
+    machine_row,
+    named_type,
+)
 from .rounding import bf16_to_f32, f32_to_bf16
 from .row import BASELINE, INSTRUCTIONS, Error, Instruction, Version
 
@@ -41,6 +52,7 @@ __all__ = [
     "Words",
     "bf16_to_f32",
     "f32_to_bf16",
+    "is_untyped",
     "machine_row",
     "named_type",
 ]

@@ -25,6 +25,11 @@ def named_type(name: str) -> Type | None:
     return NAMED_TYPES.get(name)
 
 
+def is_untyped(name: str) -> bool:
+    """True of `.b` spellings: of operands that registers of any class of their size hold."""
+    return name in BIT_TYPES
+
+
 @dataclass(frozen=True)
 class To:
     """A destination.

@@ -7,7 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...ptx.instructions import At, From, Number, Spelled, To, Version, Words, named_type
+from ...ptx.instructions import (
+    NAMED_TYPES,
+    At,
+    From,
+    Number,
+    Spelled,
+    To,
+    Version,
+    Words,
+    is_untyped,
+)
 from ...ptx.types import Type
 from ..access import Access
 from ..batch import Batch
@@ -206,6 +216,4 @@ def _nothing(frame: Frame) -> None:
 
 def _type(spelling: str) -> tuple[Type, bool]:
     """The type of an operand, and whether registers of any class of its size will do."""
-    found = named_type(spelling)
-    assert found is not None
-    return found, spelling[0] == "b" and spelling[1:].isdigit()
+    return NAMED_TYPES[spelling], is_untyped(spelling)

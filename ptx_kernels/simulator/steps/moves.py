@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ptx.instructions import named_type
+from ...ptx.instructions import NAMED_TYPES, is_untyped, named_type
 from ...ptx.types import REGISTER_DTYPES
 from ..batch import Batch
 from ..errors import ParseError, TypeMismatch
@@ -27,7 +27,7 @@ def compile_move(operands: Operands, instruction: Instruction) -> Step:
         raise operands.unknown(instruction)
     operands.count(instruction, 2)
     destination, source = instruction.operands
-    untyped = parts[1].startswith("b")
+    untyped = is_untyped(parts[1])
     if isinstance(destination, Vector):
         return _unpack(operands, instruction, destination, source, type_.size)
     if isinstance(source, Vector):
@@ -101,8 +101,7 @@ def _unpack(
     element = _check_vector(operands, instruction, vector, size)
     if not isinstance(source, Register | Immediate):
         raise operands.error(TypeMismatch, instruction, "a vector is unpacked from a register")
-    type_ = named_type(f"u{8 * size}")
-    assert type_ is not None
+    type_ = NAMED_TYPES[f"u{8 * size}"]
     origin, _ = operands.source(source, type_, instruction, untyped=True)
     slots = [(r.index, REGISTER_DTYPES[r.cls]) for r in vector.items if isinstance(r, Register)]
     if len(slots) != len(vector.items):
@@ -129,8 +128,7 @@ def _pack(
             TypeMismatch, instruction, f"a vector of {size} bytes needs a register of that size"
         )
     slot, held = destination.index, REGISTER_DTYPES[destination.cls]
-    part = named_type(f"u{8 * element.itemsize}")
-    assert part is not None
+    part = NAMED_TYPES[f"u{8 * element.itemsize}"]
     sources = [operands.source(item, part, instruction, untyped=True)[0] for item in vector.items]
 
     def run(batch: Batch, frame: Frame) -> None:

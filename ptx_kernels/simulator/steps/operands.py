@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ...ptx.instructions import Version
-from ...ptx.instructions.machine_row import BIT_TYPES
 from ...ptx.types import REGISTER_DTYPES, Type
 from ..address_space import buffer_base
 from ..errors import ParseError, SimulationError, TypeMismatch, UnknownInstruction
@@ -25,11 +24,6 @@ ADDRESS_CLASSES = {
 }
 
 Convert = Callable[[np.ndarray], np.ndarray]
-
-
-def is_untyped(opcode: str) -> bool:
-    """True if the opcode's type is .b: a register of any class of that size will do."""
-    return opcode.rsplit(".", 1)[-1] in BIT_TYPES
 
 
 class Operands:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...ptx.instructions import INSTRUCTIONS
+from ...ptx.instructions import INSTRUCTIONS, is_untyped
 from ..batch import Batch
 from ..frame import Frame
 from ..perturbation import moved
 from ..text.program import Instruction
-from .operands import Operands, is_untyped
+from .operands import Operands
 from .step import Step
 
 
@@ -17,7 +17,8 @@ def compile_row(operands: Operands, instruction: Instruction) -> Step:
         raise operands.unknown(instruction)
     operands.needs(instruction, row.needs)
     operands.count(instruction, 1 + len(row.operands))
-    untyped, wider = is_untyped(row.opcode), row.opcode.startswith("cvt.")
+    untyped = is_untyped(row.opcode.rsplit(".", 1)[-1])
+    wider = row.opcode.startswith("cvt.")
     destination, *given = instruction.operands
     slot, convert = operands.destination(
         destination, row.result, instruction, untyped=untyped, wider=wider
