@@ -15,7 +15,7 @@ _SMALL = "[bus](?:8|16|32)|f32"
 _ALL = "[bus](?:8|16|32|64)|f32"
 
 #: vector of an opcode -> (registers, types whose vectors have 16 bytes at most)
-_VECTORS = {"": (None, _ALL), ".v2": (2, _ALL), ".v4": (4, _SMALL)}
+_VECTORS = {"": (None, _ALL), "v2": (2, _ALL), "v4": (4, _SMALL)}
 
 
 def space_of(words: Words) -> str:
@@ -30,11 +30,12 @@ def _define_moves(vector: str, count: int | None, types: str) -> None:
     def store(words: Words) -> Operands:
         return At(space_of(words)), From(words["type"], count, wider=True)
 
-    words = {"order": _ORDER, "hints": _CACHE, "more": _CACHE, "type": types}
-    rest = "{.order}{.space}{.hints}" + vector + ".{type}"
+    words = {"order": _ORDER, "hints": _CACHE, "more": _CACHE, "vector": vector, "type": types}
+    end = ".{vector}.{type}" if vector else ".{type}"
+    rest = "{.order}{.space}{.hints}" + end
     define_machine("ld", rest, load, needs=BASELINE, space=_READABLE, **words)
     define_machine("st", rest, store, needs=BASELINE, space=_WRITABLE, **words)
-    non_coherent = "{.order}.{space}{.hints}.{nc}{.more}" + vector + ".{type}"
+    non_coherent = "{.order}.{space}{.hints}.{nc}{.more}" + end
     define_machine("ld", non_coherent, load, needs=BASELINE, space="global", nc="nc", **words)
 
 

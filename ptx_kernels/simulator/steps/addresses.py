@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...ptx.instructions import named_type
+from ...ptx.instructions import NAMED_TYPES, is_untyped, named_type
 from ..address_space import LOCAL_WINDOW, SHARED_WINDOW
 from ..batch import Batch
-from ..errors import ParseError, UnknownInstruction
+from ..errors import ParseError
 from ..frame import Frame
 from ..text.program import Address, Instruction, Name
 from .operands import ADDRESS_CLASSES, Operands
@@ -20,7 +20,8 @@ def compile_load_parameter(operands: Operands, instruction: Instruction) -> Step
     """A parameter of the entry: its bytes as the launch gave them."""
     operands.count(instruction, 2)
     destination, address = instruction.operands
-    type_ = named_type(instruction.opcode.rsplit(".", 1)[1])
+    spelling = instruction.opcode.rsplit(".", 1)[1]
+    type_ = named_type(spelling)
     if instruction.opcode.count(".") != 2 or type_ is None or type_.name in ("pred", "f16", "bf16"):
         raise operands.unknown(instruction)
     names = [p.name for p in operands.program.params]
@@ -34,9 +35,8 @@ def compile_load_parameter(operands: Operands, instruction: Instruction) -> Step
     ):
         raise operands.error(ParseError, instruction, "names no parameter of the kernel")
     number, offset = names.index(address.base.name), address.offset
-    untyped = instruction.opcode.rsplit(".", 1)[1][0] == "b"
     slot, convert = operands.destination(
-        destination, type_, instruction, untyped=untyped, wider=True
+        destination, type_, instruction, untyped=is_untyped(spelling), wider=True
     )
     dtype, end = type_.dtype, offset + type_.size
 
@@ -59,8 +59,7 @@ def compile_address_conversion(operands: Operands, instruction: Instruction) -> 
         raise operands.unknown(instruction)
     operands.count(instruction, 2)
     destination, source = instruction.operands
-    type_ = named_type("u64")
-    assert type_ is not None
+    type_ = NAMED_TYPES["u64"]
     slot, _ = operands.destination(destination, type_, instruction)
     if isinstance(source, Name):
         found = operands.symbol(source.name)
@@ -76,13 +75,3 @@ def compile_address_conversion(operands: Operands, instruction: Instruction) -> 
         frame.regs[slot] = value - window if to else value + window
 
     return Step(run, operands.register_read(origin), (slot,))
-
-
-@compiles("st")
-def refuse_store(operands: Operands, instruction: Instruction) -> Step:
-    """A store that no row of the table spells."""
-    parts = instruction.opcode.split(".")
-    if "nc" in parts or "const" in parts:
-        what = "only loads can be non-coherent or constant"
-        raise operands.error(UnknownInstruction, instruction, what)
-    raise operands.unknown(instruction)

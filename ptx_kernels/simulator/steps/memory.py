@@ -11,12 +11,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...ptx.instructions import machine_row, named_type
+from ...ptx.instructions import NAMED_TYPES, machine_row
 from ...ptx.instructions.memory import space_of
+from ..errors import UnknownInstruction
 from ..races.strong import Change, Semantics, Strong, semantics_of, unchanged
+from ..text.program import Instruction
 from .atomics import OPERATIONS, add_in_global, serve
 from .binding import Call, Place
 from .meaning import means
+from .operands import Operands
+from .registry import compiles
+from .step import Step
 
 _STRONG = ("relaxed", "acquire", "release")
 
@@ -38,18 +43,13 @@ def _kind(opcode: str) -> _Kind:
     spelled = machine_row(opcode)
     assert spelled is not None
     words = spelled.words
-    type_ = named_type(words["type"])
-    assert type_ is not None
-    vector = opcode.split(".")[-2]
-    count = int(vector[1:]) if vector in ("v2", "v4") else 1
-    space = space_of(words)
-    strong = any(word in opcode.split(".") for word in _STRONG)
-    ordered = strong and space in ("global", "shared", "generic")
+    type_, space = NAMED_TYPES[words["type"]], space_of(words)
+    strong = any(word in words["order"] for word in _STRONG)
     return _Kind(
         space,
         type_.dtype,
-        type_.size * count,
-        ordered,
+        type_.size * int(words.get("vector", "v1")[1:]),
+        strong and space in ("global", "shared", "generic"),
         semantics_of(opcode),
         bool(words.get("nc")),
     )
@@ -82,6 +82,16 @@ def store(call: Call, place: Place, value: np.ndarray | list[np.ndarray]) -> Non
         return
     replace = Strong(_replaced_by(call.every(items)), kind.semantics, reads=False, returns=False)
     memory.update(call.access_each(place, width), replace)
+
+
+@compiles("st")
+def refuse_store(operands: Operands, instruction: Instruction) -> Step:
+    """A store that no row of the table spells."""
+    parts = instruction.opcode.split(".")
+    if "nc" in parts or "const" in parts:
+        what = "only loads can be non-coherent or constant"
+        raise operands.error(UnknownInstruction, instruction, what)
+    raise operands.unknown(instruction)
 
 
 def _joined(columns: list[np.ndarray], width: int) -> np.ndarray:
