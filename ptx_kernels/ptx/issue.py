@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from .errors import KernelError
-from .instructions import BASELINE, NAMED_TYPES, At, From, Number, To, machine_row
+from .instructions import NAMED_TYPES, At, From, Number, To, is_untyped, machine_row
 from .text import Text
 from .values import Operand, Value, guard, operand
 
@@ -37,11 +37,11 @@ def issue(text: Text, opcode: str, *operands: Given | str, where: Value | None =
     spelled = machine_row(opcode)
     if spelled is None:
         raise KernelError(f"{opcode} is not in the instruction table")
-    if spelled.row.needs is not BASELINE:
-        text.require(spelled.row.needs)
+    text.require(spelled.row.needs)
     kinds, least = spelled.operands, spelled.least
     if not least <= len(operands) <= len(kinds):
-        raise KernelError(f"{opcode} takes {least} operands, got {len(operands)}")
+        counts = " or ".join(map(str, range(least, len(kinds) + 1)))
+        raise KernelError(f"{opcode} takes {counts} operands, got {len(operands)}")
     for kind in kinds[least : len(operands)]:
         text.require(kind.needs)
     spellings = []
@@ -76,7 +76,7 @@ def _spelling(kind: To | From | At | Number, given: Any, opcode: str) -> str:
 
 
 def _value(kind: To | From, given: Operand, opcode: str) -> str:
-    """A register or a number; of untyped and of wider operands any register will do."""
-    if isinstance(given, Value) and (kind.wider or kind.type[0] == "b"):
+    """A register or a number; of untyped operands any register will do."""
+    if isinstance(given, Value) and is_untyped(kind.type):
         return given.name
     return operand(given, NAMED_TYPES[kind.type], opcode)

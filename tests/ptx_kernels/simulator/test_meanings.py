@@ -44,6 +44,7 @@ print([name for name in sys.modules if "simulator.hopper" in name])
     [
         ("ld.global.v3.u32", (), "ld.global.v3.u32 is not in the instruction table"),
         ("cp.async.wait_group", (), "cp.async.wait_group takes 1 operands, got 0"),
+        ("cp.async.ca.shared.global", ("4",) * 5, "takes 3 or 4 operands, got 5"),
         ("ld.shared.u32", ("%r0", "global"), "ld.shared.u32 needs an address in shared memory"),
     ],
 )
