@@ -72,7 +72,7 @@ def _case(format: str, dtype: str, lookups: int) -> Case:
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
     """The rows that are looked up, of the weights."""
     looked_up = buffer.type is u8 and arguments["lookups"]
-    return min(1, arguments["lookups"] / buffer.shape[0]) if looked_up else 1
+    return arguments["lookups"] / buffer.shape[0] if looked_up else 1
 
 
 def _ids(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:

@@ -149,7 +149,8 @@ class Family:
       examples: shapes that stand for it in reports, golden texts and assembly tests.
       rules: by which its Configs are chosen.
       weights: arguments -> the packed weights that a launch multiplies by; None: it is no product.
-      touched: (buffer, arguments) -> the share of a buffer that a launch touches.
+      touched: (buffer, arguments) -> the share of a buffer that a launch touches; more than 1
+        counts as 1.
       passes: arguments -> how often the hot loop reads the weights, or the bytes of all inputs;
         None: these do not tell how many trips it takes.
       operands: an integer or special buffer's name -> its random values, by (buffer, all buffers by

@@ -166,7 +166,7 @@ def touched_slots(buffer: Buffer, arguments: Arguments) -> float:
     """The share of a buffer that an append touches: of pages, its tokens' slots."""
     if buffer.name not in PAGE_BUFFERS:
         return 1
-    return min(1, arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"]))
+    return arguments["tokens"] / (arguments["num_pages"] * arguments["page_size"])
 
 
 def _random_scales(

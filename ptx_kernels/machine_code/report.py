@@ -10,17 +10,18 @@ from dataclasses import asdict, dataclass, field
 from ..devices import DEVICES, Device
 from ..ptx import WARP, Kernel
 from .model import Launch, predict
-from .ptxas import Assembly, assemble, assemble_all, assemble_together, occupancy
+from .ptxas import Assembly, Occupancy, assemble, assemble_all, assemble_together, occupancy
 from .sass import (
     CATEGORIES,
     Loop,
+    Outstanding,
     SassInstruction,
     disassemble,
     disassemble_all,
     hot_loop,
     load_bits,
 )
-from .work import work
+from .work import Work, work
 
 #: Classes of the hot loop's instructions and the categories of `sass` that they sum up.
 CLASSES: dict[str, tuple[str, ...]] = {
@@ -124,18 +125,31 @@ def launch(kernel: Kernel, machine: Code) -> Launch | None:
 
     `machine` may be that of a kernel that differs in its number of rows alone.
     """
-    done = work(kernel, machine.body, whole=not machine.looped)
+    done, fit = _work(kernel, machine), _fit(kernel, machine)
+    return _launch(kernel, machine, done, fit, machine.body.outstanding())
+
+
+def _work(kernel: Kernel, machine: Code) -> Work:
+    return work(kernel, machine.body, whole=not machine.looped)
+
+
+def _fit(kernel: Kernel, machine: Code) -> Occupancy:
+    return occupancy(machine.assembly, math.prod(kernel.block), kernel.dynamic_shared_bytes)
+
+
+def _launch(
+    kernel: Kernel, machine: Code, done: Work, fit: Occupancy, outstanding: Outstanding
+) -> Launch | None:
     if done.trips is None:
         return None
-    threads = math.prod(kernel.block)
     return Launch(
         blocks=math.prod(kernel.grid),
-        warps=math.ceil(threads / WARP),
-        resident_blocks=occupancy(machine.assembly, threads, kernel.dynamic_shared_bytes).blocks,
+        warps=math.ceil(math.prod(kernel.block) / WARP),
+        resident_blocks=fit.blocks,
         nbytes=done.nbytes,
         loop=machine.body.instructions,
         trips=done.trips,
-        in_flight=machine.body.outstanding(),
+        in_flight=outstanding,
         once=machine.once,
     )
 
@@ -151,11 +165,9 @@ def figures(
     machine = code(kernel, arch)
     assembly, body = machine.assembly, machine.body
     loads = [load_bits(i.opcode) for i in body.instructions if i.category.startswith("load global")]
-    threads = math.prod(kernel.block)
-    fit = occupancy(assembly, threads, kernel.dynamic_shared_bytes)
-    done = work(kernel, body, whole=not machine.looped)
+    done, fit = _work(kernel, machine), _fit(kernel, machine)
     mix, outstanding = body.mix(), body.outstanding()
-    asked = launch(kernel, machine)
+    asked = _launch(kernel, machine, done, fit, outstanding)
     predicted = predict(asked, device) if asked and asked.resident_blocks else None
     classes = {
         name: sum(mix.get(category, 0) for category in categories) / done.quant_bytes
@@ -166,7 +178,7 @@ def figures(
         label=label or kernel.name,
         family=family or kernel.family,
         arch=arch,
-        threads=threads,
+        threads=math.prod(kernel.block),
         registers=assembly.registers,
         spill_bytes=assembly.spill_store_bytes + assembly.spill_load_bytes,
         stack_bytes=assembly.stack_bytes,

@@ -59,7 +59,7 @@ def packed_weights(kernel: Kernel) -> PackedWeights | None:
 def traffic(kernel: Kernel) -> int:
     """Bytes of its buffers that a launch must move.
 
-    Of pages and looked-up rows, only what the launch touches counts.
+    Of pages and looked-up rows, only what the launch touches counts, and once.
     """
     touched = _family(kernel).touched
     return round(sum(min(1, touched(b, kernel.arguments)) * b.nbytes for b in kernel.buffers))
@@ -109,14 +109,16 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
     if whole:
         warps = math.prod(kernel.grid) * math.ceil(math.prod(kernel.block) / WARP)
         return Work(nbytes, warps, quant_bytes or None)
-    again = passes(kernel.arguments) if passes else None
+    if passes is None:
+        return Work(nbytes, None, quant_bytes or None)
+    again = passes(kernel.arguments)
     if packed:
-        trips = packed.count * (again or 1) / (weights * WARP) if weights else None
+        trips = packed.count * again / (weights * WARP) if weights else None
         return Work(nbytes, trips, quant_bytes or None)
     loads = [
         load_bits(i.opcode) // 8 for i in loop.instructions if i.category.startswith("load global")
     ]
-    if again is None or not loads:
+    if not loads:
         return Work(nbytes, None, None)
     wide = sum(size for size in loads if size == max(loads))  # narrower ones are ids and scales
     return Work(nbytes, nbytes * again / (wide * WARP), None)
