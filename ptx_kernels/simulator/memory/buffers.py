@@ -73,7 +73,7 @@ class DeviceBuffer:
 class Buffers:
     """Buffers of one launch by address, and the releases that it left in them."""
 
-    def __init__(self, buffers: list[DeviceBuffer], *, synchronizes: bool = False) -> None:
+    def __init__(self, buffers: list[DeviceBuffer], *, synchronizes: bool) -> None:
         """The same DeviceBuffer may come twice, under two parameters: both then hold one address.
 
         Args:

@@ -33,7 +33,7 @@ class SharedMemory:
         nbytes: int,
         context: Context,
         *,
-        synchronizes: bool = False,
+        synchronizes: bool,
     ) -> None:
         """`nbytes` per block; `synchronizes`: see `Shadow`."""
         self.program, self.layout, self.context = program, layout, context
