@@ -1,6 +1,6 @@
 """PTX kernels for quantized decoding, written in Python; needs NumPy only.
 
-`kernels` builds them, `simulator` runs their text on the CPU, `assemble` asks ptxas, `driver`
+`kernels` builds them, `simulator` runs their text on the CPU, `machine_code` asks ptxas, `driver`
 launches them.
 """
 

@@ -172,8 +172,7 @@ class Device:
             driver_cuda_version=f"{version // 1000}.{version % 1000 // 10}",
         )
 
-    # --- memory
-    # ---------------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
@@ -245,8 +244,7 @@ class Device:
     def synchronize(self) -> None:
         self._call("cuStreamSynchronize", self._stream)
 
-    # --- kernels
-    # --------------------------------------------------------------------------------------------
+    # --- kernels ----------------------------------------------------------------------------------
 
     def _function(self, kernel: Kernel) -> Any:
         if kernel not in self._functions:
@@ -317,8 +315,7 @@ class Device:
             results = zip(addresses[len(operands) :], kernel.results, strict=True)
             return tuple(self.download(a, b.shape, b.type.dtype) for a, b in results)
 
-    # --- timing
-    # ---------------------------------------------------------------------------------------------
+    # --- timing -----------------------------------------------------------------------------------
 
     def time(self, launches: Sequence[Launch], *, replays: int = 30) -> Timing:
         """Times a sequence of launches, captured in a CUDA graph and replayed; seconds per launch.

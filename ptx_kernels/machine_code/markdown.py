@@ -1,7 +1,7 @@
 """Tables of docs/kernels.md: `python -m ptx_kernels report --markdown docs/kernels.md` writes them.
 
-The text between them is written by hand. A table stands between `<!-- table: NAME -->` and `<!--
-end -->`.
+The text between them is written by hand. A table stands between the marks `<!-- table: NAME -->`
+and `<!-- end -->`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Instructions of a whole warp: shuffles and reductions, tensor cores, asynchronous copies.
 
-Each function here is a method of the Builder.
+The public functions are methods of the Builder.
 
-Layouts and rules follow PTX ISA 9.1: mma 9.7.14.5, ldmatrix 9.7.14.5.15, cp.async 9.7.9.25.3. All
-need sm_80.
+Layouts and rules follow PTX ISA 9.1: mma 9.7.14.5, ldmatrix 9.7.14.5.15, cp.async 9.7.9.25.3. The
+rows of the instruction table say what each of them needs.
 """
 
 from __future__ import annotations

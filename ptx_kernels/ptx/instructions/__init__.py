@@ -4,7 +4,8 @@ The builder emits only opcodes that are listed here, and the simulator parses th
 same opcode up, so that a wrong spelling or operand order shows as a wrong result. A row of an
 instruction that computes holds its NumPy meaning. Memory accesses, shuffles, matrices, barriers and
 copies need the machine's state: their rows say what they take, and the simulator adds the meaning.
-Meanings follow PTX ISA 9.1, section 9.7.
+Meanings follow PTX ISA 9.1, section 9.7. `bar.sync`, `bra`, `ret` and `ld.param`, of which a
+kernel's frame and control flow are made, have no rows: the builder writes them as they are.
 
 One file per kind of instruction; importing it adds its rows.
 """

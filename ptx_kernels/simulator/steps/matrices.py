@@ -40,9 +40,8 @@ def _multiply(
 
     Integers are exact and wrap at 32 bits. Floats: the exact products' sum in float64, rounded once
     to float32. The order in which a tensor core adds, and how it rounds in between, is not
-    documented; `rng` picks one of the
-    possibilities: products in random order, each partial sum rounded to float32 towards zero or to
-    nearest.
+    documented; `rng` picks one of the possibilities: products in random order, each partial sum
+    rounded to float32 towards zero or to nearest.
     """
     if c.dtype == np.int32:
         products = np.matmul(a, b.transpose(0, 2, 1))  # below 2^24: exact in float32

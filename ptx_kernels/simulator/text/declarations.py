@@ -96,9 +96,8 @@ class Declarations:
         if extern:
             if space != "shared":
                 raise self.fail(position, f"{name} is defined elsewhere")
-            program.symbols[
-                name
-            ] = -1  # dynamic: starts after the static variables, known at the end
+            # dynamic: starts after the static variables, known at the end
+            program.symbols[name] = -1
             return
         for extent in re.findall(r"\[(\d*)\]", extents):
             if not extent:

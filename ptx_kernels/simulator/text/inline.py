@@ -57,9 +57,8 @@ class _Copy:
 class _Inliner:
     def __init__(self, program: Program, functions: dict[str, Function]) -> None:
         self.program, self.functions = program, functions
-        self.slots: dict[
-            tuple[int, int], tuple[Register, int]
-        ] = {}  # (parameter, offset) -> register, bytes
+        # (parameter, offset) -> register, bytes
+        self.slots: dict[tuple[int, int], tuple[Register, int]] = {}
         self.parameters = self.copies = 0
 
     def fail(self, instruction: Instruction, message: str) -> ParseError:
