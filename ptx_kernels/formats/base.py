@@ -35,8 +35,8 @@ class FormatTuning:
 
     Attributes:
       gemv_lanes: lanes that share 256 weights, for one row of activations.
-      gemv_resident_blocks: thread blocks on a multiprocessor for two rows of activations; more
-        would spill.
+      gemv_resident_blocks: thread blocks on a multiprocessor for one or two rows of activations
+        (one row by eight lanes: six); more would spill.
       gemm_tiles: tiles of 16 rows of a warp, int8 products; more spill or take too much memory.
       gemm_f16_rows: most rows of activations of a thread block, f16 products; more spill.
       int8_issue_slots: issue slots that int8 products take for 16 x 8 x 32 of them, all of a step
