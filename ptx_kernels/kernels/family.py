@@ -17,6 +17,10 @@ from ..ptx import Buffer, Kernel, KernelError
 Arguments = Mapping[str, Any]
 C = TypeVar("C")
 
+#: `(buffer, all buffers by name, generator) -> array`. The generator is a numpy.random.Generator,
+#: Any here because naming that at run time would import all of NumPy's generators.
+RandomValues = Callable[[Buffer, Mapping[str, Buffer], Any], np.ndarray]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -165,8 +169,3 @@ class Family:
     touched: Callable[[Buffer, Arguments], float] = all_of_it
     passes: Callable[[Arguments], int] | None = None
     operands: Mapping[str, RandomValues] = field(default_factory=dict)
-
-
-#: `(buffer, all buffers by name, numpy.random.Generator) -> array`; NumPy imports its generators
-#: only when they are named at run time.
-RandomValues = Callable[[Buffer, Mapping[str, Buffer], Any], np.ndarray]
