@@ -161,10 +161,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         bandwidth, kernels = (
             time_kernels(gpu, of_kernels) if "kernels" not in options.skip else (0.0, [])
         )
-        results["copy_bandwidth"], results["kernels"] = (
-            bandwidth,
-            [row.as_dict() for row in kernels],
-        )
+        results["copy_bandwidth"] = bandwidth
+        results["kernels"] = [row.as_dict() for row in kernels]
         if kernels:
             print("\n" + gpu_kernels.table(kernels) + "\n\n" + gpu_kernels.preset_table(kernels))
     if "models" not in options.skip:

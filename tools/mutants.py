@@ -438,10 +438,7 @@ def probe(text: str, mutant: Mutant) -> str | None:
     }
 
     # what depends on the mutated instruction, computed once more as %changed_...
-    changed, again = (
-        {target},
-        [],
-    )
+    changed, again = {target}, []
     for number in sorted(index):
         line = after[0] if number == mutant.line else index[number]
         if number == mutant.line or changed.intersection(_registers(line.operands[1:])):

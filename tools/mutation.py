@@ -40,9 +40,8 @@ from .results import write_results
 ROOT = Path(__file__).resolve().parents[1]
 KNOWN = ROOT / "tests" / "data" / "mutation" / "equivalent.toml"
 SEEDS = (1, 2, 3)  # of the perturbations
-STEP_LIMIT = (
-    4000  # basic blocks of a run, 10 times what the longest subject needs: mutants may loop forever
-)
+#: Basic blocks of a run, 10 times what the longest subject needs: mutants may loop forever.
+STEP_LIMIT = 4000
 BAR = 0.95
 
 #: float instructions that leave their rounding to ptxas: tests/ptx_kernels/ptx/test_rows.py allows

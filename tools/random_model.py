@@ -69,9 +69,8 @@ def random_weight(key: jax.Array, format: str, n: int, k: int) -> QuantizedArray
 def tensor_format(name: str, num_layers: int) -> str | None:
     """Format of a tensor in a Q4_K_M file; None: F32.
 
-    The output and some layers' attn_v and ffn_down are Q6_K.
-
-    The layers are llama.cpp's choice: the first and last eighth, and every third between.
+    The output is Q6_K, and so are attn_v and ffn_down in the layers that llama.cpp chooses: the
+    first and last eighth, and every third between.
     """
     if "norm" in name:
         return None

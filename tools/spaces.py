@@ -29,11 +29,8 @@ class Sizes:
     vocabulary: int
 
 
-# Llama 3.1 and 3.2
-LLAMA_8B, LLAMA_1B = (
-    Sizes(4096, 1024, 14336, 128256),
-    Sizes(2048, 512, 8192, 128256),
-)
+LLAMA_8B = Sizes(4096, 1024, 14336, 128256)  # Llama 3.1
+LLAMA_1B = Sizes(2048, 512, 8192, 128256)  # Llama 3.2
 QWEN_0_5B = Sizes(896, 128, 4864, 151936)  # Qwen 2.5
 
 #: (n, columns) of the matrices of these; a row serves shapes within an octave.
@@ -154,9 +151,8 @@ def matvec_configs(m: int) -> tuple[MatvecConfig, ...]:
 def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
     """A layer's products, and that of norm with the output head.
 
-    A layer's are norm with Q, K, V; output; norm with gate and up; and down.
-
-    All of one format; of Q4_K and Q5_K, V and down of Q6_K too, as llama.cpp's recipes mix them.
+    A layer's are norm with Q, K, V; output; norm with gate and up; and down. All are of one format;
+    of Q4_K and Q5_K, V and down of Q6_K too, as llama.cpp's recipes mix them.
     Q5_0 and Q5_1 stand in these for formats of 256 weights where rows are no multiples of them:
     Qwen2.5-0.5B's.
     """
@@ -183,10 +179,8 @@ def _fused_shapes(formats: Sequence[str]) -> Iterator[Shape]:
 def fused_configs(shape: Shape, rule: MatvecConfig, multiprocessors: int) -> list[MatvecConfig]:
     """Configs with changed loads in flight, warps of a block, or rows of a warp.
 
-    Blocks stay even where the rule has them so.
-
-    A multiprocessor keeps as many warps as with the rule. Who quantizes stays the rule's, which
-    weighs a launch of its own against it.
+    Blocks stay even where the rule has them so, and a multiprocessor keeps as many warps. Who
+    quantizes stays the rule's, which weighs a launch of its own against it.
     """
     _, rows, _, m, _, output = shape
     changed = [replace(rule, unroll=unroll) for unroll in (1, 2)] if m == 1 else []

@@ -205,9 +205,8 @@ def search(
 ) -> Iterator[dict[str, Any]]:
     """Rows of a table: `pick(space, shape, end)` for each shape until the time is over.
 
-    Where it gives None, there is no row.
-
-    Each space has an equal part of the time, and what those before it left.
+    Where it gives None, there is no row. Each space has an equal part of the time, and what those
+    before it left.
     """
     start = time.monotonic()
     for number, space in enumerate(spaces, 1):
@@ -271,9 +270,7 @@ def measured_table(
 
 
 def write_table(path: Path, table: dict[str, Any], searched: Sequence[str]) -> Path:
-    """Writes a table, a line for each row.
-
-    It has provenance for each of the rules that were searched.
+    """Writes a table, a line for each row, with provenance for each rule that was searched.
 
     What the file holds of other rules for the same device, from the same source, stays.
     """
@@ -324,13 +321,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.model:
         device = DEVICES[options.device]
         try:
-            table, name = (
-                model_table(device, spaces, options.formats, seconds),
-                f"{device.slug}.model.json",
-            )
+            table = model_table(device, spaces, options.formats, seconds)
         except ToolNotFoundError as error:
             print(f"tools.tune --model needs ptxas and nvdisasm: {error}", file=sys.stderr)
             return 3
+        name = f"{device.slug}.model.json"
     else:
         try:
             with Gpu() as gpu:

@@ -20,11 +20,8 @@ def decode(words: Words) -> list[Value]:
     """Bytes of u32 words, lowest first, as exact f32 in units of UNIT; 0x7f and 0xff give NaN."""
     values = []
     for word in words:
-        # bytes 0 and 2, 1 and 3
-        even, odd = (
-            _as_f16(word << 8, word << 7),
-            _as_f16(word, word >> 1),
-        )
+        even = _as_f16(word << 8, word << 7)  # bytes 0 and 2
+        odd = _as_f16(word, word >> 1)
         values += [f16_of(even), f16_of(odd), f16_of(even, 1), f16_of(odd, 1)]
     return values
 
@@ -35,9 +32,8 @@ def _as_f16(sign: Value, rest: Value) -> Value:
     `sign` has each sign in bit 15 of a half, `rest` the other seven bits in bits 13 to 7.
     """
     magnitude = rest & 0x3F803F80
-    is_nan = (
-        magnitude + 0x00800080
-    ) & 0x40004000  # all ones carry into the one exponent bit that is clear
+    # all ones carry into the one exponent bit that is clear
+    is_nan = (magnitude + 0x00800080) & 0x40004000
     return magnitude | is_nan | (sign & 0x80008000)
 
 

@@ -38,8 +38,8 @@ class PairReader:
 
     Which bits they are depends on the lane alone: shifts and masks are found once, and reading is
     then two shifts and two masks with no select. With `share` given, the lanes of a group number
-    `shares` and this is one of
-    them: lanes 0 and 1 read the min of sub-block 2 * group + share, and the others zero.
+    `shares` and this is one of them: lanes 0 and 1 read the min of sub-block 2 * group + share, and
+    the others zero.
     """
 
     def __init__(

@@ -33,9 +33,8 @@ class PackedRow:
     one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see `packed_row.PackedRow`).
     """
 
-    scale_type: Type = (
-        f16  # an element of the last plane: the block's scale, with or without its minimum
-    )
+    # an element of the last plane: the block's scale, with or without its minimum
+    scale_type: Type = f16
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         self._k, self._floats, self._part = k, share.floats, share.part

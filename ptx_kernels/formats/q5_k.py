@@ -100,8 +100,9 @@ def f16_groups(
     """The same as f16."""
     low, high = _quants(k, planes[0], unit)
     low_steps, high_steps = q4_k.steps(k, planes[0], unit, (1, 1))
-    return packed_tile.F16Group(unit * 2, low, 0x64, [low_steps]), packed_tile.F16Group(
-        unit * 2 + 1, high, 0x64, [high_steps]
+    return (
+        packed_tile.F16Group(unit * 2, low, 0x64, [low_steps]),
+        packed_tile.F16Group(unit * 2 + 1, high, 0x64, [high_steps]),
     )
 
 

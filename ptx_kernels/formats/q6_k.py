@@ -83,10 +83,8 @@ class PackedRow:
         for group in self._groups:
             words = []
             for nibbles_, pairs in zip(low[group % len(low)], high, strict=True):
-                lower, upper = (
-                    shifted(nibbles_, 2 if group < 2 else -2),
-                    shifted(pairs, 6 - 2 * group),
-                )
+                lower = shifted(nibbles_, 2 if group < 2 else -2)
+                upper = shifted(pairs, 6 - 2 * group)
                 words.append((lower & 0x3C3C3C3C) | (upper & 0xC0C0C0C0))
             # groups g = 0..3 have sub-blocks 2g and 2g + 1 of these 128: bytes 2g and 2g + 1 of its
             # eight scales
@@ -164,8 +162,9 @@ def int8_groups(
     ]
     pairs_of = list(zip(*numbers, strict=True))
     index = (unit >> 1) * 4 + (unit & 1)
-    return packed_tile.Int8Group(index, low, s8, pairs_of[:2]), packed_tile.Int8Group(
-        index + 2, high, s8, pairs_of[2:]
+    return (
+        packed_tile.Int8Group(index, low, s8, pairs_of[:2]),
+        packed_tile.Int8Group(index + 2, high, s8, pairs_of[2:]),
     )
 
 
@@ -189,8 +188,9 @@ def f16_groups(
         [(step(0, i, byte), step(1, i, byte)) for byte in range(2)] for i in range(2)
     )
     index = (unit >> 1) * 4 + (unit & 1)
-    return packed_tile.F16Group(index, low, 0x54, low_steps), packed_tile.F16Group(
-        index + 2, high, 0x54, high_steps
+    return (
+        packed_tile.F16Group(index, low, 0x54, low_steps),
+        packed_tile.F16Group(index + 2, high, 0x54, high_steps),
     )
 
 

@@ -72,10 +72,8 @@ class Search:
         if self._indices is not None:
             index = self._indices.at(self._row, column).load(where=found).bits(u32)
         if found is not None:
-            value, index = (
-                k.select(found, value, float("-inf")),
-                k.select(found, index, self._columns),
-            )
+            value = k.select(found, value, float("-inf"))
+            index = k.select(found, index, self._columns)
         self._values.at(self._row, self._out + i).store(0, value)
         self._best.at(self._row, self._out + i).store(0, index.bits(s32))
 

@@ -46,10 +46,9 @@ def store_group(
     """Quantizes and stores a group of 32, whose shares of 1 or 4 f32 neighbouring lanes hold.
 
     values = round(x * (127 / amax)), scale = amax * (1 / 127), sum = scale * sum(values). The sum
-    is exact before it
-    is scaled, and kept in f32: in f16, as ggml's q8_1 has it, it overflows for activations above
-    about 2,000. A NaN or an infinity makes the group's scale NaN or infinite. Whole warps must come
-    here, in groups that begin at a multiple of their lanes.
+    is exact before it is scaled, and kept in f32: in f16, as ggml's q8_1 has it, it overflows for
+    activations above about 2,000. A NaN or an infinity makes the group's scale NaN or infinite.
+    Whole warps must come here, in groups that begin at a multiple of their lanes.
 
     `values` (s8) and `scale_sum` (f32) point at this lane's first value and at its group's pair, in
     global or shared memory; nothing is stored where `where` is false (the same for all lanes of a

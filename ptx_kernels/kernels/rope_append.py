@@ -21,18 +21,16 @@ class RopeAppendConfig:
 class _Head:
     """Layout of a head's vector over a warp's lanes: each has pairs of values, WARP pairs apart.
 
-    The rotation takes pairs: neighbours if interleaved, else half of the rotated
-    dimensions apart. What is not rotated goes by neighbours too.
+    The rotation takes pairs: neighbours if interleaved, else half of the rotated dimensions apart.
+    What is not rotated goes by neighbours too.
     """
 
     def __init__(self, k: Builder, head_dim: int, rope_dim: int, interleaved: bool) -> None:
         self._k, self._head_dim, self._half = k, head_dim, rope_dim // 2
-        self._pairs: list[
-            tuple[Value, Value | None]
-        ] = []  # numbers, and whether they are rotated (None: they are)
-        self._dims: list[
-            tuple[Value, Value | None]
-        ] = []  # of the lane's values, and whether the head has them
+        # numbers, and whether they are rotated (None: they are)
+        self._pairs: list[tuple[Value, Value | None]] = []
+        # of the lane's values, and whether the head has them (None: it does)
+        self._dims: list[tuple[Value, Value | None]] = []
         pairs = head_dim // 2
         for start in range(0, pairs, WARP):
             number = k.lane_id + start

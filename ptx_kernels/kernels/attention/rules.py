@@ -51,9 +51,9 @@ def _paged_attention(
 
 
 def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
-    """Config for the merge of so many splits: all in flight at once, in up to eight warps.
+    """Config for the merge of so many splits, in up to eight warps.
 
-    Up to eight of each lane's are in flight.
+    All are in flight at once, up to eight of each lane's.
     """
     # splits that a warp's lanes hold, four values each
     per_warp = WARP * 4 // (1 << (head_dim - 1).bit_length()) or 1

@@ -27,9 +27,8 @@ class Epilogue:
     """Results of n weight rows and m rows of activations: declares them, finishes teams' totals.
 
     y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
-    `quantize_q8_1` makes
-    them. Operands: `bias` f32 (n,), `residual` f32 (m, n), each where asked for. Lane i of a team's
-    first warp finishes value i of the team's rows_per_warp * m.
+    `quantize_q8_1` makes them. Operands: `bias` f32 (n,), `residual` f32 (m, n), each where asked
+    for. Lane i of a team's first warp finishes value i of the team's rows_per_warp * m.
     """
 
     def __init__(
