@@ -273,13 +273,12 @@ class _Run:
                 f"a prompt of {longest} tokens and max_new_tokens={sampling.max_new_tokens} are "
                 f"more than the context length, {context}"
             )
-        stops = StopStrings(sampling.stop).stops
-        self.has_stops = bool(stops)
+        self.has_stops = bool(sampling.stop)
         if self.has_stops and model.tokenizer is None:
             raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model has not")
         ends = None if sampling.ignore_end else model.tokenizer
         end_ids = () if ends is None else tuple(ends.eos_token_ids)
-        self.rows = [_Row(model.tokenizer, StopStrings(stops), end_ids) for _ in prompts]
+        self.rows = [_Row(model.tokenizer, StopStrings(sampling.stop), end_ids) for _ in prompts]
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
         self._model = model
         self._programs = model.programs(sampling, end_ids)

@@ -125,7 +125,7 @@ class Model:
 
         They are made once per way of sampling and set of end tokens.
         """
-        key = sampling, end_ids
+        key = sampling.static, end_ids
         if key not in self._programs:
             self._programs[key] = Programs(self._merge, sampling, end_ids, on_gpu=self._on_gpu())
         return self._programs[key]

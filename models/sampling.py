@@ -1,8 +1,8 @@
 """Ways to continue a prompt: `Sampling`, and the choice of the next token from logits in jit.
 
-A filter that a `Sampling` leaves switched off costs nothing: the fields are static and decide the
-graph, so greedy decoding is an argmax, and a sort over the vocabulary happens only for top-p
-without top-k.
+A filter that a `Sampling` leaves switched off costs nothing: what its fields say decides the graph,
+so greedy decoding is an argmax, and a sort over the vocabulary happens only for top-p without
+top-k.
 """
 
 from __future__ import annotations
@@ -23,17 +23,15 @@ from .stopping import StopStrings
 
 def _field(default: Any, help: str, *, static: bool = True, **metadata: Any) -> Any:
     """A field, its text in the command line's help; `static`: whether programs depend on it."""
-    metadata["help"] = help
-    return dataclasses.field(default=default, compare=static, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata | {"help": help, "static": static})
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """A way to continue a prompt; validated, hashable and static under jit.
+    """A way to continue a prompt; validated and hashable.
 
     Filters apply in llama.cpp's order: repetition penalty, top-k, top-p, min-p, then temperature,
-    so which tokens stay does not depend on the temperature. Two are equal that the same programs
-    serve: max_new_tokens, seed, stop and ignore_end do not count.
+    so which tokens stay does not depend on the temperature.
 
     Attributes:
       max_new_tokens: at least 1.
@@ -46,7 +44,7 @@ class Sampling:
       repetition_penalty: 0.01 to 100: divides positive logits of tokens seen before, prompt
         included, and multiplies negative ones.
       seed: 0 to 2^32 - 1; the rows of a batch draw differently.
-      stop: strings that end a text; they need a tokenizer.
+      stop: strings that end a text, or one; they need a tokenizer. Kept as a tuple.
       ignore_end: does not end at the tokenizer's end tokens.
     """
 
@@ -73,9 +71,13 @@ class Sampling:
             raise TypeError(f"max_new_tokens={given!r} must be an integer") from None
         if given < 1:
             raise ValueError(f"max_new_tokens={given} must be at least 1")
-        if not isinstance(self.stop, str):
-            object.__setattr__(self, "stop", StopStrings(self.stop).stops)
-        StopStrings(self.stop)
+        object.__setattr__(self, "stop", StopStrings(self.stop).stops)
+
+    @property
+    def static(self) -> tuple[float, ...]:
+        """The fields that programs depend on: the same ones serve where these are equal."""
+        fields = dataclasses.fields(self)
+        return tuple(getattr(self, field.name) for field in fields if field.metadata["static"])
 
     @property
     def greedy(self) -> bool:

@@ -40,3 +40,11 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     assert state.tokens[0, :6].tolist() == want.greedy[:6].tolist()
     assert state.tokens[1, :4].tolist() == want.greedy[2:6].tolist()
     assert state.cache.context_lens.tolist() == [48 + 5, 50 + 3]  # all but the last token
+
+
+def test_programs_are_made_once_per_way_of_sampling():
+    loaded = model("llama-gqa")
+    programs = loaded.programs(Sampling(), (1,))
+    assert loaded.programs(Sampling(max_new_tokens=3, seed=1, stop="x"), (1,)) is programs
+    assert loaded.programs(Sampling(temperature=1.0), (1,)) is not programs
+    assert loaded.programs(Sampling(), (2,)) is not programs
