@@ -1,4 +1,7 @@
-"""A model's tensors: one table, which building, naming, checking and splitting walk over."""
+"""A model's tensors: one table, which building, naming and checking walk over.
+
+It also says how tensor parallelism splits each; no device mesh is used yet.
+"""
 
 from __future__ import annotations
 
