@@ -121,7 +121,7 @@ class Model:
             )
 
     def programs(self, sampling: Sampling, end_ids: tuple[int, ...] = ()) -> Programs:
-        """The jitted programs of generation.
+        """The jitted programs of generation and scoring.
 
         They are made once per way of sampling and set of end tokens.
         """

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import weakref
 from collections.abc import Callable
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from .buckets import bucket
 from .model import Model
+from .sampling import Sampling
 
 BATCH = 8  # windows in one call
-
-_PROGRAMS: weakref.WeakKeyDictionary[Model, Callable[..., jax.Array]] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +80,7 @@ def score(
     context_only = len(start) or 1  # tokens of a window that are not predicted
     targets = [token for window in windows for token in window[context_only:]]
 
-    nats, total = _program(model), 0.0
+    nats, total = model.programs(Sampling()).score, 0.0
     for first in range(0, len(windows), BATCH):
         rows = windows[first : first + BATCH]
         tokens, lengths = _padded(rows, length)
@@ -110,23 +106,3 @@ def _padded(windows: list[list[int]], length: int) -> tuple[np.ndarray, np.ndarr
         tokens[row, : len(window)] = window
         lengths[row] = len(window)
     return tokens, lengths
-
-
-def _program(model: Model) -> Callable[..., jax.Array]:
-    """A model's program, compiled per shape: weights, tokens, lengths -> nats of each row."""
-    if model not in _PROGRAMS:
-        # The cache must not keep the model, which is there whenever the program is traced.
-        reference = weakref.ref(model)
-
-        @jax.jit
-        def nats(weights: list[jax.Array], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-            """-log p of tokens 1 to length - 1, summed per row of (rows, time)."""
-            traced = reference()
-            assert traced is not None
-            log_p = jax.nn.log_softmax(traced.decoder(weights)(tokens, lengths)[:, :-1])
-            taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
-            predicted = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
-            return -jnp.sum(taken, axis=1, where=predicted)
-
-        _PROGRAMS[model] = nats
-    return _PROGRAMS[model]

@@ -1,6 +1,6 @@
-"""The jitted programs of generation.
+"""The jitted programs of a model.
 
-These are start (prompt), loop (tokens until done) and decode (one step).
+These are start (prompt), loop (tokens until done), decode (one step) and score (whole texts).
 """
 
 from __future__ import annotations
@@ -66,6 +66,8 @@ class Programs:
         are sampled in all or every row is finished. The state is donated.
       decode: (weights, token (batch,), cache) -> logits, cache: one step by itself. The cache is
         donated.
+      score: (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows,): -log p of tokens
+        1 to length - 1 of each row, summed. It depends on no sampling.
       compiled: what `generate` has compiled so far; jit's own cache is what counts.
     """
 
@@ -85,6 +87,7 @@ class Programs:
         self.start = jit(self._start, donate_argnames="cache")
         self.loop = jit(self._loop, donate_argnames="state")
         self.decode = jit(self._decode, donate_argnames="cache")
+        self.score = jax.jit(self._score)
 
     def _start(
         self,
@@ -126,6 +129,12 @@ class Programs:
         self, weights: Weights, token: jax.Array, cache: PagedCache
     ) -> tuple[jax.Array, PagedCache]:
         return self._decoder(weights).decode(token, cache)
+
+    def _score(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        log_p = jax.nn.log_softmax(self._decoder(weights)(tokens, lengths)[:, :-1])
+        taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
+        predicted = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
+        return -jnp.sum(taken, axis=1, where=predicted)
 
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
         """Samples a token for every row that is not finished."""

@@ -12,7 +12,7 @@ import pytest
 from helpers import GOLDEN
 
 from jax_q4k import models
-from jax_q4k.models.perplexity import Score, _program, score
+from jax_q4k.models.perplexity import Score, score
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -83,12 +83,13 @@ def test_a_model_compiles_once_per_shape_and_is_not_kept():
     demo = models.from_gguf(models.demo_path())
     short, shorter = score(demo, "it was so"), score(demo, "it was")
     assert shorter.tokens < short.tokens < 8
-    assert _program(demo)._cache_size() == 1
+    program = demo.programs(models.Sampling()).score
+    assert program._cache_size() == 1
     assert score(demo, "it was so") == short
     score(demo, "it was so " * 30, context=16)
-    assert _program(demo)._cache_size() == 2
+    assert program._cache_size() == 2
     reference = weakref.ref(demo)
-    del demo
+    del demo, program
     gc.collect()
     assert reference() is None
 
