@@ -59,11 +59,7 @@ def linear(
         return ys if residual is None else [residual + y for y in ys]
     weights = [p.weight.get_value() for p in projections]
     biases = [_value(p.bias) for p in projections]
-    if len(projections) > 1:
-        return list(jq.qkv_matmul(x, weights, biases=biases, **_norm_arguments(norm)))
-    fused: Any = jq.matmul if norm is None else jq.rms_norm_matmul
-    given = {"w": weights[0], "bias": biases[0], "residual": residual}
-    return [fused(x, **given, **_norm_arguments(norm))]
+    return list(jq.linear(x, weights, biases=biases, residual=residual, **_norm_arguments(norm)))
 
 
 def _fusible(*projections: Linear) -> bool:
