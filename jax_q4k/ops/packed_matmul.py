@@ -37,7 +37,10 @@ def takes_q8_1(format: str, rows: int, columns: int) -> bool:
 
 
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
-    """True if the CPU's kernels make q8_1 of so many activations for these packed weights."""
+    """True if kernels may make q8_1 of so many activations for these packed weights.
+
+    The CPU's do wherever it is so. CUDA's choose between that and floats if `activations` is None.
+    """
     return activations != "f32" and all(takes_q8_1(w.format, rows, columns) for w in weights)
 
 
@@ -75,7 +78,7 @@ def ptx(
     elif gemv.takes([w], x.shape[0]):
         (y,) = gemv.gemv(launch, x, [w], activations=activations)
         return y.astype(x.dtype)
-    elif activations != "f32" and takes_q8_1(w.format, *x.shape):
+    elif quantizes([w], *x.shape, activations):
         return _gemm(launch, x, w, activations).astype(x.dtype)
     weights = dequantize.ptx(launch, w, dtype=jnp.dtype(jnp.float32))
     return dot(x, weights, transposed=transposed).astype(x.dtype)
@@ -107,7 +110,7 @@ def native(
     """`packed_matmul` by the CPU's kernels, or its transpose; `activations` None means q8_1."""
     if transposed:
         return reference(x, w, activations="f32", transposed=True)
-    quantized = activations != "f32" and takes_q8_1(w.format, *x.shape)
+    quantized = quantizes([w], *x.shape, activations)
     (y,) = calls.linear(x.astype(jnp.float32), [w], quantized=quantized)
     return y.astype(x.dtype)
 
