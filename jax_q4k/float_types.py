@@ -39,12 +39,18 @@ PAGES = (*FLOATS, INT8, FP8)
 GGML: dict[str, FloatType] = {str(of.ggml): of for of in (F32, F16, BF16)}
 
 _BY_DTYPE = {of.dtype: of for of in PAGES}
+_GGML_NAMES = {of.dtype.name: name for name, of in GGML.items()}
 _BY_PTX = {of.ptx: of for of in PAGES}
 
 
 def of_dtype(dtype: Any) -> FloatType:
     """The type of a dtype; KeyError for another."""
     return _BY_DTYPE[np.dtype(dtype)]
+
+
+def ggml_name(dtype: Any) -> str | None:
+    """ggml's name of a dtype, or None for one that it has no name for here."""
+    return _GGML_NAMES.get(str(dtype))
 
 
 def of_ptx(name: str) -> FloatType | None:

@@ -13,12 +13,11 @@ import numpy as np
 
 from ptx_kernels import formats
 
-from .. import float_types
 from ..arrays import QuantizedArray
 from .header import Header, open_source, parse_source
 from .metadata import Metadata
 from .source import Source
-from .tensors import TensorInfo, supported_types
+from .tensors import PLAIN, TensorInfo, supported_types
 
 #: Bytes read, checked and split at a time, while in a cache: all memory beside the tensors.
 CHUNK = 1 << 20
@@ -156,7 +155,7 @@ def _check_loadable(source: Source, header: Header) -> None:
             )
             source.fail(f"tensor {info.name!r}: type", problem)
     version = header.metadata.get("general.quantization_version", QUANTIZATION_VERSION)
-    packed = any(info.type.name not in float_types.GGML for info in header.tensors.values())
+    packed = any(info.type.name not in PLAIN for info in header.tensors.values())
     if packed and not (isinstance(version, int) and version == QUANTIZATION_VERSION):
         source.fail(
             "general.quantization_version", f"must be {QUANTIZATION_VERSION}, not {version!r}"
@@ -172,11 +171,11 @@ class _TensorReader:
     check_scales: bool
 
     def tensor(self, info: TensorInfo) -> QuantizedArray | np.ndarray:
-        plain = info.type.name in float_types.GGML
+        plain = info.type.name in PLAIN
         return self._plain(info) if plain else self._packed(info, formats.get(info.type.name))
 
     def _plain(self, info: TensorInfo) -> np.ndarray:
-        plain = float_types.GGML[info.type.name]
+        plain = PLAIN[info.type.name]
         dtype, exponent = plain.dtype, plain.exponent
         values = _aligned((info.nbytes // dtype.itemsize,), dtype)
         step = CHUNK // dtype.itemsize

@@ -15,7 +15,8 @@ from .source import Cursor, Source
 MAX_DIMS = 4
 MAX_NAME = 63  # bytes: ggml's GGML_MAX_NAME of 64 with its terminator
 MIN_ENTRY = 8 + 1 + 4 + 4 + 8  # bytes of the shortest description: a scalar of a one-byte name
-PLAIN = tuple(float_types.GGML)
+#: ggml's name -> type, of tensors that are not packed.
+PLAIN = float_types.GGML
 
 _REMOVED = {
     4: "Q4_2",

@@ -19,11 +19,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from .. import float_types
 from ..arrays import QuantizedArray
 from .header import MAX_ALIGNMENT
-from .tensors import MAX_DIMS, MAX_NAME, supported_types
+from .tensors import MAX_DIMS, MAX_NAME, PLAIN, supported_types
 from .value_types import typed
-
-#: dtype's name -> ggml's.
-_PLAIN_TYPES = {of.dtype.name: name for name, of in float_types.GGML.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,11 +45,11 @@ class TensorPieces:
             made = cls(tensor.format, tensor.shape, lambda: [tensor.to_gguf_bytes()])
         else:
             dtype = str(getattr(tensor, "dtype", type(tensor).__name__))
-            if dtype not in _PLAIN_TYPES:
-                supported = ", ".join(_PLAIN_TYPES)
+            if (plain := float_types.ggml_name(dtype)) is None:
+                supported = ", ".join(of.dtype.name for of in PLAIN.values())
                 rule = f"it must be a QuantizedArray or of {supported}"
                 raise TypeError(f"tensor {name!r} has dtype {dtype}; {rule}")
-            made = cls(_PLAIN_TYPES[dtype], tuple(tensor.shape), lambda: [np.asarray(tensor)])
+            made = cls(plain, tuple(tensor.shape), lambda: [np.asarray(tensor)])
         if made.type not in supported_types():
             rule = f"it must be one of {', '.join(supported_types())}"
             raise ValueError(f"tensor {name!r} has type {made.type!r}; {rule}")

@@ -101,7 +101,9 @@ def mlp(
 def _format(w: QuantizedArray | jax.Array) -> str:
     if isinstance(w, QuantizedArray):
         return w.format
-    return str(float_types.of_dtype(w.dtype).ggml)
+    if (name := float_types.ggml_name(w.dtype)) is None:
+        raise TypeError(f"a matrix has dtype {w.dtype}; the CPU's kernels take floats")
+    return name
 
 
 def _arrays(w: QuantizedArray | jax.Array) -> Sequence[jax.Array]:

@@ -12,7 +12,7 @@ from implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import native
-from jax_q4k.native import build
+from jax_q4k.native import build, calls
 
 FLOATS = jax.ShapeDtypeStruct((2, 8), jnp.float32)
 LINEAR = dict(
@@ -320,3 +320,8 @@ def test_without_a_compiler_the_build_says_so(monkeypatch, tmp_path):
 def test_unknown_kernels_are_refused():
     with pytest.raises(ValueError, match="name='sse9'"):
         native.select("sse9")
+
+
+def test_a_matrix_of_no_float_type():
+    with pytest.raises(TypeError, match="dtype int8; the CPU's kernels take floats"):
+        calls.linear(X, [jnp.zeros((8, 256), jnp.int8)], quantized=False)
