@@ -41,41 +41,18 @@ class FillInMiddle:
 
 
 FILL_IN_MIDDLE = (
-    FillInMiddle(
-        "fim_pre_token_id",
-        (
-            *(
-                "<|fim_prefix|>",
-                "<fim-prefix>",
-                "<fim_prefix>",
-                "<｜fim▁begin｜>",
-                "<PRE>",
-                "▁<PRE>",
-            ),
-            *("<|code_prefix|>", "<|prefix|>"),
-        ),
-    ),
-    FillInMiddle(
-        "fim_suf_token_id",
-        (
-            *(
-                "<|fim_suffix|>",
-                "<fim-suffix>",
-                "<fim_suffix>",
-                "<｜fim▁hole｜>",
-                "<SUF>",
-                "▁<SUF>",
-            ),
-            *("<|code_suffix|>", "<|suffix|>"),
-        ),
-    ),
-    FillInMiddle(
-        "fim_mid_token_id",
-        (
-            *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
-            *("<|code_middle|>", "<|middle|>"),
-        ),
-    ),
+    FillInMiddle("fim_pre_token_id", (
+        "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+        "<|code_prefix|>", "<|prefix|>",
+    )),
+    FillInMiddle("fim_suf_token_id", (
+        "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>",
+        "<|code_suffix|>", "<|suffix|>",
+    )),
+    FillInMiddle("fim_mid_token_id", (
+        "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>",
+        "<|code_middle|>", "<|middle|>",
+    )),
     FillInMiddle(
         "fim_pad_token_id", ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"), ends=True
     ),
@@ -85,7 +62,7 @@ FILL_IN_MIDDLE = (
         ends=True,
     ),
     FillInMiddle("fim_sep_token_id", ("<|file_sep|>",), ends=True),
-)
+)  # fmt: skip
 
 
 def classify(
