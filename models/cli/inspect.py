@@ -14,8 +14,7 @@ from rich.text import Text
 
 from jax_q4k.gguf import Header, TensorInfo, read_header
 
-from ..assets import demo_path
-from ..files.load import DEMO
+from ..files.load import located
 from ..tensors import unused_tensors
 from .output import table_console
 
@@ -34,7 +33,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _inspect(options: argparse.Namespace, notes: Console) -> None:
-    header = read_header(demo_path() if options.model == DEMO else options.model)
+    header = read_header(located(options.model))
     show(header, table_console())
 
 

@@ -14,6 +14,11 @@ from .sources import is_checkpoint
 DEMO = "demo"
 
 
+def located(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
+    """The path itself, or that of the model that comes with this package for "demo"."""
+    return demo_path() if path == DEMO else path
+
+
 def load(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
 ) -> Model:
@@ -28,6 +33,5 @@ def load(
       jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is malformed, or holds what is not
         supported. OSError: it cannot be read.
     """
-    if path == DEMO:
-        path = demo_path()
+    path = located(path)
     return (from_pretrained if is_checkpoint(path) else from_gguf)(path, progress=progress)
