@@ -76,11 +76,16 @@ def devices(*platform: str) -> list[jax.Device]:
 
 @contextlib.contextmanager
 def warnings_in_a_line(notes: Console) -> Iterator[None]:
-    """Prints the block's warnings when it ends, without the place in Python that gave them."""
+    """Prints the block's warnings when it ends, without the place in Python that gave them.
+
+    It may end by an exception, which a warning may explain.
+    """
     with warnings.catch_warnings(record=True) as caught:
-        yield
-    for warning in caught:
-        notes.print(f"[dim]{escape(printable(str(warning.message)))}[/]", soft_wrap=True)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                notes.print(f"[dim]{escape(printable(str(warning.message)))}[/]", soft_wrap=True)
 
 
 def load_model(path: str, notes: Console) -> Model:

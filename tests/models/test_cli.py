@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 
 import jax
 import pytest
@@ -17,6 +18,7 @@ from rich.progress import MofNCompleteColumn
 import jax_q4k as jq
 from jax_q4k import current_selection, models
 from jax_q4k.models import cli
+from jax_q4k.models.cli import output
 
 from .golden import model, path
 
@@ -365,3 +367,11 @@ def test_module_and_a_reader_that_leaves():
         [sys.executable, "-m", "jax_q4k", "--version"], capture_output=True, text=True, check=True
     )
     assert version.stdout == f"jax-q4k {jq.__version__}\n"
+
+
+def test_warnings_of_a_command_that_fails_are_still_printed():
+    notes = Console(file=io.StringIO(), width=80)
+    with pytest.raises(ZeroDivisionError), output.warnings_in_a_line(notes):
+        warnings.warn("5 tensors are skipped", stacklevel=1)
+        raise ZeroDivisionError
+    assert notes.file.getvalue() == "5 tensors are skipped\n"
