@@ -1,1 +1,1 @@
-"""Files of models: Hugging Face checkpoints, importance matrices, quantization recipes."""
+"""Files of models: GGUF, Hugging Face checkpoints, importance matrices, and quantizing them."""
