@@ -21,7 +21,7 @@ from ..json_fields import JSONFields
 from ..model import Model
 from ..tensors import build, expected_tensors
 from . import config_json, tokenizer_files
-from .safetensors import DTYPES, Weights
+from .safetensors import TYPES, Weights
 
 _ROPE = "rope_freqs.weight"
 # Early files store what rope_theta says.
@@ -124,8 +124,8 @@ class CheckpointSource:
             if stored is None:
                 problem = f"is missing, expected with shape {shape}"
                 raise CheckpointError(self.name, f"tensor {stored_name!r}", problem)
-            if stored.dtype not in DTYPES:
-                supported = f"supported are {', '.join(DTYPES)}"
+            if stored.dtype not in TYPES:
+                supported = f"supported are {', '.join(TYPES)}"
                 problem = f"has dtype {stored.dtype}, which is not supported; {supported}"
                 raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
             if stored.shape != shape:

@@ -20,7 +20,6 @@ from .gguf import completed, describe
 from .sources import open_source
 
 _PIECE = 1 << 21  # weights decoded and quantized at a time: a few tens of megabytes
-_FLOATS: dict[str, Any] = {"F32": np.float32, "F16": np.float16}
 
 #: GGUF tensor name -> non-negative weights (k,) of its columns' squared errors.
 Importance = Mapping[str, Any]
@@ -118,7 +117,7 @@ def _pieces(
         try:
             yield (
                 _floats(rows, kind)
-                if kind in _FLOATS
+                if kind in gguf.PLAIN
                 else quantizers.quantize(rows, kind, importance)
             )
         except ValueError as error:
@@ -139,12 +138,13 @@ def _decoded(tensor: QuantizedArray | np.ndarray) -> Iterator[tuple[int, np.ndar
 
 
 def _floats(rows: np.ndarray, kind: str) -> np.ndarray:
+    dtype = gguf.PLAIN[kind].dtype
     with np.errstate(over="ignore"):  # an infinity is then found
-        values = rows.astype(_FLOATS[kind])
+        values = rows.astype(dtype)
     bad = np.argwhere(~np.isfinite(values))
     if bad.size:
         row, column = bad[0]
-        limit = np.finfo(_FLOATS[kind]).max
+        limit = jnp.finfo(dtype).max
         raise ValueError(
             f"w[{row}, {column}] is {rows[row, column]}; {kind} takes finite values up to {limit:g}"
         )
@@ -157,7 +157,7 @@ def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArr
     )
     if kind in formats.names():
         return QuantizedArray.from_gguf_bytes(data, kind, shape)
-    return jnp.asarray(data.view(_FLOATS[kind]).reshape(shape))
+    return jnp.asarray(data.view(gguf.PLAIN[kind].dtype).reshape(shape))
 
 
 def _checked(importance: Importance | None, shapes: Mapping[str, tuple[int, ...]]) -> Importance:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from jax_q4k import CheckpointError
+from jax_q4k import CheckpointError, gguf
 
 from ..json_fields import JSONFields
 
-DTYPES = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(jnp.bfloat16)}
+#: Types that are read: safetensors' names of them are ggml's.
+TYPES = gguf.PLAIN
 MAX_INDEX = 1 << 24  # bytes; an index has a line per tensor
 _CHUNK = 1 << 20  # elements checked at a time
 
@@ -38,8 +38,8 @@ class Stored(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file, of the types in DTYPES."""
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        """Bytes in the file, of the types in TYPES."""
+        return math.prod(self.shape) * TYPES[self.dtype].dtype.itemsize
 
 
 class Weights:
@@ -66,13 +66,13 @@ class Weights:
         self._stack.close()
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor of one of DTYPES. Raises CheckpointError if a value is NaN or infinite."""
+        """A tensor of one of TYPES. Raises CheckpointError if a value is NaN or infinite."""
         stored = self.stored[name]
         file = str(stored.file)
         values = _checked(
             stored.file, f"tensor {name!r}", lambda: self._handle(stored.file).get_tensor(name)
         )
-        if values.shape != stored.shape or values.dtype != DTYPES[stored.dtype]:
+        if values.shape != stored.shape or values.dtype != TYPES[stored.dtype].dtype:
             raise CheckpointError(file, f"tensor {name!r}", "changed while the file was read")
         flat = values.reshape(-1)
         for start in range(0, flat.size, _CHUNK):
