@@ -78,7 +78,7 @@ def ptx(
     elif gemv.takes([w], x.shape[0]):
         (y,) = gemv.gemv(launch, x, [w], activations=activations)
         return y.astype(x.dtype)
-    elif quantizes([w], *x.shape, activations):
+    elif quantizes([w], x.shape[0], x.shape[1], activations):
         return _gemm(launch, x, w, activations).astype(x.dtype)
     weights = dequantize.ptx(launch, w, dtype=jnp.dtype(jnp.float32))
     return dot(x, weights, transposed=transposed).astype(x.dtype)
@@ -110,7 +110,7 @@ def native(
     """`packed_matmul` by the CPU's kernels, or its transpose; `activations` None means q8_1."""
     if transposed:
         return reference(x, w, activations="f32", transposed=True)
-    quantized = quantizes([w], *x.shape, activations)
+    quantized = quantizes([w], x.shape[0], x.shape[1], activations)
     (y,) = calls.linear(x.astype(jnp.float32), [w], quantized=quantized)
     return y.astype(x.dtype)
 
