@@ -127,4 +127,4 @@ def native(pages: tuple[jax.Array, ...], *new: jax.Array) -> list[jax.Array]:
     return calls.rope_append(pages, new, rope=False)
 
 
-_op = Op("append_kv", reference, ptx=ptx, native=native, shapes=lambda pages, *_: tuple(pages))
+_op = Op("append_kv", reference, shapes=lambda pages, *_: tuple(pages), ptx=ptx, native=native)

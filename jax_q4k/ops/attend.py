@@ -191,4 +191,4 @@ def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
     return calls.paged_attention(given.given(), **options, **params)
 
 
-_op = Op("paged_attention", reference, ptx=ptx, native=native, shapes=lambda q, *_, **__: q)
+_op = Op("paged_attention", reference, shapes=lambda q, *_, **__: q, ptx=ptx, native=native)

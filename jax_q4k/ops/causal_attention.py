@@ -114,4 +114,10 @@ def native(q: jax.Array, *others: jax.Array, **params: Any) -> jax.Array:
     return calls.causal_attention(q, *others, **params)
 
 
-_op = Op("causal_attention", reference, native=native, derivative="reference")
+_op = Op(
+    "causal_attention",
+    reference,
+    shapes=lambda q, *_, **__: q,
+    native=native,
+    derivative="reference",
+)

@@ -52,4 +52,9 @@ def ptx(launch: KernelCall, w: QuantizedArray, *, dtype: Any) -> jax.Array:
     return out
 
 
-_op = Op("dequantize", reference, ptx=ptx)
+_op = Op(
+    "dequantize",
+    reference,
+    shapes=lambda w, *, dtype: jax.ShapeDtypeStruct(w.shape, dtype),
+    ptx=ptx,
+)

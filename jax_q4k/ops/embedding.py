@@ -87,7 +87,12 @@ def _shapes(ids: Any, w: Any, *, dtype: Any) -> Any:
     return jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), dtype)
 
 
-_op = Op("packed_embedding", reference, ptx=ptx, native=native, shapes=_shapes)
+_op = Op("packed_embedding", reference, shapes=_shapes, ptx=ptx, native=native)
 _float_op = Op(
-    "float_embedding", _float_reference, native=native, vmap="reference", derivative="reference"
+    "float_embedding",
+    _float_reference,
+    shapes=_shapes,
+    native=native,
+    vmap="reference",
+    derivative="reference",
 )

@@ -57,6 +57,7 @@ def native(x: jax.Array, w: jax.Array) -> jax.Array:
 _op = Op(
     "float_matmul",
     reference,
+    shapes=lambda x, w: jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), x.dtype),
     native=native,
     vmap=("rows", "reference"),
     derivative="reference",

@@ -53,11 +53,11 @@ class Op:
       name: the primitive's name in jaxprs.
       reference: the operation's meaning in plain JAX; results of the others have its shapes and
         dtypes.
+      shapes: the results' shapes and dtypes, of operands that have these alone: the reference's,
+        which tracing it would take milliseconds to find.
       ptx: `(launch, *operands, **params)`: a composition of PTX kernels; `launch(kernel, *arrays)`
         runs one, and plain JAX may stand between. None: XLA compiles the reference for a GPU.
       native: by handlers of `jax_q4k.native`; None: XLA compiles the reference for a CPU.
-      shapes: the results' shapes and dtypes, of operands that have these alone; None: found by
-        tracing the reference, which takes about 10 ms for each kind of call.
       vmap: `examples`, one after the other; `reference`, whose `vmap` it takes; or `rows`: where
         nothing but rows is mapped, a single call on the rows of all examples, (batch * rows, k),
         and else what a second name says, or `examples`.
@@ -72,15 +72,15 @@ class Op:
         name: str,
         reference: Callable[..., Any],
         *,
+        shapes: Callable[..., Any],
         ptx: Callable[..., Any] | None = None,
         native: Callable[..., Any] | None = None,
-        shapes: Callable[..., Any] | None = None,
         vmap: str | tuple[str, ...] = "examples",
         row_operands: int = 1,
         derivative: Literal["reference"] | Linear | Callable[..., Any] | None = None,
     ) -> None:
         self.name, self.reference, self.ptx, self.native = name, reference, ptx, native
-        self._shapes = shapes or functools.partial(_traced_shapes, reference)
+        self._shapes = shapes
         self.primitive = jax.extend.core.Primitive(name)
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
@@ -265,10 +265,6 @@ def _results(
     found = shapes_of(*jax.tree.unflatten(tree, leaves), **dict(params))
     flat, result_tree = jax.tree.flatten(found)
     return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in flat], result_tree
-
-
-def _traced_shapes(reference: Callable[..., Any], *operands: Any, **params: Any) -> Any:
-    return jax.eval_shape(functools.partial(reference, **params), *operands)
 
 
 def device() -> tuning.Target:

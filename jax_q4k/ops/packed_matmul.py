@@ -115,10 +115,15 @@ def native(
     return y.astype(x.dtype)
 
 
+def _shapes(x: Any, w: Any, *, activations: str | None, transposed: bool = False) -> Any:
+    return jax.ShapeDtypeStruct((x.shape[0], w.shape[1 if transposed else 0]), x.dtype)
+
+
 # `transposed`: x @ dequantize(w) instead; only derivatives set it, and with activations "f32".
 _op = Op(
     "packed_matmul",
     reference,
+    shapes=_shapes,
     ptx=ptx,
     native=native,
     vmap="rows",

@@ -136,4 +136,4 @@ def _shapes(given: attend.Operands, w: Any, *_: Any, **__: Any) -> Any:
     return jax.ShapeDtypeStruct((given.q.shape[0], w.shape[0]), given.q.dtype)
 
 
-_op = Op("paged_attention_matmul", _reference, ptx=_ptx, native=_native, shapes=_shapes)
+_op = Op("paged_attention_matmul", _reference, shapes=_shapes, ptx=_ptx, native=_native)

@@ -74,4 +74,12 @@ def ptx(launch: KernelCall, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, scale_sum
 
 
-_op = Op("quantize_q8_1", reference, ptx=ptx)
+def _shapes(x: Any) -> Any:
+    m, k = x.shape
+    return (
+        jax.ShapeDtypeStruct((m, k), jnp.int8),
+        jax.ShapeDtypeStruct((m, k // GROUP, 2), jnp.float32),
+    )
+
+
+_op = Op("quantize_q8_1", reference, shapes=_shapes, ptx=ptx)

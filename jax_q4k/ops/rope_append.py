@@ -162,4 +162,4 @@ def _shapes(pages: Pages, q: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
     return *pages, q
 
 
-_op = Op("rope_append", reference, ptx=ptx, native=native, shapes=_shapes)
+_op = Op("rope_append", reference, shapes=_shapes, ptx=ptx, native=native)

@@ -130,5 +130,21 @@ def _search(
     return found[0], found[1]
 
 
-_argmax = Op("q4k_argmax", _argmax_reference, ptx=_argmax_ptx, vmap="rows")
-_top_k = Op("q4k_top_k", _top_k_reference, ptx=_top_k_ptx, vmap="rows")
+def _pair(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+_argmax = Op(
+    "q4k_argmax",
+    _argmax_reference,
+    shapes=lambda x: _pair(x.shape[0]),
+    ptx=_argmax_ptx,
+    vmap="rows",
+)
+_top_k = Op(
+    "q4k_top_k",
+    _top_k_reference,
+    shapes=lambda x, *, count: _pair(x.shape[0], count),
+    ptx=_top_k_ptx,
+    vmap="rows",
+)

@@ -48,7 +48,14 @@ def ptx(launch: KernelCall, x: jax.Array, scale: jax.Array) -> jax.Array:
     return y
 
 
-_op = Op("scale_rows", reference, ptx=ptx, vmap="rows", derivative="reference")
+_op = Op(
+    "scale_rows",
+    reference,
+    shapes=lambda x, scale: x,
+    ptx=ptx,
+    vmap="rows",
+    derivative="reference",
+)
 
 
 # --- what comes of it ---

@@ -1,4 +1,4 @@
-"""Shapes that an operation states, instead of tracing its reference, are the reference's."""
+"""Shapes that an operation states are those that tracing its reference finds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,30 @@ SCALES = dict(zip(("k_scales", "v_scales"), [jnp.ones((4, 2, 16))] * 2, strict=T
 SLOTS, TABLES = jnp.arange(3), jnp.zeros((3, 1), jnp.int32)
 ATTENTION = Q, PAGES, PAGES, TABLES, jnp.ones(3, jnp.int32)
 
+HALF = X.astype(jnp.bfloat16)
+PROMPT = jnp.ones((2, 5, 4, 32))
+
+
+def passed_back():
+    """A product and its transpose."""
+    y, back = jax.vjp(lambda x: jq.matmul(x, DOWN), HALF)
+    return back(y)
+
+
 CALLS = {
+    "rms_norm": lambda: jq.rms_norm(HALF, NORM, eps=1e-5),
+    "rotate": lambda: jq.rotate(Q, Q[:, 0, :8], Q[:, 0, :8], interleaved=False),
+    "causal_attention": lambda: jq.causal_attention(
+        PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2], jnp.array([5, 3])
+    ),
+    "packed_matmul": lambda: jq.matmul(HALF, DOWN),
+    "transposed": passed_back,
+    "float_matmul": lambda: jq.matmul(HALF, jnp.ones((24, 256))),
+    "dequantize": lambda: jq.dequantize(DOWN, jnp.float16),
+    "quantize_q8_1": lambda: jq.quantize_q8_1(HALF),
+    "argmax": lambda: jq.argmax(HALF),
+    "top_k": lambda: jq.top_k(HALF, 7),
+    "float_embedding": lambda: jq.embedding(SLOTS, X, jnp.float16),
     "linear": lambda: jq.qkv_matmul(X, (W, DOWN), norm_weight=NORM, eps=1e-5),
     "gated": lambda: jq.gated_matmul(X.astype(jnp.bfloat16), W, W),
     "mlp": lambda: jq.mlp(X, W, W, DOWN),
@@ -35,15 +58,28 @@ CALLS = {
 }
 
 
+def equations(name):
+    found = jax.make_jaxpr(CALLS[name])().jaxpr.eqns
+    return [equation for equation in found if equation.primitive in OPS]
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_are_the_references(name):
-    equations = jax.make_jaxpr(CALLS[name])().jaxpr.eqns
-    (equation,) = (e for e in equations if e.primitive in OPS)
-    op, params = OPS[equation.primitive], dict(equation.params)
-    tree, _ = params.pop("tree"), params.pop("implementation")
-    leaves = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
-    found = jax.eval_shape(
-        functools.partial(op.reference, **params), *jax.tree.unflatten(tree, leaves)
-    )
-    want = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(found)]
-    assert [(v.aval.shape, v.aval.dtype) for v in equation.outvars] == want
+    for equation in equations(name):
+        op, params = OPS[equation.primitive], dict(equation.params)
+        tree, _ = params.pop("tree"), params.pop("implementation")
+        leaves = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in equation.invars]
+        found = jax.eval_shape(
+            functools.partial(op.reference, **params), *jax.tree.unflatten(tree, leaves)
+        )
+        want = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(found)]
+        assert [(v.aval.shape, v.aval.dtype) for v in equation.outvars] == want
+
+
+def test_every_operation_is_here():
+    ours = {op.name for op in OPS.values() if op.reference.__module__.startswith("jax_q4k.")}
+    assert {e.primitive.name for name in CALLS for e in equations(name)} == ours
+
+
+def test_a_product_that_is_passed_back_is_transposed():
+    assert [e.params["transposed"] for e in equations("transposed")] == [False, True]
