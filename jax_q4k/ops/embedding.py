@@ -16,6 +16,7 @@ from ..custom_call import ptx_name
 from ..native import calls
 from . import checks
 from .op import KernelCall, Op
+from .vmaps import by_reference
 
 
 def embedding(ids: Any, w: Any, dtype: Any = jnp.float32) -> jax.Array:
@@ -93,6 +94,6 @@ _float_op = Op(
     _float_reference,
     shapes=_shapes,
     native=native,
-    vmap="reference",
+    vmap=by_reference,
     derivative="reference",
 )

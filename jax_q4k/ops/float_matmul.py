@@ -5,11 +5,14 @@ The CPU's kernels read 16-bit weights as they are.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from ..native import calls
 from .op import Op
+from .vmaps import by_reference, by_rows
 
 #: Rows of activations up to which the CPU's kernels take float32 weights. XLA's product of two
 #: float32 matrices is the faster one beyond; of 16-bit weights it would make a float32 copy, which
@@ -59,6 +62,6 @@ _op = Op(
     reference,
     shapes=lambda x, w: jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), x.dtype),
     native=native,
-    vmap=("rows", "reference"),
+    vmap=functools.partial(by_rows, otherwise=by_reference),
     derivative="reference",
 )

@@ -18,6 +18,7 @@ from ..implementation import activations_of, current_selection
 from ..native import calls
 from . import checks, float_matmul, gemv, packed_matmul, rms_norm
 from .op import KernelCall, Op
+from .vmaps import by_rows
 
 #: How a gate is applied; `gelu` is the approximation by tanh (https://arxiv.org/abs/1606.08415).
 ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -440,7 +441,6 @@ _op = Op(
     shapes=_shapes,
     ptx=ptx,
     native=native,
-    vmap="rows",
-    row_operands=2,  # x and the residual
+    vmap=functools.partial(by_rows, operands=2),  # x and the residual
     derivative=_derivative,
 )

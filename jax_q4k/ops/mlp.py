@@ -5,6 +5,7 @@ It has gate and up projections, their product, and the way down.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from ..implementation import activations_of, current_selection
 from ..native import calls
 from . import checks, gemv, linear, packed_matmul
 from .op import KernelCall, Op
+from .vmaps import by_rows
 
 
 def mlp(
@@ -178,7 +180,6 @@ _op = Op(
     shapes=_shapes,
     ptx=ptx,
     native=native,
-    vmap="rows",
-    row_operands=2,  # x and the residual
+    vmap=functools.partial(by_rows, operands=2),  # x and the residual
     derivative=_derivative,
 )

@@ -17,8 +17,10 @@ from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
 from ..native import calls
 from . import dequantize, gemv, quantize_q8_1
+from .derivatives import Linear
 from .float_matmul import dot
-from .op import KernelCall, Linear, Op
+from .op import KernelCall, Op
+from .vmaps import by_rows
 
 
 def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> jax.Array:
@@ -126,7 +128,7 @@ _op = Op(
     shapes=_shapes,
     ptx=ptx,
     native=native,
-    vmap="rows",
+    vmap=by_rows,
     derivative=Linear(
         tangent=lambda params: {**params, "activations": "f32"},
         transpose=lambda params: {**params, "transposed": not params["transposed"]},

@@ -13,6 +13,7 @@ from ptx_kernels.tuning import choose
 
 from . import checks, quantize_q8_1
 from .op import KernelCall, Op
+from .vmaps import by_rows
 
 
 def rms_norm(x: Any, weight: Any, *, eps: float) -> jax.Array:
@@ -81,6 +82,6 @@ _op = Op(
     reference,
     shapes=lambda x, *_, **__: x,
     ptx=ptx,
-    vmap="rows",
+    vmap=by_rows,
     derivative="reference",
 )

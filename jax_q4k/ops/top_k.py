@@ -17,6 +17,7 @@ from ptx_kernels.tuning import choose
 
 from . import checks
 from .op import KernelCall, Op
+from .vmaps import by_rows
 
 #: Values float32 and their indices int32.
 Pair = tuple[jax.Array, jax.Array]
@@ -139,12 +140,12 @@ _argmax = Op(
     _argmax_reference,
     shapes=lambda x: _pair(x.shape[0]),
     ptx=_argmax_ptx,
-    vmap="rows",
+    vmap=by_rows,
 )
 _top_k = Op(
     "q4k_top_k",
     _top_k_reference,
     shapes=lambda x, *, count: _pair(x.shape[0], count),
     ptx=_top_k_ptx,
-    vmap="rows",
+    vmap=by_rows,
 )

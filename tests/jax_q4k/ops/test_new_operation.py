@@ -12,6 +12,7 @@ import pytest
 
 import jax_q4k as jq
 from jax_q4k.ops.op import KernelCall, Op
+from jax_q4k.ops.vmaps import by_rows
 from ptx_kernels.ptx import Builder, f32, kernel
 
 # --- the kernel's file ---
@@ -53,7 +54,7 @@ _op = Op(
     reference,
     shapes=lambda x, scale: x,
     ptx=ptx,
-    vmap="rows",
+    vmap=by_rows,
     derivative="reference",
 )
 

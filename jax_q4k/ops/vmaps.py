@@ -1,0 +1,72 @@
+"""Rules of `vmap` for an operation: as one call of more rows, one by one, or as its reference's.
+
+A rule takes the operation, the leaves of its operands, the mapped axis of each, None where it has
+none, and the primitive's parameters. It gives the results' leaves and their mapped axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+if TYPE_CHECKING:
+    from .op import Op
+
+Params = dict[str, Any]
+Axes = Sequence[int | None]
+Mapped = tuple[list[Any], list[int]]
+Rule = Callable[["Op", Sequence[Any], Axes, Params], Mapped]
+
+
+def by_examples(op: Op, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
+    """Runs one example after the other."""
+    mapped = [
+        jnp.moveaxis(a, axis, 0) for a, axis in zip(leaves, axes, strict=True) if axis is not None
+    ]
+
+    def example(parts: list[Any]) -> Any:
+        left = iter(parts)
+        given = (a if axis is None else next(left) for a, axis in zip(leaves, axes, strict=True))
+        return op.primitive.bind(*given, **params)
+
+    out = jax.lax.map(example, mapped)
+    return out, [0] * len(out)
+
+
+def by_reference(op: Op, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
+    """Takes the `vmap` of the reference."""
+    plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
+    function = op.flat(op.reference, params["tree"], plain)
+    out = jax.vmap(function, in_axes=tuple(axes))(*leaves)
+    return out, [0] * len(out)
+
+
+def by_rows(
+    op: Op,
+    leaves: Sequence[Any],
+    axes: Axes,
+    params: Params,
+    *,
+    operands: int = 1,
+    otherwise: Rule = by_examples,
+) -> Mapped:
+    """Runs a single call on the rows of all examples, (batch * rows, k).
+
+    The first `operands` operands have rows, and so have all results. `otherwise` is the rule where
+    another operand is mapped, or there is no example.
+    """
+    count = sum(child.num_leaves for child in params["tree"].children()[:operands])
+    (batch,) = {a.shape[axis] for a, axis in zip(leaves, axes, strict=True) if axis is not None}
+    if not batch or any(axis is not None for axis in axes[count:]):  # no kernel has zero rows
+        return otherwise(op, leaves, axes, params)
+    with_rows = [
+        jnp.broadcast_to(a, (batch, *a.shape)) if axis is None else jnp.moveaxis(a, axis, 0)
+        for a, axis in zip(leaves[:count], axes[:count], strict=True)
+    ]
+    m = with_rows[0].shape[1]
+    flat = (a.reshape(batch * m, *a.shape[2:]) for a in with_rows)
+    out = op.primitive.bind(*flat, *leaves[count:], **params)
+    return [y.reshape(batch, m, *y.shape[1:]) for y in out], [0] * len(out)
