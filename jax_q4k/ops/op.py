@@ -86,13 +86,6 @@ class Op:
         _, result_tree = _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
         return jax.tree.unflatten(result_tree, results)
 
-    def composition(self, *operands: Any, **params: Any) -> Any:
-        """Results of the PTX kernels that `ptx` and `sim` run, to look at.
-
-        Each kernel is launched in the simulator.
-        """
-        return backends.composition(self, "sim")(*operands, **params)
-
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
         shapes = tuple((aval.shape, aval.dtype) for aval in avals)
         return _results(self._shapes, shapes, tree, tuple(sorted(params.items())))[0]

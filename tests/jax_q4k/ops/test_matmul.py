@@ -5,6 +5,7 @@ import pytest
 from helpers import nmse
 
 import jax_q4k as jq
+from jax_q4k.ops import backends
 from jax_q4k.ops.packed_matmul import _op as matmul_op
 from jax_q4k.ops.packed_matmul import takes_q8_1
 from ptx_kernels import formats, tuning
@@ -104,7 +105,7 @@ def test_many_rows_are_float16_only_where_nobody_asked_for_int8(activations, lea
     w = random_weights("Q4_K", 256, 256)
     x = jnp.asarray(rng.standard_normal((48, 256)), jnp.float32)
     params = dict(activations=activations, transposed=False)
-    program = jax.jit(lambda x, w: matmul_op.composition(x, w, **params))
+    program = jax.jit(lambda x, w: backends.composition(matmul_op, "sim")(x, w, **params))
     with tuning.on_device(tuning.target("NVIDIA H200", 1)):
         got = program(x, w)
     assert least <= nmse(got, f64_product(x, w)) <= most
