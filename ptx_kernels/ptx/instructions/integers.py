@@ -199,6 +199,8 @@ def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
 
     Bit 3 of a selector nibble repeats the byte's sign instead.
     """
+    if selector.size == 1:
+        return _prmt_of_all(a, b, int(selector[0]))
     both = a.astype(np.uint64) | (b.astype(np.uint64) << np.uint64(32))
     result = np.zeros(1, np.uint32)
     for i in range(4):
@@ -211,6 +213,17 @@ def _prmt(a: np.ndarray, b: np.ndarray, selector: np.ndarray) -> np.ndarray:
             byte = np.where(nibble & np.uint32(8), sign, byte)
         result = result | byte << np.uint32(8 * i)
     return result
+
+
+def _prmt_of_all(a: np.ndarray, b: np.ndarray, selector: int) -> np.ndarray:
+    """`_prmt` with one selector for all lanes, which kernels use: it moves columns of bytes."""
+    columns = [np.ascontiguousarray(word).view(np.uint8).reshape(-1, 4) for word in (a, b)]
+    result = np.empty((max(a.size, b.size), 4), np.uint8)
+    for i in range(4):
+        nibble = selector >> 4 * i & 0xF
+        byte = columns[nibble >> 2 & 1][:, nibble & 3]
+        result[:, i] = byte.view(np.int8) >> 7 if nibble & 8 else byte
+    return result.view(np.uint32).reshape(-1)
 
 
 #: mode of prmt -> for each value of selector & 3 the four bytes that it picks, the lowest first

@@ -8,6 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from ptx_kernels.ptx.instructions import INSTRUCTIONS
+
 from .ptx_text import apply
 
 rng = np.random.default_rng(7)
@@ -173,6 +175,18 @@ def test_prmt() -> None:
     np.testing.assert_array_equal(
         apply("prmt.b32", "r r r r", a, b, selector), np.array(want, np.uint32)
     )
+
+
+@pytest.mark.parametrize("selector", [0x3210, 0x7044, 0x4541, 0xFB73, 0x12349DC8])
+def test_prmt_by_one_selector(selector: int) -> None:
+    """The same as by one in a register of each lane, also where the words are one for all."""
+    meaning, one = INSTRUCTIONS["prmt.b32"].meaning, np.array([selector], np.uint32)
+    words, single = integers(), np.array([0x80FF017F], np.uint32)
+    for a, b in ((words, rng.permutation(words)), (words, single), (single, words)):
+        np.testing.assert_array_equal(meaning(a, b, one), meaning(a, b, one.repeat(words.size)))
+    alone = meaning(single, single, one)
+    np.testing.assert_array_equal(alone, meaning(single, single, one.repeat(2))[:1])
+    assert alone.dtype == np.uint32 and alone.shape == (1,)
 
 
 @pytest.mark.parametrize("opcode", ["shl.b32", "shr.u32", "shr.s32"])
