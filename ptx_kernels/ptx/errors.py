@@ -27,6 +27,20 @@ def _shown(file: str) -> str:
     return path.relative_to(_PACKAGE).as_posix() if path.is_relative_to(_PACKAGE) else path.name
 
 
+#: (id of a code object, place in it) -> the code, so that no other gets its id, and the line
+_LINES: dict[tuple[int, int], tuple[CodeType, Line]] = {}
+
+
+def _line(frame: FrameType) -> Line:
+    """The line that a frame is at; remembered, as Python counts lines from the code's start."""
+    code = frame.f_code
+    place = id(code), frame.f_lasti
+    found = _LINES.get(place)
+    if found is None:
+        found = _LINES[place] = code, (_shown(code.co_filename), frame.f_lineno)
+    return found[1]
+
+
 def caller() -> Line:
     """The innermost line outside the kernel language itself."""
     return call_path(None)[0]
@@ -40,13 +54,13 @@ def call_path(kernel: CodeType | None) -> tuple[Line, ...]:
     frame = sys._getframe(1)
     while frame.f_back is not None and _is_language(frame.f_code.co_filename):
         frame = frame.f_back
-    innermost = (_shown(frame.f_code.co_filename), frame.f_lineno)
+    innermost = _line(frame)
     outer: FrameType | None = frame
     while outer is not None and outer.f_code is not kernel:
         outer = outer.f_back
     if outer is None or outer is frame:
         return (innermost,)
-    return innermost, (_shown(outer.f_code.co_filename), outer.f_lineno)
+    return innermost, _line(outer)
 
 
 class KernelError(TypeError):
