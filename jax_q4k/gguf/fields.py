@@ -76,15 +76,18 @@ class Fields:
 
         repeated: an array counts as one integer where all of its elements are equal.
         """
-        if least is None or most is None:
+        if least is most is None and not repeated:
             return self._typed(key, int, default)
         value = self._present(key, int, default)
         if value is None:
             return default
         if repeated and isinstance(value, np.ndarray) and value.size:
             value = value[0].item() if (value == value[0]).all() else value
-        if not _is_a(value, int) or not least <= value <= most:
-            self.fail(key, f"must be an integer from {least} to {most}, not {value!r}")
+        low, high = -math.inf if least is None else least, math.inf if most is None else most
+        if not _is_a(value, int) or not low <= value <= high:
+            from_least = "" if least is None else f" from {least}"
+            to_most = "" if most is None else f" to {most}"
+            self.fail(key, f"must be an integer{from_least}{to_most}, not {value!r}")
         return value
 
     def number(
@@ -96,7 +99,7 @@ class Fields:
         most: float | None = None,
     ) -> float | D:
         """A finite float, above `above` and up to `most` where they are given; integers count."""
-        if above is None or most is None:
+        if above is most is None:
             value = self._typed(key, float, default)
             if value is default:
                 return default
@@ -106,8 +109,12 @@ class Fields:
         value = self._present(key, float, default)
         if value is None:
             return default
-        if not _is_a(value, float) or not (above < value <= most and math.isfinite(value)):
-            self.fail(key, f"must be a number above {above} and up to {most:g}, not {value!r}")
+        low, high = -math.inf if above is None else above, math.inf if most is None else most
+        finite = _is_a(value, float) and abs(value) <= sys.float_info.max
+        if not finite or not low < value <= high:
+            bounds = [] if above is None else [f"above {above}"]
+            bounds += [] if most is None else [f"up to {most:g}"]
+            self.fail(key, f"must be a number {' and '.join(bounds)}, not {value!r}")
         return float(value)
 
     def strings(self, key: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,9 @@ def test_values_of_every_type() -> None:
     assert (FIELDS.number("rate"), FIELDS.number("count")) == (0.5, 3.0)
     assert FIELDS.integer("small") == 7 and type(FIELDS.integer("small")) is int
     assert FIELDS.integer("equal", least=1, most=9, repeated=True) == 4
+    assert FIELDS.integer("equal", repeated=True) == 4
+    assert FIELDS.integer("count", least=3) == FIELDS.integer("count", most=3) == 3
+    assert FIELDS.number("rate", above=0.4) == FIELDS.number("rate", most=0.5) == 0.5
     assert FIELDS.strings("names") == ["x", "y"]
     numbers = FIELDS.numbers("mixed", np.float32)
     assert numbers.dtype == np.float32 and numbers.tolist() == [4, 5]
@@ -80,6 +84,24 @@ def test_defaults_stand_for_what_is_missing() -> None:
             r"a.rate: must be a number above 0.5 and up to 1e\+06, not 0.5",
         ),
         (lambda: FIELDS.number("huge", above=0.5, most=2), "a.huge: must be a number above 0.5"),
+        (lambda: FIELDS.number("huge", above=0.5), "a.huge: must be a number above 0.5, not 1000"),
+        (lambda: FIELDS.number("rate", above=0.5), "a.rate: must be a number above 0.5, not 0.5"),
+        (lambda: FIELDS.number("rate", most=0.4), "a.rate: must be a number up to 0.4, not 0.5"),
+        (
+            lambda: Fields({"a.x": -math.inf}, "f.gguf").number("a.x", most=1),
+            "a.x: must be a number up to 1, not -inf",
+        ),
+        (
+            lambda: Fields({"a.x": -(10**400)}, "f.gguf").number("a.x", most=1),
+            "a.x: must be a number up to 1, not -1000",
+        ),
+        (lambda: FIELDS.integer("count", least=4), "a.count: must be an integer from 4, not 3"),
+        (lambda: FIELDS.integer("count", most=2), "a.count: must be an integer to 2, not 3"),
+        (lambda: FIELDS.integer("text", least=4), "a.text: must be an integer from 4, not 'x'"),
+        (
+            lambda: FIELDS.integer("mixed", repeated=True),
+            r"a.mixed: must be an integer, not array\(\[4, 5\]\)",
+        ),
         (lambda: FIELDS.strings("text"), "a.text: is not an array of strings"),
         (lambda: FIELDS.numbers("names", np.float32), "a.names: is not an array of numbers"),
         (lambda: FIELDS.numbers("rate", np.int32), "a.rate: is not an array of integers"),
