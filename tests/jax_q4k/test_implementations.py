@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import nmse
-from implementations import IMPLEMENTATIONS
+from implementations import IMPLEMENTATIONS, needs_native
 from oracles import random_planes
 
 import jax_q4k as jq
 from jax_q4k import custom_call
+from jax_q4k.ops import backends
 from jax_q4k.ops.causal_attention import causal_attention
 from ptx_kernels import formats
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
@@ -228,3 +229,17 @@ def test_lowered_for_cuda_updates_the_pages_in_place() -> None:
     )
     assert text.count("__gpu$xla.gpu.ptx") == 1
     assert text.count("#stablehlo.output_operand_alias<") == 2
+
+
+def test_every_implementation_has_a_backend() -> None:
+    assert tuple(backends.BACKENDS) == jq.IMPLEMENTATIONS
+
+
+@needs_native
+def test_the_cpus_kernels_are_its_default() -> None:
+    found = jq.explain(jq.matmul, normal(1, 256), packed("Q4_K", 8, 256), platform="cpu")
+    assert [(call.implementation, call.why) for call in found.calls] == [
+        ("native", "the default on cpu")
+    ]
+    text = jax.jit(jq.matmul).lower(normal(1, 256), packed("Q4_K", 8, 256)).as_text()
+    assert "jax_q4k_linear" in text
