@@ -20,6 +20,8 @@ import numpy as np
 
 from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, where_less
 
+_SUPER_TOP = 32  # of a super-block's quants: those of Q6_K have six bits
+
 
 def _trials(top: int, least: int, fractions: int) -> np.ndarray:
     """Numbers of levels: whole ones from `top` down to `least`, parts of one around `top`.
@@ -72,9 +74,7 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
     return d, rounded(x * reciprocal(d), -top, top - 1)
 
 
-def super_blocks(
-    x: jax.Array, w: jax.Array, top: int = 32
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def super_blocks(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Quantizes x (16, 16, blocks), errors weighted by w of that shape.
 
     Returns d, (blocks,) of f16 values, scales (16, blocks), quants (16, 16, blocks), all float32.
@@ -84,7 +84,7 @@ def super_blocks(
     """
 
     def quants(s: jax.Array) -> jax.Array:
-        return rounded(x * reciprocal(s), -top, top - 1)
+        return rounded(x * reciprocal(s), -_SUPER_TOP, _SUPER_TOP - 1)
 
     def neighbours(d: jax.Array, scale: jax.Array) -> Best:
         """The best (error of the super-block, d, scales) of the given scales and those beside."""
@@ -96,7 +96,8 @@ def super_blocks(
         error, n = best_of([0, 1, -1], trial, (jnp.full_like(scale, jnp.inf), scale))
         return error.sum(0), d, n
 
-    s = _steps(x, w, top, _trials(top, top // 2 + 1, 4), lambda s: s)
+    trials = _trials(_SUPER_TOP, _SUPER_TOP // 2 + 1, 4)
+    s = _steps(x, w, _SUPER_TOP, trials, lambda s: s)
     cost = (w * quants(s) ** 2).sum(0)
     largest = jnp.take_along_axis(s, jnp.argmax(jnp.abs(s), axis=0)[None], axis=0)[0]
 
