@@ -288,6 +288,15 @@ def test_rules_of_no_family_may_have_rows(monkeypatch):
     assert decide(mine, "Q4_K", 4096, 4096, 1).config == MatvecConfig(warps=16)
 
 
+def test_a_rule_without_rows_accepts_none_and_has_no_keys():
+    shape = "Q4_K", 4096, 4096, 1
+    assert matvec_rule.accepts(MatvecConfig(), shape)
+    assert not matvec_rule.accepts(MatvecConfig(lanes=5), shape)
+    mine = Rule("mine", _of_16_warps)
+    assert not mine.accepts(MatvecConfig(), shape) and not mine.keys
+    assert table(row()).nearest(mine, *shape) is None
+
+
 def test_choices_are_recorded():
     splits = Rule("splits", lambda columns, most=8: min(columns // 2, most))
     with tuning.recorded() as made:
