@@ -28,7 +28,7 @@ def causal_attention(
     """softmax(scale * q . K) V over each token's own past, in float32.
 
     Tokens at or beyond lengths[b] are padding: whatever they hold, the others' results are the
-    same.
+    same. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Args:
       q: (batch, time, num_heads, head_dim) float32.
@@ -37,7 +37,6 @@ def causal_attention(
       lengths: (batch,) integers.
       scale: None means head_dim ** -0.5.
       window: sliding window: a token sees the last `window` tokens, itself included, or None: all.
-      `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Returns:
       (batch, time, num_heads, head_dim); what padding gets means nothing. Differentiable.

@@ -19,10 +19,11 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
     They rotate in pairs: dimensions (2i, 2i + 1) if `interleaved` (GPT-J, llama files), else (i,
     i + rope_dim / 2) (NEOX, Qwen), by angle i of the token (https://arxiv.org/abs/2104.09864).
 
+    `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
+
     Args:
       x: (..., heads, head_dim) float32.
       cos, sin: (..., rope_dim / 2) float32, with x's leading axes and rope_dim at most head_dim.
-      `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Returns:
       As x. Differentiable.

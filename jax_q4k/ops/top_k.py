@@ -35,7 +35,7 @@ def argmax(x: Any) -> jax.Array:
       (...) int32.
 
     Raises:
-      TypeError: a dtype that is not listed. ValueError: an empty axis, an unknown name.
+      TypeError: a dtype that is not listed. ValueError: an empty axis.
     """
     rows, leading = _rows(x)
     if not rows.size:
@@ -59,8 +59,8 @@ def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
       (..., k) of x's dtype, and (..., k) int32.
 
     Raises:
-      TypeError: a dtype that is not listed. ValueError: an empty axis, a k out of range, an unknown
-        name.
+      TypeError: a dtype that is not listed, a k that is no integer. ValueError: an empty axis, a k
+        out of range.
       NotImplementedError: a derivative is asked for; there is none.
     """
     x = checks.float_array("x", x)
