@@ -229,9 +229,8 @@ def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
 
 
 def _figures(kernels: list[Kernel], model: Device) -> tuple[Figures, ...]:
-    from ptx_kernels.machine_code.report import (
-        figures,  # what reads machine code, which few ask for
-    )
+    # here, as few ask for what reads machine code
+    from ptx_kernels.machine_code.report import figures
 
     return tuple(figures(kernel, model.arch, device=model) for kernel in kernels)
 

@@ -30,9 +30,8 @@ def append_kv(
     """Writes k[t] and v[t] at slot slot_mapping[t] of the pages, rounded to the pages' dtype.
 
     A slot is page * page_size + offset. A slot below 0 is skipped (padding), and so is one beyond
-    the last
-    page. Two tokens of one slot: which of them is kept is not specified. The updated pages take the
-    place of the old ones where those are donated.
+    the last page. Two tokens of one slot: which of them is kept is not specified. The updated pages
+    take the place of the old ones where those are donated.
 
     Args:
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,

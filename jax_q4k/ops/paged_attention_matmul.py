@@ -39,9 +39,8 @@ def paged_attention_matmul(
     them.
 
     Args:
-      q, k_pages, v_pages, block_tables, context_lens, scale, window, soft_cap, sinks, k_scales,
-      v_scales: as
-        `paged_attention` takes them.
+      q, k_pages, v_pages, block_tables, context_lens: as `paged_attention` takes them.
+      scale, window, soft_cap, sinks, k_scales, v_scales: as `paged_attention` takes them.
       w: QuantizedArray (n, num_heads * head_dim), or a float array.
       bias: (n,) or None. residual: (batch, n) or None.
       activations: as `matmul` takes them.

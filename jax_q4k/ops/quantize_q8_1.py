@@ -19,11 +19,10 @@ def quantize_q8_1(x: Any) -> tuple[jax.Array, jax.Array]:
     """Quantizes groups of 32 along the last axis: x ~ values * scale.
 
     With amax the largest magnitude of a group: scale = amax * (1 / 127), value = round(x * (127 /
-    amax)) with
-    halves to even, all in float32: ggml's `quantize_row_q8_1`, but for the scale's reciprocal,
-    which XLA would make of a division anyway, and for scale and sum staying float32. Where amax is
-    zero, infinite or NaN all values are 0; the scale of a group that holds Inf or NaN is Inf or NaN
-    and its sum NaN, so that such a row's products are NaN.
+    amax)) with halves to even, all in float32: ggml's `quantize_row_q8_1`, but for the scale's
+    reciprocal, which XLA would make of a division anyway, and for scale and sum staying float32.
+    Where amax is zero, infinite or NaN all values are 0; the scale of a group that holds Inf or NaN
+    is Inf or NaN and its sum NaN, so that such a row's products are NaN.
 
     Args:
       x: (..., k) float32, bfloat16 or float16; k a multiple of 32.

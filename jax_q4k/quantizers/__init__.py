@@ -55,9 +55,9 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
 
     Minimizes over each block the sum of importance * sqrt(1 + x^2 / (2 * mean x^2)) * (x -
     weight)^2: ggml's objective where it has an importance matrix. Q8_0 is ggml's to the bit and
-    knows no importance. Values already on a grid of
-    the format keep it: to the bit in Q4_0, Q5_0 and Q8_0, within an ulp in the others as far as the
-    values tell which grid it was (see `affine`, `symmetric`).
+    knows no importance. Values already on a grid of the format keep it: to the bit in Q4_0, Q5_0
+    and Q8_0, within an ulp in the others as far as the values tell which grid it was (see `affine`,
+    `symmetric`).
 
     Args:
       w: (..., k), NumPy or JAX, float32, float16, bfloat16 or float64 (searched in float32).
@@ -71,9 +71,8 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
     Raises:
       ValueError: an unknown format; no axis, an empty one, or k no multiple of the block; a value
         that is NaN, infinite or beyond the format's range, which names the first; an importance of
-        another shape, or one that is
-        negative, NaN or infinite. TypeError: a dtype that is not listed, a boolean or complex
-        importance, a tracer.
+        another shape, or one that is negative, NaN or infinite. TypeError: a dtype that is not
+        listed, a boolean or complex importance, a tracer.
     """
     if format not in names():  # a tuple: the argument need not be hashable
         raise ValueError(f"format={format!r} must be one of {', '.join(names())}")

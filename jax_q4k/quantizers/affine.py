@@ -164,9 +164,8 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
 
     s, m = sub_blocks(x, w, top)
     q = quants(s, m)
-    spread = (w * q * q).sum(0) - (w * q).sum(
-        0
-    ) ** 2 / sum_w  # what an error of s costs when m makes up for it
+    # what an error of s costs when m makes up for it
+    spread = (w * q * q).sum(0) - (w * q).sum(0) ** 2 / sum_w
     d, scale = _multiples([s], jnp.maximum(spread, 0))
     s = d * scale
     m = jnp.maximum(best_m(s, quants(s, m)), 0)

@@ -27,8 +27,7 @@ def _trials(top: int, least: int, fractions: int) -> np.ndarray:
     """Numbers of levels: whole ones from `top` down to `least`, parts of one around `top`.
 
     A negative number lets the largest value reach -top. Its opposite is another trial only where
-    that would round to
-    `top` and is clipped: below, it gives the same quants with the other sign.
+    that would round to `top` and is clipped: below, it gives the same quants with the other sign.
     """
     parts = top + np.arange(-2 * fractions + 1, fractions) / fractions
     parts = parts[parts % 1 != 0]
