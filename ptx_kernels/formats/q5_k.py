@@ -124,7 +124,7 @@ FORMAT = BlockFormat(
     tuning=FormatTuning(
         gemv_resident_blocks=4,
         gemm_f16_rows=48,
-        int8_issue_slots=20.9,
+        int8_issue_slots=20.8,
         instruction_budgets={1: 4.0},
     ),
 )
