@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import jax
 import jax.extend
-import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 
 from ptx_kernels import tuning
@@ -64,6 +63,8 @@ class Op:
     ) -> None:
         self.name, self.reference, self.ptx, self.native = name, reference, ptx, native
         self._shapes = shapes
+        # (operands' tree, parameters) -> results' tree: shapes have no part in it.
+        self._result_trees: dict[Any, Any] = {}
         self.primitive = jax.extend.core.Primitive(name)
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
@@ -82,13 +83,14 @@ class Op:
         leaves, tree = jax.tree.flatten(operands)
         asked = current_selection().implementation
         results = self.primitive.bind(*leaves, tree=tree, implementation=asked, **params)
-        shapes = tuple((jnp.shape(leaf), jnp.dtype(leaf.dtype)) for leaf in leaves)
-        _, result_tree = _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
-        return jax.tree.unflatten(result_tree, results)
+        kind = tree, tuple(sorted(params.items()))
+        if kind not in self._result_trees:
+            self._result_trees[kind] = jax.tree.structure(self._shapes(*operands, **params))
+        return jax.tree.unflatten(self._result_trees[kind], results)
 
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
         shapes = tuple((aval.shape, aval.dtype) for aval in avals)
-        return _results(self._shapes, shapes, tree, tuple(sorted(params.items())))[0]
+        return _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
 
     def _run_eagerly(self, *leaves: jax.Array, **params: Any) -> Sequence[jax.Array]:
         return _compiled(self.primitive, tuple(sorted(params.items())))(*leaves)
@@ -129,12 +131,11 @@ class Op:
 @functools.lru_cache(maxsize=4096)
 def _results(
     shapes_of: Callable[..., Any], operands: Any, tree: Any, params: tuple[tuple[str, Any], ...]
-) -> tuple[list[jax.core.ShapedArray], Any]:
-    """The avals of the results' leaves, and the results' tree."""
+) -> list[jax.core.ShapedArray]:
+    """The avals of the results' leaves."""
     leaves = [jax.ShapeDtypeStruct(*operand) for operand in operands]
     found = shapes_of(*jax.tree.unflatten(tree, leaves), **dict(params))
-    flat, result_tree = jax.tree.flatten(found)
-    return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in flat], result_tree
+    return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(found)]
 
 
 def device() -> tuning.Target:
