@@ -18,10 +18,12 @@ from .base import f16_array
 
 def unpack(scales: Any, xp: Any) -> tuple[Any, Any]:
     """uint8 (..., 12) -> scales and mins, each uint8 (..., 8) with values 0 to 63."""
-    first, second, third = scales[..., 0:4], scales[..., 4:8], scales[..., 8:12]
-    scale = xp.concatenate([first & 63, (third & 0xF) | ((first >> 6) << 4)], axis=-1)
-    minimum = xp.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=-1)
-    return scale, minimum
+    first, second, third = (scales[..., None, i : i + 4] for i in (0, 4, 8))
+    last = xp.arange(2)[:, None] == 1
+    scale = xp.where(last, (third & 0xF) | ((first >> 6) << 4), first & 63)
+    minimum = xp.where(last, (third >> 4) | ((second >> 6) << 4), second & 63)
+    shape = *scales.shape[:-1], 8
+    return scale.reshape(shape), minimum.reshape(shape)
 
 
 def weights(field: Mapping[str, Any], quants: Any, xp: Any) -> Any:
