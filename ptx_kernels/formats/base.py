@@ -167,7 +167,9 @@ def f16_array(data: Any) -> Any:
 def nibbles(data: Any, xp: Any) -> Any:
     """uint8 (..., n) -> uint8 (..., 2n): all low nibbles, then all high ones."""
     data = data[..., None, :]
-    return xp.where(xp.arange(2)[:, None] == 0, data & 0xF, data >> 4).reshape(*data.shape[:-2], 2 * data.shape[-1])
+    return xp.where(xp.arange(2)[:, None] == 0, data & 0xF, data >> 4).reshape(
+        *data.shape[:-2], 2 * data.shape[-1]
+    )
 
 
 def bits(data: Any, count: int, width: int, xp: Any) -> Any:

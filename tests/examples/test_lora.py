@@ -68,7 +68,7 @@ def test_gradient_is_that_of_the_model_with_decoded_weights():
     for seed, adapter in enumerate(lora.adapters(decoder).values()):
         adapter.set_value(jax.random.normal(jax.random.key(seed), adapter.get_value().shape) / 16)
     tokens = rows(decoder)
-    gradient = nnx.grad(lora.loss, argnums=nnx.DiffState(0, nnx.LoRAParam))
+    gradient = nnx.jit(nnx.grad(lora.loss, argnums=nnx.DiffState(0, nnx.LoRAParam)))
     packed = jax.tree.leaves(gradient(decoder, tokens))
     for _, module in nnx.iter_modules(decoder):
         if isinstance(getattr(module, "weight", None), nnx.Param):

@@ -33,14 +33,13 @@ PATTERN = (
 def tokenizer_json(name: str) -> str:
     """A golden vocabulary, written by the `tokenizers` library as its model's publisher did."""
     v = load(name).vocabulary
-    types = jq.gguf.read_header(VOCABULARIES / f"ggml-vocab-{name}.gguf").metadata[
-        "tokenizer.ggml.token_type"
-    ]
-    added = [
-        t
-        for t, kind in zip(v.tokens, types, strict=True)
-        if kind in (TokenType.CONTROL, TokenType.UNKNOWN)
-    ]
+    types = (
+        jq.gguf.read_header(VOCABULARIES / f"ggml-vocab-{name}.gguf")
+        .metadata["tokenizer.ggml.token_type"]
+        .tolist()
+    )
+    special, normal = {TokenType.CONTROL, TokenType.UNKNOWN}, TokenType.NORMAL
+    added = [t for t, kind in zip(v.tokens, types, strict=True) if kind in special]
     if name == "llama-spm":
         splits = [(t[:i], t[i:]) for t in v.tokens for i in range(1, len(t))]
         merges = [pair for pair in splits if pair[0] in v.ids and pair[1] in v.ids]
@@ -54,7 +53,7 @@ def tokenizer_json(name: str) -> str:
         t.post_processor = processors.TemplateProcessing("<s> $A", "<s> $A <s> $B", [("<s>", 1)])
     else:
         llama = name == "llama-bpe"
-        vocab = {t: i for t, i in v.ids.items() if types[i] == TokenType.NORMAL}
+        vocab = {t: i for t, i in v.ids.items() if types[i] == normal}
         t = tokenizers.Tokenizer(bpe.BPE(vocab, list(v.merges), ignore_merges=llama))
         pattern = Regex(PATTERN.replace("DIGITS", "{1,3}" if llama else ""))
         split = pre_tokenizers.Split(pattern, behavior="isolated")

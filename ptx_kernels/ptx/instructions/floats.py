@@ -44,7 +44,7 @@ def _fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         suspect |= small & (total != 0)
     if suspect.any():
         where = np.flatnonzero(suspect)
-        operands = (np.broadcast_to(x, total.shape)[where] for x in (a, b, c))
+        operands = (x if x.size == 1 else x[where] for x in (a, b, c))
         rounded[where] = fma_to_odd(*operands).astype(np.float32)
     return rounded
 
