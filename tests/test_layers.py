@@ -28,11 +28,11 @@ MODULES = modules()
 
 
 def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Imports at run time, in functions too; those for type checkers alone are left out."""
+    """Imports at the top, in functions, and those for type checkers alone."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, (ast.Import, ast.ImportFrom)):
             yield child
-        elif not (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)):
+        else:
             yield from statements(child)
 
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, Protocol
 
+import jax
+import jax.extend
+
 from .. import native
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
 
 
-class Implementations(Protocol):
-    """An operation's functions, as `Op` holds them; None: there is none."""
+class Operation(Protocol):
+    """An operation's primitive and functions, as `Op` holds them; None: there is none."""
 
     name: str
+    primitive: jax.extend.core.Primitive
     reference: Callable[..., Any]
     native: Callable[..., Any] | None
     ptx: Callable[..., Any] | None
@@ -84,7 +88,7 @@ def default_implementation(platform: str) -> str:
     return next(name for name in DEFAULTS[platform] if not _is_passed_over(name))
 
 
-def decide(op: Implementations, asked: str | None, platform: str) -> Decision:
+def decide(op: Operation, asked: str | None, platform: str) -> Decision:
     """The implementation of `op` on a platform, where `asked` was selected, or None: nothing."""
     name = asked or default_implementation(platform)
     why = "asked for by name" if asked else f"the default on {platform}"
@@ -100,7 +104,7 @@ def decide(op: Implementations, asked: str | None, platform: str) -> Decision:
     return Decision(name, why)
 
 
-def composition(op: Implementations, implementation: str, launch: KernelCall | None = None) -> Any:
+def composition(op: Operation, implementation: str, launch: KernelCall | None = None) -> Any:
     """Function (*operands, **params) -> results of `op` by an implementation.
 
     `launch` takes the place of the implementation's own.
@@ -113,6 +117,13 @@ def composition(op: Implementations, implementation: str, launch: KernelCall | N
     if launch is None:
         return function
     return lambda *operands, **params: function(launch, *operands, **params)
+
+
+def of_leaves(
+    function: Callable[..., Any], tree: Any, params: dict[str, Any]
+) -> Callable[..., list[Any]]:
+    """A function of operands as one of their leaves, to its results' leaves."""
+    return lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves), **params))
 
 
 def _is_passed_over(implementation: str) -> bool:

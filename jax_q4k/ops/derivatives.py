@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 from jax.interpreters import ad
 
 from ..implementation import Selection, selected
-
-if TYPE_CHECKING:
-    from .op import Op
+from .backends import Operation, of_leaves
 
 Params = dict[str, Any]
 
@@ -32,7 +30,7 @@ class Linear(NamedTuple):
     transpose: Callable[[Params], Params]
 
 
-def define(op: Op, derivative: Linear | Callable[..., Any] | None) -> None:
+def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> None:
     """Gives `op` its derivative; None: asking for one raises NotImplementedError.
 
     A function is a composition of differentiable operations with the same meaning.
@@ -46,7 +44,7 @@ def define(op: Op, derivative: Linear | Callable[..., Any] | None) -> None:
         ad.primitive_jvps[op.primitive] = functools.partial(_jvp_of, op, derivative)
 
 
-def _no_derivative(op: Op, *_: Any, **__: Any) -> NoReturn:
+def _no_derivative(op: Operation, *_: Any, **__: Any) -> NoReturn:
     raise NotImplementedError(
         f"{op.name} has no derivative: keep gradients out of its operands by "
         "jax.lax.stop_gradient, or compute it in plain JAX"
@@ -54,7 +52,7 @@ def _no_derivative(op: Op, *_: Any, **__: Any) -> NoReturn:
 
 
 def _linear_jvp(
-    op: Op, linear: Linear, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
+    op: Operation, linear: Linear, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
     # JAX asks for a tangent only if some operand has one, and only the first can.
     out = op.primitive.bind(*primals, **params)
@@ -62,7 +60,7 @@ def _linear_jvp(
 
 
 def _transpose(
-    op: Op, linear: Linear, cotangents: Sequence[Any], _: Any, *others: Any, **params: Any
+    op: Operation, linear: Linear, cotangents: Sequence[Any], _: Any, *others: Any, **params: Any
 ) -> list[Any]:
     cotangent = ad.instantiate_zeros(cotangents[0])
     params = linear.transpose(linear.tangent(params))
@@ -71,7 +69,7 @@ def _transpose(
 
 
 def _jvp_of(
-    op: Op,
+    op: Operation,
     composition: Callable[..., Any],
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -79,7 +77,7 @@ def _jvp_of(
 ) -> tuple[Any, Any]:
     moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
-    whole = op.flat(composition, params["tree"], plain)
+    whole = of_leaves(composition, params["tree"], plain)
 
     def function(*leaves: Any) -> Any:
         varied = dict(zip(moving, leaves, strict=True))

@@ -109,7 +109,8 @@ class Op:
             raise UnavailableError(decision.error)
         if decision.passed_over == "native":
             native.warn_if_unavailable()
-        function = self.flat(backends.composition(self, decision.implementation), tree, params)
+        composition = backends.composition(self, decision.implementation)
+        function = backends.of_leaves(composition, tree, params)
         with tuning.on_device(device()):
             return mlir.lower_fun(function, multiple_results=True)(ctx, *leaves)
 
@@ -118,14 +119,8 @@ class Op:
 
         Its launches can be looked at.
         """
-        return self.flat(backends.composition(self, implementation, launch_simulated), tree, params)
-
-    @staticmethod
-    def flat(function: Callable[..., Any], tree: Any, params: Params) -> Callable[..., Any]:
-        """A function of operands as one of their leaves, to its results' leaves."""
-        return lambda *leaves: jax.tree.leaves(
-            function(*jax.tree.unflatten(tree, leaves), **params)
-        )
+        composition = backends.composition(self, implementation, launch_simulated)
+        return backends.of_leaves(composition, tree, params)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,21 +7,20 @@ none, and the primitive's parameters. It gives the results' leaves and their map
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-if TYPE_CHECKING:
-    from .op import Op
+from .backends import Operation, of_leaves
 
 Params = dict[str, Any]
 Axes = Sequence[int | None]
 Mapped = tuple[list[Any], list[int]]
-Rule = Callable[["Op", Sequence[Any], Axes, Params], Mapped]
+Rule = Callable[[Operation, Sequence[Any], Axes, Params], Mapped]
 
 
-def by_examples(op: Op, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
+def by_examples(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
     """Runs one example after the other."""
     mapped = [
         jnp.moveaxis(a, axis, 0) for a, axis in zip(leaves, axes, strict=True) if axis is not None
@@ -36,16 +35,16 @@ def by_examples(op: Op, leaves: Sequence[Any], axes: Axes, params: Params) -> Ma
     return out, [0] * len(out)
 
 
-def by_reference(op: Op, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
+def by_reference(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
     """Takes the `vmap` of the reference."""
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
-    function = op.flat(op.reference, params["tree"], plain)
+    function = of_leaves(op.reference, params["tree"], plain)
     out = jax.vmap(function, in_axes=tuple(axes))(*leaves)
     return out, [0] * len(out)
 
 
 def by_rows(
-    op: Op,
+    op: Operation,
     leaves: Sequence[Any],
     axes: Axes,
     params: Params,
