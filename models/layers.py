@@ -114,8 +114,7 @@ class Attention(nnx.Module):
 class MLP(nnx.Module):
     """Gated feed-forward network: down(activation(gate(x)) * up(x)); norms as in Attention.
 
-    activation: of jq.ACTIVATION_FUNCTIONS: "silu" (SwiGLU), or "gelu", the approximation by tanh
-      (GeGLU).
+    activation: "silu" (SwiGLU), or "gelu", the approximation by tanh (GeGLU).
     """
 
     gate: Linear
@@ -126,9 +125,8 @@ class MLP(nnx.Module):
     activation: str = "silu"
 
     def __post_init__(self) -> None:
-        if self.activation not in jq.ACTIVATION_FUNCTIONS:
-            known = ", ".join(jq.ACTIVATION_FUNCTIONS)
-            raise ValueError(f"activation={self.activation!r} must be one of {known}")
+        if self.activation not in (known := jq.ACTIVATION_FUNCTIONS):
+            raise ValueError(f"activation={self.activation!r} must be one of {', '.join(known)}")
 
     def __call__(self, x: Array) -> Array:
         """x (..., hidden_size) -> x plus the network of it."""
