@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import importlib
 from collections.abc import Iterator
@@ -58,12 +59,14 @@ def dependencies(name: str) -> set[str]:
     return found - {name}
 
 
-IMPORTS = {name: dependencies(name) for name in MODULES}
+@functools.cache
+def imports() -> dict[str, set[str]]:
+    return {name: dependencies(name) for name in MODULES}
 
 
 def test_no_circle():
     try:
-        tuple(graphlib.TopologicalSorter(IMPORTS).static_order())
+        tuple(graphlib.TopologicalSorter(imports()).static_order())
     except graphlib.CycleError as error:
         pytest.fail(" <- ".join(error.args[1]))
 
@@ -90,7 +93,7 @@ def test_imports_point_down(below, above):
 
     found = [
         (name, other)
-        for name, others in IMPORTS.items()
+        for name, others in imports().items()
         for other in others
         if within(name, below) and within(other, above)
     ]
