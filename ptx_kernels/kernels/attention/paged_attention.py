@@ -260,7 +260,10 @@ def _length(k: Builder, context_len: Pointer, capacity: int) -> Value:
 def _share_of(
     k: Builder, length: Value, window: int | None, split: Value, splits: int, step: int
 ) -> tuple[Value | int, Value]:
-    """First token of a split and the one past its last: `step` or more, but for the last splits."""
+    """First token of a split and the one past its last.
+
+    A split has an equal share of the tokens, `step` at least; the last ones may have fewer or none.
+    """
     start: Value | int = 0 if window is None else k.maximum(length - window, 0).bits(u32)
     stop = length.bits(u32)
     if splits == 1:
