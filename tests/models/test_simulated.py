@@ -23,7 +23,7 @@ from jax_q4k.ops import quantize_q8_1
 from jax_q4k.ops.op import Op
 from ptx_kernels import simulator
 
-PROMPT, STEPS = 8, 4
+PROMPT, STEPS = 8, 2
 NAMES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 
 
