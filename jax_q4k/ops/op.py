@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -17,6 +17,7 @@ from .. import native
 from ..custom_call import KernelCall, launch_simulated
 from ..errors import UnavailableError
 from ..implementation import current_selection
+from ..jax_internals import Primitive, run_eagerly, varying_as
 from . import backends, derivatives
 from .derivatives import Linear
 from .vmaps import Rule, by_examples
@@ -65,10 +66,10 @@ class Op:
         self._shapes = shapes
         # (operands' tree, parameters) -> results' tree: shapes have no part in it.
         self._result_trees: dict[Any, Any] = {}
-        self.primitive = jax.extend.core.Primitive(name)
+        self.primitive: jax.extend.core.Primitive = Primitive(name)
         self.primitive.multiple_results = True
         self.primitive.def_abstract_eval(self._abstract_eval)
-        self.primitive.def_impl(self._run_eagerly)
+        self.primitive.def_impl(functools.partial(run_eagerly, self.primitive))
         OPS[self.primitive] = self
         batching.primitive_batchers[self.primitive] = lambda leaves, axes, **params: vmap(
             self, leaves, axes, params
@@ -90,10 +91,8 @@ class Op:
 
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
         shapes = tuple((aval.shape, aval.dtype) for aval in avals)
-        return _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
-
-    def _run_eagerly(self, *leaves: jax.Array, **params: Any) -> Sequence[jax.Array]:
-        return _compiled(self.primitive, tuple(sorted(params.items())))(*leaves)
+        results = _results(self._shapes, shapes, tree, tuple(sorted(params.items())))
+        return varying_as(avals, results)
 
     def _lower(
         self,
@@ -143,11 +142,3 @@ def device() -> tuning.Target:
         return tuning.target(REFERENCE.name)
     gpu = jax.devices()[0]
     return tuning.target(gpu.device_kind, getattr(gpu, "core_count", None))
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled(
-    primitive: jax.extend.core.Primitive, params: tuple[tuple[str, Any], ...]
-) -> Callable[..., Sequence[jax.Array]]:
-    """The primitive alone, compiled: an eager call."""
-    return jax.jit(functools.partial(primitive.bind, **dict(params)))

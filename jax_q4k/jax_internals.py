@@ -1,0 +1,54 @@
+"""Names of JAX that are not public, all of them here: JAX may rename them in any release.
+
+`tests/jax_q4k/test_jax_internals.py` says which one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.extend
+from jax._src import core, dispatch
+
+#: Raised where the types of operands say that they lie on devices in ways that do not go together.
+ShardingTypeError: type[Exception] = core.ShardingTypeError
+
+
+class Primitive(jax.extend.core.Primitive):
+    """A primitive whose operands agree, inside `jax.shard_map`, on the axes that they vary over.
+
+    JAX's own operations insert such casts in front of their primitives; types of results follow
+    by `varying_as`.
+    """
+
+    def bind(self, *args: Any, **params: Any) -> Any:
+        return super().bind(*core.auto_insert_reshard(*args), **params)
+
+
+def varying_as(
+    operands: Sequence[Any], results: Sequence[jax.core.ShapedArray]
+) -> list[jax.core.ShapedArray]:
+    """Types of results that differ between the devices of a `jax.shard_map` as the operands do."""
+    varying = frozenset[str]().union(*(aval.manual_axis_type.varying for aval in operands))
+    if not varying:
+        return list(results)
+    mesh = next(a.sharding.mesh for a in operands if a.manual_axis_type.varying)
+    return [
+        aval.update(
+            sharding=jax.sharding.NamedSharding(
+                mesh, jax.sharding.PartitionSpec(*[None] * len(aval.shape))
+            ),
+            manual_axis_type=core.ManualAxisType(varying=varying),
+        )
+        for aval in results
+    ]
+
+
+def run_eagerly(primitive: jax.extend.core.Primitive, *leaves: Any, **params: Any) -> Any:
+    """The primitive's results outside any trace: compiled as a program of its own, and kept.
+
+    It respects `jax.disable_jit` and `jax.debug_nans`, as JAX's own primitives do.
+    """
+    return dispatch.apply_primitive(primitive, *leaves, **params)
