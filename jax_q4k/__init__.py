@@ -5,9 +5,12 @@ It has packed weights, jit-compatible primitives, and PTX kernels on a GPU.
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from ptx_kernels import __version__, formats
 
-from . import environment, gguf, native, quantizers
+from . import environment, native
 from .arrays import QuantizedArray
 from .custom_call import EXPORT_CHECKS
 from .errors import CheckpointError, GGUFError, NativeUnavailableWarning, UnavailableError
@@ -44,6 +47,20 @@ from .ops.rope_append import rope_append
 from .ops.rotate import rotate
 from .ops.top_k import argmax, top_k
 from .quantize import quantize
+
+if TYPE_CHECKING:
+    from . import gguf, quantizers
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Packages that few programs need, when they are first used."""
+        if name not in ("gguf", "quantizers"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f".{name}", __name__)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "ACTIVATION_FUNCTIONS",

@@ -8,17 +8,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.extend
 import numpy as np
 from jax.interpreters import mlir
 
-from ptx_kernels.ptx import Kernel
-from ptx_kernels.ptx.module import Buffer
-
 from . import float_types, native
+
+if TYPE_CHECKING:
+    from ptx_kernels.ptx import Kernel
+    from ptx_kernels.ptx.module import Buffer
 
 #: XLA:GPU's typed-FFI target that loads PTX text and launches it as a native kernel.
 TARGET = "__gpu$xla.gpu.ptx"

@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.extend
 
-from ptx_kernels import tuning
-from ptx_kernels.devices import DEVICES, Device, find_device
-from ptx_kernels.ptx import Kernel
-from ptx_kernels.tuning import Choice, Target
+from ptx_kernels.devices import DEVICES, Device, Target, find_device
 
 from . import native
 from .arrays import QuantizedArray
@@ -27,6 +24,8 @@ from .ops.op import device as device_here
 
 if TYPE_CHECKING:
     from ptx_kernels.machine_code.report import Figures
+    from ptx_kernels.ptx import Kernel
+    from ptx_kernels.tuning import Choice
 
 _LAYOUT_ONLY = (
     "reshape",
@@ -159,6 +158,8 @@ def explain(
         that is no text. ToolNotFoundError: `predict` without ptxas and nvdisasm. TuningTableError:
         the user's tuning table is malformed.
     """
+    from ptx_kernels import tuning
+
     if platform not in (None, "cuda", "cpu"):
         raise ValueError(f"platform={platform!r} must be cuda, cpu or None")
     gpu = jax.default_backend() == "gpu" if platform is None else platform == "cuda"
@@ -191,6 +192,8 @@ def _is_arrays(value: Any) -> bool:
 
 
 def _call(equation: Any, count: int, gpu: bool, model: Device | None) -> Call:
+    from ptx_kernels import tuning
+
     op: Op = OPS[equation.primitive]
     params = dict(equation.params)
     tree, asked = params.pop("tree"), params.pop("implementation")

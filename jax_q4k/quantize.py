@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from . import quantizers
 from .arrays import QuantizedArray
 
 
@@ -16,5 +15,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> QuantizedArray:
     This is `jax_q4k.quantizers.quantize` as an array. Takes and raises what
     `jax_q4k.quantizers.quantize` does.
     """
+    from . import quantizers
+
     packed = quantizers.quantize(w, format, importance)
     return QuantizedArray.from_gguf_bytes(packed, format, np.shape(w))

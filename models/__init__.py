@@ -1,23 +1,54 @@
-"""Flax NNX decoder, tokenizer, generation: the model that runs on top of `jax_q4k`."""
+"""Flax NNX decoder, tokenizer, generation: the model that runs on top of `jax_q4k`.
+
+Its modules are imported when one of their names is first used: Flax alone takes a fifth of a
+second.
+"""
 
 from __future__ import annotations
 
-from . import chat, sampling, tokenizer
-from .assets import demo_path
-from .config import Config
-from .decoder import Decoder
-from .files.checkpoint import CheckpointSource, from_pretrained
-from .files.gguf import from_gguf, save_gguf
-from .files.imatrix import read_imatrix
-from .files.load import load
-from .files.quantize import quantize, quantize_file
-from .generate import Output, Piece, Timings, generate, stream
-from .kv_cache import PagedCache
-from .model import Model
-from .perplexity import Score, score
-from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
-from .sampling import Sampling
-from .tensors import named_tensors
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from . import chat, sampling, tokenizer
+    from .assets import demo_path
+    from .config import Config
+    from .decoder import Decoder
+    from .files.checkpoint import CheckpointSource, from_pretrained
+    from .files.gguf import from_gguf, save_gguf
+    from .files.imatrix import read_imatrix
+    from .files.load import load
+    from .files.quantize import quantize, quantize_file
+    from .generation import Output, Piece, Timings, generate, stream
+    from .kv_cache import PagedCache
+    from .model import Model
+    from .perplexity import Score, score
+    from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
+    from .sampling import Sampling
+    from .tensors import named_tensors
+
+#: Name -> the module that has it, where that is not a module itself.
+_HOMES = {
+    name: module
+    for module, names in {
+        "assets": ("demo_path",),
+        "config": ("Config",),
+        "decoder": ("Decoder",),
+        "files.checkpoint": ("CheckpointSource", "from_pretrained"),
+        "files.gguf": ("from_gguf", "save_gguf"),
+        "files.imatrix": ("read_imatrix",),
+        "files.load": ("load",),
+        "files.quantize": ("quantize", "quantize_file"),
+        "generation": ("Output", "Piece", "Timings", "generate", "stream"),
+        "kv_cache": ("PagedCache",),
+        "model": ("Model",),
+        "perplexity": ("Score", "score"),
+        "programs": ("CUDA_COMPILER_OPTIONS", "abstract_programs"),
+        "sampling": ("Sampling",),
+        "tensors": ("named_tensors",),
+    }.items()
+    for name in names
+}
 
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
@@ -48,3 +79,18 @@ __all__ = [
     "stream",
     "tokenizer",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _HOMES:
+            found = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        elif name in __all__:
+            found = importlib.import_module(f".{name}", __name__)
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -8,8 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ptx_kernels.kernels.append_kv import append_kv as append_kernel
-
 from ..custom_call import ptx_name
 from ..native import calls
 from . import checks
@@ -109,6 +107,8 @@ def ptx(
     slot_mapping: jax.Array,
 ) -> list[jax.Array]:
     """`append_kv` by a PTX kernel."""
+    from ptx_kernels.kernels.append_kv import append_kv as append_kernel
+
     num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
     kernel = append_kernel(
         tokens=k.shape[0],

@@ -10,14 +10,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.kernels.attention import (
-    merge_attention,
-    merge_attention_rule,
-    paged_attention,
-    paged_attention_rule,
-)
-from ptx_kernels.tuning import choose
-
 from ..custom_call import ptx_name
 from ..native import calls
 from . import checks
@@ -147,6 +139,14 @@ def launches(
     output: `q8_1`, where head_dim is a multiple of 32: `quantize_q8_1` of (batch, num_heads *
     head_dim).
     """
+    from ptx_kernels.kernels.attention import (
+        merge_attention,
+        merge_attention_rule,
+        paged_attention,
+        paged_attention_rule,
+    )
+    from ptx_kernels.tuning import choose
+
     batch, num_heads, head_dim = given.q.shape
     num_pages, num_kv_heads, page_size, _ = given.k.shape
     per_sequence = 1 if given.block_tables is None else given.block_tables.shape[1]

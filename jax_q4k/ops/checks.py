@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ptx_kernels.kernels.pages import HEAD_DIMS
+from ptx_kernels.limits import HEAD_DIMS
 
 from .. import float_types
 from ..arrays import QuantizedArray

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats
-from ptx_kernels.kernels.decode import decode
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
@@ -46,6 +45,8 @@ def reference(w: QuantizedArray, *, dtype: Any) -> jax.Array:
 
 def ptx(launch: KernelCall, w: QuantizedArray, *, dtype: Any) -> jax.Array:
     """`dequantize` by a PTX kernel."""
+    from ptx_kernels.kernels.decode import decode
+
     n, blocks, _ = w.planes[0].shape
     kernel = decode(format=w.format, n=n, blocks=blocks, dtype=ptx_name(dtype))
     (out,) = launch(kernel, *w.planes)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats
-from ptx_kernels.kernels.decode import decode
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
@@ -58,6 +57,8 @@ def reference(ids: jax.Array, w: QuantizedArray, *, dtype: Any) -> jax.Array:
 
 def ptx(launch: KernelCall, ids: jax.Array, w: QuantizedArray, *, dtype: Any) -> jax.Array:
     """`embedding` of ids (count,) by a PTX kernel."""
+    from ptx_kernels.kernels.decode import decode
+
     n, blocks, _ = w.planes[0].shape
     dtype = ptx_name(dtype)
     kernel = decode(format=w.format, n=n, blocks=blocks, dtype=dtype, lookups=ids.shape[0])

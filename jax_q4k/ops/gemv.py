@@ -6,29 +6,21 @@ A mat-vec multiplies packed matrices by one to eight rows of activations.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.kernels.family import Rule
-from ptx_kernels.kernels.matvec import (
-    MAX_MATRICES,
-    MAX_ROWS,
-    MatvecConfig,
-    float_matvec_rule,
-    fused_matvec_rule,
-    gated_matvec,
-    matvec,
-    matvec_rule,
-    qkv_matvec,
-)
-from ptx_kernels.tuning import choose, decide
+from ptx_kernels.limits import MAX_MATRICES, MAX_ROWS
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
 from . import quantize_q8_1, rms_norm
 from .op import KernelCall
+
+if TYPE_CHECKING:
+    from ptx_kernels.kernels.family import Rule
+    from ptx_kernels.kernels.matvec import MatvecConfig
 
 __all__ = ["MAX_ROWS", "gemv", "quantized_ahead", "takes"]
 
@@ -46,6 +38,9 @@ def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:
 
     This is so if no mat-vec of it would quantize m rows in its own prologue.
     """
+    from ptx_kernels.kernels.matvec import fused_matvec_rule
+    from ptx_kernels.tuning import decide
+
     if activations == "f32" or not takes([w], m):
         return False
     # `decide` keeps no record: what is asked here is not what is launched.
@@ -74,6 +69,16 @@ def gemv(
     With `activation`: that of the first product, times the second. `output` q8_1: what
     `quantize_q8_1` makes of the result.
     """
+    from ptx_kernels.kernels.matvec import (
+        float_matvec_rule,
+        fused_matvec_rule,
+        gated_matvec,
+        matvec,
+        matvec_rule,
+        qkv_matvec,
+    )
+    from ptx_kernels.tuning import choose, decide
+
     floats = isinstance(x, jax.Array)
     m, columns = x.shape if isinstance(x, jax.Array) else x[0].shape
     count = 1 if activation else len(weights)

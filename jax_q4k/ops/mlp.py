@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.kernels.quantize_q8_1 import GROUP
+from ptx_kernels.limits import GROUP
 
 from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection

@@ -10,8 +10,7 @@ import jax
 import jax.extend
 from jax.interpreters import batching, mlir
 
-from ptx_kernels import tuning
-from ptx_kernels.devices import REFERENCE
+from ptx_kernels.devices import REFERENCE, Target, target
 
 from .. import native
 from ..custom_call import KernelCall, launch_simulated
@@ -110,8 +109,13 @@ class Op:
             native.warn_if_unavailable()
         composition = backends.composition(self, decision.implementation)
         function = backends.of_leaves(composition, tree, params)
+        lower = mlir.lower_fun(function, multiple_results=True)
+        if backends.BACKENDS[decision.implementation].launch is None:
+            return lower(ctx, *leaves)
+        from ptx_kernels import tuning  # where kernels are launched, whose Configs it chooses
+
         with tuning.on_device(device()):
-            return mlir.lower_fun(function, multiple_results=True)(ctx, *leaves)
+            return lower(ctx, *leaves)
 
     def inspected(self, implementation: str, tree: Any, params: Params) -> Callable[..., Any]:
         """Function of the operands' leaves to the results' leaves, as lowering runs it.
@@ -132,13 +136,13 @@ def _results(
     return [jax.core.ShapedArray(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(found)]
 
 
-def device() -> tuning.Target:
+def device() -> Target:
     """The GPU that programs run on, with the multiprocessors that it reports.
 
     Without one, it is the device that kernels are tuned for. Of several, it is the first: a program
     is lowered once for all of them.
     """
     if jax.default_backend() != "gpu":
-        return tuning.target(REFERENCE.name)
+        return target(REFERENCE.name)
     gpu = jax.devices()[0]
-    return tuning.target(gpu.device_kind, getattr(gpu, "core_count", None))
+    return target(gpu.device_kind, getattr(gpu, "core_count", None))

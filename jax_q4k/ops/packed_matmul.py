@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats
-from ptx_kernels.kernels.gemm import f16_gemm_rule, gemm, gemm_rule
-from ptx_kernels.kernels.gemm import takes as gemm_takes
-from ptx_kernels.kernels.quantize_f16 import quantize_f16
-from ptx_kernels.tuning import choose
+from ptx_kernels.limits import GROUP, MAX_ROWS, gemm_takes
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
@@ -35,7 +32,7 @@ def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> j
 
 def takes_q8_1(format: str, rows: int, columns: int) -> bool:
     """True if a CUDA kernel multiplies `rows` rows of `columns` int8 activations by `format`."""
-    return rows <= gemv.MAX_ROWS or gemm_takes(format, columns)
+    return rows <= MAX_ROWS or gemm_takes(format, columns)
 
 
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:
@@ -53,7 +50,7 @@ def reference(
     weights = formats.get(w.format).decode(w.planes, jnp)
     if activations == "q8_1" and takes_q8_1(w.format, *x.shape):
         values, scale_sum = quantize_q8_1.reference(x)
-        groups = values.reshape(*scale_sum.shape[:-1], quantize_q8_1.GROUP).astype(jnp.float32)
+        groups = values.reshape(*scale_sum.shape[:-1], GROUP).astype(jnp.float32)
         y = dot((groups * scale_sum[..., :1]).reshape(x.shape), weights)
     else:
         y = dot(x, weights, transposed=transposed)
@@ -94,6 +91,10 @@ def _gemm(
     For any number of rows: a product of decoded weights in float32, which has none, is slower at
     all sizes, even before the decoding.
     """
+    from ptx_kernels.kernels.gemm import f16_gemm_rule, gemm, gemm_rule
+    from ptx_kernels.kernels.quantize_f16 import quantize_f16
+    from ptx_kernels.tuning import choose
+
     (m, columns), n = x.shape, w.shape[0]
     shape = w.format, n, columns, m
     config = choose(f16_gemm_rule, *shape) if activations is None else None

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from ptx_kernels.kernels.quantize_q8_1 import GROUP
+from ptx_kernels.limits import GROUP
 
 from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection

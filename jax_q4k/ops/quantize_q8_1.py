@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.kernels.quantize_q8_1 import GROUP
-from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1 as quantize_kernel
+from ptx_kernels.limits import GROUP
 
 from ..custom_call import ptx_name
 from . import checks
@@ -67,6 +66,8 @@ def reference(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 def ptx(launch: KernelCall, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`quantize_q8_1` of x (m, k) by PTX kernels."""
+    from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1 as quantize_kernel
+
     rows, columns = x.shape
     kernel = quantize_kernel(rows=rows, columns=columns, dtype=ptx_name(x.dtype))
     values, scale_sum = launch(kernel, x)

@@ -7,10 +7,6 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.kernels.rms_norm import MAX_COLUMNS, rms_norm_rule
-from ptx_kernels.kernels.rms_norm import rms_norm as norm_kernel
-from ptx_kernels.tuning import choose
-
 from . import checks, quantize_q8_1
 from .op import KernelCall, Op
 from .vmaps import by_rows
@@ -67,6 +63,10 @@ def launches(
 
     Rows that a block cannot hold in registers are normalized by XLA.
     """
+    from ptx_kernels.kernels.rms_norm import MAX_COLUMNS, rms_norm_rule
+    from ptx_kernels.kernels.rms_norm import rms_norm as norm_kernel
+    from ptx_kernels.tuning import choose
+
     rows, columns = x.shape
     if columns % 4 or columns > MAX_COLUMNS:
         y = reference(x, weight, eps=eps)

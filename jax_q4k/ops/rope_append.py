@@ -7,8 +7,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
-
 from ..custom_call import ptx_name
 from ..implementation import current_selection
 from ..native import calls
@@ -134,6 +132,8 @@ def ptx(
     eps: float,
 ) -> list[jax.Array]:
     """`rope_append` by a PTX kernel."""
+    from ptx_kernels.kernels.rope_append import rope_append as rope_kernel
+
     q, k, v, slot_mapping, cos, sin, norms = others
     num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
     kernel = rope_kernel(

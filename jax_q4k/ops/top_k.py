@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.kernels.argmax import argmax as argmax_kernel
-from ptx_kernels.kernels.argmax import argmax_splits_rule
-from ptx_kernels.kernels.top_k import MAX_PART, top_k_splits_rule
-from ptx_kernels.kernels.top_k import top_k as top_k_kernel
-from ptx_kernels.ptx import Kernel
-from ptx_kernels.tuning import choose
-
 from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows
+
+if TYPE_CHECKING:
+    from ptx_kernels.ptx import Kernel
 
 #: Values float32 and their indices int32.
 Pair = tuple[jax.Array, jax.Array]
@@ -97,6 +93,10 @@ def _top_k_reference(x: jax.Array, *, count: int) -> Pair:
 
 
 def _argmax_ptx(launch: KernelCall, x: jax.Array) -> Pair:
+    from ptx_kernels.kernels.argmax import argmax as argmax_kernel
+    from ptx_kernels.kernels.argmax import argmax_splits_rule
+    from ptx_kernels.tuning import choose
+
     def build(rows: int, columns: int, splits: int, from_candidates: bool) -> Kernel:
         return argmax_kernel(
             rows=rows, columns=columns, splits=splits, from_candidates=from_candidates
@@ -107,6 +107,10 @@ def _argmax_ptx(launch: KernelCall, x: jax.Array) -> Pair:
 
 
 def _top_k_ptx(launch: KernelCall, x: jax.Array, *, count: int) -> Pair:
+    from ptx_kernels.kernels.top_k import MAX_PART, top_k_splits_rule
+    from ptx_kernels.kernels.top_k import top_k as top_k_kernel
+    from ptx_kernels.tuning import choose
+
     def build(rows: int, columns: int, splits: int, from_candidates: bool) -> Kernel:
         return top_k_kernel(
             rows=rows, columns=columns, count=count, splits=splits, from_candidates=from_candidates

@@ -31,6 +31,7 @@ _DTYPES = ("float32", "float16", "bfloat16", "float64")
 _LEAST_IMPORTANCE = 2.0**-20
 
 
+@functools.cache
 def _found() -> dict[str, Quantizer]:
     """The quantizers of this package by format, in the order of `formats.names()`."""
     modules = (module.name for module in pkgutil.iter_modules(__path__))
@@ -39,15 +40,14 @@ def _found() -> dict[str, Quantizer]:
     return {name: found[name] for name in formats.names() if name in found}
 
 
-_QUANTIZERS = _found()
-
-#: The largest magnitude that each format takes.
-LIMITS = {name: quantizer.largest for name, quantizer in _QUANTIZERS.items()}
+def largest(format: str) -> float:
+    """The largest magnitude that a format takes."""
+    return _found()[format].largest
 
 
 def names() -> tuple[str, ...]:
     """The formats that `quantize` makes: ("Q4_0", ...)."""
-    return tuple(_QUANTIZERS)
+    return tuple(_found())
 
 
 def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
@@ -81,7 +81,7 @@ def quantize(w: Any, format: str, importance: Any = None) -> np.ndarray:
             raise TypeError(
                 f"{name} is traced; quantize needs its values: call it outside jit, vmap and grad"
             )
-    block, quantizer = formats.get(format), _QUANTIZERS[format]
+    block, quantizer = formats.get(format), _found()[format]
     values = np.asarray(w)
     if values.dtype.name not in _DTYPES:
         raise TypeError(f"w has dtype {values.dtype.name}; it must be one of {', '.join(_DTYPES)}")

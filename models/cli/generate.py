@@ -16,7 +16,7 @@ import jax_q4k as jq
 
 from .. import chat
 from ..files.load import DEMO
-from ..generate import Output, Piece, Timings, stream
+from ..generation import Output, Piece, Timings, stream
 from ..model import Model
 from .options import MODEL, add_implementation, add_sampling, sampling_fields
 from .output import UsageError, load_model, printable

@@ -6,12 +6,26 @@ looks one up by ggml's name. F32, F16 and BF16 tensors have no blocks and are no
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
+from typing import TYPE_CHECKING, Any
 
-from .base import BlockFormat, Plane
+if TYPE_CHECKING:
+    from .base import BlockFormat, Plane
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Its two types, when first used: `base` imports the kernel language."""
+        if name not in ("BlockFormat", "Plane"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(".base", __name__), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})
 
 
+@functools.cache
 def _found() -> dict[str, BlockFormat]:
     """The formats of this package by name, those of short blocks first."""
     names = (module.name for module in pkgutil.iter_modules(__path__))
@@ -20,19 +34,17 @@ def _found() -> dict[str, BlockFormat]:
     return {f.name: f for f in sorted(found, key=lambda f: (f.block_size, f.name))}
 
 
-_FORMATS = _found()
-
 __all__ = ["BlockFormat", "Plane", "get", "names"]
 
 
 def names() -> tuple[str, ...]:
     """The names of all block formats: ("Q4_0", ...)."""
-    return tuple(_FORMATS)
+    return tuple(_found())
 
 
 def get(name: str) -> BlockFormat:
     """The block format of that name; ValueError listing the known ones otherwise."""
     try:
-        return _FORMATS[name]
+        return _found()[name]
     except (KeyError, TypeError):
-        raise ValueError(f"format={name!r} must be one of {', '.join(_FORMATS)}") from None
+        raise ValueError(f"format={name!r} must be one of {', '.join(_found())}") from None

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..formats import e4m3 as fp8
 from ..formats.words import signed_byte_floats
+from ..limits import HEAD_DIMS
 from ..ptx import WARP, Buffer, Builder, KernelError, Pointer, Value, all_of, e4m3, f32, s8, u8, u32
 from ..ptx.types import Type
 from .family import Arguments, RandomValues
@@ -19,7 +20,6 @@ from .vectors import FLOATS, Run, load_floats, pack_bytes, store_floats, two_flo
 #: Storage type of each dtype of pages. `int8` pages have an f32 scale per token and head beside
 #: them.
 PAGE_TYPES: dict[str, Type] = {**FLOATS, "int8": s8, "fp8": e4m3}
-HEAD_DIMS = tuple(range(32, 257, 16))
 #: Names of the buffers that hold pages.
 PAGE_BUFFERS = ("k_pages", "v_pages", "k_scales", "v_scales")
 

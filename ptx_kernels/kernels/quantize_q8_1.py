@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..limits import GROUP
 from ..ptx import Builder, Pointer, Value, all_of, f32, kernel, s8, s32, u32, u64
 from .family import Case, Family, once
 from .vectors import float_type, load_floats, pack_bytes
 
-GROUP = 32  # values that share a scale
 _LANES = 8  # per group; each holds 4 values
 
 

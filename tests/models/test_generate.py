@@ -10,7 +10,7 @@ import jax_q4k as jq
 from jax_q4k import Selection, current_selection, models
 from jax_q4k.models.buckets import bucket, fine_bucket
 from jax_q4k.models.decoder import Decoder
-from jax_q4k.models.generate import _Row, _Run
+from jax_q4k.models.generation import _Row, _Run
 from jax_q4k.models.sampling import Sampling
 from jax_q4k.models.stopping import StopStrings
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .config import F16_FORMATS, GemmConfig, takes
+from .config import F16_FORMATS, GemmConfig
 from .family import GEMM
 from .gemm import gemm
 from .rules import f16_gemm_rule, gemm_rule
@@ -14,5 +14,4 @@ __all__ = [
     "gemm",
     "gemm_rule",
     "f16_gemm_rule",
-    "takes",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ... import formats
+from ...limits import GEMM_COLUMNS, gemm_takes
 from ...ptx import KernelError
 from .fragments import TILE_ROWS
 
-_COLUMNS = 64  # two f16 scales: copies take 4 bytes at least
 #: Formats that `products="f16"` takes: weights that are f16 but for a factor of 256 columns.
 F16_FORMATS = tuple(name for name in formats.names() if formats.get(name).f16_tile is not None)
 
@@ -46,8 +46,8 @@ class GemmConfig:
 
         ValueError for an unknown format.
         """
-        if not takes(format, columns):
-            multiple = max(_COLUMNS, formats.get(format).block_size)
+        if not gemm_takes(format, columns):
+            multiple = max(GEMM_COLUMNS, formats.get(format).block_size)
             raise KernelError(f"columns={columns} must be a multiple of {multiple} for {format}")
         if self.m_tile < 16 or self.m_tile % 16:
             raise KernelError(f"m_tile={self.m_tile} must be a multiple of 16")
@@ -64,8 +64,3 @@ class GemmConfig:
             raise KernelError(f"products={self.products!r} must be int8 or f16")
         if self.products == "f16" and (format not in F16_FORMATS or self.column_warps > 1):
             raise KernelError(f"products='f16' is for column_warps=1 and {', '.join(F16_FORMATS)}")
-
-
-def takes(format: str, columns: int) -> bool:
-    """Whether there is a kernel for rows of so many weights."""
-    return columns > 0 and columns % max(_COLUMNS, formats.get(format).block_size) == 0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ... import formats
+from ...limits import MAX_ROWS
 from ...ptx import WARP, KernelError
 
-MAX_ROWS = 8  # of activations; above, tensor cores are the better way
 ACTIVATIONS = ("q8_1", "inline_q8", "f32")
 STAGES = ("none", "whole", "chunks")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...limits import MAX_MATRICES
 from ...ptx import Builder, KernelError, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
@@ -10,7 +11,7 @@ from .prologue import Prologue
 from .rows import launch, matrix
 
 _SUFFIXES = ("_q", "_k", "_v", "_g")
-MAX_MATRICES = len(_SUFFIXES)
+assert len(_SUFFIXES) == MAX_MATRICES
 
 
 @kernel

@@ -451,7 +451,7 @@ def values(format: str) -> st.SearchStrategy[np.float32]:
 
     Zeros and both signs are among them.
     """
-    limit = quantizers.LIMITS[format]
+    limit = quantizers.largest(format)
     magnitude = st.builds(
         lambda m, e: min(m * 2.0**e, limit), st.floats(1, 2), st.integers(-40, 28)
     )

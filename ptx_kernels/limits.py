@@ -1,0 +1,26 @@
+"""Shapes that kernels take, for callers that only ask: no kernel is imported for it."""
+
+from __future__ import annotations
+
+from . import formats
+
+#: Sizes of a head that the kernels of a KV cache take.
+HEAD_DIMS = tuple(range(32, 257, 16))
+
+#: Values of quantized activations that share a scale.
+GROUP = 32
+
+#: Rows of activations that a mat-vec takes; above, tensor cores are the better way.
+MAX_ROWS = 8
+
+#: Matrices that a mat-vec multiplies by the same activations.
+MAX_MATRICES = 4
+
+#: Columns that a tensor-core product takes a multiple of: two f16 scales, as copies take 4 bytes at
+#: least.
+GEMM_COLUMNS = 64
+
+
+def gemm_takes(format: str, columns: int) -> bool:
+    """True if a tensor-core product takes rows of so many weights of the format."""
+    return columns > 0 and columns % max(GEMM_COLUMNS, formats.get(format).block_size) == 0

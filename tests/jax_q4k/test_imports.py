@@ -1,0 +1,89 @@
+"""Imports: what few programs need is imported when they use it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import jax_q4k as jq
+from jax_q4k import models
+from ptx_kernels import formats
+
+#: Takes tens of milliseconds each, and is not needed by every program.
+HEAVY = (
+    "flax",
+    "gguf",
+    "jax_q4k.gguf",
+    "jax_q4k.quantizers",
+    "jinja2",
+    "optax",
+    "ptx_kernels.kernels",
+    "ptx_kernels.machine_code",
+    "ptx_kernels.ptx",
+    "ptx_kernels.simulator",
+    "ptx_kernels.tuning",
+    "rich",
+    "safetensors",
+    "tokenizers",
+    "yaml",
+)
+
+
+def modules_after(code: str) -> set[str]:
+    """Modules that a new process has imported after running `code`."""
+    code += "\nimport json, sys; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("module", ["jax_q4k", "jax_q4k.models"])
+def test_heavy_modules_are_imported_when_used(module):
+    assert not modules_after(f"import {module}").intersection(HEAVY)
+
+
+@pytest.mark.cpu_kernels
+def test_products_on_a_cpu_import_no_kernels_for_a_gpu():
+    code = """
+import jax
+jax.config.update("jax_platforms", "cpu")
+import jax_q4k as jq, numpy as np
+w = jq.QuantizedArray.from_gguf_bytes(np.zeros(34 * 64, np.uint8), "Q8_0", (64, 32))
+jq.matmul(np.ones((16, 32), np.float32), w)
+"""
+    assert not modules_after(code).intersection({"ptx_kernels.kernels", "ptx_kernels.tuning"})
+
+
+@pytest.mark.parametrize("module", [jq, models, formats])
+def test_every_public_name_is_there_and_listed(module):
+    assert set(module.__all__) <= set(dir(module))
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+
+
+@pytest.mark.parametrize(
+    "module, modules",
+    [
+        ("jax_q4k", ["environment", "formats", "gguf", "native", "quantizers"]),
+        ("jax_q4k.models", ["chat", "sampling", "tokenizer"]),
+    ],
+)
+def test_a_function_is_not_hidden_by_a_module_that_was_imported_before(module, modules):
+    modules_after(f"""
+import importlib, pkgutil, types
+import {module} as package
+for found in pkgutil.iter_modules(package.__path__):
+    if not found.name.startswith("__"):
+        importlib.import_module("{module}." + found.name)
+found = [n for n in package.__all__ if isinstance(getattr(package, n), types.ModuleType)]
+assert found == {modules}, found
+""")
+
+
+@pytest.mark.parametrize("module", [jq, models, formats])
+def test_unknown_names_are_refused(module):
+    with pytest.raises(AttributeError, match="has no attribute 'mat_mul'"):
+        module.mat_mul  # noqa: B018
