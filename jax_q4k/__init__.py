@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ptx_kernels import __version__, formats
 
 from . import environment, native
-from .arrays import QuantizedArray
+from .arrays import QuantizedArray, is_quantized
 from .custom_call import EXPORT_CHECKS
 from .errors import CheckpointError, GGUFError, NativeUnavailableWarning, UnavailableError
 from .explain import Explanation, explain
@@ -46,6 +46,7 @@ from .ops.rms_norm import rms_norm
 from .ops.rope_append import rope_append
 from .ops.rotate import rotate
 from .ops.top_k import argmax, top_k
+from .planes import from_planes
 from .quantize import quantize
 
 if TYPE_CHECKING:
@@ -88,9 +89,11 @@ __all__ = [
     "environment",
     "explain",
     "formats",
+    "from_planes",
     "gated_matmul",
     "gguf",
     "implementation",
+    "is_quantized",
     "linear",
     "matmul",
     "mlp",

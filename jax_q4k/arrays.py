@@ -6,13 +6,17 @@ import functools
 import math
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 
 from ptx_kernels import formats
+
+from . import indexing
+from .transposed import TransposedArray
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -23,9 +27,13 @@ class QuantizedArray:
     order of `ptx_kernels.formats.get(format).planes`. They are the leaves of the pytree; the format
     is static. `shape` follows from the planes, so that `vmap`, `scan` and `shard_map`, which hand
     on parts of the leaves, hand on arrays whose shape is right.
+
+    A plane is also an attribute by its name, such as `w.block` of Q4_K. `==` and `hash` are those
+    of the object, as of any Python object.
     """
 
     __slots__ = ("format", "planes")
+    __array_ufunc__ = None  # or NumPy's operators would take it apart, row by row
     format: str
     planes: tuple[Any, ...]
 
@@ -70,17 +78,23 @@ class QuantizedArray:
         return cls(format, shape, tuple(jnp.array(plane) for plane in block.split(packed)))
 
     def to_gguf_bytes(self) -> bytes:
-        """The bytes of a GGUF tensor: the exact inverse of `from_gguf_bytes`."""
+        """The bytes of a GGUF tensor: the exact inverse of `from_gguf_bytes`.
+
+        Raises TypeError if a plane is not uint8.
+        """
         block = formats.get(self.format)
+        self._check_planes()
         return block.join([np.asarray(plane) for plane in self.planes]).tobytes()
 
     def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
         """Weights as an array of this shape and a floating dtype.
 
-        In float32 they are exactly ggml's values.
+        In float32 they are exactly ggml's values. Raises TypeError for another dtype, and if a
+        plane is not uint8.
         """
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype={jnp.dtype(dtype).name} must be a floating type")
+        self._check_planes()
         return _dequantize(self, jnp.dtype(dtype))
 
     @property
@@ -101,7 +115,75 @@ class QuantizedArray:
     @property
     def nbytes(self) -> int:
         """Packed bytes."""
-        return sum(math.prod(plane.shape) for plane in self.planes)
+        return sum(math.prod(plane.shape) * plane.dtype.itemsize for plane in self.planes)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Float32, which the weights are, whatever they are stored in: `dequantize`'s default."""
+        return np.dtype(np.float32)
+
+    @property
+    def T(self) -> TransposedArray:
+        """The weights (n, k) seen as (k, n), nothing copied: `x @ w.T` is `jq.matmul(x, w)`.
+
+        Raises ValueError unless there are two axes.
+        """
+        if self.ndim != 2:
+            raise ValueError(f"w has shape {self.shape}; w.T is of two axes (n, k)")
+        return TransposedArray(self)
+
+    @property
+    def sharding(self) -> jax.sharding.Sharding:
+        """The sharding of the first plane; its specification serves the others, too."""
+        return self.planes[0].sharding
+
+    def devices(self) -> set[jax.Device]:
+        """Devices that hold planes."""
+        return set().union(*(plane.devices() for plane in self.planes))
+
+    def block_until_ready(self) -> QuantizedArray:
+        """This array, when all its planes are computed."""
+        return jax.block_until_ready(self)
+
+    def plane_problem(self) -> str | None:
+        """A sentence about the first plane that is not uint8; None: all are."""
+        for plane, data in zip(formats.get(self.format).planes, self.planes, strict=True):
+            dtype = getattr(data, "dtype", None)
+            if dtype != np.uint8:
+                found = type(data).__name__ if dtype is None and data is not None else dtype
+                return (
+                    f'plane "{plane.name}" of {self.format} is {found}, not uint8: '
+                    "was params mapped leaf by leaf? use is_leaf=jq.is_quantized"
+                )
+        return None
+
+    def _check_planes(self) -> None:
+        if (problem := self.plane_problem()) is not None:
+            raise TypeError(problem)
+
+    def __getattr__(self, name: str) -> Any:
+        # Slots come here only of an object that is being made, by copy or pickle.
+        if name not in self.__slots__ and not name.startswith("__"):
+            for plane, data in zip(formats.get(self.format).planes, self.planes, strict=True):
+                if plane.name == name:
+                    return data
+        if hasattr(type(self), name):  # a property that asked the planes for theirs
+            raise AttributeError(f"{self!r} has no {name}: its planes have none", name=name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise TypeError(f"{self!r} is packed and no array of numbers: use w.dequantize()")
+
+    def __jax_array__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} is packed and no array of numbers: use jq.matmul(x, w), which is x @ w.T, "
+            "or w.dequantize()"
+        )
+
+    def __rmatmul__(self, x: Any) -> NoReturn:
+        self.__jax_array__()
+
+    __radd__ = __rmatmul__  # or NumPy would speak of concatenation
 
     def __len__(self) -> int:
         if self.ndim < 2:
@@ -114,25 +196,25 @@ class QuantizedArray:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, index: Any) -> QuantizedArray:
-        """Index leading axes (all but k) by integers, slices or integer arrays, as NumPy does.
+        """Index leading axes (all but k) as NumPy does.
 
-        Raises IndexError for too many and for what is out of range (of a traced array: the nearest
-        row), TypeError for others.
+        An index is an integer, a slice, an integer array, None for a new axis, or `...`. Raises
+        IndexError for too many and for what is out of range (of a traced array: the nearest row),
+        TypeError for others.
         """
-        parts = index if isinstance(index, tuple) else (index,)
-        if len(parts) >= self.ndim:
-            raise IndexError(
-                f"{len(parts)} indices for shape {self.shape}: the last axis is packed"
-            )
-        checked = tuple(
-            _checked_index(part, axis, self.shape[axis]) for axis, part in enumerate(parts)
-        )
+        checked = indexing.leading(index, self.shape)
         return _make(self.format, tuple(plane[checked] for plane in self.planes))
 
     def __repr__(self) -> str:
-        if not all(hasattr(plane, "shape") for plane in self.planes):
+        if not all(hasattr(p, "shape") and hasattr(p, "dtype") for p in self.planes):
             return f"QuantizedArray({self.format}, planes={self.planes})"
-        return f"QuantizedArray({self.format}, shape={self.shape}, nbytes={self.nbytes})"
+        wrong = ", ".join(
+            f"{plane.name} is {data.dtype}"
+            for plane, data in zip(formats.get(self.format).planes, self.planes, strict=True)
+            if data.dtype != np.uint8
+        )
+        about = f"not uint8: {wrong}" if wrong else f"nbytes={self.nbytes}"
+        return f"QuantizedArray({self.format}, shape={self.shape}, {about})"
 
     def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], str]:
         names = [plane.name for plane in formats.get(self.format).planes]
@@ -145,6 +227,23 @@ class QuantizedArray:
     @classmethod
     def tree_unflatten(cls, format: str, planes: Sequence[Any]) -> QuantizedArray:
         return _make(format, tuple(planes))
+
+
+jax.export.register_pytree_node_serialization(
+    QuantizedArray,
+    serialized_name="jax_q4k.QuantizedArray",
+    serialize_auxdata=str.encode,
+    deserialize_auxdata=lambda data: bytes(data).decode(),
+)
+
+
+def is_quantized(x: Any) -> bool:
+    """True if `x` is a QuantizedArray.
+
+    `jax.tree.map(f, params, is_leaf=jq.is_quantized)` hands packed weights to `f` whole, where
+    without `is_leaf` it would hand it their byte planes.
+    """
+    return isinstance(x, QuantizedArray)
 
 
 def _make(format: str, planes: tuple[Any, ...]) -> QuantizedArray:
@@ -167,24 +266,3 @@ def _checked_shape(shape: Sequence[int], block: formats.BlockFormat) -> tuple[in
         rule = f"a multiple of {block.block_size}, the block of {block.name}"
         raise ValueError(f"shape={checked}: k={checked[-1]} must be {rule}")
     return checked
-
-
-def _checked_index(part: Any, axis: int, size: int) -> Any:
-    if isinstance(part, slice):
-        return part
-    if part is None or part is Ellipsis or isinstance(part, (bool, np.bool_)):
-        raise TypeError(
-            f"index {part!r} of axis {axis} must be an integer, a slice or an integer array"
-        )
-    if isinstance(part, (int, np.integer)):
-        if not -size <= part < size:  # jax.numpy would clamp
-            raise IndexError(f"index {part} is out of range for axis {axis} of size {size}")
-        return int(part)
-    if not isinstance(part, jax.core.Tracer):
-        values = np.asarray(part)
-        if np.issubdtype(values.dtype, np.integer) and ((values < -size) | (values >= size)).any():
-            raise IndexError(
-                f"an index of axis {axis} is out of range for size {size}: "
-                f"{values.min()} to {values.max()}"
-            )
-    return part

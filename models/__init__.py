@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .files.imatrix import read_imatrix
     from .files.load import load
     from .files.quantize import quantize, quantize_file
+    from .flax_types import Packed
     from .generation import Output, Piece, Timings, generate, stream
     from .kv_cache import PagedCache
     from .model import Model
@@ -39,6 +40,7 @@ _HOMES = {
         "files.imatrix": ("read_imatrix",),
         "files.load": ("load",),
         "files.quantize": ("quantize", "quantize_file"),
+        "flax_types": ("Packed",),
         "generation": ("Output", "Piece", "Timings", "generate", "stream"),
         "kv_cache": ("PagedCache",),
         "model": ("Model",),
@@ -57,6 +59,7 @@ __all__ = [
     "Decoder",
     "Model",
     "Output",
+    "Packed",
     "PagedCache",
     "Piece",
     "Sampling",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ class Decoder(nnx.Module):
     """
 
     config: Config
-    embedding: nnx.Param
+    embedding: nnx.Variable[Any]
     layers: nnx.List[DecoderLayer]
     norm: RMSNorm
     output: Linear | None
@@ -98,7 +99,7 @@ class Decoder(nnx.Module):
         """The last layer's vectors, and each layer's pages after it; kv(rotation=, pages=)."""
         angles = [rope.angles(positions, f.get_value()) for f in self.rope_frequencies]
         rotations = [rope.Rotation(*a, self.config.interleaved_rope) for a in angles]
-        x, updated = jq.embedding(tokens, self.embedding.get_value()), []
+        x, updated = jq.embedding(tokens, self.embedding), []
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
         for i, layer in enumerate(self.layers):

@@ -13,6 +13,7 @@ import numpy as np
 import jax_q4k as jq
 
 from .config import Config
+from .exportable import exportable
 
 PAGE_SIZE = 16  # tokens
 
@@ -21,6 +22,7 @@ PAGE_SIZE = 16  # tokens
 Pages = tuple[jax.Array, ...]
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PagedCache:

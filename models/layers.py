@@ -15,7 +15,7 @@ from jax import Array
 
 import jax_q4k as jq
 
-from . import kv_cache
+from . import flax_types, kv_cache
 from .kv_cache import Pages
 from .rope import Rotation
 
@@ -24,11 +24,11 @@ class Linear(nnx.Module):
     """x (..., k) -> x @ W.T + b (..., n); W packed or float, b float32 or None."""
 
     def __init__(self, weight: jq.QuantizedArray | Array, bias: Array | None = None) -> None:
-        self.weight = nnx.Param(weight)
+        self.weight = flax_types.variable(weight)
         self.bias = None if bias is None else nnx.Param(bias)
 
     def __call__(self, x: Array) -> Array:
-        return jq.matmul(x, self.weight.get_value(), bias=_value(self.bias))
+        return jq.matmul(x, self.weight, bias=self.bias)
 
 
 class RMSNorm(nnx.Module):
@@ -39,7 +39,7 @@ class RMSNorm(nnx.Module):
         self.eps = eps
 
     def __call__(self, x: Array) -> Array:
-        return jq.rms_norm(x, self.weight.get_value(), eps=self.eps)
+        return jq.rms_norm(x, self.weight, eps=self.eps)
 
 
 Norms: TypeAlias = tuple[RMSNorm | None, RMSNorm | None]
@@ -57,8 +57,7 @@ def linear(
         h = x if norm is None else norm(x)
         ys = [projection(h) for projection in projections]
         return ys if residual is None else [residual + y for y in ys]
-    weights = [p.weight.get_value() for p in projections]
-    biases = [_value(p.bias) for p in projections]
+    weights, biases = [p.weight for p in projections], [p.bias for p in projections]
     return list(jq.linear(x, weights, biases=biases, residual=residual, **_norm_arguments(norm)))
 
 
@@ -66,12 +65,8 @@ def _fusible(*projections: Linear) -> bool:
     return all(type(projection) is Linear for projection in projections)
 
 
-def _value(parameter: nnx.Param[Any] | None) -> Any:
-    return None if parameter is None else parameter.get_value()
-
-
 def _norm_arguments(norm: RMSNorm | None) -> dict[str, Any]:
-    return {} if norm is None else {"norm_weight": norm.weight.get_value(), "eps": norm.eps}
+    return {} if norm is None else {"norm_weight": norm.weight, "eps": norm.eps}
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -133,9 +128,8 @@ class MLP(nnx.Module):
         residual = x if self.post_norm is None else None  # else added behind the norm
         modules = self.gate, self.up, self.down
         if _fusible(*modules) and all(m.bias is None for m in modules):
-            gate, up, down = (m.weight.get_value() for m in modules)
             options = _norm_arguments(self.norm) | {"activation": self.activation}
-            y = jq.mlp(x, gate, up, down, residual=residual, **options)
+            y = jq.mlp(x, *(m.weight for m in modules), residual=residual, **options)
         else:
             gate, up = linear(x, self.gate, self.up, norm=self.norm)
             activated = jq.ACTIVATION_FUNCTIONS[self.activation](gate)
@@ -199,7 +193,7 @@ class Paged:
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Paged]:
         """As `Fresh.append`, of (batch, heads, head_dim)."""
         k_pages, v_pages, *_ = self.pages
-        weights = [None if norm is None else norm.weight.get_value() for norm in norms]
+        weights = [None if norm is None else norm.weight for norm in norms]
         options = self.rotation._asdict() | kv_cache.scales(self.pages)
         options |= {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
         q, *pages = jq.rope_append(q, k, v, k_pages, v_pages, self.slots, **options)
@@ -213,5 +207,5 @@ class Paged:
         if not _fusible(output):
             out = jq.paged_attention(*given, **options)
             return linear(out.reshape(len(out), -1), output, residual=residual)[0]
-        options |= {"bias": _value(output.bias), "residual": residual}
-        return jq.paged_attention_matmul(*given, output.weight.get_value(), **options)
+        options |= {"bias": output.bias, "residual": residual}
+        return jq.paged_attention_matmul(*given, output.weight, **options)

@@ -135,6 +135,10 @@ class Model:
         devices = getattr(self.weights[0], "devices", None)
         return devices is not None and next(iter(devices())).platform == "gpu"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by decoder: programs are compiled again."""
+        return type(self), (self.decoder(), self.tokenizer, self.metadata)
+
     def __repr__(self) -> str:
         size = sum(leaf.nbytes for leaf in self.weights)
         config = self.config

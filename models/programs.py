@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .decoder import Decoder
+from .exportable import exportable
 from .kv_cache import PagedCache
 from .sampling import Sampling, mark_seen, sample, seen_tokens
 
@@ -28,6 +29,7 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
 Weights = list[jax.Array]
 
 
+@exportable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:

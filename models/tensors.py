@@ -18,7 +18,7 @@ from flax import nnx
 from jax_q4k import GGUFError, QuantizedArray
 from jax_q4k.gguf import Metadata
 
-from . import rope
+from . import flax_types, rope
 from .architecture import Architecture
 from .config import MAX_LAYERS, Config
 from .decoder import Decoder
@@ -234,7 +234,7 @@ def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> 
     divisors = None if given is None else float_vector(given)
     return Decoder(
         config,
-        embedding=nnx.Param(tensors["token_embd.weight"]),
+        embedding=flax_types.variable(tensors["token_embd.weight"]),
         layers=nnx.List([layer(i) for i in range(config.num_layers)]),
         norm=module("output_norm"),
         output=module("output"),

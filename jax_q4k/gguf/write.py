@@ -42,6 +42,8 @@ class TensorPieces:
         if isinstance(tensor, cls):
             made = tensor
         elif isinstance(tensor, QuantizedArray):
+            if (problem := tensor.plane_problem()) is not None:
+                raise TypeError(f"tensor {name!r}: {problem}")
             made = cls(tensor.format, tensor.shape, lambda: [tensor.to_gguf_bytes()])
         else:
             dtype = str(getattr(tensor, "dtype", type(tensor).__name__))

@@ -17,6 +17,7 @@ from ptx_kernels.limits import HEAD_DIMS
 
 from .. import float_types
 from ..arrays import QuantizedArray
+from ..transposed import TransposedArray
 
 #: Dtypes of activations and of a cache's pages.
 FLOAT32: tuple[np.dtype, ...] = (float_types.F32.dtype,)
@@ -28,6 +29,7 @@ _FLOAT32_TINY, _FLOAT32_MAX = float(np.finfo(np.float32).tiny), float(np.finfo(n
 
 def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> jax.Array:
     """`x` as an array of one of `dtypes`; TypeError otherwise."""
+    x = value(x)
     if isinstance(x, QuantizedArray):
         raise TypeError(f"{name} is a {x!r}; it must be a float array")
     try:
@@ -68,10 +70,20 @@ def int32_array(name: str, x: Any) -> jax.Array:
     return jnp.asarray(array, jnp.int32)
 
 
+def value(x: Any) -> Any:
+    """The value of a Flax NNX variable; anything else as it is."""
+    return x.get_value() if hasattr(type(x), "get_value") else x
+
+
 def matrix(name: str, w: Any) -> QuantizedArray:
     """`w` as a QuantizedArray of two axes."""
+    w = value(w)
+    if isinstance(w, TransposedArray):
+        raise TypeError(f"{name} is a transposed view, {w!r}; it must be the array itself, (n, k)")
     if not isinstance(w, QuantizedArray):
         raise TypeError(f"{name} is a {type(w).__name__}; it must be a QuantizedArray")
+    if (problem := w.plane_problem()) is not None:
+        raise TypeError(f"{name}: {problem}")
     if w.ndim != 2:
         raise ValueError(f"{name} has shape {w.shape}; it must have two axes (n, k)")
     return w
@@ -79,7 +91,10 @@ def matrix(name: str, w: Any) -> QuantizedArray:
 
 def weight(name: str, w: Any) -> QuantizedArray | jax.Array:
     """`w` as a packed or float matrix (n, k)."""
-    checked = w if isinstance(w, QuantizedArray) else float_array(name, w)
+    w = value(w)
+    if isinstance(w, (QuantizedArray, TransposedArray)):
+        return matrix(name, w)
+    checked = float_array(name, w)
     if checked.ndim != 2:
         raise ValueError(f"{name} has shape {checked.shape}; it must have two axes (n, k)")
     return checked

@@ -36,6 +36,7 @@ def embedding(ids: Any, w: Any, dtype: Any = jnp.float32) -> jax.Array:
     """
     ids = checks.int32_array("ids", ids)
     dtype = checks.float_dtype("dtype", dtype)
+    w = checks.value(w)
     quantized = isinstance(w, QuantizedArray)
     w = checks.matrix("w", w) if quantized else checks.float_array("w", w)
     if w.ndim != 2:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
 from ..native import calls
+from ..transposed import TransposedArray
 from . import checks, float_matmul, gemv, packed_matmul, rms_norm
 from .op import KernelCall, Op
 from .vmaps import by_rows
@@ -62,6 +63,9 @@ def matmul(
     biases = None if bias is None else (bias,)
     (y,) = linear(x, (w,), biases=biases, residual=residual, activations=activations)
     return y
+
+
+TransposedArray.matmul = staticmethod(matmul)
 
 
 def rms_norm_matmul(

@@ -71,7 +71,7 @@ def test_gradient_is_that_of_the_model_with_decoded_weights():
     gradient = nnx.jit(nnx.grad(lora.loss, argnums=nnx.DiffState(0, nnx.LoRAParam)))
     packed = jax.tree.leaves(gradient(decoder, tokens))
     for _, module in nnx.iter_modules(decoder):
-        if isinstance(getattr(module, "weight", None), nnx.Param):
+        if isinstance(getattr(module, "weight", None), nnx.Variable):
             weight = module.weight.get_value()
             module.weight = nnx.Param(
                 weight.dequantize() if isinstance(weight, QuantizedArray) else weight

@@ -1,0 +1,75 @@
+"""The transposed view of packed weights, which is for `x @ w.T`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NoReturn
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class TransposedArray:
+    """`w.T` of a packed `w` (n, k): the same planes, seen as (k, n).
+
+    `x @ w.T` is `jq.matmul(x, w)`: (..., k) floats -> (..., n), differentiable in x.
+    """
+
+    __slots__ = ("T",)
+    __array_ufunc__ = None
+    #: `jq.matmul`, which stands above this module and puts itself here.
+    matmul: ClassVar[Callable[[Any, Any], jax.Array]]
+    T: Any  # the QuantizedArray (n, k)
+
+    def __init__(self, w: Any) -> None:
+        self.T = w
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape (k, n)."""
+        *leading, n, k = self.T.shape
+        return (*leading, k, n)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """As `QuantizedArray.dtype`."""
+        return np.dtype(self.T.dtype)
+
+    def dequantize(self, dtype: Any = jnp.float32) -> jax.Array:
+        """Weights as an array (k, n) of a floating dtype."""
+        weights: jax.Array = self.T.dequantize(dtype)
+        return weights.swapaxes(-1, -2)
+
+    def __rmatmul__(self, x: Any) -> jax.Array:
+        return type(self).matmul(x, self.T)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise TypeError(f"{self!r} is packed and no array of numbers: use w.dequantize().T")
+
+    def __repr__(self) -> str:
+        return f"{self.T!r}.T"
+
+    def tree_flatten_with_keys(self) -> tuple[tuple[Any, ...], None]:
+        return ((jax.tree_util.GetAttrKey("T"), self.T),), None
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        return (self.T,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: Sequence[Any]) -> TransposedArray:
+        return cls(*children)
+
+
+jax.export.register_pytree_node_serialization(
+    TransposedArray,
+    serialized_name="jax_q4k.TransposedArray",
+    serialize_auxdata=lambda _: b"",
+    deserialize_auxdata=lambda _: None,
+)

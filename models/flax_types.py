@@ -1,0 +1,44 @@
+"""QuantizedArray in Flax: its type of Variable, and what Flax must know to store and show one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+from flax import nnx, serialization
+
+import jax_q4k as jq
+
+
+class Packed(nnx.Variable[jq.QuantizedArray]):
+    """Packed weights: bytes that no gradient reaches and no optimizer changes.
+
+    A type of its own, so that `nnx.Param` is what can be trained.
+    """
+
+
+def variable(weight: Any) -> nnx.Variable[Any]:
+    """A weight as Packed if it is packed, else as nnx.Param."""
+    return Packed(weight) if jq.is_quantized(weight) else nnx.Param(weight)
+
+
+def _state_dict(w: jq.QuantizedArray) -> dict[str, Any]:
+    """The planes by name, as key paths have them."""
+    names = [plane.name for plane in jq.formats.get(w.format).planes]
+    return {name: serialization.to_state_dict(p) for name, p in zip(names, w.planes, strict=True)}
+
+
+def _from_state_dict(w: jq.QuantizedArray, state: dict[str, Any]) -> jq.QuantizedArray:
+    restored = jq.from_planes(state)
+    if not jq.is_quantized(restored) or restored.format != w.format:
+        found = restored.format if jq.is_quantized(restored) else f"no planes: {sorted(state)}"
+        raise ValueError(f"the target is {w.format}; the state holds {found}")
+    return restored
+
+
+nnx.register_data_type(jq.QuantizedArray)
+serialization.register_serialization_state(jq.QuantizedArray, _state_dict, _from_state_dict)
+# `linen.tabulate` writes a tree of its leaves' descriptions by PyYAML.
+yaml.SafeDumper.add_representer(
+    jq.QuantizedArray, lambda dumper, w: dumper.represent_dict({w.format: _state_dict(w)})
+)
