@@ -235,6 +235,8 @@ raw = np.random.default_rng(0).integers(0, 64, (8, 4, 210), np.uint8)
 w = jq.QuantizedArray.from_gguf_bytes(raw, "Q6_K", (8, 1024))
 for spec, part in ((P("x"), (2, 1024)), (P(None, "x"), (8, 256))):
     sharded = jax.device_put(w, NamedSharding(mesh, spec))
+    assert sharded.sharding.spec == spec and sharded.devices() == set(jax.devices())
+    assert sharded.block_until_ready() is sharded
     shards = [plane.addressable_shards[0].data for plane in sharded.planes]
     assert jax.tree.unflatten(jax.tree.structure(w), shards).shape == part
     def local(w):
