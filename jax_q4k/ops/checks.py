@@ -85,7 +85,8 @@ def matrix(name: str, w: Any) -> QuantizedArray:
     if (problem := w.plane_problem()) is not None:
         raise TypeError(f"{name}: {problem}")
     if w.ndim != 2:
-        raise ValueError(f"{name} has shape {w.shape}; it must have two axes (n, k)")
+        rule = "it must have two axes (n, k); jax.vmap hands on those of a stack one by one"
+        raise ValueError(f"{name} has shape {w.shape}; {rule}")
     return w
 
 

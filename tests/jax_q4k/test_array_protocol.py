@@ -104,6 +104,13 @@ def test_a_view_is_no_array_and_no_weight():
         jq.dequantize(W.T)
 
 
+def test_a_stack_of_matrices_is_vmaps():
+    with pytest.raises(
+        ValueError, match=r"w has shape \(1, 24, 512\); .* \(n, k\); jax.vmap hands on"
+    ):
+        jq.matmul(X, W[None])
+
+
 def test_what_an_array_says_of_itself():
     assert W.dtype == np.float32 == W.dequantize().dtype
     assert W.sharding == W.planes[0].sharding
