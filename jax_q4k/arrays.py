@@ -75,7 +75,9 @@ class QuantizedArray:
                 f"{blocks} blocks of {block.block_bytes} = {blocks * block.block_bytes} bytes"
             )
         packed = data.reshape(*shape[:-1], shape[-1] // block.block_size, block.block_bytes)
-        return cls(format, shape, tuple(jnp.array(plane) for plane in block.split(packed)))
+        return cls(
+            format, shape, tuple(jax.device_put(plane.copy()) for plane in block.split(packed))
+        )
 
     def to_gguf_bytes(self) -> bytes:
         """The bytes of a GGUF tensor: the exact inverse of `from_gguf_bytes`.
@@ -255,7 +257,8 @@ def _make(format: str, planes: tuple[Any, ...]) -> QuantizedArray:
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def _dequantize(w: QuantizedArray, dtype: Any) -> jax.Array:
-    return formats.get(w.format).decode(w.planes, jnp).astype(dtype)
+    with jax.numpy_rank_promotion("allow"):
+        return formats.get(w.format).decode(w.planes, jnp).astype(dtype)
 
 
 def _checked_shape(shape: Sequence[int], block: formats.BlockFormat) -> tuple[int, ...]:

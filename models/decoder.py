@@ -48,7 +48,9 @@ class Decoder(nnx.Module):
 
         lengths: int32 (batch,), where rows are padded on the right; None: no padding.
         """
-        lengths = jnp.full(tokens.shape[:1], tokens.shape[1]) if lengths is None else lengths
+        lengths = (
+            jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32) if lengths is None else lengths
+        )
         kv = functools.partial(Fresh, lengths=lengths)
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
         x, _ = self._hidden(tokens, positions, kv, [()] * len(self.layers))
@@ -88,7 +90,7 @@ class Decoder(nnx.Module):
         positions = cache.context_lens
         active = jnp.ones(token.shape, bool) if active is None else active
         slots = cache.slots(positions[:, None], active[:, None])
-        lens = positions + active
+        lens = positions + active.astype(jnp.int32)
         kv = functools.partial(Paged, slots=slots, block_tables=cache.block_tables, lens=lens)
         x, pages = self._hidden(token, positions, kv, cache.pages)
         return self._logits(x), dataclasses.replace(cache, pages=pages, context_lens=lens)

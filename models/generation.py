@@ -304,12 +304,13 @@ class _Run:
             self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype
         )
         key = None if self._sampling.greedy else self._sampling.key()
-        arguments = (self._model.weights, self._prompts, self._lengths, cache, key)
+        prompts = jax.device_put((self._prompts, self._lengths))
+        arguments = self._model.weights, *prompts, cache, key
         self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
     def advance(self, count: int) -> float:
         """Samples up to `count` more tokens per row; returns the seconds without compiling."""
-        until = np.int32(min(self._pushed + count, self._sampling.max_new_tokens))
+        until = jax.device_put(np.int32(min(self._pushed + count, self._sampling.max_new_tokens)))
         arguments = self._model.weights, self._state, until
         seconds = self._call("loop", self._programs.loop, *arguments)
         self.timings.decode += seconds
@@ -341,7 +342,7 @@ class _Run:
                 row.finish("length")
         if self.has_stops:
             finished = np.array([row.finish_reason is not None for row in self.rows])
-            self._state = dataclasses.replace(self._state, finished=jnp.asarray(finished))
+            self._state = dataclasses.replace(self._state, finished=jax.device_put(finished))
 
     def _call(self, name: str, program: Any, *arguments: Any) -> float:
         """Runs a program and collects its tokens; returns the seconds without compiling."""

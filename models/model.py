@@ -5,6 +5,7 @@ It has weights as flat arrays, a tokenizer and compiled programs.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -100,7 +101,8 @@ class Model:
         self.check_ids("tokens", array)
         padded = np.zeros((batch, self.padded_length(time)), np.int32)
         padded[:, :time] = array
-        return self._full_pass(self.weights, padded, np.full(batch, time, np.int32))[:, :time]
+        given = jax.device_put((padded, np.full(batch, time, np.int32)))
+        return _first(self._full_pass(self.weights, *given), time)
 
     def padded_length(self, time: int) -> int:
         """Tokens that a prompt of `time` is padded to, so that few programs serve all lengths.
@@ -143,3 +145,9 @@ class Model:
         size = sum(leaf.nbytes for leaf in self.weights)
         config = self.config
         return f"Model({config.architecture}, {config.num_layers} layers, {size} bytes of weights)"
+
+
+@functools.partial(jax.jit, static_argnames="count")
+def _first(logits: jax.Array, count: int) -> jax.Array:
+    """Logits (batch, time, vocab_size) of the first tokens."""
+    return logits[:, :count]

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
+import jax
 import numpy as np
 
 from .buckets import bucket
@@ -83,7 +84,7 @@ def score(
     nats, total = model.programs(Sampling()).score, 0.0
     for first in range(0, len(windows), BATCH):
         rows = windows[first : first + BATCH]
-        tokens, lengths = _padded(rows, length)
+        tokens, lengths = jax.device_put(_padded(rows, length))
         total += float(np.asarray(nats(model.weights, tokens, lengths), np.float64).sum())
         if progress is not None:
             progress(first + len(rows), len(windows))

@@ -135,7 +135,7 @@ class Programs:
     def _score(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         log_p = jax.nn.log_softmax(self._decoder(weights)(tokens, lengths)[:, :-1])
         taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
-        predicted = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
+        predicted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
         return -jnp.sum(taken, axis=1, where=predicted)
 
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
@@ -149,8 +149,10 @@ class Programs:
         return State(
             cache=cache,
             token=token,
-            tokens=jax.lax.dynamic_update_slice(state.tokens, token[:, None], (0, state.step)),
-            counts=state.counts + active,
+            tokens=jax.lax.dynamic_update_slice(
+                state.tokens, token[:, None], (jnp.int32(0), state.step)
+            ),
+            counts=state.counts + active.astype(jnp.int32),
             finished=state.finished | ended,
             step=state.step + 1,
             key=key,

@@ -43,5 +43,6 @@ def tables(config: Config, divisors: Any = None) -> list[np.ndarray]:
 
 def angles(positions: jax.Array, frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
     """cos and sin, both float32 (..., rope_dim / 2), of positions (...)."""
-    radians = positions.astype(jnp.float32)[..., None] * frequencies
+    every = frequencies.reshape((1,) * positions.ndim + frequencies.shape)
+    radians = positions.astype(jnp.float32)[..., None] * every
     return jnp.cos(radians), jnp.sin(radians)

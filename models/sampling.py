@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jax_q4k as jq
 
@@ -93,7 +94,13 @@ class Sampling:
 
         It is not for use inside jit: the seed is not part of what is compiled.
         """
-        return jax.random.key(self.seed)
+        return _key(jax.device_put(np.uint32(self.seed)))
+
+
+@jax.jit
+def _key(seed: jax.Array) -> jax.Array:
+    """One program: an eager `jax.random.key` is several, with constants on the host."""
+    return jax.random.key(seed)
 
 
 def _in_range(field: dataclasses.Field[Any], value: Any) -> float:

@@ -123,7 +123,13 @@ def of_leaves(
     function: Callable[..., Any], tree: Any, params: dict[str, Any]
 ) -> Callable[..., list[Any]]:
     """A function of operands as one of their leaves, to its results' leaves."""
-    return lambda *leaves: jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves), **params))
+
+    def whole(*leaves: Any) -> list[Any]:
+        # A caller who wants no ranks promoted means the caller's own code.
+        with jax.numpy_rank_promotion("allow"):
+            return jax.tree.leaves(function(*jax.tree.unflatten(tree, leaves), **params))
+
+    return whole
 
 
 def _is_passed_over(implementation: str) -> bool:

@@ -157,7 +157,7 @@ def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArr
     )
     if kind in formats.names():
         return QuantizedArray.from_gguf_bytes(data, kind, shape)
-    return jnp.asarray(data.view(gguf.PLAIN[kind].dtype).reshape(shape))
+    return jax.device_put(data.view(gguf.PLAIN[kind].dtype).reshape(shape))
 
 
 def _checked(importance: Importance | None, shapes: Mapping[str, tuple[int, ...]]) -> Importance:

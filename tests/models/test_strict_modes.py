@@ -1,0 +1,114 @@
+"""JAX's strict modes: models promote nothing, and move nothing without saying so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from helpers import GOLDEN
+from implementations import NATIVE
+
+import jax_q4k as jq
+from jax_q4k import models
+
+from . import golden
+
+SAMPLINGS = {
+    "greedy": {},
+    "drawn": {"temperature": 0.7, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "seed": 3},
+    "nucleus": {"temperature": 0.7, "top_p": 0.9},
+    "penalized": {"repetition_penalty": 1.3, "temperature": 0.5},
+}
+
+
+@contextlib.contextmanager
+def strict():
+    """All of them at once."""
+    with (
+        jax.numpy_rank_promotion("raise"),
+        jax.numpy_dtype_promotion("strict"),
+        jax.transfer_guard("disallow"),
+    ):
+        yield
+
+
+@pytest.mark.parametrize(
+    "name, implementation",
+    [
+        ("qwen2-bias", "xla"),
+        ("qwen3-qknorm", "xla"),
+        *(pytest.param(name, *NATIVE.values, marks=NATIVE.marks) for name in golden.NAMES),
+    ],
+)
+def test_logits_and_greedy_tokens(name, implementation):
+    model, prompt = models.from_gguf(golden.path(name)), golden.reference(name).prompt
+    with jq.implementation(implementation):
+        with strict():
+            logits = model.logits(prompt[None])
+            out = models.generate(model, prompt, max_new_tokens=4)
+        np.testing.assert_array_equal(logits, golden.model(name).logits(prompt[None]))
+        assert out.tokens == models.generate(golden.model(name), prompt, max_new_tokens=4).tokens
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_ways_of_sampling(sampling):
+    model, prompts = models.from_gguf(golden.path("llama-gqa")), [[1, 5, 9], [7]]
+    fields = SAMPLINGS[sampling] | {"max_new_tokens": 5, "cache_dtype": "int8"}
+    with strict():
+        outs = models.generate(model, prompts, **fields)
+    again = models.generate(golden.model("llama-gqa"), prompts, **fields)
+    assert [out.tokens for out in outs] == [out.tokens for out in again]
+
+
+def test_streams_stop_strings_and_scores():
+    model = models.from_gguf(GOLDEN / "text-spm.Q4_K_M.gguf")
+    with strict():
+        pieces = list(models.stream(model, "The sea", max_new_tokens=6))
+        whole = models.generate(model, ["The sea", "Once"], max_new_tokens=20, stop="e")
+        score = models.score(model, "The sea was calm, and so was the sky above.")
+    assert [p.token for p in pieces if p.token is not None] == pieces[-1].output.tokens
+    assert {out.finish_reason for out in whole} <= {"stop", "length", "end"}
+    assert score == models.score(model, "The sea was calm, and so was the sky above.")
+
+
+def test_loading_quantizing_and_saving(tmp_path):
+    with strict():
+        model = models.from_gguf(golden.path("llama-gqa"))
+        models.save_gguf(models.quantize(model, "Q8_0"), tmp_path / "saved.gguf")
+        saved = models.load(tmp_path / "saved.gguf")
+        tokens = models.generate(saved, [1, 2, 3], max_new_tokens=3).tokens
+    assert len(tokens) == 3
+
+
+@pytest.mark.parametrize("implementation", ["xla", NATIVE])
+def test_64_bit_mode_gives_the_same_tokens(implementation):
+    """In processes of their own: the mode counts from the start."""
+    code = f"""
+import jax, jax_q4k as jq, numpy as np
+from jax_q4k import models
+model = models.load({str(golden.path("qwen3-qknorm"))!r})
+with jq.implementation({implementation!r}):
+    logits = model.logits(np.arange(20)[None])
+    print(str(logits.dtype), [[round(float(x), 2) for x in logits[0, -1, :8]]])
+    for fields in {[SAMPLINGS["greedy"], SAMPLINGS["drawn"]]!r}:
+        print(models.generate(model, [[1, 2, 3], [4]], max_new_tokens=6, **fields)[0].tokens)
+    for name, (function, arguments) in models.abstract_programs(model).items():
+        function.trace(*arguments).lower()
+        print(name, jax.tree.leaves(jax.tree.map(lambda a: str(a.dtype), arguments)))
+"""
+    printed = []
+    for wide in ("0", "1"):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"JAX_ENABLE_X64": wide, "JAX_PLATFORMS": "cpu"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        printed.append(done.stdout)
+    assert printed[0] == printed[1]
