@@ -16,6 +16,7 @@ import numpy as np
 from ptx_kernels import formats
 
 from . import indexing
+from .sharding import Layout, explicit_plan, over_devices
 from .transposed import TransposedArray
 
 
@@ -257,8 +258,14 @@ def _make(format: str, planes: tuple[Any, ...]) -> QuantizedArray:
 
 @functools.partial(jax.jit, static_argnames="dtype")
 def _dequantize(w: QuantizedArray, dtype: Any) -> jax.Array:
-    with jax.numpy_rank_promotion("allow"):
-        return formats.get(w.format).decode(w.planes, jnp).astype(dtype)
+    def decode(*planes: Any) -> list[jax.Array]:
+        with jax.numpy_rank_promotion("allow"):
+            return [formats.get(w.format).decode(planes, jnp).astype(dtype)]
+
+    names = " ".join(f"axis{i}" for i in range(w.ndim))
+    result = jax.ShapeDtypeStruct(w.shape, dtype)
+    placed = explicit_plan("dequantize", Layout(names, names), w.planes, result)
+    return (decode if placed is None else over_devices(decode, *placed))(*w.planes)[0]
 
 
 def _checked_shape(shape: Sequence[int], block: formats.BlockFormat) -> tuple[int, ...]:

@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 import jax.extend
-from jax._src import core, dispatch
+from jax._src import core, dispatch, sharding_impls
+from jax.interpreters import mlir
 
 #: Raised where the types of operands say that they lie on devices in ways that do not go together.
 ShardingTypeError: type[Exception] = core.ShardingTypeError
@@ -52,3 +53,16 @@ def run_eagerly(primitive: jax.extend.core.Primitive, *leaves: Any, **params: An
     It respects `jax.disable_jit` and `jax.debug_nans`, as JAX's own primitives do.
     """
     return dispatch.apply_primitive(primitive, *leaves, **params)
+
+
+def lower_with_devices(primitive: jax.extend.core.Primitive) -> None:
+    """Has JAX tell lowering how many devices the program is for; `partitioned_devices` says it."""
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
+def partitioned_devices(ctx: mlir.LoweringRuleContext) -> int:
+    """Devices among which XLA's partitioner splits what is lowered; 1 inside `jax.shard_map`."""
+    context = ctx.module_context.axis_context
+    if isinstance(context, sharding_impls.ShardingContext):
+        return int(context.num_devices)
+    return 1

@@ -42,7 +42,14 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
     else:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # test processes share it
+    _have_devices(8)
     _keep_compiled_programs(config)
+
+
+def _have_devices(count: int) -> None:
+    """The CPU as several devices, for tests of arrays that are split; others use the first."""
+    flag = f"--xla_force_host_platform_device_count={count}"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
 
 
 def _keep_compiled_programs(config: pytest.Config) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ..custom_call import ptx_name
 from ..native import calls
+from ..sharding import Layout
 from . import checks
 from .op import KernelCall, Op
 from .quantize_q8_1 import to_int8
@@ -126,4 +127,11 @@ def native(pages: tuple[jax.Array, ...], *new: jax.Array) -> list[jax.Array]:
     return calls.rope_append(pages, new, rope=False)
 
 
-_op = Op("append_kv", reference, shapes=lambda pages, *_: tuple(pages), ptx=ptx, native=native)
+_op = Op(
+    "append_kv",
+    reference,
+    shapes=lambda pages, *_: tuple(pages),
+    ptx=ptx,
+    native=native,
+    layout=lambda *_: Layout(("_ h", "_ h _", "_ h _", "_"), "_ h"),
+)

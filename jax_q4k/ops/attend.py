@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ..custom_call import ptx_name
 from ..native import calls
+from ..sharding import Layout
 from . import checks
 from .op import KernelCall, Op
 
@@ -64,7 +65,7 @@ def attend(operands: Operands, params: dict[str, Any]) -> jax.Array:
     """The attention of what `checked` gives; (batch, num_heads, head_dim)."""
     if operands.q.shape[0] == 0:
         return jnp.zeros(operands.q.shape, jnp.float32)
-    out: jax.Array = _op.bind(*operands, **params)
+    out: jax.Array = op.bind(*operands, **params)
     return out
 
 
@@ -191,4 +192,19 @@ def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
     return calls.paged_attention(given.given(), **options, **params)
 
 
-_op = Op("paged_attention", reference, shapes=lambda q, *_, **__: q, ptx=ptx, native=native)
+def layout(*operands: Any, **_: Any) -> Layout:
+    """Batch and heads; a page serves any sequence, so that pages are split by heads alone."""
+    rows = "b h" if Operands(*operands).contiguous else "_ h"
+    names = Operands("b h _", rows, rows, rows, rows, "b _", "b", "h")  # type: ignore[arg-type]
+    return Layout(tuple(names), "b h _")
+
+
+#: The primitive.
+op = Op(
+    "paged_attention",
+    reference,
+    shapes=lambda q, *_, **__: q,
+    ptx=ptx,
+    native=native,
+    layout=layout,
+)

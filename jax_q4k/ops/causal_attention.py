@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..native import calls
+from ..sharding import Layout
 from . import checks
 from .op import Op
 
@@ -119,4 +120,5 @@ _op = Op(
     shapes=lambda q, *_, **__: q,
     native=native,
     derivative="reference",
+    layout=lambda *_, **__: Layout((*["b _ h _"] * 3, "b"), "b _ h _"),
 )

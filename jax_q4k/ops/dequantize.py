@@ -11,6 +11,7 @@ from ptx_kernels import formats
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
+from ..sharding import Layout
 from . import checks
 from .op import KernelCall, Op
 
@@ -58,4 +59,5 @@ _op = Op(
     reference,
     shapes=lambda w, *, dtype: jax.ShapeDtypeStruct(w.shape, dtype),
     ptx=ptx,
+    layout=lambda *_, **__: Layout(("n k",), "n k"),
 )

@@ -13,6 +13,7 @@ from ptx_kernels import formats
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
 from ..native import calls
+from ..sharding import Layout, Parts, Rows
 from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_reference
@@ -42,11 +43,10 @@ def embedding(ids: Any, w: Any, dtype: Any = jnp.float32) -> jax.Array:
     if w.ndim != 2:
         raise ValueError(f"w has shape {w.shape}; it must have two axes (vocab, k)")
     vocab, k = w.shape
-    count = math.prod(ids.shape)
-    if count == 0 or vocab == 0:
+    if math.prod(ids.shape) == 0 or vocab == 0:
         return jnp.full((*ids.shape, k), jnp.nan, dtype)
-    op = _op if quantized else _float_op
-    return op.bind(ids.reshape(count), w, dtype=dtype).reshape(*ids.shape, k)
+    op, rows = _op if quantized else _float_op, Rows.of(ids, kept=0)
+    return rows.split(op.bind(rows.merge(ids), w, dtype=dtype))
 
 
 def reference(ids: jax.Array, w: QuantizedArray, *, dtype: Any) -> jax.Array:
@@ -90,7 +90,33 @@ def _shapes(ids: Any, w: Any, *, dtype: Any) -> Any:
     return jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), dtype)
 
 
-_op = Op("packed_embedding", reference, shapes=_shapes, ptx=ptx, native=native)
+def _layout(*_: Any, **__: Any) -> Layout:
+    return Layout(("t", "v k"), "t k", combined="v")
+
+
+def _split(parts: Parts, call: Any, ids: jax.Array, w: Any, *, dtype: Any) -> jax.Array:
+    """Each device looks up the ids of its own rows of the table."""
+    op = _op if isinstance(w, QuantizedArray) else _float_op
+    if not parts.split("v"):
+        rows: jax.Array = call(op, ids, w, dtype=dtype)
+        return rows
+    own, vocab = w.shape[0], w.shape[0] * parts.count("v")
+    local = ids - parts.index("v") * own
+    mine = (local >= 0) & (local < own)
+    rows = call(op, jnp.where(mine, local, 0), w, dtype=dtype)
+    rows = parts.sum(jnp.where(mine[:, None], rows, jnp.zeros((), dtype)), "v")
+    return _nan_outside(ids, vocab, rows)
+
+
+_op = Op(
+    "packed_embedding",
+    reference,
+    shapes=_shapes,
+    ptx=ptx,
+    native=native,
+    layout=_layout,
+    split=_split,
+)
 _float_op = Op(
     "float_embedding",
     _float_reference,
@@ -98,4 +124,6 @@ _float_op = Op(
     native=native,
     vmap=by_reference,
     derivative="reference",
+    layout=_layout,
+    split=_split,
 )

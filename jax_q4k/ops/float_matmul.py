@@ -6,11 +6,13 @@ The CPU's kernels read 16-bit weights as they are.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..native import calls
+from ..sharding import Layout, Parts
 from .op import Op
 from .vmaps import by_reference, by_rows
 
@@ -57,6 +59,12 @@ def native(x: jax.Array, w: jax.Array) -> jax.Array:
     return y.astype(x.dtype)
 
 
+def _split(parts: Parts, call: Any, x: jax.Array, w: jax.Array) -> jax.Array:
+    """Each device's part of the sum over k, added in float32."""
+    total: jax.Array = parts.sum(call(_op, x.astype(jnp.float32), w), "k")
+    return total.astype(x.dtype)
+
+
 _op = Op(
     "float_matmul",
     reference,
@@ -64,4 +72,6 @@ _op = Op(
     native=native,
     vmap=functools.partial(by_rows, otherwise=by_reference),
     derivative="reference",
+    layout=lambda *_: Layout(("m k", "n k"), "m n", combined="k"),
+    split=_split,
 )

@@ -6,7 +6,6 @@ A layer has one matrix, several, or two that gate each other.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
 from ..native import calls
+from ..sharding import Layout, Parts, Rows
 from ..transposed import TransposedArray
 from . import checks, float_matmul, gemv, packed_matmul, rms_norm
 from .op import KernelCall, Op
@@ -265,7 +265,8 @@ def _linear(
     for matrix, w in named.items():
         check_columns(x, matrix, w)
     packed = all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
-    operands = _operands(x, weights, norm, biases, residual)
+    rows = Rows.of(x)
+    operands = _operands(x, rows, weights, norm, biases, residual)
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
     around = (activation, operands.residual, operands.norm_weight, *operands.biases)
     ys: Sequence[jax.Array]
@@ -274,10 +275,10 @@ def _linear(
     else:
         operands = operands._replace(x=operands.x.astype(jnp.float32))
         if packed and operands.x.shape[0] and current_selection().fuses(name):
-            ys = _op.bind(*operands, eps=eps, activation=activation, activations=activations)
+            ys = op.bind(*operands, eps=eps, activation=activation, activations=activations)
         else:
             ys = chain(operands, eps, activation, public_steps(activations))
-    return tuple(y.reshape(*x.shape[:-1], y.shape[-1]).astype(x.dtype) for y in ys)
+    return tuple(rows.split(y).astype(x.dtype) for y in ys)
 
 
 def _weights(weights: tuple[Any, ...], names: tuple[str, ...]) -> dict[str, Any]:
@@ -291,6 +292,7 @@ def _weights(weights: tuple[Any, ...], names: tuple[str, ...]) -> dict[str, Any]
 
 def _operands(
     x: jax.Array,
+    rows: Rows,
     weights: tuple[Any, ...],
     norm: tuple[Any, float | None] | None,
     biases: Sequence[Any] | None,
@@ -298,11 +300,12 @@ def _operands(
 ) -> Operands:
     """The primitive's operands, but for x, which keeps its dtype."""
     *leading, k = x.shape
-    m, several, n = math.prod(leading), len(weights) > 1, weights[0].shape[0]
+    several, n = len(weights) > 1, weights[0].shape[0]
     if residual is not None:
         if several:
             raise ValueError(f"residual belongs to a single matrix; there are {len(weights)}")
-        residual = checks.float32("residual", residual, (*leading, n), "(..., n)").reshape(m, n)
+        residual = checks.float32("residual", residual, (*leading, n), "(..., n)")
+        residual = rows.merge(residual)
     biases = (None,) * len(weights) if biases is None else tuple(biases)
     if len(biases) != len(weights):
         raise ValueError(
@@ -311,7 +314,7 @@ def _operands(
         )
     named = ((f"biases[{i}]" if several else "bias", b) for i, b in enumerate(biases))
     return Operands(
-        x.reshape(m, k),
+        rows.merge(x),
         residual,
         None if norm is None else checks.float32("norm_weight", norm[0], (k,), "(k,)"),
         weights,
@@ -338,8 +341,13 @@ def chain(
     ys = [steps.product(h, w) for w in weights]
     if activation is not None:
         return (ACTIVATION_FUNCTIONS[activation](ys[0]) * ys[1],)
-    ys = [y if bias is None else y + bias for y, bias in zip(ys, biases, strict=True)]
-    return tuple(ys if residual is None else (residual + y for y in ys))
+    return tuple(plus(y, bias, residual) for y, bias in zip(ys, biases, strict=True))
+
+
+def plus(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None) -> jax.Array:
+    """residual + (y + bias), of those that are there."""
+    y = y if bias is None else y + bias
+    return y if residual is None else residual + y
 
 
 def reference_steps(activations: str | None) -> Steps:
@@ -439,7 +447,38 @@ def _shapes(
     return tuple(jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), jnp.float32) for w in results)
 
 
-_op = Op(
+def _layout(*operands: Any, activation: str | None, **_: Any) -> Layout:
+    """Rows of each matrix by themselves, but for those that gate each other."""
+    weights = Operands(*operands).weights
+    names = [f"n{i}" for i in range(len(weights))] if activation is None else ["n"] * 2
+    results = tuple(f"m {n}" for n in (names if activation is None else names[:1]))
+    rows = tuple(f"{n} k" for n in names)
+    return Layout(("m k", f"m {names[0]}", "k", rows, tuple(names)), results, combined="k")
+
+
+def _split(
+    parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
+) -> Sequence[jax.Array]:
+    """Of split columns: the norm's and the products' sums, then what stands around them."""
+    if not parts.split("k"):
+        ys: Sequence[jax.Array] = call(op, *operands, eps=eps, activation=activation, **params)
+        return ys
+    x, residual, norm_weight, weights, biases = Operands(*operands)
+    if norm_weight is not None:
+        x = rms_norm.split(parts, None, x, norm_weight, eps=eps)
+
+    def product(x: jax.Array, w: Any) -> jax.Array:
+        absent = Operands(x, None, None, (w,), (None,))
+        (y,) = call(op, *absent, eps=0.0, activation=None, **params)
+        total: jax.Array = parts.sum(y, "k")
+        return total
+
+    rest = Operands(x, residual, None, weights, biases)
+    return chain(rest, 0.0, activation, Steps(lambda x, *_: x, product))
+
+
+#: The primitive behind all of them.
+op = Op(
     "linear",
     reference,
     shapes=_shapes,
@@ -447,4 +486,6 @@ _op = Op(
     native=native,
     vmap=functools.partial(by_rows, operands=2),  # x and the residual
     derivative=_derivative,
+    layout=_layout,
+    split=_split,
 )

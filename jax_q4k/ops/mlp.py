@@ -6,7 +6,6 @@ It has gate and up projections, their product, and the way down.
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -17,6 +16,7 @@ from ptx_kernels.limits import GROUP
 from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
 from ..native import calls
+from ..sharding import Layout, Parts, Rows
 from . import checks, gemv, linear, packed_matmul
 from .op import KernelCall, Op
 from .vmaps import by_rows
@@ -59,15 +59,16 @@ def mlp(
             f"down has shape {down.shape}; it must be (n, {inner}), as gate is {gate.shape}"
         )
     *leading, _ = x.shape
-    m = math.prod(leading)
+    leading_rows = Rows.of(x)
     if residual is not None:
-        residual = checks.float32("residual", residual, (*leading, n), "(..., n)").reshape(m, n)
+        residual = checks.float32("residual", residual, (*leading, n), "(..., n)")
+        residual = leading_rows.merge(residual)
     if norm_weight is not None:
         norm_weight = checks.float32("norm_weight", norm_weight, (k,), "(k,)")
     checked = 0.0 if norm_weight is None else checks.epsilon("eps", eps)
-    rows = x.reshape(m, k).astype(jnp.float32)
+    rows = leading_rows.merge(x).astype(jnp.float32)
     if (
-        m
+        rows.shape[0]
         and all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
         and current_selection().fuses("mlp")
     ):
@@ -85,7 +86,7 @@ def mlp(
             activations=activations,
         )
         y = linear.matmul(h, down, residual=residual, activations=activations)
-    return y.reshape(*leading, n).astype(x.dtype)
+    return leading_rows.split(y).astype(x.dtype)
 
 
 class Operands(NamedTuple):
@@ -170,6 +171,34 @@ def _derivative(*operands: Any, eps: float, activation: str, activations: str | 
     return _chain(Operands(*operands), eps, activation, linear.public_steps(activations))
 
 
+def _layout(*_: Any, **__: Any) -> Layout:
+    """The inner axis as rows of gate and up, and as columns of down, whose blocks it may split."""
+    return Layout(("m _", "m n", "_", "f _", "f _", "n g"), "m n", combined="f g")
+
+
+def _split(
+    parts: Parts, call: Any, *operands: Any, eps: float, activation: str, activations: str | None
+) -> jax.Array:
+    """Each device's part of the inner axis; the residual is added to the sum.
+
+    Where only one of both products is split along it, that axis of the activations is gathered, or
+    cut.
+    """
+    given = Operands(*operands)
+    params = {"activation": activation, "activations": activations}
+    if parts.alike("f", "g"):
+        if not parts.split("g"):
+            y: jax.Array = call(_op, *given, eps=eps, **params)
+            return y
+        y = call(_op, *given._replace(residual=None), eps=eps, **params)
+        return linear.plus(parts.sum(y, "g"), None, given.residual)
+    (h,) = call(linear.op, *given.gated(), eps=eps, **params)
+    h = parts.along(h, "f", "g")
+    params["activation"] = None
+    (y,) = call(linear.op, *given._replace(residual=None).last(h), eps=0.0, **params)
+    return linear.plus(parts.sum(y, "g"), None, given.residual)
+
+
 def _shapes(x: Any, *weights: Any, **_: Any) -> Any:
     return jax.ShapeDtypeStruct((x.shape[0], weights[-1].shape[0]), jnp.float32)
 
@@ -182,4 +211,6 @@ _op = Op(
     native=native,
     vmap=functools.partial(by_rows, operands=2),  # x and the residual
     derivative=_derivative,
+    layout=_layout,
+    split=_split,
 )

@@ -16,14 +16,24 @@ from .. import native
 from ..custom_call import KernelCall, launch_simulated
 from ..errors import UnavailableError
 from ..implementation import current_selection
-from ..jax_internals import Primitive, run_eagerly, varying_as
+from ..jax_internals import (
+    Primitive,
+    lower_with_devices,
+    partitioned_devices,
+    run_eagerly,
+    varying_as,
+)
+from ..sharding import Layout, Parts, explicit_mesh, explicit_plan, over_devices
 from . import backends, derivatives
 from .derivatives import Linear
+from .partition import partitioned
 from .vmaps import Rule, by_examples
 
 __all__ = ["OPS", "KernelCall", "Op", "device"]
 
 Params = dict[str, Any]
+#: (op, *operands, **params) -> results.
+Call = Callable[..., Any]
 
 #: Every operation, by its primitive.
 OPS: dict[jax.extend.core.Primitive, Op] = {}
@@ -48,6 +58,11 @@ class Op:
       derivative: None: asking for one raises; `reference`: its; a Linear; or a function, a
         composition of differentiable operations with the same meaning. Its value is not used, so
         what is computed does not depend on whether somebody asks for a derivative.
+      layout: `(*operands, **params)` to a Layout: which axes may be split over devices; None:
+        operands are gathered.
+      split: `(parts, call, *operands, **params)`: the operation on a device's parts, where what the
+        layout calls combined may be split; `call(op, *operands, **params)` runs an operation on
+        one device. None: the operation itself, and results are summed.
     """
 
     def __init__(
@@ -60,9 +75,12 @@ class Op:
         native: Callable[..., Any] | None = None,
         vmap: Rule = by_examples,
         derivative: Literal["reference"] | Linear | Callable[..., Any] | None = None,
+        layout: Callable[..., Layout] | None = None,
+        split: Callable[..., Any] | None = None,
     ) -> None:
         self.name, self.reference, self.ptx, self.native = name, reference, ptx, native
-        self._shapes = shapes
+        self.layout, self._shapes = layout, shapes
+        self._split = split or self._summed
         # (operands' tree, parameters) -> results' tree: shapes have no part in it.
         self._result_trees: dict[Any, Any] = {}
         self.primitive: jax.extend.core.Primitive = Primitive(name)
@@ -70,6 +88,8 @@ class Op:
         self.primitive.def_abstract_eval(self._abstract_eval)
         self.primitive.def_impl(functools.partial(run_eagerly, self.primitive))
         OPS[self.primitive] = self
+        if layout is not None:
+            lower_with_devices(self.primitive)
         batching.primitive_batchers[self.primitive] = lambda leaves, axes, **params: vmap(
             self, leaves, axes, params
         )
@@ -82,11 +102,36 @@ class Op:
         """The results, by the implementation that `jax_q4k.implementation` selected."""
         leaves, tree = jax.tree.flatten(operands)
         asked = current_selection().implementation
-        results = self.primitive.bind(*leaves, tree=tree, implementation=asked, **params)
         kind = tree, tuple(sorted(params.items()))
+        if self.layout is not None and explicit_mesh(self.name, leaves) is not None:
+            layout, shapes = self.layout(*operands, **params), self._shapes(*operands, **params)
+            placed = explicit_plan(self.name, layout, operands, shapes)
+            results = _over_devices(self, kind, placed)(*leaves)
+        else:
+            results = self.primitive.bind(*leaves, tree=tree, implementation=asked, **params)
         if kind not in self._result_trees:
             self._result_trees[kind] = jax.tree.structure(self._shapes(*operands, **params))
         return jax.tree.unflatten(self._result_trees[kind], results)
+
+    def on_parts(self, call: Call, tree: Any, params: Params) -> Callable[..., list[Any]]:
+        """Function of parts and the operands' leaves on one device to the results' leaves."""
+
+        def function(parts: Parts, *leaves: Any) -> list[Any]:
+            operands = jax.tree.unflatten(tree, leaves)
+            run = self._split if any(parts.axes.values()) else self._whole
+            return jax.tree.leaves(run(parts, call, *operands, **params))
+
+        return function
+
+    def _whole(self, parts: Parts, call: Call, *operands: Any, **params: Any) -> Any:
+        return call(self, *operands, **params)
+
+    def _summed(self, parts: Parts, call: Call, *operands: Any, **params: Any) -> Any:
+        assert self.layout is not None
+        results = call(self, *operands, **params)
+        for name in self.layout(*operands, **params).combined.split():
+            results = jax.tree.map(functools.partial(parts.sum, name=name), results)
+        return results
 
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
         shapes = tuple((aval.shape, aval.dtype) for aval in avals)
@@ -109,6 +154,16 @@ class Op:
             native.warn_if_unavailable()
         composition = backends.composition(self, decision.implementation)
         function = backends.of_leaves(composition, tree, params)
+        if self.layout is not None and partitioned_devices(ctx) > 1:
+            shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in ctx.avals_in]  # type: ignore[attr-defined]
+            operands = jax.tree.unflatten(tree, shapes)
+            function = partitioned(
+                self.name,
+                self.on_parts(functools.partial(_run, decision.implementation), tree, params),
+                self.layout(*operands, **params),
+                operands,
+                self._shapes(*operands, **params),
+            )
         lower = mlir.lower_fun(function, multiple_results=True)
         if backends.BACKENDS[decision.implementation].launch is None:
             return lower(ctx, *leaves)
@@ -124,6 +179,26 @@ class Op:
         """
         composition = backends.composition(self, implementation, launch_simulated)
         return backends.of_leaves(composition, tree, params)
+
+
+@functools.lru_cache(maxsize=1024)
+def _over_devices(op: Op, kind: Any, placed: Any) -> Callable[..., Any]:
+    """Compiled: the operation on each device's parts."""
+    (tree, params), (mesh, found) = kind, placed
+    parts = Parts(dict(found.axes))
+    run = functools.partial(op.on_parts(Op.bind, tree, dict(params)), parts)
+    return over_devices(run, mesh, found)
+
+
+def _run(implementation: str, op: Op, *operands: Any, **params: Any) -> Any:
+    """An operation by an implementation, inside another's lowering."""
+    composition = backends.composition(op, implementation)
+    if backends.BACKENDS[implementation].launch is None:
+        return composition(*operands, **params)
+    from ptx_kernels import tuning
+
+    with tuning.on_device(device()):
+        return composition(*operands, **params)
 
 
 @functools.lru_cache(maxsize=4096)

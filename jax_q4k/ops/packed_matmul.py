@@ -13,6 +13,7 @@ from ptx_kernels.limits import GROUP, MAX_ROWS, gemm_takes
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
 from ..native import calls
+from ..sharding import Layout, Parts
 from . import dequantize, gemv, quantize_q8_1
 from .derivatives import Linear
 from .float_matmul import dot
@@ -122,6 +123,21 @@ def _shapes(x: Any, w: Any, *, activations: str | None, transposed: bool = False
     return jax.ShapeDtypeStruct((x.shape[0], w.shape[1 if transposed else 0]), x.dtype)
 
 
+def _layout(*_: Any, transposed: bool, **__: Any) -> Layout:
+    if transposed:
+        return Layout(("m n", "n k"), "m k", combined="n")
+    return Layout(("m k", "n k"), "m n", combined="k")
+
+
+def _split(
+    parts: Parts, call: Any, x: jax.Array, w: QuantizedArray, *, transposed: bool, **params: Any
+) -> jax.Array:
+    """Each device's part of the sum over k, or over n; added in float32."""
+    y = call(_op, x.astype(jnp.float32), w, transposed=transposed, **params)
+    total: jax.Array = parts.sum(y, "n" if transposed else "k")
+    return total.astype(x.dtype)
+
+
 # `transposed`: x @ dequantize(w) instead; only derivatives set it, and with activations "f32".
 _op = Op(
     "packed_matmul",
@@ -130,6 +146,8 @@ _op = Op(
     ptx=ptx,
     native=native,
     vmap=by_rows,
+    layout=_layout,
+    split=_split,
     derivative=Linear(
         tangent=lambda params: {**params, "activations": "f32"},
         transpose=lambda params: {**params, "transposed": not params["transposed"]},

@@ -10,6 +10,7 @@ from ptx_kernels.limits import GROUP
 
 from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
+from ..sharding import Layout, Parts
 from . import attend, checks, gemv, linear
 from .op import KernelCall, Op
 from .paged_attention import checked_pages
@@ -135,4 +136,41 @@ def _shapes(given: attend.Operands, w: Any, *_: Any, **__: Any) -> Any:
     return jax.ShapeDtypeStruct((given.q.shape[0], w.shape[0]), given.q.dtype)
 
 
-_op = Op("paged_attention_matmul", _reference, shapes=_shapes, ptx=_ptx, native=_native)
+def _layout(given: attend.Operands, *_: Any, **__: Any) -> Layout:
+    """Heads, and the columns of `w` that multiply them, whose blocks may be split otherwise."""
+    of_attention = attend.layout(*given)
+    return Layout((of_attention.operands, "n g", "n", "b n"), "b n", combined="h g")
+
+
+def _split(
+    parts: Parts,
+    call: Any,
+    given: attend.Operands,
+    w: Any,
+    bias: jax.Array | None,
+    residual: jax.Array | None,
+    *,
+    activations: str | None,
+    **params: Any,
+) -> jax.Array:
+    """Each device's heads; bias and residual are added to the sum."""
+    if parts.alike("h", "g"):
+        around = (None, None) if parts.split("g") else (bias, residual)
+        y = call(_op, given, w, *around, activations=activations, **params)
+        return linear.plus(parts.sum(y, "g"), bias, residual) if parts.split("g") else y
+    out = call(attend.op, *given, **params)
+    out = parts.along(out.reshape(out.shape[0], -1), "h", "g")
+    product = linear.Operands(out, None, None, (w,), (None,))
+    (y,) = call(linear.op, *product, eps=0.0, activation=None, activations=activations)
+    return linear.plus(parts.sum(y, "g"), bias, residual)
+
+
+_op = Op(
+    "paged_attention_matmul",
+    _reference,
+    shapes=_shapes,
+    ptx=_ptx,
+    native=_native,
+    layout=_layout,
+    split=_split,
+)

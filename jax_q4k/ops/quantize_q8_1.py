@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from ptx_kernels.limits import GROUP
 
 from ..custom_call import ptx_name
+from ..sharding import Layout, Rows
 from . import checks
 from .op import KernelCall, Op
 
@@ -39,8 +40,9 @@ def quantize_q8_1(x: Any) -> tuple[jax.Array, jax.Array]:
     *leading, k = x.shape
     if x.size == 0:
         return jnp.zeros(x.shape, jnp.int8), jnp.zeros((*leading, k // GROUP, 2), jnp.float32)
-    values, scale_sum = _op.bind(x.reshape(-1, k))
-    return values.reshape(x.shape), scale_sum.reshape(*leading, k // GROUP, 2)
+    rows = Rows.of(x)
+    values, scale_sum = _op.bind(rows.merge(x))
+    return rows.split(values), rows.split(scale_sum)
 
 
 def to_int8(x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -82,4 +84,10 @@ def _shapes(x: Any) -> Any:
     )
 
 
-_op = Op("quantize_q8_1", reference, shapes=_shapes, ptx=ptx)
+_op = Op(
+    "quantize_q8_1",
+    reference,
+    shapes=_shapes,
+    ptx=ptx,
+    layout=lambda *_: Layout(("m k",), ("m k", "m k")),
+)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from ..sharding import Layout, Parts, Rows
 from . import checks, quantize_q8_1
 from .op import KernelCall, Op
 from .vmaps import by_rows
@@ -35,9 +36,9 @@ def rms_norm(x: Any, weight: Any, *, eps: float) -> jax.Array:
     eps = checks.epsilon("eps", eps)
     if x.size == 0:
         return x
-    rows = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-    y = _op.bind(rows, weight.astype(jnp.float32), eps=eps)
-    return y.reshape(x.shape).astype(x.dtype)
+    rows = Rows.of(x)
+    y = _op.bind(rows.merge(x).astype(jnp.float32), weight.astype(jnp.float32), eps=eps)
+    return rows.split(y).astype(x.dtype)
 
 
 def reference(x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
@@ -77,6 +78,16 @@ def launches(
     return launch(kernel, x, weight)
 
 
+def split(parts: Parts, call: Any, x: jax.Array, weight: jax.Array, *, eps: float) -> jax.Array:
+    """`rms_norm` of a device's part of float32 (m, k); of split rows in plain JAX."""
+    if not parts.split("k"):
+        y: jax.Array = call(_op, x, weight, eps=eps)
+        return y
+    total = parts.sum(jnp.sum(jnp.square(x), axis=-1, keepdims=True), "k")
+    mean_square = total / (x.shape[-1] * parts.count("k"))
+    return x * jax.lax.rsqrt(mean_square + eps) * weight
+
+
 _op = Op(
     "rms_norm",
     reference,
@@ -84,4 +95,6 @@ _op = Op(
     ptx=ptx,
     vmap=by_rows,
     derivative="reference",
+    layout=lambda *_, **__: Layout(("m k", "k"), "m k", combined="k"),
+    split=split,
 )

@@ -10,6 +10,7 @@ import numpy as np
 from ..custom_call import ptx_name
 from ..implementation import current_selection
 from ..native import calls
+from ..sharding import Layout
 from . import append_kv, checks, rms_norm, rotate
 from .op import KernelCall, Op
 
@@ -162,4 +163,10 @@ def _shapes(pages: Pages, q: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
     return *pages, q
 
 
-_op = Op("rope_append", reference, shapes=_shapes, ptx=ptx, native=native)
+def _layout(pages: Pages, *_: Any, **__: Any) -> Layout:
+    heads = "_ h _"
+    operands = ("_ h", heads, heads, heads, "_", "_", "_", "_")
+    return Layout(operands, (*["_ h"] * len(pages), heads))
+
+
+_op = Op("rope_append", reference, shapes=_shapes, ptx=ptx, native=native, layout=_layout)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..native import calls
+from ..sharding import Layout, Rows
 from . import checks
 from .op import Op
 
@@ -48,8 +49,9 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
         raise TypeError(f"interleaved={interleaved!r} must be True or False")
     if x.size == 0:
         return x
-    arrays = x.reshape(-1, heads, head_dim), *(a.reshape(-1, a.shape[-1]) for a in (cos, sin))
-    return _op.bind(*arrays, interleaved=bool(interleaved)).reshape(x.shape)
+    tokens = Rows.of(x, kept=2)
+    merged = map(tokens.merge, (x, cos, sin))
+    return tokens.split(_op.bind(*merged, interleaved=bool(interleaved)))
 
 
 def reference(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:
@@ -81,4 +83,5 @@ _op = Op(
     shapes=lambda x, *_, **__: x,
     native=native,
     derivative="reference",
+    layout=lambda *_, **__: Layout(("t h _", "t _", "t _"), "t h _"),
 )

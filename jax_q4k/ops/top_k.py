@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
+from ..sharding import Layout, Parts, Rows
 from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows
@@ -33,11 +34,11 @@ def argmax(x: Any) -> jax.Array:
     Raises:
       TypeError: a dtype that is not listed. ValueError: an empty axis.
     """
-    rows, leading = _rows(x)
-    if not rows.size:
-        return jnp.zeros(leading, jnp.int32)
-    _, index = _argmax.bind(rows)
-    return index.reshape(leading)
+    x, rows = _checked(x)
+    if not x.size:
+        return jnp.zeros(x.shape[:-1], jnp.int32)
+    _, index = _argmax.bind(rows.merge(x).astype(jnp.float32))
+    return rows.split(index)
 
 
 def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
@@ -59,24 +60,23 @@ def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
         out of range.
       NotImplementedError: a derivative is asked for; there is none.
     """
-    x = checks.float_array("x", x)
-    rows, leading = _rows(x)
+    x, rows = _checked(x)
+    *leading, n = x.shape
     k = checks.integer("k", k)
-    if not 1 <= k <= rows.shape[1]:
-        raise ValueError(f"k={k} must be 1 to {rows.shape[1]}, the values of a row")
-    if not rows.size:
+    if not 1 <= k <= n:
+        raise ValueError(f"k={k} must be 1 to {n}, the values of a row")
+    if not x.size:
         return jnp.zeros((*leading, k), x.dtype), jnp.zeros((*leading, k), jnp.int32)
-    values, indices = _top_k.bind(rows, count=k)
-    return values.reshape(*leading, k).astype(x.dtype), indices.reshape(*leading, k)
+    values, indices = _top_k.bind(rows.merge(x).astype(jnp.float32), count=k)
+    return rows.split(values).astype(x.dtype), rows.split(indices)
 
 
-def _rows(x: Any) -> tuple[jax.Array, tuple[int, ...]]:
-    """x as float32 (m, n), and its leading axes."""
+def _checked(x: Any) -> tuple[jax.Array, Rows]:
+    """x as an array (..., n), and its rows."""
     x = checks.float_array("x", x)
     if x.ndim < 1 or x.shape[-1] < 1:
         raise ValueError(f"x has shape {x.shape}; its last axis must hold at least one value")
-    leading = x.shape[:-1]
-    return x.reshape(-1 if x.size else 0, x.shape[-1]).astype(jnp.float32), leading
+    return x, Rows.of(x)
 
 
 def _argmax_reference(x: jax.Array) -> Pair:
@@ -139,12 +139,38 @@ def _pair(*shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.float32), jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
+def _argmax_split(parts: Parts, call: Any, x: jax.Array) -> Pair:
+    """The best of each device's best; ties go to the first device, which has lower indices."""
+    values, indices = call(_argmax, x)
+    if not parts.split("n"):
+        return values, indices
+    values = parts.gather(values, "n")
+    indices = parts.gather(indices + parts.index("n") * x.shape[1], "n")
+    best = jnp.argmax(values, axis=0)[None]
+    return jnp.take_along_axis(values, best, 0)[0], jnp.take_along_axis(indices, best, 0)[0]
+
+
+def _top_k_split(parts: Parts, call: Any, x: jax.Array, *, count: int) -> Pair:
+    """The best of each device's best, in the devices' order: that of their indices."""
+    if not parts.split("n"):
+        found: Pair = call(_top_k, x, count=count)
+        return found
+    values, indices = call(_top_k, x, count=min(count, x.shape[1]))
+    values = parts.gather(values, "n")
+    indices = parts.gather(indices + parts.index("n") * x.shape[1], "n")
+    values, indices = (jnp.moveaxis(a, 0, 1).reshape(x.shape[0], -1) for a in (values, indices))
+    values, at = _top_k_reference(values, count=count)
+    return values, jnp.take_along_axis(indices, at, 1)
+
+
 _argmax = Op(
     "q4k_argmax",
     _argmax_reference,
     shapes=lambda x: _pair(x.shape[0]),
     ptx=_argmax_ptx,
     vmap=by_rows,
+    layout=lambda *_: Layout(("m n",), ("m", "m"), combined="n"),
+    split=_argmax_split,
 )
 _top_k = Op(
     "q4k_top_k",
@@ -152,4 +178,6 @@ _top_k = Op(
     shapes=lambda x, *, count: _pair(x.shape[0], count),
     ptx=_top_k_ptx,
     vmap=by_rows,
+    layout=lambda *_, **__: Layout(("m n",), ("m", "m"), combined="n"),
+    split=_top_k_split,
 )

@@ -1,0 +1,110 @@
+"""Operations on meshes of automatic axes: XLA's partitioner asks how each may be split."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding
+
+from ..sharding import WHOLE, Layout, Parts, Plan, leaf_names, leaves_of, plan
+
+#: Function of (parts, *leaves) to the results' leaves.
+OnParts = Callable[..., list[Any]]
+
+
+def partitioned(
+    operation: str, function: OnParts, layout: Layout, operands: Any, results: Any
+) -> Callable[..., list[Any]]:
+    """`function` of leaves, which XLA's partitioner splits over devices as `layout` allows.
+
+    operands, results: trees with the arrays' shapes and dtypes.
+    """
+    called = custom_partitioning(lambda *leaves: function(Parts({}), *leaves))
+
+    def place(mesh: Any, given: Sequence[Any], made: Sequence[Any]) -> Any:
+        specs = [[_spec(leaf) for leaf in leaves] for leaves in (given, made)]
+        found = plan(
+            operation,
+            leaves_of(layout.operands, operands, specs[0]),
+            leaves_of(layout.results, results, specs[1]),
+            layout.combined,
+            dict(mesh.shape),
+            strict=False,
+        )
+        return mesh, _on_parts(function, found), *_shardings(mesh, found)
+
+    rule, options = sharding_rule(layout, operands, results)
+    called.def_partition(partition=place, sharding_rule=rule, **options)
+    return lambda *leaves: called(*leaves)
+
+
+def _spec(leaf: Any) -> Any:
+    """The entries of its PartitionSpec; of a sharding that has none: whole on every device."""
+    return leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
+
+
+def _on_parts(function: OnParts, found: Plan) -> Callable[..., list[Any]]:
+    parts = Parts(dict(found.axes))
+    return lambda *leaves: function(parts, *leaves)
+
+
+def _shardings(mesh: Any, found: Plan) -> tuple[list[Any], tuple[Any, ...]]:
+    results = [NamedSharding(mesh, spec) for spec in found.results]
+    return results, tuple(NamedSharding(mesh, spec) for spec in found.operands)
+
+
+def sharding_rule(layout: Layout, operands: Any, results: Any) -> tuple[str, dict[str, Any]]:
+    """Shardy's rule of a layout, and its factors' kinds and sizes.
+
+    Axes of one name may have different sizes: k values of x and k / 256 blocks of w. What is split
+    is their greatest common divisor; the rest of each is a factor of its own, which stays whole.
+    """
+    named = [
+        list(zip(leaf_names(names, tree), [a.shape for a in jax.tree.leaves(tree)], strict=True))
+        for names, tree in ((layout.operands, operands), (layout.results, results))
+    ]
+    shared: dict[str, int] = {}
+    for names, shape in (leaf for side in named for leaf in side):
+        for name, size in zip(names, shape, strict=False):
+            shared[name] = math.gcd(shared.get(name, 0), size)
+    possible = {name for names, _ in named[1] for name in names} | set(layout.combined.split())
+    whole: list[str] = []
+    sizes: dict[str, int] = {}  # of factors of an axis that has several
+
+    def rest(size: int) -> str:
+        whole.append(f"whole{len(whole)}")
+        return whole[-1]
+
+    def entry(name: str, size: int) -> str:
+        if name == WHOLE or name not in possible or shared[name] == 1:
+            return rest(size)
+        if size == shared[name]:
+            return name
+        remaining = rest(size)
+        sizes.update({name: shared[name], remaining: size // shared[name]})
+        return f"({name} {remaining})"
+
+    def side(leaves: list[Any]) -> str:
+        return ", ".join(
+            " ".join(map(entry, (*names, *[WHOLE] * (len(shape) - len(names))), shape))
+            for names, shape in leaves
+        )
+
+    rule = f"{side(named[0])} -> {side(named[1])}"
+    factors = rule.replace("(", " ( ").replace(")", " ) ").replace(",", " ").split()
+    alone, inside = set(), False
+    for factor in factors:
+        inside = factor == "(" or (inside and factor != ")")
+        if not inside:
+            alone.add(factor)
+    in_results = rule.split("->")[1]
+    reduced = [name for name in layout.combined.split() if name in factors]
+    return rule, {
+        "reduction_factors": tuple(name for name in reduced if name not in in_results.split()),
+        "need_replication_factors": tuple(whole),
+        **{name: size for name, size in sizes.items() if name not in alone},
+    }
