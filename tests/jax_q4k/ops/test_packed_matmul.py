@@ -14,7 +14,7 @@ from helpers import nmse
 import jax_q4k as jq
 from jax_q4k.custom_call import launch_simulated
 from jax_q4k.ops import gemv, quantize_q8_1
-from ptx_kernels import formats
+from ptx_kernels import formats, tuning
 from ptx_kernels.kernels.matvec import fused_matvec_rule
 from ptx_kernels.tuning import choose
 
@@ -56,7 +56,7 @@ def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format,
 
     def product(config, given):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gemv, "choose", lambda *_, **__: config)
+            patch.setattr(tuning, "choose", lambda *_, **__: config)
             return gemv.gemv(launch_simulated, given, [w])[0]
 
     inline = jax.jit(functools.partial(product, config))(x)
