@@ -32,11 +32,11 @@ inline float to_float(E4m3 x) {
 }
 
 // Sixteen elements as floats.
-inline Floats load_lanes(const float* from) { return Floats::load(from); }
-inline Floats load_lanes(const Half* from) { return to_float(Halves::load(from)); }
-inline Floats load_lanes(const int8_t* from) { return to_float(Vector<int8_t, 16>::load(from)); }
+JAX_Q4K_INLINE Floats load_lanes(const float* from) { return Floats::load(from); }
+JAX_Q4K_INLINE Floats load_lanes(const Half* from) { return to_float(Halves::load(from)); }
+JAX_Q4K_INLINE Floats load_lanes(const int8_t* from) { return to_float(Vector<int8_t, 16>::load(from)); }
 template <class T>
-Floats load_lanes(const T* from) {
+JAX_Q4K_INLINE Floats load_lanes(const T* from) {
   float values[16];
   for (int i = 0; i < 16; ++i) values[i] = to_float(from[i]);
   return Floats::load(values);

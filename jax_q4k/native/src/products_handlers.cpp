@@ -82,7 +82,6 @@ Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, c
 }
 
 constexpr int64_t kManyRows = 512;  // of activations that are prepared together and share one unpacking of a tile
-constexpr int64_t kFloatRows = 64;  // of activations as they are that share it: as many as stay in a core's cache
 
 // Rows [first, first + count) of w times activations [start, start + m): y[j * stride + r].
 void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, int64_t start, int64_t m, float* y, int64_t stride) {
@@ -94,13 +93,11 @@ void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, 
     kernels->gemm[w.type](w, first, count, x.blocks + start / kLanes * x.spans, blocks, total);
     for (int64_t b = 0; b < m; b += kLanes)
       kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, m - b), y + b * stride, stride);
+  } else if (m <= kFloatGemvRows) {
+    kernels->float_gemv[w.type](w, first, count, x.x + start * x.k, static_cast<int>(m), y, stride);
   } else {
-    float* rows = scratch<float>(kRows, kDecoded * x.k);
-    for (int64_t r = 0; r < count; r += kDecoded) {
-      const int n = static_cast<int>(std::min<int64_t>(kDecoded, count - r));
-      for (int i = 0; i < n; ++i) kernels->decode[w.type](w, first + r + i, rows + i * x.k);
-      kernels->dots(rows, n, x.x + start * x.k, x.k, m, y + r, stride);
-    }
+    float* memory = scratch<float>(kTotals, kTile * (kSpan + m));
+    kernels->float_gemm[w.type](w, first, count, x.x + start * x.k, m, memory, y, stride);
   }
 }
 
@@ -128,11 +125,12 @@ void apply(const Product& p, const Threads& threads, const float* x, int64_t m, 
   const int64_t k = matrices[0].k;
   const Prepared prepared = prepare(threads, x, m, k, p.norm, p.eps, p.quantized);
   // A task is some rows of a matrix, times some of the activations.
-  const int64_t part = p.quantized ? m : kFloatRows;
+  const int64_t part = m;
   int64_t all_rows = 0;
   for (const Matrix& w : matrices) all_rows += w.n;
   const int64_t share = std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
-  const int64_t rows = prepared.blocks ? kTile : share;
+  const bool tiles = prepared.blocks || (!p.quantized && m > kFloatGemvRows);
+  const int64_t rows = tiles ? kTile : share;
   struct Task {
     size_t matrix;
     int64_t first, count, start, m;
