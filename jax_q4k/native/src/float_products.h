@@ -154,7 +154,7 @@ void float_rows(const Matrix& w, int64_t first, int64_t count, const float* x, i
 
 template <class Row, int M>
 void float_rows_of(const Matrix& w, int64_t first, int64_t count, const float* x, int m, float* y, int64_t stride) {
-  constexpr int kSums = kWidth == 64 ? 16 : kWidth == 32 ? 4 : 2;  // as many as registers hold
+  constexpr int kSums = kWidth == 64 ? 16 : kWidth == 32 ? 4 : 2;  // about as many as registers hold
   constexpr int R = kSums < M ? 1 : kSums / M < 4 ? kSums / M : 4;
   for (int64_t r = 0; r < count; r += R) float_rows<Row, R, M>(w, first + r, count - r, x, m, y + r, stride);
 }
@@ -228,18 +228,20 @@ void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, floa
 
 template <class Element>
 void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, float* to, FloatRow<Element>*) {
-  const Element* at = reinterpret_cast<const Element*>(w.planes[0]) + first * w.k + s * kSpan;
+  const Element* rows[kLanes];
+  for (int r = 0; r < kLanes; ++r)
+    rows[r] = reinterpret_cast<const Element*>(w.planes[0]) + (first + (r < count ? r : count - 1)) * w.k + s * kSpan;
   const int64_t n = w.k - s * kSpan < kSpan ? w.k - s * kSpan : kSpan;
   for (int64_t c = 0; c < n; c += kLanes) {
+    Element ends[kLanes][kLanes];  // of rows that end within these columns
+    if (n - c < kLanes)
+      for (int r = 0; r < kLanes; ++r) {
+        std::memset(ends[r], 0, sizeof ends[r]);
+        std::memcpy(ends[r], rows[r] + c, (n - c) * sizeof(Element));
+      }
     Floats square[kLanes];
 #pragma GCC unroll 16
-    for (int r = 0; r < kLanes; ++r) {
-      const Element* from = at + (r < count ? r : count - 1) * w.k + c;
-      __builtin_prefetch(from + kSpan, 0, 2);
-      Element end[kLanes] = {};
-      if (n - c < kLanes) std::memcpy(end, from, (n - c) * sizeof(Element)), from = end;
-      square[r] = load_lanes(from);
-    }
+    for (int r = 0; r < kLanes; ++r) square[r] = load_lanes(n - c < kLanes ? ends[r] : rows[r] + c);
     transpose(square);
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) square[i].store(to + (c + i) * kAbreast);

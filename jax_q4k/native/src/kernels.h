@@ -15,7 +15,7 @@ constexpr int kSpan = 256;  // columns that rows are walked by
 constexpr int kLanes = 16;  // rows of activations that are multiplied at once, where there are many
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
 constexpr int kGemvRows = 8;     // rows of activations up to which weights are unpacked in registers
-constexpr int kFloatGemvRows = 4;  // and where these stay floats
+constexpr int kFloatGemvRows = 4;  // the same of activations that stay floats
 constexpr int kMaxHeadDim = 256;
 constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it, a sequence's only one may not
 
