@@ -42,13 +42,6 @@ JAX_Q4K_INLINE Floats load_lanes(const T* from) {
   return Floats::load(values);
 }
 
-template <class T>
-void load_floats(const T* from, int64_t count, float* to) {
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) load_lanes(from + i).store(to + i);
-  for (; i < count; ++i) to[i] = to_float(from[i]);
-}
-
 // Magnitude bits of a float whose exponent is `shift` bits wider than what is wanted, rounded to nearest even.
 inline uint32_t rounded(uint32_t bits, int shift) { return (bits + ((1u << (shift - 1)) - 1) + (bits >> shift & 1)) >> shift; }
 

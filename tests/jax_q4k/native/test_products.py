@@ -59,7 +59,14 @@ def test_every_format_and_number_of_rows(kernels, format):
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
 def test_float_weights(kernels, dtype):
     """Rows that end within a vector, a span and a tile; another matrix beside them."""
-    for n, m, k in [(1, 1, 7), (37, 2, 300), (33, 4, 531), (70, 5, 250), (66, 13, 1030), (7, 40, 9)]:
+    for n, m, k in [
+        (1, 1, 7),
+        (37, 2, 300),
+        (33, 4, 531),
+        (70, 5, 250),
+        (66, 13, 1030),
+        (7, 40, 9),
+    ]:
         w = jnp.asarray(np.random.default_rng(k).standard_normal((n, k)), dtype)
         x = activations(m, k)
         y, again = calls.linear(jnp.asarray(x), [w, w[: n // 2 + 1]], quantized=False)
