@@ -15,7 +15,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from tools.results import write_results
 
@@ -59,7 +59,7 @@ def measure_products(size: int, m: int) -> list[dict[str, Any]]:
     dense = jnp.asarray(rng.standard_normal((size, size), np.float32))
     product = jax.jit(jq.matmul)
 
-    def by(implementation: str, w: Any) -> Callable[[], Any]:
+    def by(implementation: Literal["native", "xla"], w: Any) -> Callable[[], Any]:
         with jq.implementation(implementation, activations="f32"):
             compiled = product.lower(x, w).compile()
         return lambda: compiled(x, w)
