@@ -301,15 +301,20 @@ class _Run:
     def start(self) -> None:
         """Runs the prompts and samples each row's first token."""
         cache = PagedCache.create(
-            self._model.config, len(self.rows), self._capacity, dtype=self._cache_dtype
+            self._model.config,
+            len(self.rows),
+            self._capacity,
+            dtype=self._cache_dtype,
+            placement=self._model.placement,
         )
         key = None if self._sampling.greedy else self._sampling.key()
-        arguments = self._model.weights, self._prompts, self._lengths, cache, key
+        prompts = self._model.put((self._prompts, self._lengths))
+        arguments = self._model.weights, *prompts, cache, key
         self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
     def advance(self, count: int) -> float:
         """Samples up to `count` more tokens per row; returns the seconds without compiling."""
-        until = np.int32(min(self._pushed + count, self._sampling.max_new_tokens))
+        until = jax.device_put(np.int32(min(self._pushed + count, self._sampling.max_new_tokens)))
         arguments = self._model.weights, self._state, until
         seconds = self._call("loop", self._programs.loop, *arguments)
         self.timings.decode += seconds
@@ -330,18 +335,12 @@ class _Run:
 
     def _collect(self) -> None:
         """Hands new tokens to the rows, and rows that met a stop string back to the device."""
-        arrays = self._state.tokens, self._state.counts
-        if self._programs.on_gpu:  # else they are there: the call takes longer than the copy
-            for array in arrays:
-                array.copy_to_host_async()
-        with jax.transfer_guard_device_to_host("allow"):
-            tokens, counts = np.asarray(arrays[0]), np.asarray(arrays[1]).tolist()
+        tokens, counts = jax.device_get((self._state.tokens, self._state.counts))
         for row, new, count in zip(self.rows, tokens, counts, strict=True):
             for token in new[self._pushed : count].tolist():
                 row.push(token)
-        first = max(self._pushed, 1)
-        self.timings.decoded_tokens += sum(max(count - first, 0) for count in counts)
-        self._pushed = max(counts)
+        self.timings.decoded_tokens += int(np.maximum(counts - max(self._pushed, 1), 0).sum())
+        self._pushed = int(counts.max())
         if self._pushed == self._sampling.max_new_tokens:
             for row in self.rows:
                 row.finish("length")
@@ -354,8 +353,7 @@ class _Run:
         batch, prompt_length = self._prompts.shape
         length = prompt_length if name == "start" else 0
         key = name, batch, length, self._capacity, self._cache_dtype, self._selection
-        # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
-        with selected(self._selection), jax.transfer_guard_host_to_device("allow"):
+        with selected(self._selection), self._model.on_devices():
             if key not in self._programs.compiled:
                 began = time.perf_counter()
                 program.lower(*arguments).compile()  # calling it reuses what this compiles

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 import jax_q4k as jq
 
 from .config import Config
+
+if TYPE_CHECKING:
+    from .placement import Placement
 from .exportable import exportable
 
 PAGE_SIZE = 16  # tokens
@@ -49,10 +53,12 @@ class PagedCache:
         *,
         page_size: int = PAGE_SIZE,
         dtype: Any = jnp.float32,
+        placement: Placement | None = None,
     ) -> PagedCache:
         """An empty cache for `batch` sequences of up to `capacity` tokens.
 
-        Each sequence has pages of its own.
+        Each sequence has pages of its own. On several devices, each holds the pages of its heads;
+        where they are more than the model's KV heads, groups of them hold the same head.
 
         Raises:
           ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots. TypeError: `dtype`
@@ -65,16 +71,21 @@ class PagedCache:
         num_pages = batch * per_sequence
         if num_pages * page_size > np.iinfo(np.int32).max:
             raise ValueError(f"batch={batch} times capacity={capacity} must be below 2^31 tokens")
-        shape = (num_pages, config.num_kv_heads, page_size, config.head_dim)
+        heads, over = _heads(config.num_kv_heads, config.num_heads, placement)
+        shape = (num_pages, heads, page_size, config.head_dim)
         arrays = [(shape, dtype)] * 2 + (
             [(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else []
         )
+        whole = None if placement is None else placement.whole
         return cls(
-            pages=[tuple(_zeros(*array) for array in arrays) for _ in range(config.num_layers)],
+            pages=[
+                tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
+                for _ in range(config.num_layers)
+            ],
             block_tables=jax.device_put(
-                np.arange(num_pages, dtype=np.int32).reshape(batch, per_sequence)
+                np.arange(num_pages, dtype=np.int32).reshape(batch, per_sequence), whole
             ),
-            context_lens=jax.device_put(np.zeros(batch, np.int32)),
+            context_lens=jax.device_put(np.zeros(batch, np.int32), whole),
         )
 
     @property
@@ -99,10 +110,32 @@ class PagedCache:
         return jnp.where(valid & (positions < self.capacity), slots, -1).reshape(-1)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _zeros(shape: tuple[int, ...], dtype: Any) -> jax.Array:
+def _heads(
+    num_kv_heads: int, num_heads: int, placement: Placement | None
+) -> tuple[int, NamedSharding | None]:
+    """Heads that pages hold, and where they lie."""
+    if placement is None:
+        return num_kv_heads, None
+    devices = placement.devices
+    if num_kv_heads % devices == 0:
+        heads = num_kv_heads
+    elif devices % num_kv_heads == 0 and num_heads % devices == 0:
+        heads = devices
+    else:
+        return num_kv_heads, placement.whole
+    return heads, NamedSharding(placement.mesh, PartitionSpec(None, placement.axis))
+
+
+def _zeros(shape: tuple[int, ...], dtype: Any, over: NamedSharding | None) -> jax.Array:
+    return _compiled_zeros(over)(shape, dtype)
+
+
+@functools.cache
+def _compiled_zeros(over: NamedSharding | None) -> Any:
     """Compiled once for all layers: each needs pages of its own."""
-    return jnp.zeros(shape, dtype)
+    if over is None:
+        return jax.jit(jnp.zeros, static_argnums=(0, 1))
+    return jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=over)
 
 
 def scales(pages: Pages) -> dict[str, Any]:
@@ -112,7 +145,14 @@ def scales(pages: Pages) -> dict[str, Any]:
 
 def append(pages: Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Pages:
     """Stores keys and values (batch, time, num_kv_heads, head_dim) at slots (batch * time,)."""
-    return jq.append_kv(pages[0], pages[1], rows(k), rows(v), slots, **scales(pages))
+    k, v = (rows(x) for x in stored(pages, k, v))
+    return jq.append_kv(pages[0], pages[1], k, v, slots, **scales(pages))
+
+
+def stored(pages: Pages, *new: jax.Array) -> tuple[jax.Array, ...]:
+    """Keys and values (..., heads, head_dim), each head as often as the pages hold it."""
+    copies = pages[0].shape[1] // new[0].shape[-2] if pages else 1
+    return new if copies == 1 else tuple(jnp.repeat(x, copies, axis=-2) for x in new)
 
 
 def rows(x: jax.Array) -> jax.Array:

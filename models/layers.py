@@ -169,6 +169,7 @@ class Fresh:
         normalized = [x if norm is None else norm(x) for x, norm in zip((q, k), norms, strict=True)]
         q, k = (jq.rotate(x, **self.rotation._asdict()) for x in normalized)
         pages = self.pages and kv_cache.append(self.pages, k, v, self.slots)
+        k, v = kv_cache.stored(self.pages, k, v)
         return q, dataclasses.replace(self, pages=pages, k=k, v=v)
 
     def attend(self, q: Array, output: Linear, residual: Array | None, **seen: Any) -> Array:
@@ -196,6 +197,7 @@ class Paged:
         weights = [None if norm is None else norm.weight for norm in norms]
         options = self.rotation._asdict() | kv_cache.scales(self.pages)
         options |= {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
+        k, v = kv_cache.stored(self.pages, k, v)
         q, *pages = jq.rope_append(q, k, v, k_pages, v_pages, self.slots, **options)
         return q, dataclasses.replace(self, pages=tuple(pages))
 

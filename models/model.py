@@ -5,6 +5,7 @@ It has weights as flat arrays, a tokenizer and compiled programs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from jax_q4k import gguf
 from .buckets import bucket, fine_bucket
 from .config import Config
 from .decoder import Decoder
+from .placement import Placement
 from .programs import Programs
 from .sampling import Sampling
 from .tokenizer import Tokenizer
@@ -37,6 +39,7 @@ class Model:
       metadata: GGUF's keys and values, those of the tokenizer included: what a saved file says of
         the model.
       weights: the arrays of the decoder, packed ones as their planes.
+      placement: how they lie on several devices; None: on one.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Model:
         decoder: Decoder,
         tokenizer: Tokenizer | None = None,
         metadata: Mapping[str, Any] | None = None,
+        placement: Placement | None = None,
     ) -> None:
         """Takes `metadata` as complete if it names `general.architecture`.
 
@@ -51,11 +55,14 @@ class Model:
         """
         self.config: Config = decoder.config
         self.tokenizer = tokenizer
+        self.placement = placement
         self.metadata = gguf.Metadata(metadata)
         if "general.architecture" not in self.metadata:
             self.metadata = gguf.Metadata({**self.config.to_metadata(), **self.metadata})
         graph, state = nnx.split(decoder)
         self.weights, tree = jax.tree.flatten(state)
+        if placement is not None:
+            self.weights = placement.spread(self.weights)
 
         # Programs keep this and not the model: a cycle of references would keep the weights after
         # the last use.
@@ -101,8 +108,19 @@ class Model:
         self.check_ids("tokens", array)
         padded = np.zeros((batch, self.padded_length(time)), np.int32)
         padded[:, :time] = array
-        given = jax.device_put((padded, np.full(batch, time, np.int32)))
-        return _first(self._full_pass(self.weights, *given), time)
+        given = self.put((padded, np.full(batch, time, np.int32)))
+        with self.on_devices():
+            return _first(self._full_pass(self.weights, *given), time)
+
+    def put(self, arrays: Any) -> Any:
+        """NumPy's arrays on the model's devices, whole on each."""
+        return jax.device_put(arrays, None if self.placement is None else self.placement.whole)
+
+    def on_devices(self) -> contextlib.AbstractContextManager[Any]:
+        """A block in which programs of the model run, if it lies on an explicit mesh."""
+        if self.placement is None or not self.placement.explicit:
+            return contextlib.nullcontext()
+        return jax.set_mesh(self.placement.mesh)
 
     def padded_length(self, time: int) -> int:
         """Tokens that a prompt of `time` is padded to, so that few programs serve all lengths.

@@ -6,7 +6,6 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import jax
 import numpy as np
 
 from .buckets import bucket
@@ -84,8 +83,9 @@ def score(
     nats, total = model.programs(Sampling()).score, 0.0
     for first in range(0, len(windows), BATCH):
         rows = windows[first : first + BATCH]
-        tokens, lengths = jax.device_put(_padded(rows, length))
-        total += float(np.asarray(nats(model.weights, tokens, lengths), np.float64).sum())
+        tokens, lengths = model.put(_padded(rows, length))
+        with model.on_devices():
+            total += float(np.asarray(nats(model.weights, tokens, lengths), np.float64).sum())
         if progress is not None:
             progress(first + len(rows), len(windows))
     return Score(total, len(targets), sum(len(tokenizer.token_bytes(i)) for i in targets))

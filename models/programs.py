@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from .decoder import Decoder
 from .exportable import exportable
@@ -70,7 +71,6 @@ class Programs:
         donated.
       score: (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows,): -log p of tokens
         1 to length - 1 of each row, summed. It depends on no sampling.
-      on_gpu: whether they run on one.
       compiled: what `generate` has compiled so far; jit's own cache is what counts.
     """
 
@@ -86,7 +86,6 @@ class Programs:
         self._sampling = sampling
         self._end_ids = end_ids
         self.compiled: set[Any] = set()
-        self.on_gpu = on_gpu
         jit = functools.partial(jax.jit, compiler_options=CUDA_COMPILER_OPTIONS if on_gpu else None)
         self.start = jit(self._start, donate_argnames="cache")
         self.loop = jit(self._loop, donate_argnames="state")
@@ -135,7 +134,7 @@ class Programs:
         return self._decoder(weights).decode(token, cache)
 
     def _score(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        log_p = jax.nn.log_softmax(self._decoder(weights)(tokens, lengths)[:, :-1])
+        log_p = jax.nn.log_softmax(_whole(self._decoder(weights)(tokens, lengths))[:, :-1])
         taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
         predicted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
         return -jnp.sum(taken, axis=1, where=predicted)
@@ -143,6 +142,8 @@ class Programs:
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
         """Samples a token for every row that is not finished."""
         active = ~state.finished
+        if not self._sampling.greedy or state.seen is not None:
+            logits = _whole(logits)
         key = draw = state.key
         if key is not None and not self._sampling.greedy:
             key, draw = jax.random.split(key)
@@ -160,6 +161,14 @@ class Programs:
             key=key,
             seen=None if state.seen is None else mark_seen(state.seen, token),
         )
+
+
+def _whole(logits: jax.Array) -> jax.Array:
+    """Logits on every device: on an explicit mesh, a split axis is neither sorted nor indexed."""
+    sharding = jax.typeof(logits).sharding
+    if all(axes is None for axes in sharding.spec):
+        return logits
+    return jax.sharding.reshard(logits, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def abstract_programs(

@@ -1,6 +1,6 @@
 """A model's tensors: one table, which building, naming and checking walk over.
 
-It also says how tensor parallelism splits each; no device mesh is used yet.
+It also says how tensor parallelism splits each (`placement.py`).
 """
 
 from __future__ import annotations

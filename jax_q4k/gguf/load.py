@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from typing import Any, NoReturn, Self
 
 import jax
 import numpy as np
@@ -27,6 +28,8 @@ QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION, of the block layouts here
 
 #: Header -> names of tensors that are not read.
 Skip = Callable[[Header], Collection[str]]
+#: Tensor -> where it goes; None: to the default device. A packed one has axes (..., n, blocks).
+Place = Callable[[TensorInfo], jax.sharding.Sharding | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +84,7 @@ def read(
     check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
+    place: Place | None = None,
 ) -> GGUFFile:
     """Loads a GGUF file: packed tensors as QuantizedArray, F32, F16 and BF16 as jax.Array.
 
@@ -92,6 +96,8 @@ def read(
       check: called with the header before any tensor is read; may raise.
       check_scales: refuse a NaN or infinite block scale, or element of a tensor that is not packed.
       progress: called after every tensor with (bytes of tensor data loaded, bytes in all).
+      place: called with each tensor's `TensorInfo`: the sharding that it is read into, part by
+        part, or None. A process reads the parts of its own devices alone.
 
     Raises:
       GGUFError: the first thing that is wrong. OSError: the file cannot be read.
@@ -103,6 +109,7 @@ def read(
             check=check,
             check_scales=check_scales,
             progress=progress,
+            place=place,
         )
 
 
@@ -113,6 +120,7 @@ def load(
     check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
+    place: Place | None = None,
 ) -> GGUFFile:
     """`read` from a source that is already open."""
     header = _loadable_header(source, skip)
@@ -122,11 +130,20 @@ def load(
     total, done = sum(info.nbytes for info in infos), 0
     reader = _TensorReader(source, header.data_start, check_scales)
     tensors: dict[str, QuantizedArray | jax.Array] = {}
+
+    def tensor_of(info: TensorInfo) -> QuantizedArray | jax.Array:
+        sharding = None if place is None else place(info)
+        return (
+            jax.device_put(reader.tensor(info))
+            if sharding is None
+            else reader.placed(info, sharding)
+        )
+
     if progress is not None:
         progress(done, total)
     with ThreadPoolExecutor(THREADS) as pool:
-        for info, tensor in zip(infos, pool.map(reader.tensor, infos), strict=True):
-            tensors[info.name] = jax.device_put(tensor)
+        for info, tensor in zip(infos, pool.map(tensor_of, infos), strict=True):
+            tensors[info.name] = tensor
             done += info.nbytes
             if progress is not None:
                 progress(done, total)
@@ -174,6 +191,81 @@ class _TensorReader:
         plain = info.type.name in PLAIN
         return self._plain(info) if plain else self._packed(info, formats.get(info.type.name))
 
+    def placed(
+        self, info: TensorInfo, sharding: jax.sharding.Sharding
+    ) -> QuantizedArray | jax.Array:
+        """The tensor over devices; parts that several of them hold are read once."""
+        plain = PLAIN.get(info.type.name)
+        block = None if plain else formats.get(info.type.name)
+        *leading, k = info.shape
+        axes = (*leading, k // (block.block_size if block else 1))
+        parts: dict[tuple[tuple[int, int], ...], list[np.ndarray]] = {}
+        buffers: list[list[jax.Array]] = []
+        for device, index in sharding.addressable_devices_indices_map(axes).items():
+            assert index is not None
+            key = tuple(part.indices(size)[:2] for part, size in zip(index, axes, strict=True))
+            if key not in parts:
+                parts[key] = self._part(info, axes, key)
+            buffers.append([jax.device_put(array, device) for array in parts[key]])
+        whole = [
+            jax.make_array_from_single_device_arrays(
+                (*axes, *arrays[0].shape[len(axes) :]), sharding, list(arrays)
+            )
+            for arrays in zip(*buffers, strict=True)
+        ]
+        return QuantizedArray(block.name, info.shape, whole) if block else whole[0]
+
+    def _part(
+        self, info: TensorInfo, axes: tuple[int, ...], key: tuple[tuple[int, int], ...]
+    ) -> list[np.ndarray]:
+        """Planes of a packed tensor's part, or the one array of another's.
+
+        axes: of the tensor, the last in blocks. key: (first, end) of the part along each.
+        """
+        plain = PLAIN.get(info.type.name)
+        block = None if plain else formats.get(info.type.name)
+        unit = block.block_bytes if block else info.nbytes // math.prod(axes)  # bytes
+        per_row, (first, end) = axes[-1], key[-1]
+        rows = np.arange(math.prod(axes[:-1])).reshape(axes[:-1])
+        rows = rows[tuple(slice(*part) for part in key[:-1])].reshape(-1)
+        shape = len(rows), end - first
+        sizes = [plane.bytes_per_block for plane in block.planes] if block else [unit]
+        planes = [_aligned((*shape, size), np.dtype(np.uint8)) for size in sizes]
+        step = max(1, CHUNK // max(1, shape[1] * unit))
+        buffer = np.empty((min(step, len(rows)), shape[1], unit), np.uint8)
+        for start in range(0, len(rows), step):
+            chunk = rows[start : start + step]
+            raw = buffer[: len(chunk)]
+            if shape[1] == per_row and (np.diff(chunk) == 1).all():
+                self._read(info, int(chunk[0]) * per_row * unit, raw)
+            else:
+                for row, target in zip(chunk.tolist(), raw, strict=True):
+                    self._read(info, (row * per_row + first) * unit, target)
+            split = block.split(raw) if block else [raw]
+            for plane, part in zip(planes, split, strict=True):
+                plane[start : start + len(chunk)] = part
+            if self.check_scales:
+                self._require_finite_part(info, chunk, per_row, first, split)
+        extents = tuple(stop - start for start, stop in key)
+        if plain:
+            return [planes[0].view(plain.dtype).reshape(extents)]
+        return [plane.reshape(*extents, plane.shape[-1]) for plane in planes]
+
+    def _require_finite_part(
+        self, info: TensorInfo, rows: np.ndarray, per_row: int, first: int, parts: Any
+    ) -> None:
+        """As `_require_finite`, of blocks from `first` on of these rows."""
+        plain = PLAIN.get(info.type.name)
+        if plain:
+            bits = np.ascontiguousarray(parts[0]).view(plain.bits)[..., 0]
+            finite, what = (bits & plain.exponent) != plain.exponent, "element"
+        else:
+            finite = formats.get(info.type.name).finite(parts)
+            what = "a scale of block"
+        if not finite.all():
+            row, column = np.unravel_index(int(finite.argmin()), finite.shape)
+            self._refuse(info, what, int(rows[row]) * per_row + first + int(column))
+
     def _plain(self, info: TensorInfo) -> np.ndarray:
         plain = PLAIN[info.type.name]
         dtype, exponent = plain.dtype, plain.exponent
@@ -215,9 +307,12 @@ class _TensorReader:
 
     def _require_finite(self, info: TensorInfo, what: str, start: int, finite: np.ndarray) -> None:
         if not finite.all():
-            found = f"{what} {start + int(finite.argmin())} is NaN or infinite"
-            problem = f"{found} (check_scales=False loads it all the same)"
-            self.source.fail(f"tensor {info.name!r}", problem)
+            self._refuse(info, what, start + int(finite.argmin()))
+
+    def _refuse(self, info: TensorInfo, what: str, at: int) -> NoReturn:
+        found = f"{what} {at} is NaN or infinite"
+        problem = f"{found} (check_scales=False loads it all the same)"
+        self.source.fail(f"tensor {info.name!r}", problem)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -460,6 +460,15 @@ def _split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
 ) -> Sequence[jax.Array]:
     """Of split columns: the norm's and the products' sums, then what stands around them."""
+    given = Operands(*operands)
+    names = [f"n{i}" for i in range(len(given.weights))]
+    if not parts.split("k") and activation is None and not parts.alike(*names):
+        # One call for each matrix: results of those that are whole are alike on all devices.
+        alone = (
+            given._replace(weights=(w,), biases=(bias,))
+            for w, bias in zip(given.weights, given.biases, strict=True)
+        )
+        return [call(op, *single, eps=eps, activation=None, **params)[0] for single in alone]
     if not parts.split("k"):
         ys: Sequence[jax.Array] = call(op, *operands, eps=eps, activation=activation, **params)
         return ys

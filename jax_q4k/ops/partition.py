@@ -10,6 +10,7 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 
+from ..jax_internals import spec_of
 from ..sharding import WHOLE, Layout, Parts, Plan, leaf_names, leaves_of, plan
 
 #: Function of (parts, *leaves) to the results' leaves.
@@ -26,7 +27,10 @@ def partitioned(
     called = custom_partitioning(lambda *leaves: function(Parts({}), *leaves))
 
     def place(mesh: Any, given: Sequence[Any], made: Sequence[Any]) -> Any:
-        specs = [[_spec(leaf) for leaf in leaves] for leaves in (given, made)]
+        specs = [
+            [spec_of(leaf.sharding, mesh, len(leaf.shape)) for leaf in leaves]
+            for leaves in (given, made)
+        ]
         found = plan(
             operation,
             leaves_of(layout.operands, operands, specs[0]),
@@ -38,13 +42,8 @@ def partitioned(
         return mesh, _on_parts(function, found), *_shardings(mesh, found)
 
     rule, options = sharding_rule(layout, operands, results)
-    called.def_partition(partition=place, sharding_rule=rule, **options)
+    called.def_partition(partition=place, sharding_rule=rule, decode_shardings=False, **options)
     return lambda *leaves: called(*leaves)
-
-
-def _spec(leaf: Any) -> Any:
-    """The entries of its PartitionSpec; of a sharding that has none: whole on every device."""
-    return leaf.sharding.spec if isinstance(leaf.sharding, NamedSharding) else ()
 
 
 def _on_parts(function: OnParts, found: Plan) -> Callable[..., list[Any]]:

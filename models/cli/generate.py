@@ -18,7 +18,7 @@ from .. import chat
 from ..files.load import DEMO
 from ..generation import Output, Piece, Timings, stream
 from ..model import Model
-from .options import MODEL, add_implementation, add_no_cache, add_sampling, sampling_fields
+from .options import MODEL, add_implementation, add_sampling, sampling_fields
 from .output import UsageError, load_model, printable
 
 
@@ -46,7 +46,6 @@ def add_parser(commands: Any) -> None:
         help="of cached keys and values; default: float32",
     )
     add_implementation(generate)
-    add_no_cache(generate)
 
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:

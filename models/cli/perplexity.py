@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn
 import jax_q4k as jq
 
 from ..perplexity import score
-from .options import add_implementation, add_model, add_no_cache
+from .options import add_implementation, add_model
 from .output import UsageError, load_model, progress
 
 MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
@@ -34,7 +34,6 @@ def add_parser(commands: Any) -> None:
         help="tokens per window; default: the model's, up to 512",
     )
     add_implementation(parser)
-    add_no_cache(parser)
 
 
 def _read(path: str) -> str:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from jax_q4k import CheckpointError
 
 from .. import tokenizer
 from ..json_fields import JSONFields
 from ..model import Model
+from ..place import Rules, place
 from ..tensors import build, expected_tensors
 from . import config_json, tokenizer_files
 from .safetensors import TYPES, Weights
@@ -155,7 +157,11 @@ class CheckpointSource:
 
 
 def from_pretrained(
-    path: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
+    path: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], object] | None = None,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
 ) -> Model:
     """Loads a Hugging Face checkpoint from a local folder; nothing is downloaded.
 
@@ -165,6 +171,7 @@ def from_pretrained(
       path: a folder as `save_pretrained` of the transformers library writes it, or one .safetensors
         file in it.
       progress: called with (bytes done, bytes in all) while tensors are read.
+      mesh, rules: devices that the model is split over, and how, as `load` takes them.
 
     Returns:
       The model; its tokenizer is None if the folder holds none.
@@ -175,17 +182,20 @@ def from_pretrained(
     """
     with CheckpointSource(path) as source:
         total, done, tensors = sum(source.nbytes.values()), 0, {}
+        shapes = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in source.tensors.items()}
+        placement = None if mesh is None else place(source.config, shapes, mesh, rules)
         for name in source.tensors:
             if progress is not None:
                 progress(done, total)
-            tensors[name] = jax.device_put(source.read(name))
+            sharding = None if placement is None else placement.tensors[name]
+            tensors[name] = jax.device_put(source.read(name), sharding)
             done += source.nbytes[name]
         if progress is not None:
             progress(done, total)
         decoder, loaded = build(source.config, tensors), None
         if source.has_tokenizer:
             loaded = tokenizer.from_metadata(source.metadata, source.name)
-        return Model(decoder, loaded, source.metadata)
+        return Model(decoder, loaded, source.metadata, placement)
 
 
 def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -14,12 +14,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from gguf.constants import LlamaFileType
+from jax.sharding import Mesh
 
 from jax_q4k import GGUFError, QuantizedArray, gguf
 
 from .. import tokenizer
 from ..config import MIN_ROPE_DIVISOR, Config
 from ..model import Model
+from ..place import Rules, place
+from ..placement import Placement
 from ..tensors import (
     build,
     check_tensors,
@@ -38,6 +41,8 @@ def from_gguf(
     *,
     progress: Callable[[int, int], object] | None = None,
     check_scales: bool = True,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
 ) -> Model:
     """Loads a model of one of the `architectures`, its weights packed as they lie in the file.
 
@@ -48,6 +53,7 @@ def from_gguf(
       path: a GGUF file.
       progress: called with (bytes done, bytes in all) while tensors are read.
       check_scales: refuse NaN and infinite block scales.
+      mesh, rules: devices that the model is split over, and how, as `load` takes them.
 
     Returns:
       The model; its tokenizer is None if the file holds no vocabulary.
@@ -59,11 +65,20 @@ def from_gguf(
     file = os.fsdecode(path)
     described: list[tuple[Config, Tokenizer | None]] = []
 
+    placements: list[Placement] = []
+
     def check(header: gguf.Header) -> None:
         described.append(describe(header.metadata, header.tensors, file))
+        if mesh is not None:
+            placements.append(place(described[0][0], header.tensors, mesh, rules))
 
     loaded = gguf.read(
-        path, skip=skip_unused, check=check, check_scales=check_scales, progress=progress
+        path,
+        skip=skip_unused,
+        check=check,
+        check_scales=check_scales,
+        progress=progress,
+        place=None if mesh is None else lambda info: placements[0].tensors[info.name],
     )
     divisors = loaded.tensors.get("rope_freqs.weight")
     if divisors is not None and not (float_vector(divisors) > MIN_ROPE_DIVISOR).all():
@@ -72,7 +87,8 @@ def from_gguf(
         )
     config, text_tokenizer = described[0]
     metadata = without_unused_layers(loaded.metadata)
-    return Model(build(config, loaded.tensors), text_tokenizer, metadata)
+    placement = placements[0] if placements else None
+    return Model(build(config, loaded.tensors), text_tokenizer, metadata, placement)
 
 
 def skip_unused(header: gguf.Header) -> list[str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
+from jax.sharding import Mesh
+
 from ..assets import demo_path
 from ..model import Model
+from ..place import Rules
 from .checkpoint import from_pretrained
 from .gguf import from_gguf
 from .sources import is_checkpoint
@@ -20,7 +23,11 @@ def located(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
 
 
 def load(
-    path: str | os.PathLike[str], *, progress: Callable[[int, int], object] | None = None
+    path: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], object] | None = None,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
 ) -> Model:
     """Loads a model, as `from_gguf` or `from_pretrained` does.
 
@@ -28,10 +35,20 @@ def load(
       path: a GGUF file; a Hugging Face checkpoint's folder, or one .safetensors file in it; or
         "demo", the small model that comes with this package.
       progress: called with (bytes done, bytes in all) while tensors are read.
+      mesh: devices that the model is split over: along the mesh's only axis, or that named `tp`,
+        `model` or `tensor`. Each tensor's parts go to their devices as they are read; a process
+        reads those of its own devices.
+      rules: GGUF's name of a tensor, without `blk.N.` and `.weight`, to where its axes are split,
+        {"attn_q": P("tp"), "attn_output": P(None, "tp")}; tensors without a rule are whole on every
+        device. None: Megatron's: rows of what comes first in attention and in the network, columns
+        of what comes behind; rows, too, where columns do not divide at their blocks; a warning
+        names tensors that stay whole.
 
     Raises:
       jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is malformed, or holds what is not
-        supported. OSError: it cannot be read.
+        supported. OSError: it cannot be read. ValueError: a rule that names no tensor or no axis of
+        the mesh, or splits an axis within a row or a block. TypeError: no Mesh, no PartitionSpec.
     """
     path = located(path)
-    return (from_pretrained if is_checkpoint(path) else from_gguf)(path, progress=progress)
+    read = from_pretrained if is_checkpoint(path) else from_gguf
+    return read(path, progress=progress, mesh=mesh, rules=rules)

@@ -1,0 +1,221 @@
+"""Models over several devices: what one device gives, with every part where it belongs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from helpers import GOLDEN, nmse
+from jax.sharding import AxisType, Mesh
+from jax.sharding import PartitionSpec as P
+
+import jax_q4k as jq
+from jax_q4k import models
+
+pytestmark = pytest.mark.cpu_kernels
+
+FAMILIES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
+TOKENS = np.array([[1, 5, 9, 2, 7, 11, 3, 4, 8, 6]])
+
+
+def mesh(devices: int, kind: AxisType = AxisType.Auto, axis: str = "tp") -> Mesh:
+    return jax.make_mesh((devices,), (axis,), axis_types=(kind,), devices=jax.devices()[:devices])
+
+
+def path(name: str) -> Path:
+    return GOLDEN / f"{name}.Q4_K_M.gguf"
+
+
+def quietly(*arguments: Any, **options: Any) -> models.Model:
+    """A model, without the warning that names tensors which stay whole."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return models.load(*arguments, **options)
+
+
+def decode_step(model: models.Model) -> str:
+    """A compiled decode step."""
+    program = model.programs(models.Sampling()).decode
+    cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
+    with model.on_devices():
+        return (
+            program.lower(model.weights, model.put(np.ones(1, np.int32)), cache).compile().as_text()
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "devices"),
+    [
+        *((name, AxisType.Auto, 4) for name in FAMILIES),
+        *((name, AxisType.Explicit, 2) for name in FAMILIES),
+        ("llama-gqa", AxisType.Explicit, 8),
+        ("qwen3-qknorm", AxisType.Explicit, 4),
+        ("llama-gqa", AxisType.Auto, 1),
+    ],
+)
+def test_golden_models(name: str, kind: AxisType, devices: int) -> None:
+    """Logits and greedy tokens are one device's; of weights and pages nothing is gathered."""
+    one, several = models.load(path(name)), quietly(path(name), mesh=mesh(devices, kind))
+    with jq.implementation(activations="f32"):
+        assert nmse(several.logits(TOKENS), one.logits(TOKENS)) <= 1e-10
+        first, second = (
+            models.generate(model, TOKENS[0], max_new_tokens=6, ignore_end=True).tokens
+            for model in (one, several)
+        )
+    assert first == second
+    gathered = re.findall(
+        r"= \(?(\w+)\[([\d,]*)\][^=]* (?:all-gather|all-to-all)\(", decode_step(several)
+    )
+    assert all(dtype != "u8" for dtype, _ in gathered)
+    activations = max(one.config.intermediate_size, one.config.vocab_size)
+    assert all(np.prod([int(n) for n in shape.split(",")]) <= activations for _, shape in gathered)
+
+
+def test_two_sums_a_layer() -> None:
+    """Where all divides: rows, then columns, of attention and of the network."""
+    config = models.Config("llama", 512, 512, 1024, 512, 3, 8, 4, 64, 1e-5)
+    text = decode_step(random_model(config, mesh(2)))
+    assert "all-gather" not in text and "all-to-all" not in text
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 2 * config.num_layers + 1
+
+
+def random_model(config: models.Config, on: Mesh) -> models.Model:
+    """A model of zeros in Q4_K with the configuration's shapes."""
+    from jax_q4k.models.place import place
+    from jax_q4k.models.tensors import build, expected_tensors
+
+    tensors = {}
+    for name, expected in expected_tensors(config).items():
+        if expected.required:
+            zeros = np.zeros(expected.shape, np.float32)
+            tensors[name] = jq.quantize(zeros, "Q4_K") if zeros.ndim == 2 else jax.device_put(zeros)
+
+    class Info:
+        def __init__(self, tensor: Any) -> None:
+            self.shape, self.type = tensor.shape, self
+            self.name = getattr(tensor, "format", "F32")
+
+    infos = {name: Info(tensor) for name, tensor in tensors.items()}
+    placement = place(config, infos, on)
+    placed = {name: jax.device_put(t, placement.tensors[name]) for name, t in tensors.items()}
+    return models.Model(build(config, placed), None, None, placement)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.8, "top_k": 5},
+        {"temperature": 0.8, "top_p": 0.9, "min_p": 0.05},
+        {"repetition_penalty": 1.3},
+    ],
+)
+def test_sampling(fields: dict[str, Any], kind: AxisType) -> None:
+    one, several = models.load(path("llama-gqa")), quietly(path("llama-gqa"), mesh=mesh(2, kind))
+    with jq.implementation(activations="f32"):
+        first, second = (
+            models.generate(model, TOKENS[0], max_new_tokens=5, seed=3, **fields).tokens
+            for model in (one, several)
+        )
+    assert first == second
+
+
+def test_score_stream_and_batches() -> None:
+    file = GOLDEN / "text-spm.Q4_K_M.gguf"
+    one, several = models.load(file), quietly(file, mesh=mesh(2, AxisType.Explicit))
+    text = "Till the dirges of his Hope that melancholy burden bore"
+    with jq.implementation(activations="f32"):
+        assert models.score(several, text).nats == pytest.approx(models.score(one, text).nats, 1e-6)
+        prompts = [TOKENS[0, :4], TOKENS[0]]
+        batches = [models.generate(m, prompts, max_new_tokens=5) for m in (one, several)]
+        pieces = [p.token for p in models.stream(several, TOKENS[0], max_new_tokens=5)]
+    assert [o.tokens for o in batches[0]] == [o.tokens for o in batches[1]]
+    assert [token for token in pieces if token is not None] == batches[0][1].tokens
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "qwen2-bias", "qwen2-odd"])
+def test_parts_are_those_of_the_file(name: str) -> None:
+    one, several = models.load(path(name)), quietly(path(name), mesh=mesh(4))
+    whole, split = models.named_tensors(one), models.named_tensors(several)
+    assert whole.keys() == split.keys()
+    for tensor in whole:
+        for a, b in zip(
+            jax.tree.leaves(whole[tensor]), jax.tree.leaves(split[tensor]), strict=True
+        ):
+            np.testing.assert_array_equal(a, b)
+    held = sum(w.addressable_shards[0].data.nbytes for w in several.weights)
+    assert held < 0.6 * sum(w.nbytes for w in one.weights)
+
+
+def test_rules_place_tensors() -> None:
+    rules = {"attn_q": P("x"), "token_embd": P("x"), "ffn_down": P("x", None)}
+    model = models.load(path("qwen2-bias"), mesh=mesh(2, axis="x"), rules=rules)
+    tensors = models.named_tensors(model)
+    assert tensors["blk.1.attn_q.weight"].sharding.spec == P("x")
+    assert tensors["blk.1.attn_q.bias"].sharding.spec == P("x")
+    assert tensors["blk.0.attn_k.weight"].sharding.is_fully_replicated
+    with jq.implementation(activations="f32"):
+        want = models.load(path("qwen2-bias")).logits(TOKENS)
+        assert nmse(model.logits(TOKENS), want) <= 1e-10
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "message"),
+    [
+        ({"attn_qq": P("tp")}, ValueError, r"rules\['attn_qq'\]: the model has no such tensor"),
+        ({"attn_q": P("dp")}, ValueError, "no axis 'dp' for 'blk.0.attn_q.weight', but 'tp'"),
+        ({"attn_q": "tp"}, TypeError, "is a str; it must be a PartitionSpec"),
+        (
+            {"ffn_down": P(None, "tp")},
+            ValueError,
+            r"'blk.0.ffn_down.weight': axis 1 of 768 cannot be split into 2: its 3 blocks of 256",
+        ),
+        ({"attn_norm": P(None, "tp")}, ValueError, "2 axes; tensor 'blk.0.attn_norm.weight' has 1"),
+    ],
+)
+def test_wrong_rules(rules: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        models.load(path("llama-gqa"), mesh=mesh(2), rules=rules)
+
+
+def test_wrong_meshes() -> None:
+    several = jax.make_mesh((2, 2), ("a", "b"), devices=jax.devices()[:4])
+    with pytest.raises(
+        ValueError, match="mesh has axes 'a', 'b'; tensors are split over one named"
+    ):
+        models.load(path("llama-gqa"), mesh=several)
+    with pytest.raises(TypeError, match="mesh is a int; it must be a jax.sharding.Mesh"):
+        models.load(path("llama-gqa"), mesh=4)  # type: ignore[arg-type]
+
+
+def test_what_stays_whole_is_said() -> None:
+    with pytest.warns(UserWarning, match="whole on each of 4 devices.*: attn_k, attn_v"):
+        models.load(path("llama-gqa"), mesh=mesh(4))
+
+
+def test_groups_of_devices_hold_the_same_head() -> None:
+    """Two KV heads over four devices: each device has the pages of one."""
+    model = quietly(path("llama-gqa"), mesh=mesh(4))
+    cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
+    keys = cache.pages[0][0]
+    assert keys.shape[1] == 4 and keys.addressable_shards[0].data.shape[1] == 1
+
+
+def test_damage_in_a_part_is_found(tmp_path: Path) -> None:
+    """The message names the block, wherever the part that holds it begins."""
+    file = tmp_path / "damaged.gguf"
+    shutil.copy(path("llama-gqa"), file)
+    with jq.gguf.TensorFile(file) as source:
+        header = source.header
+    info = header.tensors["blk.0.ffn_gate.weight"]
+    with file.open("r+b") as out:
+        out.seek(header.data_start + info.offset + 144 * 500)
+        out.write(b"\x00\x7c")
+    with pytest.raises(jq.GGUFError, match="ffn_gate.weight.*block 500 is NaN or infinite"):
+        quietly(file, mesh=mesh(2))
