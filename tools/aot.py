@@ -85,8 +85,8 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def topology(target: str = "h200") -> Any:
-    """One GPU as `targets/TARGET.txtpb` describes it.
+def topology(target: str = "h200", devices: int = 1) -> Any:
+    """GPUs of one host, as `targets/TARGET.txtpb` describes them.
 
     Raises:
       RuntimeError: JAX's CUDA plugin is not installed.
@@ -95,8 +95,8 @@ def topology(target: str = "h200") -> Any:
         raise RuntimeError(reason)
     return topologies.get_topology_desc(
         platform="cuda",
-        topology_name="1x1x1",
-        topology="1x1x1",
+        topology_name=f"1x1x{devices}",
+        topology=f"1x1x{devices}",
         target_config=(TARGETS / f"{target}.txtpb").read_text(),
     )
 

@@ -1,0 +1,105 @@
+"""A model split over eight H200s, compiled without one: its sums over devices are counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models import tensors as model_tensors
+from jax_q4k.models.place import place
+from jax_q4k.models.placement import Placement
+from tools import aot
+from tools.random_model import LLAMA_3_1_8B
+
+pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
+
+CONFIG = dataclasses.replace(LLAMA_3_1_8B, num_layers=2)
+DEVICES = 8
+
+
+@dataclasses.dataclass
+class Info:
+    """A tensor of a GGUF file, as `place` looks at it; it stands for its type, too."""
+
+    shape: tuple[int, ...]
+    name: str
+
+    @property
+    def type(self) -> Info:
+        return self
+
+
+def stored(name: str, shape: tuple[int, ...]) -> Any:
+    """Q4_K_M's type of a tensor, as shapes."""
+    if len(shape) == 1:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+    format = "Q6_K" if "ffn_down" in name or "attn_v" in name or name.startswith("out") else "Q4_K"
+    block = jq.formats.get(format)
+    n, k = shape
+    planes = [
+        jax.ShapeDtypeStruct((n, k // block.block_size, plane.bytes_per_block), jnp.uint8)
+        for plane in block.planes
+    ]
+    return jq.QuantizedArray(format, shape, planes)
+
+
+def placed(array: Any, sharding: NamedSharding) -> Any:
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), array)
+
+
+def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
+    """A model of shapes, its weights where they would lie, and the placement."""
+    tensors = {
+        name: stored(name, expected.shape)
+        for name, expected in model_tensors.expected_tensors(CONFIG).items()
+        if expected.required or name == "output.weight"
+    }
+    infos = {name: Info(t.shape, getattr(t, "format", "F32")) for name, t in tensors.items()}
+    where = place(CONFIG, infos, mesh)
+    tensors = {name: placed(tensor, where.tensors[name]) for name, tensor in tensors.items()}
+    with mock.patch.object(model_tensors, "float_vector", lambda tensor: tensor):
+        model = models.Model(model_tensors.build(CONFIG, tensors))
+    weights = [
+        w if isinstance(w, jax.ShapeDtypeStruct) else placed(w, where.whole) for w in model.weights
+    ]
+    return model, weights, where
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("program", ["decode", "start"])
+def test_two_sums_a_layer(kind: AxisType, program: str) -> None:
+    """Beside them one of the looked-up embedding; of weights and pages nothing is gathered."""
+    gpus = aot.topology("h200", DEVICES).devices
+    mesh = Mesh(np.array(gpus), ("tp",), axis_types=(kind,))
+    model, weights, where = abstract_model(mesh)
+    cache = jax.eval_shape(lambda: models.PagedCache.create(CONFIG, 1, 4096, dtype=jnp.bfloat16))
+    heads = NamedSharding(mesh, P(None, "tp"))
+    cache = jax.tree.map(lambda a: placed(a, heads if a.ndim == 4 else where.whole), cache)
+    ids = placed(jax.ShapeDtypeStruct((1,), jnp.int32), where.whole)
+    prompt = placed(jax.ShapeDtypeStruct((1, 128), jnp.int32), where.whole)
+    arguments = (ids, cache) if program == "decode" else (prompt, ids, cache, None)
+    function = getattr(model.programs(models.Sampling()), program)
+    model.placement = where
+    with model.on_devices():
+        lowered = function.trace(weights, *arguments).lower(lowering_platforms=("cuda",))
+        text = lowered.compile(compiler_options=models.CUDA_COMPILER_OPTIONS).as_text()
+    calls = re.findall(
+        r" (all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(", text
+    )
+    counts = Counter(calls)
+    # a start samples a token, whose argmax gathers each device's candidate
+    allowed = 2 * CONFIG.num_layers + 1 + (2 if program == "start" else 0)
+    assert set(counts) == {"all-reduce"} and counts["all-reduce"] <= allowed
+    assert text.count("__gpu$xla.gpu.ptx") > 6
