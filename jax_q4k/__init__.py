@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ptx_kernels import __version__, formats
 
-from . import environment, native
+from . import checkpoint_policies, environment, native
 from .arrays import QuantizedArray, is_quantized
 from .custom_call import EXPORT_CHECKS
 from .errors import CheckpointError, GGUFError, NativeUnavailableWarning, UnavailableError
@@ -82,6 +82,7 @@ __all__ = [
     "argmax",
     "attention",
     "causal_attention",
+    "checkpoint_policies",
     "current_selection",
     "default_implementation",
     "dequantize",

@@ -27,7 +27,7 @@ def float_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
 
     Differentiable in both, any number of times; derivatives are plain JAX.
     """
-    y: jax.Array = _op.bind(x, w)
+    y: jax.Array = op.bind(x, w)
     return y
 
 
@@ -61,11 +61,12 @@ def native(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def _split(parts: Parts, call: Any, x: jax.Array, w: jax.Array) -> jax.Array:
     """Each device's part of the sum over k, added in float32."""
-    total: jax.Array = parts.sum(call(_op, x.astype(jnp.float32), w), "k")
+    total: jax.Array = parts.sum(call(op, x.astype(jnp.float32), w), "k")
     return total.astype(x.dtype)
 
 
-_op = Op(
+#: The primitive.
+op = Op(
     "float_matmul",
     reference,
     shapes=lambda x, w: jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), x.dtype),

@@ -74,7 +74,7 @@ def mlp(
     ):
         operands = Operands(rows, residual, norm_weight, gate, up, down)
         params = {"eps": checked, "activation": activation, "activations": activations}
-        y = _op.bind(*operands, **params)
+        y = op.bind(*operands, **params)
     else:
         h = linear.gated_matmul(
             rows,
@@ -188,9 +188,9 @@ def _split(
     params = {"activation": activation, "activations": activations}
     if parts.alike("f", "g"):
         if not parts.split("g"):
-            y: jax.Array = call(_op, *given, eps=eps, **params)
+            y: jax.Array = call(op, *given, eps=eps, **params)
             return y
-        y = call(_op, *given._replace(residual=None), eps=eps, **params)
+        y = call(op, *given._replace(residual=None), eps=eps, **params)
         return linear.plus(parts.sum(y, "g"), None, given.residual)
     (h,) = call(linear.op, *given.gated(), eps=eps, **params)
     h = parts.along(h, "f", "g")
@@ -203,7 +203,8 @@ def _shapes(x: Any, *weights: Any, **_: Any) -> Any:
     return jax.ShapeDtypeStruct((x.shape[0], weights[-1].shape[0]), jnp.float32)
 
 
-_op = Op(
+#: The primitive.
+op = Op(
     "mlp",
     reference,
     shapes=_shapes,

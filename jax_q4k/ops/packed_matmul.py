@@ -27,7 +27,7 @@ def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> j
     m and n are at least 1. Differentiable in x, any number of times and in both modes: tangents and
     cotangents are never quantized.
     """
-    y: jax.Array = _op.bind(x, w, activations=activations, transposed=False)
+    y: jax.Array = op.bind(x, w, activations=activations, transposed=False)
     return y
 
 
@@ -133,13 +133,13 @@ def _split(
     parts: Parts, call: Any, x: jax.Array, w: QuantizedArray, *, transposed: bool, **params: Any
 ) -> jax.Array:
     """Each device's part of the sum over k, or over n; added in float32."""
-    y = call(_op, x.astype(jnp.float32), w, transposed=transposed, **params)
+    y = call(op, x.astype(jnp.float32), w, transposed=transposed, **params)
     total: jax.Array = parts.sum(y, "n" if transposed else "k")
     return total.astype(x.dtype)
 
 
 # `transposed`: x @ dequantize(w) instead; only derivatives set it, and with activations "f32".
-_op = Op(
+op = Op(
     "packed_matmul",
     reference,
     shapes=_shapes,

@@ -29,7 +29,7 @@ def argmax(x: Any) -> jax.Array:
       x: (..., n) float32, bfloat16 or float16, n at least 1.
 
     Returns:
-      (...) int32.
+      (...) int32, which do not move: derivatives take it as a constant, as those of `jnp.argmax`.
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: an empty axis.
@@ -37,7 +37,7 @@ def argmax(x: Any) -> jax.Array:
     x, rows = _checked(x)
     if not x.size:
         return jnp.zeros(x.shape[:-1], jnp.int32)
-    _, index = _argmax.bind(rows.merge(x).astype(jnp.float32))
+    _, index = _argmax.bind(jax.lax.stop_gradient(rows.merge(x).astype(jnp.float32)))
     return rows.split(index)
 
 
@@ -53,12 +53,11 @@ def top_k(x: Any, k: int) -> tuple[jax.Array, jax.Array]:
       k: 1 to n.
 
     Returns:
-      (..., k) of x's dtype, and (..., k) int32.
+      (..., k) of x's dtype, differentiable, and (..., k) int32.
 
     Raises:
       TypeError: a dtype that is not listed, a k that is no integer. ValueError: an empty axis, a k
         out of range.
-      NotImplementedError: a derivative is asked for; there is none.
     """
     x, rows = _checked(x)
     *leading, n = x.shape
@@ -90,6 +89,12 @@ def _top_k_reference(x: jax.Array, *, count: int) -> Pair:
     x = jnp.where(jnp.isnan(x), jnp.nan, jnp.where(x == 0, 0.0, x))
     values, indices = jax.lax.top_k(x, count)
     return values, indices
+
+
+def _top_k_derivative(x: jax.Array, *, count: int) -> Pair:
+    """`top_k` as a lookup of the values, whose indices do not move."""
+    _, indices = _top_k.bind(jax.lax.stop_gradient(x), count=count)
+    return jnp.take_along_axis(x, indices, axis=1), indices
 
 
 def _argmax_ptx(launch: KernelCall, x: jax.Array) -> Pair:
@@ -178,6 +183,7 @@ _top_k = Op(
     shapes=lambda x, *, count: _pair(x.shape[0], count),
     ptx=_top_k_ptx,
     vmap=by_rows,
+    derivative=_top_k_derivative,
     layout=lambda *_, **__: Layout(("m n",), ("m", "m"), combined="n"),
     split=_top_k_split,
 )

@@ -20,7 +20,7 @@ from rich.markup import escape
 import jax_q4k as jq
 
 from . import doctor, generate, inspect, interrupts, perplexity, quantize
-from .output import UsageError, devices, printable
+from .output import UsageError, devices, printable, split_cpu
 
 FAILURE = 2
 INTERRUPTED = 128 + signal.SIGINT  # as shells count
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise UsageError("standard output is closed")
         with interrupts.raising() if options.writes_files else interrupts.ending_at_once():
             if options.runs_programs:
+                split_cpu(getattr(options, "devices", 1))
                 devices()  # or one line that says why there is none
             code = options.command(options, notes)
         sys.stdout.flush()

@@ -18,7 +18,7 @@ from .. import chat
 from ..files.load import DEMO
 from ..generation import Output, Piece, Timings, stream
 from ..model import Model
-from .options import MODEL, add_implementation, add_sampling, sampling_fields
+from .options import MODEL, add_devices, add_implementation, add_sampling, sampling_fields
 from .output import UsageError, load_model, printable
 
 
@@ -45,11 +45,12 @@ def add_parser(commands: Any) -> None:
         default="float32",
         help="of cached keys and values; default: float32",
     )
+    add_devices(generate)
     add_implementation(generate)
 
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:
-    model = load_model(DEMO if options.demo else options.model, notes)
+    model = load_model(DEMO if options.demo else options.model, notes, options.devices)
     prompt = _prompt(options, model)
     with jq.implementation(options.implementation):
         try:

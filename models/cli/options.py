@@ -39,6 +39,17 @@ def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(Sampling)}
 
 
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """--devices: how many the model is split over."""
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="split the model over N GPUs, or over as many parts of a CPU; default: 1",
+    )
+
+
 def add_implementation(parser: argparse.ArgumentParser) -> None:
     """--implementation: which kernels run."""
     parser.add_argument(

@@ -9,6 +9,8 @@ import warnings
 from collections.abc import Callable, Iterator
 
 import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -88,7 +90,23 @@ def warnings_in_a_line(notes: Console) -> Iterator[None]:
                 notes.print(f"[dim]{escape(printable(str(warning.message)))}[/]", soft_wrap=True)
 
 
-def load_model(path: str, notes: Console) -> Model:
-    """`models.load` with a bar."""
+def split_cpu(count: int) -> None:
+    """Has a CPU count as `count` devices, where JAX has not started and is not told how many."""
+    if count > 1 and "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+        with contextlib.suppress(RuntimeError):  # JAX has started
+            jax.config.update("jax_num_cpu_devices", count)
+
+
+def load_model(path: str, notes: Console, count: int = 1) -> Model:
+    """`models.load` with a bar, over `count` devices.
+
+    Raises UsageError where there are fewer.
+    """
+    found = devices()
+    if not 1 <= count <= len(found):
+        raise UsageError(f"--devices {count} must be 1 to {len(found)}, the devices that there are")
+    mesh = None
+    if count > 1:
+        mesh = Mesh(np.array(found[:count]), ("tp",), axis_types=(AxisType.Explicit,))
     with warnings_in_a_line(notes), bytes_progress("Loading", notes) as report:
-        return load(path, progress=report)
+        return load(path, progress=report, mesh=mesh)

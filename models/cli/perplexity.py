@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn
 import jax_q4k as jq
 
 from ..perplexity import score
-from .options import add_implementation, add_model
+from .options import add_devices, add_implementation, add_model
 from .output import UsageError, load_model, progress
 
 MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
@@ -33,6 +33,7 @@ def add_parser(commands: Any) -> None:
         metavar="N",
         help="tokens per window; default: the model's, up to 512",
     )
+    add_devices(parser)
     add_implementation(parser)
 
 
@@ -49,7 +50,7 @@ def _read(path: str) -> str:
 
 def _perplexity(options: argparse.Namespace, notes: Console) -> None:
     text = _read(options.text)
-    model = load_model(options.model, notes)
+    model = load_model(options.model, notes, options.devices)
     with (
         progress("Windows", notes, MofNCompleteColumn()) as report,
         jq.implementation(options.implementation),

@@ -57,6 +57,28 @@ def test_generate_tokens(run):
     assert code == 0 and [int(part) for part in out.split()] == golden["greedy_f32"]
 
 
+def test_generate_over_devices(run):
+    """In a process of its own, which makes two devices of the CPU; the tokens are one device's."""
+    golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
+    prompt = ",".join(map(str, golden["prompt"]))
+    command = ["generate", TOKEN_MODEL, "--tokens", prompt, "-n", "8", "--devices", "2"]
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "jax_q4k", *command],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [int(part) for part in done.stdout.split()] == golden["greedy_f32"][:8]
+
+
+@pytest.mark.parametrize("count", ["0", "99"])
+def test_devices_that_are_not_there(run, count):
+    code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1,2", "-n", "1", "--devices", count)
+    assert code == 2 and f"--devices {count} must be 1 to 8, the devices that there are" in err
+
+
 def test_options_reach_generation(run, monkeypatch):
     seen = {}
 

@@ -40,7 +40,6 @@ CALLS = {
             x, NEW, NEW, PAGES, PAGES, SLOTS, ANGLES, ANGLES, interleaved=True
         )[0].sum(),
     ),
-    "top_k": ("top_k", lambda x: jq.top_k(x, 2)[0].sum()),
 }
 
 

@@ -105,3 +105,20 @@ def test_what_they_refuse():
 def test_top_k_of_a_list():
     values, indices = jq.top_k([1.0, 3.0, 2.0], 2)
     assert (values.dtype, values.tolist(), indices.tolist()) == (jnp.float32, [3.0, 2.0], [1, 2])
+
+
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+def test_derivatives_look_the_values_up(implementation):
+    x = jnp.asarray(np.random.default_rng(3).standard_normal((3, 40)), jnp.float32)
+
+    def loss(top_k, argmax):
+        def of(x):
+            values, indices = top_k(x, 5)
+            return jnp.sum(values**2) + jnp.sum(indices) + jnp.sum(argmax(x))
+
+        return of
+
+    with jq.implementation(implementation):
+        got = jax.grad(loss(jq.top_k, jq.argmax))(x)
+    want = jax.grad(loss(jax.lax.top_k, lambda x: jnp.argmax(x, axis=-1)))(x)
+    np.testing.assert_array_equal(got, want)
