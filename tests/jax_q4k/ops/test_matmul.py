@@ -6,7 +6,7 @@ from helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k.ops import backends
-from jax_q4k.ops.packed_matmul import _op as matmul_op
+from jax_q4k.ops.packed_matmul import op as matmul_op
 from jax_q4k.ops.packed_matmul import takes_q8_1
 from ptx_kernels import formats, tuning
 
