@@ -1,9 +1,9 @@
 """Time from a process's start: `python -m benchmarks.startup [--before CHECKOUT] [FILE]`.
 
-Imports, loading the demo model, the first token of a stream in Python, and the command line until
-its first token and its end. A stage is timed in processes of its own; of each the fastest run of
-some counts, as other programs only add to it. With `--before` the same stages run in another
-checkout, too. Writes `benchmarks/results/startup.json`.
+Imports, loading the demo model, the first token of a stream in Python, the host's part of a later
+step, and the command line until its first token and its end. A stage is timed in processes of its
+own; of each the fastest run of some counts, as other programs only add to it. With `--before` the
+same stages run in another checkout, too. Writes `benchmarks/results/startup.json`.
 """
 
 from __future__ import annotations
@@ -36,6 +36,28 @@ STAGES = {
         f"next(models.stream(model, {PROMPT!r}, max_new_tokens=8))"
     ),
 }
+#: Prints seconds that a step of a stream takes beside its program: the median of 300.
+HOST = f"""
+import statistics, sys, time
+import jax
+from jax_q4k import models
+model, sampling = models.load("demo"), models.Sampling(max_new_tokens=310, ignore_end=True)
+sys.modules[models.stream.__module__].FLUENT_CALL = 0.0  # a token a call
+programs, ran = model.programs(sampling), []
+loop = programs.loop
+def timed(*arguments):
+    began = time.perf_counter()
+    state = jax.block_until_ready(loop(*arguments))
+    ran.append(time.perf_counter() - began)
+    return state
+timed.lower, programs.loop = loop.lower, timed
+pieces, took = models.stream(model, {PROMPT!r}, sampling), []
+for _ in range(305):
+    began = time.perf_counter()
+    next(pieces)
+    took.append(time.perf_counter() - began)
+print(statistics.median(a - b for a, b in zip(took[6:], ran[5:])))
+"""
 COMMAND = ["-m", "jax_q4k", "generate", "--demo", "-p", PROMPT, "-n", "8"]
 
 
@@ -51,7 +73,11 @@ def stage_seconds(name: str, checkout: Path, caches: str) -> float:
     """Seconds of a stage in a new process, without those of starting the interpreter."""
     before, _, timed = STAGES[name].rpartition("---\n")
     code = f"{before}\nimport time\nbegan = time.perf_counter()\n{timed}\n"
-    code += "print(time.perf_counter() - began)"
+    return printed_seconds(code + "print(time.perf_counter() - began)", checkout, caches)
+
+
+def printed_seconds(code: str, checkout: Path, caches: str) -> float:
+    """The number that a new process prints last."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=checkout,
@@ -93,6 +119,8 @@ def measure(checkout: Path) -> dict[str, float]:
         with tempfile.TemporaryDirectory() as caches:
             for name in STAGES:
                 found.setdefault(name, []).append(stage_seconds(name, checkout, caches))
+            host = printed_seconds(HOST, checkout, caches)
+            found.setdefault("host's part of a step", []).append(host)
             for start in ("first", "second"):
                 token, end = command_seconds(checkout, caches)
                 found.setdefault(f"command, {start} start: first token", []).append(token)
@@ -119,7 +147,7 @@ def main(arguments: list[str]) -> int:
     ]
     print(f"{'stage':36}" + "".join(f"{column:>10}" for column in columns))
     for row in rows:
-        print(f"{row['stage']:36}" + "".join(f"{row[column]:10.3f}" for column in columns))
+        print(f"{row['stage']:36}" + "".join(f"{row[column]:10.6f}" for column in columns))
     settings: dict[str, Any] = {"repeats": REPEATS, "load_before": load}
     if options.before is not None:
         settings["commit_before"] = subprocess.run(

@@ -308,13 +308,12 @@ class _Run:
             placement=self._model.placement,
         )
         key = None if self._sampling.greedy else self._sampling.key()
-        prompts = self._model.put((self._prompts, self._lengths))
-        arguments = self._model.weights, *prompts, cache, key
+        arguments = self._model.weights, self._prompts, self._lengths, cache, key
         self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
     def advance(self, count: int) -> float:
         """Samples up to `count` more tokens per row; returns the seconds without compiling."""
-        until = jax.device_put(np.int32(min(self._pushed + count, self._sampling.max_new_tokens)))
+        until = np.int32(min(self._pushed + count, self._sampling.max_new_tokens))
         arguments = self._model.weights, self._state, until
         seconds = self._call("loop", self._programs.loop, *arguments)
         self.timings.decode += seconds
@@ -335,12 +334,18 @@ class _Run:
 
     def _collect(self) -> None:
         """Hands new tokens to the rows, and rows that met a stop string back to the device."""
-        tokens, counts = jax.device_get((self._state.tokens, self._state.counts))
+        arrays = self._state.tokens, self._state.counts
+        if self._programs.on_gpu:  # else they are there: the call takes longer than the copy
+            for array in arrays:
+                array.copy_to_host_async()
+        with jax.transfer_guard_device_to_host("allow"):
+            tokens, counts = np.asarray(arrays[0]), np.asarray(arrays[1]).tolist()
         for row, new, count in zip(self.rows, tokens, counts, strict=True):
             for token in new[self._pushed : count].tolist():
                 row.push(token)
-        self.timings.decoded_tokens += int(np.maximum(counts - max(self._pushed, 1), 0).sum())
-        self._pushed = int(counts.max())
+        first = max(self._pushed, 1)
+        self.timings.decoded_tokens += sum(max(count - first, 0) for count in counts)
+        self._pushed = max(counts)
         if self._pushed == self._sampling.max_new_tokens:
             for row in self.rows:
                 row.finish("length")
@@ -353,7 +358,9 @@ class _Run:
         batch, prompt_length = self._prompts.shape
         length = prompt_length if name == "start" else 0
         key = name, batch, length, self._capacity, self._cache_dtype, self._selection
-        with selected(self._selection), self._model.on_devices():
+        # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
+        allowed = jax.transfer_guard_host_to_device("allow")
+        with selected(self._selection), self._model.on_devices(), allowed:
             if key not in self._programs.compiled:
                 began = time.perf_counter()
                 program.lower(*arguments).compile()  # calling it reuses what this compiles

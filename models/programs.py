@@ -71,6 +71,7 @@ class Programs:
         donated.
       score: (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows,): -log p of tokens
         1 to length - 1 of each row, summed. It depends on no sampling.
+      on_gpu: whether they run on one.
       compiled: what `generate` has compiled so far; jit's own cache is what counts.
     """
 
@@ -86,6 +87,7 @@ class Programs:
         self._sampling = sampling
         self._end_ids = end_ids
         self.compiled: set[Any] = set()
+        self.on_gpu = on_gpu
         jit = functools.partial(jax.jit, compiler_options=CUDA_COMPILER_OPTIONS if on_gpu else None)
         self.start = jit(self._start, donate_argnames="cache")
         self.loop = jit(self._loop, donate_argnames="state")

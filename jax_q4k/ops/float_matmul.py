@@ -19,7 +19,7 @@ from .vmaps import by_reference, by_rows
 #: Rows of activations up to which the CPU's kernels take float32 weights. XLA's product of two
 #: float32 matrices is the faster one beyond; of 16-bit weights it would make a float32 copy, which
 #: it keeps while a loop runs.
-MAX_F32_ROWS = 32
+MAX_F32_ROWS = 16
 
 
 def float_matmul(x: jax.Array, w: jax.Array) -> jax.Array:

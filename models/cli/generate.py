@@ -18,7 +18,14 @@ from .. import chat
 from ..files.load import DEMO
 from ..generation import Output, Piece, Timings, stream
 from ..model import Model
-from .options import MODEL, add_devices, add_implementation, add_sampling, sampling_fields
+from .options import (
+    MODEL,
+    add_devices,
+    add_implementation,
+    add_no_cache,
+    add_sampling,
+    sampling_fields,
+)
 from .output import UsageError, load_model, printable
 
 
@@ -47,6 +54,7 @@ def add_parser(commands: Any) -> None:
     )
     add_devices(generate)
     add_implementation(generate)
+    add_no_cache(generate)
 
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:

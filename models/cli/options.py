@@ -39,6 +39,16 @@ def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(Sampling)}
 
 
+def add_no_cache(parser: argparse.ArgumentParser) -> None:
+    """--no-cache: what is compiled is not kept."""
+    parser.add_argument(
+        "--no-cache",
+        action="store_false",
+        dest="keeps_programs",
+        help="compile anew: neither use nor keep programs of earlier runs",
+    )
+
+
 def add_devices(parser: argparse.ArgumentParser) -> None:
     """--devices: how many the model is split over."""
     parser.add_argument(

@@ -11,7 +11,7 @@ from rich.progress import MofNCompleteColumn
 import jax_q4k as jq
 
 from ..perplexity import score
-from .options import add_devices, add_implementation, add_model
+from .options import add_devices, add_implementation, add_model, add_no_cache
 from .output import UsageError, load_model, progress
 
 MAX_TEXT = 1 << 30  # bytes; /dev/zero never ends
@@ -35,6 +35,7 @@ def add_parser(commands: Any) -> None:
     )
     add_devices(parser)
     add_implementation(parser)
+    add_no_cache(parser)
 
 
 def _read(path: str) -> str:

@@ -13,6 +13,7 @@ from rich.console import Console
 from ..files.imatrix import read_imatrix
 from ..files.quantize import quantize_file
 from ..files.recipes import RECIPES
+from .options import add_no_cache
 from .output import UsageError, bytes_progress, warnings_in_a_line
 
 
@@ -33,6 +34,7 @@ def add_parser(commands: Any) -> None:
         "--imatrix", metavar="FILE", help="llama.cpp's importance matrix, a GGUF file"
     )
     parser.add_argument("--force", action="store_true", help="replace OUT.gguf if it is there")
+    add_no_cache(parser)
 
 
 def _quantize(options: argparse.Namespace, notes: Console) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jax_q4k import GGUFError, gguf
+from jax_q4k import GGUFError, QuantizedArray, gguf
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 
@@ -47,6 +47,7 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _numbers(file: str, name: str, tensor: Any) -> np.ndarray:
-    if getattr(tensor, "dtype", None) != np.float32 or (values := np.asarray(tensor)).min() < 0:
+    packed = isinstance(tensor, QuantizedArray)
+    if packed or tensor.dtype != np.float32 or (values := np.asarray(tensor)).min() < 0:
         raise GGUFError(file, f"tensor {name!r}", "must hold non-negative float32 numbers")
     return values.reshape(-1)

@@ -13,3 +13,4 @@ def test_stages_and_the_command_are_timed(monkeypatch):
     for start in ("first", "second"):
         token, end = (found[f"command, {start} start: {stage}"] for stage in ("first token", "end"))
         assert found["import"] < token < end
+    assert 0 < found["host's part of a step"] < 0.01

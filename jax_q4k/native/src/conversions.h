@@ -32,21 +32,14 @@ inline float to_float(E4m3 x) {
 }
 
 // Sixteen elements as floats.
-inline Floats load_lanes(const float* from) { return Floats::load(from); }
-inline Floats load_lanes(const Half* from) { return to_float(Halves::load(from)); }
-inline Floats load_lanes(const int8_t* from) { return to_float(Vector<int8_t, 16>::load(from)); }
+JAX_Q4K_INLINE Floats load_lanes(const float* from) { return Floats::load(from); }
+JAX_Q4K_INLINE Floats load_lanes(const Half* from) { return to_float(Halves::load(from)); }
+JAX_Q4K_INLINE Floats load_lanes(const int8_t* from) { return to_float(Vector<int8_t, 16>::load(from)); }
 template <class T>
-Floats load_lanes(const T* from) {
+JAX_Q4K_INLINE Floats load_lanes(const T* from) {
   float values[16];
   for (int i = 0; i < 16; ++i) values[i] = to_float(from[i]);
   return Floats::load(values);
-}
-
-template <class T>
-void load_floats(const T* from, int64_t count, float* to) {
-  int64_t i = 0;
-  for (; i + 16 <= count; i += 16) load_lanes(from + i).store(to + i);
-  for (; i < count; ++i) to[i] = to_float(from[i]);
 }
 
 // Magnitude bits of a float whose exponent is `shift` bits wider than what is wanted, rounded to nearest even.

@@ -4,6 +4,7 @@
 
 #include "activations.h"
 #include "attention.h"
+#include "float_products.h"
 #include "formats.h"
 #include "products.h"
 
@@ -11,7 +12,10 @@ namespace jax_q4k {
 
 #define JAX_Q4K_GEMV(format, ...) gemv<format>,
 #define JAX_Q4K_GEMM(format, ...) gemm<format>,
-#define JAX_Q4K_DECODE(format, ...) decode_packed<format>,
+#define JAX_Q4K_DECODE(format, ...) decode_row<PackedRow<format>>,
+#define JAX_Q4K_FLOAT_GEMV(format, ...) float_gemv<PackedRow<format>>,
+#define JAX_Q4K_FLOAT_GEMM(format, ...) float_gemm<PackedRow<format>>,
+#define JAX_Q4K_FLOATS(of) of<FloatRow<float>>, of<FloatRow<Half>>, of<FloatRow<Bf16>>
 #define JAX_Q4K_PAGES(of) of<float>, of<Half>, of<Bf16>, of<int8_t>, of<E4m3>
 
 const Kernels JAX_Q4K_KERNELS = {
@@ -21,8 +25,9 @@ const Kernels JAX_Q4K_KERNELS = {
     pack_rows,
     {JAX_Q4K_FORMATS(JAX_Q4K_GEMV)},
     {JAX_Q4K_FORMATS(JAX_Q4K_GEMM)},
-    {JAX_Q4K_FORMATS(JAX_Q4K_DECODE) decode_floats<float>, decode_floats<Half>, decode_floats<Bf16>},
-    dot_rows,
+    {JAX_Q4K_FORMATS(JAX_Q4K_DECODE) JAX_Q4K_FLOATS(decode_row)},
+    {JAX_Q4K_FORMATS(JAX_Q4K_FLOAT_GEMV) JAX_Q4K_FLOATS(float_gemv)},
+    {JAX_Q4K_FORMATS(JAX_Q4K_FLOAT_GEMM) JAX_Q4K_FLOATS(float_gemm)},
     {JAX_Q4K_PAGES(attend_tokens)},
     merge_query,
     {JAX_Q4K_PAGES(append_token)},

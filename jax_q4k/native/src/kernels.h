@@ -15,7 +15,7 @@ constexpr int kSpan = 256;  // columns that rows are walked by
 constexpr int kLanes = 16;  // rows of activations that are multiplied at once, where there are many
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
 constexpr int kGemvRows = 8;     // rows of activations up to which weights are unpacked in registers
-constexpr int kDecoded = 4;  // rows of weights that are decoded at a time, for products of floats
+constexpr int kFloatGemvRows = 4;  // the same of activations that stay floats
 constexpr int kMaxHeadDim = 256;
 constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it, a sequence's only one may not
 
@@ -100,8 +100,11 @@ struct Kernels {
   void (*gemm[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total);
   // Row `row` as k floats.
   void (*decode[kTypes])(const Matrix&, int64_t row, float* y);
-  // y[j * stride + r] = rows[r] . x[j], of rows (count <= kDecoded, k) and x (m, k).
-  void (*dots)(const float* rows, int count, const float* x, int64_t k, int64_t m, float* y, int64_t stride);
+  // y[j * stride + r] = row (first + r) . row j of x (m, k), r < count, j < m <= kFloatGemvRows.
+  void (*float_gemv[kTypes])(const Matrix&, int64_t first, int64_t count, const float* x, int m, float* y, int64_t stride);
+  // The same of any m, for count <= kTile; uses kTile * (kSpan + m) floats of memory, aligned to 64 bytes.
+  void (*float_gemm[kTypes])(const Matrix&, int64_t first, int64_t count, const float* x, int64_t m, float* memory, float* y,
+                             int64_t stride);
   // Adds tokens [first, last) of a sequence, whose token i lies in pages[i / page_size], to the queries that see them;
   // those of pages outside [0, num_pages) are left out.
   void (*attend[kPageTypes])(const Tokens&, const int32_t* pages, int64_t head, int64_t first, int64_t last, Query*, int count,

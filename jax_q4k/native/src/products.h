@@ -1,8 +1,7 @@
-// Packed rows times activations: up to kGemvRows rows of them, more, or floats.
+// Packed rows times int8 activations: up to kGemvRows rows of them, or more.
 
 #pragma once
 
-#include "conversions.h"
 #include "formats.h"
 
 namespace jax_q4k {
@@ -202,64 +201,6 @@ inline void transpose_totals(const float* from, int64_t pitch, int64_t count, in
       std::memcpy(to + j * stride + r, row, n * 4);
     }
   }
-}
-
-template <class Format>
-void decode_packed(const Matrix& w, int64_t row, float* y) {
-  constexpr bool k32 = Format::kGroup == 32;
-  for (int64_t s = 0; s * kSpan < w.k; ++s) {
-    const uint8_t* planes[Format::kPlanes];
-    for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, s);
-    CutSpan<Format> cut;
-    if ((s + 1) * kSpan > w.k) cut.copy(w, row, planes);
-    alignas(64) uint8_t quants[4][4][16];
-    float scales[16], values[kSpan];
-    store_quants<Format>(planes, quants[0][0]);
-    Format::scales(planes).store(scales);
-    for (int c = 0; c < kSpan; ++c) {
-      const uint8_t quant = quants[c / 16 % 4][c / 64][c % 16];
-      const float scale = scales[k32 ? c / 32 * 2 : c / 16], min = k32 ? scales[c / 32 * 2 + 1] : scale * Format::kOffset;
-      values[c] = static_cast<float>(Format::kSigned ? static_cast<int8_t>(quant - kZeroPoint) : quant) * scale - min;
-    }
-    std::memcpy(y + s * kSpan, values, sizeof(float) * (w.k - s * kSpan < kSpan ? w.k - s * kSpan : kSpan));
-  }
-}
-
-template <class Element>
-void decode_floats(const Matrix& w, int64_t row, float* y) {
-  load_floats(reinterpret_cast<const Element*>(w.planes[0]) + row * w.k, w.k, y);
-}
-
-// y[j * stride + r] of R decoded rows and J of x, both (., k).
-template <int R, int J>
-void dot_floats(const float* rows, const float* x, int64_t k, float* y, int64_t stride) {
-  Floats total[R][J];
-  for (auto& of_row : total)
-    for (auto& t : of_row) t = Floats::all(0);
-  int64_t i = 0;
-  for (; i + kLanes <= k; i += kLanes)
-    for (int j = 0; j < J; ++j) {
-      const Floats values = Floats::load(x + j * k + i);
-      for (int r = 0; r < R; ++r) total[r][j] = fma(Floats::load(rows + r * k + i), values, total[r][j]);
-    }
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < J; ++j) {
-      float rest = 0;
-      for (int64_t at = i; at < k; ++at) rest += rows[r * k + at] * x[j * k + at];
-      y[j * stride + r] = sum(total[r][j]) + rest;
-    }
-}
-
-template <int R>
-void dot_floats_of(const float* rows, const float* x, int64_t k, int64_t m, float* y, int64_t stride) {
-  int64_t j = 0;
-  for (; j + 4 <= m; j += 4) dot_floats<R, 4>(rows, x + j * k, k, y + j * stride, stride);
-  for (; j < m; ++j) dot_floats<R, 1>(rows, x + j * k, k, y + j * stride, stride);
-}
-
-inline void dot_rows(const float* rows, int count, const float* x, int64_t k, int64_t m, float* y, int64_t stride) {
-  if (count == kDecoded) return dot_floats_of<kDecoded>(rows, x, k, m, y, stride);
-  for (int i = 0; i < count; ++i) dot_floats_of<1>(rows + i * k, x, k, m, y + i, stride);
 }
 
 }  // namespace

@@ -82,25 +82,21 @@ Prepared prepare(const Threads& threads, const float* x, int64_t m, int64_t k, c
 }
 
 constexpr int64_t kManyRows = 512;  // of activations that are prepared together and share one unpacking of a tile
-constexpr int64_t kFloatRows = 64;  // of activations as they are that share it: as many as stay in a core's cache
 
-// Rows [first, first + count) of w times activations [start, start + m): y[j * stride + r].
-void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, int64_t start, int64_t m, float* y, int64_t stride) {
+// Rows [first, first + count) of w times all activations: y[j * stride + r].
+void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, float* y, int64_t stride) {
   if (x.rows) {
-    kernels->gemv[w.type](w, first, count, x.rows + start * x.spans, static_cast<int>(m), y, stride);
+    kernels->gemv[w.type](w, first, count, x.rows, static_cast<int>(x.m), y, stride);
   } else if (x.blocks) {
-    const int64_t blocks = (m + kLanes - 1) / kLanes;
+    const int64_t blocks = (x.m + kLanes - 1) / kLanes;
     float* total = scratch<float>(kTotals, kTile * blocks * kLanes);
-    kernels->gemm[w.type](w, first, count, x.blocks + start / kLanes * x.spans, blocks, total);
-    for (int64_t b = 0; b < m; b += kLanes)
-      kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, m - b), y + b * stride, stride);
+    kernels->gemm[w.type](w, first, count, x.blocks, blocks, total);
+    for (int64_t b = 0; b < x.m; b += kLanes)
+      kernels->transpose(total + b, blocks * kLanes, count, std::min<int64_t>(kLanes, x.m - b), y + b * stride, stride);
+  } else if (x.m <= kFloatGemvRows) {
+    kernels->float_gemv[w.type](w, first, count, x.x, static_cast<int>(x.m), y, stride);
   } else {
-    float* rows = scratch<float>(kRows, kDecoded * x.k);
-    for (int64_t r = 0; r < count; r += kDecoded) {
-      const int n = static_cast<int>(std::min<int64_t>(kDecoded, count - r));
-      for (int i = 0; i < n; ++i) kernels->decode[w.type](w, first + r + i, rows + i * x.k);
-      kernels->dots(rows, n, x.x + start * x.k, x.k, m, y + r, stride);
-    }
+    kernels->float_gemm[w.type](w, first, count, x.x, x.m, scratch<float>(kTotals, kTile * (kSpan + x.m)), y, stride);
   }
 }
 
@@ -127,41 +123,40 @@ void apply(const Product& p, const Threads& threads, const float* x, int64_t m, 
   const std::vector<Matrix>& matrices = p.matrices;
   const int64_t k = matrices[0].k;
   const Prepared prepared = prepare(threads, x, m, k, p.norm, p.eps, p.quantized);
-  // A task is some rows of a matrix, times some of the activations.
-  const int64_t part = p.quantized ? m : kFloatRows;
+  // A task is some rows of a matrix.
   int64_t all_rows = 0;
   for (const Matrix& w : matrices) all_rows += w.n;
   const int64_t share = std::clamp<int64_t>(all_rows / (threads.count() * 8) / 16 * 16, 16, 256);
-  const int64_t rows = prepared.blocks ? kTile : share;
+  const bool tiles = prepared.blocks || (!p.quantized && m > kFloatGemvRows);
+  const int64_t rows = tiles ? kTile : share;
   struct Task {
     size_t matrix;
-    int64_t first, count, start, m;
+    int64_t first, count;
   };
   std::vector<Task> tasks;
   for (size_t i = 0; i < y.size(); ++i)
-    for (int64_t start = 0; start < m; start += part)
-      for (int64_t first = 0; first < matrices[i].n; first += rows)
-        tasks.push_back({i, first, std::min(rows, matrices[i].n - first), start, std::min(part, m - start)});
+    for (int64_t first = 0; first < matrices[i].n; first += rows)
+      tasks.push_back({i, first, std::min(rows, matrices[i].n - first)});
 
   const int64_t work = all_rows * k * m / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
   threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
     const Task& task = tasks[t];
     const Matrix& w = matrices[task.matrix];
-    float* to = y[task.matrix] + task.start * w.n + task.first;
-    multiply(w, task.first, task.count, prepared, task.start, task.m, to, w.n);
+    float* to = y[task.matrix] + task.first;
+    multiply(w, task.first, task.count, prepared, to, w.n);
     if (p.gated()) {
-      float* up = scratch<float>(kUp, task.m * task.count);
-      multiply(matrices[1], task.first, task.count, prepared, task.start, task.m, up, task.count);
-      for (int64_t j = 0; j < task.m; ++j)
+      float* up = scratch<float>(kUp, m * task.count);
+      multiply(matrices[1], task.first, task.count, prepared, up, task.count);
+      for (int64_t j = 0; j < m; ++j)
         kernels->gate(to + j * w.n, up + j * task.count, task.count, p.activation == "gelu", to + j * w.n);
     }
     const float* bias = p.bias.empty() ? nullptr : p.bias[task.matrix];
-    for (int64_t j = 0; j < task.m; ++j) {
+    for (int64_t j = 0; j < m; ++j) {
       float* row = to + j * w.n;
       if (bias)
         for (int64_t r = 0; r < task.count; ++r) row[r] += bias[task.first + r];
       if (residual)
-        for (int64_t r = 0; r < task.count; ++r) row[r] += residual[(task.start + j) * w.n + task.first + r];
+        for (int64_t r = 0; r < task.count; ++r) row[r] += residual[j * w.n + task.first + r];
     }
   });
 }

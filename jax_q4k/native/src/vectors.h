@@ -120,33 +120,54 @@ JAX_Q4K_INLINE Floats quad(const Floats& v) {
   return quad_of<kLane>(v, std::make_integer_sequence<int, Floats::kPartLanes>());
 }
 
-template <int... kLane>
-JAX_Q4K_INLINE void interleave(Floats::Part* a, Floats::Part* b, std::integer_sequence<int, kLane...>) {
-  constexpr int kHalf = Floats::kPartLanes / 2, kOther = Floats::kPartLanes;
-  const auto first = shuffled(*a, *b, std::integer_sequence<int, (kLane % 2 * kOther + kLane / 2)...>());
-  *b = shuffled(*a, *b, std::integer_sequence<int, (kLane % 2 * kOther + kHalf + kLane / 2)...>());
-  *a = first;
+// Of every four lanes of a and b, runs of kRun in turn: the first two lanes of each, or the last two.
+template <int kRun, int kLast, int... kLane>
+JAX_Q4K_INLINE Floats::Part zipped(Floats::Part a, Floats::Part b, std::integer_sequence<int, kLane...>) {
+  constexpr int kOther = Floats::kPartLanes;
+  return shuffled(a, b, std::integer_sequence<int, (kLane / 4 * 4 + 2 * kLast + (kRun == 1 ? kLane % 4 / 2 : kLane % 2) +
+                                                    kLane / kRun % 2 * kOther)...>());
+}
+// Of the quarters (16 bytes each) of a and then of b, the even ones, or the odd ones.
+template <int kOdd, int... kLane>
+JAX_Q4K_INLINE Floats::Part quarters(Floats::Part a, Floats::Part b, std::integer_sequence<int, kLane...>) {
+  return shuffled(a, b, std::integer_sequence<int, ((kLane / 4 * 2 + kOdd) * 4 + kLane % 4)...>());
 }
 
 // Lane j of vector i becomes lane i of vector j.
 JAX_Q4K_INLINE void transpose(Floats (&v)[16]) {
-  constexpr int kLanes = Floats::kPartLanes;  // by squares of so many: interleaving i with i + half, as often as halves are
+  using Part = Floats::Part;
+  constexpr int kQuarters = Floats::kPart / 16;
+  constexpr auto kLanes = std::make_integer_sequence<int, Floats::kPartLanes>();
   Floats to[16];
-  for (int i = 0; i < 16; i += kLanes)
-    for (int part = 0; part < Floats::kParts; ++part) {
-      Floats::Part square[kLanes];
-      for (int j = 0; j < kLanes; ++j) square[j] = v[i + j].part[part];
-      for (int step = 1; step < kLanes; step *= 2) {
-        Floats::Part next[kLanes];
-        for (int j = 0; j < kLanes / 2; ++j) {
-          interleave(&square[j], &square[j + kLanes / 2], std::make_integer_sequence<int, kLanes>());
-          next[2 * j] = square[j], next[2 * j + 1] = square[j + kLanes / 2];
-        }
-        std::memcpy(square, next, sizeof square);
-      }
-      for (int j = 0; j < kLanes; ++j) to[part * kLanes + j].part[i / kLanes] = square[j];
+#pragma GCC unroll 4
+  for (int part = 0; part < Floats::kParts; ++part) {
+    Part fours[4][4];  // [j][g], quarter q: lane 4 q + j of vectors [4 g, 4 g + 4)
+#pragma GCC unroll 4
+    for (int g = 0; g < 4; ++g) {
+      const Part a = v[4 * g].part[part], b = v[4 * g + 1].part[part], c = v[4 * g + 2].part[part], d = v[4 * g + 3].part[part];
+      const Part low = zipped<1, 0>(a, b, kLanes), high = zipped<1, 1>(a, b, kLanes);
+      const Part next_low = zipped<1, 0>(c, d, kLanes), next_high = zipped<1, 1>(c, d, kLanes);
+      fours[0][g] = zipped<2, 0>(low, next_low, kLanes), fours[1][g] = zipped<2, 1>(low, next_low, kLanes);
+      fours[2][g] = zipped<2, 0>(high, next_high, kLanes), fours[3][g] = zipped<2, 1>(high, next_high, kLanes);
     }
-  std::memcpy(v, to, sizeof to);
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const Part a = fours[j][0], b = fours[j][1], c = fours[j][2], d = fours[j][3];
+      if constexpr (kQuarters == 4) {
+        const Part even = quarters<0>(a, b, kLanes), odd = quarters<1>(a, b, kLanes);
+        const Part next_even = quarters<0>(c, d, kLanes), next_odd = quarters<1>(c, d, kLanes);
+        to[j].part[0] = quarters<0>(even, next_even, kLanes), to[j + 4].part[0] = quarters<0>(odd, next_odd, kLanes);
+        to[j + 8].part[0] = quarters<1>(even, next_even, kLanes), to[j + 12].part[0] = quarters<1>(odd, next_odd, kLanes);
+      } else if constexpr (kQuarters == 2) {
+        to[8 * part + j].part[0] = quarters<0>(a, b, kLanes), to[8 * part + j].part[1] = quarters<0>(c, d, kLanes);
+        to[8 * part + j + 4].part[0] = quarters<1>(a, b, kLanes), to[8 * part + j + 4].part[1] = quarters<1>(c, d, kLanes);
+      } else {
+        to[4 * part + j].part[0] = a, to[4 * part + j].part[1] = b, to[4 * part + j].part[2] = c, to[4 * part + j].part[3] = d;
+      }
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i) v[i] = to[i];
 }
 
 template <int kApart, class Part, class Operation, int... kLane>

@@ -56,6 +56,41 @@ def test_every_format_and_number_of_rows(kernels, format):
             assert nmse(y, seen(x, quantized) @ exact.T) <= 1e-10, (n, m, k, quantized)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
+def test_float_weights(kernels, dtype):
+    """Rows that end within a vector, a span and a tile; another matrix beside them."""
+    for n, m, k in [
+        (1, 1, 7),
+        (37, 2, 300),
+        (33, 4, 531),
+        (70, 5, 250),
+        (66, 13, 1030),
+        (7, 40, 9),
+    ]:
+        w = jnp.asarray(np.random.default_rng(k).standard_normal((n, k)), dtype)
+        x = activations(m, k)
+        y, again = calls.linear(jnp.asarray(x), [w, w[: n // 2 + 1]], quantized=False)
+        exact = x.astype(np.float64) @ np.asarray(w).astype(np.float64).T
+        assert nmse(y, exact) <= 1e-12, (n, m, k)
+        np.testing.assert_array_equal(again, np.asarray(y)[:, : n // 2 + 1])
+        rows = np.asarray(calls.embedding(jnp.array([n - 1, 0], jnp.int32), w))
+        np.testing.assert_array_equal(rows, np.asarray(w)[[n - 1, 0]].astype(np.float32))
+
+
+@pytest.mark.parametrize("format", formats.names())
+def test_float_activations_see_decoded_weights(kernels, format):
+    """Each column of the identity gives a column of the matrix, for few rows and for many."""
+    w, exact = matrix(format, 35, columns(format, 1, 1))
+    k = exact.shape[1]
+    eye = jnp.eye(k, dtype=jnp.float32)
+    decoded = np.asarray(calls.embedding(jnp.arange(35, dtype=jnp.int32), w))
+    (many,) = calls.linear(eye, [w], quantized=False)
+    np.testing.assert_array_equal(many, decoded.T)
+    for first in (0, 100, k - 3):
+        (few,) = calls.linear(eye[first : first + 3], [w], quantized=False)
+        np.testing.assert_array_equal(few, decoded.T[first : first + 3])
+
+
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
 @pytest.mark.parametrize("format", formats.names())
 def test_extreme_weights(kernels, format, kind):
@@ -186,6 +221,20 @@ def test_rows_of_a_table(kernels):
         y = np.asarray(calls.embedding(jnp.array([3, -1, 8, 9, 0], jnp.int32), w))
         np.testing.assert_array_equal(y[[0, 2, 4]], exact[[3, 8, 0]].astype(np.float32))
         assert np.isnan(y[[1, 3]]).all()
+
+
+def test_float_results_do_not_depend_on_the_call(kernels):
+    """The same rows give the same among others, up to 4 rows and beyond."""
+    w, _ = matrix("Q4_K", 300, 1024)
+    x = jnp.asarray(activations(40, 1024))
+    multiply = jax.jit(lambda x: calls.linear(x, [w], quantized=False)[0])
+    whole, few = np.asarray(multiply(x)), np.asarray(multiply(x[:4]))
+    np.testing.assert_array_equal(np.asarray(multiply(x)), whole)
+    for start, stop in [(8, 40), (3, 10), (5, 22)]:
+        np.testing.assert_array_equal(np.asarray(multiply(x[start:stop])), whole[start:stop])
+    for start, stop in [(0, 1), (1, 3), (1, 4)]:
+        np.testing.assert_array_equal(np.asarray(multiply(x[start:stop])), few[start:stop])
+    assert nmse(few, whole[:4]) <= 1e-12
 
 
 def test_results_do_not_depend_on_the_call(kernels):

@@ -1,0 +1,94 @@
+"""Compiled programs, kept on disk from one run of a command to the next."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+from rich.console import Console
+from rich.markup import escape
+
+from .output import printable
+
+#: Bytes. The programs used least recently make room; a large model's on a GPU take some megabytes.
+MAX_BYTES = 1 << 28
+
+#: For the first run of a model, which has many short compilations.
+_SETTINGS = {
+    "jax_compilation_cache_max_size": MAX_BYTES,
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": 0,
+}
+
+
+class _UnusableError(Exception):
+    """The folder cannot hold a cache; the message says why."""
+
+
+def folder() -> Path:
+    """The cache's place: `jax-q4k/programs` in the user's folder for caches, as XDG defines it."""
+    given = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(given):  # others are to be ignored, says the specification
+        return Path(given) / "jax-q4k" / "programs"
+    return Path("~/.cache/jax-q4k/programs").expanduser()
+
+
+def _usable() -> Path:
+    path = folder()
+    try:
+        if not path.is_absolute():
+            raise _UnusableError("there is no home directory")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        raise _UnusableError(f"{path}: {error.strerror}") from error
+    # A cached program is machine code that this process would run.
+    if found.st_uid != os.geteuid():
+        raise _UnusableError(f"{path} belongs to another user")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _UnusableError(f"{path} can be written by other users")
+    if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
+        raise _UnusableError(f"{path} cannot be written")
+    return path
+
+
+@contextlib.contextmanager
+def programs(notes: Console, *, wanted: bool = True) -> Iterator[None]:
+    """Inside the block JAX keeps what it compiles; not if not `wanted`.
+
+    A cache that JAX was told to use, by JAX_COMPILATION_CACHE_DIR, stays as it is. Where there can
+    be none, a line says why.
+    """
+    settings: dict[str, object] = {}
+    if not wanted:
+        settings = {"jax_enable_compilation_cache": False}
+    elif _setting("jax_compilation_cache_dir") is None and _setting("jax_enable_compilation_cache"):
+        try:
+            settings = {"jax_compilation_cache_dir": str(_usable()), **_SETTINGS}
+        except _UnusableError as error:
+            reason = escape(printable(str(error)))
+            notes.print(f"[dim]compiled programs are not kept: {reason}[/]", soft_wrap=True)
+    if not settings:
+        yield
+        return
+    before = {name: _setting(name) for name in settings}
+    try:
+        _update(settings)
+        yield
+    finally:
+        _update(before)
+
+
+def _setting(name: str) -> object:
+    return getattr(jax.config, name)
+
+
+def _update(settings: dict[str, object]) -> None:
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    reset_cache()  # JAX reads them when it first compiles
