@@ -13,7 +13,13 @@ from ptx_kernels import __version__, formats
 from . import checkpoint_policies, environment, native
 from .arrays import QuantizedArray, is_quantized
 from .custom_call import EXPORT_CHECKS
-from .errors import CheckpointError, GGUFError, NativeUnavailableWarning, UnavailableError
+from .errors import (
+    CheckpointError,
+    CompiledFileError,
+    GGUFError,
+    NativeUnavailableWarning,
+    UnavailableError,
+)
 from .explain import Explanation, explain
 from .implementation import (
     FUSIONS,
@@ -50,12 +56,12 @@ from .planes import from_planes
 from .quantize import quantize
 
 if TYPE_CHECKING:
-    from . import gguf, quantizers
+    from . import compiled, gguf, quantizers
 else:
 
     def __getattr__(name: str) -> Any:
         """Packages that few programs need, when they are first used."""
-        if name not in ("gguf", "quantizers"):
+        if name not in ("compiled", "gguf", "quantizers"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return importlib.import_module(f".{name}", __name__)
 
@@ -66,6 +72,7 @@ else:
 __all__ = [
     "ACTIVATION_FUNCTIONS",
     "CheckpointError",
+    "CompiledFileError",
     "EXPORT_CHECKS",
     "Explanation",
     "FUSIONS",
@@ -83,6 +90,7 @@ __all__ = [
     "attention",
     "causal_attention",
     "checkpoint_policies",
+    "compiled",
     "current_selection",
     "default_implementation",
     "dequantize",

@@ -39,6 +39,13 @@ class CheckpointError(_FileError):
     """
 
 
+class CompiledFileError(_FileError):
+    """A file of a compiled program that is malformed, or that is for something else.
+
+    `file` and `field` say where, `problem` what was found and what was expected.
+    """
+
+
 class UnavailableError(RuntimeError):
     """An implementation that was asked for by name and cannot run on this platform."""
 

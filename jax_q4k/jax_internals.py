@@ -11,6 +11,8 @@ from typing import Any
 import jax
 import jax.extend
 from jax._src import core, dispatch, sharding_impls
+from jax._src.lib import _jax, xla_client
+from jax.experimental import topologies
 from jax.interpreters import mlir
 
 #: Raised where the types of operands say that they lie on devices in ways that do not go together.
@@ -79,3 +81,46 @@ def spec_of(sharding: Any, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.P
         return sharding_impls.parse_flatten_op_sharding(tiled, mesh)[0]
     except Exception:  # one of several that JAX does not document
         return jax.sharding.PartitionSpec()
+
+
+def topology_fingerprint(device: jax.Device) -> int:
+    """A number that tells apart what XLA compiles for: a CPU's instruction sets, for instance.
+
+    JAX keys its compilation cache by it.
+    """
+    return int(xla_client.get_topology_for_devices([device]).fingerprint()) % (1 << 64)
+
+
+def compile_only_device(target_config: str) -> Any:
+    """A GPU that XLA knows by its description alone, a GpuTargetConfigProto as text.
+
+    Raises RuntimeError or ValueError where JAX's CUDA plugin is not installed.
+    """
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="1x1x1", topology="1x1x1", target_config=target_config
+    )
+    return topology.devices[0]
+
+
+def serialized_program(compiled: jax.stages.Compiled) -> bytes:
+    """The executable as XLA serializes it: protocol buffers and machine code, no pickle."""
+    executable: Any = compiled.runtime_executable()
+    return bytes(executable.serialize())
+
+
+class LoadedProgram:
+    """An executable of one device, as its machine code alone: flat arrays in, flat arrays out."""
+
+    def __init__(self, executable: Any, device: jax.Device) -> None:
+        self._executable, self.device = executable, device
+
+    def __call__(self, arguments: Sequence[jax.Array]) -> list[jax.Array]:
+        """Results for arrays on the device, of the shapes and dtypes that it was compiled for."""
+        outputs = self._executable.execute_sharded(list(arguments))
+        return [arrays[0] for arrays in outputs.disassemble_into_single_device_arrays()]
+
+
+def load_program(data: bytes, device: jax.Device) -> LoadedProgram:
+    """What `serialized_program` gave, loaded; JaxRuntimeError where XLA cannot."""
+    devices = _jax.DeviceList((device,))
+    return LoadedProgram(device.client.deserialize_executable(data, devices, None), device)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import chat, sampling, tokenizer
     from .assets import demo_path
+    from .compiled import CompiledStep, compile_step, load_compiled
     from .config import Config
     from .decoder import Decoder
     from .files.checkpoint import CheckpointSource, from_pretrained
@@ -33,6 +34,7 @@ _HOMES = {
     name: module
     for module, names in {
         "assets": ("demo_path",),
+        "compiled": ("CompiledStep", "compile_step", "load_compiled"),
         "config": ("Config",),
         "decoder": ("Decoder",),
         "files.checkpoint": ("CheckpointSource", "from_pretrained"),
@@ -55,6 +57,7 @@ _HOMES = {
 __all__ = [
     "CUDA_COMPILER_OPTIONS",
     "CheckpointSource",
+    "CompiledStep",
     "Config",
     "Decoder",
     "Model",
@@ -67,11 +70,13 @@ __all__ = [
     "Timings",
     "abstract_programs",
     "chat",
+    "compile_step",
     "demo_path",
     "from_gguf",
     "from_pretrained",
     "generate",
     "load",
+    "load_compiled",
     "named_tensors",
     "quantize",
     "quantize_file",

@@ -1,6 +1,6 @@
 """Compiles jitted functions for a GPU that is not there, and tells what XLA made of them.
 
-JAX's CUDA plugin compiles from a description of the device (targets/*.txtpb, XLA's
+JAX's CUDA plugin compiles from a description of the device (jax_q4k/assets/*.txtpb, XLA's
 GpuTargetConfigProto); neither a GPU nor the CUDA libraries are needed. XLA does not look into the
 PTX of custom calls: `ptx_kernels.machine_code.ptxas` does.
 """
@@ -19,11 +19,12 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+import jax_q4k
 from jax_q4k.custom_call import TARGET
 
 from .thunks import CONTAINERS, Array, Thunk, parse_thunks
 
-TARGETS = Path(__file__).with_name("targets")
+TARGETS = Path(jax_q4k.__file__).with_name("assets")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def unavailable() -> str | None:
 
 @functools.cache
 def topology(target: str = "h200", devices: int = 1) -> Any:
-    """GPUs of one host, as `targets/TARGET.txtpb` describes them.
+    """GPUs of one host, as `jax_q4k/assets/TARGET.txtpb` describes them.
 
     Raises:
       RuntimeError: JAX's CUDA plugin is not installed.
@@ -110,7 +111,7 @@ def compile_program(
 
     Args:
       options: XLA options beside those that `function` was jitted with.
-      target: the file under targets/ that describes the device.
+      target: the file under jax_q4k/assets/ that describes the device.
 
     Raises:
       RuntimeError: JAX's CUDA plugin is not installed, or XLA left no dump.

@@ -5,7 +5,7 @@ Lowering and `explain` both ask `decide`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
@@ -13,6 +13,7 @@ import jax.extend
 
 from .. import native
 from ..custom_call import KernelCall, launch_ptx, launch_simulated
+from ..errors import UnavailableError
 
 
 class Operation(Protocol):
@@ -102,6 +103,19 @@ def decide(op: Operation, asked: str | None, platform: str) -> Decision:
     if asked is None and op.native is not None and name != (first := DEFAULTS[platform][0]):
         return Decision(name, f"{why}, as {_missing(first)}", passed_over=first)
     return Decision(name, why)
+
+
+def check_shapes(op: Operation, implementation: str, operands: Sequence[Any]) -> None:
+    """Raises UnavailableError for symbolic shapes, of `jax.export`: a kernel is built for one."""
+    if getattr(op, BACKENDS[implementation].composition) is None:
+        return  # XLA's
+    symbols = {str(n): None for aval in operands for n in aval.shape if not isinstance(n, int)}
+    if symbols:
+        raise UnavailableError(
+            f"{op.name}: implementation {implementation!r} builds kernels for one shape, and the "
+            f"sizes {', '.join(symbols)} are symbols: export it for each size, or by plain JAX "
+            "inside jax_q4k.implementation('xla')"
+        )
 
 
 def composition(op: Operation, implementation: str, launch: KernelCall | None = None) -> Any:

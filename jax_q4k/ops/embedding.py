@@ -51,9 +51,13 @@ def embedding(ids: Any, w: Any, dtype: Any = jnp.float32) -> jax.Array:
 
 def reference(ids: jax.Array, w: QuantizedArray, *, dtype: Any) -> jax.Array:
     """`embedding` of ids (count,) in plain JAX."""
-    vocab = w.shape[0]
-    looked_up = tuple(plane[jnp.clip(ids, 0, vocab - 1)] for plane in w.planes)
-    return _nan_outside(ids, vocab, formats.get(w.format).decode(looked_up, jnp).astype(dtype))
+    vocab, block = w.shape[0], formats.get(w.format)
+    inside = jnp.clip(ids, 0, vocab - 1)
+    if isinstance(ids.shape[0], int):
+        rows = block.decode(tuple(plane[inside] for plane in w.planes), jnp)
+    else:  # XLA finds no size for the bits of symbolically many rows
+        rows = block.decode(w.planes, jnp)[inside]
+    return _nan_outside(ids, vocab, rows.astype(dtype))
 
 
 def ptx(launch: KernelCall, ids: jax.Array, w: QuantizedArray, *, dtype: Any) -> jax.Array:

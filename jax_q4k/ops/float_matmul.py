@@ -53,7 +53,9 @@ def reference(x: jax.Array, w: jax.Array) -> jax.Array:
 
 def native(x: jax.Array, w: jax.Array) -> jax.Array:
     """`float_matmul` by the CPU's kernels, where they are faster or spare a copy of the weights."""
-    if w.dtype == jnp.float32 and x.shape[0] > MAX_F32_ROWS:
+    rows = x.shape[0]
+    few = isinstance(rows, int) and rows <= MAX_F32_ROWS  # a symbol may be many
+    if w.dtype == jnp.float32 and not few:
         return reference(x, w)
     (y,) = calls.linear(x.astype(jnp.float32), [w], quantized=False)
     return y.astype(x.dtype)

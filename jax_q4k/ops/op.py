@@ -167,6 +167,7 @@ class Op:
         lower = mlir.lower_fun(function, multiple_results=True)
         if backends.BACKENDS[decision.implementation].launch is None:
             return lower(ctx, *leaves)
+        backends.check_shapes(self, decision.implementation, ctx.avals_in)  # type: ignore[attr-defined]
         from ptx_kernels import tuning  # where kernels are launched, whose Configs it chooses
 
         with tuning.on_device(device()):

@@ -32,8 +32,11 @@ def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> j
 
 
 def takes_q8_1(format: str, rows: int, columns: int) -> bool:
-    """True if a CUDA kernel multiplies `rows` rows of `columns` int8 activations by `format`."""
-    return rows <= MAX_ROWS or gemm_takes(format, columns)
+    """True if a CUDA kernel multiplies `rows` rows of `columns` int8 activations by `format`.
+
+    Of a symbolic number of rows it is what is so of any.
+    """
+    return gemm_takes(format, columns) or (isinstance(rows, int) and rows <= MAX_ROWS)
 
 
 def quantizes(weights: Any, rows: int, columns: int, activations: str | None) -> bool:

@@ -21,7 +21,7 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from . import cache, doctor, generate, inspect, interrupts, perplexity, quantize
+from . import cache, compile, doctor, generate, inspect, interrupts, perplexity, quantize
 from .output import UsageError, devices, printable, split_cpu
 
 FAILURE = 2
@@ -31,6 +31,7 @@ _ERRORS = (
     UsageError,
     jq.GGUFError,
     jq.CheckpointError,
+    jq.CompiledFileError,
     jq.UnavailableError,
     OSError,
     MemoryError,
@@ -96,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (doctor, generate, inspect, perplexity, quantize):
+    for command in (compile, doctor, generate, inspect, perplexity, quantize):
         command.add_parser(commands)
     parser.set_defaults(writes_files=False, runs_programs=False, keeps_programs=True)
     return parser

@@ -67,7 +67,7 @@ def test_every_public_name_is_there_and_listed(module):
 @pytest.mark.parametrize(
     "module, modules",
     [
-        ("jax_q4k", ["environment", "formats", "gguf", "native", "quantizers"]),
+        ("jax_q4k", ["compiled", "environment", "formats", "gguf", "native", "quantizers"]),
         ("jax_q4k.models", ["chat", "sampling", "tokenizer"]),
     ],
 )

@@ -1,0 +1,249 @@
+"""Compiled programs in files: XLA's executable behind a header that is checked before it is used.
+
+A file is, in this order: `MAGIC`; the header's length, four bytes, the lowest first; the SHA-256
+of the header; the header, JSON in UTF-8; the body, the executable as XLA serializes it. There is no
+pickle in it. The checks find a file that is damaged, or that is for something else; an executable
+is machine code all the same, so use files of those alone whose programs you would run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+
+from ptx_kernels import __version__
+from ptx_kernels.devices import find_device
+
+from . import native
+from .errors import CompiledFileError, UnavailableError
+from .jax_internals import (
+    LoadedProgram,
+    compile_only_device,
+    load_program,
+    serialized_program,
+    topology_fingerprint,
+)
+
+__all__ = [
+    "MAGIC",
+    "TARGETS",
+    "Header",
+    "LoadedProgram",
+    "check_arguments",
+    "compile_for",
+    "read",
+    "write",
+]
+
+MAGIC = b"jax-q4k compiled program 1\n"
+_DIGEST = 32  # bytes of a SHA-256
+_LONGEST_HEADER = 1 << 20
+
+#: Name -> the file beside the demo model that describes the device, XLA's GpuTargetConfigProto, and
+#: its name in `ptx_kernels.devices`; None: this machine's CPU.
+TARGETS: dict[str, tuple[str, str] | None] = {"cpu": None, "h200": ("h200.txtpb", "H200")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+    """What a file says of its program.
+
+    Attributes:
+      program: its name and version of its arguments: another one's file is refused.
+      model: a fingerprint of all of the model that the program depends on.
+      shapes: of its arguments and whatever else its user has to know; JSON.
+      target: the name in `TARGETS`.
+      device: whose code it is: `cpu` and a fingerprint of the processor, or a GPU's name.
+      versions: of jax, jaxlib and jax_q4k, and of the CPU's kernels.
+    """
+
+    program: str
+    model: str
+    shapes: dict[str, Any]
+    target: str
+    device: str
+    versions: dict[str, str]
+
+
+def _versions(platform: str) -> dict[str, str]:
+    kernels = f"{native.kernels()} {native.build.fingerprint()}" if platform == "cpu" else "none"
+    return {
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "jax_q4k": __version__,
+        "CPU kernels": kernels,
+    }
+
+
+def _device(device: jax.Device) -> str:
+    if device.platform == "cpu":
+        return f"cpu {topology_fingerprint(device):016x}"
+    known = find_device(device.device_kind)
+    return known.name if known else device.device_kind
+
+
+def compile_for(
+    target: str,
+    program: Any,
+    arguments: tuple[Any, ...],
+    *,
+    name: str,
+    model: str,
+    shapes: dict[str, Any],
+    cuda_options: dict[str, Any] | None = None,
+) -> tuple[Header, bytes]:
+    """A jitted function, compiled for a device that need not be here: a file's header and body.
+
+    Args:
+      target: one of `TARGETS`.
+      program: jitted with `keep_unused`.
+      arguments: arrays or ShapeDtypeStructs, in pytrees.
+      name, model, shapes: of the header.
+      cuda_options: XLA's, for a GPU.
+
+    Raises:
+      ValueError: an unknown target. UnavailableError: JAX's plugin for it is not installed.
+    """
+    if target not in TARGETS:
+        raise ValueError(f"target={target!r} must be one of {', '.join(TARGETS)}")
+    described = TARGETS[target]
+    if described is None:
+        cpu = jax.local_devices(backend="cpu")[0]
+        placed, device, platform, options = cpu, _device(cpu), "cpu", None
+    else:
+        text = Path(__file__).with_name("assets").joinpath(described[0]).read_text()
+        try:
+            placed = compile_only_device(text)
+        except (RuntimeError, ValueError) as error:
+            problem = f"target {target!r} needs JAX's CUDA plugin, which is in jax[cuda13-local]"
+            raise UnavailableError(f"{problem}: {error}") from error
+        device, platform, options = described[1], "cuda", cuda_options
+    sharding = jax.sharding.SingleDeviceSharding(placed)
+    avals = jax.tree.map(
+        lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments
+    )
+    lowered = program.trace(*avals).lower(lowering_platforms=(platform,))
+    body = serialized_program(lowered.compile(compiler_options=options))
+    return Header(name, model, shapes, target, device, _versions(platform)), body
+
+
+def write(path: str | os.PathLike[str], header: Header, body: bytes) -> None:
+    """Writes a file whole or not at all."""
+    said = dataclasses.asdict(header) | {
+        "body_bytes": len(body),
+        "body_sha256": hashlib.sha256(body).hexdigest(),
+    }
+    text = json.dumps(said, sort_keys=True).encode()
+    target = Path(path)
+    partial = target.parent / f".{secrets.token_hex(8)}.partial"
+    try:
+        with partial.open("xb") as file:
+            file.write(MAGIC + len(text).to_bytes(4, "little") + hashlib.sha256(text).digest())
+            file.write(text + body)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read(
+    path: str | os.PathLike[str],
+    *,
+    name: str,
+    model: str,
+    device: jax.Device,
+    shapes: Callable[[dict[str, Any]], dict[str, Any]],
+) -> tuple[Header, LoadedProgram]:
+    """The program of a file, ready to run on `device`; everything is checked before it is loaded.
+
+    `shapes` gives what a header must say of them, from what it says.
+
+    Raises:
+      CompiledFileError: no such file, as its `field` says: `magic`, `header`, `body` (truncated or
+        damaged), `program`, `device`, `versions`, `model` or `shapes` (for others than these).
+    """
+    file = os.fsdecode(path)
+    data = Path(path).read_bytes()
+    header, body = _parsed(file, data)
+    found: tuple[tuple[str, Any, Any], ...] = (
+        ("program", header.program, name),
+        ("device", header.device, _device(device)),
+        ("versions", header.versions, _versions("cpu" if device.platform == "cpu" else "cuda")),
+        ("model", header.model, model),
+    )
+    for field, has, wanted in found:
+        if has != wanted:
+            raise CompiledFileError(file, field, f"is for {_text(has)}; here is {_text(wanted)}")
+    try:
+        agree = header.shapes == shapes(header.shapes)
+    except (KeyError, TypeError, ValueError):
+        agree = False
+    if not agree:
+        raise CompiledFileError(file, "shapes", "do not go together")
+    try:
+        return header, load_program(body, device)
+    except jax.errors.JaxRuntimeError as error:
+        raise CompiledFileError(file, "body", f"XLA does not load it: {error}") from error
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {version}" for name, version in value.items())
+    return str(value)
+
+
+def _parsed(file: str, data: bytes) -> tuple[Header, bytes]:
+    """The header and body of a file that is whole."""
+    if not data.startswith(MAGIC):
+        problem = f"begins with {data[:16]!r}: this is no compiled program of jax-q4k"
+        raise CompiledFileError(file, "magic", problem)
+    at = len(MAGIC)
+    length = int.from_bytes(data[at : at + 4], "little")
+    digest, text = data[at + 4 : at + 4 + _DIGEST], data[at + 4 + _DIGEST :][:length]
+    if length > _LONGEST_HEADER or len(text) < length or hashlib.sha256(text).digest() != digest:
+        raise CompiledFileError(file, "header", "is damaged or cut off")
+    body = data[at + 4 + _DIGEST + length :]
+    said = _checked(file, json.loads(text))
+    size, checksum = said.pop("body_bytes"), said.pop("body_sha256")
+    if len(body) != size:
+        raise CompiledFileError(file, "body", f"has {len(body)} of {size} bytes")
+    if hashlib.sha256(body).hexdigest() != checksum:
+        raise CompiledFileError(file, "body", "is damaged: its checksum is another")
+    return Header(**said), body
+
+
+def _checked(file: str, said: Any) -> dict[str, Any]:
+    kinds = {
+        "program": str,
+        "model": str,
+        "shapes": dict,
+        "target": str,
+        "device": str,
+        "versions": dict,
+        "body_bytes": int,
+        "body_sha256": str,
+    }
+    if not isinstance(said, dict) or said.keys() != kinds.keys():
+        raise CompiledFileError(file, "header", f"must have {', '.join(kinds)}")
+    for field, kind in kinds.items():
+        if not isinstance(said[field], kind):
+            raise CompiledFileError(file, "header", f"{field} must be a JSON {kind.__name__}")
+    return said
+
+
+def check_arguments(arguments: Sequence[Any], shapes: Sequence[Any]) -> None:
+    """Raises TypeError unless arrays have these [shape, dtype]: XLA itself would not check."""
+    for i, (array, (shape, dtype)) in enumerate(zip(arguments, shapes, strict=True)):
+        if list(array.shape) != list(shape) or str(array.dtype) != dtype:
+            raise TypeError(
+                f"argument {i} is {array.dtype} {tuple(array.shape)}; the program was compiled for "
+                f"{dtype} {tuple(shape)}"
+            )
