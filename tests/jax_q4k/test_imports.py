@@ -67,7 +67,18 @@ def test_every_public_name_is_there_and_listed(module):
 @pytest.mark.parametrize(
     "module, modules",
     [
-        ("jax_q4k", ["compiled", "environment", "formats", "gguf", "native", "quantizers"]),
+        (
+            "jax_q4k",
+            [
+                "checkpoint_policies",
+                "compiled",
+                "environment",
+                "formats",
+                "gguf",
+                "native",
+                "quantizers",
+            ],
+        ),
         ("jax_q4k.models", ["chat", "sampling", "tokenizer"]),
     ],
 )
