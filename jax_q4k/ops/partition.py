@@ -70,22 +70,26 @@ def sharding_rule(layout: Layout, operands: Any, results: Any) -> tuple[str, dic
     for names, shape in (leaf for side in named for leaf in side):
         for name, size in zip(names, shape, strict=False):
             shared[name] = math.gcd(shared.get(name, 0), size)
-    possible = {name for names, _ in named[1] for name in names} | set(layout.combined.split())
-    whole: list[str] = []
-    sizes: dict[str, int] = {}  # of factors of an axis that has several
-
-    def rest(size: int) -> str:
-        whole.append(f"whole{len(whole)}")
-        return whole[-1]
+    passed = {name for names, _ in named[1] for name in names}
+    combined = set(layout.combined.split())
+    possible = {n for n in passed | combined if n != WHOLE and shared.get(n, 1) > 1}
+    reduced: dict[str, None] = {}  # factors that results lack, in Shardy's order: as they appear
+    whole: list[str] = []  # factors that stay whole
+    sizes: dict[str, int] = {}  # of factors of axes that have several
+    alone: set[str] = set()  # factors that are some axis by themselves
 
     def entry(name: str, size: int) -> str:
-        if name == WHOLE or name not in possible or shared[name] == 1:
-            return rest(size)
-        if size == shared[name]:
+        if name in (possible & combined) - passed:
+            reduced[name] = None
+        if name in possible and size == shared[name]:
+            alone.add(name)
             return name
-        remaining = rest(size)
-        sizes.update({name: shared[name], remaining: size // shared[name]})
-        return f"({name} {remaining})"
+        rest = f"whole{len(whole)}"
+        whole.append(rest)
+        if name not in possible:
+            return rest
+        sizes.update({name: shared[name], rest: size // shared[name]})
+        return f"({name} {rest})"
 
     def side(leaves: list[Any]) -> str:
         return ", ".join(
@@ -94,16 +98,8 @@ def sharding_rule(layout: Layout, operands: Any, results: Any) -> tuple[str, dic
         )
 
     rule = f"{side(named[0])} -> {side(named[1])}"
-    factors = rule.replace("(", " ( ").replace(")", " ) ").replace(",", " ").split()
-    alone, inside = set(), False
-    for factor in factors:
-        inside = factor == "(" or (inside and factor != ")")
-        if not inside:
-            alone.add(factor)
-    in_results = rule.split("->")[1]
-    reduced = [name for name in layout.combined.split() if name in factors]
     return rule, {
-        "reduction_factors": tuple(name for name in reduced if name not in in_results.split()),
+        "reduction_factors": tuple(reduced),
         "need_replication_factors": tuple(whole),
         **{name: size for name, size in sizes.items() if name not in alone},
     }

@@ -20,7 +20,9 @@ W = random_weights("Q6_K", 24, 512)
 X = np.random.default_rng(1).standard_normal((3, 512), np.float32)
 
 
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray, np.ndarray.tolist], ids=lambda k: str(k))
+@pytest.mark.parametrize(
+    "kind", [np.asarray, jnp.asarray, np.ndarray.tolist], ids=["numpy", "jax", "list"]
+)
 def test_x_times_the_transposed_view_is_matmul(kind):
     want = jq.matmul(X, W)
     np.testing.assert_array_equal(kind(X) @ W.T, want)
