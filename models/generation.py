@@ -143,7 +143,8 @@ def stream(
 ) -> Iterator[Piece]:
     """Continues one prompt token by token; arguments, checks and result as `generate`'s.
 
-    The checks run at the call. The texts of all pieces together are the text of the last piece's
+    The checks run at the call. Where processes share the model's devices, all of them must read the
+    stream. The texts of all pieces together are the text of the last piece's
     `output`.
     """
     sampling = _sampling(sampling, fields)
@@ -173,7 +174,9 @@ def _pieces(run: _Run) -> Iterator[Piece]:
             (output,) = run.outputs()
             yield Piece(None, row.take_text(), output)
             return
-        if not FLUENT_CALL < run.advance(interval) < SLOW_CALL:
+        seconds = run.advance(interval)
+        # Processes that share the devices must make the same calls, whatever their clocks say.
+        if run.shared or not FLUENT_CALL < seconds < SLOW_CALL:
             interval = min(2 * interval, INTERVAL)
 
 
@@ -280,6 +283,7 @@ class _Run:
         end_ids = () if ends is None else tuple(ends.eos_token_ids)
         self.rows = [_Row(model.tokenizer, StopStrings(sampling.stop), end_ids) for _ in prompts]
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
+        self.shared = model.placement is not None and model.placement.spans_processes
         self._model = model
         self._programs = model.programs(sampling, end_ids)
         self._lengths = np.array([len(ids) for ids in prompts], np.int32)
@@ -351,7 +355,7 @@ class _Run:
                 row.finish("length")
         if self.has_stops:
             finished = np.array([row.finish_reason is not None for row in self.rows])
-            self._state = dataclasses.replace(self._state, finished=jax.device_put(finished))
+            self._state = dataclasses.replace(self._state, finished=self._model.put(finished))
 
     def _call(self, name: str, program: Any, *arguments: Any) -> float:
         """Runs a program and collects its tokens; returns the seconds without compiling."""

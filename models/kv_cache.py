@@ -76,16 +76,14 @@ class PagedCache:
         arrays = [(shape, dtype)] * 2 + (
             [(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else []
         )
-        whole = None if placement is None else placement.whole
+        put = jax.device_put if placement is None else placement.put
         return cls(
             pages=[
                 tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
                 for _ in range(config.num_layers)
             ],
-            block_tables=jax.device_put(
-                np.arange(num_pages, dtype=np.int32).reshape(batch, per_sequence), whole
-            ),
-            context_lens=jax.device_put(np.zeros(batch, np.int32), whole),
+            block_tables=put(np.arange(num_pages, dtype=np.int32).reshape(batch, per_sequence)),
+            context_lens=put(np.zeros(batch, np.int32)),
         )
 
     @property

@@ -113,8 +113,8 @@ class Model:
             return _first(self._full_pass(self.weights, *given), time)
 
     def put(self, arrays: Any) -> Any:
-        """NumPy's arrays on the model's devices, whole on each."""
-        return jax.device_put(arrays, None if self.placement is None else self.placement.whole)
+        """NumPy's arrays on the model's devices, whole on each; alike in every process."""
+        return jax.device_put(arrays) if self.placement is None else self.placement.put(arrays)
 
     def on_devices(self) -> contextlib.AbstractContextManager[Any]:
         """A block in which programs of the model run, if it lies on an explicit mesh."""

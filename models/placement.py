@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 
@@ -35,6 +36,22 @@ class Placement(NamedTuple):
         """True if an axis of the mesh is part of arrays' types."""
         return AxisType.Explicit in self.mesh.axis_types
 
+    @property
+    def spans_processes(self) -> bool:
+        """True if devices of other processes are among the mesh's."""
+        return not self.whole.is_fully_addressable
+
+    def put(self, arrays: Any) -> Any:
+        """A tree of arrays, alike in every process, whole on every device."""
+        if not self.spans_processes:
+            return jax.device_put(arrays, self.whole)
+        return jax.tree.map(self._put_own, arrays)
+
+    def _put_own(self, array: Any) -> jax.Array:
+        # `device_put` would compare all processes' values: a program and a sum for each array.
+        given = np.asarray(array)
+        return jax.make_array_from_callback(given.shape, self.whole, lambda index: given[index])
+
     def spread(self, arrays: list[Any]) -> list[Any]:
         """Arrays; those that lie on a single device, whole on every one of the mesh."""
         devices = set(self.mesh.devices.flat)
@@ -42,6 +59,6 @@ class Placement(NamedTuple):
         def moved(array: Any) -> Any:
             if not isinstance(array, jax.Array) or array.sharding.device_set == devices:
                 return array
-            return jax.device_put(array, self.whole)
+            return self.put(array)
 
         return [moved(array) for array in arrays]

@@ -1,0 +1,174 @@
+"""One model over the devices of two processes gives what one device gives."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from helpers import GOLDEN
+
+import jax_q4k as jq
+from jax_q4k import models
+
+pytestmark = pytest.mark.cpu_kernels
+
+ROOT = Path(__file__).parents[2]
+PROCESSES, DEVICES = 2, 4  # per process
+TIMEOUT = 240  # seconds
+PROMPT = [1, 5, 9, 2, 7, 11, 3, 4]
+
+#: Runs the example and prints the bytes of each tensor that were read.
+COUNTED = """
+import json, runpy, sys
+import jax_q4k as jq
+from jax_q4k.gguf.load import _TensorReader
+counts, read = {}, _TensorReader._read
+def counted(self, info, offset, target):
+    counts[info.name] = counts.get(info.name, 0) + target.nbytes  # a tensor is read by one thread
+    read(self, info, offset, target)
+_TensorReader._read = counted
+sys.argv[0] = "examples/multihost_decode.py"
+with jq.implementation(activations="f32"):
+    runpy.run_path(sys.argv[0], run_name="__main__")
+print("counts:", json.dumps(counts))
+"""
+
+#: Ways of generating, on one kind of mesh; a stream's calls must not follow each process's clock.
+WAYS = """
+import json, sys, warnings
+import jax
+jax.distributed.initialize(sys.argv[-5], int(sys.argv[-3]), int(sys.argv[-1]))
+import jax_q4k as jq
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType
+from jax_q4k import models
+warnings.simplefilter("ignore")
+def compared(*_, **__):
+    raise AssertionError("comparing processes' values costs a program for each array")
+multihost_utils.assert_equal = compared
+mesh = jax.make_mesh((jax.device_count(),), ("tp",), axis_types=(AxisType[sys.argv[2]],))
+model = models.load(sys.argv[1], mesh=mesh)
+generation = sys.modules[models.stream.__module__]
+# to process 0 all calls seem fast, to process 1 none does, and none slow
+generation.FLUENT_CALL = -1.0 if jax.process_index() else 1e9
+generation.SLOW_CALL = 1e9
+with jq.implementation(activations="f32"):
+    print("ways:", json.dumps(ways(model)))
+"""
+
+
+def ways(model: Any) -> list[Any]:
+    """Sampled and penalized tokens, a batch with a stop string, a stream, a score."""
+    text, length = "Once upon a time, in a village by the sea,", 8
+    options = {"temperature": 0.8, "top_k": 5, "repetition_penalty": 1.3, "seed": 3}
+    batch = models.generate(model, [text, text[:10]], max_new_tokens=2 * length, stop=["Spe"])
+    pieces = list(models.stream(model, text, max_new_tokens=2 * length, stop=["Spe"]))
+    return [
+        models.generate(model, text, max_new_tokens=length, **options).tokens,
+        [output.tokens for output in batch],
+        [pieces[-1].output.text, pieces[-1].output.finish_reason],
+        round(models.score(model, text).nats, 2),
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def processes(code: str, *arguments: object) -> list[str]:
+    """What each process prints that runs `code` with these arguments and its place."""
+    port = free_port()
+    environment = {
+        **os.environ,
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
+        "PYTHONPATH": str(ROOT),
+    }
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, *map(str, arguments)]
+            + ["--coordinator", f"127.0.0.1:{port}"]
+            + ["--processes", str(PROCESSES), "--process", str(process)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for process in range(PROCESSES)
+    ]
+    try:
+        printed = [process.communicate(timeout=TIMEOUT)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    for process, text in zip(started, printed, strict=True):
+        assert process.returncode == 0, text
+    return printed
+
+
+def after(label: str, text: str) -> Iterator[str]:
+    return (line.removeprefix(label) for line in text.splitlines() if line.startswith(label))
+
+
+def test_tokens_and_parts() -> None:
+    path = GOLDEN / "llama-gqa.Q4_K_M.gguf"
+    printed = processes(COUNTED, path, " ".join(map(str, PROMPT)), "--ids", "--new-tokens", 8)
+    model = models.load(path)
+    with jq.implementation(activations="f32"):
+        want = models.generate(model, PROMPT, max_new_tokens=8).tokens
+    first, second = (list(after("tokens: ", text)) for text in printed)
+    assert [int(token) for token in first[0].split()] == want
+    assert second == []  # process 0 alone prints them
+
+    size = sum(leaf.nbytes for leaf in model.weights)
+    with jq.gguf.TensorFile(path) as file:
+        infos = file.header.tensors
+    for process, text in enumerate(printed):
+        (line,) = after(f"process {process} of {PROCESSES}: ", text)
+        assert line.startswith(f"{DEVICES} of {PROCESSES * DEVICES} devices, read ")
+        held = int(line.split(" holds ")[1].split()[0])
+        assert size / PROCESSES <= held < 0.7 * size
+        (counts,) = map(json.loads, after("counts: ", text))
+        assert counts.keys() == infos.keys()
+        for name in ("token_embd", "blk.0.ffn_gate", "blk.1.ffn_up", "blk.0.ffn_down"):
+            weight = f"{name}.weight"
+            assert counts[weight] == infos[weight].nbytes // PROCESSES
+        assert counts["output_norm.weight"] == infos["output_norm.weight"].nbytes
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_ways_of_generating(kind: str) -> None:
+    path = GOLDEN / "text-spm.Q4_K_M.gguf"
+    code = f"from typing import Any\n{inspect.getsource(ways)}\n{WAYS}"
+    found = [json.loads(next(after("ways: ", text))) for text in processes(code, path, kind)]
+    with jq.implementation(activations="f32"):
+        want = ways(models.load(path))
+    assert found == [want, want]
+
+
+def test_place_is_given_whole() -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/multihost_decode.py", "demo", "Once", "--processes", "2"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "--coordinator, --processes and --process go together" in done.stderr
+    assert jax.process_count() == 1
