@@ -63,11 +63,20 @@ def lower_with_devices(primitive: jax.extend.core.Primitive) -> None:
 
 
 def partitioned_devices(ctx: mlir.LoweringRuleContext) -> int:
-    """Devices among which XLA's partitioner splits what is lowered; 1 inside `jax.shard_map`."""
+    """Devices among which XLA's partitioner splits what is lowered.
+
+    It is 1 inside `jax.shard_map`, and where types say that operands lie whole on every device: on
+    a mesh all of whose axes are explicit.
+    """
     context = ctx.module_context.axis_context
-    if isinstance(context, sharding_impls.ShardingContext):
-        return int(context.num_devices)
-    return 1
+    if not isinstance(context, sharding_impls.ShardingContext):
+        return 1
+    explicit = jax.sharding.AxisType.Explicit
+    for aval in ctx.avals_in:
+        kinds = aval.sharding.mesh.axis_types  # type: ignore[attr-defined]
+        if kinds and all(kind == explicit for kind in kinds):
+            return 1
+    return int(context.num_devices)
 
 
 def spec_of(sharding: Any, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.PartitionSpec:
