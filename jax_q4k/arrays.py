@@ -16,7 +16,7 @@ import numpy as np
 from ptx_kernels import formats
 
 from . import indexing
-from .sharding import Layout, explicit_plan, over_devices
+from .sharding import Layout, explicit_mesh, explicit_plan, over_devices
 from .transposed import TransposedArray
 
 
@@ -262,10 +262,14 @@ def _dequantize(w: QuantizedArray, dtype: Any) -> jax.Array:
         with jax.numpy_rank_promotion("allow"):
             return [formats.get(w.format).decode(planes, jnp).astype(dtype)]
 
+    mesh = explicit_mesh("dequantize", w.planes)
+    if mesh is None:
+        return decode(*w.planes)[0]
     names = " ".join(f"axis{i}" for i in range(w.ndim))
     result = jax.ShapeDtypeStruct(w.shape, dtype)
-    placed = explicit_plan("dequantize", Layout(names, names), w.planes, result)
-    return (decode if placed is None else over_devices(decode, *placed))(*w.planes)[0]
+    placed = explicit_plan("dequantize", mesh, Layout(names, names), w.planes, result)
+    weights: jax.Array = over_devices(decode, mesh, placed)(*w.planes)[0]
+    return weights
 
 
 def _checked_shape(shape: Sequence[int], block: formats.BlockFormat) -> tuple[int, ...]:

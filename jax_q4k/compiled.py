@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,11 +26,12 @@ from . import native
 from .errors import CompiledFileError, UnavailableError
 from .jax_internals import (
     LoadedProgram,
-    compile_only_device,
+    compile_only_devices,
     load_program,
     serialized_program,
     topology_fingerprint,
 )
+from .replacing import replacing
 
 __all__ = [
     "MAGIC",
@@ -122,7 +122,7 @@ def compile_for(
     else:
         text = Path(__file__).with_name("assets").joinpath(described[0]).read_text()
         try:
-            placed = compile_only_device(text)
+            placed = compile_only_devices(text)[0]
         except (RuntimeError, ValueError) as error:
             problem = f"target {target!r} needs JAX's CUDA plugin, which is in jax[cuda13-local]"
             raise UnavailableError(f"{problem}: {error}") from error
@@ -143,15 +143,9 @@ def write(path: str | os.PathLike[str], header: Header, body: bytes) -> None:
         "body_sha256": hashlib.sha256(body).hexdigest(),
     }
     text = json.dumps(said, sort_keys=True).encode()
-    target = Path(path)
-    partial = target.parent / f".{secrets.token_hex(8)}.partial"
-    try:
-        with partial.open("xb") as file:
-            file.write(MAGIC + len(text).to_bytes(4, "little") + hashlib.sha256(text).digest())
-            file.write(text + body)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with replacing(path) as partial, partial.open("xb") as file:
+        file.write(MAGIC + len(text).to_bytes(4, "little") + hashlib.sha256(text).digest())
+        file.write(text + body)
 
 
 def read(

@@ -100,15 +100,16 @@ def topology_fingerprint(device: jax.Device) -> int:
     return int(xla_client.get_topology_for_devices([device]).fingerprint()) % (1 << 64)
 
 
-def compile_only_device(target_config: str) -> Any:
-    """A GPU that XLA knows by its description alone, a GpuTargetConfigProto as text.
+def compile_only_devices(target_config: str, count: int = 1) -> list[Any]:
+    """GPUs of one host that XLA knows by their description alone, a GpuTargetConfigProto as text.
 
     Raises RuntimeError or ValueError where JAX's CUDA plugin is not installed.
     """
+    shape = f"1x1x{count}"
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="1x1x1", topology="1x1x1", target_config=target_config
+        platform="cuda", topology_name=shape, topology=shape, target_config=target_config
     )
-    return topology.devices[0]
+    return list(topology.devices)
 
 
 def serialized_program(compiled: jax.stages.Compiled) -> bytes:

@@ -210,18 +210,14 @@ def explicit_mesh(operation: str, leaves: Sequence[Any]) -> AbstractMesh | None:
 
 
 def explicit_plan(
-    operation: str, layout: Layout, operands: Any, results: Any
-) -> tuple[AbstractMesh, Plan] | None:
-    """The mesh and the plan of operands that are split over explicit mesh axes; None: none is."""
-    leaves = jax.tree.leaves(operands)
-    mesh = explicit_mesh(operation, leaves)
-    if mesh is None:
-        return None
-    specs = [jax.typeof(leaf).sharding.spec for leaf in leaves]
+    operation: str, mesh: AbstractMesh, layout: Layout, operands: Any, results: Any
+) -> Plan:
+    """The plan of operands that are split over explicit axes of a mesh, `explicit_mesh`'s."""
+    specs = [jax.typeof(leaf).sharding.spec for leaf in jax.tree.leaves(operands)]
     nowhere = [()] * len(jax.tree.leaves(results))
     given = leaves_of(layout.operands, operands, specs)
     made = leaves_of(layout.results, results, nowhere)
-    return mesh, plan(operation, given, made, layout.combined, dict(mesh.shape), strict=True)
+    return plan(operation, given, made, layout.combined, dict(mesh.shape), strict=True)
 
 
 def explicit_axes(mesh: AbstractMesh) -> frozenset[str]:

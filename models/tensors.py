@@ -1,6 +1,6 @@
 """A model's tensors: one table, which building, naming and checking walk over.
 
-It also says how tensor parallelism splits each (`placement.py`).
+It also says how tensor parallelism splits each (`place.py`).
 """
 
 from __future__ import annotations

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 import jax_q4k
 from jax_q4k.custom_call import TARGET
+from jax_q4k.jax_internals import compile_only_devices
 
 from .thunks import CONTAINERS, Array, Thunk, parse_thunks
 
@@ -86,7 +86,7 @@ def unavailable() -> str | None:
 
 
 @functools.cache
-def topology(target: str = "h200", devices: int = 1) -> Any:
+def gpus(target: str = "h200", count: int = 1) -> list[Any]:
     """GPUs of one host, as `jax_q4k/assets/TARGET.txtpb` describes them.
 
     Raises:
@@ -94,12 +94,7 @@ def topology(target: str = "h200", devices: int = 1) -> Any:
     """
     if reason := unavailable():
         raise RuntimeError(reason)
-    return topologies.get_topology_desc(
-        platform="cuda",
-        topology_name=f"1x1x{devices}",
-        topology=f"1x1x{devices}",
-        target_config=(TARGETS / f"{target}.txtpb").read_text(),
-    )
+    return compile_only_devices((TARGETS / f"{target}.txtpb").read_text(), count)
 
 
 def compile_program(
@@ -116,7 +111,7 @@ def compile_program(
     Raises:
       RuntimeError: JAX's CUDA plugin is not installed, or XLA left no dump.
     """
-    sharding = SingleDeviceSharding(topology(target).devices[0])
+    sharding = SingleDeviceSharding(gpus(target)[0])
     avals = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
     lowered = function.trace(*avals).lower(lowering_platforms=("cuda",))
     with tempfile.TemporaryDirectory() as folder:

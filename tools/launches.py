@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
         capacity=options.capacity,
         cache_dtype=jnp.dtype(options.cache_dtype),
     )
-    name, gpu = options.shape or options.model.name, aot.topology().devices[0].device_kind
+    name, gpu = options.shape or options.model.name, aot.gpus()[0].device_kind
     print(f"{name} for {gpu}, JAX {jax.__version__}")
     for name, (function, args) in programs.items():
         program = aot.compile_program(function, *args, options=models.CUDA_COMPILER_OPTIONS)

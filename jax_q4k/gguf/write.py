@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import math
 import os
-import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gguf
@@ -18,6 +15,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from .. import float_types
 from ..arrays import QuantizedArray
+from ..replacing import replacing
 from .header import MAX_ALIGNMENT
 from .tensors import MAX_DIMS, MAX_NAME, PLAIN, supported_types
 from .value_types import typed
@@ -100,7 +98,10 @@ def write(
     entries = {key: typed(metadata, key) for key in metadata}
     alignment = _alignment(entries)
     described = {name: TensorPieces.of(name, tensor) for name, tensor in tensors.items()}
-    with _replacing(path) as partial, contextlib.closing(_Writer(partial, architecture)) as writer:
+    with (
+        replacing(path, ".gguf") as partial,
+        contextlib.closing(_Writer(partial, architecture)) as writer,
+    ):
         writer.data_alignment = alignment
         for key, (kind, element, value) in entries.items():
             if key not in writer.kv_data[0]:  # as the architecture is, unless it is empty
@@ -175,23 +176,3 @@ def _bytes(piece: Any) -> Any:
     if isinstance(piece, (bytes, bytearray, memoryview)):
         return piece
     return np.ascontiguousarray(piece).reshape(-1).view(np.uint8)
-
-
-@contextlib.contextmanager
-def _replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path beside `path` for a new file, which replaces it unless the block raises."""
-    target = Path(os.path.realpath(os.fsdecode(path)))  # a link stays one
-    partial = target.parent / f".{secrets.token_hex(8)}.gguf.partial"
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if target.exists() and not target.is_file():
-            raise OSError(errno.EINVAL, "not a regular file")
-        yield partial
-        os.replace(partial, target)
-    except OSError as error:
-        if error.filename not in (None, str(partial)):  # of what the pieces are made from
-            raise
-        raise OSError(error.errno, error.strerror or str(error), os.fsdecode(path)) from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from ..jax_internals import (
     run_eagerly,
     varying_as,
 )
-from ..sharding import Layout, Parts, explicit_mesh, explicit_plan, over_devices
+from ..sharding import Layout, Parts, Plan, explicit_mesh, explicit_plan, over_devices
 from . import backends, derivatives
 from .derivatives import Linear
 from .partition import partitioned
@@ -103,10 +103,11 @@ class Op:
         leaves, tree = jax.tree.flatten(operands)
         asked = current_selection().implementation
         kind = tree, tuple(sorted(params.items()))
-        if self.layout is not None and explicit_mesh(self.name, leaves) is not None:
+        mesh = None if self.layout is None else explicit_mesh(self.name, leaves)
+        if self.layout is not None and mesh is not None:
             layout, shapes = self.layout(*operands, **params), self._shapes(*operands, **params)
-            placed = explicit_plan(self.name, layout, operands, shapes)
-            results = _over_devices(self, kind, placed)(*leaves)
+            placed = explicit_plan(self.name, mesh, layout, operands, shapes)
+            results = _over_devices(self, kind, mesh, placed)(*leaves)
         else:
             results = self.primitive.bind(*leaves, tree=tree, implementation=asked, **params)
         if kind not in self._result_trees:
@@ -183,12 +184,12 @@ class Op:
 
 
 @functools.lru_cache(maxsize=1024)
-def _over_devices(op: Op, kind: Any, placed: Any) -> Callable[..., Any]:
+def _over_devices(op: Op, kind: Any, mesh: Any, placed: Plan) -> Callable[..., Any]:
     """Compiled: the operation on each device's parts."""
-    (tree, params), (mesh, found) = kind, placed
-    parts = Parts(dict(found.axes))
+    tree, params = kind
+    parts = Parts(dict(placed.axes))
     run = functools.partial(op.on_parts(Op.bind, tree, dict(params)), parts)
-    return over_devices(run, mesh, found)
+    return over_devices(run, mesh, placed)
 
 
 def _run(implementation: str, op: Op, *operands: Any, **params: Any) -> Any:

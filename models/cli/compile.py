@@ -12,7 +12,7 @@ import jax_q4k as jq
 from jax_q4k.compiled import TARGETS
 
 from ..compiled import compile_step
-from .options import add_implementation, add_model
+from .options import add_cache_dtype, add_implementation, add_model
 from .output import UsageError, load_model, printable
 
 
@@ -31,12 +31,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--context", type=int, metavar="N", help="tokens of a sequence; default: the model's"
     )
-    parser.add_argument(
-        "--cache-dtype",
-        choices=[str(d) for d in jq.PAGE_DTYPES],
-        default="float32",
-        help="of cached keys and values; default: float32",
-    )
+    add_cache_dtype(parser)
     add_implementation(parser)
 
 

@@ -20,6 +20,7 @@ from ..generation import Output, Piece, Timings, stream
 from ..model import Model
 from .options import (
     MODEL,
+    add_cache_dtype,
     add_devices,
     add_implementation,
     add_no_cache,
@@ -46,12 +47,7 @@ def add_parser(commands: Any) -> None:
         "--chat", action="store_true", help="put the prompt into the file's chat template"
     )
     add_sampling(generate)
-    generate.add_argument(
-        "--cache-dtype",
-        choices=[str(d) for d in jq.PAGE_DTYPES],
-        default="float32",
-        help="of cached keys and values; default: float32",
-    )
+    add_cache_dtype(generate)
     add_devices(generate)
     add_implementation(generate)
     add_no_cache(generate)

@@ -39,6 +39,16 @@ def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
     return {field.name: getattr(options, field.name) for field in dataclasses.fields(Sampling)}
 
 
+def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
+    """--cache-dtype: what keys and values are stored in."""
+    parser.add_argument(
+        "--cache-dtype",
+        choices=[str(d) for d in jq.PAGE_DTYPES],
+        default="float32",
+        help="of cached keys and values; default: float32",
+    )
+
+
 def add_no_cache(parser: argparse.ArgumentParser) -> None:
     """--no-cache: what is compiled is not kept."""
     parser.add_argument(

@@ -81,8 +81,7 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
 @pytest.mark.parametrize("program", ["decode", "start"])
 def test_two_sums_a_layer(kind: AxisType, program: str) -> None:
     """Beside them one of the looked-up embedding; of weights and pages nothing is gathered."""
-    gpus = aot.topology("h200", DEVICES).devices
-    mesh = Mesh(np.array(gpus), ("tp",), axis_types=(kind,))
+    mesh = Mesh(np.array(aot.gpus("h200", DEVICES)), ("tp",), axis_types=(kind,))
     model, weights, where = abstract_model(mesh)
     cache = jax.eval_shape(lambda: models.PagedCache.create(CONFIG, 1, 4096, dtype=jnp.bfloat16))
     heads = NamedSharding(mesh, P(None, "tp"))
