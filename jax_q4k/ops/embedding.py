@@ -101,9 +101,6 @@ def _layout(*_: Any, **__: Any) -> Layout:
 def _split(parts: Parts, call: Any, ids: jax.Array, w: Any, *, dtype: Any) -> jax.Array:
     """Each device looks up the ids of its own rows of the table."""
     op = _op if isinstance(w, QuantizedArray) else _float_op
-    if not parts.split("v"):
-        rows: jax.Array = call(op, ids, w, dtype=dtype)
-        return rows
     own, vocab = w.shape[0], w.shape[0] * parts.count("v")
     local = ids - parts.index("v") * own
     mine = (local >= 0) & (local < own)

@@ -449,30 +449,35 @@ def _shapes(
 
 def _layout(*operands: Any, activation: str | None, **_: Any) -> Layout:
     """Rows of each matrix by themselves, but for those that gate each other."""
-    weights = Operands(*operands).weights
-    names = [f"n{i}" for i in range(len(weights))] if activation is None else ["n"] * 2
+    count = len(Operands(*operands).weights)
+    names = _row_names(count) if activation is None else ["n"] * count
     results = tuple(f"m {n}" for n in (names if activation is None else names[:1]))
     rows = tuple(f"{n} k" for n in names)
-    return Layout(("m k", f"m {names[0]}", "k", rows, tuple(names)), results, combined="k")
+    # Rows of several matrices: what lies whole must not come out of a call with what is split.
+    combined = " ".join(["k", *names]) if activation is None and count > 1 else "k"
+    return Layout(("m k", f"m {names[0]}", "k", rows, tuple(names)), results, combined)
+
+
+def _row_names(count: int) -> list[str]:
+    return [f"n{i}" for i in range(count)]
 
 
 def _split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
 ) -> Sequence[jax.Array]:
-    """Of split columns: the norm's and the products' sums, then what stands around them."""
-    given = Operands(*operands)
-    names = [f"n{i}" for i in range(len(given.weights))]
-    if not parts.split("k") and activation is None and not parts.alike(*names):
-        # One call for each matrix: results of those that are whole are alike on all devices.
-        alone = (
-            given._replace(weights=(w,), biases=(bias,))
-            for w, bias in zip(given.weights, given.biases, strict=True)
-        )
-        return [call(op, *single, eps=eps, activation=None, **params)[0] for single in alone]
+    """Of split columns: the norm's and the products' sums, then what stands around them.
+
+    Of rows alone: one call, or one for each matrix where they are not split alike.
+    """
+    x, residual, norm_weight, weights, biases = given = Operands(*operands)
     if not parts.split("k"):
-        ys: Sequence[jax.Array] = call(op, *operands, eps=eps, activation=activation, **params)
-        return ys
-    x, residual, norm_weight, weights, biases = Operands(*operands)
+        around = {"eps": eps, "activation": activation, **params}
+        if parts.alike(*_row_names(len(weights))):
+            ys: Sequence[jax.Array] = call(op, *given, **around)
+            return ys
+        pairs = zip(weights, biases, strict=True)
+        alone = (given._replace(weights=(w,), biases=(bias,)) for w, bias in pairs)
+        return [call(op, *single, **around)[0] for single in alone]
     if norm_weight is not None:
         x = rms_norm.split(parts, None, x, norm_weight, eps=eps)
 

@@ -187,10 +187,7 @@ def _split(
     given = Operands(*operands)
     params = {"activation": activation, "activations": activations}
     if parts.alike("f", "g"):
-        if not parts.split("g"):
-            y: jax.Array = call(op, *given, eps=eps, **params)
-            return y
-        y = call(op, *given._replace(residual=None), eps=eps, **params)
+        y: jax.Array = call(op, *given._replace(residual=None), eps=eps, **params)
         return linear.plus(parts.sum(y, "g"), None, given.residual)
     (h,) = call(linear.op, *given.gated(), eps=eps, **params)
     h = parts.along(h, "f", "g")

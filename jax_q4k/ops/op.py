@@ -60,9 +60,9 @@ class Op:
         what is computed does not depend on whether somebody asks for a derivative.
       layout: `(*operands, **params)` to a Layout: which axes may be split over devices; None:
         operands are gathered.
-      split: `(parts, call, *operands, **params)`: the operation on a device's parts, where what the
-        layout calls combined may be split; `call(op, *operands, **params)` runs an operation on
-        one device. None: the operation itself, and results are summed.
+      split: `(parts, call, *operands, **params)`: the operation on a device's parts, where a name
+        that the layout calls combined is split; `call(op, *operands, **params)` runs an operation
+        on one device.
     """
 
     def __init__(
@@ -79,8 +79,7 @@ class Op:
         split: Callable[..., Any] | None = None,
     ) -> None:
         self.name, self.reference, self.ptx, self.native = name, reference, ptx, native
-        self.layout, self._shapes = layout, shapes
-        self._split = split or self._summed
+        self.layout, self._split, self._shapes = layout, split, shapes
         # (operands' tree, parameters) -> results' tree: shapes have no part in it.
         self._result_trees: dict[Any, Any] = {}
         self.primitive: jax.extend.core.Primitive = Primitive(name)
@@ -119,20 +118,16 @@ class Op:
 
         def function(parts: Parts, *leaves: Any) -> list[Any]:
             operands = jax.tree.unflatten(tree, leaves)
-            run = self._split if any(parts.axes.values()) else self._whole
-            return jax.tree.leaves(run(parts, call, *operands, **params))
+            assert self.layout is not None
+            combined = self.layout(*operands, **params).combined.split()
+            if any(parts.split(name) for name in combined):
+                assert self._split is not None, f"{self.name} combines {combined}"
+                results = self._split(parts, call, *operands, **params)
+            else:
+                results = call(self, *operands, **params)
+            return jax.tree.leaves(results)
 
         return function
-
-    def _whole(self, parts: Parts, call: Call, *operands: Any, **params: Any) -> Any:
-        return call(self, *operands, **params)
-
-    def _summed(self, parts: Parts, call: Call, *operands: Any, **params: Any) -> Any:
-        assert self.layout is not None
-        results = call(self, *operands, **params)
-        for name in self.layout(*operands, **params).combined.split():
-            results = jax.tree.map(functools.partial(parts.sum, name=name), results)
-        return results
 
     def _abstract_eval(self, *avals: Any, tree: Any, implementation: Any, **params: Any) -> Any:
         shapes = tuple((aval.shape, aval.dtype) for aval in avals)

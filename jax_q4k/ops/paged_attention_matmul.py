@@ -155,9 +155,8 @@ def _split(
 ) -> jax.Array:
     """Each device's heads; bias and residual are added to the sum."""
     if parts.alike("h", "g"):
-        around = (None, None) if parts.split("g") else (bias, residual)
-        y = call(_op, given, w, *around, activations=activations, **params)
-        return linear.plus(parts.sum(y, "g"), bias, residual) if parts.split("g") else y
+        y = call(_op, given, w, None, None, activations=activations, **params)
+        return linear.plus(parts.sum(y, "g"), bias, residual)
     out = call(attend.op, *given, **params)
     out = parts.along(out.reshape(out.shape[0], -1), "h", "g")
     product = linear.Operands(out, None, None, (w,), (None,))

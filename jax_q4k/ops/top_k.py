@@ -147,8 +147,6 @@ def _pair(*shape: int) -> Any:
 def _argmax_split(parts: Parts, call: Any, x: jax.Array) -> Pair:
     """The best of each device's best; ties go to the first device, which has lower indices."""
     values, indices = call(_argmax, x)
-    if not parts.split("n"):
-        return values, indices
     values = parts.gather(values, "n")
     indices = parts.gather(indices + parts.index("n") * x.shape[1], "n")
     best = jnp.argmax(values, axis=0)[None]
@@ -157,9 +155,6 @@ def _argmax_split(parts: Parts, call: Any, x: jax.Array) -> Pair:
 
 def _top_k_split(parts: Parts, call: Any, x: jax.Array, *, count: int) -> Pair:
     """The best of each device's best, in the devices' order: that of their indices."""
-    if not parts.split("n"):
-        found: Pair = call(_top_k, x, count=count)
-        return found
     values, indices = call(_top_k, x, count=min(count, x.shape[1]))
     values = parts.gather(values, "n")
     indices = parts.gather(indices + parts.index("n") * x.shape[1], "n")
