@@ -36,7 +36,7 @@ def append_kv(
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
         int8 or float8_e4m3fn (what is beyond its largest value, 448, becomes that); page_size a
         multiple of 16, head_dim one of 32, 48, ..., 256.
-      k, v: (tokens, num_kv_heads, head_dim) float32.
+      k, v: (tokens, num_kv_heads, head_dim) float32, bfloat16 or float16.
       slot_mapping: (tokens,) integers.
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's
         scale is its largest magnitude / 127, its int8 the values over that, rounded.

@@ -37,6 +37,10 @@ class Operands(NamedTuple):
     def contiguous(self) -> bool:
         return self.block_tables is None
 
+    def computed_in_float32(self) -> Operands:
+        """With q in float32, as the primitive takes it."""
+        return self._replace(q=self.q.astype(jnp.float32))
+
     def given(self) -> list[jax.Array]:
         """The arrays in the order in which kernels and handlers take them."""
         return [array for array in self if array is not None]
@@ -62,11 +66,11 @@ def checked(
 
 
 def attend(operands: Operands, params: dict[str, Any]) -> jax.Array:
-    """The attention of what `checked` gives; (batch, num_heads, head_dim)."""
+    """The attention of what `checked` gives; (batch, num_heads, head_dim) of q's dtype."""
     if operands.q.shape[0] == 0:
-        return jnp.zeros(operands.q.shape, jnp.float32)
-    out: jax.Array = op.bind(*operands, **params)
-    return out
+        return operands.q
+    out: jax.Array = op.bind(*operands.computed_in_float32(), **params)
+    return out.astype(operands.q.dtype)
 
 
 def reference(

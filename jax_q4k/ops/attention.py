@@ -30,7 +30,7 @@ def attention(
     sequence's length, NaN included, does not matter.
 
     Args:
-      q: (batch, num_heads, head_dim) float32.
+      q: (batch, num_heads, head_dim) float32, bfloat16 or float16.
       k, v: (batch, num_kv_heads, capacity, head_dim); dtypes and head_dim as `paged_attention` has
         them.
       lengths: (batch,) integers; a length beyond the capacity counts as the capacity.
@@ -38,7 +38,7 @@ def attention(
       k_scales, v_scales: of int8 k and v, (batch, num_kv_heads, capacity) float32.
 
     Returns:
-      (batch, num_heads, head_dim) float32.
+      (batch, num_heads, head_dim) of q's dtype.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths

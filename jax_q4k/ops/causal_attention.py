@@ -32,22 +32,21 @@ def causal_attention(
     same. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Args:
-      q: (batch, time, num_heads, head_dim) float32.
-      k, v: (batch, time, num_kv_heads, head_dim) float32; query head h uses head h // (num_heads /
-        num_kv_heads).
+      q: (batch, time, num_heads, head_dim) float32, bfloat16 or float16.
+      k, v: (batch, time, num_kv_heads, head_dim) of these dtypes; query head h uses head h //
+        (num_heads / num_kv_heads).
       lengths: (batch,) integers.
       scale: None means head_dim ** -0.5.
       window: sliding window: a token sees the last `window` tokens, itself included, or None: all.
 
     Returns:
-      (batch, time, num_heads, head_dim); what padding gets means nothing. Differentiable.
+      (batch, time, num_heads, head_dim) of q's dtype; what padding gets means nothing.
+      Differentiable.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit.
     """
-    q, k, v = (
-        checks.float_array(name, x, checks.FLOAT32) for name, x in (("q", q), ("k", k), ("v", v))
-    )
+    q, k, v = (checks.float_array(name, x) for name, x in (("q", q), ("k", k), ("v", v)))
     lengths = checks.int32_array("lengths", lengths)
     if q.ndim != 4:
         raise ValueError(f"q has shape {q.shape}; it must be (batch, time, num_heads, head_dim)")
@@ -66,8 +65,9 @@ def causal_attention(
     if q.size == 0:
         return q
     scale = head_dim**-0.5 if given is None else given
-    out: jax.Array = _op.bind(q, k, v, lengths, scale=scale, window=window)
-    return out
+    floats = (x.astype(jnp.float32) for x in (q, k, v))
+    out: jax.Array = _op.bind(*floats, lengths, scale=scale, window=window)
+    return out.astype(q.dtype)
 
 
 def reference(

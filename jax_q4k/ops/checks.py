@@ -236,11 +236,11 @@ def _scales(
 
 
 def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
-    """Queries, float32 (count, num_heads, head_dim).
+    """Queries, floats (count, num_heads, head_dim).
 
     A `count` of None allows any. `axis` names the first axis in messages.
     """
-    q = float_array("q", q, FLOAT32)
+    q = float_array("q", q)
     if q.ndim != 3 or q.shape[-1] != head_dim or count not in (None, q.shape[0]):
         first = axis if count is None else f"{axis}={count}"
         raise ValueError(
@@ -256,15 +256,14 @@ def new_tokens(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Keys, values and slots of a step's tokens, to go into such pages.
 
-    Keys and values are float32 (tokens, num_kv_heads, head_dim), slots int32 (tokens,).
+    Keys and values become float32 (tokens, num_kv_heads, head_dim), slots int32 (tokens,).
     """
     slot_mapping = int32_array("slot_mapping", slot_mapping)
     if slot_mapping.ndim != 1:
         raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be (tokens,)")
     expected = (slot_mapping.shape[0], pages.shape[1], pages.shape[3])
-    k, v = float_array("k", k, FLOAT32), float_array("v", v, FLOAT32)
-    for name, new in (("k", k), ("v", v)):
-        same_shape(name, new, expected, "(tokens, num_kv_heads, head_dim)")
+    rule = "(tokens, num_kv_heads, head_dim)"
+    k, v = float32("k", k, expected, rule), float32("v", v, expected, rule)
     return k, v, slot_mapping
 
 

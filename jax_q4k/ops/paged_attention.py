@@ -34,7 +34,7 @@ def paged_attention(
     not matter.
 
     Args:
-      q: (batch, num_heads, head_dim) float32.
+      q: (batch, num_heads, head_dim) float32, bfloat16 or float16.
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
         int8 or float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 256.
       block_tables: (batch, pages_per_sequence) integers.
@@ -48,7 +48,7 @@ def paged_attention(
         `append_kv` writes them: a value is its int8 times the scale of its page, head and slot.
 
     Returns:
-      (batch, num_heads, head_dim) float32.
+      (batch, num_heads, head_dim) of q's dtype.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths

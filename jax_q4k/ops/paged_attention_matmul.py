@@ -47,7 +47,7 @@ def paged_attention_matmul(
       activations: as `matmul` takes them.
 
     Returns:
-      (batch, n) float32.
+      (batch, n) of q's dtype.
 
     Raises:
       TypeError, ValueError: as `paged_attention` and `matmul`. NotImplementedError: a derivative is
@@ -67,6 +67,7 @@ def paged_attention_matmul(
         window,
         soft_cap,
     )
+    dtype, given = given.q.dtype, given.computed_in_float32()
     w = checks.weight("w", w)
     batch, num_heads, head_dim = given.q.shape
     n, k = w.shape
@@ -81,13 +82,14 @@ def paged_attention_matmul(
         and current_selection().fuses("paged_attention_matmul")
     ):
         out = attend.attend(given, params).reshape(batch, k)
-        return linear.matmul(out, w, bias=bias, residual=residual, activations=activations)
+        y = linear.matmul(out, w, bias=bias, residual=residual, activations=activations)
+        return y.astype(dtype)
     if bias is not None:
         bias = checks.float32("bias", bias, (n,), "(n,)")
     if residual is not None:
         residual = checks.float32("residual", residual, (batch, n), "(batch, n)")
-    y: jax.Array = _op.bind(given, w, bias, residual, activations=activations, **params)
-    return y
+    y = _op.bind(given, w, bias, residual, activations=activations, **params)
+    return y.astype(dtype)
 
 
 def _product(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..custom_call import ptx_name
@@ -40,14 +41,16 @@ def rope_append(
     The angles come as cosines and sines, which all layers of a step share.
 
     Args:
-      q: (tokens, num_heads, head_dim) float32. k, v: (tokens, num_kv_heads, head_dim) float32.
+      q: (tokens, num_heads, head_dim) float32, bfloat16 or float16.
+      k, v: (tokens, num_kv_heads, head_dim) of these dtypes.
       k_pages, v_pages, slot_mapping, k_scales, v_scales: as `append_kv` takes them.
-      cos, sin: (tokens, rope_dim / 2) float32, rope_dim at most head_dim.
+      cos, sin: (tokens, rope_dim / 2) of these dtypes, rope_dim at most head_dim.
       q_norm, k_norm: (head_dim,): every head of q and k is normalized before, as `rms_norm` does it
         with `eps` (Qwen 3); None: as it is. Both or neither.
 
     Returns:
-      The rotated q, and the updated k_pages, v_pages, and of int8 pages k_scales, v_scales.
+      The rotated q, of q's dtype, and the updated k_pages, v_pages, and of int8 pages k_scales,
+      v_scales.
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot
@@ -59,16 +62,15 @@ def rope_append(
     k, v, slot_mapping = checks.new_tokens(k, v, slot_mapping, pages[0])
     tokens, _, head_dim = k.shape
     q = checks.query(q, "tokens", tokens, head_dim)
-    cos, sin = (
-        checks.float_array("cos", cos, checks.FLOAT32),
-        checks.float_array("sin", sin, checks.FLOAT32),
-    )
+    dtype, q = q.dtype, q.astype(jnp.float32)
+    cos, sin = (checks.float_array(name, x) for name, x in (("cos", cos), ("sin", sin)))
     if cos.ndim != 2 or cos.shape[0] != tokens or not 0 < 2 * cos.shape[1] <= head_dim:
         raise ValueError(
             f"cos has shape {cos.shape}; it must be (tokens={tokens}, "
             f"rope_dim / 2 <= {head_dim // 2})"
         )
     checks.same_shape("sin", sin, cos.shape, "cos's shape")
+    cos, sin = cos.astype(jnp.float32), sin.astype(jnp.float32)
     if not isinstance(interleaved, (bool, np.bool_)):
         raise TypeError(f"interleaved={interleaved!r} must be True or False")
     if (q_norm is None) != (k_norm is None):
@@ -81,12 +83,12 @@ def rope_append(
         )
     eps = checks.epsilon("eps", eps) if norms else 0.0
     if tokens == 0:
-        return q, *pages
+        return q.astype(dtype), *pages
     if current_selection().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
         params = {"interleaved": bool(interleaved), "eps": eps}
         *pages, q = _op.bind(pages, q, k, v, slot_mapping, cos, sin, norms, **params)
-        return q, *pages
+        return q.astype(dtype), *pages
     if norms:
         q, k = (
             rms_norm.rms_norm(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
@@ -96,7 +98,7 @@ def rope_append(
     updated = append_kv.append_kv(
         k_pages, v_pages, k, v, slot_mapping, k_scales=k_scales, v_scales=v_scales
     )
-    return q, *updated
+    return q.astype(dtype), *updated
 
 
 #: k_pages, v_pages and, of int8, their scales.

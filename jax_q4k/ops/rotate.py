@@ -23,8 +23,9 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
     `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
 
     Args:
-      x: (..., heads, head_dim) float32.
-      cos, sin: (..., rope_dim / 2) float32, with x's leading axes and rope_dim at most head_dim.
+      x: (..., heads, head_dim) float32, bfloat16 or float16.
+      cos, sin: (..., rope_dim / 2) of these dtypes, with x's leading axes and rope_dim at most
+        head_dim.
 
     Returns:
       As x. Differentiable.
@@ -33,8 +34,7 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
       TypeError, ValueError: dtypes or shapes that don't fit.
     """
     x, cos, sin = (
-        checks.float_array(name, a, checks.FLOAT32)
-        for name, a in (("x", x), ("cos", cos), ("sin", sin))
+        checks.float_array(name, a) for name, a in (("x", x), ("cos", cos), ("sin", sin))
     )
     if x.ndim < 2:
         raise ValueError(f"x has shape {x.shape}; it must be (..., heads, head_dim)")
@@ -50,8 +50,8 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
     if x.size == 0:
         return x
     tokens = Rows.of(x, kept=2)
-    merged = map(tokens.merge, (x, cos, sin))
-    return tokens.split(_op.bind(*merged, interleaved=bool(interleaved)))
+    merged = (tokens.merge(a).astype(jnp.float32) for a in (x, cos, sin))
+    return tokens.split(_op.bind(*merged, interleaved=bool(interleaved))).astype(x.dtype)
 
 
 def reference(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:

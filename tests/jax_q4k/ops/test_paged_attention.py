@@ -167,7 +167,7 @@ def test_no_sequences():
             "num_heads=3 must be a multiple of num_kv_heads=2",
         ),
         (dict(q=jnp.zeros((4, 4, 32))), ValueError, r"q has shape \(4, 4, 32\).*head_dim=64"),
-        (dict(q=jnp.zeros((4, 4, 64), jnp.bfloat16)), TypeError, "q has dtype bfloat16"),
+        (dict(q=jnp.zeros((4, 4, 64), jnp.int8)), TypeError, "q has dtype int8"),
         (dict(block_tables=jnp.zeros((3, 3), jnp.int32)), ValueError, "block_tables has shape"),
         (dict(block_tables=jnp.zeros((4, 3))), TypeError, "block_tables has dtype float32"),
         (dict(block_tables=np.full((4, 3), -1)), ValueError, "block_tables holds page -1.*0 to 13"),

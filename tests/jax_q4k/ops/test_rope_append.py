@@ -158,7 +158,7 @@ def test_no_tokens(fused):
         (dict(q=jnp.zeros((2, HEADS, DIM))), ValueError, r"q has shape \(2, 4, 32\).*tokens=3"),
         (dict(q=jnp.zeros((3, HEADS, 64))), ValueError, "q has shape"),
         (dict(k=jnp.zeros((3, HEADS, DIM))), ValueError, r"k has shape \(3, 4, 32\)"),
-        (dict(v=jnp.zeros((3, KV_HEADS, DIM), jnp.bfloat16)), TypeError, "v has dtype bfloat16"),
+        (dict(v=jnp.zeros((3, KV_HEADS, DIM), jnp.int8)), TypeError, "v has dtype int8"),
         (dict(cos=jnp.zeros((3, 17))), ValueError, r"cos has shape \(3, 17\).*16"),
         (dict(cos=jnp.zeros((3, 0))), ValueError, r"cos has shape \(3, 0\)"),
         (dict(sin=jnp.zeros((3, 8))), ValueError, r"sin has shape \(3, 8\)"),

@@ -1,0 +1,133 @@
+"""A call of every public operation, for tests of what all of them have in common."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+import jax_q4k as jq
+
+from .ops.random_weights import random_weights
+
+FORMATS = jq.formats.names()
+
+
+def ramp(low, high, *shape):
+    """float32 values from low to high."""
+    return jnp.linspace(low, high, math.prod(shape), dtype=jnp.float32).reshape(shape)
+
+
+W = {name: random_weights(name, 256, 256) for name in FORMATS}
+X, NORM = ramp(-1, 1, 3, 256), ramp(0.5, 1, 256)
+HALF = X.astype(jnp.bfloat16)
+IDS = jnp.array([3, 0, 9])
+BIAS, RESIDUAL = ramp(-1, 1, 256), jnp.cos(X)
+PROMPT = jnp.cos(ramp(0, 1e3, 2, 5, 4, 32))
+LENGTHS = jnp.array([5, 3])
+Q, PAGES = PROMPT[0, :3].repeat(2, 1), jnp.ones((4, 2, 16, 32), jnp.bfloat16)
+KV = PROMPT[0, :3, :2]
+INT8, SCALES = PAGES.astype(jnp.int8), jnp.ones((4, 2, 16), jnp.float32)
+SLOTS, TABLES, SEEN = jnp.arange(3), jnp.zeros((3, 1), jnp.int32), jnp.array([1, 5, 16])
+ANGLES = jnp.cos(Q[:, 0, :8]), jnp.sin(Q[:, 0, :8])
+
+CONTIGUOUS = jnp.ones((3, 2, 16, 32), jnp.float32)
+WEIGHT = jnp.ones((24, 256), jnp.float32)
+
+#: Case -> a function of arrays and packed weights, those arguments, and whether it has a
+#: derivative with respect to the first. Everything is on the device before.
+CASES = {
+    "rms_norm": (lambda x, w: jq.rms_norm(x, w, eps=1e-5), (X, NORM), True),
+    "rms_norm bfloat16": (lambda x, w: jq.rms_norm(x, w, eps=1e-5), (HALF, NORM), True),
+    "rotate": (lambda q, c, s: jq.rotate(q, c, s, interleaved=True), (Q, *ANGLES), True),
+    "causal_attention": (
+        lambda q, k, v, n: jq.causal_attention(q, k, v, n, window=2),
+        (PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2], LENGTHS),
+        True,
+    ),
+    **{f"matmul {name}": (jq.matmul, (X, w), True) for name, w in W.items()},
+    "matmul with bias": (
+        lambda x, w, b, r: jq.matmul(x, w, bias=b, residual=r),
+        (HALF, W["Q4_K"], BIAS, RESIDUAL.astype(HALF.dtype)),
+        True,
+    ),
+    "matmul of floats": (jq.matmul, (HALF, WEIGHT), True),
+    "linear": (
+        lambda x, a, b, n: jq.linear(x, [a, b], norm_weight=n, eps=1e-5),
+        (X, W["Q4_K"], W["Q6_K"], NORM),
+        True,
+    ),
+    "qkv_matmul": (
+        lambda x, a, b, n: jq.qkv_matmul(x, (a, b), norm_weight=n, eps=1e-5),
+        (X, W["Q4_K"], W["Q6_K"], NORM),
+        True,
+    ),
+    "rms_norm_matmul": (
+        lambda x, n, w: jq.rms_norm_matmul(x, n, w, eps=1e-5),
+        (X, NORM, W["Q4_K"]),
+        True,
+    ),
+    "gated_matmul": (jq.gated_matmul, (HALF, W["Q4_K"], W["Q5_K"]), True),
+    "mlp": (
+        lambda x, g, u, d, n, r: jq.mlp(x, g, u, d, norm_weight=n, eps=1e-5, residual=r),
+        (X, W["Q4_K"], W["Q4_K"], W["Q6_K"], NORM, RESIDUAL),
+        True,
+    ),
+    **{f"dequantize {name}": (jq.dequantize, (w,), False) for name, w in W.items()},
+    **{f"embedding {name}": (jq.embedding, (IDS, w), False) for name, w in W.items()},
+    "embedding of floats": (jq.embedding, (IDS, WEIGHT), False),
+    "quantize_q8_1": (jq.quantize_q8_1, (HALF,), False),
+    "argmax": (jq.argmax, (HALF,), False),
+    "top_k": (lambda x: jq.top_k(x, 7), (HALF,), False),
+    "append_kv": (jq.append_kv, (PAGES, PAGES, KV, KV, SLOTS), False),
+    "append_kv int8": (
+        lambda k, s, new, slots: jq.append_kv(k, k, new, new, slots, k_scales=s, v_scales=s),
+        (INT8, SCALES, KV, SLOTS),
+        False,
+    ),
+    "rope_append": (
+        lambda q, k, p, slots, c, s, n: jq.rope_append(
+            q, k, k, p, p, slots, c, s, interleaved=False, q_norm=n, k_norm=n, eps=1e-5
+        ),
+        (Q, KV, PAGES, SLOTS, *ANGLES, NORM[:32]),
+        False,
+    ),
+    "paged_attention": (
+        lambda *a: jq.paged_attention(*a, window=4, soft_cap=5.0),
+        (Q, PAGES, PAGES, TABLES, SEEN),
+        False,
+    ),
+    "paged_attention int8": (
+        lambda q, p, s, t, n, z: jq.paged_attention(q, p, p, t, n, k_scales=s, v_scales=s, sinks=z),
+        (Q, INT8, SCALES, TABLES, SEEN, BIAS[:8]),
+        False,
+    ),
+    "attention": (jq.attention, (Q, CONTIGUOUS, CONTIGUOUS, SEEN), False),
+    "paged_attention_matmul": (
+        lambda *a: jq.paged_attention_matmul(*a[:-1], bias=a[-1]),
+        (Q, PAGES, PAGES, TABLES, SEEN, W["Q4_K"], BIAS),
+        False,
+    ),
+}
+
+
+def forward_and_back(function):
+    """The results, and the first argument's cotangent where theirs are themselves."""
+
+    def both(x, *others):
+        results, back = jax.vjp(lambda x: function(x, *others), x)
+        return results, back(results)
+
+    return both
+
+
+def tangents(function):
+    """The results, and their tangents along the first argument itself."""
+    return lambda x, *others: jax.jvp(lambda x: function(x, *others), (x,), (x,))
+
+
+def derivatives(name):
+    function, arguments, differentiable = CASES[name]
+    found = (forward_and_back(function), tangents(function)) if differentiable else ()
+    return [(whole, arguments) for whole in found]

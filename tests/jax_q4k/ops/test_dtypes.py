@@ -1,0 +1,55 @@
+"""Activations of 16 bits: what is computed is computed in float32, and rounded to their dtype."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import nmse
+
+from ..cases import CASES, CONTIGUOUS, PAGES, SCALES, ramp
+
+#: Float32 results that do not follow the activations' dtype.
+OF_THEIR_OWN = ("append_kv int8", "quantize_q8_1", "embedding of floats")
+
+
+def is_activation(x):
+    cached = any(x is of for of in (PAGES, CONTIGUOUS, SCALES))
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating) and not cached
+
+
+def with_gradient(function):
+    """The results, and the first argument's cotangent."""
+
+    def both(x, *others):
+        results, back = jax.vjp(lambda x: function(x, *others), x)
+        along = (ramp(-1, 1, *y.shape).astype(jnp.bfloat16) for y in jax.tree.leaves(results))
+        along = jax.tree.unflatten(jax.tree.structure(results), along)
+        return results, back(jax.tree.map(lambda c, y: c.astype(y.dtype), along, results))
+
+    return jax.jit(both)
+
+
+#: One of each operation that takes activations.
+NAMES = [
+    name
+    for name, (_, arguments, _) in CASES.items()
+    if any(map(is_activation, arguments))
+    and (name == "matmul Q4_K" or not name.startswith("matmul Q"))
+]
+
+
+@pytest.mark.parametrize(
+    "name, dtype", [*((name, jnp.bfloat16) for name in NAMES), ("causal_attention", jnp.float16)]
+)
+def test_results_and_gradients_are_those_of_float32(name, dtype):
+    function, arguments, differentiable = CASES[name]
+    whole = with_gradient(function) if differentiable else jax.jit(function)
+    half = [a.astype(dtype) if is_activation(a) else a for a in arguments]
+    same = [a.astype(jnp.float32) if is_activation(a) else a for a in half]
+    roundoff = float(jnp.finfo(dtype).eps) / 2
+    got, want = (jax.tree.leaves(whole(*given)) for given in (half, same))
+    for rounded, exact in zip(got, want, strict=True):
+        follows = exact.dtype == jnp.float32 and name not in OF_THEIR_OWN
+        assert rounded.dtype == (dtype if follows else exact.dtype)
+        assert nmse(rounded, exact) <= roundoff**2
