@@ -157,7 +157,7 @@ INT8 = {name: jnp.zeros((5, 2, 16, 32), jnp.int8) for name in ("k_pages", "v_pag
         ),
         (dict(k=pages(3, 4, 32)), ValueError, r"k has shape \(3, 4, 32\).*\(3, 2, 32\)"),
         (dict(v=pages(2, 2, 32)), ValueError, "v has shape"),
-        (dict(k=pages(3, 2, 32, dtype=jnp.bfloat16)), TypeError, "k has dtype bfloat16"),
+        (dict(k=pages(3, 2, 32, dtype=jnp.int8)), TypeError, "k has dtype int8"),
         (dict(slot_mapping=jnp.zeros((3, 1), jnp.int32)), ValueError, "slot_mapping has shape"),
         (dict(slot_mapping=jnp.zeros(3)), TypeError, "slot_mapping has dtype float32"),
         (dict(slot_mapping=np.array([0, 1, 80])), ValueError, "slot_mapping holds 80.*80"),
