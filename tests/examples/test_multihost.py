@@ -30,12 +30,14 @@ PROMPT = [1, 5, 9, 2, 7, 11, 3, 4]
 COUNTED = """
 import json, runpy, sys
 import jax_q4k as jq
-from jax_q4k.gguf.load import _TensorReader
-counts, read = {}, _TensorReader._read
-def counted(self, info, offset, target):
-    counts[info.name] = counts.get(info.name, 0) + target.nbytes  # a tensor is read by one thread
-    read(self, info, offset, target)
-_TensorReader._read = counted
+from jax_q4k.gguf.source import Source
+counts, read = {}, Source.read_into
+def counted(self, offset, target, field):
+    if field.startswith("tensor "):  # one thread reads it
+        name = field.split("'")[1]
+        counts[name] = counts.get(name, 0) + target.nbytes
+    read(self, offset, target, field)
+Source.read_into = counted
 sys.argv[0] = "examples/multihost_decode.py"
 with jq.implementation(activations="f32"):
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -399,7 +399,9 @@ def test_truncated_at_every_byte(tmp_path):
 @pytest.mark.parametrize("name", ["F32", "F16", "BF16", *formats.names()])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_scales_that_are_not_finite(name, value, tmp_path, monkeypatch):
-    monkeypatch.setattr(jq.gguf.load, "CHUNK", 1024)  # the bad block is not in the first chunk
+    monkeypatch.setattr(
+        jq.gguf.tensor_reader, "CHUNK", 1024
+    )  # the bad block is not in the first chunk
     sample = write_sample(tmp_path / "sample.gguf")
     kind = "plain" if name in ("F32", "F16", "BF16") else "packed"
     header = jq.gguf.read_header(sample)

@@ -30,6 +30,7 @@ from gguf_bytes import (
 from helpers import GOLDEN
 
 import jax_q4k as jq
+from jax_q4k.gguf.tensor_reader import Blocks, TensorReader
 from ptx_kernels import formats
 
 MODELS = sorted(GOLDEN.glob("*.gguf"))
@@ -59,20 +60,41 @@ def test_every_type_equals_ggufs_reader(sample):
 
 
 def test_tensors_of_many_chunks(sample, monkeypatch):
-    monkeypatch.setattr(jq.gguf.load, "CHUNK", 512)
+    monkeypatch.setattr(jq.gguf.tensor_reader, "CHUNK", 512)
     assert_same_as_ggufs_reader(jq.gguf.read(sample), sample)
 
 
 @pytest.mark.parametrize("threads", [1, 5])
 def test_tensors_read_by_several_threads(sample, monkeypatch, threads):
-    monkeypatch.setattr(jq.gguf.load, "CHUNK", 512)
+    monkeypatch.setattr(jq.gguf.tensor_reader, "CHUNK", 512)
     monkeypatch.setattr(jq.gguf.load, "THREADS", threads)
     assert_same_as_ggufs_reader(jq.gguf.read(sample), sample)
 
 
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [((0, 1), (1, 3), (0, 2)), ((1, 2), (0, 1), (0, 2))],  # rows of two matrices
+        [((0, 2), (0, 3), (0, 1)), ((0, 2), (0, 3), (1, 2))],  # columns, which make up all
+        [((0, 2), (1, 2), (1, 2))],  # a column of one row, twice
+    ],
+)
+def test_boxes_are_parts_of_the_tensor(sample, monkeypatch, boxes):
+    monkeypatch.setattr(jq.gguf.tensor_reader, "CHUNK", 500)
+    whole = jq.gguf.read(sample).tensors
+    with jq.gguf.TensorFile(sample) as file:
+        reader = TensorReader(file._source, file.header.data_start, check_scales=True)
+        for name in ("packed.Q4_K", "packed.Q5_0", "packed.Q6_K", "packed.Q8_0"):
+            read = reader.boxes(Blocks.of(file.header.tensors[name]), boxes)
+            for box, parts in zip(boxes, read, strict=True):
+                index = tuple(slice(*side) for side in box)
+                for part, plane in zip(parts, whole[name].planes, strict=True):
+                    np.testing.assert_array_equal(part, plane[index])
+
+
 def test_a_source_without_preadv(sample, monkeypatch):
     monkeypatch.delattr(os, "preadv", raising=False)
-    monkeypatch.setattr(jq.gguf.load, "CHUNK", 512)
+    monkeypatch.setattr(jq.gguf.tensor_reader, "CHUNK", 512)
     assert_same_as_ggufs_reader(jq.gguf.read(sample), sample)
 
 

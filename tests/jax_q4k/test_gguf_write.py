@@ -57,7 +57,7 @@ def test_a_header_can_be_refused_before_tensors_are_read(sample, monkeypatch):
         raise Refused
 
     expected = jq.gguf.read_header(sample)
-    monkeypatch.setattr(jq.gguf.load, "_TensorReader", lambda *_: pytest.fail("read a tensor"))
+    monkeypatch.setattr(jq.gguf.load, "TensorReader", lambda *_: pytest.fail("read a tensor"))
     with pytest.raises(Refused):
         jq.gguf.read(sample, check=check)
 
