@@ -268,8 +268,8 @@ def _dequantize(w: QuantizedArray, dtype: Any) -> jax.Array:
     names = " ".join(f"axis{i}" for i in range(w.ndim))
     result = jax.ShapeDtypeStruct(w.shape, dtype)
     placed = explicit_plan("dequantize", mesh, Layout(names, names), w.planes, result)
-    weights: jax.Array = over_devices(decode, mesh, placed)(*w.planes)[0]
-    return weights
+    (weights,) = over_devices("dequantize", decode, mesh, placed)(*w.planes)
+    return weights  # type: ignore[no-any-return]
 
 
 def _checked_shape(shape: Sequence[int], block: formats.BlockFormat) -> tuple[int, ...]:

@@ -18,9 +18,11 @@ from ptx_kernels.devices import DEVICES, Device, Target, find_device
 from . import native
 from .arrays import QuantizedArray
 from .custom_call import simulate_p
+from .gathers import Gather, of_call, recorded
 from .ops.backends import BACKENDS, decide
 from .ops.op import OPS, Op
 from .ops.op import device as device_here
+from .sharding import axes_of
 
 if TYPE_CHECKING:
     from ptx_kernels.machine_code.report import Figures
@@ -94,12 +96,15 @@ class Call:
 class Explanation:
     """Every distinct call of a program's packed operations, in order; `str` is a report.
 
-    `target`: the device whose tuning counted.
+    Attributes:
+      target: the device whose tuning counted.
+      gathers: operands whose parts are brought together from several devices, and how often.
     """
 
     platform: str
     target: Target
     calls: tuple[Call, ...]
+    gathers: tuple[tuple[Gather, int], ...] = ()
 
     @property
     def device(self) -> str:
@@ -125,7 +130,9 @@ class Explanation:
             f"on {where}: {len(self.calls)} kinds of calls, {total} calls, "
             f"{self.launches} launches of PTX kernels"
         )
-        return "\n\n".join([head, *map(str, self.calls)])
+        gathers = "\n".join(f"  {each}, x{count}" for each, count in self.gathers)
+        tail = [f"gathered from several devices:\n{gathers}"] if gathers else []
+        return "\n\n".join([head, *map(str, self.calls), *tail])
 
 
 def explain(
@@ -139,7 +146,9 @@ def explain(
     """Explains `function(*args, **kwargs)` on a platform: which kernels it runs, and why.
 
     Nothing runs, and no GPU is needed. Traces the function and finds jax_q4k's operations in it,
-    also inside `jit`, `scan`, `while` and `cond`.
+    also inside `jit`, `scan`, `while` and `cond`. Where an argument is split over automatic axes of
+    a mesh, compiles the function for that mesh, too: what is gathered is XLA's partitioner's
+    decision.
 
         print(jq.explain(jq.matmul, x, w, platform="cuda"))
 
@@ -173,15 +182,32 @@ def explain(
     options = {name: value for name, value in kwargs.items() if name not in arrays}
     traced = jax.make_jaxpr(functools.partial(function, **options))(*args, **arrays)
     counts: Counter[str] = Counter()
+    gathers: Counter[Gather] = Counter()
     first: dict[str, Any] = {}
     for equation, times in _equations(traced.jaxpr):
+        for each in of_call(equation):
+            gathers[each] += times
         if equation.primitive in OPS:
             key = f"{equation.primitive} {equation.params} {[v.aval for v in equation.invars]}"
             counts[key] += times
             first.setdefault(key, equation)
     with tuning.on_device(target):
         calls = tuple(_call(equation, counts[key], gpu, model) for key, equation in first.items())
-    return Explanation("cuda" if gpu else "cpu", target, calls)
+    if any(map(_automatic, jax.tree.leaves((args, arrays)))):
+        with recorded() as found:
+            jax.jit(functools.partial(function, **options)).lower(*args, **arrays).compile()
+        gathers.update(found)
+    return Explanation("cuda" if gpu else "cpu", target, calls, tuple(gathers.items()))
+
+
+def _automatic(leaf: Any) -> bool:
+    """True for an array that is split over automatic axes of a mesh."""
+    sharding = getattr(leaf, "sharding", None)
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return False
+    kinds = dict(zip(sharding.mesh.axis_names, sharding.mesh.axis_types, strict=True))
+    split = (axis for entry in sharding.spec for axis in axes_of(entry))
+    return any(kinds[axis] == jax.sharding.AxisType.Auto for axis in split)
 
 
 def _is_arrays(value: Any) -> bool:

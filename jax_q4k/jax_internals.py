@@ -79,17 +79,18 @@ def partitioned_devices(ctx: mlir.LoweringRuleContext) -> int:
     return int(context.num_devices)
 
 
-def spec_of(sharding: Any, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.PartitionSpec:
+def spec_of(sharding: Any, mesh: jax.sharding.Mesh, ndim: int) -> jax.sharding.PartitionSpec | None:
     """The PartitionSpec of a sharding that XLA's partitioner gives.
 
-    It is empty, whole on every device, where the sharding splits an axis over a part of a mesh
-    axis: Shardy may do so where four devices meet two heads.
+    None where the sharding splits an axis over a part of a mesh axis: Shardy may do so where four
+    devices meet two heads.
     """
     tiled = sharding._to_xla_hlo_sharding(ndim)
     try:
-        return sharding_impls.parse_flatten_op_sharding(tiled, mesh)[0]
+        spec: jax.sharding.PartitionSpec = sharding_impls.parse_flatten_op_sharding(tiled, mesh)[0]
     except Exception:  # one of several that JAX does not document
-        return jax.sharding.PartitionSpec()
+        return None
+    return spec
 
 
 def topology_fingerprint(device: jax.Device) -> int:

@@ -1,9 +1,9 @@
 """Operations on arrays that lie on several devices: which axes may be split, over which devices.
 
 An operation names the axes of its operands and results (`Layout`). `plan` reads off the operands
-where each name is split. On a mesh of explicit axes, which are part of arrays' types, `over_mesh`
-then runs the operation on each device's parts inside `jax.shard_map`; on a mesh of automatic axes
-XLA's partitioner asks for the same plan (`partition.py`).
+where each name is split. On a mesh of explicit axes, which are part of arrays' types,
+`over_devices` then runs the operation on each device's parts inside `jax.shard_map`; on a mesh of
+automatic axes XLA's partitioner asks for the same plan (`partition.py`).
 """
 
 from __future__ import annotations
@@ -22,6 +22,9 @@ from .jax_internals import ShardingTypeError
 
 #: Mesh axes that an array's axis is split over, the slowest first.
 Axes = tuple[str, ...]
+
+#: Ends the names of `jax.jit`'s calls that run an operation on each device's parts.
+OVER_DEVICES = "_over_devices"
 
 #: The name of an axis that lies whole on every device.
 WHOLE = "_"
@@ -227,7 +230,7 @@ def explicit_axes(mesh: AbstractMesh) -> frozenset[str]:
 
 
 def over_devices(
-    function: Callable[..., Any], mesh: AbstractMesh, plan: Plan
+    operation: str, function: Callable[..., Any], mesh: AbstractMesh, plan: Plan
 ) -> Callable[..., Any]:
     """Compiled: `function` of leaves to a list of leaves, on each device's parts of them.
 
@@ -246,6 +249,7 @@ def over_devices(
             *(_placed(leaf, mesh, spec) for leaf, spec in zip(leaves, plan.operands, strict=True))
         )
 
+    run.__name__ = operation + OVER_DEVICES
     return jax.jit(run)
 
 

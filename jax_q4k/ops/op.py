@@ -184,7 +184,7 @@ def _over_devices(op: Op, kind: Any, mesh: Any, placed: Plan) -> Callable[..., A
     tree, params = kind
     parts = Parts(dict(placed.axes))
     run = functools.partial(op.on_parts(Op.bind, tree, dict(params)), parts)
-    return over_devices(run, mesh, placed)
+    return over_devices(op.name, run, mesh, placed)
 
 
 def _run(implementation: str, op: Op, *operands: Any, **params: Any) -> Any:

@@ -10,6 +10,7 @@ import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding
 
+from .. import gathers
 from ..jax_internals import spec_of
 from ..sharding import WHOLE, Layout, Parts, Plan, leaf_names, leaves_of, plan
 
@@ -24,6 +25,7 @@ def partitioned(
 
     operands, results: trees with the arrays' shapes and dtypes.
     """
+    record = gathers.record()  # here, as the partitioner runs in a thread of its own
     called = custom_partitioning(lambda *leaves: function(Parts({}), *leaves))
 
     def place(mesh: Any, given: Sequence[Any], made: Sequence[Any]) -> Any:
@@ -33,12 +35,13 @@ def partitioned(
         ]
         found = plan(
             operation,
-            leaves_of(layout.operands, operands, specs[0]),
-            leaves_of(layout.results, results, specs[1]),
+            leaves_of(layout.operands, operands, [spec or () for spec in specs[0]]),
+            leaves_of(layout.results, results, [spec or () for spec in specs[1]]),
             layout.combined,
             dict(mesh.shape),
             strict=False,
         )
+        record.extend(gathers.gathers(operation, given, specs[0], found.operands))
         return mesh, _on_parts(function, found), *_shardings(mesh, found)
 
     rule, options = sharding_rule(layout, operands, results)

@@ -9,6 +9,8 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_q4k as jq
 from jax_q4k.ops import op
@@ -275,3 +277,34 @@ def test_an_unknown_platform():
 def test_a_device_that_is_no_name():
     with pytest.raises(TypeError, match="device=5 must be a name as the driver reports it"):
         jq.explain(jq.matmul, floats(1, 256), packed("Q4_K", 8, 256), device=5)
+
+
+def lying(kind: AxisType, operand, *spec):
+    """An operand over two data parallel groups of four devices."""
+    mesh = jax.make_mesh((2, 4), ("dp", "tp"), axis_types=(kind, kind))
+    return jax.device_put(operand, NamedSharding(mesh, P(*spec)))
+
+
+@pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
+def test_what_is_gathered_from_several_devices_is_said(kind):
+    x = jnp.ones((8, 1024))
+    w = jq.quantize(jnp.ones((64, 1024)), "Q4_K")
+    stays = jq.explain(jq.matmul, lying(kind, x, "dp"), lying(kind, w, "tp"))
+    assert not stays.gathers and "gathered" not in str(stays)
+    moves = jq.explain(jq.matmul, lying(kind, x, "dp"), lying(kind, w, None, None, "tp"))
+    assert str(moves).endswith(
+        "gathered from several devices:\n  packed_matmul: u8[64,4,144] over 'tp', x1"
+    )
+    q = lying(kind, jnp.ones((1, 16, 8, 64)), None, "dp", "tp")
+    ((gather, count),) = jq.explain(jq.causal_attention, q, q, q, jnp.array([16])).gathers
+    assert (gather.axes, gather.operand, count) == (("dp",), "f32[1,16,8,64]", 3)
+
+
+def test_a_loop_gathers_as_often_as_it_runs():
+    w = lying(AxisType.Explicit, jq.quantize(jnp.ones((64, 1024)), "Q4_K"), None, None, "tp")
+
+    def program(x):
+        return jax.lax.scan(lambda total, _: (total + jq.matmul(x, w).sum(), None), 0.0, length=5)
+
+    ((_, count),) = jq.explain(program, jnp.ones((8, 1024))).gathers
+    assert count == 5
