@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters import ad
 
 from ..implementation import Selection, selected
@@ -16,32 +17,42 @@ Params = dict[str, Any]
 
 
 class Linear(NamedTuple):
-    """The derivative of an operation of one result that is linear in its first operand.
+    """The derivative of an operation of one result that is linear in each operand of floats.
 
-    Both maps are the operation itself with other parameters, so they have derivatives in turn. The
-    other operands are constants: uint8 planes, say, whose tangents are always zero.
+    The tangent is the operation itself, so it has derivatives in turn. Operands of integers are
+    constants: uint8 planes, say, whose tangents are always zero.
 
     Attributes:
-      tangent: parameters -> those of the result's tangent as a function of the first operand's.
-      transpose: parameters that `tangent` gave -> those of the transposed map.
+      tangent: parameters -> those of the result's tangent as a function of an operand's.
+      transpose: parameters that `tangent` gave -> those of the operation that is its transpose, of
+        the first operand. None: the reference's transpose.
     """
 
-    tangent: Callable[[Params], Params]
-    transpose: Callable[[Params], Params]
+    tangent: Callable[[Params], Params] = dict
+    transpose: Callable[[Params], Params] | None = None
 
 
 def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> None:
     """Gives `op` its derivative; None: asking for one raises NotImplementedError.
 
-    A function is a composition of differentiable operations with the same meaning.
+    A function is a composition of differentiable operations with the same meaning. Its values are
+    taken where a derivative is asked for: the derivative needs those in between, which the
+    operation itself would compute a second time.
     """
     if isinstance(derivative, Linear):
         ad.primitive_jvps[op.primitive] = functools.partial(_linear_jvp, op, derivative)
-        ad.primitive_transposes[op.primitive] = functools.partial(_transpose, op, derivative)
+        transpose = derivative.transpose
+        ad.primitive_transposes[op.primitive] = (
+            functools.partial(_transpose_of, op, op.reference)
+            if transpose is None
+            else functools.partial(_transpose, op, derivative.tangent, transpose)
+        )
     elif derivative is None:
-        ad.primitive_jvps[op.primitive] = functools.partial(_no_derivative, op)
+        refuse = functools.partial(_no_derivative, op)
+        ad.primitive_jvps[op.primitive] = ad.primitive_transposes[op.primitive] = refuse
     else:
-        ad.primitive_jvps[op.primitive] = functools.partial(_jvp_of, op, derivative)
+        ad.primitive_jvps[op.primitive] = functools.partial(_jvp_of, derivative)
+        ad.primitive_transposes[op.primitive] = functools.partial(_transpose_of, op, derivative)
 
 
 def _no_derivative(op: Operation, *_: Any, **__: Any) -> NoReturn:
@@ -54,36 +65,70 @@ def _no_derivative(op: Operation, *_: Any, **__: Any) -> NoReturn:
 def _linear_jvp(
     op: Operation, linear: Linear, primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
-    # JAX asks for a tangent only if some operand has one, and only the first can.
-    out = op.primitive.bind(*primals, **params)
-    return out, op.primitive.bind(tangents[0], *primals[1:], **linear.tangent(params))
+    terms = [
+        op.primitive.bind(*primals[:i], tangent, *primals[i + 1 :], **linear.tangent(params))[0]
+        for i, tangent in enumerate(tangents)
+        if not isinstance(tangent, ad.Zero)
+    ]
+    return op.primitive.bind(*primals, **params), [functools.reduce(jnp.add, terms)]
 
 
 def _transpose(
-    op: Operation, linear: Linear, cotangents: Sequence[Any], _: Any, *others: Any, **params: Any
+    op: Operation,
+    tangent: Callable[[Params], Params],
+    transpose: Callable[[Params], Params],
+    cotangents: Sequence[Any],
+    _: Any,
+    *others: Any,
+    **params: Any,
 ) -> list[Any]:
     cotangent = ad.instantiate_zeros(cotangents[0])
-    params = linear.transpose(linear.tangent(params))
-    (out,) = op.primitive.bind(cotangent, *others, **params)
+    (out,) = op.primitive.bind(cotangent, *others, **transpose(tangent(params)))
     return [out, *(None for _ in others)]
 
 
 def _jvp_of(
-    op: Operation,
-    composition: Callable[..., Any],
-    primals: Sequence[Any],
-    tangents: Sequence[Any],
-    **params: Any,
+    composition: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
     moving = [i for i, tangent in enumerate(tangents) if not isinstance(tangent, ad.Zero)]
+    along = [primals[i] for i in moving], [tangents[i] for i in moving]
+    return jax.jvp(_varied(composition, moving, primals, params), *along)
+
+
+def _transpose_of(
+    op: Operation,
+    composition: Callable[..., Any],
+    cotangents: Sequence[Any],
+    *operands: Any,
+    **params: Any,
+) -> list[Any]:
+    linear = [i for i, operand in enumerate(operands) if ad.is_undefined_primal(operand)]
+    function = _varied(composition, linear, operands, params)
+    try:
+        transpose = jax.linear_transpose(function, *(operands[i].aval for i in linear))
+        found = transpose([ad.instantiate_zeros(cotangent) for cotangent in cotangents])
+    except (NotImplementedError, AssertionError, TypeError) as error:  # of one of the steps
+        raise NotImplementedError(
+            f"{op.name}: jax.linear_transpose takes functions that are linear, and this one is not "
+            "in the operands that it is asked for; use jax.vjp"
+        ) from error
+    transposed = dict(zip(linear, found, strict=True))
+    return [transposed.get(i) for i in range(len(operands))]
+
+
+def _varied(
+    composition: Callable[..., Any],
+    varying: Sequence[int],
+    operands: Sequence[Any],
+    params: Params,
+) -> Callable[..., list[Any]]:
+    """The composition as a function of some of the operands' leaves, the implementation kept."""
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
     whole = of_leaves(composition, params["tree"], plain)
 
-    def function(*leaves: Any) -> Any:
-        varied = dict(zip(moving, leaves, strict=True))
-        return whole(*(varied.get(i, primal) for i, primal in enumerate(primals)))
+    def function(*leaves: Any) -> list[Any]:
+        varied = dict(zip(varying, leaves, strict=True))
+        with selected(Selection(params["implementation"])):
+            return whole(*(varied.get(i, operand) for i, operand in enumerate(operands)))
 
-    along = [primals[i] for i in moving], [tangents[i] for i in moving]
-    out = op.primitive.bind(*primals, **params)
-    with selected(Selection(params["implementation"])):
-        return out, jax.jvp(function, *along)[1]
+    return function

@@ -15,6 +15,7 @@ from ..custom_call import ptx_name
 from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from . import checks
+from .derivatives import Linear
 from .op import KernelCall, Op
 from .vmaps import by_reference
 
@@ -124,7 +125,7 @@ _float_op = Op(
     shapes=_shapes,
     native=native,
     vmap=by_reference,
-    derivative="reference",
+    derivative=Linear(),
     layout=_layout,
     split=_split,
 )

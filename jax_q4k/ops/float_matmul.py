@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from ..native import calls
 from ..sharding import Layout, Parts
+from .derivatives import Linear
 from .op import Op
 from .vmaps import by_reference, by_rows
 
@@ -25,7 +26,7 @@ MAX_F32_ROWS = 16
 def float_matmul(x: jax.Array, w: jax.Array) -> jax.Array:
     """x (m, k) times w (n, k) transposed, accumulated in float32, of x's dtype; m and n at least 1.
 
-    Differentiable in both, any number of times; derivatives are plain JAX.
+    Differentiable in both, any number of times; transposes are plain JAX.
     """
     y: jax.Array = op.bind(x, w)
     return y
@@ -74,7 +75,7 @@ op = Op(
     shapes=lambda x, w: jax.ShapeDtypeStruct((x.shape[0], w.shape[0]), x.dtype),
     native=native,
     vmap=functools.partial(by_rows, otherwise=by_reference),
-    derivative="reference",
+    derivative=Linear(),
     layout=lambda *_: Layout(("m k", "n k"), "m n", combined="k"),
     split=_split,
 )

@@ -56,8 +56,8 @@ class Op:
       native: by handlers of `jax_q4k.native`; None: XLA compiles the reference for a CPU.
       vmap: the rule for it: `by_rows`, `by_examples` or `by_reference` of `vmaps`.
       derivative: None: asking for one raises; `reference`: its; a Linear; or a function, a
-        composition of differentiable operations with the same meaning. Its value is not used, so
-        what is computed does not depend on whether somebody asks for a derivative.
+        composition of differentiable operations with the same meaning, whose values are taken where
+        a derivative is asked for: there is one forward pass.
       layout: `(*operands, **params)` to a Layout: which axes may be split over devices; None:
         operands are gathered.
       split: `(parts, call, *operands, **params)`: the operation on a device's parts, where a name

@@ -163,8 +163,9 @@ def test_derivatives_are_those_of_the_chain(name, implementation):
         cotangents = tuple(normal(*y.shape) for y in ys)
         want = pull(cotangents)
     values, tangents = jax.jvp(call, a, along)
+    # q8_1: a last bit may round one of the activations to the next int8
     for value, plain in zip(values, call(*a), strict=True):
-        np.testing.assert_array_equal(value, plain)
+        assert nmse(value, plain) <= (1e-12 if implementation == "xla" else 1e-5)
     # the rounding of q8_1 moves the point at which the derivative is taken, where there is more
     # than a product
     tolerance = 1e-9 if implementation == "xla" else 1e-3
@@ -172,6 +173,49 @@ def test_derivatives_are_those_of_the_chain(name, implementation):
         assert nmse(got, expected) <= tolerance
     for got, expected in zip(jax.vjp(call, *a)[1](cotangents), want, strict=True):
         assert nmse(got, expected) <= tolerance
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_gradient_takes_one_forward_pass(name):
+    def loss(*a):
+        return sum(jnp.sum(y**2) for y in CALLS[name](*a))
+
+    jaxpr = jax.make_jaxpr(jax.value_and_grad(loss))(*operands(2)).jaxpr
+    ours = [e for e in jaxpr.eqns if e.primitive.name in NAMES]
+    assert {e.primitive.name for e in ours} == {"packed_matmul"}
+    matrices = {"qkv_matmul": 3, "gated_matmul": 2, "mlp": 3}.get(name, 1)
+    assert [e.params["transposed"] for e in ours] == [False] * matrices + [True] * matrices
+
+
+def test_transposes_are_those_of_dense_products():
+    x, residual = normal(2, K), normal(2, 24)
+    dense = [np.asarray(w.dequantize(), np.float64) for w in QKV]
+    cotangents = tuple(normal(2, w.shape[0]) for w in QKV)
+    (got,) = jax.linear_transpose(lambda x: jq.qkv_matmul(x, QKV), x)(cotangents)
+    assert (
+        nmse(got, sum(np.asarray(c) @ w for c, w in zip(cotangents, dense, strict=True))) <= 1e-11
+    )
+
+    def layer(x, residual, bias):
+        return jq.linear(x, [DOWN], residual=residual, biases=[bias])[0]
+
+    along = normal(2, 24)
+    got = jax.linear_transpose(layer, x, residual, jnp.ones(24))(along)
+    want = np.asarray(along) @ np.asarray(DOWN.dequantize(), np.float64), along, along.sum(0)
+    for one, expected in zip(got, want, strict=True):
+        assert nmse(one, expected) <= 1e-11
+    # JAX transposes the linear part of an affine function
+    (got,) = jax.linear_transpose(lambda x: layer(x, residual, jnp.ones(24)), x)(along)
+    assert nmse(got, want[0]) <= 1e-11
+
+
+@pytest.mark.parametrize("name", ["rms_norm_matmul", "qkv_matmul", "gated_matmul", "mlp"])
+def test_what_is_not_linear_has_no_transpose(name):
+    x, residual, norm_weight = operands(2)
+    cotangents = CALLS[name](x, residual, norm_weight)
+    transpose = jax.linear_transpose(lambda x: CALLS[name](x, residual, norm_weight), x)
+    with pytest.raises(NotImplementedError, match="takes functions that are linear.*use jax.vjp"):
+        transpose(cotangents)
 
 
 @pytest.mark.parametrize("name", ["qkv_matmul", "mlp"])
