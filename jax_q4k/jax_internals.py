@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.extend
-from jax._src import core, dispatch, sharding_impls
+import jax.numpy as jnp
+from jax._src import checkify, core, dispatch, sharding_impls
 from jax._src.lib import _jax, xla_client
 from jax.experimental import topologies
 from jax.interpreters import mlir
@@ -55,6 +56,44 @@ def run_eagerly(primitive: jax.extend.core.Primitive, *leaves: Any, **params: An
     It respects `jax.disable_jit` and `jax.debug_nans`, as JAX's own primitives do.
     """
     return dispatch.apply_primitive(primitive, *leaves, **params)
+
+
+class Report:
+    """The errors that checkify has found so far in a program that it traces."""
+
+    def __init__(self, context: Sequence[Any], error: checkify.Error, enabled: Any) -> None:
+        self._context = context  # JAX 0.12 has one
+        self.error, self._enabled = error, enabled
+
+    def nan(self, primitive: jax.extend.core.Primitive, results: Sequence[Any]) -> None:
+        """Adds NaN in one of the results."""
+        if results:
+            self.error = checkify.check_nans(
+                primitive, *self._context, self.error, self._enabled, results
+            )
+
+    def outside(
+        self, primitive: jax.extend.core.Primitive, indices: jax.Array, shape: tuple[int, ...]
+    ) -> None:
+        """Adds one of `indices` (count,) that is no row of an array of that shape."""
+        if checkify.OOBError not in self._enabled:
+            return
+        wrong = (indices < 0) | (indices >= shape[0])
+        first = checkify.oob_payload(wrong[:, None], indices[:, None], (0,), shape)
+        found = checkify.OOBError(checkify.get_traceback(), primitive.name, shape, first)
+        self.error = checkify.assert_func(*self._context, self.error, jnp.any(wrong), found)
+
+
+def on_checkify(primitive: jax.extend.core.Primitive, rule: Callable[..., Sequence[Any]]) -> None:
+    """Has checkify run `rule(report, *leaves, **params)`, which gives the primitive's results."""
+
+    def checked(*arguments: Any, **params: Any) -> Any:
+        at = next(i for i, x in enumerate(arguments) if isinstance(x, checkify.Error))
+        report = Report(arguments[:at], *arguments[at : at + 2])
+        results = rule(report, *arguments[at + 2 :], **params)
+        return report.error, results
+
+    checkify.error_checks[primitive] = checked
 
 
 def lower_with_devices(primitive: jax.extend.core.Primitive) -> None:

@@ -23,7 +23,7 @@ from .vmaps import by_reference
 def embedding(ids: Any, w: Any, dtype: Any = jnp.float32) -> jax.Array:
     """Rows `ids` of `w` as floats; only those rows are decoded.
 
-    An id outside 0..vocab-1 gives a row of NaN.
+    An id outside 0..vocab-1 gives a row of NaN, and an error of `checkify.index_checks`.
 
     Args:
       ids: (...,) integers.
@@ -95,6 +95,10 @@ def _shapes(ids: Any, w: Any, *, dtype: Any) -> Any:
     return jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), dtype)
 
 
+def _indices(ids: jax.Array, w: Any, **_: Any) -> tuple[jax.Array, tuple[int, ...]]:
+    return ids, w.shape
+
+
 def _layout(*_: Any, **__: Any) -> Layout:
     return Layout(("t", "v k"), "t k", combined="v")
 
@@ -118,6 +122,8 @@ _op = Op(
     native=native,
     layout=_layout,
     split=_split,
+    computed=lambda _: (),
+    indices=_indices,
 )
 _float_op = Op(
     "float_embedding",
@@ -128,4 +134,6 @@ _float_op = Op(
     derivative=Linear(),
     layout=_layout,
     split=_split,
+    computed=lambda _: (),
+    indices=_indices,
 )

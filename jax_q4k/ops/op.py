@@ -24,7 +24,7 @@ from ..jax_internals import (
     varying_as,
 )
 from ..sharding import Layout, Parts, Plan, explicit_mesh, explicit_plan, over_devices
-from . import backends, derivatives
+from . import backends, derivatives, reports
 from .derivatives import Linear
 from .partition import partitioned
 from .vmaps import Rule, by_examples
@@ -63,6 +63,10 @@ class Op:
       split: `(parts, call, *operands, **params)`: the operation on a device's parts, where a name
         that the layout calls combined is split; `call(op, *operands, **params)` runs an operation
         on one device.
+      computed: the results' leaves to those whose values are not only moved: those in which
+        `jax.experimental.checkify` looks for NaN.
+      indices: `(*operands, **params)` to indices and the shape of the array whose rows they are:
+        those that checkify looks for out of range.
     """
 
     def __init__(
@@ -77,6 +81,8 @@ class Op:
         derivative: Literal["reference"] | Linear | Callable[..., Any] | None = None,
         layout: Callable[..., Layout] | None = None,
         split: Callable[..., Any] | None = None,
+        computed: reports.Computed = lambda results: results,
+        indices: reports.Indices | None = None,
     ) -> None:
         self.name, self.reference, self.ptx, self.native = name, reference, ptx, native
         self.layout, self._split, self._shapes = layout, split, shapes
@@ -93,6 +99,7 @@ class Op:
             self, leaves, axes, params
         )
         derivatives.define(self, reference if derivative == "reference" else derivative)
+        reports.define(self, computed, indices)
         for platform in ("cpu", "cuda", None):  # None: any other
             lowering = functools.partial(self._lower, platform or "other")
             mlir.register_lowering(self.primitive, lowering, platform=platform)

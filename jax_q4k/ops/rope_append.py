@@ -171,4 +171,12 @@ def _layout(pages: Pages, *_: Any, **__: Any) -> Layout:
     return Layout(operands, (*["_ h"] * len(pages), heads))
 
 
-_op = Op("rope_append", reference, shapes=_shapes, ptx=ptx, native=native, layout=_layout)
+_op = Op(
+    "rope_append",
+    reference,
+    shapes=_shapes,
+    ptx=ptx,
+    native=native,
+    layout=_layout,
+    computed=lambda results: results[-1:],  # q; pages may hold anything where no token lies
+)

@@ -171,6 +171,7 @@ _argmax = Op(
     vmap=by_rows,
     layout=lambda *_: Layout(("m n",), ("m", "m"), combined="n"),
     split=_argmax_split,
+    computed=lambda _: (),
 )
 _top_k = Op(
     "q4k_top_k",
@@ -181,4 +182,5 @@ _top_k = Op(
     derivative=_top_k_derivative,
     layout=lambda *_, **__: Layout(("m n",), ("m", "m"), combined="n"),
     split=_top_k_split,
+    computed=lambda _: (),
 )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import GOLDEN
@@ -83,6 +84,25 @@ def test_loading_quantizing_and_saving(tmp_path):
         saved = models.load(tmp_path / "saved.gguf")
         tokens = models.generate(saved, [1, 2, 3], max_new_tokens=3).tokens
     assert len(tokens) == 3
+
+
+def test_without_jit():
+    model, prompt = golden.model("llama-gqa"), [1, 5, 9]
+    want = models.generate(model, prompt, max_new_tokens=2).tokens
+    with jax.disable_jit():
+        assert models.generate(model, prompt, max_new_tokens=2).tokens == want
+
+
+def test_nan_is_reported_by_the_primitive():
+    model, prompt = models.from_gguf(golden.path("llama-gqa")), [1, 5, 9]
+    with jax.debug_nans(True):
+        models.generate(model, prompt, max_new_tokens=2)
+        floats = [i for i, weight in enumerate(model.weights) if weight.dtype == jnp.float32]
+        model.weights[floats[0]] = jnp.full_like(model.weights[floats[0]], np.inf)
+        with pytest.raises(
+            FloatingPointError, match=r"\(nan\) encountered in \w*(linear|mlp|norm)"
+        ):
+            models.generate(model, prompt, max_new_tokens=2)
 
 
 @pytest.mark.parametrize("implementation", ["xla", NATIVE])

@@ -1,0 +1,32 @@
+"""What `jax.experimental.checkify` reports: NaN in results, indices out of range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from ..jax_internals import Report, on_checkify
+from .backends import Operation
+
+#: The results' leaves -> those whose values are computed, not only moved.
+Computed = Callable[[Sequence[Any]], Sequence[Any]]
+
+#: (*operands, **params) -> indices (count,) and the shape of the array whose rows they are.
+Indices = Callable[..., tuple[jax.Array, tuple[int, ...]]]
+
+
+def define(op: Operation, computed: Computed, indices: Indices | None) -> None:
+    """Has checkify look for NaN in what is computed, and for indices out of range."""
+
+    def rule(
+        report: Report, *leaves: Any, tree: Any, implementation: Any, **params: Any
+    ) -> Sequence[Any]:
+        results = op.primitive.bind(*leaves, tree=tree, implementation=implementation, **params)
+        report.nan(op.primitive, computed(results))
+        if indices is not None:
+            report.outside(op.primitive, *indices(*jax.tree.unflatten(tree, leaves), **params))
+        return results
+
+    on_checkify(op.primitive, rule)
