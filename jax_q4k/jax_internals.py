@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.extend
@@ -68,9 +68,8 @@ class Report:
     def nan(self, primitive: jax.extend.core.Primitive, results: Sequence[Any]) -> None:
         """Adds NaN in one of the results."""
         if results:
-            self.error = checkify.check_nans(
-                primitive, *self._context, self.error, self._enabled, results
-            )
+            check_nans = cast("Any", checkify.check_nans)
+            self.error = check_nans(primitive, *self._context, self.error, self._enabled, results)
 
     def outside(
         self, primitive: jax.extend.core.Primitive, indices: jax.Array, shape: tuple[int, ...]
@@ -81,7 +80,8 @@ class Report:
         wrong = (indices < 0) | (indices >= shape[0])
         first = checkify.oob_payload(wrong[:, None], indices[:, None], (0,), shape)
         found = checkify.OOBError(checkify.get_traceback(), primitive.name, shape, first)
-        self.error = checkify.assert_func(*self._context, self.error, jnp.any(wrong), found)
+        assert_func = cast("Any", checkify.assert_func)
+        self.error = assert_func(*self._context, self.error, jnp.any(wrong), found)
 
 
 def on_checkify(primitive: jax.extend.core.Primitive, rule: Callable[..., Sequence[Any]]) -> None:
