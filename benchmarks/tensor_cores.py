@@ -159,7 +159,7 @@ def error(format: str, products: str) -> float:
     """
     config = GemmConfig(1, 1, 2, 16, 2, "f16" if products == "f16" else "int8")
     rng, columns = np.random.default_rng(0), 1024
-    planes = random_planes(format, 32, columns // formats.get(format).block_size, rng)
+    planes = random_planes(format, 32, columns // formats.get(format).block_size, rng=rng)
     x = rng.standard_normal((16, columns), np.float32)
     operands: Sequence[np.ndarray]
     if products == "bf16":

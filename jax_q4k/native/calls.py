@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import float_types
-from ..arrays import QuantizedArray
+from ..indexed import Packed
 from . import call
 
 MAX_HEAD_DIM = 256  # of attention; a multiple of 16
@@ -21,7 +21,7 @@ MAX_HEAD_DIM = 256  # of attention; a multiple of 16
 
 def linear(
     x: jax.Array,
-    weights: Sequence[QuantizedArray | jax.Array],
+    weights: Sequence[Packed | jax.Array],
     *,
     quantized: bool,
     norm_weight: jax.Array | None = None,
@@ -34,8 +34,8 @@ def linear(
 
     With `activation`, the result is activation(first product) * second product.
 
-    x float32 (m, k); weights (n_i, k) packed or float; biases (n_i,) float32;
-    residual (m, n) float32.
+    x float32 (m, k); weights (n_i, k) packed, each by itself or in a stack, or float; biases
+    (n_i,) float32; residual (m, n) float32.
     `quantized`: x becomes q8_1, for packed weights alone.
     """
     given = [None] * len(weights) if biases is None else list(biases)
@@ -46,7 +46,7 @@ def linear(
         [jax.ShapeDtypeStruct((m, n), jnp.float32) for n in rows],
         x,
         *([] if norm_weight is None else [norm_weight]),
-        *(array for w in weights for array in _arrays(w)),
+        *jax.tree.leaves(list(weights)),
         *(bias for bias in given if bias is not None),
         *([] if residual is None else [residual]),
         formats=",".join(map(_format, weights)),
@@ -61,9 +61,9 @@ def linear(
 
 def mlp(
     x: jax.Array,
-    gate: QuantizedArray,
-    up: QuantizedArray,
-    down: QuantizedArray,
+    gate: Packed,
+    up: Packed,
+    down: Packed,
     *,
     quantized: tuple[bool, bool],
     activation: str,
@@ -85,7 +85,7 @@ def mlp(
         [jax.ShapeDtypeStruct((m, n), jnp.float32)],
         x,
         *([] if norm_weight is None else [norm_weight]),
-        *(array for w in (gate, up, down) for array in _arrays(w)),
+        *jax.tree.leaves((gate, up, down)),
         *([] if residual is None else [residual]),
         formats=f"{_format(gate)},{_format(up)}",
         down=_format(down),
@@ -98,25 +98,21 @@ def mlp(
     )[0]
 
 
-def _format(w: QuantizedArray | jax.Array) -> str:
-    if isinstance(w, QuantizedArray):
+def _format(w: Packed | jax.Array) -> str:
+    if isinstance(w, Packed):
         return w.format
     if (name := float_types.ggml_name(w.dtype)) is None:
         raise TypeError(f"a matrix has dtype {w.dtype}; the CPU's kernels take floats")
     return name
 
 
-def _arrays(w: QuantizedArray | jax.Array) -> Sequence[jax.Array]:
-    return w.planes if isinstance(w, QuantizedArray) else (w,)
-
-
-def embedding(ids: jax.Array, w: QuantizedArray | jax.Array) -> jax.Array:
+def embedding(ids: jax.Array, w: Packed | jax.Array) -> jax.Array:
     """Rows `ids`, int32 (count,), of w (n, k), packed or floats, as float32 (count, k).
 
     An id outside w gives a row of NaN.
     """
     struct = jax.ShapeDtypeStruct((ids.shape[0], w.shape[1]), jnp.float32)
-    return call("embedding", [struct], ids, *_arrays(w), format=_format(w))[0]
+    return call("embedding", [struct], ids, *jax.tree.leaves(w), format=_format(w))[0]
 
 
 def paged_attention(

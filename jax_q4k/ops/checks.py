@@ -17,6 +17,7 @@ from ptx_kernels.limits import HEAD_DIMS
 
 from .. import float_types
 from ..arrays import QuantizedArray
+from ..indexed import IndexedArray, Packed
 from ..transposed import TransposedArray
 
 #: Dtypes of activations and of a cache's pages.
@@ -77,28 +78,70 @@ def value(x: Any) -> Any:
 
 def matrix(name: str, w: Any) -> QuantizedArray:
     """`w` as a QuantizedArray of two axes."""
-    w = value(w)
+    w = _packed(name, value(w))
+    if w.ndim != 2:
+        rule = "it must have two axes (n, k); products take one of a stack by index=, jax.vmap all"
+        raise ValueError(f"{name} has shape {w.shape}; {rule}")
+    return w
+
+
+def _packed(name: str, w: Any) -> QuantizedArray:
     if isinstance(w, TransposedArray):
         raise TypeError(f"{name} is a transposed view, {w!r}; it must be the array itself, (n, k)")
     if not isinstance(w, QuantizedArray):
         raise TypeError(f"{name} is a {type(w).__name__}; it must be a QuantizedArray")
     if (problem := w.plane_problem()) is not None:
         raise TypeError(f"{name}: {problem}")
-    if w.ndim != 2:
-        rule = "it must have two axes (n, k); jax.vmap hands on those of a stack one by one"
-        raise ValueError(f"{name} has shape {w.shape}; {rule}")
     return w
 
 
-def weight(name: str, w: Any) -> QuantizedArray | jax.Array:
-    """`w` as a packed or float matrix (n, k)."""
+def weight(name: str, w: Any, index: Any = None) -> Packed | jax.Array:
+    """`w` as a packed or float matrix (n, k), or matrix `index` of a stack (layers, n, k)."""
     w = value(w)
-    if isinstance(w, (QuantizedArray, TransposedArray)):
+    if isinstance(w, IndexedArray):  # checked before
+        return w
+    packed = isinstance(w, (QuantizedArray, TransposedArray))
+    if index is not None:
+        stack = _packed(name, w) if packed else float_array(name, w)
+        if stack.ndim != 3 or not stack.shape[0]:
+            rule = "with index= it must have three axes (layers, n, k), and a layer"
+            raise ValueError(f"{name} has shape {stack.shape}; {rule}")
+        which = _layer(index, stack.shape[0])
+        if isinstance(stack, QuantizedArray):
+            return IndexedArray(stack, which)
+        return jax.lax.dynamic_index_in_dim(stack, which, keepdims=False)
+    if packed:
         return matrix(name, w)
     checked = float_array(name, w)
     if checked.ndim != 2:
         raise ValueError(f"{name} has shape {checked.shape}; it must have two axes (n, k)")
     return checked
+
+
+def weights(named: dict[str, Any], index: Any) -> dict[str, Any]:
+    """Each as `weight` has it; with `index` stacks of equally many layers."""
+    checked = {name: weight(name, w, index) for name, w in named.items()}
+    if index is not None:
+        (first, layers), *others = ((name, value(w).shape[0]) for name, w in named.items())
+        for name, count in others:
+            if count != layers:
+                raise ValueError(f"{name} has {count} layers; {first} has {layers}")
+    return checked
+
+
+def _layer(index: Any, layers: int) -> jax.Array:
+    """An index of one of so many layers, int32 ().
+
+    IndexError for one that is out of range, if it is known at tracing.
+    """
+    index = value(index)
+    array = int32_array("index", index)
+    if array.ndim:
+        rule = "it must be a scalar; jax.vmap takes several"
+        raise ValueError(f"index has shape {array.shape}; {rule}")
+    if is_concrete(index) and not -layers <= int(index) < layers:
+        raise IndexError(f"index={int(index)} is out of range for {layers} layers")
+    return array
 
 
 def float32(name: str, x: Any, expected: tuple[int, ...], rule: str) -> jax.Array:

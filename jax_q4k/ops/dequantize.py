@@ -11,6 +11,7 @@ from ptx_kernels import formats
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
+from ..indexed import Packed, layers
 from ..sharding import Layout
 from . import checks
 from .op import KernelCall, Op
@@ -44,13 +45,14 @@ def reference(w: QuantizedArray, *, dtype: Any) -> jax.Array:
     return formats.get(w.format).decode(w.planes, jnp).astype(dtype)
 
 
-def ptx(launch: KernelCall, w: QuantizedArray, *, dtype: Any) -> jax.Array:
+def ptx(launch: KernelCall, w: Packed, *, dtype: Any) -> jax.Array:
     """`dequantize` by a PTX kernel."""
     from ptx_kernels.kernels.decode import decode
 
-    n, blocks, _ = w.planes[0].shape
-    kernel = decode(format=w.format, n=n, blocks=blocks, dtype=ptx_name(dtype))
-    (out,) = launch(kernel, *w.planes)
+    n, columns = w.shape
+    blocks = columns // formats.get(w.format).block_size
+    kernel = decode(format=w.format, n=n, blocks=blocks, layers=layers(w), dtype=ptx_name(dtype))
+    (out,) = launch(kernel, *jax.tree.leaves(w))
     return out
 
 

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import MAX_MATRICES, MAX_ROWS
 
-from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
+from ..indexed import Packed, layers
 from . import quantize_q8_1, rms_norm
 from .op import KernelCall
 
@@ -28,12 +28,12 @@ __all__ = ["MAX_ROWS", "gemv", "quantized_ahead", "takes"]
 Rows = jax.Array | Sequence[jax.Array]
 
 
-def takes(weights: Sequence[QuantizedArray], m: int) -> bool:
+def takes(weights: Sequence[Packed], m: int) -> bool:
     """True if a mat-vec takes these matrices and m rows of activations."""
     return m <= MAX_ROWS and len(weights) <= MAX_MATRICES
 
 
-def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:
+def quantized_ahead(w: Packed, m: int, activations: str | None) -> bool:
     """True if a matrix's activations are best made q8_1 by the kernel before.
 
     This is so if no mat-vec of it would quantize m rows in its own prologue.
@@ -51,7 +51,7 @@ def quantized_ahead(w: QuantizedArray, m: int, activations: str | None) -> bool:
 def gemv(
     launch: KernelCall,
     x: Rows,
-    weights: Sequence[QuantizedArray],
+    weights: Sequence[Packed],
     *,
     norm_weight: jax.Array | None = None,
     eps: float = 0.0,
@@ -96,7 +96,8 @@ def gemv(
             rule, shape = matvec_rule, (formats[0], rows[0], columns, m)
     config = choose(rule, *shape)
     operands, norm = _activations(launch, config, x, norm_weight, eps)
-    common: dict[str, Any] = {"columns": columns, "m": m, "config": config, **norm}
+    (stack,) = {layers(w) for w in weights}
+    common: dict[str, Any] = {"columns": columns, "m": m, "layers": stack, "config": config, **norm}
     if config.activations != "q8_1":
         common["dtype"] = ptx_name(operands[0].dtype)
     if activation:
@@ -117,8 +118,7 @@ def gemv(
             assert biases is not None
             given = [jnp.zeros(n) if b is None else b for b, n in zip(biases, rows, strict=True)]
         kernel = qkv_matvec(formats=formats, rows=rows, biases=bool(given), **common)
-    planes = [plane for w in weights for plane in w.planes]
-    return launch(kernel, *planes, *operands, *given)
+    return launch(kernel, *jax.tree.leaves(list(weights)), *operands, *given)
 
 
 def _activations(

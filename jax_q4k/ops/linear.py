@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
+from ..indexed import Packed, axes
 from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from ..transposed import TransposedArray
@@ -29,7 +29,13 @@ ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 def matmul(
-    x: Any, w: Any, *, bias: Any = None, residual: Any = None, activations: str | None = None
+    x: Any,
+    w: Any,
+    *,
+    index: Any = None,
+    bias: Any = None,
+    residual: Any = None,
+    activations: str | None = None,
 ) -> jax.Array:
     """y = residual + x @ dequantize(w).T + bias, accumulated in float32.
 
@@ -45,6 +51,10 @@ def matmul(
       x: (..., k) float32, bfloat16 or float16.
       w: QuantizedArray (n, k), or a float array (n, k) of one of these dtypes, in which it is
         differentiable, too.
+      index: an integer, traced or not: `w` is a stack (layers, n, k), of which y is the product
+        with matrix `index`. Kernels read a packed one where it lies: a loop over layers copies
+        none, as it does of `w[index]`. Below 0 it counts from the end. A traced one beyond either
+        end is the nearest, as `jax.lax.dynamic_index_in_dim` has it.
       bias: (n,) float array, or None. residual: (..., n) float array, or None.
       activations: `f32`: x as it is; on CUDA up to eight rows are multiplied by mat-vecs of packed
         weights, and XLA multiplies more by decoded ones. `q8_1`: x quantized to int8 in groups of
@@ -59,9 +69,10 @@ def matmul(
 
     Raises:
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name.
+      IndexError: an index out of range that is known at tracing.
     """
     biases = None if bias is None else (bias,)
-    (y,) = linear(x, (w,), biases=biases, residual=residual, activations=activations)
+    (y,) = linear(x, (w,), index=index, biases=biases, residual=residual, activations=activations)
     return y
 
 
@@ -74,6 +85,7 @@ def rms_norm_matmul(
     w: Any,
     *,
     eps: float,
+    index: Any = None,
     bias: Any = None,
     residual: Any = None,
     activations: str | None = None,
@@ -84,6 +96,7 @@ def rms_norm_matmul(
       x: (..., k) float32, bfloat16 or float16.
       norm_weight: (k,), as `rms_norm` takes it, and eps.
       w: QuantizedArray (n, k), or a float array.
+      index: as `matmul` takes it.
       bias: (n,) or None. residual: (..., n) or None.
       activations: as `matmul` takes them.
 
@@ -97,6 +110,7 @@ def rms_norm_matmul(
         "rms_norm_matmul",
         x,
         (w,),
+        index=index,
         norm=(norm_weight, eps),
         biases=None if bias is None else (bias,),
         residual=residual,
@@ -109,6 +123,7 @@ def qkv_matmul(
     x: Any,
     weights: Sequence[Any],
     *,
+    index: Any = None,
     norm_weight: Any = None,
     eps: float | None = None,
     biases: Sequence[Any] | None = None,
@@ -121,6 +136,7 @@ def qkv_matmul(
     Args:
       x: (..., k) float32, bfloat16 or float16.
       weights: QuantizedArrays (n_i, k), whose formats may differ, or float arrays.
+      index: as `matmul` takes it, of equally many layers of each.
       norm_weight: (k,): x is normalized first, with `eps`; None: as it is.
       biases: for every matrix (n_i,) or None; None: none has one.
       activations: as `matmul` takes them.
@@ -134,7 +150,9 @@ def qkv_matmul(
         norm_weight without eps.
     """
     norm = None if norm_weight is None else (norm_weight, eps)
-    return _linear("qkv_matmul", x, weights, norm=norm, biases=biases, activations=activations)
+    return _linear(
+        "qkv_matmul", x, weights, index=index, norm=norm, biases=biases, activations=activations
+    )
 
 
 def gated_matmul(
@@ -142,6 +160,7 @@ def gated_matmul(
     gate: Any,
     up: Any,
     *,
+    index: Any = None,
     activation: str = "silu",
     norm_weight: Any = None,
     eps: float | None = None,
@@ -152,6 +171,7 @@ def gated_matmul(
     Args:
       x: (..., k) float32, bfloat16 or float16.
       gate, up: QuantizedArrays (n, k), whose formats may differ, or float arrays.
+      index: as `matmul` takes it, of equally many layers of both.
       activation: `silu`, or `gelu` (the approximation by tanh).
       norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
       activations: as `matmul` takes them.
@@ -169,6 +189,7 @@ def gated_matmul(
         x,
         (gate, up),
         names=("gate", "up"),
+        index=index,
         norm=norm,
         activation=activation,
         activations=activations,
@@ -180,6 +201,7 @@ def linear(
     x: Any,
     weights: Sequence[Any],
     *,
+    index: Any = None,
     norm_weight: Any = None,
     eps: float | None = None,
     biases: Sequence[Any] | None = None,
@@ -194,6 +216,7 @@ def linear(
     Args:
       x: (..., k) float32, bfloat16 or float16.
       weights: at least one QuantizedArray (n_i, k), whose formats may differ, or float array.
+      index: as `matmul` takes it, of equally many layers of each.
       norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
       biases: for every matrix (n_i,) or None; None: none has one.
       residual: (..., n), of a single matrix, or None.
@@ -211,7 +234,14 @@ def linear(
     norm = None if norm_weight is None else (norm_weight, eps)
     name = "qkv_matmul" if len(weights) > 1 else "matmul" if norm is None else "rms_norm_matmul"
     return _linear(
-        name, x, weights, norm=norm, biases=biases, residual=residual, activations=activations
+        name,
+        x,
+        weights,
+        index=index,
+        norm=norm,
+        biases=biases,
+        residual=residual,
+        activations=activations,
     )
 
 
@@ -237,7 +267,7 @@ class Operands(NamedTuple):
     x: jax.Array  # (m, k)
     residual: jax.Array | None  # (m, n), of a single matrix
     norm_weight: jax.Array | None  # (k,)
-    weights: tuple[Any, ...]  # packed (n_i, k)
+    weights: tuple[Any, ...]  # packed (n_i, k), each by itself or all in stacks
     biases: tuple[jax.Array | None, ...]  # (n_i,)
 
 
@@ -247,6 +277,7 @@ def _linear(
     weights: Sequence[Any],
     *,
     names: tuple[str, ...] = (),
+    index: Any = None,
     norm: tuple[Any, float | None] | None,
     biases: Sequence[Any] | None = None,
     residual: Any = None,
@@ -258,13 +289,13 @@ def _linear(
     `name`: which of FUSIONS it is. `names`: of the weights, in messages.
     """
     x, activations = checks.float_array("x", x), activations_of(activations)
-    named = _weights(tuple(weights), names)
+    named = _weights(tuple(weights), names, index)
     weights = tuple(named.values())
     if name == "gated_matmul":
         check_gate(activation, *weights)
     for matrix, w in named.items():
         check_columns(x, matrix, w)
-    packed = all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
+    packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
     rows = Rows.of(x)
     operands = _operands(x, rows, weights, norm, biases, residual)
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
@@ -281,13 +312,13 @@ def _linear(
     return tuple(rows.split(y).astype(x.dtype) for y in ys)
 
 
-def _weights(weights: tuple[Any, ...], names: tuple[str, ...]) -> dict[str, Any]:
+def _weights(weights: tuple[Any, ...], names: tuple[str, ...], index: Any) -> dict[str, Any]:
     """Name in messages -> matrix."""
     if not weights:
         raise ValueError("weights=() must hold at least one matrix")
     if not names:
         names = tuple(f"weights[{i}]" for i in range(len(weights))) if weights[1:] else ("w",)
-    return {name: checks.weight(name, w) for name, w in zip(names, weights, strict=True)}
+    return checks.weights(dict(zip(names, weights, strict=True)), index)
 
 
 def _operands(
@@ -378,7 +409,7 @@ def product(x: jax.Array, w: Any, activations: str | None) -> jax.Array:
     """x (m, k) times a packed or float w (n, k) transposed, of x's dtype; m and n may be 0."""
     if not x.shape[0] or not w.shape[0]:
         return jnp.zeros((x.shape[0], w.shape[0]), x.dtype)
-    if isinstance(w, QuantizedArray):
+    if isinstance(w, Packed):
         return packed_matmul.packed_matmul(x, w, activations)
     return float_matmul.float_matmul(x, w)
 
@@ -449,10 +480,11 @@ def _shapes(
 
 def _layout(*operands: Any, activation: str | None, **_: Any) -> Layout:
     """Rows of each matrix by themselves, but for those that gate each other."""
-    count = len(Operands(*operands).weights)
+    weights = Operands(*operands).weights
+    count = len(weights)
     names = _row_names(count) if activation is None else ["n"] * count
     results = tuple(f"m {n}" for n in (names if activation is None else names[:1]))
-    rows = tuple(f"{n} k" for n in names)
+    rows = tuple(axes(w, f"{n} k") for w, n in zip(weights, names, strict=True))
     # Rows of several matrices: what lies whole must not come out of a call with what is split.
     combined = " ".join(["k", *names]) if activation is None and count > 1 else "k"
     return Layout(("m k", f"m {names[0]}", "k", rows, tuple(names)), results, combined)

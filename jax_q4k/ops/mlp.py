@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import GROUP
 
-from ..arrays import QuantizedArray
 from ..implementation import activations_of, current_selection
+from ..indexed import Packed, axes
 from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from . import checks, gemv, linear, packed_matmul
@@ -28,6 +28,7 @@ def mlp(
     up: Any,
     down: Any,
     *,
+    index: Any = None,
     activation: str = "silu",
     norm_weight: Any = None,
     eps: float | None = None,
@@ -37,8 +38,9 @@ def mlp(
     """residual + gated_matmul(x, gate, up) @ dequantize(down).T.
 
     Args:
-      x, gate, up, activation, norm_weight, eps, activations: as `gated_matmul` takes them.
-      down: QuantizedArray (n, inner) where gate and up are (inner, k), or a float array.
+      x, gate, up, index, activation, norm_weight, eps, activations: as `gated_matmul` takes them.
+      down: QuantizedArray (n, inner) where gate and up are (inner, k), or a float array; with
+        `index` a stack of as many layers as theirs.
       residual: (..., n) or None.
 
     Returns:
@@ -48,9 +50,8 @@ def mlp(
       TypeError, ValueError: as `gated_matmul`.
     """
     x, activations = checks.float_array("x", x), activations_of(activations)
-    weights = gate, up, down = tuple(
-        checks.weight(name, w) for name, w in (("gate", gate), ("up", up), ("down", down))
-    )
+    named = checks.weights({"gate": gate, "up": up, "down": down}, index)
+    weights = gate, up, down = tuple(named.values())
     linear.check_gate(activation, gate, up)
     (inner, k), (n, _) = gate.shape, down.shape
     linear.check_columns(x, "gate", gate)
@@ -69,7 +70,7 @@ def mlp(
     rows = leading_rows.merge(x).astype(jnp.float32)
     if (
         rows.shape[0]
-        and all(isinstance(w, QuantizedArray) and w.shape[0] for w in weights)
+        and all(isinstance(w, Packed) and w.shape[0] for w in weights)
         and current_selection().fuses("mlp")
     ):
         operands = Operands(rows, residual, norm_weight, gate, up, down)
@@ -171,9 +172,12 @@ def _derivative(*operands: Any, eps: float, activation: str, activations: str | 
     return _chain(Operands(*operands), eps, activation, linear.public_steps(activations))
 
 
-def _layout(*_: Any, **__: Any) -> Layout:
+def _layout(*operands: Any, **_: Any) -> Layout:
     """The inner axis as rows of gate and up, and as columns of down, whose blocks it may split."""
-    return Layout(("m _", "m n", "_", "f _", "f _", "n g"), "m n", combined="f g")
+    given = Operands(*operands)
+    inner = axes(given.gate, "f _"), axes(given.up, "f _")
+    around = "m _", "m n", "_"
+    return Layout((*around, *inner, axes(given.down, "n g")), "m n", combined="f g")
 
 
 def _split(

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from ptx_kernels import formats
 from ptx_kernels.limits import GROUP, MAX_ROWS, gemm_takes
 
-from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
+from ..indexed import Packed, axes, layers
 from ..native import calls
 from ..sharding import Layout, Parts
 from . import dequantize, gemv, quantize_q8_1
@@ -21,7 +21,7 @@ from .op import KernelCall, Op
 from .vmaps import by_rows
 
 
-def packed_matmul(x: jax.Array, w: QuantizedArray, activations: str | None) -> jax.Array:
+def packed_matmul(x: jax.Array, w: Packed, activations: str | None) -> jax.Array:
     """x (m, k) times dequantize(w) (n, k) transposed, accumulated in float32, of x's dtype.
 
     m and n are at least 1. Differentiable in x, any number of times and in both modes: tangents and
@@ -48,7 +48,7 @@ def quantizes(weights: Any, rows: int, columns: int, activations: str | None) ->
 
 
 def reference(
-    x: jax.Array, w: QuantizedArray, *, activations: str | None, transposed: bool = False
+    x: jax.Array, w: Packed, *, activations: str | None, transposed: bool = False
 ) -> jax.Array:
     """`packed_matmul` in plain JAX, or its transpose of x (m, n); `activations` None means f32."""
     weights = formats.get(w.format).decode(w.planes, jnp)
@@ -64,7 +64,7 @@ def reference(
 def ptx(
     launch: KernelCall,
     x: jax.Array,
-    w: QuantizedArray,
+    w: Packed,
     *,
     activations: str | None,
     transposed: bool = False,
@@ -87,15 +87,13 @@ def ptx(
     return dot(x, weights, transposed=transposed).astype(x.dtype)
 
 
-def _gemm(
-    launch: KernelCall, x: jax.Array, w: QuantizedArray, activations: str | None
-) -> jax.Array:
+def _gemm(launch: KernelCall, x: jax.Array, w: Packed, activations: str | None) -> jax.Array:
     """The float32 product on tensor cores.
 
     For any number of rows: a product of decoded weights in float32, which has none, is slower at
     all sizes, even before the decoding.
     """
-    from ptx_kernels.kernels.gemm import f16_gemm_rule, gemm, gemm_rule
+    from ptx_kernels.kernels.gemm import f16_gemm_rule, gemm, gemm_rule, stackable
     from ptx_kernels.kernels.quantize_f16 import quantize_f16
     from ptx_kernels.tuning import choose
 
@@ -106,13 +104,14 @@ def _gemm(
         given = launch(quantize_f16(rows=m, columns=columns, dtype=ptx_name(x.dtype)), x)
     else:
         config, given = choose(gemm_rule, *shape), list(quantize_q8_1.ptx(launch, x))
-    kernel = gemm(format=w.format, n=n, columns=columns, m=m, config=config)
-    (y,) = launch(kernel, *w.planes, *given)
+    stack = layers(w) if stackable(w.format, n, columns) else 0
+    kernel = gemm(format=w.format, n=n, columns=columns, m=m, layers=stack, config=config)
+    (y,) = launch(kernel, *(jax.tree.leaves(w) if stack else w.planes), *given)
     return y
 
 
 def native(
-    x: jax.Array, w: QuantizedArray, *, activations: str | None, transposed: bool = False
+    x: jax.Array, w: Packed, *, activations: str | None, transposed: bool = False
 ) -> jax.Array:
     """`packed_matmul` by the CPU's kernels, or its transpose; `activations` None means q8_1."""
     if transposed:
@@ -126,14 +125,14 @@ def _shapes(x: Any, w: Any, *, activations: str | None, transposed: bool = False
     return jax.ShapeDtypeStruct((x.shape[0], w.shape[1 if transposed else 0]), x.dtype)
 
 
-def _layout(*_: Any, transposed: bool, **__: Any) -> Layout:
+def _layout(_: Any, w: Any, *, transposed: bool, **__: Any) -> Layout:
     if transposed:
-        return Layout(("m n", "n k"), "m k", combined="n")
-    return Layout(("m k", "n k"), "m n", combined="k")
+        return Layout(("m n", axes(w, "n k")), "m k", combined="n")
+    return Layout(("m k", axes(w, "n k")), "m n", combined="k")
 
 
 def _split(
-    parts: Parts, call: Any, x: jax.Array, w: QuantizedArray, *, transposed: bool, **params: Any
+    parts: Parts, call: Any, x: jax.Array, w: Packed, *, transposed: bool, **params: Any
 ) -> jax.Array:
     """Each device's part of the sum over k, or over n; added in float32."""
     y = call(op, x.astype(jnp.float32), w, transposed=transposed, **params)

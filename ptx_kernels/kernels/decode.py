@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import formats
 from ..ptx import Buffer, Builder, f32, kernel, s32, u8, u32
-from .family import Arguments, Case, Family, once
+from .family import Arguments, Case, Family, any_layer, once, one_layer
 from .planes import input_planes
 from .vectors import float_type, store_floats
 
@@ -26,6 +26,7 @@ def decode(
     format: str,
     n: int,
     blocks: int,
+    layers: int = 0,
     dtype: str = "f32",
     lookups: int = 0,
     config: DecodeConfig = DecodeConfig(),
@@ -34,12 +35,15 @@ def decode(
 
     One thread per part of a block: it loads 16 bytes of quants and stores runs of 16 floats. An id
     outside the n rows gives NaN, as `jax.numpy.take` fills.
+
+    Operands: the planes, with `layers` a stack's and an index (see `input_planes`); ids s32
+    (lookups,). Result: y of `dtype` (n or lookups, columns).
     """
     layout = formats.get(format)
     parts = layout.dequantize_threads
     k.name = f"{'embedding' if lookups else 'decode'}_{format.lower()}"
     columns = blocks * layout.block_size
-    planes = input_planes(k, format, n, columns)
+    planes = input_planes(k, format, n, columns, layers=layers).of_matrix()
     ids = k.input("ids", s32, (lookups,)) if lookups else None
     count = lookups or n
     y = k.output("y", float_type(dtype), (count, columns))
@@ -70,9 +74,10 @@ def _case(format: str, dtype: str, lookups: int) -> Case:
 
 
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
-    """The rows that are looked up, of the weights."""
+    """The rows that are looked up, of the weights, and of a stack one matrix."""
     looked_up = buffer.type is u8 and arguments["lookups"]
-    return arguments["lookups"] / buffer.shape[0] if looked_up else 1
+    rows = arguments["lookups"] / arguments["n"] if looked_up else 1
+    return min(1, rows) * one_layer(buffer, arguments)
 
 
 def _ids(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
@@ -93,5 +98,5 @@ DECODE = Family(
     ),
     touched=_touched,
     passes=once,
-    operands={"ids": _ids},
+    operands={"ids": _ids, "index": any_layer},
 )

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ..devices import Target
-from ..ptx import Buffer, Kernel, KernelError
+from ..ptx import Buffer, Kernel, KernelError, u8
 
 Arguments = Mapping[str, Any]
 C = TypeVar("C")
@@ -138,6 +138,18 @@ def one_matrix(arguments: Arguments) -> PackedWeights:
 
 def all_of_it(buffer: Buffer, arguments: Arguments) -> float:
     return 1
+
+
+def one_layer(buffer: Buffer, arguments: Arguments) -> float:
+    """All of it, but of a stack of packed matrices one."""
+    stacked = arguments["layers"] and buffer.type is u8
+    return 1 / arguments["layers"] if stacked else 1
+
+
+def any_layer(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
+    """An index of a stack."""
+    layers = next(b.shape[0] for b in buffers.values() if b.type is u8)
+    return rng.integers(-layers, layers, buffer.shape)
 
 
 def once(arguments: Arguments) -> int:

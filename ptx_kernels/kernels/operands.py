@@ -29,15 +29,10 @@ def random_blocks(format: str, shape: tuple[int, ...], rng: np.random.Generator)
     return raw
 
 
-def random_planes(
-    format: str, n: int, blocks: int, rng: np.random.Generator
-) -> tuple[np.ndarray, ...]:
-    """Planes of a packed (n, blocks * block_size) matrix."""
-    return tuple(
-        map(
-            np.ascontiguousarray, formats.get(format).split(random_blocks(format, (n, blocks), rng))
-        )
-    )
+def random_planes(format: str, *shape: int, rng: np.random.Generator) -> tuple[np.ndarray, ...]:
+    """Planes (*shape, bytes) of a packed matrix, shape (n, blocks), or of a stack."""
+    planes = formats.get(format).split(random_blocks(format, shape, rng))
+    return tuple(map(np.ascontiguousarray, planes))
 
 
 def _matrices(planes: list[Buffer]) -> list[tuple[str, list[Buffer]]]:
@@ -71,8 +66,7 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     packed = [b for b in kernel.operands if b.type.name == "u8"]
     planes: dict[str, np.ndarray] = {}
     for format, own in _matrices(packed):
-        n, blocks, _ = own[0].shape
-        arrays = random_planes(format, n, blocks, rng)
+        arrays = random_planes(format, *own[0].shape[:-1], rng=rng)
         planes |= {b.name: array for b, array in zip(own, arrays, strict=True)}
 
     def make(buffer: Buffer) -> np.ndarray:

@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from .. import formats
-from ..ptx import Builder, Pointer, u8
+from ..ptx import Builder, Pointer, Value, s32, u8, u32
+
+
+@dataclass(frozen=True)
+class Planes:
+    """Operands: the planes of a packed matrix (n, columns), or of a stack (layers, n, columns).
+
+    Attributes:
+      layer: which of a stack's matrices the kernel reads (u32); None: there is one.
+    """
+
+    operands: Sequence[Pointer]
+    layer: Value | None
+
+    def of_matrix(self) -> list[Pointer]:
+        """The planes (n, blocks, bytes) of the matrix that the kernel reads."""
+        if self.layer is None:
+            return list(self.operands)
+        return [plane.at(self.layer).reshape(*plane.shape[1:]) for plane in self.operands]
 
 
 def input_planes(
-    k: Builder, format: str, n: int, columns: int, *, prefix: str = ""
-) -> list[Pointer]:
-    """The planes of packed weights (n, columns) as operands, their names after `prefix`."""
+    k: Builder, format: str, n: int, columns: int, *, prefix: str = "", layers: int = 0
+) -> Planes:
+    """The planes of packed weights (n, columns) as operands, their names after `prefix`.
+
+    With `layers` they are those of so many matrices, and an operand `index`, s32 (), says which of
+    them the kernel reads. Below 0 it counts from the end; beyond either end it is the nearest.
+    """
     layout = formats.get(format)
-    shape = (n, columns // layout.block_size)
-    return [
+    shape = (*([layers] if layers else []), n, columns // layout.block_size)
+    planes = [
         k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True)
         for p in layout.planes
     ]
+    if not layers:
+        return Planes(planes, None)
+    index = k.input(f"{prefix}index", s32, ()).load()
+    index = k.select(index < 0, index + layers, index)
+    return Planes(planes, k.minimum(k.maximum(index, 0), layers - 1).bits(u32))

@@ -20,6 +20,7 @@ def ramp(low, high, *shape):
 
 
 W = {name: random_weights(name, 256, 256) for name in FORMATS}
+STACK = jax.tree.map(lambda plane: jnp.stack([plane, plane]), W["Q6_K"])
 X, NORM = ramp(-1, 1, 3, 256), ramp(0.5, 1, 256)
 HALF = X.astype(jnp.bfloat16)
 IDS = jnp.array([3, 0, 9])
@@ -52,6 +53,7 @@ CASES = {
         (HALF, W["Q4_K"], BIAS, RESIDUAL.astype(HALF.dtype)),
         True,
     ),
+    "matmul of a stack": (lambda x, w, i: jq.matmul(x, w, index=i), (X, STACK, IDS[1]), True),
     "matmul of floats": (jq.matmul, (HALF, WEIGHT), True),
     "linear": (
         lambda x, a, b, n: jq.linear(x, [a, b], norm_weight=n, eps=1e-5),

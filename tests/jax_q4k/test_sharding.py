@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -66,6 +67,8 @@ def products() -> dict[str, Case]:
     norm, narrow = normal(1024), normal(8, 256)
     gate, up, down = packed(1024, 256), packed(1024, 256, "Q6_K"), packed(64, 1024)
     matmul = f32(jq.matmul)
+    stack = jax.tree.map(lambda *planes: jnp.stack(planes), packed(64, 1024), w)
+    second = f32(functools.partial(jq.matmul, index=1))
     around = f32(lambda x, w, b, r, **o: jq.matmul(x, w, bias=b, residual=r, **o))
     normed = f32(lambda x, g, w, **o: jq.rms_norm_matmul(x, g, w, eps=1e-5, **o))
     qkv = f32(lambda x, g, *w, **o: jq.qkv_matmul(x, w, norm_weight=g, eps=1e-5, **o))
@@ -100,6 +103,25 @@ def products() -> dict[str, Case]:
         "matmul-float-rows": Case(matmul, (x, normal(64, 1024)), (WHOLE, ROWS), (COLUMNS,), (0, 1)),
         "matmul-float-columns": Case(
             matmul, (x, normal(64, 1024)), (WHOLE, COLUMNS), (WHOLE,), (0, 1)
+        ),
+        "matmul-stack-rows": Case(
+            second, (x, stack), (BATCH, P(None, "tp")), (P("dp", "tp"),), (0,)
+        ),
+        "matmul-stack-columns": Case(
+            second, (x, stack), (WHOLE, P(None, None, "tp")), (WHOLE,), (0,)
+        ),
+        "mlp-stack": Case(
+            lambda x, *ws: jq.mlp(x, *ws, index=0, activations="f32"),
+            (narrow, gate[None], up[None], down[None]),
+            (WHOLE, P(None, "tp"), P(None, "tp"), P(None, None, "tp")),
+            (WHOLE,),
+        ),
+        "linear-stack-rows": Case(
+            f32(lambda x, w, b, **o: jq.matmul(x, w, bias=b, index=1, **o)),
+            (x, stack, bias),
+            (WHOLE, P(None, "tp"), WHOLE),
+            (COLUMNS,),
+            (0, 2),
         ),
         "rms_norm_matmul-columns": Case(
             normed, (x, norm, w), (WHOLE, WHOLE, COLUMNS), (WHOLE,), (0, 1)

@@ -38,15 +38,21 @@ class OperandReader {
  public:
   OperandReader(const char* what, const Buffers& buffers) : what_(what), buffers_(buffers) {}
 
+  // The number of axes of the next one; 0 where there is none.
+  size_t rank() const { return at_ < buffers_.size() ? get(at_).dimensions().size() : 0; }
+
   // The next one; `dims` of -1 match anything.
   ffi::AnyBuffer next(const char* name, std::initializer_list<ffi::DataType> types, std::initializer_list<int64_t> dims) {
+    return next(name, types, Dims(dims.begin(), dims.size()));
+  }
+  ffi::AnyBuffer next(const char* name, std::initializer_list<ffi::DataType> types, Dims dims) {
     if (at_ >= buffers_.size()) fail(std::string("too few ") + what_ + ": " + name + " is missing");
     ffi::AnyBuffer buffer = get(at_++);
     if (std::find(types.begin(), types.end(), buffer.element_type()) == types.end())
       fail(std::string(name) + " has an element type that this call does not take");
     bool fits = buffer.dimensions().size() == dims.size();
-    for (size_t i = 0; fits && i < dims.size(); ++i) fits = dims.begin()[i] < 0 || dims.begin()[i] == buffer.dimensions()[i];
-    if (!fits) fail(std::string(name) + " has shape " + text(buffer.dimensions()) + "; it must be " + text(Dims(dims.begin(), dims.size())));
+    for (size_t i = 0; fits && i < dims.size(); ++i) fits = dims[i] < 0 || dims[i] == buffer.dimensions()[i];
+    if (!fits) fail(std::string(name) + " has shape " + text(buffer.dimensions()) + "; it must be " + text(dims));
     return buffer;
   }
   float* floats(const char* name, std::initializer_list<int64_t> dims) {

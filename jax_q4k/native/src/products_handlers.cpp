@@ -11,6 +11,8 @@ Type type_of(std::string_view name) {
   fail("unknown format " + std::string(name));
 }
 
+// Packed planes are a matrix's, or with a fourth axis in front a stack's, and an index follows: below 0 it counts from
+// the end, beyond either end it is the nearest.
 Matrix take_matrix(Operands& operands, std::string_view format) {
   Matrix w{0, 0, type_of(format), {}};
   const Layout& layout = kLayouts[w.type];
@@ -21,11 +23,20 @@ Matrix take_matrix(Operands& operands, std::string_view format) {
     w.planes[0] = static_cast<const uint8_t*>(buffer.untyped_data());
     return w;
   }
+  const bool stacked = operands.rank() == 4;
+  int64_t dims[] = {-1, -1, -1, 0};  // layers, n, blocks, bytes
   for (int i = 0; i < layout.planes; ++i) {
-    const int64_t n = i ? w.n : -1, blocks = i ? w.k / layout.block : -1;
-    auto buffer = operands.next("a plane of the weights", {ffi::U8}, {n, blocks, layout.bytes[i] * layout.block / kSpan});
-    w.n = buffer.dimensions()[0], w.k = buffer.dimensions()[1] * layout.block;
+    dims[3] = layout.bytes[i] * layout.block / kSpan;
+    auto buffer = operands.next("a plane of the weights", {ffi::U8}, stacked ? Dims(dims, 4) : Dims(dims + 1, 3));
+    std::copy_n(buffer.dimensions().begin(), buffer.dimensions().size(), dims + !stacked);
     w.planes[i] = static_cast<const uint8_t*>(buffer.untyped_data());
+  }
+  w.n = dims[1], w.k = dims[2] * layout.block;
+  if (stacked) {
+    const int64_t layers = dims[0], index = *operands.ints("index", {});
+    if (!layers) fail("a stack of weights is empty");
+    const int64_t layer = std::clamp<int64_t>(index < 0 ? index + layers : index, 0, layers - 1);
+    for (int i = 0; i < layout.planes; ++i) w.planes[i] += layer * w.n * dims[2] * (layout.bytes[i] * layout.block / kSpan);
   }
   return w;
 }

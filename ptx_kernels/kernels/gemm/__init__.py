@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .config import F16_FORMATS, GemmConfig
 from .family import GEMM
-from .gemm import gemm
+from .gemm import gemm, stackable
 from .rules import f16_gemm_rule, gemm_rule
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "gemm",
     "gemm_rule",
     "f16_gemm_rule",
+    "stackable",
 ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ... import formats
-from ...ptx import WARP, Builder, Pointer, Value, all_of, f16, f32, kernel, s8, u8
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, s8, u8
 from ..planes import input_planes
 from ..quantize_f16 import SUPER_BLOCK
 from ..quantize_q8_1 import GROUP
@@ -20,20 +20,29 @@ _DEFAULT = GemmConfig()
 
 @kernel
 def gemm(
-    k: Builder, *, format: str, n: int, columns: int, m: int, config: GemmConfig = _DEFAULT
+    k: Builder,
+    *,
+    format: str,
+    n: int,
+    columns: int,
+    m: int,
+    config: GemmConfig = _DEFAULT,
+    layers: int = 0,
 ) -> None:
     """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
     A warp has tiles of 16 weight rows and all activations of its thread block (see `products`).
     Packed weights and activations come through a pipeline whose steps have 256 columns each.
 
-    Operands: the planes; values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or for f16
-    products values f16 (m, columns), means f16 (m, columns / 32, 2) and scale f32 (m, columns /
-    256). Result: y f32 (m, n).
+    Operands: the planes, with `layers` a stack's and an index (see `input_planes`); values s8 (m,
+    columns) and scale_sum f32 (m, columns / 32, 2), or for f16 products values f16 (m, columns),
+    means f16 (m, columns / 32, 2) and scale f32 (m, columns / 256). Result: y f32 (m, n).
     """
     config.check(format, columns)
+    if layers and not stackable(format, n, columns):
+        raise KernelError(f"a stack's matrices {format} ({n}, {columns}) do not begin at words")
     k.name = f"gemm_{format.lower()}_{'f16_' if config.products == 'f16' else ''}m{config.m_tile}"
-    planes = input_planes(k, format, n, columns)
+    planes = input_planes(k, format, n, columns, layers=layers).of_matrix()
     activations = _activations(k, config, m, columns)
     y = k.output("y", f32, (m, n))
     threads = WARP * config.row_warps * config.column_warps
@@ -66,6 +75,13 @@ def gemm(
 
 
 # --- operands ---
+
+
+def stackable(format: str, n: int, columns: int) -> bool:
+    """True if matrices (n, columns) of a stack begin at the words that `F16Copy` brings."""
+    layout = formats.get(format)
+    blocks = n * columns // layout.block_size
+    return all(blocks * plane.bytes_per_block % 4 == 0 for plane in layout.planes)
 
 
 def _activations(

@@ -9,11 +9,11 @@ from typing import Any
 
 from ... import formats
 from ...formats.packed_row import Share, Tile
-from ...ptx import WARP, Builder, Value, Var, f32
+from ...ptx import WARP, Builder, Pointer, Value, Var, f32
 from ..vectors import dot
 from .activations import Activations, ActivationTile
 from .config import MatvecConfig
-from .rows import Matrix, Team
+from .rows import Team
 
 
 class Dots:
@@ -25,12 +25,19 @@ class Dots:
     """
 
     def __init__(
-        self, k: Builder, matrix: Matrix, team: Team, m: int, config: MatvecConfig
+        self,
+        k: Builder,
+        format: str,
+        planes: Sequence[Pointer],
+        team: Team,
+        m: int,
+        config: MatvecConfig,
     ) -> None:
-        self._k, self._config, self._block_size = k, config, matrix.block_size
+        layout = formats.get(format)
+        self._k, self._config, self._block_size = k, config, layout.block_size
         self._dot = dot_f32 if config.floats else dot_q8_1
-        self._streams = config.streams(matrix.format)
-        lanes = config.lanes_per_block(matrix.format)
+        self._streams = config.streams(format)
+        lanes = config.lanes_per_block(format)
         self._stream = k.lane_id // lanes
         if team.member is not None:
             self._stream = team.member * (WARP // lanes) + self._stream
@@ -42,7 +49,7 @@ class Dots:
             floats=config.floats,
             broadcast=config.broadcast_header,
         )
-        self._row = formats.get(matrix.format).row(k, matrix.planes, share)
+        self._row = layout.row(k, planes, share)
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
 
     def add(self, x: Activations, blocks: int) -> None:

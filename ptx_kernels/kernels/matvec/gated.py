@@ -23,6 +23,7 @@ def gated_matvec(
     n: int,
     columns: int,
     m: int,
+    layers: int = 0,
     activation: Literal["silu", "gelu"] = "silu",
     norm: bool = False,
     eps: float = 0.0,
@@ -41,7 +42,8 @@ def gated_matvec(
         config.check(format, n, columns, m)
     k.name = f"gated_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
     pair = [
-        matrix(k, f, n, columns, prefix=p) for f, p in zip(formats, ("gate_", "up_"), strict=True)
+        matrix(k, f, n, columns, prefix=p, layers=layers)
+        for f, p in zip(formats, ("gate_", "up_"), strict=True)
     ]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
     epilogue = Epilogue(k, n, m, config, activation=activation, output=output)

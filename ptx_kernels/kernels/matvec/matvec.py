@@ -22,9 +22,14 @@ def product(
     block: Value | None = None,
 ) -> None:
     """All rows of a matrix, or of two that gate each other, by so many blocks (see `teams`)."""
+    # not before: other products' addresses would take registers
+    planes = [each.planes.of_matrix() for each in weights]
     with teams(k, weights[0].rows, epilogue.config, count, block=block) as team:
         addends = epilogue.load(team)
-        dots = [Dots(k, each, team, epilogue.m, epilogue.config) for each in weights]
+        dots = [
+            Dots(k, each.format, own, team, epilogue.m, epilogue.config)
+            for each, own in zip(weights, planes, strict=True)
+        ]
         for x, width in prologue.pieces():
             with team.active(k):
                 for part, each in zip(dots, weights, strict=True):
@@ -40,6 +45,7 @@ def matvec(
     n: int,
     columns: int,
     m: int,
+    layers: int = 0,
     norm: bool = False,
     eps: float = 0.0,
     dtype: str = "f32",
@@ -55,14 +61,15 @@ def matvec(
     once per sub-block; with f32 activations the quants become floats. A butterfly adds the lanes'
     totals, shared memory those of the warps.
 
-    Operands: the planes; values s8 (m, columns) and scale_sum f32 (m, columns / 32, 2), or x of
-    `dtype` (m, columns) where `config.activations` are not q8_1; with `norm`, which makes x /
-    sqrt(mean(x^2) + eps) * norm_weight of x, norm_weight f32 (columns,); bias f32 (n,); residual
-    f32 (m, n). Result: y f32 (m, n), or as q8_1.
+    Operands: the planes, with `layers` a stack's and an index (see `input_planes`); values s8 (m,
+    columns) and scale_sum f32 (m, columns / 32, 2), or x of `dtype` (m, columns) where
+    `config.activations` are not q8_1; with `norm`, which makes x / sqrt(mean(x^2) + eps) *
+    norm_weight of x, norm_weight f32 (columns,); bias f32 (n,); residual f32 (m, n). Result: y f32
+    (m, n), or as q8_1.
     """
     config.check(format, n, columns, m)
     k.name = f"matvec_{format.lower()}_m{m}"
-    weights = matrix(k, format, n, columns)
+    weights = matrix(k, format, n, columns, layers=layers)
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
     epilogue = Epilogue(k, n, m, config, bias=bias, residual=residual, output=output)
     (blocks,) = launch(k, config, n)

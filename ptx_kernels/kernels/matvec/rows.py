@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from ... import formats
-from ...ptx import WARP, Builder, Pointer, Value, Var, f32
-from ..planes import input_planes
+from ...ptx import WARP, Builder, Value, Var, f32
+from ..planes import Planes, input_planes
 from ..vectors import load_floats
 from .config import MatvecConfig
 
@@ -19,21 +19,21 @@ class Matrix:
     """Packed weights (n, columns): a kernel's operands."""
 
     format: str
+    rows: int
     columns: int
-    planes: Sequence[Pointer]
+    planes: Planes
 
     @property
     def block_size(self) -> int:
         return formats.get(self.format).block_size
 
-    @property
-    def rows(self) -> int:
-        return self.planes[0].shape[0]
 
-
-def matrix(k: Builder, format: str, n: int, columns: int, *, prefix: str = "") -> Matrix:
-    """The planes of packed weights as operands, their names after `prefix`."""
-    return Matrix(format, columns, input_planes(k, format, n, columns, prefix=prefix))
+def matrix(
+    k: Builder, format: str, n: int, columns: int, *, prefix: str = "", layers: int = 0
+) -> Matrix:
+    """The planes of packed weights as operands (see `input_planes`)."""
+    planes = input_planes(k, format, n, columns, prefix=prefix, layers=layers)
+    return Matrix(format, n, columns, planes)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ CALLS = {
     ),
     "packed_matmul": lambda: jq.matmul(HALF, DOWN),
     "transposed": passed_back,
+    "stack": lambda: jq.matmul(HALF, DOWN[None], index=0),
+    "linear of a stack": lambda: jq.matmul(X, W[None], index=0, bias=NORM),
     "float_matmul": lambda: jq.matmul(HALF, jnp.ones((24, 256))),
     "dequantize": lambda: jq.dequantize(DOWN, jnp.float16),
     "quantize_q8_1": lambda: jq.quantize_q8_1(HALF),

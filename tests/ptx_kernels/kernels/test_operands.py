@@ -16,7 +16,7 @@ def kernel(*buffers: Buffer) -> Kernel:
 
 @pytest.mark.parametrize("format", sorted(formats.names()))
 def test_packed_weights_are_finite_and_random(format):
-    planes = random_planes(format, 3, 4, np.random.default_rng(0))
+    planes = random_planes(format, 3, 4, rng=np.random.default_rng(0))
     values = formats.get(format).decode(planes)
     assert values.shape == (3, 4 * formats.get(format).block_size)
     assert np.isfinite(values).all() and np.ptp(values) > 0
