@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,31 @@ def on_cores(cores: set[int], module: str, function: str, *args: Any) -> Any:
         [sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment, text=True, check=True
     )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def milliseconds(
+    programs: dict[str, Callable[[], Any]],
+    seconds: float,
+    rounds: int,
+    summary: Callable[[list[float]], float] = statistics.median,
+) -> dict[str, float]:
+    """Times of programs that take turns, for so long and so many rounds at least.
+
+    A program returns an array; `summary` makes one number of its times.
+    """
+    for run in programs.values():
+        run().block_until_ready()
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    begin, done = time.perf_counter(), 0
+    while done < rounds or time.perf_counter() - begin < seconds:
+        done += 1
+        for name, run in programs.items():
+            for again in range(3):  # the first brings its own weights into the cache
+                start = time.perf_counter()
+                run().block_until_ready()
+                if again:
+                    times[name].append(time.perf_counter() - start)
+    return {name: 1e3 * summary(taken) for name, taken in times.items()}
 
 
 def results_file(arguments: list[str], name: str, description: str | None) -> Path:

@@ -11,7 +11,6 @@ lacks are left out). Times are medians of rounds in which the programs take turn
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from typing import Any, Literal
 
 from tools.results import write_results
 
-from .common import on_cores, results_file
+from .common import milliseconds, on_cores, results_file
 
 SIZES = (2048, 4096)
 ROWS = (1, 2, 4, 5, 8, 16, 17, 32, 64, 128)
@@ -71,7 +70,9 @@ def measure_products(size: int, m: int) -> list[dict[str, Any]]:
         programs = {"native": by("native", w), "dense": lambda: dot(x, dense)}
         if name in DECODED:
             programs["xla"] = by("xla", w)
-        rows.append({"format": name, "size": size, "rows": m, **_milliseconds(programs)})
+        rows.append(
+            {"format": name, "size": size, "rows": m, **milliseconds(programs, SECONDS, ROUNDS)}
+        )
     return rows
 
 
@@ -83,22 +84,6 @@ def _random(format: str, size: int, rng: Any) -> Any:
     part = jq.quantize(rng.standard_normal((64, size)).astype("float32"), format)
     planes = tuple(jnp.tile(plane, (size // 64, 1, 1)) for plane in part.planes)
     return jq.QuantizedArray(format, (size, size), planes)
-
-
-def _milliseconds(programs: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    for run in programs.values():
-        run().block_until_ready()
-    times: dict[str, list[float]] = {name: [] for name in programs}
-    begin, rounds = time.perf_counter(), 0
-    while rounds < ROUNDS or time.perf_counter() - begin < SECONDS:
-        rounds += 1
-        for name, run in programs.items():
-            for again in range(3):  # the first brings its own weights into the cache
-                start = time.perf_counter()
-                run().block_until_ready()
-                if again:
-                    times[name].append(time.perf_counter() - start)
-    return {name: 1e3 * statistics.median(taken) for name, taken in times.items()}
 
 
 def demo_tokens_per_second() -> float:

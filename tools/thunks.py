@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field
 
 #: Thunks that hold other thunks and launch nothing themselves.
-CONTAINERS = ("kCommandBuffer", "kWhile", "kConditional", "kSequential")
+CONTAINERS = ("kCommandBuffer", "kWhile", "kConditional", "kSequential", "kDynamicSliceFusion")
 
 _INSTRUCTION = re.compile(
     r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\("

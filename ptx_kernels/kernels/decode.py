@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import formats
 from ..ptx import Buffer, Builder, f32, kernel, s32, u8, u32
-from .family import Arguments, Case, Family, any_layer, once, one_layer
+from .family import Arguments, Case, Family, once, one_layer
 from .planes import input_planes
 from .vectors import float_type, store_floats
 
@@ -98,5 +98,5 @@ DECODE = Family(
     ),
     touched=_touched,
     passes=once,
-    operands={"ids": _ids, "index": any_layer},
+    operands={"ids": _ids},
 )

@@ -146,12 +146,6 @@ def one_layer(buffer: Buffer, arguments: Arguments) -> float:
     return 1 / arguments["layers"] if stacked else 1
 
 
-def any_layer(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
-    """An index of a stack."""
-    layers = next(b.shape[0] for b in buffers.values() if b.type is u8)
-    return rng.integers(-layers, layers, buffer.shape)
-
-
 def once(arguments: Arguments) -> int:
     return 1
 

@@ -72,6 +72,9 @@ def random_operands(kernel: Kernel, seed: int = 0) -> list[np.ndarray]:
     def make(buffer: Buffer) -> np.ndarray:
         if buffer.name in planes:
             return planes[buffer.name]
+        if buffer.name.endswith("index"):  # of a stack (`input_planes`)
+            layers = packed[0].shape[0]
+            return rng.integers(-layers, layers, buffer.shape, np.int32)
         if buffer.type.name == "s32" or buffer.name in _NAMED:
             values = _NAMED[buffer.name](buffer, buffers, rng)
             return values.astype(buffer.type.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ..family import Arguments, Case, Family, any_layer, one_layer, one_matrix
+from ..family import Arguments, Case, Family, one_layer, one_matrix
 from .config import GemmConfig
 from .gemm import gemm
 from .rules import f16_gemm_rule, gemm_rule
@@ -58,5 +58,4 @@ GEMM = Family(
     weights=one_matrix,
     touched=one_layer,
     passes=_passes,
-    operands={"index": any_layer},
 )

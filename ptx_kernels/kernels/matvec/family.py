@@ -5,20 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..family import (
-    Arguments,
-    Case,
-    Family,
-    PackedWeights,
-    any_layer,
-    once,
-    one_layer,
-    one_matrix,
-)
+from ..family import Arguments, Case, Family, PackedWeights, once, one_layer, one_matrix
 from .config import PRESETS, MatvecConfig
 from .gated import gated_matvec
 from .matvec import matvec
-from .qkv import SUFFIXES, qkv_matvec
+from .qkv import qkv_matvec
 from .rules import float_matvec_rule, fused_matvec_rule, matvec_rule
 
 
@@ -165,7 +156,6 @@ MATVEC = Family(
     weights=one_matrix,
     touched=one_layer,
     passes=once,
-    operands={"index": any_layer},
 )
 GATED_MATVEC = Family(
     "gated_matvec",
@@ -175,7 +165,6 @@ GATED_MATVEC = Family(
     weights=_pair,
     touched=one_layer,
     passes=once,
-    operands={f"{p}index": any_layer for p in ("gate_", "up_")},
 )
 QKV_MATVEC = Family(
     "qkv_matvec",
@@ -185,5 +174,4 @@ QKV_MATVEC = Family(
     weights=_joined,
     touched=one_layer,
     passes=once,
-    operands={f"w{s[1:]}_index": any_layer for s in SUFFIXES},
 )
