@@ -286,10 +286,11 @@ class _Run:
         self.shared = model.placement is not None and model.placement.spans_processes
         self._model = model
         self._programs = model.programs(sampling, end_ids)
-        self._lengths = np.array([len(ids) for ids in prompts], np.int32)
-        self._prompts = np.zeros((len(prompts), model.padded_length(longest)), np.int32)
-        for row, ids in zip(self._prompts, prompts, strict=True):
-            row[: len(ids)] = ids
+        batch = model.padded_batch(len(prompts))
+        self._lengths = np.zeros(batch, np.int32)  # 0: a row that only fills up the batch
+        self._prompts = np.zeros((batch, model.padded_length(longest)), np.int32)
+        for row, ids in enumerate(prompts):
+            self._lengths[row], self._prompts[row, : len(ids)] = len(ids), ids
         self._capacity = max(bucket(longest + sampling.max_new_tokens), MIN_CAPACITY)
         self._cache_dtype = page_dtype(cache_dtype, "cache_dtype")
         self._sampling = sampling
@@ -306,13 +307,16 @@ class _Run:
         """Runs the prompts and samples each row's first token."""
         cache = PagedCache.create(
             self._model.config,
-            len(self.rows),
+            len(self._prompts),
             self._capacity,
             dtype=self._cache_dtype,
             placement=self._model.placement,
         )
         key = None if self._sampling.greedy else self._sampling.key()
-        arguments = self._model.weights, self._prompts, self._lengths, cache, key
+        prompts: Any = self._prompts, self._lengths
+        if self._model.placement is not None:  # else XLA chooses where lengths, a result too, lie
+            prompts = self._model.put(prompts)
+        arguments = self._model.weights, *prompts, cache, key
         self.timings.first_token = self._call("start", self._programs.start, *arguments)
 
     def advance(self, count: int) -> float:
@@ -343,7 +347,8 @@ class _Run:
             for array in arrays:
                 array.copy_to_host_async()
         with jax.transfer_guard_device_to_host("allow"):
-            tokens, counts = np.asarray(arrays[0]), np.asarray(arrays[1]).tolist()
+            tokens, counts = (np.asarray(array)[: len(self.rows)] for array in arrays)
+            counts = counts.tolist()
         for row, new, count in zip(self.rows, tokens, counts, strict=True):
             for token in new[self._pushed : count].tolist():
                 row.push(token)
@@ -354,7 +359,8 @@ class _Run:
             for row in self.rows:
                 row.finish("length")
         if self.has_stops:
-            finished = np.array([row.finish_reason is not None for row in self.rows])
+            finished = np.ones(len(self._prompts), bool)
+            finished[: len(self.rows)] = [row.finish_reason is not None for row in self.rows]
             self._state = dataclasses.replace(self._state, finished=self._model.put(finished))
 
     def _call(self, name: str, program: Any, *arguments: Any) -> float:

@@ -32,7 +32,9 @@ Pages = tuple[jax.Array, ...]
 class PagedCache:
     """Keys and values of all layers, and where each sequence's tokens lie.
 
-    Token t of sequence b is in page block_tables[b, t // page_size] at offset t % page_size.
+    Token t of sequence b is in page block_tables[b, t // page_size] at offset t % page_size. Where
+    devices hold groups of the sequences, block_tables is (groups, batch / groups, ...) and its ids
+    count from the first page of the group's part.
 
     Attributes:
       pages: per layer arrays of its own, so that each can be updated in place.
@@ -57,12 +59,14 @@ class PagedCache:
     ) -> PagedCache:
         """An empty cache for `batch` sequences of up to `capacity` tokens.
 
-        Each sequence has pages of its own. On several devices, each holds the pages of its heads;
-        where they are more than the model's KV heads, groups of them hold the same head.
+        Each sequence has pages of its own. On several devices, each holds the pages of its rows of
+        the batch and of its heads; where devices are more than the model's KV heads, groups of them
+        hold the same head.
 
         Raises:
-          ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots. TypeError: `dtype`
-            is none of float32, bfloat16, float16, int8, float8_e4m3fn.
+          ValueError: a batch or capacity below 1, or more than 2^31 - 1 slots; a batch that the
+            mesh's axis for batches does not divide. TypeError: `dtype` is none of float32,
+            bfloat16, float16, int8, float8_e4m3fn.
         """
         dtype = jq.page_dtype(dtype)
         if batch < 1 or capacity < 1:
@@ -71,6 +75,14 @@ class PagedCache:
         num_pages = batch * per_sequence
         if num_pages * page_size > np.iinfo(np.int32).max:
             raise ValueError(f"batch={batch} times capacity={capacity} must be below 2^31 tokens")
+        groups = 1 if placement is None else placement.groups
+        if batch % groups:
+            raise ValueError(
+                f"batch={batch} must be a multiple of {groups}, the devices along the mesh's axis "
+                f"{placement and placement.data!r}"
+            )
+        rows = (groups, batch // groups) if groups > 1 else (batch,)
+        tables = np.arange(num_pages, dtype=np.int32) % (num_pages // groups)
         heads, over = _heads(config.num_kv_heads, config.num_heads, placement)
         shape = (num_pages, heads, page_size, config.head_dim)
         arrays = [(shape, dtype)] * 2 + (
@@ -82,7 +94,7 @@ class PagedCache:
                 tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
                 for _ in range(config.num_layers)
             ],
-            block_tables=put(np.arange(num_pages, dtype=np.int32).reshape(batch, per_sequence)),
+            block_tables=put(tables.reshape(*rows, per_sequence)),
             context_lens=put(np.zeros(batch, np.int32)),
         )
 
@@ -93,19 +105,21 @@ class PagedCache:
     @property
     def capacity(self) -> int:
         """Tokens a sequence can hold."""
-        return self.block_tables.shape[1] * self.page_size
+        return self.block_tables.shape[-1] * self.page_size
 
     def slots(self, positions: jax.Array, valid: jax.Array) -> jax.Array:
-        """Slots, int32 (batch * time,), of token positions (batch, time), for `append_kv`.
+        """Slots of token positions (batch, time), for `append_kv`.
 
-        A slot is -1 where not valid, and for a position beyond the capacity.
+        They are int32 (batch * time,), or (groups, batch / groups * time). A slot is -1 where not
+        valid, and for a position beyond the capacity.
         """
         size = jnp.int32(self.page_size)
-        page = jnp.take_along_axis(
-            self.block_tables, jax.lax.div(positions, size), axis=1, mode="clip"
-        )
+        *groups, _, per_sequence = self.block_tables.shape
+        tables = self.block_tables.reshape(-1, per_sequence)
+        page = jnp.take_along_axis(tables, jax.lax.div(positions, size), axis=1, mode="clip")
         slots = page * size + jax.lax.rem(positions, size)
-        return jnp.where(valid & (positions < self.capacity), slots, -1).reshape(-1)
+        slots = jnp.where(valid & (positions < self.capacity), slots, -1)
+        return slots.reshape(*groups, -1)
 
 
 def _heads(
@@ -120,8 +134,8 @@ def _heads(
     elif devices % num_kv_heads == 0 and num_heads % devices == 0:
         heads = devices
     else:
-        return num_kv_heads, placement.whole
-    return heads, NamedSharding(placement.mesh, PartitionSpec(None, placement.axis))
+        return num_kv_heads, NamedSharding(placement.mesh, PartitionSpec(placement.data))
+    return heads, NamedSharding(placement.mesh, PartitionSpec(placement.data, placement.axis))
 
 
 def _zeros(shape: tuple[int, ...], dtype: Any, over: NamedSharding | None) -> jax.Array:

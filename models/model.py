@@ -71,7 +71,10 @@ class Model:
 
         self._merge = merge
         self._programs: dict[Any, Programs] = {}
-        self._full_pass = jax.jit(lambda weights, tokens, lengths: merge(weights)(tokens, lengths))
+        rows = (lambda x: x) if placement is None else placement.rows
+        self._full_pass = jax.jit(
+            lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest)
+        )
 
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
         """The decoder's modules with `weights`, which may be tracers.
@@ -130,6 +133,11 @@ class Model:
         """
         return bucket(time) if self._on_gpu() else fine_bucket(time)
 
+    def padded_batch(self, rows: int) -> int:
+        """Rows that a batch is padded to, so that devices split its pages evenly."""
+        groups = 1 if self.placement is None else self.placement.groups
+        return -(-rows // groups) * groups
+
     def check_ids(self, name: str, ids: np.ndarray) -> None:
         """Raises TypeError unless `ids` holds integers, ValueError for one outside 0..vocab-1."""
         if not np.issubdtype(ids.dtype, np.integer):
@@ -147,7 +155,9 @@ class Model:
         """
         key = sampling.static, end_ids
         if key not in self._programs:
-            self._programs[key] = Programs(self._merge, sampling, end_ids, on_gpu=self._on_gpu())
+            self._programs[key] = Programs(
+                self._merge, sampling, end_ids, on_gpu=self._on_gpu(), placement=self.placement
+            )
         return self._programs[key]
 
     def _on_gpu(self) -> bool:

@@ -18,17 +18,21 @@ from .tensors import expected_tensors
 #: Names of mesh axes that tensors are split over; a mesh of one axis may call it as it likes.
 TENSOR_AXES = ("tp", "model", "tensor")
 
+#: Names of the mesh axis that a batch's rows and their pages are split over.
+DATA_AXES = ("dp", "data", "batch")
+
 #: GGUF's name of a tensor, without `blk.N.` and `.weight` or `.bias`, to where its axes are split.
 Rules = Mapping[str, PartitionSpec]
 
 
-def tensor_axis(mesh: Mesh) -> str:
-    """The mesh's axis for tensor parallelism.
+def tensor_axis(mesh: Mesh) -> str | None:
+    """The mesh's axis for tensor parallelism; None: it has one for batches alone.
 
     Raises ValueError where the mesh has several axes, none of them of TENSOR_AXES.
     """
     if len(mesh.axis_names) == 1:
-        return str(mesh.axis_names[0])
+        (name,) = mesh.axis_names
+        return None if name in DATA_AXES else str(name)
     for name in TENSOR_AXES:
         if name in mesh.axis_names:
             return name
@@ -57,11 +61,13 @@ def place(
     if not isinstance(mesh, Mesh):
         raise TypeError(f"mesh is a {type(mesh).__name__}; it must be a jax.sharding.Mesh")
     axis = tensor_axis(mesh)
+    data = next((name for name in DATA_AXES if name in mesh.axis_names), None)
     if rules is None:
         specs = _megatron(config, tensors, mesh, axis)
     else:
         specs = _ruled(tensors, mesh, rules)
-    return Placement(mesh, axis, {name: NamedSharding(mesh, spec) for name, spec in specs.items()})
+    tensors_at = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    return Placement(mesh, axis, data, tensors_at)
 
 
 def short_name(name: str) -> str:
@@ -83,9 +89,9 @@ def _block(info: Any) -> int:
 
 
 def _megatron(
-    config: Config, tensors: Mapping[str, Any], mesh: Mesh, axis: str
+    config: Config, tensors: Mapping[str, Any], mesh: Mesh, axis: str | None
 ) -> dict[str, PartitionSpec]:
-    devices, expected = mesh.shape[axis], expected_tensors(config)
+    devices, expected = mesh.shape[axis] if axis else 1, expected_tensors(config)
     heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
     heads["attn_v"] = config.num_kv_heads
     specs, whole = {}, set()

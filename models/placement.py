@@ -13,18 +13,26 @@ class Placement(NamedTuple):
     """Where a model's tensors and its cache lie.
 
     Attributes:
-      axis: of the mesh, over which heads are split.
+      axis: of the mesh, over which heads are split; None: every device has all of them.
+      data: the mesh's axis over which a batch's rows and their pages are split; None: every device
+        has all of them.
       tensors: by GGUF's names.
     """
 
     mesh: Mesh
-    axis: str
+    axis: str | None
+    data: str | None
     tensors: dict[str, NamedSharding]
 
     @property
     def devices(self) -> int:
         """Devices along `axis`."""
-        return int(self.mesh.shape[self.axis])
+        return int(self.mesh.shape[self.axis]) if self.axis else 1
+
+    @property
+    def groups(self) -> int:
+        """Parts that a batch is split into, each with pages of its own."""
+        return int(self.mesh.shape[self.data]) if self.data else 1
 
     @property
     def whole(self) -> NamedSharding:
@@ -40,6 +48,20 @@ class Placement(NamedTuple):
     def spans_processes(self) -> bool:
         """True if devices of other processes are among the mesh's."""
         return not self.whole.is_fully_addressable
+
+    def rows(self, x: jax.Array) -> jax.Array:
+        """Inside a program: x (batch, ...), its rows split over `data` if they divide evenly."""
+        if self.data is None or x.shape[0] % self.groups:
+            return x
+        return self._moved(x, PartitionSpec(self.data))
+
+    def all_rows(self, x: jax.Array) -> jax.Array:
+        """Inside a program: a small x (batch, ...), whole on every device."""
+        return x if self.data is None else self._moved(x, PartitionSpec())
+
+    def _moved(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
+        moved = jax.sharding.reshard if self.explicit else jax.lax.with_sharding_constraint
+        return moved(x, NamedSharding(self.mesh, spec))
 
     def put(self, arrays: Any) -> Any:
         """A tree of arrays, alike in every process, whole on every device."""

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from .decoder import Decoder
 from .exportable import exportable
 from .kv_cache import PagedCache
+from .placement import Placement
 from .sampling import Sampling, mark_seen, sample, seen_tokens
 
 #: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it
@@ -64,7 +65,8 @@ class Programs:
 
     Attributes:
       start: (weights, tokens (batch, time), lengths (batch,), cache, key) -> State: stores the
-        prompts and samples each row's first token. The cache is donated.
+        prompts and samples each row's first token; a row of length 0 is finished. The cache is
+        donated.
       loop: (weights, state, until) -> State: one `lax.while_loop` that goes on until `until` tokens
         are sampled in all or every row is finished. The state is donated.
       decode: (weights, token (batch,), cache) -> logits, cache: one step by itself. The cache is
@@ -82,10 +84,12 @@ class Programs:
         end_ids: tuple[int, ...] = (),
         *,
         on_gpu: bool,
+        placement: Placement | None = None,
     ) -> None:
         self._decoder = decoder
         self._sampling = sampling
         self._end_ids = end_ids
+        self._placement = placement
         self.compiled: set[Any] = set()
         self.on_gpu = on_gpu
         jit = functools.partial(jax.jit, compiler_options=CUDA_COMPILER_OPTIONS if on_gpu else None)
@@ -103,7 +107,7 @@ class Programs:
         key: jax.Array | None,
     ) -> State:
         decoder = self._decoder(weights)
-        logits, cache = decoder.prefill(tokens, lengths, cache)
+        logits, cache = decoder.prefill(self._rows(tokens), lengths, cache)
         batch = tokens.shape[0]
         needs_seen = self._sampling.needs_seen
         state = State(
@@ -111,7 +115,7 @@ class Programs:
             token=jnp.zeros(batch, jnp.int32),
             tokens=jnp.zeros((batch, cache.capacity), jnp.int32),
             counts=jnp.zeros(batch, jnp.int32),
-            finished=jnp.zeros(batch, bool),
+            finished=lengths == 0,  # rows that only fill up the batch
             step=jnp.int32(0),
             key=key,
             seen=seen_tokens(tokens, lengths, decoder.config.vocab_size) if needs_seen else None,
@@ -125,7 +129,8 @@ class Programs:
             return (state.step < until) & ~jnp.all(state.finished)
 
         def step(state: State) -> State:
-            logits, cache = decoder.decode(state.token, state.cache, ~state.finished)
+            token = self._rows(state.token)
+            logits, cache = decoder.decode(token, state.cache, ~state.finished)
             return self._take(state, logits, cache)
 
         return jax.lax.while_loop(unfinished, step, state)
@@ -133,13 +138,17 @@ class Programs:
     def _decode(
         self, weights: Weights, token: jax.Array, cache: PagedCache
     ) -> tuple[jax.Array, PagedCache]:
-        return self._decoder(weights).decode(token, cache)
+        return self._decoder(weights).decode(self._rows(token), cache)
 
     def _score(self, weights: Weights, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        log_p = jax.nn.log_softmax(_whole(self._decoder(weights)(tokens, lengths))[:, :-1])
+        logits = self._decoder(weights)(self._rows(tokens), lengths)
+        log_p = jax.nn.log_softmax(_whole(logits)[:, :-1])
         taken = jnp.take_along_axis(log_p, tokens[:, 1:, None], axis=2)[..., 0]
         predicted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
         return -jnp.sum(taken, axis=1, where=predicted)
+
+    def _rows(self, x: jax.Array) -> jax.Array:
+        return x if self._placement is None else self._placement.rows(x)
 
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
         """Samples a token for every row that is not finished."""
@@ -149,7 +158,10 @@ class Programs:
         key = draw = state.key
         if key is not None and not self._sampling.greedy:
             key, draw = jax.random.split(key)
-        token = jnp.where(active, sample(logits, draw, self._sampling, state.seen), state.token)
+        token = sample(logits, draw, self._sampling, state.seen)
+        if self._placement is not None:
+            token = self._placement.all_rows(token)
+        token = jnp.where(active, token, state.token)
         ended = jnp.isin(token, jnp.array(self._end_ids, jnp.int32)) if self._end_ids else False
         return State(
             cache=cache,

@@ -12,6 +12,7 @@ from ..custom_call import ptx_name
 from ..native import calls
 from ..sharding import Layout
 from . import checks
+from .groups import ungrouped
 from .op import KernelCall, Op
 from .quantize_q8_1 import to_int8
 
@@ -32,12 +33,16 @@ def append_kv(
     the last page. Two tokens of one slot: which of them is kept is not specified. The updated pages
     take the place of the old ones where those are donated.
 
+    Tokens may come in groups, each with its part of the pages: slots (groups, tokens / groups)
+    count from the first slot of the group's part. Groups, and their pages, may be split over
+    devices.
+
     Args:
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
         int8 or float8_e4m3fn (what is beyond its largest value, 448, becomes that); page_size a
         multiple of 16, head_dim one of 32, 48, ..., 256.
       k, v: (tokens, num_kv_heads, head_dim) float32, bfloat16 or float16.
-      slot_mapping: (tokens,) integers.
+      slot_mapping: (tokens,) integers, or (groups, tokens / groups).
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's
         scale is its largest magnitude / 127, its int8 the values over that, rounded.
 
@@ -52,7 +57,7 @@ def append_kv(
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
     pages = tuple(array for array in given if array is not None)
     k, v, slot_mapping = checks.new_tokens(k, v, slot_mapping, pages[0])
-    if slot_mapping.shape[0] == 0:
+    if slot_mapping.size == 0:
         return pages
     check_slots(slot_mapping, pages[0])
     updated: tuple[jax.Array, ...] = _op.bind(pages, k, v, slot_mapping)
@@ -61,7 +66,8 @@ def append_kv(
 
 def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
     """Raises ValueError for a slot beyond the last page, where the slots can be looked at."""
-    slots = pages.shape[0] * pages.shape[2]
+    groups = slot_mapping.shape[0] if slot_mapping.ndim == 2 else 1
+    slots = pages.shape[0] // groups * pages.shape[2]
     if not checks.is_concrete(slot_mapping):
         return
     # by NumPy: what a traced program closes over is concrete too
@@ -77,6 +83,7 @@ def reference(
 ) -> tuple[jax.Array, ...]:
     """`append_kv` in plain JAX."""
     num_pages, _, page_size, _ = pages[0].shape
+    slot_mapping = ungrouped(slot_mapping, 1, num_pages * page_size)
     valid = (slot_mapping >= 0) & (slot_mapping < num_pages * page_size)
     page = jnp.where(valid, slot_mapping // page_size, num_pages)  # a page beyond the last: dropped
     offset = slot_mapping % page_size
@@ -111,6 +118,7 @@ def ptx(
     from ptx_kernels.kernels.append_kv import append_kv as append_kernel
 
     num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
+    slot_mapping = ungrouped(slot_mapping, 1, num_pages * page_size)
     kernel = append_kernel(
         tokens=k.shape[0],
         num_pages=num_pages,
@@ -122,9 +130,22 @@ def ptx(
     return launch(kernel, *pages, k, v, slot_mapping)
 
 
-def native(pages: tuple[jax.Array, ...], *new: jax.Array) -> list[jax.Array]:
+def native(
+    pages: tuple[jax.Array, ...], k: jax.Array, v: jax.Array, slot_mapping: jax.Array
+) -> list[jax.Array]:
     """`append_kv` by the CPU's kernels, in place."""
-    return calls.rope_append(pages, new, rope=False)
+    slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
+    return calls.rope_append(pages, (k, v, slot_mapping), rope=False)
+
+
+def layout_names(slot_mapping: jax.Array) -> tuple[str, str, str]:
+    """Names of the axes of pages, new rows and slots; groups may be split with their pages."""
+    return ("t h", "t h _", "t") if slot_mapping.ndim == 2 else ("_ h", "_ h _", "_")
+
+
+def _layout(pages: tuple[jax.Array, ...], k: Any, v: Any, slot_mapping: Any) -> Layout:
+    of_pages, rows, slots = layout_names(slot_mapping)
+    return Layout((of_pages, rows, rows, slots), of_pages)
 
 
 _op = Op(
@@ -133,6 +154,6 @@ _op = Op(
     shapes=lambda pages, *_: tuple(pages),
     ptx=ptx,
     native=native,
-    layout=lambda *_: Layout(("_ h", "_ h _", "_ h _", "_"), "_ h"),
+    layout=_layout,
     computed=lambda _: (),
 )

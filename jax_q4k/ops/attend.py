@@ -14,6 +14,7 @@ from ..custom_call import ptx_name
 from ..native import calls
 from ..sharding import Layout
 from . import checks
+from .groups import ungrouped
 from .op import KernelCall, Op
 
 
@@ -32,6 +33,12 @@ class Operands(NamedTuple):
     block_tables: jax.Array | None
     context_lens: jax.Array
     sinks: jax.Array | None
+
+    def without_groups(self) -> Operands:
+        """The same with block tables (batch, pages_per_sequence)."""
+        if self.block_tables is None:
+            return self
+        return self._replace(block_tables=ungrouped(self.block_tables, 2, self.k.shape[0]))
 
     @property
     def contiguous(self) -> bool:
@@ -77,7 +84,7 @@ def reference(
     *operands: jax.Array | None, scale: float, window: int | None, soft_cap: float | None
 ) -> jax.Array:
     """The primitive in plain JAX."""
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = Operands(*operands).without_groups()  # type: ignore[arg-type]
     keys, values, known = _tokens(given)
     batch, num_kv_heads, capacity, head_dim = keys.shape
     lengths = jnp.clip(given.context_lens, 0, capacity)[:, None]
@@ -152,6 +159,7 @@ def launches(
     )
     from ptx_kernels.tuning import choose
 
+    given = given.without_groups()
     batch, num_heads, head_dim = given.q.shape
     num_pages, num_kv_heads, page_size, _ = given.k.shape
     per_sequence = 1 if given.block_tables is None else given.block_tables.shape[1]
@@ -191,14 +199,15 @@ def launches(
 
 def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
     """The primitive by the CPU's kernels."""
-    given = Operands(*operands)  # type: ignore[arg-type]
+    given = Operands(*operands).without_groups()  # type: ignore[arg-type]
     options = {"contiguous": given.contiguous, "sinks": given.sinks is not None}
     return calls.paged_attention(given.given(), **options, **params)
 
 
 def layout(*operands: Any, **_: Any) -> Layout:
-    """Batch and heads; a page serves any sequence, so that pages are split by heads alone."""
-    rows = "b h" if Operands(*operands).contiguous else "_ h"
+    """Batch and heads; pages, which serve any sequence of their group, by groups and heads."""
+    tables = Operands(*operands).block_tables
+    rows = "b h" if tables is None or tables.ndim == 3 else "_ h"
     names = Operands("b h _", rows, rows, rows, rows, "b _", "b", "h")  # type: ignore[arg-type]
     return Layout(tuple(names), "b h _")
 

@@ -299,15 +299,30 @@ def new_tokens(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Keys, values and slots of a step's tokens, to go into such pages.
 
-    Keys and values become float32 (tokens, num_kv_heads, head_dim), slots int32 (tokens,).
+    Keys and values become float32 (tokens, num_kv_heads, head_dim), slots int32 (tokens,) or
+    (groups, tokens / groups).
     """
     slot_mapping = int32_array("slot_mapping", slot_mapping)
-    if slot_mapping.ndim != 1:
-        raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be (tokens,)")
-    expected = (slot_mapping.shape[0], pages.shape[1], pages.shape[3])
+    if slot_mapping.ndim not in (1, 2):
+        shapes = "(tokens,) or (groups, tokens / groups)"
+        raise ValueError(f"slot_mapping has shape {slot_mapping.shape}; it must be {shapes}")
+    if slot_mapping.ndim == 2:
+        page_groups("slot_mapping", slot_mapping, pages)
+    expected = (slot_mapping.size, pages.shape[1], pages.shape[3])
     rule = "(tokens, num_kv_heads, head_dim)"
     k, v = float32("k", k, expected, rule), float32("v", v, expected, rule)
     return k, v, slot_mapping
+
+
+def page_groups(name: str, ids: jax.Array, pages: jax.Array) -> int:
+    """The groups of ids (groups, ...); the pages must come in as many equal parts."""
+    groups = ids.shape[0]
+    if not groups or pages.shape[0] % groups:
+        raise ValueError(
+            f"{name} has shape {ids.shape}; num_pages={pages.shape[0]} must be a multiple of its "
+            "groups"
+        )
+    return groups
 
 
 def is_concrete(*arrays: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -33,11 +34,16 @@ def paged_attention(
     0..num_pages-1 are left out. What lies in pages beyond a sequence's length, NaN included, does
     not matter.
 
+    Sequences may come in groups, each with its part of the pages: block tables (groups, batch /
+    groups, pages_per_sequence) hold ids that count from the first page of the group's part. Groups,
+    and their pages, may be split over devices.
+
     Args:
       q: (batch, num_heads, head_dim) float32, bfloat16 or float16.
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
         int8 or float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 256.
-      block_tables: (batch, pages_per_sequence) integers.
+      block_tables: (batch, pages_per_sequence) integers, or (groups, batch / groups,
+        pages_per_sequence).
       context_lens: (batch,) integers.
       scale: None means head_dim ** -0.5.
       window: sliding window: only the last `window` tokens of a context are seen, or None: all.
@@ -91,16 +97,18 @@ def checked_pages(
     batch = q.shape[0]
     block_tables = checks.int32_array("block_tables", block_tables)
     context_lens = checks.int32_array("context_lens", context_lens)
-    if block_tables.ndim != 2 or block_tables.shape[0] != batch or block_tables.shape[1] < 1:
+    *rows, per_sequence = block_tables.shape or (0,)
+    if len(rows) not in (1, 2) or math.prod(rows) != batch or per_sequence < 1:
         raise ValueError(
             f"block_tables has shape {block_tables.shape}; it must be (batch={batch}, "
-            "pages_per_sequence)"
+            "pages_per_sequence), or have groups of the batch in front"
         )
+    if len(rows) == 2:
+        num_pages //= checks.page_groups("block_tables", block_tables, k_pages)
     checks.same_shape("context_lens", context_lens, (batch,), "(batch,)")
     if batch and checks.is_concrete(block_tables, context_lens):
-        _check_values(
-            np.asarray(block_tables), np.asarray(context_lens), num_pages, page_size, window
-        )
+        tables = np.asarray(block_tables).reshape(batch, per_sequence)
+        _check_values(tables, np.asarray(context_lens), num_pages, page_size, window)
     operands = Operands(q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, sinks)
     return checked(operands, scale=scale, window=window, soft_cap=soft_cap)
 

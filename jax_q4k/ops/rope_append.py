@@ -13,6 +13,7 @@ from ..implementation import current_selection
 from ..native import calls
 from ..sharding import Layout
 from . import append_kv, checks, rms_norm, rotate
+from .groups import ungrouped
 from .op import KernelCall, Op
 
 
@@ -139,6 +140,7 @@ def ptx(
 
     q, k, v, slot_mapping, cos, sin, norms = others
     num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
+    slot_mapping = ungrouped(slot_mapping, 1, num_pages * page_size)
     kernel = rope_kernel(
         tokens=q.shape[0],
         num_heads=q.shape[1],
@@ -157,18 +159,20 @@ def ptx(
 
 def native(pages: Pages, *others: Any, interleaved: bool, eps: float) -> list[jax.Array]:
     """`rope_append` by the CPU's kernels, in place."""
-    *arrays, norms = others
-    return calls.rope_append(pages, [*arrays, *norms], rope=True, interleaved=interleaved, eps=eps)
+    q, k, v, slot_mapping, cos, sin, norms = others
+    slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
+    arrays = q, k, v, slot_mapping, cos, sin, *norms
+    return calls.rope_append(pages, arrays, rope=True, interleaved=interleaved, eps=eps)
 
 
 def _shapes(pages: Pages, q: Any, *_: Any, **__: Any) -> tuple[Any, ...]:
     return *pages, q
 
 
-def _layout(pages: Pages, *_: Any, **__: Any) -> Layout:
-    heads = "_ h _"
-    operands = ("_ h", heads, heads, heads, "_", "_", "_", "_")
-    return Layout(operands, (*["_ h"] * len(pages), heads))
+def _layout(pages: Pages, q: Any, k: Any, v: Any, slot_mapping: Any, *_: Any, **__: Any) -> Layout:
+    of_pages, rows, slots = append_kv.layout_names(slot_mapping)
+    operands = (of_pages, rows, rows, rows, slots, slots, slots, "_")
+    return Layout(operands, (*[of_pages] * len(pages), rows))
 
 
 _op = Op(

@@ -36,8 +36,9 @@ def load(
         "demo", the small model that comes with this package.
       progress: called with (bytes done, bytes in all) while tensors are read.
       mesh: devices that the model is split over: along the mesh's only axis, or that named `tp`,
-        `model` or `tensor`. Each tensor's parts go to their devices as they are read; a process
-        reads those of its own devices.
+        `model` or `tensor`. Along one named `dp`, `data` or `batch` batches are split, and each
+        part of the model is held by all devices. Each tensor's parts go to their devices as they
+        are read; a process reads those of its own devices.
       rules: GGUF's name of a tensor, without `blk.N.` and `.weight`, to where its axes are split,
         {"attn_q": P("tp"), "attn_output": P(None, "tp")}; tensors without a rule are whole on every
         device. None: Megatron's: rows of what comes first in attention and in the network, columns

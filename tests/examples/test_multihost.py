@@ -44,7 +44,8 @@ with jq.implementation(activations="f32"):
 print("counts:", json.dumps(counts))
 """
 
-#: Ways of generating, on one kind of mesh; a stream's calls must not follow each process's clock.
+#: Ways of generating, on one kind of mesh; the explicit one has an axis for batches. A stream's
+#: calls must not follow each process's clock.
 WAYS = """
 import json, sys, warnings
 import jax
@@ -57,7 +58,9 @@ warnings.simplefilter("ignore")
 def compared(*_, **__):
     raise AssertionError("comparing processes' values costs a program for each array")
 multihost_utils.assert_equal = compared
-mesh = jax.make_mesh((jax.device_count(),), ("tp",), axis_types=(AxisType[sys.argv[2]],))
+kind, count = AxisType[sys.argv[2]], jax.device_count()
+shape = (count,) if kind == AxisType.Auto else (2, count // 2)
+mesh = jax.make_mesh(shape, ("dp", "tp")[-len(shape):], axis_types=(kind,) * len(shape))
 model = models.load(sys.argv[1], mesh=mesh)
 generation = sys.modules[models.stream.__module__]
 # to process 0 all calls seem fast, to process 1 none does, and none slow

@@ -55,6 +55,8 @@ class Case(NamedTuple):
 WHOLE, ROWS, COLUMNS, BATCH = P(), P("tp"), P(None, "tp"), P("dp")
 HEADS = P(None, "tp")
 TABLE = np.arange(4).reshape(2, 2)
+#: Two groups of a sequence each, whose ids count from the first page, or slot, of its part.
+GROUPED_TABLE, GROUPED_SLOTS = np.array([[[1, 0]], [[0, 1]]]), np.array([[3], [17]])
 LENGTHS = np.array([20, 30])
 
 
@@ -186,7 +188,23 @@ def attentions() -> dict[str, Case]:
     def rotate(q: Any, angles: Any) -> jax.Array:
         return jq.rotate(q, angles, angles, interleaved=False)
 
+    def grouped(q: Any, k: Any) -> jax.Array:
+        return jq.paged_attention(q, k, k, GROUPED_TABLE, LENGTHS)
+
+    def grouped_projected(q: Any, k: Any, w: Any, residual: Any) -> jax.Array:
+        options = {"residual": residual, "activations": "f32"}
+        return jq.paged_attention_matmul(q, k, k, GROUPED_TABLE, LENGTHS, w, **options)
+
+    def grouped_append(k: Any, pages: Any) -> Any:
+        return jq.append_kv(pages, pages, k, k, GROUPED_SLOTS)
+
+    def grouped_rope(q: Any, k: Any, pages: Any) -> Any:
+        return jq.rope_append(
+            q, k, k, pages, pages, GROUPED_SLOTS, angles, angles, interleaved=True
+        )
+
     wide = normal(2, 32, 32)
+    both = P("dp", "tp")
     return {
         "causal_attention-batch": Case(causal, (q, k, k), (BATCH,) * 3, (BATCH,), (0, 1, 2)),
         "causal_attention-heads": Case(causal, (q, k, k), (heads,) * 3, (heads,), (0, 1, 2)),
@@ -209,6 +227,15 @@ def attentions() -> dict[str, Case]:
         ),
         "append_kv": Case(append, (new, pages), (HEADS, HEADS), (HEADS, HEADS)),
         "rope_append": Case(rope, (one, new, pages), (HEADS,) * 3, (HEADS,) * 3),
+        "paged_attention-groups": Case(grouped, (one, pages), (both, both), (both,)),
+        "paged_attention_matmul-groups": Case(
+            grouped_projected,
+            (wide, pages, packed(64, 1024), normal(2, 64)),
+            (both, both, COLUMNS, BATCH),
+            (BATCH,),
+        ),
+        "append_kv-groups": Case(grouped_append, (new, pages), (both, both), (both, both)),
+        "rope_append-groups": Case(grouped_rope, (one, new, pages), (both,) * 3, (both,) * 3),
         "rotate": Case(rotate, (one, angles), (P("dp", "tp"), BATCH), (P("dp", "tp"),), (0,)),
     }
 

@@ -39,14 +39,13 @@ def quietly(*arguments: Any, **options: Any) -> models.Model:
         return models.load(*arguments, **options)
 
 
-def decode_step(model: models.Model) -> str:
+def decode_step(model: models.Model, batch: int = 1) -> str:
     """A compiled decode step."""
     program = model.programs(models.Sampling()).decode
-    cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
+    cache = models.PagedCache.create(model.config, batch, 64, placement=model.placement)
+    tokens = model.put(np.ones(batch, np.int32))
     with model.on_devices():
-        return (
-            program.lower(model.weights, model.put(np.ones(1, np.int32)), cache).compile().as_text()
-        )
+        return program.lower(model.weights, tokens, cache).compile().as_text()
 
 
 @pytest.mark.parametrize(
@@ -75,6 +74,52 @@ def test_golden_models(name: str, kind: AxisType, devices: int) -> None:
     assert all(dtype != "u8" for dtype, _ in gathered)
     activations = max(one.config.intermediate_size, one.config.vocab_size)
     assert all(np.prod([int(n) for n in shape.split(",")]) <= activations for _, shape in gathered)
+
+
+@pytest.mark.parametrize(
+    ("axes", "kind"),
+    [
+        ({"data": 2, "model": 4}, AxisType.Auto),
+        ({"dp": 2, "tp": 2}, AxisType.Explicit),
+        ({"data": 4}, AxisType.Auto),
+    ],
+)
+def test_batches_over_a_data_axis(axes: dict[str, int], kind: AxisType) -> None:
+    """Tokens are one device's; each device has its rows, their pages, and moves no weights."""
+    count = int(np.prod([*axes.values()]))
+    on = jax.make_mesh(
+        tuple(axes.values()), tuple(axes), (kind,) * len(axes), devices=jax.devices()[:count]
+    )
+    one, several = models.load(path("llama-gqa")), quietly(path("llama-gqa"), mesh=on)
+    groups = axes.get("data") or axes["dp"]
+    tokens = np.random.default_rng(0).integers(1, one.config.vocab_size, (4, 10))
+    prompts = [row[:length] for row, length in zip(tokens, (8, 3, 10), strict=False)]
+    with jq.implementation(activations="f32"):
+        logits = several.logits(tokens)
+        assert nmse(logits, one.logits(tokens)) <= 1e-10
+        assert logits.addressable_shards[0].data.shape[0] == 4 // groups
+        assert nmse(several.logits(tokens[:3]), one.logits(tokens[:3])) <= 1e-10
+        first, second = (  # three rows: another fills up the last device's
+            [out.tokens for out in models.generate(m, prompts, max_new_tokens=6, ignore_end=True)]
+            for m in (one, several)
+        )
+    assert first == second
+    cache = models.PagedCache.create(several.config, 4, 64, placement=several.placement)
+    for pages in cache.pages[0]:
+        assert pages.addressable_shards[0].data.nbytes == pages.nbytes // count
+    moved = re.findall(r"= \(?(\w+)\[([\d,]*)\][^=]* all-[\w-]+\(", decode_step(several, 4))
+    assert all(dtype == "f32" for dtype, _ in moved) and bool(moved) == (count > groups)
+    sizes = [np.prod([int(n) for n in shape.split(",")]) for _, shape in moved]
+    assert max(sizes, default=0) <= 4 // groups * one.config.intermediate_size
+
+
+def test_a_batch_that_devices_cannot_split() -> None:
+    on = jax.make_mesh((2, 2), ("data", "model"), devices=jax.devices()[:4])
+    model = quietly(path("llama-gqa"), mesh=on)
+    with pytest.raises(
+        ValueError, match="batch=3 must be a multiple of 2, the devices along.*data"
+    ):
+        models.PagedCache.create(model.config, 3, 64, placement=model.placement)
 
 
 def test_two_sums_a_layer() -> None:
