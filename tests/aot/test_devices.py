@@ -77,20 +77,29 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
     return model, weights, where
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize(
+    ("kind", "groups"), [(AxisType.Auto, 1), (AxisType.Explicit, 1), (AxisType.Explicit, 2)]
+)
 @pytest.mark.parametrize("program", ["decode", "start"])
-def test_two_sums_a_layer(kind: AxisType, program: str) -> None:
+def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
     """Beside them one of the looked-up embedding; of weights and pages nothing is gathered."""
-    mesh = Mesh(np.array(aot.gpus("h200", DEVICES)), ("tp",), axis_types=(kind,))
+    gpus = np.array(aot.gpus("h200", DEVICES)).reshape(groups, -1)
+    mesh = Mesh(gpus, ("dp", "tp"), axis_types=(kind, kind))
     model, weights, where = abstract_model(mesh)
-    cache = jax.eval_shape(lambda: models.PagedCache.create(CONFIG, 1, 4096, dtype=jnp.bfloat16))
-    heads = NamedSharding(mesh, P(None, "tp"))
-    cache = jax.tree.map(lambda a: placed(a, heads if a.ndim == 4 else where.whole), cache)
-    ids = placed(jax.ShapeDtypeStruct((1,), jnp.int32), where.whole)
-    prompt = placed(jax.ShapeDtypeStruct((1, 128), jnp.int32), where.whole)
+    model.placement = where
+    cache = jax.eval_shape(
+        lambda: models.PagedCache.create(CONFIG, groups, 4096, dtype=jnp.bfloat16)
+    )
+    tables = cache.block_tables
+    if groups > 1:
+        tables = jax.ShapeDtypeStruct((groups, 1, *tables.shape[1:]), tables.dtype)
+    cache = dataclasses.replace(cache, block_tables=tables)
+    parts = NamedSharding(mesh, P("dp", "tp"))
+    cache = jax.tree.map(lambda a: placed(a, parts if a.ndim == 4 else where.whole), cache)
+    ids = placed(jax.ShapeDtypeStruct((groups,), jnp.int32), where.whole)
+    prompt = placed(jax.ShapeDtypeStruct((groups, 128), jnp.int32), where.whole)
     arguments = (ids, cache) if program == "decode" else (prompt, ids, cache, None)
     function = getattr(model.programs(models.Sampling()), program)
-    model.placement = where
     with model.on_devices():
         lowered = function.trace(weights, *arguments).lower(lowering_platforms=("cuda",))
         text = lowered.compile(compiler_options=models.CUDA_COMPILER_OPTIONS).as_text()
@@ -100,5 +109,7 @@ def test_two_sums_a_layer(kind: AxisType, program: str) -> None:
     counts = Counter(calls)
     # a start samples a token, whose argmax gathers each device's candidate
     allowed = 2 * CONFIG.num_layers + 1 + (2 if program == "start" else 0)
-    assert set(counts) == {"all-reduce"} and counts["all-reduce"] <= allowed
+    assert counts.pop("all-reduce") <= allowed
+    tokens = rf"= \(?s32\[(?:1|{groups})\].* all-gather(?:-start)?\("  # of all groups
+    assert counts.total() == (len(re.findall(tokens, text)) if program == "start" else 0)
     assert text.count("__gpu$xla.gpu.ptx") > 6
