@@ -40,6 +40,8 @@ __all__ = [
     "LoadedProgram",
     "check_arguments",
     "compile_for",
+    "compile_here",
+    "header",
     "read",
     "write",
 ]
@@ -61,7 +63,7 @@ class Header:
       program: its name and version of its arguments: another one's file is refused.
       model: a fingerprint of all of the model that the program depends on.
       shapes: of its arguments and whatever else its user has to know; JSON.
-      target: the name in `TARGETS`.
+      target: the name in `TARGETS`, or the platform of a device that was there.
       device: whose code it is: `cpu` and a fingerprint of the processor, or a GPU's name.
       versions: of jax, jaxlib and jax_q4k, and of the CPU's kernels.
     """
@@ -136,6 +138,26 @@ def compile_for(
     return Header(name, model, shapes, target, device, _versions(platform)), body
 
 
+def header(name: str, model: str, shapes: dict[str, Any], device: jax.Device) -> Header:
+    """What a file says of a program for a device that is here."""
+    platform = device.platform
+    return Header(name, model, shapes, platform, _device(device), _versions(platform))
+
+
+def compile_here(
+    program: Any, arguments: Sequence[Any], device: jax.Device
+) -> tuple[LoadedProgram, bytes]:
+    """A jitted function, compiled for a device that is here: ready to run, and a file's body.
+
+    Args:
+      program: jitted with `keep_unused`.
+      arguments: arrays, in pytrees.
+    """
+    executable = program.lower(*arguments).compile()
+    body = serialized_program(executable)
+    return LoadedProgram(executable.runtime_executable(), device), body
+
+
 def write(path: str | os.PathLike[str], header: Header, body: bytes) -> None:
     """Writes a file whole or not at all."""
     said = dataclasses.asdict(header) | {
@@ -170,7 +192,7 @@ def read(
     found: tuple[tuple[str, Any, Any], ...] = (
         ("program", header.program, name),
         ("device", header.device, _device(device)),
-        ("versions", header.versions, _versions("cpu" if device.platform == "cpu" else "cuda")),
+        ("versions", header.versions, _versions(device.platform)),
         ("model", header.model, model),
     )
     for field, has, wanted in found:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from . import chat, sampling, tokenizer
     from .assets import demo_path
+    from .build import named_tensors
     from .compiled import CompiledStep, compile_step, load_compiled
     from .config import Config
     from .decoder import Decoder
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
     from .perplexity import Score, score
     from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
     from .sampling import Sampling
-    from .tensors import named_tensors
 
 #: Name -> the module that has it, where that is not a module itself.
 _HOMES = {
     name: module
     for module, names in {
         "assets": ("demo_path",),
+        "build": ("named_tensors",),
         "compiled": ("CompiledStep", "compile_step", "load_compiled"),
         "config": ("Config",),
         "decoder": ("Decoder",),
@@ -49,7 +50,6 @@ _HOMES = {
         "perplexity": ("Score", "score"),
         "programs": ("CUDA_COMPILER_OPTIONS", "abstract_programs"),
         "sampling": ("Sampling",),
-        "tensors": ("named_tensors",),
     }.items()
     for name in names
 }

@@ -14,6 +14,7 @@ import numpy as np
 from jax_q4k import current_selection, page_dtype, selected
 
 from .buckets import bucket
+from .kept import kept_program
 from .kv_cache import PagedCache
 from .model import Model
 from .programs import State
@@ -305,19 +306,24 @@ class _Run:
 
     def start(self) -> None:
         """Runs the prompts and samples each row's first token."""
-        cache = PagedCache.create(
-            self._model.config,
-            len(self._prompts),
-            self._capacity,
-            dtype=self._cache_dtype,
-            placement=self._model.placement,
-        )
-        key = None if self._sampling.greedy else self._sampling.key()
+        model, sampling = self._model, self._sampling
         prompts: Any = self._prompts, self._lengths
-        if self._model.placement is not None:  # else XLA chooses where lengths, a result too, lie
-            prompts = self._model.put(prompts)
-        arguments = self._model.weights, *prompts, cache, key
-        self.timings.first_token = self._call("start", self._programs.start, *arguments)
+        if model.placement is None:
+            program = self._programs.begin(model.config, self._capacity, self._cache_dtype)
+            others: Any = (np.uint32(sampling.seed),)
+        else:
+            program = self._programs.start
+            prompts = model.put(prompts)  # else XLA chooses where lengths, a result too, lie
+            cache = PagedCache.create(
+                model.config,
+                len(self._prompts),
+                self._capacity,
+                dtype=self._cache_dtype,
+                placement=model.placement,
+            )
+            others = cache, None if sampling.greedy else sampling.key()
+        arguments = model.weights, *prompts, *others
+        self.timings.first_token = self._call("start", program, *arguments)
 
     def advance(self, count: int) -> float:
         """Samples up to `count` more tokens per row; returns the seconds without compiling."""
@@ -371,12 +377,18 @@ class _Run:
         # NumPy's arguments are meant to go to the device; `device_put` takes ten times as long.
         allowed = jax.transfer_guard_host_to_device("allow")
         with selected(self._selection), self._model.on_devices(), allowed:
-            if key not in self._programs.compiled:
+            if key not in self._programs.ready:
                 began = time.perf_counter()
-                program.lower(*arguments).compile()  # calling it reuses what this compiles
-                self._programs.compiled.add(key)
+                if self._model.kept is None or self._model.placement is not None:
+                    program.lower(*arguments).compile()  # calling it reuses what this compiles
+                    ready = program
+                else:
+                    ready = kept_program(
+                        self._model, self._programs, name, program, arguments, self._cache_dtype
+                    )
+                self._programs.ready[key] = ready
                 self.timings.compile += time.perf_counter() - began
             began = time.perf_counter()
-            self._state = program(*arguments)
+            self._state = self._programs.ready[key](*arguments)
         self._collect()
         return time.perf_counter() - began

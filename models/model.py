@@ -7,23 +7,47 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from jax_q4k import gguf
 
 from .buckets import bucket, fine_bucket
 from .config import Config
-from .decoder import Decoder
 from .placement import Placement
 from .programs import Programs
 from .sampling import Sampling
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from jax_q4k.kept import KeptPrograms
+
+    from .decoder import Decoder
+
+
+class Parts(NamedTuple):
+    """A decoder apart.
+
+    Attributes:
+      state: a pytree of its weights.
+      merge: a state, whose arrays may be tracers -> the decoder's modules.
+    """
+
+    config: Config
+    state: Any
+    merge: Callable[[Any], Decoder]
+
+
+def split(decoder: Decoder) -> Parts:
+    """The parts of a decoder's modules."""
+    from flax import nnx  # which has been imported, or there were no modules
+
+    graph, state = nnx.split(decoder)
+    return Parts(decoder.config, state, functools.partial(nnx.merge, graph))
 
 
 class Model:
@@ -39,12 +63,14 @@ class Model:
       metadata: GGUF's keys and values, those of the tokenizer included: what a saved file says of
         the model.
       weights: the arrays of the decoder, packed ones as their planes.
+      layout: their names in the decoder, as text, and the formats of packed ones.
       placement: how they lie on several devices; None: on one.
+      kept: where programs of generation come from, if they were compiled before; None: nowhere.
     """
 
     def __init__(
         self,
-        decoder: Decoder,
+        decoder: Decoder | Parts,
         tokenizer: Tokenizer | None = None,
         metadata: Mapping[str, Any] | None = None,
         placement: Placement | None = None,
@@ -53,23 +79,27 @@ class Model:
 
         Otherwise the config's keys are added.
         """
-        self.config: Config = decoder.config
+        parts = decoder if isinstance(decoder, Parts) else split(decoder)
+        self.config: Config = parts.config
         self.tokenizer = tokenizer
         self.placement = placement
         self.metadata = gguf.Metadata(metadata)
         if "general.architecture" not in self.metadata:
             self.metadata = gguf.Metadata({**self.config.to_metadata(), **self.metadata})
-        graph, state = nnx.split(decoder)
-        self.weights, tree = jax.tree.flatten(state)
+        self.weights, tree = jax.tree.flatten(parts.state)
+        self.layout = str(tree)
         if placement is not None:
             self.weights = placement.spread(self.weights)
 
         # Programs keep this and not the model: a cycle of references would keep the weights after
         # the last use.
+        put_together = parts.merge
+
         def merge(weights: list[jax.Array]) -> Decoder:
-            return nnx.merge(graph, jax.tree.unflatten(tree, weights))
+            return put_together(jax.tree.unflatten(tree, weights))
 
         self._merge = merge
+        self.kept: KeptPrograms | None = None
         self._programs: dict[Any, Programs] = {}
         rows = (lambda x: x) if placement is None else placement.rows
         self._full_pass = jax.jit(

@@ -8,17 +8,20 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from .decoder import Decoder
+from .config import Config
 from .exportable import exportable
 from .kv_cache import PagedCache
 from .placement import Placement
 from .sampling import Sampling, mark_seen, sample, seen_tokens
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
 
 #: Makes XLA put the whole loop, its kernels included, into one CUDA graph: the device then runs it
 #: by itself.
@@ -44,7 +47,7 @@ class State:
       counts: int32 (batch,), new tokens of each row, an end token included.
       finished: bool (batch,), rows that sampled an end token or were stopped.
       step: int32, new tokens of a row that is not finished.
-      key: random key; greedy sampling leaves it as it is, and takes None too.
+      key: uint32, data of a random key; greedy sampling leaves it as it is, and takes None too.
       seen: bool (batch, vocab_size), tokens that a repetition penalty applies to; None without one.
     """
 
@@ -73,8 +76,9 @@ class Programs:
         donated.
       score: (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows,): -log p of tokens
         1 to length - 1 of each row, summed. It depends on no sampling.
+      sampling, end_ids: that they are for.
       on_gpu: whether they run on one.
-      compiled: what `generate` has compiled so far; jit's own cache is what counts.
+      ready: what `generate` has compiled so far, or found in `jax_q4k.kept`.
     """
 
     def __init__(
@@ -87,16 +91,32 @@ class Programs:
         placement: Placement | None = None,
     ) -> None:
         self._decoder = decoder
-        self._sampling = sampling
-        self._end_ids = end_ids
+        self.sampling = sampling
+        self.end_ids = end_ids
         self._placement = placement
-        self.compiled: set[Any] = set()
+        self.ready: dict[Any, Callable[..., State]] = {}
         self.on_gpu = on_gpu
         jit = functools.partial(jax.jit, compiler_options=CUDA_COMPILER_OPTIONS if on_gpu else None)
+        self._jit_whole = functools.partial(jit, keep_unused=True)  # as `jax_q4k.kept` needs
         self.start = jit(self._start, donate_argnames="cache")
-        self.loop = jit(self._loop, donate_argnames="state")
+        self.loop = self._jit_whole(self._loop, donate_argnames="state")
         self.decode = jit(self._decode, donate_argnames="cache")
         self.score = jax.jit(self._score)
+
+    def begin(self, config: Config, capacity: int, cache_dtype: Any) -> Any:
+        """`start` for one device, with a cache and a key of its own.
+
+        (weights, tokens, lengths, seed) -> State.
+        """
+
+        def begin(
+            weights: Weights, tokens: jax.Array, lengths: jax.Array, seed: jax.Array
+        ) -> State:
+            cache = PagedCache.create(config, tokens.shape[0], capacity, dtype=cache_dtype)
+            key = None if self.sampling.greedy else jax.random.key(seed)
+            return self._start(weights, tokens, lengths, cache, key)
+
+        return self._jit_whole(begin)
 
     def _start(
         self,
@@ -109,7 +129,7 @@ class Programs:
         decoder = self._decoder(weights)
         logits, cache = decoder.prefill(self._rows(tokens), lengths, cache)
         batch = tokens.shape[0]
-        needs_seen = self._sampling.needs_seen
+        needs_seen = self.sampling.needs_seen
         state = State(
             cache=cache,
             token=jnp.zeros(batch, jnp.int32),
@@ -117,7 +137,7 @@ class Programs:
             counts=jnp.zeros(batch, jnp.int32),
             finished=lengths == 0,  # rows that only fill up the batch
             step=jnp.int32(0),
-            key=key,
+            key=None if key is None else jax.random.key_data(key),
             seen=seen_tokens(tokens, lengths, decoder.config.vocab_size) if needs_seen else None,
         )
         return self._take(state, logits, cache)
@@ -153,16 +173,17 @@ class Programs:
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
         """Samples a token for every row that is not finished."""
         active = ~state.finished
-        if not self._sampling.greedy or state.seen is not None:
+        if not self.sampling.greedy or state.seen is not None:
             logits = _whole(logits)
-        key = draw = state.key
-        if key is not None and not self._sampling.greedy:
-            key, draw = jax.random.split(key)
-        token = sample(logits, draw, self._sampling, state.seen)
+        key, draw = state.key, None
+        if key is not None and not self.sampling.greedy:
+            after, draw = jax.random.split(jax.random.wrap_key_data(key))
+            key = jax.random.key_data(after)
+        token = sample(logits, draw, self.sampling, state.seen)
         if self._placement is not None:
             token = self._placement.all_rows(token)
         token = jnp.where(active, token, state.token)
-        ended = jnp.isin(token, jnp.array(self._end_ids, jnp.int32)) if self._end_ids else False
+        ended = jnp.isin(token, jnp.array(self.end_ids, jnp.int32)) if self.end_ids else False
         return State(
             cache=cache,
             token=token,

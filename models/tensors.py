@@ -6,24 +6,18 @@ It also says how tensor parallelism splits each (`place.py`).
 from __future__ import annotations
 
 import dataclasses
-import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from jax_q4k import GGUFError, QuantizedArray
 from jax_q4k.gguf import Metadata
 
-from . import flax_types, rope
 from .architecture import Architecture
 from .config import MAX_LAYERS, Config
-from .decoder import Decoder
-from .layers import MLP, Attention, DecoderLayer, Linear, RMSNorm
-from .model import Model
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +105,7 @@ def _sizes(config: Config) -> dict[str, int]:
     }
 
 
-def _table(
+def table(
     config: Config, of_a_layer: tuple[Tensor, ...]
 ) -> Iterator[tuple[Tensor, str, str, int | None]]:
     """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
@@ -140,7 +134,7 @@ class Expected(NamedTuple):
 def expected_tensors(config: Config) -> dict[str, Expected]:
     """GGUF's name -> every tensor that a file of this configuration may hold."""
     sizes, expected = _sizes(config), {}
-    for tensor, gguf, checkpoint, _ in _table(config, layer_tensors(config.kind)):
+    for tensor, gguf, checkpoint, _ in table(config, layer_tensors(config.kind)):
         shape = tuple(sizes[name] for name in tensor.shape.split())
         stored = None if tensor.checkpoint is None else checkpoint + tensor.checkpoint
         expected[f"{gguf}{tensor.gguf}.weight"] = Expected(
@@ -204,73 +198,6 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
             raise GGUFError(file, f"tensor {name!r}", problem)
     if "output.bias" in tensors and "output.weight" not in tensors:
         raise GGUFError(file, "tensor 'output.bias'", "is there without 'output.weight'")
-
-
-def build(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Decoder:
-    """The decoder of tensors that `check_tensors` has passed."""
-
-    def module(name: str) -> Any:
-        weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
-        if weight is None:
-            return None
-        if len(weight.shape) == 1:
-            return RMSNorm(float_vector(weight), config.rms_norm_eps)
-        return Linear(weight, None if bias is None else float_vector(bias))
-
-    def layer(i: int) -> DecoderLayer:
-        parts: dict[str, dict[str, Any]] = {"attention": {}, "mlp": {}}
-        for tensor in layer_tensors(config.kind):
-            owner, _, place = tensor.module.partition(".")
-            parts[owner][place] = module(f"blk.{i}.{tensor.gguf}")
-        attention = Attention(
-            **parts["attention"],
-            head_dim=config.head_dim,
-            window=config.window_of(i),
-            scale=config.attention_scale,
-        )
-        return DecoderLayer(attention, MLP(**parts["mlp"], activation=config.kind.activation))
-
-    given = tensors.get("rope_freqs.weight")
-    divisors = None if given is None else float_vector(given)
-    return Decoder(
-        config,
-        embedding=flax_types.variable(tensors["token_embd.weight"]),
-        layers=nnx.List([layer(i) for i in range(config.num_layers)]),
-        norm=module("output_norm"),
-        output=module("output"),
-        rope_frequencies=nnx.List(
-            [nnx.Variable(jax.device_put(f)) for f in rope.tables(config, divisors)]
-        ),
-        rope_divisors=None if divisors is None else nnx.Variable(divisors),
-    )
-
-
-def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Array]:
-    """GGUF's names -> a decoder's tensors: the inverse of `build`.
-
-    Tensors that its architecture has not, such as norms of a llama's queries, are among them:
-    `check_tensors` refuses these.
-
-    TypeError where another module stands in a Linear's or a RMSNorm's place, such as an adapter
-    around it.
-    """
-    decoder = model.decoder() if isinstance(model, Model) else model
-    tensors: dict[str, Any] = {}
-    for tensor, prefix, _, layer in _table(decoder.config, ALL_OF_A_LAYER):
-        name, root = prefix + tensor.gguf, decoder if layer is None else decoder.layers[layer]
-        module = operator.attrgetter(tensor.module)(root)
-        if module is None:  # a norm that the layer has not, an output tied to the embedding
-            continue
-        if isinstance(module, nnx.Variable):
-            tensors[f"{name}.weight"] = module.get_value()
-            continue
-        if not isinstance(module, (Linear, RMSNorm)):
-            problem = f"{name} is a {type(module).__name__}"
-            raise TypeError(f"{problem}; a GGUF file holds what Linear and RMSNorm hold")
-        tensors[f"{name}.weight"] = module.weight.get_value()
-        if isinstance(module, Linear) and module.bias is not None:
-            tensors[f"{name}.bias"] = module.bias.get_value()
-    return tensors
 
 
 def float_vector(tensor: QuantizedArray | jax.Array) -> jax.Array:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_q4k import QuantizedArray
+from jax_q4k.models.build import build
 from jax_q4k.models.config import Config
 from jax_q4k.models.model import Model
-from jax_q4k.models.tensors import build, expected_tensors
+from jax_q4k.models.tensors import expected_tensors
 from ptx_kernels import formats
 
 LLAMA_3_1_8B = Config(

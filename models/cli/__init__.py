@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib
 import io
 import os
 import signal
@@ -21,8 +22,11 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from . import cache, compile, doctor, generate, inspect, interrupts, perplexity, quantize
+from . import cache, interrupts
 from .output import UsageError, devices, printable, split_cpu
+
+#: Each in a module of its name.
+COMMANDS = ("compile", "doctor", "generate", "inspect", "perplexity", "quantize")
 
 FAILURE = 2
 INTERRUPTED = 128 + signal.SIGINT  # as shells count
@@ -44,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Ctrl-C ends the process at once, or after what was written in part is removed.
     """
-    options = _parser().parse_args(arguments)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = _parser(arguments).parse_args(arguments)
     notes = Console(stderr=True, highlight=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal's encoding may lack what models write
@@ -57,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # or one line that says why there is none
             kept = cache.programs(notes, wanted=options.keeps_programs)
-            with kept if options.runs_programs else contextlib.nullcontext():
+            with kept if options.runs_programs else contextlib.nullcontext() as options.kept:
                 code = options.command(options, notes)
         sys.stdout.flush()
     except KeyboardInterrupt as error:
@@ -91,13 +96,18 @@ def _seldom_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of all commands, or of one that the arguments begin with.
+
+    The modules of the others take as long to import as a short command runs.
+    """
     parser = argparse.ArgumentParser(
         prog="jax-q4k", description="Run GGUF models whose weights stay packed."
     )
     parser.add_argument("--version", action="version", version=f"jax-q4k {jq.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (compile, doctor, generate, inspect, perplexity, quantize):
-        command.add_parser(commands)
+    first = arguments[0] if arguments else ""
+    for name in (first,) if first in COMMANDS else COMMANDS:
+        importlib.import_module(f".{name}", __name__).add_parser(commands)
     parser.set_defaults(writes_files=False, runs_programs=False, keeps_programs=True)
     return parser

@@ -13,10 +13,13 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from rich.console import Console
 from rich.markup import escape
 
+from jax_q4k.kept import KeptPrograms
+
 from .output import printable
 
-#: Bytes. The programs used least recently make room; a large model's on a GPU take some megabytes.
-MAX_BYTES = 1 << 28
+#: Bytes of JAX's cache, and of programs kept whole. The programs used least recently make room; a
+#: large model's on a GPU take some megabytes.
+MAX_BYTES = 1 << 27
 
 #: For the first run of a model, which has many short compilations.
 _SETTINGS = {
@@ -58,28 +61,32 @@ def _usable() -> Path:
 
 
 @contextlib.contextmanager
-def programs(notes: Console, *, wanted: bool = True) -> Iterator[None]:
+def programs(notes: Console, *, wanted: bool = True) -> Iterator[KeptPrograms | None]:
     """Inside the block JAX keeps what it compiles; not if not `wanted`.
 
-    A cache that JAX was told to use, by JAX_COMPILATION_CACHE_DIR, stays as it is. Where there can
-    be none, a line says why.
+    The block gets a place for whole programs, which need no tracing either. A cache that JAX was
+    told to use, by JAX_COMPILATION_CACHE_DIR, stays as it is, and is all. Where there can be none,
+    a line says why.
     """
     settings: dict[str, object] = {}
+    whole: KeptPrograms | None = None
     if not wanted:
         settings = {"jax_enable_compilation_cache": False}
     elif _setting("jax_compilation_cache_dir") is None and _setting("jax_enable_compilation_cache"):
         try:
-            settings = {"jax_compilation_cache_dir": str(_usable()), **_SETTINGS}
+            usable = _usable()
+            settings = {"jax_compilation_cache_dir": str(usable), **_SETTINGS}
+            whole = KeptPrograms(usable, MAX_BYTES)
         except _UnusableError as error:
             reason = escape(printable(str(error)))
             notes.print(f"[dim]compiled programs are not kept: {reason}[/]", soft_wrap=True)
     if not settings:
-        yield
+        yield None
         return
     before = {name: _setting(name) for name in settings}
     try:
         _update(settings)
-        yield
+        yield whole
     finally:
         _update(before)
 

@@ -55,6 +55,7 @@ def add_parser(commands: Any) -> None:
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(DEMO if options.demo else options.model, notes, options.devices)
+    model.kept = options.kept
     prompt = _prompt(options, model)
     with jq.implementation(options.implementation):
         try:

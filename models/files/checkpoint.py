@@ -21,7 +21,8 @@ from .. import tokenizer
 from ..json_fields import JSONFields
 from ..model import Model
 from ..place import Rules, place
-from ..tensors import build, expected_tensors
+from ..tensors import expected_tensors
+from ..unbuilt import unbuilt
 from . import config_json, tokenizer_files
 from .safetensors import TYPES, Weights
 
@@ -192,7 +193,7 @@ def from_pretrained(
             done += source.nbytes[name]
         if progress is not None:
             progress(done, total)
-        decoder, loaded = build(source.config, tensors), None
+        decoder, loaded = unbuilt(source.config, tensors), None
         if source.has_tokenizer:
             loaded = tokenizer.from_metadata(source.metadata, source.name)
         return Model(decoder, loaded, source.metadata, placement)

@@ -23,15 +23,9 @@ from ..config import MIN_ROPE_DIVISOR, Config
 from ..model import Model
 from ..place import Rules, place
 from ..placement import Placement
-from ..tensors import (
-    build,
-    check_tensors,
-    float_vector,
-    named_tensors,
-    unused_tensors,
-    without_unused_layers,
-)
+from ..tensors import check_tensors, float_vector, unused_tensors, without_unused_layers
 from ..tokenizer import Tokenizer
+from ..unbuilt import unbuilt
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
 
@@ -88,7 +82,7 @@ def from_gguf(
     config, text_tokenizer = described[0]
     metadata = without_unused_layers(loaded.metadata)
     placement = placements[0] if placements else None
-    return Model(build(config, loaded.tensors), text_tokenizer, metadata, placement)
+    return Model(unbuilt(config, loaded.tensors), text_tokenizer, metadata, placement)
 
 
 def skip_unused(header: gguf.Header) -> list[str]:
@@ -147,6 +141,8 @@ def save_gguf(
     """
     if not isinstance(model, Model):
         raise TypeError(f"model is a {type(model).__name__}; it must be a Model")
+    from ..build import named_tensors
+
     _check_metadata(model)
     tensors = named_tensors(model)
     check_tensors(model.config, tensors, os.fsdecode(path))

@@ -13,8 +13,9 @@ import numpy as np
 
 from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
+from ..build import build, named_tensors
 from ..model import Model
-from ..tensors import build, check_tensors, named_tensors
+from ..tensors import check_tensors
 from . import recipes
 from .gguf import completed, describe
 from .sources import open_source

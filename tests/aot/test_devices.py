@@ -17,9 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models import tensors as model_tensors
+from jax_q4k.models import build as model_build
 from jax_q4k.models.place import place
 from jax_q4k.models.placement import Placement
+from jax_q4k.models.tensors import expected_tensors
 from tools import aot
 from tools.random_model import LLAMA_3_1_8B
 
@@ -63,14 +64,14 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
     """A model of shapes, its weights where they would lie, and the placement."""
     tensors = {
         name: stored(name, expected.shape)
-        for name, expected in model_tensors.expected_tensors(CONFIG).items()
+        for name, expected in expected_tensors(CONFIG).items()
         if expected.required or name == "output.weight"
     }
     infos = {name: Info(t.shape, getattr(t, "format", "F32")) for name, t in tensors.items()}
     where = place(CONFIG, infos, mesh)
     tensors = {name: placed(tensor, where.tensors[name]) for name, tensor in tensors.items()}
-    with mock.patch.object(model_tensors, "float_vector", lambda tensor: tensor):
-        model = models.Model(model_tensors.build(CONFIG, tensors))
+    with mock.patch.object(model_build, "float_vector", lambda tensor: tensor):
+        model = models.Model(model_build.build(CONFIG, tensors))
     weights = [
         w if isinstance(w, jax.ShapeDtypeStruct) else placed(w, where.whole) for w in model.weights
     ]

@@ -12,9 +12,10 @@ from implementations import needs_native
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.architectures import ARCHITECTURES
+from jax_q4k.models.build import build
 from jax_q4k.models.config import Config
 from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.tensors import build, expected_tensors
+from jax_q4k.models.tensors import expected_tensors
 
 from . import checkpoints, fictitious
 

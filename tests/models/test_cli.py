@@ -18,7 +18,7 @@ from rich.progress import MofNCompleteColumn
 import jax_q4k as jq
 from jax_q4k import current_selection, models
 from jax_q4k.models import cli
-from jax_q4k.models.cli import output
+from jax_q4k.models.cli import generate, inspect, output, perplexity
 
 from .golden import model, path
 
@@ -86,7 +86,7 @@ def test_options_reach_generation(run, monkeypatch):
         seen.update(options, prompt=prompt, implementation=current_selection().implementation)
         raise ValueError("seen")
 
-    monkeypatch.setattr(cli.generate, "stream", record)
+    monkeypatch.setattr(generate, "stream", record)
     options = {
         "--temperature": 0.5,
         "--top-k": 3,
@@ -261,7 +261,7 @@ def test_perplexity(run, tmp_path):
 
 
 def test_a_text_without_end(run, monkeypatch):
-    monkeypatch.setattr(cli.perplexity, "MAX_TEXT", 1000)
+    monkeypatch.setattr(perplexity, "MAX_TEXT", 1000)
     line = "error: /dev/zero holds more than 1,000 bytes\n"
     assert run("perplexity", TEXT_MODEL, "/dev/zero") == (2, "", line)
 
@@ -289,7 +289,7 @@ def test_inspect(run):
 
 def test_inspect_on_a_narrow_terminal(run):
     console = Console(file=io.StringIO(), width=60)
-    cli.inspect.show(jq.gguf.read_header(path("qwen2-odd")), console)
+    inspect.show(jq.gguf.read_header(path("qwen2-odd")), console)
     cells = [
         line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if "│" in line
     ]

@@ -11,6 +11,7 @@ import pytest
 INTERRUPTED = """
 import os, signal, sys
 from jax_q4k.models import cli
+from jax_q4k.models.cli import generate, quantize
 number = getattr(signal, sys.argv[1])
 default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
 signal.signal(number, default)  # the tests themselves may run under nohup, which ignores it

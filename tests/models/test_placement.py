@@ -132,8 +132,9 @@ def test_two_sums_a_layer() -> None:
 
 def random_model(config: models.Config, on: Mesh) -> models.Model:
     """A model of zeros in Q4_K with the configuration's shapes."""
+    from jax_q4k.models.build import build
     from jax_q4k.models.place import place
-    from jax_q4k.models.tensors import build, expected_tensors
+    from jax_q4k.models.tensors import expected_tensors
 
     tensors = {}
     for name, expected in expected_tensors(config).items():

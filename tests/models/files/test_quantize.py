@@ -16,8 +16,8 @@ from helpers import nmse
 
 import jax_q4k as jq
 from jax_q4k import models, quantizers
+from jax_q4k.models.build import build as build_decoder
 from jax_q4k.models.files import recipes
-from jax_q4k.models.tensors import build as build_decoder
 from jax_q4k.models.tensors import expected_tensors
 
 from ..golden import model, path, reference

@@ -1,0 +1,55 @@
+"""Programs of generation from a folder where an earlier process has left them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .compiled import fingerprint
+from .config import Config
+from .kv_cache import PagedCache
+from .model import Model
+from .programs import Programs, State
+from .sampling import Sampling
+
+
+def kept_program(
+    model: Model,
+    programs: Programs,
+    name: str,
+    program: Any,
+    arguments: tuple[Any, ...],
+    cache_dtype: Any,
+) -> Callable[..., State]:
+    """`program`, one of `programs` that gives a State, by way of `model.kept`.
+
+    name: says which of them it is. arguments: that it will get, or others of their shapes.
+    """
+    assert model.kept is not None
+    (device,) = model.weights[0].devices()
+    about = {
+        "sampling": programs.sampling.static,
+        "end_ids": programs.end_ids,
+        "cache_dtype": str(cache_dtype),
+    }
+    loaded = model.kept.get(name, program, arguments, device, model=fingerprint(model), about=about)
+    tree = _structure(model.config, programs.sampling, cache_dtype)
+
+    def run(*arguments: Any) -> State:
+        leaves = jax.tree.leaves(arguments)
+        given = [x if isinstance(x, jax.Array) else jax.device_put(x, device) for x in leaves]
+        return jax.tree.unflatten(tree, loaded(given))
+
+    return run
+
+
+def _structure(config: Config, sampling: Sampling, cache_dtype: Any) -> Any:
+    """A State's, which nobody traces to see."""
+    array: Any = 0
+    pages = [(array,) * (4 if cache_dtype == jnp.int8 else 2)] * config.num_layers
+    key, seen = None if sampling.greedy else array, array if sampling.needs_seen else None
+    cache = PagedCache(pages, array, array)
+    return jax.tree.structure(State(cache, array, array, array, array, array, key, seen))

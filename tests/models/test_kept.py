@@ -1,0 +1,90 @@
+"""Programs of generation that were kept: the same tokens, and nothing is built for them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_q4k import models
+from jax_q4k.kept import KeptPrograms
+from jax_q4k.models import build, compiled
+
+from . import golden
+
+pytestmark = pytest.mark.cpu_kernels
+PROMPT = [1, 5, 9, 2]
+
+CALLS = {
+    "greedy": {},
+    "sampled, with a penalty": {"temperature": 0.9, "repetition_penalty": 1.3, "seed": 5},
+    "int8 pages": {"cache_dtype": jnp.int8},
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return KeptPrograms(tmp_path, 1 << 24)
+
+
+def tokens(file, kept=None, **options):
+    loaded = models.load(file)
+    loaded.kept = kept
+    return models.generate(loaded, PROMPT, max_new_tokens=9, **options).tokens
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_the_tokens_are_those_of_compiling(what, folder, monkeypatch):
+    file, options = golden.path("llama-gqa"), CALLS[what]
+    want = tokens(file, **options)
+    assert tokens(file, folder, **options) == want
+    assert len(list(folder.folder.iterdir())) == 2
+    monkeypatch.setattr(build, "build", None)  # as tracing would
+    assert tokens(file, folder, **options) == want
+
+
+def test_a_seed_is_no_part_of_a_program(folder):
+    file, options = golden.path("llama-gqa"), CALLS["sampled, with a penalty"]
+    tokens(file, folder, **options)
+    options = options | {"seed": 6}
+    assert tokens(file, folder, **options) == tokens(file, **options)
+    assert len(list(folder.folder.iterdir())) == 2
+
+
+def saved(path, change):
+    """The golden model, changed, as a file: its tensors and config."""
+    original = golden.model("llama-gqa")
+    config, tensors = change(original.config, dict(models.named_tensors(original)))
+    metadata = {**original.metadata, **config.to_metadata()}
+    models.save_gguf(models.Model(build.build(config, tensors), None, metadata), path)
+    return path
+
+
+def other_weights(config, tensors):
+    norm = tensors["output_norm.weight"]
+    return config, tensors | {"output_norm.weight": jnp.asarray(np.roll(norm, 3))}
+
+
+def other_config(config, tensors):
+    return dataclasses.replace(config, rope_theta=2 * config.rope_theta), tensors
+
+
+@pytest.mark.parametrize("change, programs", [(other_weights, 2), (other_config, 4)])
+def test_a_model_that_changes(change, programs, folder, tmp_path_factory):
+    """Weights are arguments of programs; everything else of a model is part of them."""
+    first = tokens(golden.path("llama-gqa"), folder)
+    file = saved(tmp_path_factory.mktemp("changed") / "model.gguf", change)
+    want = tokens(file)
+    assert want != first and tokens(file, folder) == want
+    assert len(list(folder.folder.iterdir())) == programs
+
+
+def test_a_model_that_is_loaded_is_as_one_that_is_built():
+    loaded = golden.model("llama-gqa")
+    built = models.Model(build.build(loaded.config, models.named_tensors(loaded)))
+    assert np.array_equal(built.logits([PROMPT]), loaded.logits([PROMPT]))
+    again = models.load(golden.path("llama-gqa"))
+    assert compiled.fingerprint(loaded) == compiled.fingerprint(again)
+    assert compiled.fingerprint(loaded) != compiled.fingerprint(golden.model("qwen2-odd"))
