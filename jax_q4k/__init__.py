@@ -56,12 +56,12 @@ from .planes import from_planes
 from .quantize import quantize
 
 if TYPE_CHECKING:
-    from . import compiled, gguf, quantizers
+    from . import compiled, gguf, kept, quantizers
 else:
 
     def __getattr__(name: str) -> Any:
         """Packages that few programs need, when they are first used."""
-        if name not in ("compiled", "gguf", "quantizers"):
+        if name not in ("compiled", "gguf", "kept", "quantizers"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return importlib.import_module(f".{name}", __name__)
 
@@ -103,6 +103,7 @@ __all__ = [
     "gguf",
     "implementation",
     "is_quantized",
+    "kept",
     "linear",
     "matmul",
     "mlp",

@@ -26,6 +26,8 @@ from . import compiled
 from .errors import CompiledFileError
 from .implementation import current_selection
 
+__all__ = ["KeptPrograms"]
+
 _SUFFIX = ".program"
 #: Beginnings of the names of environment variables that change what is compiled.
 _VARIABLES = ("XLA_", "TF_XLA_", "JAX_Q4K_")

@@ -65,7 +65,8 @@ class Model:
       weights: the arrays of the decoder, packed ones as their planes.
       layout: their names in the decoder, as text, and the formats of packed ones.
       placement: how they lie on several devices; None: on one.
-      kept: where programs of generation come from, if they were compiled before; None: nowhere.
+      kept: where programs of generation come from, if they were compiled before; None: nowhere. For
+        modules of this package alone: what others do is not part of a program's name.
     """
 
     def __init__(
