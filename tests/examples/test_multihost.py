@@ -19,8 +19,6 @@ from helpers import GOLDEN
 import jax_q4k as jq
 from jax_q4k import models
 
-pytestmark = pytest.mark.cpu_kernels
-
 ROOT = Path(__file__).parents[2]
 PROCESSES, DEVICES = 2, 4  # per process
 TIMEOUT = 240  # seconds

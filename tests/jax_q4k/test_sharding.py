@@ -17,8 +17,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_q4k as jq
 
-pytestmark = pytest.mark.cpu_kernels
-
 KINDS = {"explicit": AxisType.Explicit, "auto": AxisType.Auto}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,8 +18,6 @@ from jax.sharding import PartitionSpec as P
 
 import jax_q4k as jq
 from jax_q4k import models
-
-pytestmark = pytest.mark.cpu_kernels
 
 FAMILIES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 TOKENS = np.array([[1, 5, 9, 2, 7, 11, 3, 4, 8, 6]])
@@ -39,28 +38,65 @@ def quietly(*arguments: Any, **options: Any) -> models.Model:
         return models.load(*arguments, **options)
 
 
-def decode_step(model: models.Model, batch: int = 1) -> str:
-    """A compiled decode step."""
+def decode_step(model: models.Model, batch: int = 1) -> jax.stages.Compiled:
+    """A compiled decode step of a cache of 64 tokens."""
     program = model.programs(models.Sampling()).decode
     cache = models.PagedCache.create(model.config, batch, 64, placement=model.placement)
     tokens = model.put(np.ones(batch, np.int32))
     with model.on_devices():
-        return program.lower(model.weights, tokens, cache).compile().as_text()
+        return program.lower(model.weights, tokens, cache).compile()
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "devices"),
-    [
-        *((name, AxisType.Auto, 4) for name in FAMILIES),
-        *((name, AxisType.Explicit, 2) for name in FAMILIES),
-        ("llama-gqa", AxisType.Explicit, 8),
-        ("qwen3-qknorm", AxisType.Explicit, 4),
-        ("llama-gqa", AxisType.Auto, 1),
-    ],
-)
+class Decoded(NamedTuple):
+    """Steps behind a prompt: each one's logits, its most probable token, and the step's program."""
+
+    logits: list[jax.Array]
+    tokens: list[int]
+    program: str
+
+
+def decoded(model: models.Model) -> Decoded:
+    """Six steps behind TOKENS."""
+    with jq.implementation(activations="f32"), model.on_devices():
+        cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
+        prompt = (model.put(TOKENS), model.put(np.array([TOKENS.size], np.int32)))
+        state = model.programs(models.Sampling()).start(model.weights, *prompt, cache, None)
+        token, cache, step = state.token, state.cache, decode_step(model)
+        logits, tokens = [], [int(token[0])]
+        for _ in range(6):
+            found, cache = step(model.weights, token, cache)
+            logits.append(np.asarray(found))
+            token = model.put(np.argmax(logits[-1], axis=1).astype(np.int32))
+            tokens.append(int(token[0]))
+    return Decoded(logits, tokens, step.as_text())
+
+
+@functools.cache
+def of_one_device(name: str) -> Decoded:
+    return decoded(models.load(path(name)))
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_golden_models(name: str, kind: AxisType, devices: int) -> None:
-    """Logits and greedy tokens are one device's; of weights and pages nothing is gathered."""
-    one, several = models.load(path(name)), quietly(path(name), mesh=mesh(devices, kind))
+    """Steps behind a prompt are one device's; of weights and pages nothing is gathered."""
+    model = quietly(path(name), mesh=mesh(devices, kind))
+    one, several = of_one_device(name), decoded(model)
+    assert nmse(several.logits, one.logits) <= 1e-10
+    assert several.tokens == one.tokens
+    gathered = re.findall(
+        r"= \(?(\w+)\[([\d,]*)\][^=]* (?:all-gather|all-to-all)\(", several.program
+    )
+    assert all(dtype != "u8" for dtype, _ in gathered)
+    activations = max(model.config.intermediate_size, model.config.vocab_size)
+    assert all(np.prod([int(n) for n in shape.split(",")]) <= activations for _, shape in gathered)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_logits_and_generated_tokens(name: str, kind: AxisType) -> None:
+    one, several = models.load(path(name)), quietly(path(name), mesh=mesh(2, kind))
     with jq.implementation(activations="f32"):
         assert nmse(several.logits(TOKENS), one.logits(TOKENS)) <= 1e-10
         first, second = (
@@ -68,12 +104,6 @@ def test_golden_models(name: str, kind: AxisType, devices: int) -> None:
             for model in (one, several)
         )
     assert first == second
-    gathered = re.findall(
-        r"= \(?(\w+)\[([\d,]*)\][^=]* (?:all-gather|all-to-all)\(", decode_step(several)
-    )
-    assert all(dtype != "u8" for dtype, _ in gathered)
-    activations = max(one.config.intermediate_size, one.config.vocab_size)
-    assert all(np.prod([int(n) for n in shape.split(",")]) <= activations for _, shape in gathered)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +137,9 @@ def test_batches_over_a_data_axis(axes: dict[str, int], kind: AxisType) -> None:
     cache = models.PagedCache.create(several.config, 4, 64, placement=several.placement)
     for pages in cache.pages[0]:
         assert pages.addressable_shards[0].data.nbytes == pages.nbytes // count
-    moved = re.findall(r"= \(?(\w+)\[([\d,]*)\][^=]* all-[\w-]+\(", decode_step(several, 4))
+    moved = re.findall(
+        r"= \(?(\w+)\[([\d,]*)\][^=]* all-[\w-]+\(", decode_step(several, 4).as_text()
+    )
     assert all(dtype == "f32" for dtype, _ in moved) and bool(moved) == (count > groups)
     sizes = [np.prod([int(n) for n in shape.split(",")]) for _, shape in moved]
     assert max(sizes, default=0) <= 4 // groups * one.config.intermediate_size
@@ -125,7 +157,7 @@ def test_a_batch_that_devices_cannot_split() -> None:
 def test_two_sums_a_layer() -> None:
     """Where all divides: rows, then columns, of attention and of the network."""
     config = models.Config("llama", 512, 512, 1024, 512, 3, 8, 4, 64, 1e-5)
-    text = decode_step(random_model(config, mesh(2)))
+    text = decode_step(random_model(config, mesh(2))).as_text()
     assert "all-gather" not in text and "all-to-all" not in text
     assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 2 * config.num_layers + 1
 
