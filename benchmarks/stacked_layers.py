@@ -22,7 +22,7 @@ from .common import milliseconds, on_cores, results_file
 
 SHAPES = ((4, 2048), (32, 1024))  # layers, rows and columns of each
 ROWS = (1, 16)
-SECONDS, ROUNDS = 2.0, 5  # of a comparison at least
+SECONDS, ROUNDS = 8.0, 5  # of a comparison at least
 
 
 def unrolled(x: Any, stack: Any) -> Any:
