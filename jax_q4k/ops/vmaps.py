@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..arrays import is_quantized
+from ..indexed import IndexedArray, Packed
 from .backends import Operation, of_leaves
 
 Params = dict[str, Any]
@@ -35,6 +37,29 @@ def by_examples(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params
     return out, [0] * len(out)
 
 
+def by_layers(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
+    """As `by_examples`, but each example's packed matrices stay where they lie among the others'.
+
+    For an operation that takes an IndexedArray for a matrix, for all of its matrices or for none.
+    """
+    operands = jax.tree.unflatten(params["tree"], leaves)
+    parts, tree = jax.tree.flatten(operands, is_leaf=lambda a: isinstance(a, Packed))
+    at = iter(axes)
+    over = [[next(at) for _ in jax.tree.leaves(part)] for part in parts]
+    for i, (part, own) in enumerate(zip(parts, over, strict=True)):
+        if isinstance(part, IndexedArray) or (is_quantized(part) and None in own):
+            return by_examples(op, leaves, axes, params)
+        if is_quantized(part):
+            planes = [
+                jnp.moveaxis(a, axis or 0, 0) for a, axis in zip(part.planes, own, strict=True)
+            ]
+            stack = jax.tree.unflatten(jax.tree.structure(part), planes)
+            parts[i] = IndexedArray(stack, jnp.arange(len(planes[0]), dtype=jnp.int32))
+            over[i] = [None] * len(planes) + [0]
+    leaves, tree = jax.tree.flatten(jax.tree.unflatten(tree, parts))
+    return by_examples(op, leaves, [axis for own in over for axis in own], params | {"tree": tree})
+
+
 def by_reference(op: Operation, leaves: Sequence[Any], axes: Axes, params: Params) -> Mapped:
     """Takes the `vmap` of the reference."""
     plain = {k: v for k, v in params.items() if k not in ("tree", "implementation")}
@@ -50,7 +75,7 @@ def by_rows(
     params: Params,
     *,
     operands: int = 1,
-    otherwise: Rule = by_examples,
+    otherwise: Rule = by_layers,
 ) -> Mapped:
     """Runs a single call on the rows of all examples, (batch * rows, k).
 

@@ -50,6 +50,11 @@ def gradient(x: Any, w: Any, v: Any) -> Any:
     return jax.grad(loss)(x)
 
 
+def mapped(x: Any, w: Any, v: Any) -> Any:
+    """A matrix for each row."""
+    return jax.vmap(jq.matmul)(x, w)
+
+
 def compiled(function: Any, rows: int) -> tuple[aot.Program, list[str]]:
     """The program, and the packed bytes that it writes."""
     program = aot.compile_program(
@@ -63,7 +68,9 @@ def compiled(function: Any, rows: int) -> tuple[aot.Program, list[str]]:
     return program, [str(array) for array in written if array.dtype == "u8"]
 
 
-@pytest.mark.parametrize(("function", "rows"), [(indexed, 1), (indexed, 64), (gradient, 1)])
+@pytest.mark.parametrize(
+    ("function", "rows"), [(indexed, 1), (indexed, 64), (gradient, 1), (mapped, LAYERS)]
+)
 def test_no_layer_is_copied(function: Any, rows: int) -> None:
     program, written = compiled(function, rows)
     assert program.ptx_launches and written == []

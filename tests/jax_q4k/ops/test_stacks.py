@@ -207,6 +207,28 @@ def test_mapped_indices_and_rows(implementation):
     assert "scan" not in text and text.count("packed_matmul") == 1
 
 
+@needs_native
+@pytest.mark.cpu_kernels
+def test_mapped_matrices_are_not_copied():
+    x = normal(LAYERS, 2, N)
+    program = jax.jit(jax.vmap(lambda x, w: jq.mlp(x, w, w, w))).lower(x, W).compile()
+    assert program.memory_analysis().temp_size_in_bytes < W.nbytes // LAYERS
+    want = jnp.stack([jq.mlp(rows, w, w, w) for rows, w in zip(x, W, strict=True)])
+    np.testing.assert_array_equal(program(x, W), want)
+
+
+def test_some_mapped_matrices_and_mapped_stacks():
+    x = normal(2, N)
+    with jq.implementation("sim"):
+        q, k = jax.vmap(lambda w: jq.qkv_matmul(x, (w, V[0])))(W)
+        want = [jq.qkv_matmul(x, (w, V[0])) for w in W]
+        for got, each in ((q, [a for a, _ in want]), (k, [b for _, b in want])):
+            np.testing.assert_array_equal(got, jnp.stack(each))
+        stacks = jax.tree.map(lambda *planes: jnp.stack(planes), W, W[::-1])
+        got = jax.vmap(lambda w: jq.matmul(x, w, index=2))(stacks)
+        np.testing.assert_array_equal(got, jnp.stack([jq.matmul(x, W[2]), jq.matmul(x, W[0])]))
+
+
 def test_explain():
     found = jq.explain(functools.partial(looped, at=indexed), normal(1, N), W, platform="cuda")
     (call,) = found.calls
