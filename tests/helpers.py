@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-GOLDEN = Path(__file__).parent / "data" / "golden"
+TESTS = Path(__file__).parent
+GOLDEN = TESTS / "data" / "golden"
 
 
 def nmse(got, want) -> float:
@@ -22,3 +30,25 @@ def nmse(got, want) -> float:
     if power == 0:
         return 0.0 if error == 0 else float("nan") if np.isnan(error) else float("inf")
     return float(error / power)
+
+
+def in_64_bit_mode(function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a test module's function returns under JAX_ENABLE_X64, by way of JSON.
+
+    It runs in a process of its own: the mode counts from the start, for arrays of modules too.
+    """
+    call = f"helpers.called({function.__module__!r}, {function.__name__!r}, {arguments!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", f"import helpers; print({call})"],
+        env=os.environ
+        | {"JAX_ENABLE_X64": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def called(module: str, name: str, arguments: tuple[Any, ...]) -> str:
+    """The function's result as JSON."""
+    return json.dumps(getattr(importlib.import_module(module), name)(*arguments))

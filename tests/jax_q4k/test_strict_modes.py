@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import in_64_bit_mode, nmse
 from implementations import NATIVE
 
 import jax_q4k as jq
+from jax_q4k import native
 from jax_q4k.ops.op import OPS
 
 from .cases import CASES, FORMATS, IDS, NORM, WEIGHT, X, derivatives
@@ -81,34 +80,37 @@ def test_vmap_where_ranks_are_not_promoted(implementation):
     assert looked_up.shape == (3, 1, 256)
 
 
-@pytest.mark.parametrize("implementation", ["xla", NATIVE])
-def test_64_bit_mode_gives_the_same_results(implementation, tmp_path):
-    """In a process of its own: the mode counts from the start."""
-    code = f"""
-import sys
-sys.path[:0] = [{str(os.getcwd())!r}, {os.path.join(os.getcwd(), "tests")!r}]
-import jax, numpy as np
-from tests.jax_q4k.test_strict_modes import CASES, derivatives, jq
-leaves = []
-with jq.implementation({implementation!r}):
-    for name, (function, arguments, _) in CASES.items():
-        for whole, given in [(function, arguments), *derivatives(name)[:1]]:
-            leaves += jax.tree.leaves(jax.jit(whole)(*given))
-np.savez(sys.argv[1], **{{str(i): np.asarray(leaf.astype("float32")) for i, leaf in
-    enumerate(leaves)}})
-print([str(leaf.dtype) for leaf in leaves])
-"""
-    printed = []
-    for wide in ("0", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(tmp_path / f"{wide}.npz")],
-            env=os.environ | {"JAX_ENABLE_X64": wide, "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        printed.append(done.stdout)
-    assert printed[0] == printed[1]
-    with np.load(tmp_path / "0.npz") as narrow, np.load(tmp_path / "1.npz") as wide_:
-        for key in narrow:
-            np.testing.assert_allclose(wide_[key], narrow[key], rtol=1e-4, atol=1e-4)
+def dtypes():
+    """Case -> the dtypes of its results, and of its derivative's, as they are lowered."""
+    found = {}
+    for implementation in ("xla", "native") if native.available() else ("xla",):
+        for name, (function, arguments, _) in CASES.items():
+            for i, (whole, given) in enumerate([(function, arguments), *derivatives(name)[:1]]):
+                with jq.implementation(implementation):
+                    results = jax.tree.leaves(jax.jit(whole).lower(*given).out_info)
+                found[f"{implementation}, {name}, {i}"] = [str(leaf.dtype) for leaf in results]
+    return found
+
+
+def values():
+    """Case -> its results in plain JAX, of cases that compute with integers."""
+    with jq.implementation("xla"):
+        return {
+            name: [
+                np.asarray(leaf, np.float32).tolist()
+                for leaf in jax.tree.leaves(jax.jit(CASES[name][0])(*CASES[name][1]))
+            ]
+            for name in ("embedding Q4_K", "top_k", "rope_append", "paged_attention int8")
+        }
+
+
+def dtypes_and_values():
+    return dtypes(), values()
+
+
+def test_64_bit_mode_gives_the_same_results():
+    wide_dtypes, wide = in_64_bit_mode(dtypes_and_values)
+    assert wide_dtypes == dtypes()
+    for name, results in values().items():
+        for got, want in zip(wide[name], results, strict=True):
+            assert nmse(got, want) <= 1e-12

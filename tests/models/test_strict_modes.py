@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import GOLDEN
+from helpers import GOLDEN, in_64_bit_mode
 from implementations import NATIVE
 
 import jax_q4k as jq
-from jax_q4k import models
+from jax_q4k import models, native
 
 from . import golden
 
@@ -105,30 +102,21 @@ def test_nan_is_reported_by_the_primitive():
             models.generate(model, prompt, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("implementation", ["xla", NATIVE])
-def test_64_bit_mode_gives_the_same_tokens(implementation):
-    """In processes of their own: the mode counts from the start."""
-    code = f"""
-import jax, jax_q4k as jq, numpy as np
-from jax_q4k import models
-model = models.load({str(golden.path("qwen3-qknorm"))!r})
-with jq.implementation({implementation!r}):
-    logits = model.logits(np.arange(20)[None])
-    print(str(logits.dtype), [[round(float(x), 2) for x in logits[0, -1, :8]]])
-    for fields in {[SAMPLINGS["greedy"], SAMPLINGS["drawn"]]!r}:
-        print(models.generate(model, [[1, 2, 3], [4]], max_new_tokens=6, **fields)[0].tokens)
-    for name, (function, arguments) in models.abstract_programs(model).items():
-        function.trace(*arguments).lower()
-        print(name, jax.tree.leaves(jax.tree.map(lambda a: str(a.dtype), arguments)))
-"""
-    printed = []
-    for wide in ("0", "1"):
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env=os.environ | {"JAX_ENABLE_X64": wide, "JAX_PLATFORMS": "cpu"},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        printed.append(done.stdout)
-    assert printed[0] == printed[1]
+def dtypes_and_tokens():
+    """The dtypes of a model's programs, as they are lowered, and tokens of two samplings."""
+    model = models.load(golden.path("qwen3-qknorm"))
+    dtypes = {}
+    for implementation in ("xla", "native") if native.available() else ("xla",):
+        for name, (function, arguments) in models.abstract_programs(model).items():
+            with jq.implementation(implementation):
+                results = jax.tree.leaves(function.trace(*arguments).lower().out_info)
+            dtypes[f"{implementation}, {name}"] = [str(leaf.dtype) for leaf in results]
+    outs = [
+        models.generate(model, [[1, 2, 3], [4]], max_new_tokens=4, **SAMPLINGS[name])
+        for name in ("greedy", "drawn")
+    ]
+    return [dtypes, [[one.tokens for one in out] for out in outs]]
+
+
+def test_64_bit_mode_gives_the_same_tokens():
+    assert in_64_bit_mode(dtypes_and_tokens) == dtypes_and_tokens()
