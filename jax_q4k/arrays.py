@@ -83,7 +83,7 @@ class QuantizedArray:
     def to_gguf_bytes(self) -> bytes:
         """The bytes of a GGUF tensor: the exact inverse of `from_gguf_bytes`.
 
-        Raises TypeError if a plane is not uint8.
+        Raises TypeError if a plane is not uint8, or a part of one.
         """
         block = formats.get(self.format)
         self._check_planes()
@@ -93,7 +93,7 @@ class QuantizedArray:
         """Weights as an array of this shape and a floating dtype.
 
         In float32 they are exactly ggml's values. Raises TypeError for another dtype, and if a
-        plane is not uint8.
+        plane is not uint8, or a part of one.
         """
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype={jnp.dtype(dtype).name} must be a floating type")
@@ -149,7 +149,7 @@ class QuantizedArray:
         return jax.block_until_ready(self)
 
     def plane_problem(self) -> str | None:
-        """A sentence about the first plane that is not uint8; None: all are."""
+        """A sentence about the first plane of another dtype or shape than it must have, or None."""
         for plane, data in zip(formats.get(self.format).planes, self.planes, strict=True):
             dtype = getattr(data, "dtype", None)
             if dtype != np.uint8:
@@ -157,6 +157,12 @@ class QuantizedArray:
                 return (
                     f'plane "{plane.name}" of {self.format} is {found}, not uint8: '
                     "was params mapped leaf by leaf? use is_leaf=jq.is_quantized"
+                )
+            want = (*self.planes[0].shape[:-1], plane.bytes_per_block)
+            if data.shape != want:
+                return (
+                    f'plane "{plane.name}" of {self.format} has shape {data.shape}, not {want}: '
+                    "split rows or whole blocks of all planes alike, never the bytes of a block"
                 )
         return None
 

@@ -1,0 +1,107 @@
+"""Every operation under every transform: right, or refused, as docs/transforms.md says."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import jax
+import pytest
+from helpers import nmse
+from implementations import IMPLEMENTATIONS
+from transforms.cells import LOWERED, RUNS, TOLERANCES, lowered, oracle, results, status
+from transforms.operations import CASES, DTYPES, Refusal
+from transforms.transforms import TRANSFORMS, loss
+
+import jax_q4k as jq
+from jax_q4k.ops.op import OPS
+from tools import transforms
+
+#: Public functions that take no arrays.
+NO_OPERATIONS = {
+    "current_selection",
+    "default_implementation",
+    "explain",
+    "from_planes",
+    "implementation",
+    "is_quantized",
+    "page_dtype",
+    "selected",
+}
+SOME_ARE_RIGHT = [name for name, case in CASES.items() if "traced" not in case.refuses]
+
+
+def each(names):
+    """A test for each case; the scope has pytest run all tests of a case after each other."""
+    return pytest.mark.parametrize("name", names, scope="module")
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@each(SOME_ARE_RIGHT)
+def test_what_is_right(name, implementation):
+    wrong, compared = [], 0
+    for dtype in DTYPES:
+        asked = RUNS.get((implementation, dtype), ())
+        right = [t for t in asked if status(CASES[name], t) is True]
+        if not right or (dtype != DTYPES[0] and not CASES[name].activations):
+            continue
+        wants = oracle(name, dtype)
+        for transform, got in results(CASES[name], right, implementation, dtype).items():
+            compared += 1
+            for a, b in zip(got, wants[transform], strict=True):
+                if not (error := nmse(a, b)) <= TOLERANCES[dtype]:
+                    wrong.append(f"{transform} of {dtype}: {error:.1e}")
+    assert not wrong and compared
+
+
+@each(SOME_ARE_RIGHT)
+def test_kernels_for_cuda(name):
+    """Each transform's program is lowered, and holds the kernels of operations that have some."""
+    case = CASES[name]
+    text = lowered(case, [t for t in LOWERED if status(case, t) is True])
+    with jq.implementation("ptx"):
+        equations = jax.make_jaxpr(case.call)(*case.operands).jaxpr.eqns
+    ours = [OPS[e.primitive] for e in equations if e.primitive in OPS]
+    assert ours and (any(op.ptx for op in ours) == ("__gpu$xla.gpu.ptx" in text))
+
+
+@each(CASES)
+def test_what_is_refused(name):
+    case, accepted = CASES[name], []
+    for title, transform in TRANSFORMS.items():
+        refusal = status(case, title)
+        if not isinstance(refusal, Refusal):
+            continue
+        try:
+            jax.eval_shape(transform.of(case, case.call), *case.operands)
+        except refusal.error as error:
+            if refusal.message in str(error):
+                continue
+        accepted.append(title)
+    assert not accepted
+
+
+@each([name for name, case in CASES.items() if case.differentiable])
+def test_oracles_derivatives_are_finite_differences(name):
+    found, said = oracle(name, "float32")["finite difference"]
+    assert said == pytest.approx(found, rel=1e-7, abs=1e-9)
+
+
+def test_every_public_operation_is_here():
+    public = {name for name in jq.__all__ if inspect.isfunction(getattr(jq, name))}
+    assert {case.operation for case in CASES.values()} == public - NO_OPERATIONS
+
+
+def test_the_document_is_up_to_date():
+    assert transforms.PAGE.read_text() == transforms.page(), "run python -m tools.transforms"
+
+
+def test_packed_weights_have_no_gradient():
+    """What JAX says of integers, of every operation that takes packed weights."""
+    message = re.escape("grad requires real- or complex-valued inputs (input dtype that is a sub-")
+    for case in CASES.values():
+        for at, operand in enumerate(case.operands):
+            if not jq.is_quantized(operand):
+                continue
+            with pytest.raises(TypeError, match=message + ".*uint8"):
+                jax.grad(lambda *a, case=case: loss(case.call(*a)), argnums=at)(*case.operands)

@@ -1,0 +1,1 @@
+"""Every operation under every transform: `operations` times `transforms` are `cells`."""

@@ -1,0 +1,124 @@
+"""The table: what each operation gives under each transform, and how it is found out."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_q4k as jq
+
+from .operations import CASES, Case, Refusal
+from .transforms import TRANSFORMS, finite_difference, split
+
+#: Largest NMSE of results, which are rounded to the dtype in every step.
+TOLERANCES = {"float32": 1e-10, "bfloat16": 1e-4, "float16": 2e-6}
+#: (implementation, dtype) -> transforms that are run so, on a CPU.
+RUNS = {
+    ("native", "float32"): tuple(TRANSFORMS),
+    ("native", "bfloat16"): ("jit", "grad", "hvp", "transpose"),
+    ("native", "float16"): ("jit", "grad"),
+    ("xla", "float32"): ("jit", "grad", "transpose"),
+    ("sim", "float32"): ("jit", "vmap x"),
+}
+#: Those that are lowered for CUDA.
+LOWERED = tuple(TRANSFORMS)[: tuple(TRANSFORMS).index("export")]
+
+
+def status(case: Case, transform: str) -> bool | Refusal:
+    """True: what it gives is right. False: there is no such thing. Otherwise: how it is refused."""
+    asked = TRANSFORMS[transform]
+    if not asked.applies(case) or (asked.derivative and not case.moving):
+        return False
+    if "traced" in case.refuses:
+        return asked.traced and case.refuses["traced"]
+    if asked.derivative and "derivative" in case.refuses:
+        return case.refuses["derivative"]
+    return case.refuses.get(transform, True)
+
+
+@functools.cache
+def quickly() -> dict[str, Any] | None:
+    """XLA's options for programs that are run once: most of the time is optimizing them.
+
+    None where this XLA does not know them.
+    """
+    options = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+    try:
+        jax.jit(lambda: 0, compiler_options=options)()
+    except jax.errors.JaxRuntimeError:
+        return None
+    return options
+
+
+def results(case: Case, transforms: list[str], implementation: str, dtype: str) -> dict[str, Any]:
+    """Transform -> leaves, of transforms that are right; those on one device in one program."""
+    functions = {name: TRANSFORMS[name].of(case, case.call) for name in transforms}
+    operands, found = case.given(dtype), {}
+    with jq.implementation(implementation, activations="f32"):  # type: ignore[arg-type]
+        together = {}
+        for name, function in functions.items():
+            asked = TRANSFORMS[name]
+            if not asked.traced:
+                found[name] = jax.device_get(jax.tree.leaves(function(*operands)))
+            elif asked.mesh is not None:
+                found |= run({name: function}, split(case, operands, asked.mesh))
+            else:
+                together[name] = function
+        return found | run(together, operands)
+
+
+def run(functions: dict[str, Any], operands: Any) -> dict[str, Any]:
+    return jax.device_get(jax.jit(joined(functions), compiler_options=quickly())(*operands))
+
+
+def joined(functions: dict[str, Any]) -> Any:
+    """One function of the operands: name -> leaves of its results."""
+    return lambda *operands: {
+        name: jax.tree.leaves(function(*operands)) for name, function in functions.items()
+    }
+
+
+def lowered(case: Case, transforms: list[str]) -> str:
+    """The StableHLO of these transforms, for CUDA, by PTX kernels."""
+    program = jax.jit(joined({name: TRANSFORMS[name].of(case, case.call) for name in transforms}))
+    with jq.implementation("ptx"):
+        traced = program.trace(*case.given("float32"))
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+
+@functools.cache
+def oracle(name: str, dtype: str) -> dict[str, Any]:
+    """Transform -> leaves of the case's oracle in float64; and "finite difference"."""
+    operands = [in_float64(a) for a in CASES[name].given(dtype)]
+    with jax.enable_x64(True):
+        found = jax.device_get(_oracle(name)(*operands))
+    return {title: found[_plain(title)] for title in TRANSFORMS if _plain(title) in found} | found
+
+
+def _plain(transform: str) -> str:
+    """What the oracle computes once for all transforms that must give it."""
+    plain = TRANSFORMS[transform].plain
+    return plain.__name__ if plain else transform
+
+
+@functools.cache
+def _oracle(name: str) -> Any:
+    case = CASES[name]
+    functions = {
+        _plain(title): (asked.plain or asked.of)(case, case.oracle)
+        for title, asked in TRANSFORMS.items()
+        if status(case, title) is True
+    }
+    if case.differentiable:
+        functions["finite difference"] = finite_difference(case, case.oracle)
+    return jax.jit(joined(functions), compiler_options=quickly())
+
+
+def in_float64(x: Any) -> Any:
+    if isinstance(x, jq.QuantizedArray):
+        return np.asarray(x.dequantize()).astype(np.float64)
+    return x.astype(np.float64) if jnp.issubdtype(x.dtype, jnp.floating) else x

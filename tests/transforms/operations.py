@@ -1,0 +1,468 @@
+"""Calls of every public operation, with what each means in plain JAX on decoded weights.
+
+An oracle is run in float64. Shapes are small, and such that two devices can split them.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+import jax_q4k as jq
+from ptx_kernels.kernels.operands import random_blocks
+
+#: Of activations; the other operands stay as they are.
+DTYPES = ("float32", "bfloat16", "float16")
+EPS = 1e-5
+WHOLE, ROWS, HEADS = P(), P("x"), P(None, "x")
+
+
+class Refusal(NamedTuple):
+    """An error, and a part of its message."""
+
+    error: type[Exception]
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.error.__name__}: {self.message}"
+
+
+class Case(NamedTuple):
+    """A call of an operation.
+
+    Attributes:
+      operation: its name in `jax_q4k`.
+      call, oracle: functions of the operands; the oracle's are float64, packed ones decoded.
+      operands: float32 arrays, integers, QuantizedArrays.
+      specs, results: how operands and results are split over an axis "x" of two devices.
+      variant: what tells it from other calls of the operation.
+      examples, weights: operands that `vmap` maps: what differs from call to call; parameters.
+      activations: operands that have one of DTYPES.
+      moving: operands that derivatives are taken in; () where there is no float among them.
+      linear: the operand that the operation is linear in.
+      refuses: transform -> how it is refused; "derivative": all those that need one; "traced": all
+        that trace.
+    """
+
+    operation: str
+    call: Callable[..., Any]
+    oracle: Callable[..., Any]
+    operands: tuple[Any, ...]
+    specs: tuple[P, ...]
+    results: Any
+    variant: str = ""
+    examples: tuple[int, ...] = (0,)
+    weights: tuple[int, ...] = (1,)
+    activations: tuple[int, ...] = (0,)
+    moving: tuple[int, ...] = (0,)
+    linear: int | None = None
+    refuses: dict[str, Refusal] = {}
+
+    @property
+    def differentiable(self) -> bool:
+        return bool(self.moving) and not {"derivative", "traced"} & self.refuses.keys()
+
+    @property
+    def name(self) -> str:
+        return f"{self.operation} {self.variant}".strip()
+
+    def given(self, dtype: str) -> tuple[Any, ...]:
+        """The operands, activations of that dtype."""
+        return tuple(
+            a.astype(dtype) if i in self.activations else a for i, a in enumerate(self.operands)
+        )
+
+
+def normal(*shape: int) -> np.ndarray:
+    return np.random.default_rng(shape).standard_normal(shape, np.float32)
+
+
+def packed(n: int, k: int, format: str = "Q4_K") -> jq.QuantizedArray:
+    """Random blocks, scaled so that products of normal activations are about 1/2."""
+    block = jq.formats.get(format)
+    raw = random_blocks(format, (n, k // block.block_size), np.random.default_rng((n, k)))
+    size = 2 * np.sqrt(k * np.mean(block.decode(block.split(raw)) ** 2))
+    for at in map(block.offset, block.f16_fields):
+        scale = raw[..., at : at + 2].view(np.float16)
+        scale[...] = scale / size
+    return jq.QuantizedArray.from_gguf_bytes(raw, format, (n, k))
+
+
+def no_derivative(name: str) -> dict[str, Refusal]:
+    return {"derivative": Refusal(NotImplementedError, f"{name} has no derivative")}
+
+
+def _rms_norm(x: Any, weight: Any) -> Any:
+    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + EPS) * weight
+
+
+def _gated(x: Any, gate: Any, up: Any) -> Any:
+    return jax.nn.silu(x @ gate.T) * (x @ up.T)
+
+
+def products() -> list[Case]:
+    x, residual, bias, norm = normal(4, 256), normal(4, 8), normal(8), normal(256)
+    w, w2, floats = packed(8, 256), packed(4, 256, "Q6_K"), normal(8, 256) / 16
+    gate, up, down = packed(256, 256), packed(256, 256, "Q8_0"), packed(8, 256, "Q6_K")
+    two = (ROWS, WHOLE)
+    return [
+        Case("matmul", jq.matmul, lambda x, w: x @ w.T, (x, w), two, ROWS, linear=0),
+        Case(
+            "matmul",
+            lambda x, w: x @ w.T,
+            lambda x, w: x @ w.T,
+            (x, w),
+            two,
+            ROWS,
+            "by w.T",
+            linear=0,
+        ),
+        Case(
+            "matmul",
+            lambda x, w, b, r: jq.matmul(x, w, bias=b, residual=r),
+            lambda x, w, b, r: r + x @ w.T + b,
+            (x, w, bias, residual),
+            (ROWS, WHOLE, WHOLE, ROWS),
+            ROWS,
+            "with bias and residual",
+            examples=(0, 3),
+            weights=(1, 2),
+            activations=(0, 2, 3),
+            moving=(0, 2, 3),
+        ),
+        Case(
+            "matmul",
+            jq.matmul,
+            lambda x, w: x @ w.T,
+            (x, floats),
+            two,
+            ROWS,
+            "of floats",
+            activations=(0, 1),
+            moving=(0, 1),
+            linear=0,
+        ),
+        Case(
+            "matmul",
+            lambda x, w, i: jq.matmul(x, w, index=i),
+            lambda x, w, i: x @ w[i].T,
+            (
+                x,
+                jax.tree.map(lambda *planes: np.stack(planes), w, packed(8, 256)[::-1]),
+                np.array(1),
+            ),
+            (ROWS, WHOLE, WHOLE),
+            ROWS,
+            "of a stack, by index",
+            linear=0,
+        ),
+        Case(
+            "linear",
+            lambda x, n, w, b, r: jq.linear(x, [w], norm_weight=n, eps=EPS, biases=[b], residual=r)[
+                0
+            ],
+            lambda x, n, w, b, r: r + _rms_norm(x, n) @ w.T + b,
+            (x, norm, w, bias, residual),
+            (ROWS, WHOLE, WHOLE, WHOLE, ROWS),
+            ROWS,
+            examples=(0, 4),
+            weights=(1, 2, 3),
+            activations=(0, 1, 3, 4),
+            moving=(0, 1, 3, 4),
+        ),
+        Case(
+            "rms_norm_matmul",
+            lambda x, n, w: jq.rms_norm_matmul(x, n, w, eps=EPS),
+            lambda x, n, w: _rms_norm(x, n) @ w.T,
+            (x, norm, w),
+            (ROWS, WHOLE, WHOLE),
+            ROWS,
+            weights=(1, 2),
+            activations=(0, 1),
+            moving=(0, 1),
+        ),
+        Case(
+            "qkv_matmul",
+            lambda x, *w: jq.qkv_matmul(x, w),
+            lambda x, *weights: tuple(x @ w.T for w in weights),
+            (x, w, w2),
+            (ROWS, WHOLE, WHOLE),
+            (ROWS, ROWS),
+            weights=(1, 2),
+            linear=0,
+        ),
+        Case(
+            "gated_matmul",
+            jq.gated_matmul,
+            _gated,
+            (x, w, packed(8, 256, "Q5_K")),
+            (ROWS, WHOLE, WHOLE),
+            ROWS,
+            weights=(1, 2),
+        ),
+        Case(
+            "mlp",
+            lambda x, g, u, d, n, r: jq.mlp(x, g, u, d, norm_weight=n, eps=EPS, residual=r),
+            lambda x, g, u, d, n, r: r + _gated(_rms_norm(x, n), g, u) @ d.T,
+            (x, gate, up, down, norm, residual),
+            (ROWS, WHOLE, WHOLE, WHOLE, WHOLE, ROWS),
+            ROWS,
+            examples=(0, 5),
+            weights=(1, 2, 3, 4),
+            activations=(0, 4, 5),
+            moving=(0, 4, 5),
+        ),
+    ]
+
+
+def rows() -> list[Case]:
+    x, w, norm, table = normal(4, 256), packed(8, 256), normal(256), normal(8, 32)
+    ids = np.array([3, 0, 7, 3])
+    return [
+        Case(
+            "embedding",
+            jq.embedding,
+            lambda ids, w: w[ids],
+            (ids, w),
+            (ROWS, WHOLE),
+            ROWS,
+            activations=(),
+            moving=(),
+        ),
+        Case(
+            "embedding",
+            lambda ids, w: jq.embedding(ids, w, w.dtype),
+            lambda ids, w: w[ids],
+            (ids, table),
+            (ROWS, WHOLE),
+            ROWS,
+            "of floats",
+            activations=(1,),
+            moving=(1,),
+            linear=1,
+        ),
+        Case(
+            "dequantize",
+            jq.dequantize,
+            lambda w: w,
+            (w,),
+            (ROWS,),
+            ROWS,
+            examples=(),
+            weights=(0,),
+            activations=(),
+            moving=(),
+        ),
+        Case(
+            "quantize",
+            lambda w: jq.quantize(w, "Q8_0"),
+            lambda w: w,
+            (table,),
+            (ROWS,),
+            ROWS,
+            weights=(),
+            refuses={"traced": Refusal(TypeError, "w is traced; quantize needs its values")},
+        ),
+        Case(
+            "rms_norm",
+            lambda x, n: jq.rms_norm(x, n, eps=EPS),
+            _rms_norm,
+            (x, norm),
+            (ROWS, WHOLE),
+            ROWS,
+            activations=(0, 1),
+            moving=(0, 1),
+        ),
+        Case(
+            "quantize_q8_1",
+            jq.quantize_q8_1,
+            _q8_1,
+            (normal(4, 64),),
+            (ROWS,),
+            (ROWS, ROWS),
+            weights=(),
+            refuses=no_derivative("quantize_q8_1"),
+        ),
+        Case(
+            "argmax",
+            jq.argmax,
+            lambda x: jnp.argmax(x, axis=-1),
+            (normal(4, 32),),
+            (ROWS,),
+            ROWS,
+            weights=(),
+        ),
+        Case(
+            "top_k",
+            lambda x: jq.top_k(x, 5),
+            lambda x: tuple(jax.lax.top_k(x, 5)),
+            (normal(4, 32),),
+            (ROWS,),
+            (ROWS, ROWS),
+            weights=(),
+        ),
+    ]
+
+
+def _q8_1(x: Any) -> Any:
+    groups = x.reshape(x.shape[0], -1, 32)
+    scale = jnp.max(jnp.abs(groups), axis=-1) / 127
+    values = jnp.round(groups / scale[..., None])
+    pairs = jnp.stack([scale, scale * jnp.sum(values, axis=-1)], axis=-1)
+    return values.reshape(x.shape), pairs
+
+
+# --- attention ---
+
+HEAD_DIM, GROUPS = 32, 2
+TABLE, LENGTHS = np.array([[0, 2], [1, 3]]), np.array([20, 30])
+SLOTS = np.array([3, 17])
+
+
+def _causal(q: Any, k: Any, v: Any, lengths: Any) -> Any:
+    k, v = (jnp.repeat(a, GROUPS, axis=2) for a in (k, v))
+    at = jnp.arange(q.shape[1])
+    seen = (at <= at[:, None]) & (at < lengths[:, None, None])
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / HEAD_DIM**0.5
+    scores = jnp.where(seen[:, None], scores, -jnp.inf)
+    return jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def _attention(q: Any, k: Any, v: Any, lengths: Any) -> Any:
+    """Of q (batch, heads, head_dim) over the beginnings of k, v (batch, kv heads, time, ...)."""
+    k, v = (jnp.repeat(a, GROUPS, axis=1) for a in (k, v))
+    scores = jnp.einsum("bhd,bhtd->bht", q, k) / HEAD_DIM**0.5
+    seen = jnp.arange(k.shape[2]) < lengths[:, None, None]
+    scores = jnp.where(seen, scores, -jnp.inf)
+    return jnp.einsum("bht,bhtd->bhd", jax.nn.softmax(scores, axis=-1), v)
+
+
+def _paged(q: Any, k_pages: Any, v_pages: Any, table: Any, lengths: Any) -> Any:
+    k, v = (
+        jnp.moveaxis(pages[table], 2, 1).reshape(q.shape[0], pages.shape[1], -1, HEAD_DIM)
+        for pages in (k_pages, v_pages)
+    )
+    return _attention(q, k, v, lengths)
+
+
+def _append(k_pages: Any, v_pages: Any, k: Any, v: Any, slots: Any) -> Any:
+    size = k_pages.shape[2]
+    return tuple(
+        pages.at[slots // size, :, slots % size].set(new)
+        for pages, new in ((k_pages, k), (v_pages, v))
+    )
+
+
+def _rotate(x: Any, cos: Any, sin: Any) -> Any:
+    half = cos.shape[-1]
+    a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    cos, sin = cos[:, None], sin[:, None]
+    return jnp.concatenate([a * cos - b * sin, a * sin + b * cos, rest], axis=-1)
+
+
+def _rope_append(q: Any, k: Any, v: Any, kp: Any, vp: Any, slots: Any, cos: Any, sin: Any) -> Any:
+    return _rotate(q, cos, sin), *_append(kp, vp, _rotate(k, cos, sin), v, slots)
+
+
+def attentions() -> list[Case]:
+    pages = normal(4, 2, 16, HEAD_DIM), normal(4, 2, 16, HEAD_DIM)[::-1]
+    q, k, v = normal(2, 4, HEAD_DIM), normal(2, 2, HEAD_DIM), normal(2, 2, HEAD_DIM)[::-1]
+    angles = normal(2, 8)
+    cos, sin = np.cos(angles), np.sin(angles)
+    prompt, keys = normal(2, 6, 4, HEAD_DIM), normal(2, 6, 2, HEAD_DIM)
+    contiguous = normal(2, 2, 32, HEAD_DIM)
+    over_pages = (HEADS, HEADS, HEADS, WHOLE, WHOLE)
+    w = packed(8, 4 * HEAD_DIM, "Q8_0")
+    return [
+        Case(
+            "rotate",
+            functools.partial(jq.rotate, interleaved=False),
+            _rotate,
+            (q, cos, sin),
+            (ROWS,) * 3,
+            ROWS,
+            examples=(0, 1, 2),
+            weights=(),
+            linear=0,
+        ),
+        Case(
+            "causal_attention",
+            jq.causal_attention,
+            _causal,
+            (prompt, keys, keys[::-1], np.array([6, 6])),
+            (ROWS,) * 4,
+            ROWS,
+            examples=(0, 1, 2),
+            weights=(),
+            activations=(0, 1, 2),
+            moving=(0, 1, 2),
+        ),
+        Case(
+            "attention",
+            jq.attention,
+            _attention,
+            (q, contiguous, contiguous[::-1], np.array([20, 32])),
+            (ROWS,) * 4,
+            ROWS,
+            examples=(0,),
+            weights=(1, 2),
+            refuses=no_derivative("paged_attention"),
+        ),
+        Case(
+            "paged_attention",
+            jq.paged_attention,
+            _paged,
+            (q, *pages, TABLE, LENGTHS),
+            over_pages,
+            HEADS,
+            examples=(0, 3, 4),
+            weights=(1, 2),
+            refuses=no_derivative("paged_attention"),
+        ),
+        Case(
+            "paged_attention_matmul",
+            jq.paged_attention_matmul,
+            lambda q, k, v, t, n, w: _paged(q, k, v, t, n).reshape(2, -1) @ w.T,
+            (q, *pages, TABLE, LENGTHS, w),
+            (ROWS, WHOLE, WHOLE, ROWS, ROWS, WHOLE),
+            ROWS,
+            examples=(0, 3, 4),
+            weights=(1, 2, 5),
+            refuses=no_derivative("paged_attention_matmul"),
+        ),
+        Case(
+            "append_kv",
+            jq.append_kv,
+            _append,
+            (*pages, k, v, SLOTS),
+            (HEADS, HEADS, HEADS, HEADS, WHOLE),
+            (HEADS, HEADS),
+            examples=(2, 3, 4),
+            weights=(0, 1),
+            activations=(2, 3),
+            moving=(2, 3),
+            refuses=no_derivative("append_kv"),
+        ),
+        Case(
+            "rope_append",
+            functools.partial(jq.rope_append, interleaved=False),
+            _rope_append,
+            (q, k, v, *pages, SLOTS, cos, sin),
+            (*[HEADS] * 5, WHOLE, WHOLE, WHOLE),
+            (HEADS,) * 3,
+            examples=(0, 1, 2, 5),
+            weights=(3, 4),
+            activations=(0, 1, 2),
+            moving=(0, 1, 2),
+            refuses=no_derivative("rope_append"),
+        ),
+    ]
+
+
+CASES = {case.name: case for case in [*products(), *rows(), *attentions()]}

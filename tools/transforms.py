@@ -1,0 +1,99 @@
+"""Writes docs/transforms.md: what each operation gives under each transform.
+
+    python -m tools.transforms
+
+The tables are those that tests/jax_q4k/test_transforms.py runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "transforms.md"
+
+HEAD = """\
+# Operations under JAX's transforms
+
+`python -m tools.transforms` writes this page from the tables in `tests/transforms`. \
+`tests/jax_q4k/test_transforms.py` runs every cell, and fails where one is otherwise.
+
+- **yes**: the results are those of plain JAX on decoded weights in float64.
+- **a number**: refused while it is traced, with the error below.
+- **-**: there is no such thing: no operand to map, no float to differentiate in, no linear map.
+"""
+
+
+def tables() -> Any:
+    """tests/transforms: the tests' folder is no package that could be imported from here."""
+    if str(ROOT / "tests") not in sys.path:
+        sys.path.append(str(ROOT / "tests"))
+    return importlib.import_module("transforms.cells")
+
+
+def page() -> str:
+    cells = tables()
+    cases, transforms = cells.CASES.values(), cells.TRANSFORMS
+    refusals: list[Any] = []
+    rows = []
+    for case in cases:
+        row = [f"`{case.operation}` {case.variant}".strip()]
+        for name in transforms:
+            found = cells.status(case, name)
+            if not isinstance(found, bool):
+                if found not in refusals:
+                    refusals.append(found)
+                row.append(str(refusals.index(found) + 1))
+            else:
+                row.append("yes" if found else "-")
+        rows.append(row)
+    return "\n".join(
+        [
+            HEAD,
+            *table(["operation", *transforms], rows),
+            "",
+            "## Errors",
+            "",
+            *(f"{i}. `{refusal}`" for i, refusal in enumerate(refusals, 1)),
+            "",
+            "Packed weights are constants: `jax.grad` with respect to one raises JAX's `TypeError` "
+            "for integers.",
+            "",
+            "## Columns",
+            "",
+            *table(["column", "what is done"], [[n, t.note] for n, t in transforms.items()]),
+            "",
+            "Derivatives are taken in all operands of floats but pages, of a sum of the results' "
+            "sines. Gradients of the last columns are taken where `grad` says yes.",
+            "",
+            "## What is run",
+            "",
+            *table(
+                ["implementation", "activations", "largest error (NMSE)", "columns"],
+                [
+                    [f"`{run[0]}`", run[1], f"{cells.TOLERANCES[run[1]]:g}", of(names, transforms)]
+                    for run, names in cells.RUNS.items()
+                ],
+            ),
+            "",
+            f"For CUDA (`ptx`) programs are lowered and not run: {of(cells.LOWERED, transforms)}. "
+            "The simulator (`sim`) runs their kernels.",
+            "",
+        ]
+    )
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
+
+
+def of(names: Any, all_names: Any) -> str:
+    return "all" if set(names) == set(all_names) else ", ".join(names)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
