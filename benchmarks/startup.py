@@ -1,14 +1,17 @@
 """Time from a process's start: `python -m benchmarks.startup [--before CHECKOUT] [FILE]`.
 
 Imports, loading the demo model, the first token of a stream in Python, the host's part of a later
-step, and the command line until its first token and its end. A stage is timed in processes of its
-own; of each the fastest run of some counts, as other programs only add to it. With `--before` the
-same stages run in another checkout, too. Writes `benchmarks/results/startup.json`.
+step, and the command line until its first token and its end, for the demo model and for one of 24
+small layers. A stage is timed in processes of its own; of each the fastest run of some counts, as
+other programs only add to it. "CPU" is the time that the process and its threads had of
+processors, which others add less to. With `--before` the same stages run in another checkout, in
+turn with this one. Writes `benchmarks/results/startup.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import subprocess
 import sys
@@ -17,8 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tools.random_model import LLAMA_1B
 from tools.results import write_results
 
+from . import random_file
 from .common import RESULTS
 
 HERE = Path(__file__).parents[1]
@@ -58,11 +63,25 @@ for _ in range(305):
     took.append(time.perf_counter() - began)
 print(statistics.median(a - b for a, b in zip(took[6:], ran[5:])))
 """
-COMMAND = ["-m", "jax_q4k", "generate", "--demo", "-p", PROMPT, "-n", "8"]
+COMMAND = ["-m", "jax_q4k", "generate", "-p", PROMPT, "-n", "8"]
+LAYERS = 24
+SMALL = dataclasses.replace(
+    LLAMA_1B,
+    num_layers=LAYERS,
+    vocab_size=1024,
+    hidden_size=256,
+    intermediate_size=512,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=32,
+    rope_dim=32,
+)
 
 
 def environment(checkout: Path, caches: str) -> dict[str, str]:
-    return os.environ | {
+    """Variables of processes; they leave Python's byte code, as an installation has it."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(checkout),
         "XDG_CACHE_HOME": caches,
@@ -89,11 +108,11 @@ def printed_seconds(code: str, checkout: Path, caches: str) -> float:
     return float(done.stdout.splitlines()[-1])
 
 
-def command_seconds(checkout: Path, caches: str) -> tuple[float, float]:
-    """Seconds from the start of a command's process to its first output, and to its end."""
-    began = time.perf_counter()
+def command_seconds(checkout: Path, caches: str, model: str) -> dict[str, float]:
+    """Seconds from the start of a command's process to its first output and its end, and CPU."""
+    before, began = os.times(), time.perf_counter()
     with subprocess.Popen(
-        [sys.executable, *COMMAND],
+        [sys.executable, *COMMAND, model],
         cwd=checkout,
         env=environment(checkout, caches),
         stdout=subprocess.PIPE,
@@ -106,26 +125,29 @@ def command_seconds(checkout: Path, caches: str) -> tuple[float, float]:
         code = process.wait()
     if code:
         raise RuntimeError(f"{' '.join(COMMAND)} ended with code {code}")
-    return first, time.perf_counter() - began
+    end, after = time.perf_counter() - began, os.times()
+    system = after.children_system - before.children_system
+    return {
+        "first token": first,
+        "end": end,
+        "CPU": after.children_user - before.children_user + system,
+    }
 
 
-def measure(checkout: Path) -> dict[str, float]:
-    """Seconds of every stage in a checkout, the fastest of REPEATS runs.
+def measure(checkout: Path, models: dict[str, str]) -> dict[str, float]:
+    """Seconds of every stage in a checkout, once.
 
-    "first" and "second" start of the command: without and with the compilation cache of a first.
+    models: name -> what the command takes. "first" and "second" start of the command: without and
+    with the programs that a first has kept.
     """
-    found: dict[str, list[float]] = {}
-    for _ in range(REPEATS):
-        with tempfile.TemporaryDirectory() as caches:
-            for name in STAGES:
-                found.setdefault(name, []).append(stage_seconds(name, checkout, caches))
-            host = printed_seconds(HOST, checkout, caches)
-            found.setdefault("host's part of a step", []).append(host)
+    with tempfile.TemporaryDirectory() as caches:
+        found = {name: stage_seconds(name, checkout, caches) for name in STAGES}
+        found["host's part of a step"] = printed_seconds(HOST, checkout, caches)
+        for model, path in models.items():
             for start in ("first", "second"):
-                token, end = command_seconds(checkout, caches)
-                found.setdefault(f"command, {start} start: first token", []).append(token)
-                found.setdefault(f"command, {start} start: end", []).append(end)
-    return {name: min(seconds) for name, seconds in found.items()}
+                for what, seconds in command_seconds(checkout, caches, path).items():
+                    found[f"command, {model}, {start} start: {what}"] = seconds
+    return found
 
 
 def main(arguments: list[str]) -> int:
@@ -138,16 +160,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("file", nargs="?", type=Path, default=RESULTS / "startup.json")
     options = parser.parse_args(arguments)
     load = round(os.getloadavg()[0], 1)
-    columns = {"seconds": measure(HERE)}
+    checkouts = {"seconds": HERE}
     if options.before is not None:
-        columns = {"before": measure(options.before.resolve()), **columns}
+        checkouts = {"before": options.before.resolve(), **checkouts}
+    runs: dict[str, list[dict[str, float]]] = {column: [] for column in checkouts}
+    with tempfile.TemporaryDirectory() as folder:
+        models = {"demo": "demo", f"{LAYERS} layers": f"{folder}/model.gguf"}
+        random_file.write(models[f"{LAYERS} layers"], SMALL)
+        for _ in range(1 + REPEATS):
+            for column, checkout in checkouts.items():
+                runs[column].append(measure(checkout, models))
+    columns = {  # the first run makes byte code, and reads files that others find in memory
+        column: {name: min(run[name] for run in found[1:]) for name in found[0]}
+        for column, found in runs.items()
+    }
     rows: list[dict[str, Any]] = [
         {"stage": name, **{column: found[name] for column, found in columns.items()}}
         for name in columns["seconds"]
     ]
-    print(f"{'stage':36}" + "".join(f"{column:>10}" for column in columns))
+    print(f"{'stage':46}" + "".join(f"{column:>10}" for column in columns))
     for row in rows:
-        print(f"{row['stage']:36}" + "".join(f"{row[column]:10.6f}" for column in columns))
+        print(f"{row['stage']:46}" + "".join(f"{row[column]:10.6f}" for column in columns))
     settings: dict[str, Any] = {"repeats": REPEATS, "load_before": load}
     if options.before is not None:
         settings["commit_before"] = subprocess.run(
