@@ -145,20 +145,26 @@ def causal_attention(
     k: jax.Array,
     v: jax.Array,
     lengths: jax.Array,
+    sinks: jax.Array | None,
     *,
     scale: float,
     window: int | None,
+    soft_cap: float | None,
 ) -> jax.Array:
     """Attention of every token over its own past.
 
-    q, k, v and the result are float32 (batch, time, heads, head_dim), lengths int32 (batch,).
+    q, k, v and the result are float32 (batch, time, heads, head_dim), lengths int32 (batch,), sinks
+    float32 (heads,).
     """
     return call(
         "causal_attention",
         [jax.ShapeDtypeStruct(q.shape, jnp.float32)],
         *(q, k, v, lengths),
+        *([] if sinks is None else [sinks]),
         scale=float(scale),
+        soft_cap=float(soft_cap or 0.0),
         window=int(window or 0),
+        sinks=sinks is not None,
     )[0]
 
 

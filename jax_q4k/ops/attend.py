@@ -61,11 +61,7 @@ def checked(
     _, num_heads, head_dim = operands.q.shape
     if num_heads % num_kv_heads:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={num_kv_heads}")
-    if operands.sinks is not None:
-        sinks = checks.float_array("sinks", operands.sinks).astype(jnp.float32)
-        checks.same_shape("sinks", sinks, (num_heads,), "(num_heads,)")
-        operands = operands._replace(sinks=sinks)
-    return operands, {
+    return operands._replace(sinks=checks.sinks(operands.sinks, num_heads)), {
         "scale": head_dim**-0.5 if scale is None else checks.positive("scale", scale),
         "window": window,
         "soft_cap": None if soft_cap is None else checks.positive("soft_cap", soft_cap),

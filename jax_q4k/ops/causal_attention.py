@@ -25,6 +25,8 @@ def causal_attention(
     *,
     scale: float | None = None,
     window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Any = None,
 ) -> jax.Array:
     """softmax(scale * q . K) V over each token's own past, in float32.
 
@@ -38,6 +40,7 @@ def causal_attention(
       lengths: (batch,) integers.
       scale: None means head_dim ** -0.5.
       window: sliding window: a token sees the last `window` tokens, itself included, or None: all.
+      soft_cap, sinks: see `paged_attention`.
 
     Returns:
       (batch, time, num_heads, head_dim) of q's dtype; what padding gets means nothing.
@@ -60,13 +63,17 @@ def causal_attention(
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={k.shape[2]}")
     checks.same_shape("v", v, k.shape, "k's shape")
     checks.same_shape("lengths", lengths, (batch,), "(batch,)")
+    sinks = checks.sinks(sinks, num_heads)
     given = None if scale is None else checks.positive("scale", scale)
-    window = checks.window(window)
+    params = {
+        "window": checks.window(window),
+        "soft_cap": None if soft_cap is None else checks.positive("soft_cap", soft_cap),
+    }
     if q.size == 0:
         return q
-    scale = head_dim**-0.5 if given is None else given
+    params["scale"] = head_dim**-0.5 if given is None else given
     floats = (x.astype(jnp.float32) for x in (q, k, v))
-    out: jax.Array = _op.bind(*floats, lengths, scale=scale, window=window)
+    out: jax.Array = _op.bind(*floats, lengths, sinks, **params)
     return out.astype(q.dtype)
 
 
@@ -75,9 +82,11 @@ def reference(
     k: jax.Array,
     v: jax.Array,
     lengths: jax.Array,
+    sinks: jax.Array | None,
     *,
     scale: float,
     window: int | None,
+    soft_cap: float | None,
 ) -> jax.Array:
     """`causal_attention` in plain JAX."""
     batch, time, num_heads, head_dim = q.shape
@@ -90,13 +99,19 @@ def reference(
     def block(queries: jax.Array, at: jax.Array) -> jax.Array:
         highest = jax.lax.Precision.HIGHEST
         scores = jnp.einsum("bqhgd,bkhd->bhgqk", queries, k, precision=highest)
+        if soft_cap is not None:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
         seen = positions <= at[:, None]
         if window is not None:
             seen &= positions > at[:, None] - window
         scores = jnp.where(seen, scores, -jnp.inf)
-        return jnp.einsum(
-            "bhgqk,bkhd->bqhgd", jax.nn.softmax(scores, axis=-1), v, precision=highest
-        )
+        if sinks is not None:  # a key without a value
+            logits = jnp.broadcast_to(
+                sinks.reshape(*scores.shape[1:3], 1, 1), (*scores.shape[:-1], 1)
+            )
+            scores = jnp.concatenate([scores, logits], axis=-1)
+        weights = jax.nn.softmax(scores, axis=-1)[..., :time]
+        return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v, precision=highest)
 
     if time <= QUERY_BLOCK:
         return block(q, positions).reshape(batch, time, num_heads, head_dim)
@@ -107,7 +122,7 @@ def reference(
     return jnp.moveaxis(out, 0, 1).reshape(batch, padded, num_heads, head_dim)[:, :time]
 
 
-def native(q: jax.Array, *others: jax.Array, **params: Any) -> jax.Array:
+def native(q: jax.Array, *others: Any, **params: Any) -> jax.Array:
     """`causal_attention` by the CPU's kernels, or in plain JAX if there is none for head_dim."""
     if q.shape[-1] % 16 or q.shape[-1] > calls.MAX_HEAD_DIM:
         return reference(q, *others, **params)
@@ -120,5 +135,5 @@ _op = Op(
     shapes=lambda q, *_, **__: q,
     native=native,
     derivative="reference",
-    layout=lambda *_, **__: Layout((*["b _ h _"] * 3, "b"), "b _ h _"),
+    layout=lambda *_, **__: Layout((*["b _ h _"] * 3, "b", "h"), "b _ h _"),
 )

@@ -294,6 +294,15 @@ def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
     return q
 
 
+def sinks(logits: Any, num_heads: int) -> jax.Array | None:
+    """Attention sinks, float32 (num_heads,), or None."""
+    if logits is None:
+        return None
+    logits = float_array("sinks", logits).astype(jnp.float32)
+    same_shape("sinks", logits, (num_heads,), "(num_heads,)")
+    return logits
+
+
 def new_tokens(
     k: Any, v: Any, slot_mapping: Any, pages: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

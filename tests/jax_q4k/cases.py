@@ -43,8 +43,8 @@ CASES = {
     "rms_norm bfloat16": (lambda x, w: jq.rms_norm(x, w, eps=1e-5), (HALF, NORM), True),
     "rotate": (lambda q, c, s: jq.rotate(q, c, s, interleaved=True), (Q, *ANGLES), True),
     "causal_attention": (
-        lambda q, k, v, n: jq.causal_attention(q, k, v, n, window=2),
-        (PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2], LENGTHS),
+        lambda q, k, v, n, z: jq.causal_attention(q, k, v, n, window=2, soft_cap=3.0, sinks=z),
+        (PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2], LENGTHS, BIAS[:4]),
         True,
     ),
     **{f"matmul {name}": (jq.matmul, (X, w), True) for name, w in W.items()},

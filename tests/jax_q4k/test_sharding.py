@@ -162,7 +162,8 @@ def attentions() -> dict[str, Case]:
     heads = P(None, None, "tp")
 
     def causal(q: Any, k: Any, v: Any) -> jax.Array:
-        return jq.causal_attention(q, k, v, np.array([20, 7, 1, 12]), window=9)
+        options = {"window": 9, "soft_cap": 2.0, "sinks": np.linspace(-1, 1, 8, dtype=np.float32)}
+        return jq.causal_attention(q, k, v, np.array([20, 7, 1, 12]), **options)
 
     def paged(q: Any, k: Any, v: Any) -> jax.Array:
         return jq.paged_attention(q, k, v, TABLE, LENGTHS, sinks=np.arange(8.0, dtype=np.float32))

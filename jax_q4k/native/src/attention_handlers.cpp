@@ -131,7 +131,7 @@ constexpr int64_t kQueryTokens = 16;  // of a prompt, that share what is read of
 
 // softmax(scale * q . K) V over each token's own past, or the last `window` tokens of it (0: all), of fresh keys and
 // values (batch, time, heads, head_dim).
-void causal_attention(Call& call, float scale, int64_t window) {
+void causal_attention(Call& call, float scale, float soft_cap, int64_t window, bool has_sinks) {
   auto& [threads, operands, results] = call;
   auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1, -1});
   const auto d = q_buffer.dimensions();
@@ -141,6 +141,7 @@ void causal_attention(Call& call, float scale, int64_t window) {
   const int64_t kv_heads = k_buffer.dimensions()[2];
   float* v = operands.floats("v", {batch, time, kv_heads, head_dim});
   const int32_t* lengths = operands.ints("lengths", {batch});
+  const float* sinks = has_sinks ? operands.floats("sinks", {num_heads}) : nullptr;
   operands.finish();
   float* out = results.floats("out", {batch, time, num_heads, head_dim});
   results.finish();
@@ -149,7 +150,7 @@ void causal_attention(Call& call, float scale, int64_t window) {
   const Tokens tokens{k_buffer.untyped_data(), v, nullptr, nullptr, batch, kv_heads, time, head_dim,
                       time * kv_heads * head_dim, head_dim, kv_heads * head_dim};
   const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
-  const AttentionOptions options{scale, 0};
+  const AttentionOptions options{scale, soft_cap};
   auto first_seen = [&](int64_t token) { return window > 0 ? std::max<int64_t>(token + 1 - window, 0) : 0; };
   const int64_t seen = window > 0 ? std::min(time, window + kQueryTokens) : time;
   threads.run(batch * kv_heads * steps, kQueryTokens * group * seen * head_dim, [&](int64_t t) {
@@ -165,7 +166,8 @@ void causal_attention(Call& call, float scale, int64_t window) {
     const int32_t page = static_cast<int32_t>(b);
     kernels->attend[kPageF32](tokens, &page, head, first_seen(first), std::min(first + kQueryTokens, length), queries,
                               static_cast<int>(count), options);
-    for (int64_t i = 0; i < count; ++i) finish_query(queries[i], nullptr, head_dim, out + place(i));
+    for (int64_t i = 0; i < count; ++i)
+      finish_query(queries[i], sinks ? sinks + head * group + i % group : nullptr, head_dim, out + place(i));
   });
 }
 
@@ -270,7 +272,7 @@ void rotate(Call& call, bool interleaved) {
 #pragma GCC visibility push(default)
 JAX_Q4K_HANDLER(paged_attention)
     .Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("contiguous").Attr<bool>("sinks"));
-JAX_Q4K_HANDLER(causal_attention).Attr<float>("scale").Attr<int64_t>("window"));
+JAX_Q4K_HANDLER(causal_attention).Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("sinks"));
 JAX_Q4K_HANDLER(rope_append).Attr<bool>("rope").Attr<bool>("interleaved").Attr<bool>("norms").Attr<float>("eps"));
 JAX_Q4K_HANDLER(rotate).Attr<bool>("interleaved"));
 #pragma GCC visibility pop

@@ -200,22 +200,21 @@ def test_rope_append(kernels, dtype, interleaved):
         assert nmse(got, want) <= (1e-12 if dtype == jnp.float32 else 1e-6)
 
 
-@pytest.mark.parametrize("window", [None, 1, 9, 30])
+@pytest.mark.parametrize("window, capped", [(None, False), (1, False), (9, True), (30, False)])
 @pytest.mark.parametrize("time", [1, 16, 37])
-def test_causal_attention(kernels, time, window):
+def test_causal_attention(kernels, time, window, capped):
     q, k, v = normal(2, time, 4, 48), normal(2, time, 2, 48, seed=1), normal(2, time, 2, 48, seed=2)
     lengths = np.array([time, max(1, time - 5)], np.int32)
     k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
+    sinks = jnp.array([0.5, -1.0, 3.0, -np.inf], jnp.float32) if capped else None
+    options = {"scale": 0.2, "window": window, "soft_cap": 0.7 if capped else None}
     got = np.asarray(
         jax.jit(
-            lambda *a: jq.implementation("native")(jq.causal_attention)(
-                *a, window=window, scale=0.2
-            )
+            lambda *a: jq.implementation("native")(jq.causal_attention)(*a, sinks=sinks, **options)
         )(q, k, v, lengths)
     )
-    want = causal_attention.reference(
-        *map(jnp.asarray, (q, k, v, lengths)), scale=0.2, window=window
-    )
+    given = *map(jnp.asarray, (q, k, v, lengths)), sinks
+    want = causal_attention.reference(*given, **options)
     for row, length in enumerate(lengths):
         assert nmse(got[row, :length], np.asarray(want)[row, :length]) <= 1e-12
 

@@ -27,7 +27,7 @@ X, PLANE, THIN = (
 )
 
 
-CAUSAL = {"scale": 0.5, "window": 0}
+CAUSAL = {"scale": 0.5, "soft_cap": 0.0, "window": 0, "sinks": False}
 
 
 @needs_native
@@ -161,6 +161,8 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
          "num_heads must be"),
         ("causal_attention", [Q[None], Q[None], Q[None], TABLES], CAUSAL, (1, *Q.shape),
          "lengths has shape"),
+        ("causal_attention", [Q[None], Q[None], Q[None], LENS], CAUSAL | {"sinks": True},
+         (1, *Q.shape), "sinks is missing"),
         ("rope_append", [PAGES, PAGES, Q[:, :1], Q[:, :1], LENS], ROPE, Q.shape,
          "k_pages has shape"),
         ("rope_append", [PAGES, PAGES, Q[:, :1], Q[:, :1], LENS], ROPE, PAGES.shape,

@@ -1,4 +1,4 @@
-"""Attention of a prompt: against its definition, with windows, scales and derivatives."""
+"""Attention of a prompt: its definition, with windows, scales, caps, sinks and derivatives."""
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,10 @@ def arrays(time, head_dim=32, seed=0):
     return q, k, v
 
 
-def definition(q, k, v, lengths, scale, window):
+SINKS = np.array([0.5, -1.0, 3.0, -np.inf], np.float32)
+
+
+def definition(q, k, v, lengths, scale, window, soft_cap=np.inf, sinks=(-np.inf,) * 4):
     """The attention of every token that is no padding, in float64, and zeros for the others."""
     out = np.zeros(q.shape)
     for b, t, h in np.ndindex(*q.shape[:3]):
@@ -26,8 +29,10 @@ def definition(q, k, v, lengths, scale, window):
             continue
         past = slice(max(0, t + 1 - window), t + 1)
         scores = k[b, past, h // 2].astype(np.float64) @ q[b, t, h] * scale
+        scores = scores if soft_cap == np.inf else soft_cap * np.tanh(scores / soft_cap)
         weights = np.exp(scores - scores.max())
-        out[b, t, h] = weights @ v[b, past, h // 2] / weights.sum()
+        total = weights.sum() + np.exp(sinks[h] - scores.max())
+        out[b, t, h] = weights @ v[b, past, h // 2] / total
     return out
 
 
@@ -49,27 +54,50 @@ def test_a_token_sees_the_last_ones_of_its_window(implementation, time, window):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_the_derivative_sees_window_and_scale(implementation):
+@pytest.mark.parametrize(
+    "options", [{"soft_cap": 0.7}, {"sinks": SINKS}, {"soft_cap": 2.0, "sinks": SINKS}]
+)
+def test_scores_are_capped_and_sinks_take_their_part(implementation, options):
+    q, k, v = arrays(21)
+    with jq.implementation(implementation):
+        got = jq.causal_attention(q, k, v, np.array([21, 21]), window=6, scale=0.3, **options)
+    assert nmse(got, definition(q, k, v, [21, 21], 0.3, 6, **options)) <= 1e-12
+
+
+def test_vmap_of_sinks():
+    q, k, v = arrays(9)
+    sinks, lengths = np.stack([SINKS, SINKS[::-1]]), np.array([9, 9])
+    got = jax.vmap(lambda s: jq.causal_attention(q, k, v, lengths, sinks=s))(sinks)
+    want = [jq.causal_attention(q, k, v, lengths, sinks=s) for s in sinks]
+    assert nmse(got, want) <= 1e-14
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_derivative_sees_every_option(implementation):
     q, k, v = arrays(12)
     lengths = jnp.array([12, 9])
     real = (np.arange(12) < np.asarray(lengths)[:, None])[..., None, None]
 
-    def plain(q, k, v):
+    def plain(q, k, v, sinks):
         groups = q.reshape(2, 12, 2, 2, 32)
         scores = jnp.einsum("bqhgd,bkhd->bhgqk", groups, k, precision="highest") * 0.3
+        scores = 2 * jnp.tanh(scores / 2)
         apart = jnp.arange(12)[:, None] - jnp.arange(12)
         scores = jnp.where((apart >= 0) & (apart < 5), scores, -jnp.inf)
-        weights = jax.nn.softmax(scores, axis=-1)
+        exps = jnp.exp(scores)
+        total = exps.sum(axis=-1, keepdims=True) + jnp.exp(sinks).reshape(2, 2, 1, 1)
+        weights = exps / total
         out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, v, precision="highest")
         return jnp.sum(jnp.where(real, out.reshape(q.shape), 0.0) ** 2)
 
-    def ours(q, k, v):
-        out = jq.causal_attention(q, k, v, lengths, window=5, scale=0.3)
+    def ours(q, k, v, sinks):
+        options = {"window": 5, "scale": 0.3, "soft_cap": 2.0, "sinks": sinks}
+        out = jq.causal_attention(q, k, v, lengths, **options)
         return jnp.sum(jnp.where(real, out, 0.0) ** 2)
 
     with jq.implementation(implementation):
-        got = jax.grad(ours, argnums=(0, 1, 2))(q, k, v)
-    want = jax.grad(plain, argnums=(0, 1, 2))(q, k, v)
+        got = jax.grad(ours, argnums=(0, 1, 2, 3))(q, k, v, SINKS)
+    want = jax.grad(plain, argnums=(0, 1, 2, 3))(q, k, v, SINKS)
     for one, other in zip(got, want, strict=True):
         assert nmse(np.asarray(one), np.asarray(other)) <= 1e-10
 
@@ -89,8 +117,11 @@ def test_nothing_to_attend_to(shape):
         ({"window": 2.5}, TypeError, "window is of type float; it must be an integer"),
         ({"scale": 0.0}, ValueError, "scale=0.0 must be positive and finite"),
         ({"scale": "1"}, TypeError, "scale is of type str; it must be a number"),
+        ({"soft_cap": -1.0}, ValueError, "soft_cap=-1.0 must be positive and finite"),
+        ({"sinks": SINKS[:2]}, ValueError, r"sinks has shape \(2,\).*\(4,\)"),
+        ({"sinks": np.zeros(4, np.int32)}, TypeError, "sinks has dtype int32"),
     ],
 )
-def test_bad_windows_and_scales(options, error, message):
+def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         jq.causal_attention(*arrays(3), np.array([3, 3]), **options)
