@@ -58,6 +58,7 @@ def render(
       source: a tokenizer, whose file brings the template, or a template's text. Take that text from
         the operator, never from a request.
       messages: dicts with "role" and "content", plain JSON data; never read as a template.
+        Where it says that it has no system role (Gemma), that message begins the user's first.
       add_generation_prompt: end with the header of the assistant's turn.
       limits: of the process that renders.
       variables: further ones that the template reads, such as `enable_thinking`, plain JSON data;

@@ -81,12 +81,33 @@ def render(template: str, context: dict[str, Any], characters: int) -> str:
     return "".join(pieces)
 
 
+def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    """Messages whose system message begins the user's first; None where there are no such two."""
+    roles = [message.get("role") for message in messages[:2]]
+    contents = [message.get("content") for message in messages[:2]]
+    texts = [content for content in contents if isinstance(content, str)]
+    if roles != ["system", "user"] or len(texts) != 2:
+        return None
+    return [messages[1] | {"content": "\n\n".join(texts)}, *messages[2:]]
+
+
+def render_or_merge(template: str, context: dict[str, Any], characters: int) -> str:
+    """`render`; of `merged` messages, where the template says that it has no system role."""
+    try:
+        return render(template, context, characters)
+    except TemplateError as error:
+        messages = merged(context["messages"])
+        if messages is None or "system role not supported" not in str(error).lower():
+            raise
+        return render(template, context | {"messages": messages}, characters)
+
+
 def main() -> None:
     """Answers {"text": ...} or {"error": ...} to the job on standard input."""
     job = json.load(sys.stdin)
     limit_memory(job["megabytes"])
     try:
-        answer = {"text": render(job["template"], job["context"], job["characters"])}
+        answer = {"text": render_or_merge(job["template"], job["context"], job["characters"])}
     except MemoryError:
         answer = {"error": f"needs more than {job['megabytes']} MB"}
     except RecursionError:

@@ -1,7 +1,8 @@
 """Published chat templates, rendered as transformers' `apply_chat_template` renders them.
 
 The cases under tests/data/templates are always there: their templates call `tojson` with arguments
-(GLM-4.7-Flash is under the MIT licence, Granite 3.3 under Apache 2.0). The others are read from
+(GLM-4.7-Flash is under the MIT licence, Granite 3.3 under Apache 2.0), or refuse the system role
+(Gemma 2). The others are read from
 ../shared/golden/templates.
 """
 
@@ -85,3 +86,17 @@ def test_a_process_of_its_own_renders_the_same() -> None:
                 template, case["messages"], case["add_generation_prompt"], **variables
             )
             assert text == case["text"]
+
+
+def test_a_system_message_that_is_refused_begins_the_first_of_the_user() -> None:
+    """As the golden file's case whose messages were merged before."""
+    path = HERE / "google-gemma-2-2b-it.json"
+    golden = json.loads(path.read_text())
+    template = path.with_name(golden["template"]).read_text()
+    cases = {case["case"]: case for case in golden["cases"]}
+    messages, want = cases["chat"]["messages"], cases["chat_merged"]["text"]
+    assert messages[0]["role"] == "system"
+    assert chat.render(template, messages, **golden["special_tokens"]) == want
+    for others in (messages[:1], [messages[0], messages[2]]):  # there is no user's to begin
+        with pytest.raises(chat.ChatTemplateError, match="System role not supported"):
+            chat.render(template, others)
