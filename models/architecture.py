@@ -16,6 +16,10 @@ class CheckpointClass:
       biases: keys of config.json that may ask for biases: attention_bias, mlp_bias.
       window: whether sliding_window counts; or the boolean key that says so.
       keys: further metadata: GGUF's key -> that of config.json, a number.
+      optional_keys: the same, of keys that config.json may leave out.
+      implied: keys of config.json that may only say what they must: key -> config -> its value.
+      activations: what hidden_act may say, too, and means the architecture's activation.
+      tied: whether the output layer is the embedding where tie_word_embeddings does not say.
     """
 
     name: str
@@ -23,6 +27,10 @@ class CheckpointClass:
     biases: tuple[str, ...] = ()
     window: bool | str = False
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    optional_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    implied: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
+    activations: tuple[str, ...] = ()
+    tied: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +45,13 @@ class Architecture:
       qk_norm: queries and keys are normalized per head before they are rotated.
       post_norms: what a sublayer adds is normalized, too.
       activation: of the gate: "silu", or "gelu", the approximation by tanh.
-      windowed: layer -> whether `attention.sliding_window` bounds what it attends to; None: no
-        layer, and such a key bounds the context length.
+      windowed: layer -> whether `attention.sliding_window` bounds what it attends to, where
+        `attention.sliding_window_pattern` does not say; None: no layer, and the window bounds the
+        context length.
+      window: tokens, where `attention.sliding_window` does not say; 0: no layer is windowed.
+      attention_soft_cap: what bounds scores where `attn_logit_softcapping` does not say: cap *
+        tanh(score / cap); 0: nothing does; None: such a key is refused.
+      final_soft_cap: the same of logits, and of `final_logit_softcapping`.
       local_rope_theta: base of the rotation in windowed layers, which no factor stretches, where
         `rope.freq_base_swa` names no other; None: that of all layers.
       embedding_scale: config -> what embeddings are multiplied by; None: nothing.
@@ -54,6 +67,9 @@ class Architecture:
     post_norms: bool = False
     activation: str = "silu"
     windowed: Callable[[int], bool] | None = None
+    window: int = 0
+    attention_soft_cap: float | None = None
+    final_soft_cap: float | None = None
     local_rope_theta: float | None = None
     embedding_scale: Callable[[Any], float] | None = None
     attention_scale: Callable[[Any], float] | None = None

@@ -47,6 +47,7 @@ def build(
             head_dim=config.head_dim,
             window=config.window_of(i),
             scale=config.attention_scale,
+            soft_cap=config.attention_soft_cap,
         )
         return DecoderLayer(attention, MLP(**parts["mlp"], activation=config.kind.activation))
 

@@ -28,11 +28,16 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
     "embedding_scale": (0, 1),
     "attention.scale": (0,),
     "attention.clamp_kqv": (0,),
-    "attn_logit_softcapping": (0,),
-    "final_logit_softcapping": (0,),
     "rope.scaling.attn_factor": (0, 1),
     "use_parallel_residual": (False,),
     "attention.causal": (True,),
+}
+
+
+#: Of Config and Architecture -> GGUF's key.
+_SOFT_CAPS = {
+    "attention_soft_cap": "attn_logit_softcapping",
+    "final_soft_cap": "final_logit_softcapping",
 }
 
 
@@ -65,7 +70,12 @@ class Config:
     rope_dim: int = 0  # leading dimensions of a head that are rotated; 0: all
     rope_factor: float = 1.0  # positions are divided by it (linear scaling)
     window: int | None = None  # tokens that windowed layers attend to; None: no layer is windowed
+    windowed_layers: tuple[bool, ...] | None = None  # which are; None: those of the architecture
     local_rope_theta: float | None = None  # of windowed layers; None: rope_theta
+    attention_soft_cap: float | None = (
+        None  # scores become cap * tanh(score / cap); None: they stay
+    )
+    final_soft_cap: float | None = None  # the same of logits
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -97,6 +107,8 @@ class Config:
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of this layer attends to; None: all before it."""
+        if self.windowed_layers is not None:
+            return self.window if self.windowed_layers[layer] else None
         windowed = self.kind.windowed is not None and self.kind.windowed(layer)
         return self.window if windowed else None
 
@@ -136,24 +148,30 @@ class Config:
         size = functools.partial(integer, least=1, most=_MAX_SIZE)
         tokens = metadata.get("tokenizer.ggml.tokens")
         context_length = integer("context_length", least=1, most=_MAX_CONTEXT)
-        window = integer("attention.sliding_window", 0, least=0, most=_MAX_CONTEXT)
+        window = integer("attention.sliding_window", kind.window, least=0, most=_MAX_CONTEXT)
         if window and kind.windowed is None:
             context_length, window = min(context_length, window), 0
         layers = integer("block_count", least=1, most=MAX_LAYERS)
+        # Files count layers that predict further tokens, which are not run.
+        layers -= integer("nextn_predict_layers", 0, least=0, most=layers - 1)
         base, local = functools.partial(get.number, above=1.0, most=1e12), kind.local_rope_theta
+        theta = base("rope.freq_base", 10000.0)
+        if kind.windowed and local is None and base("rope.freq_base_swa", theta) != theta:
+            get.fail("rope.freq_base_swa", f"is not supported, expected rope.freq_base={theta}")
         return cls(
             architecture=name,
             vocab_size=size("vocab_size", REQUIRED if tokens is None else len(tokens)),
             context_length=context_length,
             intermediate_size=size("feed_forward_length"),
-            # Files count layers that predict further tokens, which are not run.
-            num_layers=layers - integer("nextn_predict_layers", 0, least=0, most=layers - 1),
+            num_layers=layers,
             **_heads(get),
             rms_norm_eps=get.number("attention.layer_norm_rms_epsilon", above=0.0, most=1.0),
-            rope_theta=base("rope.freq_base", 10000.0),
+            rope_theta=theta,
             rope_factor=_rope_factor(get),
             window=window or None,
+            windowed_layers=_windowed_layers(get, kind, layers),
             local_rope_theta=None if local is None else base("rope.freq_base_swa", local),
+            **_soft_caps(get, kind),
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -174,8 +192,14 @@ class Config:
         }
         if self.rope_factor != 1.0:
             values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self.rope_factor}
-        if self.window is not None:
-            values["attention.sliding_window"] = self.window
+        if (self.window or 0) != self.kind.window:
+            values["attention.sliding_window"] = self.window or 0
+        if self.windowed_layers is not None:
+            values["attention.sliding_window_pattern"] = np.array(self.windowed_layers)
+        for name, key in _SOFT_CAPS.items():
+            cap = getattr(self, name) or 0.0
+            if cap != (getattr(self.kind, name) or 0.0):
+                values[key] = cap
         if self.local_rope_theta is not None:
             values["rope.freq_base_swa"] = self.local_rope_theta
         prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
@@ -192,6 +216,35 @@ def _refuse_unsupported(get: Fields) -> None:
         value = get.value(key, neutral[0])
         if isinstance(value, np.ndarray) or value not in neutral:
             get.fail(key, f"{value!r} is not supported")
+
+
+def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
+    caps: dict[str, Any] = {}
+    for name, key in _SOFT_CAPS.items():
+        default = getattr(kind, name)
+        value = get.value(key, default or 0.0)
+        if np.ndim(value) == 0 and value == 0:
+            continue
+        if default is None:
+            get.fail(key, f"{value!r} is not supported")
+        caps[name] = get.number(key, default, above=0.0, most=1e6)
+    return caps
+
+
+def _windowed_layers(get: Fields, kind: Architecture, layers: int) -> tuple[bool, ...] | None:
+    """Which layers are windowed; None: those of the architecture."""
+    key = "attention.sliding_window_pattern"
+    given = get.value(key, None)
+    if given is None or kind.windowed is None:
+        return None
+    if isinstance(given, np.ndarray) and given.dtype == bool:
+        pattern = tuple(given.tolist())
+        if len(pattern) != layers:
+            get.fail(key, f"has {len(pattern)} entries, expected one for each of {layers} layers")
+    else:  # all but the last of every n; 0: all
+        n = get.integer(key, least=0, most=MAX_LAYERS)
+        pattern = tuple(n == 0 or i % n < n - 1 for i in range(layers))
+    return None if pattern == tuple(map(kind.windowed, range(layers))) else pattern
 
 
 def _heads(get: Fields) -> dict[str, int]:

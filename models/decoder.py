@@ -48,13 +48,11 @@ class Decoder(nnx.Module):
 
         lengths: int32 (batch,), where rows are padded on the right; None: no padding.
         """
-        lengths = (
-            jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32) if lengths is None else lengths
-        )
+        if lengths is None:
+            lengths = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
         kv = functools.partial(Fresh, lengths=lengths)
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-        x, _ = self._hidden(tokens, positions, kv, [()] * len(self.layers))
-        return self._logits(x)
+        return self._logits(self._hidden(tokens, positions, kv, [()] * len(self.layers))[0])
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
         """A full causal pass that stores keys and values from position 0 on.
@@ -112,4 +110,5 @@ class Decoder(nnx.Module):
 
     def _logits(self, x: Array) -> Array:
         output = self.output or Linear(self.embedding.get_value())
-        return linear(x, output, norm=self.norm)[0]
+        logits, cap = linear(x, output, norm=self.norm)[0], self.config.final_soft_cap
+        return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -77,7 +77,7 @@ class Attention(nnx.Module):
       norm, post_norm: of x, and of what is added to it; None: there is none.
       q_norm, k_norm: of each head's queries and keys, both or none.
       window: tokens that a query sees, its own the last; None: all.
-      scale: of scores; None: head_dim ** -0.5.
+      scale, soft_cap: of scores; None: head_dim ** -0.5, no cap.
     """
 
     query: Linear
@@ -91,13 +91,15 @@ class Attention(nnx.Module):
     post_norm: RMSNorm | None = None
     window: int | None = None
     scale: float | None = None
+    soft_cap: float | None = None
 
     def __call__(self, x: Array, kv: KV) -> tuple[Array, KV]:
         """x (..., hidden_size) -> x plus its attention; and kv with its keys and values."""
         q, k, v = map(self.heads, linear(x, self.query, self.key, self.value, norm=self.norm))
         q, kv = kv.append(q, k, v, norms=(self.q_norm, self.k_norm))  # normalizes, rotates, stores
         residual = x if self.post_norm is None else None  # else added behind the norm
-        y = kv.attend(q, self.output, residual, window=self.window, scale=self.scale)
+        seen = {"window": self.window, "scale": self.scale, "soft_cap": self.soft_cap}
+        y = kv.attend(q, self.output, residual, **seen)
         return (y if self.post_norm is None else x + self.post_norm(y)), kv
 
     def heads(self, x: Array) -> Array:
@@ -173,7 +175,7 @@ class Fresh:
         return q, dataclasses.replace(self, pages=pages, k=k, v=v)
 
     def attend(self, q: Array, output: Linear, residual: Array | None, **seen: Any) -> Array:
-        """residual + output(attention of q), (batch, time, hidden_size); window, scale: `seen`."""
+        """residual + output(attention of q), (batch, time, hidden_size); `seen`: its options."""
         out = jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
         return linear(out.reshape(*out.shape[:2], -1), output, residual=residual)[0]
 

@@ -38,6 +38,7 @@ _REFUSED: dict[str, Any] = {
     "quantization_config": None,
     "auto_map": None,  # the model's own code
     "partial_rotary_factor": 1.0,
+    "use_bidirectional_attention": False,
 }
 #: Of Architecture -> of hidden_act.
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}
@@ -59,13 +60,11 @@ class Description:
 def describe(fields: JSONFields) -> Description:
     """The decoder of a config.json. Raises CheckpointError naming the key at fault."""
     architecture, checkpoint = _architecture(fields)
-    activation = _ACTIVATIONS[architecture.activation]
-    refused = {**_REFUSED, "hidden_act": activation, "hidden_activation": activation}
-    for key, neutral in refused.items():
-        value = fields.values.get(key)
-        if value is not None and value != neutral:
-            found = value.get("quant_method", "an object") if isinstance(value, dict) else value
-            fields.fail(key, f"is {found!r:.100}, which is not supported")
+    activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
+    for key in ("hidden_act", "hidden_activation"):
+        _accept(fields, key, activations)
+    for key, neutral in _REFUSED.items():
+        _accept(fields, key, (neutral,))
     values: dict[str, Any] = {}
     for key, (json_key, read, default) in _KEYS.items():
         value = read(fields, json_key, default)
@@ -74,6 +73,9 @@ def describe(fields: JSONFields) -> Description:
     for key in checkpoint.required:
         fields.integer(key)
     values |= {key: fields.number(json_key) for key, json_key in checkpoint.keys.items()}
+    for key, json_key in checkpoint.optional_keys.items():
+        if (number := fields.number(json_key, None)) is not None:
+            values[key] = number
     window = _window(fields, architecture, checkpoint)
     if window is not None:
         values["attention.sliding_window"] = window
@@ -88,15 +90,17 @@ def describe(fields: JSONFields) -> Description:
     except GGUFError as error:
         key = error.field.removeprefix(prefix)
         others = {"rope.freq_base": "rope_theta", "attention.sliding_window": "sliding_window"}
-        others |= checkpoint.keys
+        others |= {**checkpoint.keys, **checkpoint.optional_keys}
         json_key = _KEYS[key][0] if key in _KEYS else others.get(key, key)
         raise CheckpointError(fields.file, json_key, error.problem) from None
+    for key, value_of in checkpoint.implied.items():
+        _accept(fields, key, (value_of(config),))
     return Description(
         config=config,
         metadata=config.to_metadata() | metadata,
         attention_bias=_asks_for(fields, "attention_bias", checkpoint),
         mlp_bias=_asks_for(fields, "mlp_bias", checkpoint),
-        tied=fields.boolean("tie_word_embeddings", False),
+        tied=fields.boolean("tie_word_embeddings", checkpoint.tied),
         rope_divisors=rope.divisors(config),
     )
 
@@ -112,6 +116,14 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
         supported = ", ".join(known)
         fields.fail("architectures", f"{names!r:.200} is not supported; supported are {supported}")
     return known[names[0]]
+
+
+def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
+    """Refuses a key that says anything but one of these values."""
+    value = fields.values.get(key)
+    if value is not None and value not in values:
+        found = value.get("quant_method", "an object") if isinstance(value, dict) else value
+        fields.fail(key, f"is {found!r:.100}, which is not supported")
 
 
 def _asks_for(fields: JSONFields, bias: str, checkpoint: CheckpointClass) -> bool:
@@ -139,6 +151,8 @@ def _window(
 class _Rope:
     """Rotary positions: `rope_parameters`, or transformers 4's `rope_theta` and `rope_scaling`.
 
+    Parameters may be given for each type of layer: windowed ones then have only a theta.
+
     values: GGUF's keys.
     """
 
@@ -151,8 +165,16 @@ class _Rope:
         if len(given) == 2 and given[0][1].values != given[1][1].values:
             fields.fail("rope_scaling", "differs from rope_parameters")
         self._fields = given[0][1] if given else fields
+        self.values: dict[str, Any] = {}
+        if given and (whole := self._fields.object("full_attention")) is not None:
+            local = self._fields.object("sliding_attention")
+            if local is not None:
+                if (kind := local.string("rope_type", "default")) != "default":
+                    local.fail("rope_type", f"{kind[:100]!r} is not supported, expected 'default'")
+                self.values["rope.freq_base_swa"] = local.number("rope_theta", 10000.0)
+            self._fields = whole
         theta = self._fields if "rope_theta" in self._fields else fields
-        self.values: dict[str, Any] = {"rope.freq_base": theta.number("rope_theta", 10000.0)}
+        self.values["rope.freq_base"] = theta.number("rope_theta", 10000.0)
         self._kind = "default"
         if given:
             early = self._fields.string("type", "default")  # what the key was first called

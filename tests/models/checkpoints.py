@@ -10,12 +10,15 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import jax_q4k as jq
+from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.config import Config
 from jax_q4k.models.tensors import expected_tensors
 
 from .golden import path
 
-CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+CLASSES = {
+    architecture.name: architecture.checkpoints[0].name for architecture in ARCHITECTURES.values()
+}
 
 
 def halves(rows: np.ndarray, heads: int) -> np.ndarray:
@@ -32,9 +35,9 @@ def halves(rows: np.ndarray, heads: int) -> np.ndarray:
 
 def config_json(config: Config, name: str | None = None) -> dict[str, Any]:
     """A config.json as transformers 4 writes it, of the class `name` or the architecture's own."""
-    return {
+    described = {
         "architectures": [name or CLASSES[config.architecture]],
-        "hidden_act": "silu",
+        "hidden_act": {"silu": "silu", "gelu": "gelu_pytorch_tanh"}[config.kind.activation],
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.context_length,
         "hidden_size": config.hidden_size,
@@ -46,6 +49,20 @@ def config_json(config: Config, name: str | None = None) -> dict[str, Any]:
         "rms_norm_eps": config.rms_norm_eps,
         "rope_theta": config.rope_theta,
     }
+    if config.window is not None:
+        windowed = [config.window_of(layer) is not None for layer in range(config.num_layers)]
+        described["sliding_window"] = config.window
+        described["layer_types"] = [("full_attention", "sliding_attention")[w] for w in windowed]
+    if config.kind.attention_scale is not None:
+        described["query_pre_attn_scalar"] = round(config.attention_scale**-2)
+    if config.rope_factor != 1:
+        described["rope_scaling"] = {"rope_type": "linear", "factor": config.rope_factor}
+    others = {
+        "rope_local_base_freq": config.local_rope_theta,
+        "attn_logit_softcapping": config.attention_soft_cap,
+        "final_logit_softcapping": config.final_soft_cap,
+    }
+    return described | {key: value for key, value in others.items() if value is not None}
 
 
 def weights(name: str) -> tuple[dict[str, np.ndarray], Config, np.ndarray | None]:
@@ -65,8 +82,11 @@ def weights(name: str) -> tuple[dict[str, np.ndarray], Config, np.ndarray | None
                 arrays[name] = halves(
                     rows, config.num_heads if ".attn_q." in name else config.num_kv_heads
                 )
-    expected = expected_tensors(config)
-    stored = {expected[name].checkpoint: rows for name, rows in arrays.items()}
+    expected, offset = expected_tensors(config), config.kind.norm_offset
+    stored = {
+        expected[name].checkpoint: rows - np.float32(offset) if "norm" in name else rows
+        for name, rows in arrays.items()
+    }
     return stored, config, divisors
 
 

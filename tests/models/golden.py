@@ -10,7 +10,10 @@ from helpers import GOLDEN
 
 from jax_q4k import models
 
-NAMES = ("llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm")
+LLAMA_AND_QWEN = ("llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm")
+NAMES = (*LLAMA_AND_QWEN, "gemma", "gemma2", "gemma3")
+#: Further files of the same architectures: only their logits are looked at, and their tokens.
+VARIANTS = ("gemma2-27b", "gemma3-nowindow")
 
 
 class Reference(NamedTuple):
@@ -24,7 +27,8 @@ class Reference(NamedTuple):
 
 
 def path(name: str):
-    return GOLDEN / f"{name}.Q4_K_M.gguf"
+    (file,) = GOLDEN.glob(f"{name}.*.gguf")
+    return file
 
 
 @functools.cache

@@ -36,6 +36,8 @@ SHAPE = {
     "rope_factor": 2.0,
     "window": 5,
     "local_rope_theta": 100.0,
+    "attention_soft_cap": 2.0,
+    "final_soft_cap": 1.5,
 }
 TOKENS = np.random.default_rng(3).integers(0, 96, (2, 24)).astype(np.int32)
 
@@ -85,6 +87,7 @@ def definition(w, tokens):
         q, k = rotated(norm(q, f"{name}_q_norm"), local), rotated(norm(k, f"{name}_k_norm"), local)
         k, v = np.repeat(k, 2, axis=1), np.repeat(v, 2, axis=1)
         scores = np.einsum("qhd,khd->hqk", q, k) * (256 / 4) ** -0.5
+        scores = 2 * np.tanh(scores / 2)
         past = at[:, None] - at
         scores[:, (past < 0) | (local & (past >= 5))] = -np.inf
         weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -102,7 +105,7 @@ def definition(w, tokens):
     for layer in range(3):
         x = x + norm(attention(x, layer), f"blk.{layer}.post_attention_norm")
         x = x + norm(network(x, layer), f"blk.{layer}.post_ffw_norm")
-    return norm(x, "output_norm") @ w["token_embd.weight"].T
+    return 1.5 * np.tanh(norm(x, "output_norm") @ w["token_embd.weight"].T / 1.5)
 
 
 def decoded(model, implementation, tokens):
@@ -137,13 +140,16 @@ def test_logits_are_the_definition(arrays, model, implementation):
         ("activation", "silu"),
         ("embedding_scale", None),
         ("attention_scale", None),
+        ("attention_soft_cap", None),
+        ("final_soft_cap", None),
     ],
 )
 def test_every_fact_moves_the_logits(arrays, monkeypatch, fact, value):
     want = definition(arrays, TOKENS[0])
     other = dataclasses.replace(fictitious.ARCHITECTURE, **{fact: value})
     monkeypatch.setitem(ARCHITECTURES, "fictitious", other)
-    config = Config.from_metadata(Config(**SHAPE).to_metadata())
+    shape = SHAPE | ({fact: value} if fact in SHAPE else {})
+    config = Config.from_metadata(Config(**shape).to_metadata())
     changed = models.Model(build(config, jax.tree.map(jnp.asarray, arrays)))
     assert nmse(changed.logits(TOKENS[:1])[0, :, :], want) >= 1e-4
 
@@ -180,14 +186,9 @@ def test_simulated_kernels_give_the_reference(model):
 
 def test_it_is_loaded_from_a_checkpoint(arrays, model, tmp_path):
     config = Config(**SHAPE)
-    described = checkpoints.config_json(config, "FictitiousForCausalLM") | {
-        "hidden_act": "gelu_pytorch_tanh",
-        "rope_scaling": {"rope_type": "linear", "factor": 2.0},
-        "rope_local_base_freq": 100.0,
-        "sliding_window": 5,
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "tie_word_embeddings": True,
-    }
+    described = checkpoints.config_json(config, "FictitiousForCausalLM")
+    described["tie_word_embeddings"] = True
+    assert described["layer_types"] == ["sliding_attention", "full_attention", "sliding_attention"]
     expected = expected_tensors(config)
     stored = {
         expected[name].checkpoint: array - 1 if array.ndim == 1 else array

@@ -164,6 +164,108 @@ def test_features_that_would_be_ignored_are_refused(key, value):
         Config.from_metadata(changed({key: value}))
 
 
+def of(architecture, **changes):
+    """Metadata of an architecture with keys whose dots are underscores twice."""
+    metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    return {
+        **metadata,
+        "general.architecture": architecture,
+        **{f"{architecture}.{key}": value for key, value in changes.items()},
+    }
+
+
+WINDOW = {"attention__sliding_window": 16}
+PATTERN = "attention__sliding_window_pattern"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "windows"),
+    [
+        ("gemma2", {}, [4096, None] * 6),
+        ("gemma2", WINDOW, [16, None] * 6),
+        ("gemma2", {"attention__sliding_window": 0}, [None] * 12),
+        ("gemma3", {}, [None] * 12),
+        ("gemma3", WINDOW, [16, 16, 16, 16, 16, None] * 2),
+        ("gemma3", WINDOW | {PATTERN: 4}, [16, 16, 16, None] * 3),
+        ("gemma3", WINDOW | {PATTERN: 0}, [16] * 12),
+        ("gemma3", WINDOW | {PATTERN: 1}, [None] * 12),
+        ("gemma3", WINDOW | {PATTERN: np.array([True, False, False] * 4)}, [16, None, None] * 4),
+    ],
+)
+def test_windows(architecture, keys, windows):
+    """And which layers have the local rope: those alone."""
+    config = Config.from_metadata(of(architecture, block_count=12, **keys))
+    assert [config.window_of(layer) for layer in range(12)] == windows
+    local = [architecture == "gemma3" and window is not None for window in windows]
+    assert [config.rope_of(layer) for layer in range(12)] == local
+    assert Config.from_metadata(config.to_metadata()) == config
+    assert config.context_length == 2048
+
+
+def test_a_pattern_that_says_what_the_architecture_says():
+    said = Config.from_metadata(of("gemma3", block_count=12, **WINDOW, **{PATTERN: 6}))
+    assert said == Config.from_metadata(of("gemma3", block_count=12, **WINDOW))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "caps"),
+    [
+        ("gemma", {}, (None, None)),
+        ("gemma2", {}, (50.0, 30.0)),
+        ("gemma2", {"attn_logit_softcapping": 5, "final_logit_softcapping": 0.0}, (5.0, None)),
+        ("gemma3", {}, (None, None)),
+        ("gemma3", {"final_logit_softcapping": 20.0}, (None, 20.0)),
+    ],
+)
+def test_soft_caps(architecture, keys, caps):
+    config = Config.from_metadata(of(architecture, **keys))
+    assert (config.attention_soft_cap, config.final_soft_cap) == caps
+    assert Config.from_metadata(config.to_metadata()) == config
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "scale"),
+    [
+        ("gemma", 46, None),
+        ("gemma2", 42, 256**-0.5),
+        ("gemma2", 46, 144**-0.5),
+        ("gemma3", 46, 256**-0.5),
+        ("gemma3", 62, 144**-0.5),
+    ],
+)
+def test_27b_models_scale_scores_by_their_width(architecture, layers, scale):
+    sizes = {"embedding_length": 4608, "attention__head_count": 32, "attention__key_length": 256}
+    config = Config.from_metadata(of(architecture, block_count=layers, **sizes))
+    assert config.attention_scale == scale and config.embedding_scale == 4608**0.5
+
+
+def test_linear_scaling_is_of_global_layers():
+    keys = {"rope__scaling__factor": 8.0, "rope__freq_base": 1e6}
+    config = Config.from_metadata(of("gemma3", **keys))
+    assert config.ropes == ((1e6, 64, 8.0), (1e4, 64, 1.0))
+    local = Config.from_metadata(of("gemma3", **keys, rope__freq_base_swa=5e4)).ropes[1]
+    assert local == (5e4, 64, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "keys", "message"),
+    [
+        ("gemma", {"attn_logit_softcapping": 50.0}, "softcapping: 50.0 is not supported"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "softcapping: 50.0 is not supported"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "softcapping: must be a number above 0"),
+        ("gemma2", {"final_logit_softcapping": "x"}, "softcapping: must be a number above 0"),
+        ("gemma2", {"rope__freq_base_swa": 1e6}, "freq_base_swa: is not supported, expected rope"),
+        ("gemma3", {PATTERN: np.array([True])}, "pattern: has 1 entries, expected one for each of"),
+        ("gemma3", {PATTERN: -1}, "pattern: must be an integer from 0"),
+        ("gemma3", {PATTERN: np.array([1, 0])}, "pattern: must be an integer from 0"),
+    ],
+)
+def test_windows_and_caps_that_are_refused(architecture, keys, message):
+    with pytest.raises(jq.GGUFError, match=message):
+        Config.from_metadata(of(architecture, **keys))
+
+
 def test_rotated_dimensions_lie_in_the_head():
     with pytest.raises(ValueError, match="rope_dim=96 must be at most head_dim=64"):
         Config("llama", 8, 64, 128, 128, 1, 2, 2, 64, 1e-5, rope_dim=96)
@@ -172,6 +274,7 @@ def test_rotated_dimensions_lie_in_the_head():
 @pytest.mark.parametrize("architecture", [None, "mamba", 7])
 def test_unknown_architecture(architecture):
     with pytest.raises(
-        jq.GGUFError, match="general.architecture.*supported are llama, qwen2, qwen3"
+        jq.GGUFError,
+        match="general.architecture.*supported are gemma, gemma2, gemma3, llama, qwen2, qwen3",
     ):
         Config.from_metadata({"general.architecture": architecture})

@@ -386,6 +386,33 @@ def test_metaspace(step: dict[str, Any], prefix: bool) -> None:
             tokenizer.metadata_from_json(content)
 
 
+def test_spaces_that_are_split_at_after_they_were_written_otherwise() -> None:
+    """Gemma's pre-tokenizer: it finds no space."""
+    content = tiny("llama")
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
+    behavior = {"behavior": "MergedWithPrevious", "invert": False}
+    content["pre_tokenizer"] = {"type": "Split", "pattern": {"String": " "}, **behavior}
+    got = tokenizer.metadata_from_json(content)
+    assert got["tokenizer.ggml.add_space_prefix"] is False
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    for text in ("Hello world", "the  cat", "木 x", " a"):
+        assert tokenizer.from_metadata(got).encode(text) == library.encode(text).ids
+    content["normalizer"] = None
+    with pytest.raises(jq.CheckpointError, match="pre_tokenizer.type: 'Split' is not supported"):
+        tokenizer.metadata_from_json(content)
+
+
+def test_added_tokens_beyond_the_model_are_left_out() -> None:
+    """Gemma 3 of 1B has no row for the tokenizer's token of images."""
+    content = tiny("llama")
+    size = len(read(content).vocabulary.tokens)
+    token = {"id": size, "content": "<image>", "special": True}
+    content["added_tokens"].append(content["added_tokens"][0] | token)
+    with pytest.warns(UserWarning, match=f"'<image>' is left out, an added token whose id {size}"):
+        assert read(content, vocab_size=size).vocab_size == size
+    assert read(content).vocabulary.tokens[size] == "<image>"
+
+
 def test_merges_that_scores_cannot_say() -> None:
     """Trained with the library itself, a vocabulary does not list every way to split a token."""
     t = tokenizers.Tokenizer(bpe.BPE(byte_fallback=True))

@@ -30,6 +30,9 @@ def sentencepiece(
     """GGUF's keys of a SentencePiece-like model; types byte tokens and the unknown in `tokens`."""
     prefix, replaced = _normalizer(normalizing)
     for step in splitting:
+        # Gemma splits at spaces, of which its normalizer has left none.
+        if replaced and step.string("type") == "Split" and _is_space(step.object("pattern")):
+            continue
         prefix, replaced = _metaspace(step, tokens) or prefix, True
     if not replaced:
         problem = f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -30,7 +31,7 @@ class Tokens:
     def __init__(self, root: JSONFields, model: JSONFields, size: int | None) -> None:
         """size: of the model's vocabulary; None: the number of tokens, whose ids leave no gap."""
         self.added: dict[str, bool] = {}
-        self.ids = self._read_ids(root, model)
+        self.ids = self._read_ids(root, model, size)
         self.texts = self._read_texts(model, size)
         self.types = np.full(len(self.texts), TokenType.UNUSED, np.int32)
         self.types[list(self.ids.values())] = TokenType.NORMAL
@@ -38,7 +39,7 @@ class Tokens:
             control = special or _LOOKS_SPECIAL.fullmatch(text)
             self.types[self.ids[text]] = TokenType.CONTROL if control else TokenType.USER_DEFINED
 
-    def _read_ids(self, root: JSONFields, model: JSONFields) -> dict[str, int]:
+    def _read_ids(self, root: JSONFields, model: JSONFields, size: int | None) -> dict[str, int]:
         ids: dict[str, int] = {}
         for text, token in model.mapping("vocab").items():
             if not isinstance(token, int) or isinstance(token, bool) or token < 0:
@@ -47,6 +48,13 @@ class Tokens:
             ids[text] = token
         for entry in root.objects("added_tokens"):
             text, token = entry.string("content"), entry.integer("id")
+            if size is not None and token >= size and text not in ids:
+                warnings.warn(
+                    f"{root.file}: {text[:100]!r} is left out, an added token whose id "
+                    f"{token} is beyond the model's vocab_size, {size}",
+                    stacklevel=2,
+                )
+                continue
             if ids.setdefault(text, token) != token:
                 problem = f"is {token} for {text[:100]!r}, which has id {ids[text]} already"
                 entry.fail("id", problem)

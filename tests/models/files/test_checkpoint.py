@@ -24,7 +24,7 @@ from jax_q4k.models.files.checkpoint import interleaved
 from jax_q4k.models.tensors import expected_tensors
 
 from .. import checkpoints
-from ..golden import NAMES, model, reference
+from ..golden import NAMES, model, path, reference
 from ..test_tokenizer_json import damaged
 
 FOLDERS = GOLDEN.parent / "checkpoints"
@@ -248,6 +248,60 @@ def test_values_of_keys_that_are_missing(copy):
     assert models.from_pretrained(mistral).config.rope_theta == 10000
     change(qwen / "config.json", attention_bias=True)
     refused(qwen, r"tensor 'model.layers.0.self_attn.q_proj.bias': is missing")
+
+
+def describe(name: str, **changes) -> config_json.Description:
+    """A golden model's config.json, changed; None removes."""
+    config = models.Config.from_metadata(jq.gguf.read_header(path(name)).metadata)
+    values = checkpoints.config_json(config) | changes
+    values = {key: value for key, value in values.items() if value is not None}
+    return config_json.describe(json_fields.JSONFields(values, "config.json"))
+
+
+def test_gemmas_are_tied_unless_they_say_otherwise():
+    assert [describe(name).tied for name in ("gemma", "gemma2", "gemma3", "llama-gqa")] == [
+        *[True] * 3,
+        False,
+    ]
+    assert not describe("gemma3", tie_word_embeddings=False).tied
+
+
+def test_rope_parameters_of_each_type_of_layer():
+    """As transformers 5 writes them."""
+    whole = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    rope = {"full_attention": whole, "sliding_attention": {"rope_theta": 1e4}}
+    early = {"rope_theta": None, "rope_scaling": None, "rope_local_base_freq": None}
+    assert describe("gemma3", rope_parameters=rope, **early).config == model("gemma3").config
+    rope["sliding_attention"]["rope_theta"] = 5e4
+    assert describe("gemma3", rope_parameters=rope, **early).config.local_rope_theta == 5e4
+    rope["sliding_attention"]["rope_type"] = "linear"
+    with pytest.raises(jq.CheckpointError, match="sliding_attention.rope_type: 'linear' is not"):
+        describe("gemma3", rope_parameters=rope, **early)
+
+
+def test_what_early_gemmas_say_of_their_activation():
+    early = {"hidden_act": "gelu", "hidden_activation": None}
+    assert describe("gemma", **early).config == model("gemma").config
+    with pytest.raises(jq.CheckpointError, match="hidden_act: is 'gelu', which is not supported"):
+        describe("gemma2", **early)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("gemma2", {"query_pre_attn_scalar": 144}, "query_pre_attn_scalar: is 144"),
+        ("gemma2", {"final_logit_softcapping": None}, "final_logit_softcapping: is missing"),
+        ("gemma2", {"attn_logit_softcapping": -1.0}, "attn_logit_softcapping: must be a number"),
+        ("gemma2", {"sliding_window": None}, "sliding_window: is missing"),
+        ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping: is 50.0"),
+        ("gemma3", {"sliding_window_pattern": 4}, "sliding_window_pattern: is 4"),
+        ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention: is True"),
+        ("gemma", {"hidden_activation": "silu"}, "hidden_activation: is 'silu'"),
+    ],
+)
+def test_gemmas_that_are_refused(name, changes, message):
+    with pytest.raises(jq.CheckpointError, match=message):
+        describe(name, **changes)
 
 
 def test_llama3_divisors():

@@ -1,0 +1,20 @@
+"""Gemma 1."""
+
+from __future__ import annotations
+
+from ..architecture import Architecture, CheckpointClass
+
+ARCHITECTURE = Architecture(
+    "gemma",
+    checkpoints=(
+        CheckpointClass(
+            "GemmaForCausalLM",
+            required=("num_key_value_heads", "head_dim"),
+            activations=("gelu",),  # early files; trained with the approximation all the same
+            tied=True,
+        ),
+    ),
+    activation="gelu",
+    embedding_scale=lambda config: config.hidden_size**0.5,
+    norm_offset=1.0,
+)

@@ -1,0 +1,42 @@
+"""Gemma 2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..architecture import Architecture, CheckpointClass
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+
+def query_pre_attn_scalar(config: Config) -> int:
+    """What scores are divided by the root of; GGUF has no key: 27B is told by its layers."""
+    return config.hidden_size // config.num_heads if config.num_layers == 46 else config.head_dim
+
+
+ARCHITECTURE = Architecture(
+    "gemma2",
+    checkpoints=(
+        CheckpointClass(
+            "Gemma2ForCausalLM",
+            required=("num_key_value_heads", "head_dim", "sliding_window"),
+            window=True,
+            keys={
+                "attn_logit_softcapping": "attn_logit_softcapping",
+                "final_logit_softcapping": "final_logit_softcapping",
+            },
+            implied={"query_pre_attn_scalar": query_pre_attn_scalar},
+            tied=True,
+        ),
+    ),
+    post_norms=True,
+    activation="gelu",
+    windowed=lambda layer: layer % 2 == 0,
+    window=4096,
+    attention_soft_cap=50.0,
+    final_soft_cap=30.0,
+    embedding_scale=lambda config: config.hidden_size**0.5,
+    attention_scale=lambda config: query_pre_attn_scalar(config) ** -0.5,
+    norm_offset=1.0,
+)

@@ -1,0 +1,46 @@
+"""Gemma 3, text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..architecture import Architecture, CheckpointClass
+
+if TYPE_CHECKING:
+    from ..config import Config
+
+
+def query_pre_attn_scalar(config: Config) -> int:
+    """What scores are divided by the root of; GGUF has no key: 27B is told by its layers."""
+    return config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_dim
+
+
+ARCHITECTURE = Architecture(
+    "gemma3",
+    checkpoints=(
+        CheckpointClass(
+            "Gemma3ForCausalLM",
+            required=("num_key_value_heads", "head_dim"),
+            window=True,
+            optional_keys={
+                "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
+                "final_logit_softcapping": "final_logit_softcapping",
+            },
+            implied={
+                "query_pre_attn_scalar": query_pre_attn_scalar,
+                "sliding_window_pattern": lambda _: 6,
+                "attn_logit_softcapping": lambda _: None,
+            },
+            tied=True,
+        ),
+    ),
+    qk_norm=True,
+    post_norms=True,
+    activation="gelu",
+    windowed=lambda layer: layer % 6 < 5,
+    final_soft_cap=0.0,
+    local_rope_theta=10000.0,
+    embedding_scale=lambda config: config.hidden_size**0.5,
+    attention_scale=lambda config: query_pre_attn_scalar(config) ** -0.5,
+    norm_offset=1.0,
+)
