@@ -20,6 +20,8 @@ class CheckpointClass:
       implied: keys of config.json that may only say what they must: key -> config -> its value.
       activations: what hidden_act may say, too, and means the architecture's activation.
       tied: whether the output layer is the embedding where tie_word_embeddings does not say.
+      text_config: of a class that takes images, too: what the object of this name, which describes
+        the decoder, may leave out, and what it then means; None: config.json has no such object.
     """
 
     name: str
@@ -31,6 +33,7 @@ class CheckpointClass:
     implied: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
     activations: tuple[str, ...] = ()
     tied: bool = False
+    text_config: Mapping[str, Any] | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from ..architecture import Architecture, CheckpointClass
@@ -15,25 +16,39 @@ def query_pre_attn_scalar(config: Config) -> int:
     return config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_dim
 
 
+TEXT = CheckpointClass(
+    "Gemma3ForCausalLM",
+    required=("num_key_value_heads", "head_dim"),
+    window=True,
+    optional_keys={
+        "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
+        "final_logit_softcapping": "final_logit_softcapping",
+    },
+    implied={
+        "query_pre_attn_scalar": query_pre_attn_scalar,
+        "sliding_window_pattern": lambda _: 6,
+        "attn_logit_softcapping": lambda _: None,
+    },
+    tied=True,
+)
+TEXT_AND_IMAGES = dataclasses.replace(
+    TEXT,
+    name="Gemma3ForConditionalGeneration",
+    text_config={  # transformers' Gemma3TextConfig
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "sliding_window": 4096,
+    },
+)
+
 ARCHITECTURE = Architecture(
     "gemma3",
-    checkpoints=(
-        CheckpointClass(
-            "Gemma3ForCausalLM",
-            required=("num_key_value_heads", "head_dim"),
-            window=True,
-            optional_keys={
-                "rope.freq_base_swa": "rope_local_base_freq",  # transformers 4
-                "final_logit_softcapping": "final_logit_softcapping",
-            },
-            implied={
-                "query_pre_attn_scalar": query_pre_attn_scalar,
-                "sliding_window_pattern": lambda _: 6,
-                "attn_logit_softcapping": lambda _: None,
-            },
-            tied=True,
-        ),
-    ),
+    checkpoints=(TEXT, TEXT_AND_IMAGES),
     qk_norm=True,
     post_norms=True,
     activation="gelu",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,6 +30,11 @@ from .safetensors import TYPES, Weights
 _ROPE = "rope_freqs.weight"
 # Early files store what rope_theta says.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+
+
+# Of classes that take images, too: their decoder's prefixes, of transformers 4 and 5, and the rest.
+_DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
+_NO_DECODER = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
 
 
 class CheckpointSource:
@@ -70,6 +76,7 @@ class CheckpointSource:
             | tokenizer_files.metadata(folder, fields, self.config.vocab_size)
         )
         self._weights = Weights(given)
+        self._decoder = self._of_the_decoder()
         self._expected = expected_tensors(self.config)
         self._stored_names = self._match()
         self.tensors: dict[str, tuple[int, ...]] = {
@@ -113,6 +120,19 @@ class CheckpointSource:
             return interleaved(values, getattr(self.config, entry.rotated))
         return values
 
+    def _of_the_decoder(self) -> dict[str, str]:
+        """A decoder's names of its tensors -> the checkpoint's; warns of tensors beside them."""
+        stored = self._weights.stored
+        if not self.description.multimodal:
+            return {name: name for name in stored}
+        names = [name for name in stored if not _NO_DECODER.match(name)]
+        if others := len(stored) - len(names):
+            message = f"{others} tensors are skipped, which generating text does not use: images"
+            warnings.warn(message, stacklevel=3)
+        return {
+            _DECODER.sub("model.", name).removeprefix("language_model."): name for name in names
+        }
+
     def _match(self) -> dict[str, str]:
         """GGUF's names -> the checkpoint's, of all tensors but the rope divisors.
 
@@ -122,11 +142,12 @@ class CheckpointSource:
         for name, (shape, *_) in self._expected.items():
             if not self._is_part(name):
                 continue
-            names[name] = stored_name = str(self._expected[name].checkpoint)
-            stored = self._weights.stored.get(stored_name)
-            if stored is None:
+            in_a_decoder = str(self._expected[name].checkpoint)
+            if in_a_decoder not in self._decoder:
                 problem = f"is missing, expected with shape {shape}"
-                raise CheckpointError(self.name, f"tensor {stored_name!r}", problem)
+                raise CheckpointError(self.name, f"tensor {in_a_decoder!r}", problem)
+            names[name] = stored_name = self._decoder[in_a_decoder]
+            stored = self._weights.stored[stored_name]
             if stored.dtype not in TYPES:
                 supported = f"supported are {', '.join(TYPES)}"
                 problem = f"has dtype {stored.dtype}, which is not supported; {supported}"
@@ -135,13 +156,16 @@ class CheckpointSource:
                 problem = f"has shape {stored.shape}, expected {shape}"
                 raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
         known = set(names.values())
-        for stored_name, stored in self._weights.stored.items():
+        for in_a_decoder, stored_name in self._decoder.items():
             # The embedding is taken in its place.
-            tied = self.description.tied and stored_name == "lm_head.weight"
-            if stored_name not in known and not tied and not _BUFFER.fullmatch(stored_name):
-                architecture = self.config.architecture
+            tied = self.description.tied and in_a_decoder == "lm_head.weight"
+            if stored_name not in known and not tied and not _BUFFER.fullmatch(in_a_decoder):
+                architecture, file = (
+                    self.config.architecture,
+                    self._weights.stored[stored_name].file,
+                )
                 problem = f"is not part of a {architecture} model as config.json describes it"
-                raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
+                raise CheckpointError(str(file), f"tensor {stored_name!r}", problem)
         return names
 
     def _is_part(self, name: str) -> bool:

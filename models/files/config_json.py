@@ -55,16 +55,20 @@ class Description:
     mlp_bias: bool
     tied: bool  # the output layer is the embedding
     rope_divisors: np.ndarray | None  # float32 (rope_dim / 2,)
+    multimodal: bool  # the checkpoint holds more than the decoder, which has a prefix of its own
 
 
 def describe(fields: JSONFields) -> Description:
     """The decoder of a config.json. Raises CheckpointError naming the key at fault."""
     architecture, checkpoint = _architecture(fields)
+    if checkpoint.text_config is not None:
+        _refuse_unsupported(fields)
+        given = {k: v for k, v in fields.mapping("text_config").items() if v is not None}
+        fields = JSONFields({**checkpoint.text_config, **given}, fields.file, "text_config.")
+    _refuse_unsupported(fields)
     activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
     for key in ("hidden_act", "hidden_activation"):
         _accept(fields, key, activations)
-    for key, neutral in _REFUSED.items():
-        _accept(fields, key, (neutral,))
     values: dict[str, Any] = {}
     for key, (json_key, read, default) in _KEYS.items():
         value = read(fields, json_key, default)
@@ -92,7 +96,7 @@ def describe(fields: JSONFields) -> Description:
         others = {"rope.freq_base": "rope_theta", "attention.sliding_window": "sliding_window"}
         others |= {**checkpoint.keys, **checkpoint.optional_keys}
         json_key = _KEYS[key][0] if key in _KEYS else others.get(key, key)
-        raise CheckpointError(fields.file, json_key, error.problem) from None
+        raise CheckpointError(fields.file, fields.prefix + json_key, error.problem) from None
     for key, value_of in checkpoint.implied.items():
         _accept(fields, key, (value_of(config),))
     return Description(
@@ -102,6 +106,7 @@ def describe(fields: JSONFields) -> Description:
         mlp_bias=_asks_for(fields, "mlp_bias", checkpoint),
         tied=fields.boolean("tie_word_embeddings", checkpoint.tied),
         rope_divisors=rope.divisors(config),
+        multimodal=checkpoint.text_config is not None,
     )
 
 
@@ -116,6 +121,11 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
         supported = ", ".join(known)
         fields.fail("architectures", f"{names!r:.200} is not supported; supported are {supported}")
     return known[names[0]]
+
+
+def _refuse_unsupported(fields: JSONFields) -> None:
+    for key, neutral in _REFUSED.items():
+        _accept(fields, key, (neutral,))
 
 
 def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:

@@ -304,6 +304,51 @@ def test_gemmas_that_are_refused(name, changes, message):
         describe(name, **changes)
 
 
+@pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
+def test_the_decoder_of_a_model_that_takes_images(prefix, tmp_path):
+    """As transformers 4 and 5 write it, with keys left out that its text_config has by default."""
+    tensors, config, _ = checkpoints.weights("gemma3")
+    inner = checkpoints.config_json(config)
+    for key in ("architectures", "hidden_act", "layer_types", "query_pre_attn_scalar"):
+        del inner[key]
+    described = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
+    names = {name: name.replace("model.", prefix, 1) for name in tensors}
+    stored = {names[name]: rows for name, rows in tensors.items()}
+    vision = prefix.partition("language")[0] + "vision_tower.embedding.weight"
+    folder = checkpoints.write(tmp_path / "both", described, stored | {vision: np.zeros(3)})
+    with pytest.warns(UserWarning, match="1 tensors are skipped, .* use: images"):
+        got = models.from_pretrained(folder)
+    assert got.config == config
+    packed = models.named_tensors(model("gemma3"))
+    for name, tensor in models.named_tensors(got).items():
+        want = packed[name]
+        want = want.dequantize() if isinstance(want, jq.QuantizedArray) else want
+        np.testing.assert_allclose(tensor, want, rtol=1e-6)
+    stored["model.audio.weight"] = np.zeros(3, np.float32)
+    refused(checkpoints.write(folder, described, stored), "'model.audio.weight': is not part of")
+    del inner["hidden_size"]
+    refused(checkpoints.write(folder, described, stored), "text_config.hidden_size: is missing")
+
+
+def test_what_a_text_config_leaves_out():
+    """gemma-3-4b-it's; 8 heads of 256 and so on are the class's defaults."""
+    inner = {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+    values = {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": inner}
+    config = config_json.describe(json_fields.JSONFields(values, "config.json")).config
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
+    assert (config.vocab_size, config.context_length, config.window) == (262208, 131072, 1024)
+    assert config.ropes == ((1e6, 256, 8.0), (1e4, 256, 1.0)) and config.rms_norm_eps == 1e-6
+    inner["num_attention_heads"] = 7
+    with pytest.raises(jq.CheckpointError, match=r"text_config.num_key_value_heads: 4 must divide"):
+        config_json.describe(json_fields.JSONFields(values, "config.json"))
+
+
 def test_llama3_divisors():
     with models.CheckpointSource(FOLDERS / "llama") as source:
         got = source.read("rope_freqs.weight")
