@@ -175,11 +175,8 @@ def write_sample(path: Path, tokens: int = 60) -> Path:
         raw = rng.integers(
             0, 256, (2, 3, 512 // block.block_size, block.block_bytes), dtype=np.uint8
         )
-        for field in block.f16_fields:
-            at = block.offset(field)
-            raw[..., at : at + 2] = (
-                rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)
-            )
+        for field in block.scale_fields:
+            block.store_scale(raw, field, rng.normal(size=raw.shape[:-1]))
         writer.add_tensor(f"packed.{name}", raw.reshape(2, 3, -1), raw_dtype=Tensor[name])
     writer.add_tensor("plain.F32", rng.normal(size=(3, 5)).astype(np.float32))
     writer.add_tensor("plain.F16", rng.normal(size=7).astype(np.float16))

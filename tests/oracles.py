@@ -15,22 +15,19 @@ def random_planes(
 ) -> tuple[np.ndarray, ...]:
     """Packed (n, blocks * block_size) weights.
 
-    `random`: all bits of quants and sub-block scales random, f16 scales of one magnitude.
-    `extreme`: f16 scales from
-    subnormal to large, both signs. `zero` and `full`: every bit of quants and sub-block scales
-    clear or set.
+    `random`: all bits of quants and sub-block scales random, scales of one magnitude. `extreme`:
+    scales from f16's subnormal numbers to large, both signs. `zero` and `full`: every bit
+    of quants and sub-block scales clear or set.
     """
     block = formats.get(format)
     raw = rng.integers(0, 256, (n, blocks, block.block_bytes), np.uint8)
     if kind in ("zero", "full"):
         raw[...] = 0 if kind == "zero" else 255
-    for field in block.f16_fields:
+    for field in block.scale_fields:
         scale = rng.uniform(0.5, 1.5, (n, blocks)) * 2.0**-8
         if kind == "extreme":
             scale = rng.choice([6e-8, 3e-6, 1e-3, 1.0, -1.0, -6e-8], (n, blocks))
-        raw[..., block.offset(field) : block.offset(field) + 2] = scale.astype(np.float16)[
-            ..., None
-        ].view(np.uint8)
+        block.store_scale(raw, field, scale)
     return tuple(np.ascontiguousarray(p) for p in block.split(raw))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +25,17 @@ def nibbles(values: jax.Array) -> jax.Array:
     """
     low, high = jnp.split(values & 0xF, 2, axis=-1)
     return low | (high << 4)
+
+
+def codes(quants: jax.Array, table: Sequence[int]) -> jax.Array:
+    """Entries of a table to their numbers; of equal entries the first counts.
+
+    float32 (values, ..., blocks) -> uint8 (blocks, ..., values).
+    """
+    found = jnp.zeros(quants.shape, jnp.uint8)
+    for number in range(len(table) - 1, -1, -1):
+        found = jnp.where(quants == table[number], jnp.uint8(number), found)
+    return found.T
 
 
 def bits(values: jax.Array, width: int) -> jax.Array:

@@ -9,9 +9,11 @@ from . import pack, symmetric
 from .fit import LARGEST_F16
 from .quantizer import Fields, Quantizer, as_bytes, searched
 
+_GRID = symmetric.integers(32, least=17, fractions=4)
+
 
 def _fields(x: jax.Array, w: jax.Array) -> Fields:
-    d, scale, q = symmetric.super_blocks(x, w)
+    d, scale, q = symmetric.super_blocks(x, w, _GRID, 128)
     quants = as_bytes(q + 32)
     return {
         "ql": pack.bits(quants.reshape(-1, 2, 2, 64), 4).reshape(-1, 128),

@@ -1,18 +1,19 @@
-"""Formats with a scale alone: weight = s * q with q in -top to top - 1.
+"""Formats with a scale alone: weight = s * q with q of a grid.
 
-Weighted least squares: the values are rounded to quants with a number of trial steps; from the
+Weighted least squares: the values are rounded to the grid with a number of trial steps; from the
 quants the best s follows in closed form, and the trial of least error wins. A trial step is the
-value of largest magnitude over a number of levels, of either sign since the range of q is not
-symmetric.
+value of largest magnitude over a level, of either sign since a grid is not symmetric.
 
-Values that already lie on a grid of the format keep it, since whole numbers of levels are among the
-trials. In Q6_K, where the scales have to fit in with each other, that takes sub-blocks that use
-more than half of their levels.
+Values that already lie on a grid of the format keep it, since its quants are among the levels
+tried. Where scales have to fit in with each other, that takes sub-blocks that use more than half of
+their levels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,29 +21,51 @@ import numpy as np
 
 from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, where_less
 
-_SUPER_TOP = 32  # of a super-block's quants: those of Q6_K have six bits
+
+class Grid(NamedTuple):
+    """The numbers q of weights s * q.
+
+    Attributes:
+      nearest: floats to the nearest q, as float32.
+      levels: where the value of largest magnitude is tried.
+    """
+
+    nearest: Callable[[jax.Array], jax.Array]
+    levels: np.ndarray
 
 
-def _trials(top: int, least: int, fractions: int) -> np.ndarray:
-    """Numbers of levels: whole ones from `top` down to `least`, parts of one around `top`.
+def integers(top: int, least: int = 1, fractions: int = 8) -> Grid:
+    """The integers from -top to top - 1; levels: those down to `least`, and parts around `top`.
 
-    A negative number lets the largest value reach -top. Its opposite is another trial only where
+    A negative level lets the largest value reach -top. Its opposite is another trial only where
     that would round to `top` and is clipped: below, it gives the same quants with the other sign.
     """
     parts = top + np.arange(-2 * fractions + 1, fractions) / fractions
     parts = parts[parts % 1 != 0]
     whole = np.arange(top, least - 1, -1)
-    return np.concatenate([-whole, -parts, parts[(parts >= top - 0.5) & (parts < top)]])
+    levels = np.concatenate([-whole, -parts, parts[(parts >= top - 0.5) & (parts < top)]])
+    return Grid(lambda x: rounded(x, -top, top - 1), levels)
+
+
+def table(entries: Sequence[int], around: int) -> Grid:
+    """The entries of an ascending table; levels: these, and `around` both ends."""
+    numbers = np.array(entries, np.float32)
+
+    def nearest(x: jax.Array) -> jax.Array:
+        found = jnp.full_like(x, numbers[0])
+        for low, high in itertools.pairwise(numbers):
+            found = jnp.where(x > (low + high) / 2, high, found)
+        return found
+
+    beside = np.arange(-around, around + 1)
+    ends = np.concatenate([numbers[0] + beside, numbers[-1] + beside])
+    return Grid(nearest, np.unique(np.concatenate([numbers, ends])))
 
 
 def _steps(
-    x: jax.Array,
-    w: jax.Array,
-    top: int,
-    trials: np.ndarray,
-    stored: Callable[[jax.Array], jax.Array],
+    x: jax.Array, w: jax.Array, grid: Grid, stored: Callable[[jax.Array], jax.Array]
 ) -> jax.Array:
-    """Best steps s of x ~ s * q, as `stored` makes them, q in -top to top - 1.
+    """Best steps s of x ~ s * q, as `stored` makes them, q of the grid.
 
     x and w are (values, ...), s is (...).
     """
@@ -54,62 +77,65 @@ def _steps(
 
         The quants q are those of step 1 / inverse.
         """
-        q = rounded(x * inverse, -top, top - 1)
+        q = grid.nearest(x * inverse)
         wq = w * q
         s = stored((wq * x).sum(0) * reciprocal((wq * q).sum(0)))
         return (w * (s * q - x) ** 2).sum(0), s
 
     start = (w * x * x).sum(0), jnp.zeros_like(over_largest)
-    best = best_of(trials, lambda levels: fit(levels * over_largest), start)
+    best = best_of(grid.levels, lambda level: fit(level * over_largest), start)
     return where_less(fit(reciprocal(best[1])), best)[1]
 
 
-def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array]:
+def blocks(x: jax.Array, w: jax.Array, grid: Grid) -> tuple[jax.Array, jax.Array]:
     """Quantizes x (32, blocks), errors weighted by w of that shape.
 
-    Returns d, (blocks,) of f16 values, and quants, (32, blocks) in -top to top - 1; both float32.
+    Returns d, (blocks,) of f16 values, and quants of the grid, (32, blocks); both float32.
     """
-    d = _steps(x, w, top, _trials(top, 1, 8), nearest_f16)
-    return d, rounded(x * reciprocal(d), -top, top - 1)
+    d = _steps(x, w, grid, nearest_f16)
+    return d, grid.nearest(x * reciprocal(d))
 
 
-def super_blocks(x: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Quantizes x (16, 16, blocks), errors weighted by w of that shape.
+def super_blocks(
+    x: jax.Array, w: jax.Array, grid: Grid, most: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Quantizes x (values, sub-blocks, blocks), errors weighted by w of that shape.
 
-    Returns d, (blocks,) of f16 values, scales (16, blocks), quants (16, 16, blocks), all float32.
+    Returns d, (blocks,) of f16 values, scales (sub-blocks, blocks), quants of x's shape, all
+    float32.
 
-    weight = d * scale * q with scales in -128 to 127. Candidates for d are the integer parts of the
-    largest step.
+    weight = d * scale * q with scales in -most to most - 1. Candidates for d are the integer parts
+    of the largest step.
     """
 
     def quants(s: jax.Array) -> jax.Array:
-        return rounded(x * reciprocal(s), -_SUPER_TOP, _SUPER_TOP - 1)
+        return grid.nearest(x * reciprocal(s))
 
     def neighbours(d: jax.Array, scale: jax.Array) -> Best:
         """The best (error of the super-block, d, scales) of the given scales and those beside."""
 
         def trial(step: jax.Array) -> Best:
-            n = jnp.clip(scale + step, -128, 127)
+            n = jnp.clip(scale + step, -most, most - 1)
             return (w * (d * n * quants(d * n) - x) ** 2).sum(0), n
 
         error, n = best_of([0, 1, -1], trial, (jnp.full_like(scale, jnp.inf), scale))
         return error.sum(0), d, n
 
-    trials = _trials(_SUPER_TOP, _SUPER_TOP // 2 + 1, 4)
-    s = _steps(x, w, _SUPER_TOP, trials, lambda s: s)
+    s = _steps(x, w, grid, lambda s: s)
     cost = (w * quants(s) ** 2).sum(0)
     largest = jnp.take_along_axis(s, jnp.argmax(jnp.abs(s), axis=0)[None], axis=0)[0]
 
     def multiple(parts: jax.Array) -> Best:
         d = nearest_f16(largest / parts)
         d = jnp.where(jnp.abs(d) < SMALLEST_F16, jnp.copysign(SMALLEST_F16, d), d)
-        return (cost * (s - d * rounded(s / d, -128, 127)) ** 2).sum(0), d
+        return (cost * (s - d * rounded(s / d, -most, most - 1)) ** 2).sum(0), d
 
-    parts = np.concatenate([-np.arange(128, 63, -1), np.arange(127, 63, -1)])
+    parts = np.arange(most, most // 2 - 1, -1)
+    parts = np.concatenate([-parts, parts[1:]])
     _, d = best_of(
         parts, multiple, (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_F16))
     )
-    best = neighbours(d, rounded(s / d, -128, 127))
+    best = neighbours(d, rounded(s / d, -most, most - 1))
 
     _, d, scale = best
     a = scale * quants(d * scale)  # x ~ d * a

@@ -70,7 +70,7 @@ class BlockFormat:
     block_bytes: int
     struct: tuple[tuple[str, int], ...]
     layout: tuple[tuple[str, tuple[str, ...]], ...]
-    f16_fields: tuple[str, ...]  # which must be finite in a sound file
+    f16_fields: tuple[str, ...]  # scales and minimums, which must be finite in a sound file
     weights: Callable[[Mapping[str, Any], Any], Any] = dataclasses.field(repr=False)
     quant_bits: int  # of a weight, without scales
     row: type[PackedRow]
@@ -78,6 +78,7 @@ class BlockFormat:
     dequantize_threads: int  # of a block
     int8_tile: Int8Groups
     f16_tile: F16Tile | None = None
+    e8m0_fields: tuple[str, ...] = ()  # scales of a byte: 2^(e - 127), and NaN at 255
     broadcast_header: bool = False  # `row` can load a block's 16-byte header once per warp
     tuning: FormatTuning = FormatTuning()
     planes: tuple[Plane, ...] = dataclasses.field(init=False)
@@ -151,12 +152,31 @@ class BlockFormat:
         return values.reshape(*values.shape[:-2], values.shape[-2] * self.block_size)
 
     def finite(self, planes: Sequence[np.ndarray]) -> np.ndarray:
-        """bool (..., blocks): whether all f16 fields of a block are finite."""
+        """bool (..., blocks): whether all scales and minimums of a block are finite."""
         fields = self.fields(planes)
         good = [
             (fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.f16_fields
         ]
+        good += [fields[name][..., 0] != 0xFF for name in self.e8m0_fields]
         return np.logical_and.reduce(good)
+
+    @property
+    def scale_fields(self) -> tuple[str, ...]:
+        """The fields that hold a float: scales and minimums."""
+        return self.f16_fields + self.e8m0_fields
+
+    def store_scale(self, raw: np.ndarray, field: str, values: Any) -> None:
+        """Writes floats (...) to a field of blocks as a file holds them, uint8 (..., block_bytes).
+
+        Each as the field's type has it: the nearest f16, or the power of two below its magnitude.
+        """
+        values = np.broadcast_to(np.asarray(values, np.float32), raw.shape[:-1])
+        if field in self.f16_fields:
+            stored = values.astype("<f2")[..., None].view(np.uint8)
+        else:
+            exponent = np.where(values == 0, 0, np.clip(np.frexp(values)[1] + 126, 0, 254))
+            stored = np.where(np.isfinite(values), exponent, 255).astype(np.uint8)[..., None]
+        raw[..., self.offset(field) : self.offset(field) + self.size(field)] = stored
 
 
 def f16_array(data: Any) -> Any:

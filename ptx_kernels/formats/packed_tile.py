@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from ..ptx import Builder, Pointer, Value, u32
+from ..ptx import Builder, Pointer, Value, f16, f32, u16, u32
 from ..ptx.types import Type, f16x2
 from .words import Words, f16_of
 
@@ -25,9 +25,9 @@ Pair = tuple[Value, Value]  # of rows g and g + 8
 class TilePlane:
     """A plane of the tile: `bytes` u8 (16, pitch).
 
-    A plane of two bytes per row holds the aligned four bytes that they lie in; `first` is then the
-    index of the first row's f16 in the whole plane, `stride` that of a row: odd ones are the high
-    two bytes.
+    A plane whose rows do not all begin at words holds the aligned words that they lie in; `first`
+    is then the number of pairs of bytes before the first row's in the whole plane, `stride` that of
+    a row: those of odd numbers begin two bytes on.
     """
 
     k: Builder
@@ -43,7 +43,11 @@ class TilePlane:
     def rows(self) -> tuple[Pointer, Pointer]:
         """The lane's rows g and g + 8."""
         row = self.k.lane_id // 4
-        return self.bytes.at(row), self.bytes.at(row).at(8 * self.bytes.shape[1])
+        low, high = self.bytes.at(row), self.bytes.at(row).at(8 * self.bytes.shape[1])
+        if self.first is None:
+            return low, high
+        first = self.first + row * self.stride
+        return low.at((first & 1) * 2), high.at(((first + 8 * self.stride) & 1) * 2)
 
     def f16_pairs(self, offset: Value) -> list[Pair]:
         """The two f16 at `offset` bytes of the lane's rows, as f32."""
@@ -52,13 +56,13 @@ class TilePlane:
 
     def f16(self) -> Pair:
         """The f16 of the lane's rows, of a plane of two bytes per row, as f32."""
-        assert self.first is not None
-        first = self.first + self.k.lane_id // 4 * self.stride
-        low, high = (
-            f16_of(word.cast(u32).load() >> (((first + 8 * i * self.stride) & 1) << 4))
-            for i, word in enumerate(self.rows())
-        )
+        low, high = (row.cast(f16).load().to(f32) for row in self.rows())
         return low, high
+
+    def byte_pairs(self, offset: Value) -> list[Pair]:
+        """The two bytes at an even `offset` of the lane's rows."""
+        rows = [row.at(offset).cast(u16).load().to(u32) for row in self.rows()]
+        return [(rows[0] & 0xFF, rows[1] & 0xFF), (rows[0] >> 8, rows[1] >> 8)]
 
 
 @dataclass(frozen=True)

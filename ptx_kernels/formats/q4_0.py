@@ -18,7 +18,7 @@ from .base import BlockFormat, FormatTuning, f16_array, nibbles
 from .packed_block import DequantizedRun
 from .packed_row import Share, Tile, signed_run
 from .packed_tile import TilePlane
-from .words import byte_floats
+from .words import Words, byte_floats, lower_nibbles, upper_nibbles
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
@@ -29,8 +29,9 @@ class PackedRow:
     """A lane's share of Q4_0 rows: 16 / lanes bytes of nibbles.
 
     They hold that many of the first 16 weights and as many of the last 16. Flipping a nibble's top
-    bit in the high nibble of a byte makes it 16 * (q - 8) as int8, so the offset costs nothing. Of
-    one kind with Q5_0 and Q5_1, whose nibbles lie as these do (see `packed_row.PackedRow`).
+    bit in the high nibble of a byte makes it 16 * (q - 8) as int8, so the offset costs nothing. The
+    other formats whose nibbles lie as these do are of one kind with it (see
+    `packed_row.PackedRow`).
     """
 
     # an element of the last plane: the block's scale, with or without its minimum
@@ -53,10 +54,7 @@ class PackedRow:
 
     def unpack(self, loaded: tuple[Any, ...]) -> Tile:
         d, words = loaded
-        runs = [
-            [(w & 0xF0F0F0F0) ^ 0x80808080 for w in nibbles_]
-            for nibbles_ in ([w << 4 for w in words], words)
-        ]
+        runs = [[w ^ 0x80808080 for w in nibbles_] for nibbles_ in upper_nibbles(words)]
         return Tile(
             [signed_run(self._k, run, floats=self._floats) for run in runs],
             d.to(f32) * (1 / 16),
@@ -72,17 +70,18 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
     """All 32 weights of a block (see `packed_block.Dequantize`)."""
     qs, d = planes
     scale = d.cast(f16).load().to(f32)
-    words = qs.cast(u32).load(vector=4)
+    quants = lower_nibbles(qs.cast(u32).load(vector=4))
     return [
-        DequantizedRun(
-            16 * high,
-            [
-                scale * (v - 8.0)
-                for v in byte_floats(k, [(w >> 4 * high) & 0x0F0F0F0F for w in words])
-            ],
-        )
-        for high in range(2)
+        DequantizedRun(16 * i, [scale * (v - 8.0) for v in byte_floats(k, run)])
+        for i, run in enumerate(quants)
     ]
+
+
+def fragment_nibbles(qs: TilePlane, unit: Value) -> list[Words]:
+    """Nibbles of a unit's two blocks as operand A, each in the upper half of its byte."""
+    words = qs.matrix(unit * 32)  # two of each block, of rows g and g + 8
+    halves = (upper_nibbles(words[2 * i : 2 * i + 2]) for i in range(2))
+    return [[*low, *high] for low, high in halves]
 
 
 def int8_groups(
@@ -90,15 +89,11 @@ def int8_groups(
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
     """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
-    words = qs.matrix(unit * 32)  # two of each block: its low nibbles, then its high ones
-    nibbles_ = [
-        [w << 4 for w in words[2 * i : 2 * i + 2]] + list(words[2 * i : 2 * i + 2])
-        for i in range(2)
-    ]
+    quants = fragment_nibbles(qs, unit)
     low, high = (
         packed_tile.Int8Group(
             unit * 2 + i,
-            [(w & 0xF0F0F0F0) ^ 0x80808080 for w in nibbles_[i]],
+            [w ^ 0x80808080 for w in quants[i]],
             s8,
             [packed_tile.scaled(scale, 1 / 16)],
         )

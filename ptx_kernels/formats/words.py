@@ -34,6 +34,38 @@ def shifted(word: Value, left: int) -> Value:
     return word << left if left > 0 else word >> -left if left < 0 else word
 
 
+def upper_nibbles(words: Words) -> tuple[Words, Words]:
+    """The low nibbles of all bytes and the high ones, each in the upper half of its byte."""
+    return [(w << 4) & 0xF0F0F0F0 for w in words], [w & 0xF0F0F0F0 for w in words]
+
+
+def lower_nibbles(words: Words) -> tuple[Words, Words]:
+    """The low nibbles of all bytes and the high ones, each in the lower half of its byte."""
+    return [w & 0x0F0F0F0F for w in words], [(w >> 4) & 0x0F0F0F0F for w in words]
+
+
+def looked_up(k: Builder, table: Sequence[int], words: Words) -> tuple[Words, Words]:
+    """Entries of a table of 16 int8 by the low nibbles of all bytes, then by the high ones.
+
+    A permutation picks from eight entries by three bits: the fourth then chooses between two.
+    """
+    entries = [
+        k.const(u32, int.from_bytes(bytes(entry & 0xFF for entry in table[i : i + 4]), "little"))
+        for i in range(0, 16, 4)
+    ]
+    low, high = [], []
+    for word in words:
+        selectors, upper = word & 0x77777777, ((word >> 1) & 0x44444444) | 0x32103210
+        mixed = []  # entries of two bytes: low, high, low, high
+        for shift in (0, 16):
+            at = shifted(selectors, -shift)
+            halves = k.permute(*entries[:2], at), k.permute(*entries[2:], at)
+            mixed.append(k.permute(*halves, shifted(upper, -shift)))
+        low.append(k.permute(*mixed, 0x6420))
+        high.append(k.permute(*mixed, 0x7531))
+    return low, high
+
+
 #: What `anchored_floats` adds to each quant.
 ANCHOR = 128.0
 

@@ -23,9 +23,8 @@ def random_blocks(format: str, shape: tuple[int, ...], rng: np.random.Generator)
     """Packed blocks as in a file, uint8 (*shape, block_bytes): random quants, small scales > 0."""
     block = formats.get(format)
     raw = rng.integers(0, 256, (*shape, block.block_bytes), np.uint8)
-    for field in block.f16_fields:
-        scales = rng.uniform(0.001, 0.01, (*shape, 1)).astype(np.float16)
-        raw[..., block.offset(field) : block.offset(field) + 2] = scales.view(np.uint8)
+    for field in block.scale_fields:
+        block.store_scale(raw, field, rng.uniform(0.001, 0.01, shape))
     return raw
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from helpers import nmse
 
+from ptx_kernels import formats
 from ptx_kernels.kernels.operands import random_blocks
 
 pytestmark = pytest.mark.gpu
 
 TOLERANCE = 1e-6
-FORMATS = ("Q4_0", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+FORMATS = formats.names()
 DTYPES = ("float32", "bfloat16", "float16")
 #: A result of 8 or 11 bits of mantissa is rounded once more on one side of a tie than on the other.
 ROUNDED = {"float32": TOLERANCE, "bfloat16": 2e-5, "float16": 1e-6}
@@ -27,7 +28,6 @@ def jq() -> types.ModuleType:
 
 
 def weights(jq, format: str, n: int, k: int, seed: int = 0):
-    from ptx_kernels import formats
 
     raw = random_blocks(
         format, (n, k // formats.get(format).block_size), np.random.default_rng(seed)

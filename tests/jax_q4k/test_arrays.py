@@ -27,11 +27,8 @@ def random_bytes(name: str, shape: tuple[int, ...], seed: int = 0) -> np.ndarray
     raw = rng.integers(
         0, 256, (*shape[:-1], shape[-1] // block.block_size, block.block_bytes), np.uint8
     )
-    for field in block.f16_fields:
-        at = block.offset(field)
-        raw[..., at : at + 2] = (
-            rng.normal(size=(*raw.shape[:-1], 1)).astype(np.float16).view(np.uint8)
-        )
+    for field in block.scale_fields:
+        block.store_scale(raw, field, rng.normal(size=raw.shape[:-1]))
     return raw.reshape(*shape[:-1], -1)
 
 
@@ -269,9 +266,9 @@ def test_repr():
     [
         (
             144,
-            "Q4_1",
+            "Q9_K",
             (1, 256),
-            "format='Q4_1' must be one of Q4_0, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K",
+            f"format='Q9_K' must be one of {', '.join(formats.names())}",
         ),
         (144, "F32", (1, 256), "format='F32' must be one of"),
         (

@@ -9,7 +9,10 @@
 #ifndef JAX_Q4K_FORMATS
 // X(what GGUF calls it, columns of a block, the bytes that every plane has of 256 columns...)
 #define JAX_Q4K_FORMATS(X)             \
+  X(IQ4_NL, 32, 128, 16)               \
+  X(MXFP4, 32, 128, 8)                 \
   X(Q4_0, 32, 128, 16)                 \
+  X(Q4_1, 32, 128, 32)                 \
   X(Q5_0, 32, 128, 32, 16)             \
   X(Q5_1, 32, 128, 32, 32)             \
   X(Q8_0, 32, 256, 16)                 \
@@ -105,6 +108,43 @@ struct Q4_0 : Packed<kQ4_0, 32> {
     constexpr int kShift = i % 2 * 4;
     return fields<kShift, kShift, kShift, kShift, 15>(every_second<i / 2>(p[0]));
   }
+};
+
+struct Q4_1 : Packed<kQ4_1, 32> {
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return to_float(Halves::load(p[1])) * alternating(1, -1); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return Q4_0::quants<i>(p); }
+};
+
+// Weights that are entries of a table of 16 signed bytes; Q4_0's nibbles number them.
+template <Type kType>
+struct Codes : Packed<kType, 32, 0, true> {
+  template <int i>
+  static JAX_Q4K_INLINE Bytes entries(const int8_t (&table)[16], const uint8_t* const* p) {
+    return looked_up(Vector<uint8_t, 16>::load(table) ^ Vector<uint8_t, 16>::all(kZeroPoint), Q4_0::quants<i>(p));
+  }
+};
+
+constexpr int8_t kTableOfIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+struct IQ4_NL : Codes<kIQ4_NL> {
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return doubled_halves(p[1]) * alternating(1, 0); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return entries<i>(kTableOfIQ4, p); }
+};
+
+struct MXFP4 : Codes<kMXFP4> {
+  static constexpr int8_t kTable[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {  // 2^(e - 128)
+    uint32_t bits[16] = {};
+    for (int block = 0; block < 8; ++block) {
+      const uint32_t e = p[1][block];
+      bits[2 * block] = e < 2 ? 0x200000u << e : (e - 1) << 23;
+    }
+    return Floats::load(bits);
+  }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return entries<i>(kTable, p); }
 };
 
 struct Q5_0 : Packed<kQ5_0, 32> {

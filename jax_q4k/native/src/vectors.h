@@ -389,6 +389,25 @@ JAX_Q4K_INLINE Bytes fields(const Bytes& v) {
   return (v.as<uint32_t>() >> shifts).template as<uint8_t>() & Bytes::all(kMask);
 }
 
+// Of a table of 16 bytes, those of the numbers given, which are below 16.
+JAX_Q4K_INLINE Bytes looked_up(const Vector<uint8_t, 16>& table, const Bytes& at) {
+  Bytes v;
+#if defined(JAX_Q4K_AVX512)
+  v.part[0] = (Bytes::Part)_mm512_shuffle_epi8(_mm512_broadcast_i32x4((__m128i)table.part[0]), (__m512i)at.part[0]);
+#elif defined(__AVX2__)
+  const __m256i both = _mm256_broadcastsi128_si256((__m128i)table.part[0]);
+  for (int i = 0; i < 2; ++i) v.part[i] = (Bytes::Part)_mm256_shuffle_epi8(both, (__m256i)at.part[i]);
+#elif defined(__aarch64__)
+  for (int i = 0; i < 4; ++i) v.part[i] = (Bytes::Part)vqtbl1q_u8((uint8x16_t)table.part[0], (uint8x16_t)at.part[i]);
+#else
+  uint8_t entries[16], bytes[64];
+  table.store(entries), at.store(bytes);
+  for (auto& byte : bytes) byte = entries[byte];
+  v = Bytes::load(bytes);
+#endif
+  return v;
+}
+
 // `value` where the bit is set.
 JAX_Q4K_INLINE Bytes where(uint64_t bits, uint8_t value) {
   Bytes v;

@@ -12,7 +12,7 @@ from ..quantize_f16 import SUPER_BLOCK
 from ..quantize_q8_1 import GROUP
 from .config import GemmConfig
 from .fragments import TILE_COLUMNS, TILE_ROWS, Accumulators, TileSums, accumulators, place
-from .pipeline import Copy, F16Copy, Pipeline, Rows, TileCopy
+from .pipeline import Copy, Pipeline, Rows, TileCopy, WordCopy
 from .products import UNITS, F16Products, IntegerProducts, Products, pair_pitch
 
 _DEFAULT = GemmConfig()
@@ -78,7 +78,7 @@ def gemm(
 
 
 def stackable(format: str, n: int, columns: int) -> bool:
-    """True if matrices (n, columns) of a stack begin at the words that `F16Copy` brings."""
+    """True if matrices (n, columns) of a stack begin at the words that `WordCopy` brings."""
     layout = formats.get(format)
     blocks = n * columns // layout.block_size
     return all(blocks * plane.bytes_per_block % 4 == 0 for plane in layout.planes)
@@ -128,9 +128,8 @@ def _weight_copies(
         n, blocks, size = plane.shape
         nbytes = size * SUPER_BLOCK // formats.get(format).block_size
         rows = Rows(plane.reshape(n, blocks * size), span.start, span.size)
-        copies.append(
-            F16Copy(k, rows, threads) if nbytes == 2 else TileCopy(k, rows, nbytes, threads)
-        )
+        words = nbytes % 4 == 0 and blocks * size % 4 == 0  # all that is copied begins at words
+        copies.append((TileCopy if words else WordCopy)(k, rows, nbytes, threads))
     return copies
 
 

@@ -96,39 +96,44 @@ class TileCopy:
             self._rest -= self._nbytes
 
 
-class F16Copy:
-    """Copies an f16 of every row per step: the aligned four bytes that it lies in, to row * 4."""
+class WordCopy:
+    """Copies `nbytes` of every row per step, where rows begin at even bytes but not all at words.
 
-    pitch = 4
+    The aligned words that they lie in arrive at row * pitch, so that a row's bytes begin there or
+    two bytes on. Past a row's end come those of the next one, and zeros after the last.
+    """
 
-    def __init__(self, k: Builder, rows: Rows, threads: int) -> None:
+    def __init__(self, k: Builder, rows: Rows, nbytes: int, threads: int) -> None:
+        self.pitch = nbytes // 4 * 4 + 4
         self.size = rows.count * self.pitch
         self._k, self._rows, self._threads = k, rows, threads
-        self._blocks = rows.matrix.shape[1] // 2  # of a row
-        self._index = k.var(u32, (rows.first + k.thread_id) * self._blocks)
+        self._stride = rows.matrix.shape[1] // 2  # pairs of bytes in a row
+        self._step = nbytes // 2
+        self._index = k.var(u32, (rows.first + k.thread_id) * self._stride)
 
     def tile(self, place: Pointer, row: Value, step: Value) -> TilePlane:
-        first = (self._rows.first + row) * self._blocks + step
-        return TilePlane(self._k, place.at(row).reshape(TILE_ROWS, self.pitch), first, self._blocks)
+        first = (self._rows.first + row) * self._stride + step * self._step
+        return TilePlane(self._k, place.at(row).reshape(TILE_ROWS, self.pitch), first, self._stride)
 
     def start(self, place: Pointer) -> None:
         k, rows = self._k, self._rows
-        total = rows.matrix.shape[0] * self._blocks
+        total = rows.matrix.shape[0] * self._stride
         words = rows.matrix.reshape(total // 2 + 1, 4)
         for r in range(0, rows.count, self._threads):
-            index = self._index + r * self._blocks
-            size = None
-            if rows.clip or total % 2:  # the matrix ends in the middle of a word
-                inside = k.select(index < total, k.const(u32, 2), 0)
-                size = k.select((index | 1) < total, k.const(u32, 4), inside)
+            index = self._index + r * self._stride
             where = k.thread_id < rows.count - r if self._threads > rows.count - r else None
-            k.cp_async(
-                place.at(k.thread_id * 4).at(4 * r), words.at(index >> 1), 4, size=size, where=where
-            )
-        self._index += 1
+            for word in range(self.pitch // 4):
+                size = None
+                if rows.clip or total % 2 or word:  # the matrix may end before the word does
+                    last = (index | 1) + 2 * word
+                    inside = k.select(last <= total, k.const(u32, 2), 0)
+                    size = k.select(last < total, k.const(u32, 4), inside)
+                target = place.at(k.thread_id * self.pitch).at(self.pitch * r + 4 * word)
+                k.cp_async(target, words.at((index >> 1) + word), 4, size=size, where=where)
+        self._index += self._step
 
 
-Copy = TileCopy | F16Copy
+Copy = TileCopy | WordCopy
 
 
 class Pipeline:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ... import formats
 from ..family import Arguments, Case, Family, PackedWeights, once, one_layer, one_matrix
 from .config import PRESETS, MatvecConfig
 from .gated import gated_matvec
@@ -49,8 +50,11 @@ _PLAIN = (
             unroll=unroll,
             resident_blocks=resident,
         )
-        for format, wide in (("Q8_0", 16), ("Q5_0", 8), ("Q4_0", 8), ("Q5_1", 8))
-        for m, lanes, unroll, resident in ((1, wide, 2, 5), (4, 8, 1, 3))
+        for format in ("Q8_0", "Q5_0", "Q4_0", "Q4_1", "Q5_1", "IQ4_NL", "MXFP4")
+        for m, lanes, unroll, resident in (
+            (1, formats.get(format).tuning.gemv_lanes, 2, 5),
+            (4, 8, 1, 3),
+        )
     ),
 )
 

@@ -42,7 +42,7 @@ def check_kernels(planes, weights):
 
 
 def main():
-    assert formats.names()[:2] == ("Q4_0", "Q4_X") and "Q4_X" in jq.formats.names()
+    assert "Q4_X" in formats.names() and "Q4_X" in jq.formats.names()
     w = np.random.default_rng(0).standard_normal((N, COLUMNS), np.float32)
     packed = jq.quantize(w, "Q4_X")
     planes = [np.asarray(plane) for plane in packed.planes]

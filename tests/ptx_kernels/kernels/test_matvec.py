@@ -178,5 +178,5 @@ def test_what_it_refuses(changes: dict, config: dict, message: str) -> None:
 
 
 def test_unknown_formats_are_refused() -> None:
-    with pytest.raises(ValueError, match="format='Q4_1' must be one of Q4_0"):
-        matvec(format="Q4_1", n=16, columns=256, m=1, config=MatvecConfig())
+    with pytest.raises(ValueError, match="format='Q9_K' must be one of "):
+        matvec(format="Q9_K", n=16, columns=256, m=1, config=MatvecConfig())

@@ -30,6 +30,11 @@ from ptx_kernels.tuning import choose
 #: (n, k) of Llama-3.1-8B: attention output, gate and up, down, output head.
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336), (128256, 4096)]
 
+#: Most instructions per byte of quants, formats of 32 weights a block; Q8_0 has half as many
+#: weights in a byte.
+SMALL_BLOCKS = {"Q8_0": 1.0, "Q5_0": 4.0, "Q4_0": 3.0, "Q4_1": 3.0, "Q5_1": 4.0}
+SMALL_BLOCKS |= {"IQ4_NL": 6.0, "MXFP4": 6.0}  # codes are looked up
+
 #: Of Qwen2.5-0.5B (key and value, down), and one that fills a device.
 SMALL_SHAPES = [(128, 896), (896, 4864), (4096, 14336)]
 
@@ -37,7 +42,7 @@ SMALL_SHAPES = [(128, 896), (896, 4864), (4096, 14336)]
 def test_the_model_is_held_to_these_budgets():
     """`model.INSTRUCTION_BUDGETS` are those of the tests below."""
     rows = {("Q4_K", 1): 3.5, ("Q5_K", 1): 4.0, ("Q6_K", 1): 4.0, ("Q4_K", 4): 6.0}
-    small = {("Q8_0", 1): 1.0, ("Q5_0", 1): 4.0, ("Q4_0", 1): 3.0, ("Q5_1", 1): 4.0}
+    small = {(format, 1): most for format, most in SMALL_BLOCKS.items()}
     assert INSTRUCTION_BUDGETS == rows | small
 
 
@@ -76,10 +81,7 @@ def test_q6_k_one_row(n, k):
     assert found.mix["load global 128"] >= quant_loads(found, "Q6_K", 1)
 
 
-# Q8_0 has half as many weights in a byte
-@pytest.mark.parametrize(
-    "format, instructions", [("Q8_0", 1.0), ("Q5_0", 4.0), ("Q4_0", 3.0), ("Q5_1", 4.0)]
-)
+@pytest.mark.parametrize("format, instructions", SMALL_BLOCKS.items())
 def test_one_row_of_small_blocks(format, instructions):
     found = measure(format, 4864, 4096, 1)
     assert (

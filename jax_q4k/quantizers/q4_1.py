@@ -1,0 +1,17 @@
+"""Q4_1: a scale and a minimum for 32 weights of 0 to 15."""
+
+from __future__ import annotations
+
+import jax
+
+from . import affine, pack
+from .fit import LARGEST_F16
+from .quantizer import Fields, Quantizer, as_bytes, searched
+
+
+def _fields(x: jax.Array, w: jax.Array) -> Fields:
+    d, m, q = affine.blocks(x, w, 15)
+    return {"d": pack.f16_bytes(d), "m": pack.f16_bytes(m), "qs": pack.nibbles(as_bytes(q))}
+
+
+QUANTIZER = Quantizer("Q4_1", LARGEST_F16, searched("Q4_1", (32,), _fields))

@@ -1,0 +1,63 @@
+"""IQ4_NL: 32 weights in 18 bytes; weight = d * TABLE[code], whose steps widen away from zero.
+
+Source: ggml, `block_iq4_nl` and `kvalues_iq4nl`. Codes lie as Q4_0's nibbles do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..ptx import Builder, Pointer, Value, f16, f32, s8
+from . import codes, packed_tile
+from .base import BlockFormat, FormatTuning, f16_array
+from .packed_block import DequantizedRun
+from .packed_tile import TilePlane
+
+TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+
+
+def _weights(field: Mapping[str, Any], xp: Any) -> Any:
+    return f16_array(field["d"]) * codes.entries(TABLE, field["qs"], xp)
+
+
+class PackedRow(codes.PackedRow):
+    """A lane's share of IQ4_NL rows (see `packed_row.PackedRow`)."""
+
+    table = TABLE
+
+
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """All 32 weights of a block (see `packed_block.Dequantize`)."""
+    qs, d = planes
+    return codes.dequantize(k, TABLE, qs, d.cast(f16).load().to(f32))
+
+
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
+    qs, d = planes
+    quants = codes.fragments(k, TABLE, qs, unit)
+    low, high = (
+        packed_tile.Int8Group(unit * 2 + i, quants[i], s8, [scale])
+        for i, scale in enumerate(d.f16_pairs(unit * 4))
+    )
+    return low, high
+
+
+FORMAT = BlockFormat(
+    name="IQ4_NL",
+    block_size=32,
+    block_bytes=18,
+    struct=(("d", 2), ("qs", 16)),
+    layout=(("codes", ("qs",)), ("d", ("d",))),  # planes tell it from Q4_0 by their names
+    f16_fields=("d",),
+    weights=_weights,
+    quant_bits=4,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=1,
+    int8_tile=int8_groups,
+    tuning=FormatTuning(instruction_budgets={1: 6.0}),
+)

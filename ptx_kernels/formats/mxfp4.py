@@ -1,0 +1,88 @@
+"""MXFP4: 32 weights in 17 bytes; weight = 2^(e - 128) * TABLE[code].
+
+Source: ggml, `block_mxfp4` and `kvalues_mxfp4`; OCP Microscaling Formats v1.0. TABLE is twice what
+the codes mean, fp4 with two bits of exponent and one of mantissa, and e a scale of the type e8m0:
+255 is NaN. Codes lie as Q4_0's nibbles do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ptx import Builder, Pointer, Value, f32, s8, u8, u32
+from . import codes, packed_tile
+from .base import BlockFormat, FormatTuning
+from .packed_block import DequantizedRun
+from .packed_tile import TilePlane
+
+TABLE = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+
+
+def _weights(field: Mapping[str, Any], xp: Any) -> Any:
+    """Times two powers of two, neither of which is subnormal: XLA takes such for zero on a CPU."""
+    e = field["e"].astype(np.int32)
+    low = e >> 1
+
+    def power(exponent: Any) -> Any:  # 2^(exponent - 64)
+        return ((exponent + 63) << 23).view(np.float32)
+
+    return codes.entries(TABLE, field["qs"], xp) * power(low) * power(e - low)
+
+
+def _scale(k: Builder, e: Value) -> Value:
+    """2^(e - 128), f32, of a u32 below 256."""
+    return k.select(e < 2, k.const(u32, 0x200000) << e, (e - 1) << 23).bits(f32)
+
+
+class PackedRow(codes.PackedRow):
+    """A lane's share of MXFP4 rows (see `packed_row.PackedRow`)."""
+
+    table = TABLE
+    scale_type = u8
+
+    def scale(self, loaded: Value) -> Value:
+        return _scale(self._k, loaded.to(u32))
+
+
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """All 32 weights of a block (see `packed_block.Dequantize`)."""
+    qs, e = planes
+    return codes.dequantize(k, TABLE, qs, _scale(k, e.load().to(u32)))
+
+
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`).
+
+    Scales are below 2^104: above, magic numbers would overflow.
+    """
+    qs, e = planes
+    quants = codes.fragments(k, TABLE, qs, unit)
+    scales = [(_scale(k, g), _scale(k, other)) for g, other in e.byte_pairs(unit * 2)]
+    low, high = (
+        packed_tile.Int8Group(unit * 2 + i, quants[i], s8, [scale])
+        for i, scale in enumerate(scales)
+    )
+    return low, high
+
+
+FORMAT = BlockFormat(
+    name="MXFP4",
+    block_size=32,
+    block_bytes=17,
+    struct=(("e", 1), ("qs", 16)),
+    layout=(("codes", ("qs",)), ("e", ("e",))),
+    f16_fields=(),
+    e8m0_fields=("e",),
+    weights=_weights,
+    quant_bits=4,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=1,
+    int8_tile=int8_groups,
+    tuning=FormatTuning(instruction_budgets={1: 6.0}),
+)
