@@ -44,11 +44,11 @@ class PackedRow(q4_0.PackedRow):
 
 
 def dequantize(
-    k: Builder, table: Sequence[int], codes: Pointer, scale: Value
+    k: Builder, table: Sequence[int], codes: Pointer, scale: Value, first: Value | int = 0
 ) -> list[DequantizedRun]:
-    """All 32 weights of a block (see `packed_block.Dequantize`)."""
+    """32 weights from `first` on of a block (see `packed_block.Dequantize`)."""
     return [
-        DequantizedRun(16 * i, [scale * v for v in signed_byte_floats(k, run)])
+        DequantizedRun(first + 16 * i, [scale * v for v in signed_byte_floats(k, run)])
         for i, run in enumerate(looked_up(k, table, codes.cast(u32).load(vector=4)))
     ]
 

@@ -11,7 +11,8 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ptx_kernels import formats
 
-ALL = ["IQ4_NL", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+ALL = ["IQ4_NL", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
+ALL += ["IQ4_XS", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 # zeros, the smallest subnormals and normals, the largest
 EXTREME_HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1.0, 3.14], np.float16)
 
@@ -55,6 +56,8 @@ def test_plane_order_and_alignment():
         "Q5_0": [("qs", 16, 16), ("qh", 4, 4), ("d", 2, 2)],
         "Q5_1": [("qs", 16, 16), ("qh", 4, 4), ("dm", 4, 4)],
         "Q8_0": [("qs", 32, 16), ("d", 2, 2)],
+        "IQ4_XS": [("codes", 128, 16), ("head", 8, 8)],
+        "Q3_K": [("qs", 64, 16), ("hmask", 32, 16), ("scales", 12, 4), ("d", 2, 2)],
         "Q4_K": [("block", 144, 16)],
         "Q5_K": [("block", 176, 16)],
         "Q6_K": [("ql", 128, 16), ("qh", 64, 16), ("scales", 16, 16), ("d", 2, 2)],

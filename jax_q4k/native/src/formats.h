@@ -16,6 +16,8 @@
   X(Q5_0, 32, 128, 32, 16)             \
   X(Q5_1, 32, 128, 32, 32)             \
   X(Q8_0, 32, 256, 16)                 \
+  X(IQ4_XS, 256, 128, 8)               \
+  X(Q3_K, 256, 64, 32, 12, 2)          \
   X(Q4_K, 256, 144)                    \
   X(Q5_K, 256, 176)                    \
   X(Q6_K, 256, 128, 64, 16, 2)
@@ -90,6 +92,26 @@ struct Q6_K : Packed<kQ6_K, 16, 32> {
   }
 };
 
+struct Q3_K : Packed<kQ3_K, 16, 4> {
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
+    uint32_t a, b, c;
+    std::memcpy(&a, p[2], 4), std::memcpy(&b, p[2] + 4, 4), std::memcpy(&c, p[2] + 8, 4);
+    uint32_t six[4];  // bits of sixteen scales
+    for (int u = 0; u < 4; ++u) six[u] = ((u % 2 ? b : a) >> u / 2 * 4 & 0x0f0f0f0f) | (c >> 2 * u & 0x03030303) << 4;
+    uint16_t d;
+    std::memcpy(&d, p[3], 2);
+    return (to_float(Vector<uint8_t, 16>::load(six)) - Floats::all(32)) * Floats::all(half(d));
+  }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
+    const uint8_t *low = p[0] + i % 2 * 16, *high = p[1] + i % 2 * 16;  // of 128 columns; of all
+    constexpr int g = i / 2;
+    const Bytes third = fields<g, g + 2, g + 4, g + 6, 1>(joined(high, high, high, high));
+    return fields<2 * g, 2 * g + 4, 2 * g, 2 * g + 4, 3>(joined(low, low, low + 32, low + 32)) |
+           (third.as<uint32_t>() << Words::all(2)).as<uint8_t>();
+  }
+};
+
 // Eight blocks of 32 weights make a span.
 
 struct Q8_0 : Packed<kQ8_0, 32, 0, true> {
@@ -129,6 +151,19 @@ constexpr int8_t kTableOfIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1,
 
 struct IQ4_NL : Codes<kIQ4_NL> {
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return doubled_halves(p[1]) * alternating(1, 0); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return entries<i>(kTableOfIQ4, p); }
+};
+
+struct IQ4_XS : Codes<kIQ4_XS> {
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
+    uint16_t d, high;
+    uint32_t low;
+    std::memcpy(&d, p[1], 2), std::memcpy(&high, p[1] + 2, 2), std::memcpy(&low, p[1] + 4, 4);
+    float scales[16] = {};
+    for (int b = 0; b < 8; ++b) scales[2 * b] = static_cast<int>((low >> 4 * b & 15) | (high >> 2 * b & 3) << 4) - 32;
+    return Floats::load(scales) * Floats::all(half(d));
+  }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return entries<i>(kTableOfIQ4, p); }
 };

@@ -103,13 +103,14 @@ def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
     """The sum over runs of (quants . values) * scale of the run * scale of the values' group."""
     total: Any = None
     part: Any = 0
-    for run, values, x_scale, next_scale in zip(
-        tile.runs, x.runs, x.scales, [*x.scales[1:], None], strict=True
+    following = [*zip(tile.runs[1:], x.scales[1:], strict=True), (None, None)]
+    for run, values, x_scale, (next_run, next_scale) in zip(
+        tile.runs, x.runs, x.scales, following, strict=True
     ):
         for a, b in zip(run.quants, values, strict=True):
             part = k.dp4a(a, b, part, unsigned_a=not tile.signed)
-        if run.scale is None and next_scale is x_scale:
-            continue  # runs of one group without scales of their own add up as integers
+        if next_run is not None and next_run.scale is run.scale and next_scale is x_scale:
+            continue  # runs of one group that share a scale, or have none, add up as integers
         product = (part if run.scale is None else part * run.scale).to(x_scale.type)
         total = product * x_scale if total is None else k.fma(product, x_scale, total)
         part = 0

@@ -128,6 +128,8 @@ def test_fresh_rows_and_both_decoders(format):
     )
     bound = {
         "IQ4_NL": 0.088,
+        "IQ4_XS": 0.088,
+        "Q3_K": 0.175,
         "MXFP4": 0.13,
         "Q4_0": 0.11,
         "Q4_1": 0.088,
@@ -310,7 +312,7 @@ def test_constants(format, value):
 # Magnitudes that blocks with the largest d hold with either sign, in parts of the largest f16
 LARGEST = {"Q4_0": 7, "Q4_1": 1, "Q5_0": 15, "Q5_1": 1, "Q8_0": 127}
 LARGEST |= {"IQ4_NL": 113, "MXFP4": 12 * 2.0**57 / 65504}
-LARGEST |= {"Q4_K": 63, "Q5_K": 63, "Q6_K": 127 * 31}
+LARGEST |= {"IQ4_XS": 31 * 113, "Q3_K": 31 * 3, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127 * 31}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -318,7 +320,7 @@ def test_the_largest_magnitudes_of_both_signs(format):
     limit = LARGEST[format] * 65504.0
     x = limit * np.random.default_rng(2).choice(np.array([1, -1], np.float32), (1, 512))
     # half a step where both signs meet; IQ4_NL's ends are not opposite
-    step = {"Q4_1": 0.067, "Q5_1": 0.033, "IQ4_NL": 0.08}.get(format, 0.01)
+    step = {"Q4_1": 0.067, "Q5_1": 0.033, "IQ4_NL": 0.08, "IQ4_XS": 0.08}.get(format, 0.01)
     assert np.abs(round_trip(x, format) - x).max() <= step * limit
 
 

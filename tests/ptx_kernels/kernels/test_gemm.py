@@ -43,7 +43,7 @@ def run(
     return nmse(y, exact @ weights(format, planes).T)
 
 
-K_QUANTS = ("Q4_K", "Q5_K", "Q6_K")
+K_QUANTS = tuple(format for format in formats.names() if formats.get(format).block_size == 256)
 OTHERS = tuple(format for format in formats.names() if format not in K_QUANTS)
 
 

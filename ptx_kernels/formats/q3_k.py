@@ -1,0 +1,180 @@
+"""Q3_K: 256 weights in 110 bytes; weight = d * (scale[i // 16] - 32) * (q - 4).
+
+Source: ggml, `block_q3_K`. The block is twice (h) 128 weights of four groups g of 32. Weight
+128h + 32g + j takes its low two bits from bits 2g of byte 32h + j of `qs` and its third from bit
+4h + g of byte j of `hmask`. Sixteen 6-bit scales: of numbers 4u to 4u + 3 the low four bits are
+nibbles u / 2 of the bytes 4(u % 2) to + 3 of `scales`, the high two are bits 2u of its last four
+bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u32
+from . import packed_tile
+from .base import BlockFormat, FormatTuning, bits, f16_array
+from .packed_block import DequantizedRun
+from .packed_row import Share, Tile, signed_run
+from .packed_tile import TilePlane
+from .words import Words, byte_floats, shifted
+
+
+def _weights(field: Mapping[str, Any], xp: Any) -> Any:
+    leading = field["qs"].shape[:-1]
+    low = bits(field["qs"].reshape(*leading, 2, 32), 4, 2, xp).reshape(*leading, 256)
+    third = bits(field["hmask"], 8, 1, xp).reshape(*leading, 256)
+    quants = (low | (third << 2)).astype(np.float32) - np.float32(4)
+    scales = bits(field["scales"][..., :8], 2, 4, xp).reshape(*leading, 16)
+    scales = scales | (bits(field["scales"][..., 8:], 4, 2, xp).reshape(*leading, 16) << 4)
+    step = f16_array(field["d"]) * (scales.astype(np.float32) - np.float32(32))
+    return (step[..., None] * quants.reshape(*leading, 16, 16)).reshape(*leading, 256)
+
+
+def _four_scales(low: Value, high: Value, unit: Value) -> Value:
+    """Scales 4 * unit to + 3, a byte each, their top bits flipped: scale - 32 as six signed bits.
+
+    low: the word of nibbles that they lie in; high: the last of the three words.
+    """
+    nibbles = (low >> (unit >> 1 << 2)) & 0x0F0F0F0F
+    return (nibbles | (((high >> (unit << 1)) & 0x03030303) << 4)) ^ 0x20202020
+
+
+def _signed(k: Builder, scales: Value, position: Value | int) -> Value:
+    return k.bit_field(scales.bits(s32), position, 6)
+
+
+class PackedRow:
+    """A lane's share of Q3_K rows: 64 / lanes weights of each of the four groups of 128.
+
+    Lane `part` of 4 has values 16 * (part % 2) to + 15 of the groups of 128 weights h = part // 2;
+    of 32, four values of two of the groups. A quant is put into the upper three bits of its byte,
+    and its top bit flipped: that byte is 32 * (q - 4) as int8. See `packed_row.PackedRow`.
+    """
+
+    def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
+        self._k, self._floats = k, share.floats
+        row, block, part, lanes = share.row, share.block, share.part, share.lanes
+        length = max(64 // lanes, 4)
+        columns = 32 // length  # lanes side by side
+        self._upper, column = part // (lanes // 2), part % columns * length
+        self._unit, groups = self._upper * 2, 4  # of the first group; a unit is two
+        if lanes == 32:
+            self._unit, groups = self._unit + part // columns % 2, 2
+        self.value_base = self._unit * 64 + column
+        self.runs: Sequence[tuple[int, int]] = tuple((32 * g, length) for g in range(groups))
+        self._count = length // 4
+        qs, hmask, scales, d = planes
+        self._blocks = qs.shape[1]
+        self._qs = qs.at(row, block, self._upper * 32 + column).cast(u32).moving()
+        self._hmask = hmask.at(row, block, column).cast(u32).moving()
+        self._scales = scales.at(row, block).cast(u32).moving()
+        self._d = d.at(row, block).cast(f16).moving()
+        self._scale_bit = column // 16 * 8
+
+    def load(self, row: int, block: int) -> tuple[Words, Words, Words, Value]:
+        at = row * self._blocks + block
+        return (
+            self._qs.load_run(at * 16, self._count),
+            self._hmask.load_run(at * 8, self._count),
+            self._scales.load_run(at * 3, 3),
+            self._d.load(at),
+        )
+
+    def unpack(self, loaded: tuple[Words, Words, Words, Value]) -> Tile:
+        k = self._k
+        low, third, words, d = loaded
+        third = [~word >> (self._unit * 2) for word in third]
+        both = len(self.runs) == 4
+        if not both:
+            low = [word >> ((self._unit & 1) * 4) for word in low]
+        runs = []
+        for u in range(2 if both else 1):
+            unit = self._unit + u
+            nibbles = words[u] if both else k.select(unit % 2 == 0, words[0], words[1])
+            scales = _four_scales(nibbles, words[2], unit)
+            for g in (2 * u, 2 * u + 1):
+                quants = [
+                    (shifted(q, 5 - 2 * g) & 0x60606060) | (shifted(t, 7 - g) & 0x80808080)
+                    for q, t in zip(low, third, strict=True)
+                ]
+                scale = _signed(k, scales, self._scale_bit + 16 * (g % 2))
+                runs.append(signed_run(k, quants, scale, floats=self._floats))
+        return Tile(runs, d.to(f32) * (1 / 32), signed=True)
+
+    def advance(self, blocks: int) -> None:
+        self._qs.advance(16 * blocks)
+        self._hmask.advance(8 * blocks)
+        self._scales.advance(3 * blocks)
+        self._d.advance(blocks)
+
+
+def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[DequantizedRun]:
+    """16 weights of each group of a block's half h = part / 2 (see `packed_block.Dequantize`)."""
+    qs, hmask, packed, d = planes
+    upper, run = part >> 1, part & 1
+    words = qs.cast(u32).at(part * 4).load(vector=4)
+    masks = [word >> (upper * 4) for word in hmask.cast(u32).at(run * 4).load(vector=4)]
+    scale_words = packed.cast(u32).load_run(0, 3)
+    step = d.cast(f16).load().to(f32)
+    runs = []
+    for g in range(4):
+        scales = _four_scales(scale_words[g // 2], scale_words[2], upper * 2 + g // 2)
+        scale = step * _signed(k, scales, run * 8 + 16 * (g % 2)).to(f32)
+        quants = [
+            ((w >> 2 * g) & 0x03030303) | (shifted(m, 2 - g) & 0x04040404)
+            for w, m in zip(words, masks, strict=True)
+        ]
+        values = [scale * (v - 4.0) for v in byte_floats(k, quants)]
+        runs.append(DequantizedRun(upper * 128 + 32 * g + run * 16, values))
+    return runs
+
+
+def int8_groups(
+    k: Builder, planes: Sequence[TilePlane], unit: Value
+) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
+    """Groups 2 * (unit % 2) and the next of 128 columns h = unit / 2, as 32 * (q - 4) in int8.
+
+    See `packed_tile.Int8Groups`.
+    """
+    qs, hmask, packed, d = planes
+    low = [word >> ((unit & 1) * 4) for word in qs.matrix((unit >> 1) * 32)]
+    third = [~word >> (unit * 2) for word in hmask.matrix(0)]
+    scales = [
+        _four_scales(row.at((unit & 1) * 4).cast(u32).load(), row.at(8).cast(u32).load(), unit)
+        for row in packed.rows()
+    ]
+    steps = [step * (1 / 32) for step in d.f16()]
+
+    def group(i: int) -> packed_tile.Int8Group:
+        words = [
+            (shifted(q, 5 - 2 * i) & 0x60606060) | ((t << (7 - i)) & 0x80808080)
+            for q, t in zip(low, third, strict=True)
+        ]
+        numbers = [
+            [step * _signed(k, row, 16 * i + at).to(f32) for at in (0, 8)]
+            for step, row in zip(steps, scales, strict=True)
+        ]
+        return packed_tile.Int8Group(unit * 2 + i, words, s8, list(zip(*numbers, strict=True)))
+
+    return group(0), group(1)
+
+
+FORMAT = BlockFormat(
+    name="Q3_K",
+    block_size=256,
+    block_bytes=110,
+    struct=(("hmask", 32), ("qs", 64), ("scales", 12), ("d", 2)),
+    layout=(("qs", ("qs",)), ("hmask", ("hmask",)), ("scales", ("scales",)), ("d", ("d",))),
+    f16_fields=("d",),
+    weights=_weights,
+    quant_bits=3,
+    row=PackedRow,
+    dequantize=dequantize,
+    dequantize_threads=4,
+    int8_tile=int8_groups,
+    tuning=FormatTuning(gemv_lanes=4, gemm_tiles=1, instruction_budgets={1: 7.5}),
+)
