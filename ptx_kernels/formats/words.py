@@ -49,20 +49,20 @@ def looked_up(k: Builder, table: Sequence[int], words: Words) -> tuple[Words, Wo
 
     A permutation picks from eight entries by three bits: the fourth then chooses between two.
     """
-    entries = [
+    a, b, c, d = (
         k.const(u32, int.from_bytes(bytes(entry & 0xFF for entry in table[i : i + 4]), "little"))
         for i in range(0, 16, 4)
-    ]
+    )
     low, high = [], []
     for word in words:
         selectors, upper = word & 0x77777777, ((word >> 1) & 0x44444444) | 0x32103210
         mixed = []  # entries of two bytes: low, high, low, high
         for shift in (0, 16):
             at = shifted(selectors, -shift)
-            halves = k.permute(*entries[:2], at), k.permute(*entries[2:], at)
-            mixed.append(k.permute(*halves, shifted(upper, -shift)))
-        low.append(k.permute(*mixed, 0x6420))
-        high.append(k.permute(*mixed, 0x7531))
+            halves = k.permute(a, b, at), k.permute(c, d, at)
+            mixed.append(k.permute(halves[0], halves[1], shifted(upper, -shift)))
+        low.append(k.permute(mixed[0], mixed[1], 0x6420))
+        high.append(k.permute(mixed[0], mixed[1], 0x7531))
     return low, high
 
 
