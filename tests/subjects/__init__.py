@@ -85,6 +85,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "gemm-Q5_1": functools.partial(
         gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15
     ),
+    "gemm-MXFP4": functools.partial(
+        gemm_subject, "MXFP4", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15
+    ),
     "gemm-Q6_K": functools.partial(gemm_subject, "Q6_K", GemmConfig(1, 4, 1, 16, 2), n=17),
     "gemm-f16-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 1, 2, 16, 3, "f16")),
     "gemm-f16-Q5_K": functools.partial(
