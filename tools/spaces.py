@@ -39,8 +39,12 @@ SHAPES = (
     *((512, 2048), (2048, 2048), (8192, 2048), (128256, 2048)),
     *((896, 896), (4864, 896)),
 )
-#: Block formats, what matters most first: time may be short, and most files are of super-blocks.
-FORMATS = tuple(sorted(names(), key=lambda name: block_format(name).block_size, reverse=True))
+#: Block formats, what matters most first: time may be short, and most files are of these three,
+#: then of other super-blocks.
+_MOST = ("Q4_K", "Q5_K", "Q6_K")
+FORMATS = _MOST + tuple(
+    sorted({*names()} - {*_MOST}, key=lambda name: (-block_format(name).block_size, name))
+)
 ROWS = (1, 2, 4, 8)  # of activations, of mat-vecs
 PROMPTS = (16, 32, 64, 128, 256, 512)  # of activations, of prompts
 

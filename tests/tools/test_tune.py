@@ -250,7 +250,7 @@ def test_formats_of_most_files_come_first(small, monkeypatch, tmp_path, capsys):
     assert tune.main(["--out", str(path), "--rules", "matvec", "--seconds", "1e-9"]) == 0
     assert "out of time at matvec('Q4_K', 14336, 4096, 1)" in capsys.readouterr().out
     shapes = spaces.SPACES["matvec"].shapes(spaces.FORMATS)
-    assert [shape[0] for shape in itertools.islice(shapes, 4)] == ["Q4_K", "Q5_K", "Q6_K", "Q4_0"]
+    assert [shape[0] for shape in itertools.islice(shapes, 4)] == ["Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]
 
 
 def test_without_a_gpu_it_says_so(monkeypatch, capsys):
