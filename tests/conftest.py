@@ -33,6 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="rewrite the golden files under tests/data from what the code gives now",
     )
+    parser.addoption(
+        "--every-cell",
+        action="store_true",
+        help="run all of JAX's transforms with each implementation and dtype of activations",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
