@@ -12,7 +12,12 @@ import re
 from dataclasses import dataclass, field
 
 #: Thunks that hold other thunks and launch nothing themselves.
-CONTAINERS = ("kCommandBuffer", "kWhile", "kConditional", "kSequential", "kDynamicSliceFusion")
+CONTAINERS = (
+    *("kCommandBuffer", "kWhile", "kConditional", "kSequential"),
+    *("kDynamicSliceFusion", "kAsyncStart", "kAsyncDone"),
+)
+#: Of these, what stands for one instruction, that of the launch inside.
+_WRAPPERS = ("kDynamicSliceFusion", "kAsyncStart")
 
 _INSTRUCTION = re.compile(
     r"^\s*(?:ROOT )?%?(?P<name>[\w.-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w-]*)\("
@@ -114,7 +119,7 @@ def parse_thunks(sequence: str, metadata: str, hlo: str) -> tuple[Thunk, ...]:
     names = {
         int(m["id"] or 0): m["name"]
         for m in _METADATA.finditer(metadata)
-        if m["kind"] not in CONTAINERS
+        if m["kind"] not in CONTAINERS or m["kind"] in _WRAPPERS
     }
     thunks: list[Thunk] = []
     open_: list[tuple[int, Thunk]] = []  # (indentation, container) around the current line
@@ -126,7 +131,10 @@ def parse_thunks(sequence: str, metadata: str, hlo: str) -> tuple[Thunk, ...]:
         indent, kind, id_ = len(match["indent"]), match["kind"], int(match["id"])
         while open_ and open_[-1][0] >= indent:
             open_.pop()
-        instruction = None if kind in CONTAINERS else instructions.get(names.get(id_) or "")
+        instruction = instructions.get(names.get(id_) or "")
+        if instruction is None:
+            around = (parent.instruction for _, parent in reversed(open_))
+            instruction = next(filter(None, around), None)
         if instruction is None and kind not in CONTAINERS:
             raise ValueError(f"no HLO instruction for the thunk {line!r} ({names.get(id_)!r})")
         kernel = _KERNEL.match(match["rest"])

@@ -70,3 +70,20 @@ def test_nesting_geometry_and_instructions():
 def test_what_cannot_be_read_or_explained_is_an_error(sequence):
     with pytest.raises(ValueError, match="thunk"):
         parse_thunks(sequence, METADATA, HLO)
+
+
+def test_a_copy_without_a_name_is_its_wrappers():
+    """As JAX 0.12 says it of a slice that is copied beside other work."""
+    sequence = (
+        "005: kAsyncStart [source | next=009 (1)] stream=computation_stream[0], async_id=5\n"
+        "    007: kDynamicSliceFusion [source | sink] params=1, results=1\n"
+        "        006: kCopy [source | sink] kCopy\n"
+        "008: kAsyncDone [prev=005 (1) | sink] async_id=5\n"
+    )
+    metadata = (
+        'thunk_metadata {\n  thunk_info {\n    profile_annotation: "fusion-start"\n'
+        '    thunk_id: 5\n  }\n  thunk_kind: "kAsyncStart"\n}\n'
+    )
+    hlo = "  %fusion-start = ((u8[4,2]{1,0}), u8[1,2]{1,0}, u32[]) fusion-start(%p), kind=kLoop\n"
+    copy = parse_thunks(sequence, metadata, hlo)[2]
+    assert copy.kind == "kCopy" and copy.instruction.name == "fusion-start"
