@@ -1,7 +1,7 @@
 """Tokenizers built from a GGUF file's own metadata.
 
-SentencePiece vocabularies with scores (`tokenizer.ggml.model` = "llama") and byte-level BPE
-("gpt2"). Ids equal llama.cpp's for the same text and flags.
+`tokenizer.ggml.model` may be "llama" (SentencePiece with scores), "gpt2" (byte-level BPE) or
+"gemma4" (BPE of raw UTF-8). Ids equal llama.cpp's for the same text and flags.
 """
 
 from __future__ import annotations

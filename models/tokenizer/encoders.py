@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -24,11 +25,13 @@ MAX_MERGES = 1 << 22
 
 def check(vocabulary: Vocabulary) -> None:
     """Raises GGUFError for a vocabulary that `build` could not take, in less time than it takes."""
-    if vocabulary.model != "llama":
+    if not vocabulary.raw:
         return
     if len(_byte_ids(vocabulary)) < 256 and vocabulary.unknown_token_id is None:
         problem = "has neither all of '<0x00>' to '<0xFF>' nor an unknown token"
         raise GGUFError(vocabulary.file, KEY + "tokens", problem)
+    if vocabulary.model != "llama":
+        return
     cuts = sum(len(token) - 1 for token in vocabulary.tokens if len(token) <= LONGEST_MERGED)
     if cuts > MAX_MERGES:  # far from what real ones have, and still few of them may give two tokens
         splits = _splits(vocabulary, _with_characters(vocabulary))
@@ -39,20 +42,42 @@ def check(vocabulary: Vocabulary) -> None:
 
 def build(vocabulary: Vocabulary) -> Encoder:
     """The encoder of a vocabulary that `check` has passed."""
-    return sentencepiece(vocabulary) if vocabulary.model == "llama" else byte_level(vocabulary)
+    if vocabulary.model == "llama":
+        return sentencepiece(vocabulary)
+    return raw_utf8(vocabulary) if vocabulary.raw else byte_level(vocabulary)
 
 
 def byte_level(vocabulary: Vocabulary) -> Encoder:
     """Byte-level BPE (GPT-2's byte alphabet), split as the pre-tokenizer's name says."""
     assert vocabulary.pre is not None
     pre = PRE_TOKENIZERS[vocabulary.pre]
-    # The library keeps the last of two equal merges, llama.cpp the first.
-    merges = list(dict.fromkeys(vocabulary.merges))
-    tokenizer = Tokenizer(
-        models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=pre.ignore_merges)
+    model = models.BPE(
+        vocab=vocabulary.ids, merges=_merges(vocabulary), ignore_merges=pre.ignore_merges
     )
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = splitter(pre)
     return lambda text: tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def raw_utf8(vocabulary: Vocabulary) -> Encoder:
+    """BPE by merges of text spelled as SentencePiece does: Gemma 4.
+
+    A run of line ends that is a token stays whole, whether or not merges lead to it.
+    """
+    assert vocabulary.pre is not None
+    (pattern,) = PRE_TOKENIZERS[vocabulary.pre].patterns
+    parts = re.compile(pattern)
+    tokenizer = _with_byte_fallback(vocabulary, vocabulary.ids, _merges(vocabulary))
+
+    def ids_of(part: str) -> list[int]:
+        whole = vocabulary.ids.get(part) if part.startswith("\n") else None
+        if whole is not None:
+            return [whole]
+        return tokenizer.encode(part, add_special_tokens=False).ids
+
+    return lambda text: [
+        i for part in parts.findall(text.replace(" ", SPACE)) for i in ids_of(part)
+    ]
 
 
 def sentencepiece(vocabulary: Vocabulary) -> Encoder:
@@ -64,23 +89,15 @@ def sentencepiece(vocabulary: Vocabulary) -> Encoder:
     goes first, which is the order of training; llama.cpp takes the leftmost pair. (Llama 2's runs
     of spaces share one score; both orders lead to the same ids there.)
     """
-    tokens, unknown = vocabulary.tokens, vocabulary.unknown_token_id
-    ids = _with_characters(vocabulary)
+    unknown, ids = vocabulary.unknown_token_id, _with_characters(vocabulary)
     byte_ids = _byte_ids(vocabulary)
     has_bytes = len(byte_ids) == 256
-    merges = list(_splits(vocabulary, ids))
-    model = models.BPE(
-        vocab=ids,
-        merges=merges,
-        byte_fallback=has_bytes,
-        unk_token=None if unknown is None else tokens[unknown],
-    )
-    tokenizer = Tokenizer(model)
+    tokenizer = _with_byte_fallback(vocabulary, ids, list(_splits(vocabulary, ids)))
     unknown_ids = [] if unknown is None else [unknown]
     parts = {
         i: [byte_ids[byte] for byte in text.encode()] if has_bytes else unknown_ids
         for text, i in ids.items()
-        if i >= len(tokens)
+        if i >= len(vocabulary.tokens)
     }
 
     def encode(text: str) -> list[int]:
@@ -90,6 +107,25 @@ def sentencepiece(vocabulary: Vocabulary) -> Encoder:
         return [part for i in found for part in parts.get(i, (i,))]
 
     return encode
+
+
+def _with_byte_fallback(
+    vocabulary: Vocabulary, ids: dict[str, int], merges: list[tuple[str, str]]
+) -> Tokenizer:
+    """BPE that spells a character without a token in bytes, or else as the unknown token."""
+    unknown = vocabulary.unknown_token_id
+    model = models.BPE(
+        vocab=ids,
+        merges=merges,
+        byte_fallback=len(_byte_ids(vocabulary)) == 256,
+        unk_token=None if unknown is None else vocabulary.tokens[unknown],
+    )
+    return Tokenizer(model)
+
+
+def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+    """The file's; the library keeps the last of two equal ones, llama.cpp the first."""
+    return list(dict.fromkeys(vocabulary.merges))
 
 
 def _byte_ids(vocabulary: Vocabulary) -> list[int]:

@@ -3,8 +3,8 @@ r"""Pre-tokenizers of byte-level BPE, which split a text before merging: `tokeni
 Each name stands for the split patterns of a published tokenizer.json, applied one after the other.
 Matches and the text between them are merged apart. Patterns are those of llama.cpp
 (`llm_tokenizer_bpe`), which spells case-blind contractions out so that only ASCII letters fold.
-`tekken` is the exception: llama.cpp approximates its letter classes (`\p{Lu}` and so on), which the
-regex engine here has, so the model's own pattern is used.
+`tekken` and `gpt-4o` are the exceptions: llama.cpp approximates their letter classes (`\p{Lu}` and
+so on), which the regex engine here has, so the models' own patterns are used.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ class PreTokenizer:
 
     ignore_merges: a match that is a token stays whole, whether or not merges lead to it.
     add_bos: whether a BOS is prepended where the file has no `add_bos_token`.
+    raw: matches are merged as UTF-8 with SentencePiece's spaces and byte tokens, not in GPT-2's
+      byte alphabet.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
+    raw: bool = False
 
 
 _CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -46,27 +49,68 @@ _LLAMA3 = _tiktoken(digits=r"\p{N}{1,3}")
 _QWEN2 = _tiktoken()
 
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_TEKKEN = (
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
-    rf"|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
-)
 
+
+def _by_case(digits: str, suffix: str = "") -> str:
+    r"""The pattern of o200k and its relatives: capitals begin a word.
+
+    suffix: what a word may end with.
+    """
+    before = r"[^\r\n\p{L}\p{N}]?"
+    words = rf"{before}{_UPPER}*{_LOWER}+{suffix}|{before}{_UPPER}+{_LOWER}*{suffix}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+
+
+_TEKKEN = _by_case(r"\p{N}")
+_O200K = _by_case(r"\p{N}{1,3}", suffix=_CONTRACTION + "?")
+
+# Letters with case, as far as the publisher's list goes.
+_CASED = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1"
+    "\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd"
+    "\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d"
+    "\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    "\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec"
+    "\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128"
+    "\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b"
+    "\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787"
+    "\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2"
+    "\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+_EAST_ASIAN = "[一-龥\u0800-一가-\ud7ff]+"
+_DEEPSEEK_LLM = (
+    r"[\r\n]",
+    rf"\s?[{_CASED}]+",
+    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+    r"\s+$",
+    _EAST_ASIAN,
+    r"\p{N}+",
+)
+_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
 _DEEPSEEK_V3 = (
     r"\p{N}{1,3}",
-    r"[一-龥\u3040-ゟ゠-ヿ]+",
-    r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+    "[一-龥\u3040-ゟ゠-ヿ]+",
+    r'[!"#$%&'
+    r"'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
 )
-_DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥\u0800-一가-\ud7ff]+", r"\p{N}")
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
 
 _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
     (
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"),
         PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True),
     ),
-    (("smaug-bpe", "dbrx"), PreTokenizer((_LLAMA3,))),
+    (("smaug-bpe", "dbrx", "chatglm-bpe"), PreTokenizer((_LLAMA3,))),
+    (("glm4", "glm5"), PreTokenizer((_LLAMA3,), ignore_merges=True)),
     (("minicpm5",), PreTokenizer((r"\p{N}{1,3}", _tiktoken(digits=r"\p{N}+")), ignore_merges=True)),
-    (("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2"), PreTokenizer((_QWEN2,))),
+    (
+        ("qwen2", "deepseek-r1-qwen", "megrez", "stablelm2", "kormo", "f2llmv2", "hunyuan")
+        + ("solar-open", "grok-2"),
+        PreTokenizer((_QWEN2,)),
+    ),
     (
         ("qwen35",),
         PreTokenizer(
@@ -75,18 +119,26 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
     ),
     (("seed-coder",), PreTokenizer((_tiktoken(symbols=r" ?[^\s\p{L}\p{N}\r\n]+"),))),
     (("tekken",), PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True)),
+    (("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), PreTokenizer((_O200K,))),
+    (("tiny_aya", "cohere2moe"), PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _O200K))),
     (
-        ("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "trillion", "exaone4", "olmo", "mpt"),
+        ("gpt-2", "phi-2", "mellum", "a.x-4.0", "gigachat", "trillion", "exaone4", "olmo", "mpt")
+        + ("jais", "granite-docling"),
         PreTokenizer((_GPT2,)),
     ),
     (
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+        + ("mellum2",),
         PreTokenizer((r"\p{N}", _GPT2)),
     ),
     (("deepseek-coder",), PreTokenizer(_DEEPSEEK_CODER)),
-    (("deepseek-v3",), PreTokenizer(_DEEPSEEK_V3)),
-    (("viking",), PreTokenizer((r" ?[^(\s|.,!?…。，、।۔،)]+", r"\p{N}"))),
+    (("deepseek-llm",), PreTokenizer(_DEEPSEEK_LLM)),
+    (("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), PreTokenizer(_DEEPSEEK_V3)),
+    (("bloom", "poro-chat", "gpt3-finnish"), PreTokenizer((_BLOOM,))),
+    (("viking",), PreTokenizer((_BLOOM, r"\p{N}"))),
+    (("falcon",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"))),
     (("default",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
+    (("gemma4",), PreTokenizer((r"[^\n]+|\n+",), add_bos=True, raw=True)),
 )
 
 
@@ -103,12 +155,13 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {name: pre for names, pre in _FAMILIES
 def by_patterns(patterns: tuple[str, ...], ignore_merges: bool) -> str | None:
     """The name of split patterns that are spelled as in published tokenizer.json files, or None.
 
-    Those files write case-blind contractions with `(?i:...)`, which folds U+017F to s too.
+    Those files write case-blind contractions with `(?i:...)`, which folds U+017F to s too, and some
+    hold line ends themselves instead of their escapes.
     """
-    spelled = tuple(
-        pattern.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION) for pattern in patterns
-    )
+    spellings = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", _CONTRACTION), ("\r", r"\r"), ("\n", r"\n")
+    for published, spelled in spellings:
+        patterns = tuple(pattern.replace(published, spelled) for pattern in patterns)
     for name, pre in PRE_TOKENIZERS.items():
-        if (pre.patterns, pre.ignore_merges) == (spelled, ignore_merges):
+        if not pre.raw and (pre.patterns, pre.ignore_merges) == (patterns, ignore_merges):
             return name
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import string
 from collections.abc import Iterable
 from typing import Any
 
@@ -151,7 +152,7 @@ class Tokenizer:
             return bytes.fromhex(text[3:5])  # "<0x0A>"
         if kind != TokenType.NORMAL:
             return b""
-        if self.vocabulary.model == "llama":
+        if self.vocabulary.raw:
             return text.replace(SPACE, " ").encode()
         try:
             return bytes(map(self._byte_of.__getitem__, text))
@@ -196,6 +197,8 @@ class Tokenizer:
                     cut.append(part)
                     continue
                 for i, piece in enumerate(part.split(token)):
+                    if i and token_id in self.vocabulary.stripping_ids:
+                        piece = piece.lstrip(string.whitespace)
                     cut += ([token_id] if i else []) + ([piece] if piece else [])
             parts = cut
         return parts

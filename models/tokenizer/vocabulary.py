@@ -28,13 +28,13 @@ class Vocabulary:
     the file names them (llama.cpp then takes id 11, a comma in most vocabularies).
     """
 
-    model: str  # "llama" (SentencePiece) or "gpt2" (byte-level BPE)
+    model: str  # "llama" (SentencePiece), "gpt2" (BPE) or "gemma4" (BPE of raw UTF-8)
     tokens: tuple[str, ...]
     ids: dict[str, int]  # token text -> id
     types: np.ndarray  # int32 (vocab,), TokenType
     scores: np.ndarray | None  # float32 (vocab,), SentencePiece only
-    merges: tuple[tuple[str, str], ...]  # by rank, byte-level BPE only
-    pre: str | None  # pre-tokenizer's name, byte-level BPE only
+    merges: tuple[tuple[str, str], ...]  # by rank, BPE only
+    pre: str | None  # pre-tokenizer's name, BPE only
     bos_token_id: int | None
     eos_token_id: int | None
     unknown_token_id: int | None
@@ -42,8 +42,14 @@ class Vocabulary:
     add_bos: bool
     add_eos: bool
     add_space_prefix: bool
+    stripping_ids: frozenset[int]  # special tokens that swallow the white space after them
     chat_template: str | None
     file: str
+
+    @property
+    def raw(self) -> bool:
+        """Tokens are UTF-8 with SentencePiece's spaces, not spelled in GPT-2's byte alphabet."""
+        return self.pre is None or PRE_TOKENIZERS[self.pre].raw
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str) -> Vocabulary:
@@ -57,22 +63,27 @@ class _Reader:
     def __init__(self, fields: Fields) -> None:
         self.fields = fields.under(KEY)
         self.chat_template = fields.string("tokenizer.chat_template", None)
+        self.name = fields.string("general.name", "").lower()
 
     def vocabulary(self) -> Vocabulary:
         fields = self.fields
         model = fields.string("model", None)
-        if model not in ("llama", "gpt2"):
+        if model not in ("llama", "gpt2", "gemma4"):
             found = "is missing" if model is None else f"is {model!r}"
-            supported = "supported are 'llama' (SentencePiece) and 'gpt2' (byte-level BPE)"
+            supported = (
+                "supported are 'llama' (SentencePiece), 'gpt2' (byte-level BPE) and 'gemma4'"
+            )
             fields.fail("model", f"{found}; {supported}")
         spm = model == "llama"
-        pre = None if spm else self.pre_tokenizer()
+        pre = None if spm else "gemma4" if model == "gemma4" else self.pre_tokenizer()
         tokens, ids = self.tokens()
         count = len(tokens)
 
         bos = self.token_id("bos_token_id", count, default=1 if spm else None)
         eos = self.token_id("eos_token_id", count, default=2 if spm else None)
         add_bos = fields.boolean("add_bos_token", PRE_TOKENIZERS[pre].add_bos if pre else True)
+        if pre == "gemma4":  # early files say false, and the model needs one
+            add_bos = True
         add_eos = fields.boolean("add_eos_token", False)
         for wanted, name, token in ((add_bos, "bos", bos), (add_eos, "eos", eos)):
             if wanted and token is None:
@@ -97,6 +108,7 @@ class _Reader:
             add_bos=add_bos,
             add_eos=add_eos,
             add_space_prefix=fields.boolean("add_space_prefix", spm),
+            stripping_ids=self.stripping_ids(tokens, types),
             chat_template=self.chat_template,
             file=fields.file,
         )
@@ -138,6 +150,14 @@ class _Reader:
                 problem = f"id {i}, a byte token, is {tokens[i]!r}, expected '<0x00>' to '<0xFF>'"
                 self.fields.fail("tokens", problem)
         return types.astype(np.int32)
+
+    def stripping_ids(self, tokens: tuple[str, ...], types: np.ndarray) -> frozenset[int]:
+        """Phi-3's special tokens but three; llama.cpp knows it by its name, GGUF has no key."""
+        if "phi-3" not in self.name and "phi3" not in self.name:
+            return frozenset()
+        special = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
+        plain = ("<unk>", "<s>", "<|endoftext|>")
+        return frozenset(i for i in np.flatnonzero(special).tolist() if tokens[i] not in plain)
 
     def scores(self, count: int) -> np.ndarray:
         """float32 (vocab,)."""

@@ -20,7 +20,10 @@ from jax_q4k.models.tokenizer import encoders
 from jax_q4k.models.tokenizer.pretokenizers import PRE_TOKENIZERS, splitter
 
 VOCABULARIES = GOLDEN.parent / "tokenizers"
-NAMES = ("llama-spm", "llama-bpe", "qwen2")
+WHOLE = ("llama-spm", "llama-bpe", "qwen2")
+#: what `reduce.py` left of others
+REDUCED = ("deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "mpt", "phi-3", "refact")
+NAMES = WHOLE + REDUCED
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
@@ -75,6 +78,15 @@ def bpe_metadata(
     }
 
 
+def gemma_metadata(texts: list[str], merges: list[str], **changes: Any) -> dict[str, Any]:
+    """A small vocabulary of Gemma 4's kind: BOS, 256 bytes, then `texts`."""
+    tokens = ["<bos>", *(f"<0x{byte:02X}>" for byte in range(256)), *texts]
+    types = np.array([CONTROL] + [BYTE] * 256 + [NORMAL] * len(texts))
+    metadata = {"model": "gemma4", "tokens": tokens, "merges": merges, "token_type": types}
+    metadata |= {"bos_token_id": 0, "add_bos_token": True}
+    return {f"tokenizer.ggml.{key}": value for key, value in (metadata | changes).items()}
+
+
 def build(metadata: dict[str, Any]) -> tokenizer.Tokenizer:
     return tokenizer.from_metadata(metadata, "model.gguf")
 
@@ -110,7 +122,7 @@ def test_prompt_of_the_text_model() -> None:
 
 
 def test_facts_of_the_golden_vocabularies() -> None:
-    spm, bpe, qwen = map(load, NAMES)
+    spm, bpe, qwen = map(load, WHOLE)
     assert (spm.vocab_size, spm.bos_token_id, spm.eos_token_ids) == (32000, 1, (2,))
     assert (bpe.vocab_size, bpe.bos_token_id) == (128256, 128000)
     assert texts(bpe, bpe.eos_token_ids) == ["<|end_of_text|>", "<|eot_id|>"]
@@ -118,6 +130,9 @@ def test_facts_of_the_golden_vocabularies() -> None:
     assert {"<|endoftext|>", "<|im_end|>"} <= set(texts(qwen, qwen.eos_token_ids))
     assert qwen.chat_template.startswith("{% for message in messages %}")
     assert spm.chat_template is None
+    gemma = load("gemma-4")
+    assert texts(gemma, gemma.eos_token_ids) == ["<eos>", "<|tool_response>", "<turn|>"]
+    assert gemma.vocabulary.add_bos and gemma.token(gemma.bos_token_id) == "<bos>"
 
 
 def merge_by_score(vocabulary: Any, text: str) -> list[int]:
@@ -229,8 +244,11 @@ def test_ignore_merges_takes_whole_words() -> None:
     special = {"xyz": NORMAL, "<bos>": CONTROL}
     ignoring = build(bpe_metadata(["x y"], special, pre="llama-bpe", bos_token_id=257 + 1))
     assert texts(ignoring, ignoring.encode("xyz", add_special=False)) == ["xyz"]
-    merging = build(bpe_metadata(["x y"], special, pre="qwen2"))
-    assert texts(merging, merging.encode("xyz", add_special=False)) == ["xy", "z"]
+    for pre in ("qwen2", "chatglm-bpe"):
+        merging = build(bpe_metadata(["x y"], special, pre=pre))
+        assert texts(merging, merging.encode("xyz", add_special=False)) == ["xy", "z"]
+    without_bos = build(bpe_metadata(["x y"], special, pre="glm4"))
+    assert texts(without_bos, without_bos.encode("xyz")) == ["xyz"]
 
 
 SPLITS = [
@@ -245,7 +263,13 @@ SPLITS = [
     ("smollm", "ab 123!", ["ab", " ", "1", "2", "3", "!"]),
     ("default", "ab 12345!?", ["ab", " ", "123", "45", "!?"]),
     ("deepseek-coder", "x=12\ny 中文z", ["x", "=", "1", "2", "\n", "y", " ", "中文", "z"]),
+    ("deepseek-llm", "x\u0561 y\ua7c2, 1234中", ["x", "ա", " y", "\ua7c2", ",", " ", "1234", "中"]),
     ("deepseek-v3", "a.b 1234 中文x", ["a", ".b", " ", "123", "4", " ", "中文", "x"]),
+    ("gpt-4o", "HTTPServer's I'LL 12345", ["HTTPServer's", " I'LL", " ", "123", "45"]),
+    ("gpt-4o", "fooBar //\n/x", ["foo", "Bar", " //\n/", "x"]),
+    ("tiny_aya", "12345, 1x", ["12", "345", ",", " ", "1", "x"]),
+    ("falcon", "a`b 1234  c", ["a", "`", "b", " ", "123", "4", " ", " c"]),
+    ("bloom", "ab 12, c", ["ab", " 12", ",", " c"]),
     ("tekken", "HTTPServer café 12", ["HTTPServer", " café", " ", "1", "2"]),
     ("tekken", "aB", ["a", "B"]),
     ("qwen35", "हिन्दी x", ["हिन्दी", " x"]),
@@ -264,12 +288,51 @@ def test_pre_tokenizers(pre: str, text: str, parts: list[str]) -> None:
     assert "".join(got) == byte_level.pre_tokenize_str(text)[0][0]
 
 
-@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
+@pytest.mark.parametrize(
+    "pre", sorted({pre: name for name, pre in PRE_TOKENIZERS.items() if not pre.raw}.values())
+)
 def test_every_pre_tokenizer_loses_nothing(pre: str) -> None:
     t = build(bpe_metadata(["a b"], {"<bos>": CONTROL}, pre=pre, bos_token_id=257))
     assert t.vocabulary.add_bos == PRE_TOKENIZERS[pre].add_bos
     for entry in golden("qwen2")[:60]:
         assert t.decode(t.encode(entry["text"])) == entry["text"]
+
+
+def test_gemma_merges_lines_of_raw_text() -> None:
+    t = build(gemma_metadata(["a", "b", "▁", "ab", "▁ab", "ba"], ["a b", "▁ ab", "b a"]))
+    assert texts(t, t.encode("ab abab")) == ["<bos>", "ab", "▁ab", "ab"]
+    assert texts(t, t.encode("ba")) == ["<bos>", "ba"]
+    ids = t.encode("ab é\n", add_special=False)
+    assert texts(t, ids) == ["ab", "▁", "<0xC3>", "<0xA9>", "<0x0A>"]
+    assert t.decode(ids) == "ab é\n" and t.decode(t.encode(" ab")) == " ab"
+
+
+def test_gemma_keeps_runs_of_line_ends_whole() -> None:
+    t = build(gemma_metadata(["\n", "\n\n\n", "a", "aaa", "a\n"], ["a \n"]))
+    assert texts(t, t.encode("a\n\n\naaa\n", add_special=False)) == [
+        *("a", "\n\n\n", "a", "a", "a", "\n")
+    ]
+    assert texts(t, t.encode("\n\n", add_special=False)) == ["\n", "\n"]
+
+
+def test_gemma_always_begins_with_bos() -> None:
+    """Early files deny it. Others call the model "gpt2"."""
+    for changes in ({"add_bos_token": False}, {"model": "gpt2", "pre": "gemma4"}):
+        t = build(gemma_metadata(["a"], [], **changes))
+        assert texts(t, t.encode("a")) == ["<bos>", "a"]
+
+
+def test_white_space_after_phi_3s_special_tokens() -> None:
+    path = VOCABULARIES / "ggml-vocab-phi-3.gguf"
+    metadata = dict(jq.gguf.read_header(path).metadata)
+    text = "<|user|>\n Hello<|end|>\n\t<|assistant|> \n<s> <|endoftext|> "
+    t = build(metadata)
+    assert texts(t, t.encode(text, add_special=False, parse_special=True)) == [
+        *("<|user|>", "▁Hello", "<|end|>", "<|assistant|>", "<s>", "▁▁", "<|endoftext|>", "▁▁")
+    ]
+    other = build(metadata | {"general.name": "Llama"})
+    ids = other.encode("<|end|>\n", add_special=False, parse_special=True)
+    assert texts(other, ids) == ["<|end|>", "▁", "<0x0A>"]
 
 
 def test_special_tokens_in_text() -> None:
@@ -482,6 +545,12 @@ BAD = [
         "is 'nonesuch', which is unknown; supported are a.x-4.0",
     ),
     (bpe_metadata([], merges=None), "merges", "is missing"),
+    (bpe_metadata([], model="gemma4"), "bos_token_id", "is missing, but every text is to have"),
+    (
+        bpe_metadata([], {"<bos>": CONTROL}, pre="gemma4", bos_token_id=256),
+        "tokens",
+        "has neither all of '<0x00>' to '<0xFF>' nor an unknown token",
+    ),
     (
         bpe_metadata(["a b"], merges=["ab"]),
         "merges",

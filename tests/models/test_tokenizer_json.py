@@ -20,7 +20,7 @@ from jax_q4k.models import tokenizer
 from jax_q4k.models.tokenizer.encoders import LONGEST_MERGED
 from jax_q4k.models.tokenizer.from_json import tokens
 
-from .test_tokenizer import NAMES, VOCABULARIES, golden, load
+from .test_tokenizer import VOCABULARIES, WHOLE, golden, load
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 PATTERN = (
@@ -73,7 +73,7 @@ def tokenizer_json(name: str) -> str:
     return t.to_str()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", WHOLE)
 def test_golden_ids(name: str) -> None:
     v = load(name).vocabulary
     config = {"eos_token": v.tokens[v.eos_token_id]}
