@@ -40,7 +40,15 @@ def tokenizer_json(name: str) -> str:
     )
     special, normal = {TokenType.CONTROL, TokenType.UNKNOWN}, TokenType.NORMAL
     added = [t for t, kind in zip(v.tokens, types, strict=True) if kind in special]
-    if name == "llama-spm":
+    if name == "gemma-4":
+        t = tokenizers.Tokenizer(bpe.BPE(v.ids, list(v.merges), fuse_unk=True, byte_fallback=True))
+        t.normalizer = normalizers.Replace(" ", "▁")
+        t.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+        t.post_processor = processors.TemplateProcessing(
+            "<bos> $A", "<bos> $A <bos> $B", [("<bos>", v.ids["<bos>"])]
+        )
+        added = [t for t, kind in zip(v.tokens, types, strict=True) if kind in (3, 4)]
+    elif name == "llama-spm":
         splits = [(t[:i], t[i:]) for t in v.tokens for i in range(1, len(t))]
         merges = [pair for pair in splits if pair[0] in v.ids and pair[1] in v.ids]
         merges.sort(key=lambda pair: -v.scores[v.ids["".join(pair)]])
@@ -73,7 +81,7 @@ def tokenizer_json(name: str) -> str:
     return t.to_str()
 
 
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", [*WHOLE, "gemma-4"])
 def test_golden_ids(name: str) -> None:
     v = load(name).vocabulary
     config = {"eos_token": v.tokens[v.eos_token_id]}
@@ -88,6 +96,18 @@ def test_golden_ids(name: str) -> None:
             "text"
         ]
         assert got.decode(entry["ids"]) == entry["text"]
+
+
+def test_gemma_keeps_its_merges() -> None:
+    content, ids = json.loads(tokenizer_json("gemma-4")), load("gemma-4").vocabulary.ids
+    content["added_tokens"].append({"id": ids["▁▁"], "content": "▁▁", "special": False})
+    metadata = tokenizer.metadata_from_json(content, {"eos_token": "<eos>"})
+    assert metadata["tokenizer.ggml.model"] == "gemma4"
+    assert len(metadata["tokenizer.ggml.merges"]) == len(content["model"]["merges"])
+    got = tokenizer.from_metadata(metadata)
+    assert got.decode([ids["▁▁"], ids["<|channel>"], ids["<|turn>"]]) == "  <|channel>"
+    with pytest.raises(jq.CheckpointError, match="add_bos_token: is false, but texts of Gemma"):
+        tokenizer.metadata_from_json(content, {"eos_token": "<eos>", "add_bos_token": False})
 
 
 def tiny(name: str) -> dict[str, Any]:
@@ -122,6 +142,17 @@ TEKKEN = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 TEKKEN = TEKKEN.replace("UPPER", LETTERS[0]).replace("LOWER", LETTERS[1])
+O200K = (
+    r"[^\r\n\p{L}\p{N}]?UPPER*LOWER+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    r"|[^\r\n\p{L}\p{N}]?UPPER+LOWER*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+O200K = O200K.replace("UPPER", LETTERS[0]).replace("LOWER", LETTERS[1])
+#: with line ends themselves, as in its file
+DEEPSEEK = (
+    "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+    "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+"
+)
 
 
 def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dict[str, Any]:
@@ -136,6 +167,13 @@ def split(pattern: str, behavior: str = "Isolated", invert: bool = False) -> dic
         ([split(PATTERN.replace("DIGITS", "{1,3}"))], False, False, "smaug-bpe"),
         ([split(PATTERN.replace("DIGITS", ""))], False, False, "qwen2"),
         ([split(TEKKEN)], False, True, "tekken"),
+        ([split(O200K)], False, False, "gpt-4o"),
+        (
+            [split("\\p{N}{1,3}"), split("[一-龥\u3040-ゟ゠-ヿ]+"), split(DEEPSEEK)],
+            False,
+            False,
+            "deepseek-v3",
+        ),
         ([], True, False, "gpt-2"),
         ([DIGITS], True, False, "smollm"),
     ],

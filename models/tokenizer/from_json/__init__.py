@@ -1,9 +1,9 @@
 r"""The `tokenizers` library's tokenizer.json -> GGUF's `tokenizer.*` metadata.
 
 Byte-level BPE becomes `tokenizer.ggml.model` = "gpt2"; GGUF must have a name for its way of
-splitting texts. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama". Settings
-that GGUF cannot express are refused, except three that every GGUF file leaves out, as llama.cpp's
-own do:
+splitting texts. SentencePiece-like BPE (byte fallback, "▁" for spaces) becomes "llama", or "gemma4"
+if it splits texts as Gemma's files do, which keeps its merges. Settings that GGUF cannot express
+are refused, except three that every GGUF file leaves out, as llama.cpp's own do:
 
 * NFC normalization before byte-level BPE; it changes texts that are not composed.
 * `lstrip`, `rstrip` and `single_word` of added tokens.

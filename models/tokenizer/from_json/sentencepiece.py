@@ -1,4 +1,4 @@
-"""SentencePiece-like BPE: scores in place of merges.
+"""SentencePiece-like BPE: scores in place of merges, except for Gemma's, which GGUF can keep.
 
 SentencePiece's rule joins the neighbours that form the token of the highest score; here each
 token's score is minus the place that its first merge has among all tokens'. That is the same order
@@ -19,6 +19,12 @@ from ..encoders import LONGEST_MERGED, SPACE
 from ..vocabulary import BYTE_TOKEN, KEY
 from .tokens import Merges, Tokens, merges_of
 
+#: Gemma 4's marks of tool calls and channels, which readers of its answers need.
+GEMMA_MARKUP = (
+    *("<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>"),
+    *("<|tool_response>", "<tool_response|>", '<|"|>'),
+)
+
 
 def sentencepiece(
     root: JSONFields,
@@ -29,18 +35,16 @@ def sentencepiece(
 ) -> dict[str, Any]:
     """GGUF's keys of a SentencePiece-like model; types byte tokens and the unknown in `tokens`."""
     prefix, replaced = _normalizer(normalizing)
-    for step in splitting:
-        # Gemma splits at spaces, of which its normalizer has left none.
-        if replaced and step.string("type") == "Split" and _is_space(step.object("pattern")):
-            continue
+    gemma = replaced and not prefix and len(splitting) == 1 and _splits_at_spaces(splitting[0])
+    for step in [] if gemma else splitting:
         prefix, replaced = _metaspace(step, tokens) or prefix, True
     if not replaced:
         problem = f"does not write spaces as {SPACE!r}: neither byte-level nor SentencePiece's BPE"
         root.fail("normalizer", problem)
     _mark_bytes(model, tokens)
     metadata: dict[str, Any] = {
-        KEY + "model": "llama",
-        KEY + "pre": "default",
+        KEY + "model": "gemma4" if gemma else "llama",
+        KEY + "pre": "gemma4" if gemma else "default",
         KEY + "add_space_prefix": prefix,
     }
     unknown = model.string("unk_token", None)
@@ -49,8 +53,27 @@ def sentencepiece(
             model.fail("unk_token", f"is {unknown[:100]!r}, which is not in the vocabulary")
         metadata[KEY + "unknown_token_id"] = tokens.ids[unknown]
         tokens.types[tokens.ids[unknown]] = TokenType.UNKNOWN
-    metadata[KEY + "scores"] = _scores(model, tokens)
+    if gemma:
+        pairs = merges_of(model, tokens.ids)
+        metadata[KEY + "merges"] = [f"{left} {right}" for left, right in pairs]
+        for text in tokens.added:
+            if set(text) == {SPACE}:  # merges form it, and it stands for spaces
+                tokens.types[tokens.ids[text]] = TokenType.NORMAL
+            elif text in GEMMA_MARKUP:
+                tokens.types[tokens.ids[text]] = TokenType.USER_DEFINED
+    else:
+        metadata[KEY + "scores"] = _scores(model, tokens)
     return metadata
+
+
+def _splits_at_spaces(step: JSONFields) -> bool:
+    """Gemma's pre-tokenizer; it finds no space, since the normalizer has replaced them all."""
+    return (
+        step.string("type") == "Split"
+        and _is_space(step.object("pattern"))
+        and step.string("behavior") == "MergedWithPrevious"
+        and not step.boolean("invert", False)
+    )
 
 
 def _normalizer(steps: list[JSONFields]) -> tuple[bool, bool]:

@@ -41,6 +41,8 @@ def special_tokens(
         add = config.boolean(f"add_{name}_token", bool(ids))
         if add and f"{KEY}{name}_token_id" not in found:
             config.fail(f"add_{name}_token", f"is true, but there is no {name}_token")
+        if name == "bos" and not add and metadata[KEY + "model"] == "gemma4":
+            config.fail("add_bos_token", "is false, but texts of Gemma begin with one in GGUF")
         found[f"{KEY}add_{name}_token"] = add
     return found
 
