@@ -94,8 +94,9 @@ def test_nan_is_reported_by_the_primitive():
     model, prompt = models.from_gguf(golden.path("llama-gqa")), [1, 5, 9]
     with jax.debug_nans(True):
         models.generate(model, prompt, max_new_tokens=2)
-        floats = [i for i, weight in enumerate(model.weights) if weight.dtype == jnp.float32]
-        model.weights[floats[0]] = jnp.full_like(model.weights[floats[0]], np.inf)
+        size = (model.config.hidden_size,)
+        norm = next(i for i, weight in enumerate(model.weights) if weight.shape == size)
+        model.weights[norm] = jnp.full(size, np.inf)
         with pytest.raises(
             FloatingPointError, match=r"\(nan\) encountered in \w*(linear|mlp|norm)"
         ):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import numpy as np
 import pytest
 
 from jax_q4k.quantizers import symmetric
 
-blocks = jax.jit(symmetric.blocks, static_argnums=2)
+
+def blocks(x: np.ndarray, w: np.ndarray, top: int) -> list[np.ndarray]:
+    function = functools.partial(symmetric.blocks, grid=symmetric.integers(top))
+    return [np.asarray(array) for array in jax.jit(function)(x, w)]
 
 
 def heavy(*shape: int, seed: int = 0) -> np.ndarray:
@@ -29,7 +34,7 @@ def best_error(x: np.ndarray, w: np.ndarray, top: int) -> float:
 @pytest.mark.parametrize("top", [8, 16])
 def test_blocks_come_near_the_best_fit(top):
     x, w = heavy(32, 20), np.random.default_rng(1).random((32, 20), np.float32) + 0.1
-    d, q = map(np.asarray, blocks(x, w, top))
+    d, q = blocks(x, w, top)
     assert q.min() >= -top and q.max() <= top - 1 and (q == np.rint(q)).all()
     np.testing.assert_array_equal(d, d.astype(np.float16).astype(np.float32))
     errors = (w * (d * q - x) ** 2).sum(0, dtype=np.float64)
@@ -43,14 +48,16 @@ def test_the_side_of_the_longer_range_is_the_largest_values():
     """-8 to 7: a block's largest value gets -8, whatever its sign."""
     x = np.tile(np.linspace(-0.9, 0.9, 32, dtype=np.float32)[:, None], 2)
     x[0, 0], x[-1, 1] = -8 / 7, 8 / 7
-    d, q = map(np.asarray, blocks(x, np.ones_like(x), 8))
+    d, q = blocks(x, np.ones_like(x), 8)
     assert d[0] > 0 > d[1]
     assert q[0, 0] == q[-1, 1] == -8
 
 
 def test_super_blocks_give_what_the_fields_hold():
     x = heavy(16, 16, 50)
-    d, scale, q = map(np.asarray, jax.jit(symmetric.super_blocks)(x, np.ones_like(x)))
+    grid = symmetric.integers(32, least=17, fractions=4)
+    function = functools.partial(symmetric.super_blocks, grid=grid, most=128)
+    d, scale, q = map(np.asarray, jax.jit(function)(x, np.ones_like(x)))
     assert q.min() >= -32 and q.max() <= 31 and (q == np.rint(q)).all()
     assert scale.min() >= -128 and scale.max() <= 127 and (scale == np.rint(scale)).all()
     np.testing.assert_array_equal(d, d.astype(np.float16).astype(np.float32))
