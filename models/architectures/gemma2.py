@@ -10,9 +10,10 @@ if TYPE_CHECKING:
     from ..config import Config
 
 
-def query_pre_attn_scalar(config: Config) -> int:
+def query_pre_attn_scalar(config: Config, *, layers_of_27b: int = 46) -> int:
     """What scores are divided by the root of; GGUF has no key: 27B is told by its layers."""
-    return config.hidden_size // config.num_heads if config.num_layers == 46 else config.head_dim
+    is_27b = config.num_layers == layers_of_27b
+    return config.hidden_size // config.num_heads if is_27b else config.head_dim
 
 
 ARCHITECTURE = Architecture(

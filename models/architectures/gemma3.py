@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import functools
 
 from ..architecture import Architecture, CheckpointClass
+from . import gemma2
 
-if TYPE_CHECKING:
-    from ..config import Config
-
-
-def query_pre_attn_scalar(config: Config) -> int:
-    """What scores are divided by the root of; GGUF has no key: 27B is told by its layers."""
-    return config.hidden_size // config.num_heads if config.num_layers == 62 else config.head_dim
-
+query_pre_attn_scalar = functools.partial(gemma2.query_pre_attn_scalar, layers_of_27b=62)
 
 TEXT = CheckpointClass(
     "Gemma3ForCausalLM",

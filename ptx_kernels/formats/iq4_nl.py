@@ -39,11 +39,7 @@ def int8_groups(
     """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
     quants = codes.fragments(k, TABLE, qs, unit)
-    low, high = (
-        packed_tile.Int8Group(unit * 2 + i, quants[i], s8, [scale])
-        for i, scale in enumerate(d.f16_pairs(unit * 4))
-    )
-    return low, high
+    return packed_tile.block_pair(unit, quants, s8, d.f16_pairs(unit * 4))
 
 
 FORMAT = BlockFormat(

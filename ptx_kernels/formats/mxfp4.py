@@ -63,11 +63,7 @@ def int8_groups(
     qs, e = planes
     quants = codes.fragments(k, TABLE, qs, unit)
     scales = [(_scale(k, g), _scale(k, other)) for g, other in e.byte_pairs(unit * 2)]
-    low, high = (
-        packed_tile.Int8Group(unit * 2 + i, quants[i], s8, [scale])
-        for i, scale in enumerate(scales)
-    )
-    return low, high
+    return packed_tile.block_pair(unit, quants, s8, scales)
 
 
 FORMAT = BlockFormat(

@@ -7,7 +7,7 @@ hands out packed bytes just as mma wants the quants in them, four columns of row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -128,6 +128,24 @@ class Int8Groups(Protocol):
     def __call__(
         self, k: Builder, planes: Sequence[TilePlane], unit: Value
     ) -> tuple[Int8Group, Int8Group]: ...
+
+
+def block_pair(
+    unit: Value,
+    quants: Iterable[Words],
+    type: Type,
+    scales: Iterable[Pair],
+    offsets: Iterable[Pair | None] = (None, None),
+) -> tuple[Int8Group, Int8Group]:
+    """Blocks 2 * unit and 2 * unit + 1 of a format whose blocks are groups.
+
+    Each has quants of `type`, a scale for all of them, and in some formats an offset.
+    """
+    low, high = (
+        Int8Group(unit * 2 + i, words, type, [scale], offset)
+        for i, (words, scale, offset) in enumerate(zip(quants, scales, offsets, strict=True))
+    )
+    return low, high
 
 
 class F16Groups(Protocol):

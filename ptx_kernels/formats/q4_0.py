@@ -89,17 +89,9 @@ def int8_groups(
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
     """Blocks 2 * unit and 2 * unit + 1 as 16 * (q - 8) in int8 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
-    quants = fragment_nibbles(qs, unit)
-    low, high = (
-        packed_tile.Int8Group(
-            unit * 2 + i,
-            [w ^ 0x80808080 for w in quants[i]],
-            s8,
-            [packed_tile.scaled(scale, 1 / 16)],
-        )
-        for i, scale in enumerate(d.f16_pairs(unit * 4))
-    )
-    return low, high
+    quants = ([w ^ 0x80808080 for w in words] for words in fragment_nibbles(qs, unit))
+    scales = (packed_tile.scaled(scale, 1 / 16) for scale in d.f16_pairs(unit * 4))
+    return packed_tile.block_pair(unit, quants, s8, scales)
 
 
 FORMAT = BlockFormat(

@@ -64,12 +64,9 @@ def int8_groups(
     """Blocks 2 * unit and 2 * unit + 1 as 16 * q (see `packed_tile.Int8Groups`)."""
     qs, dm = planes
     quants = q4_0.fragment_nibbles(qs, unit)
-    pairs = [dm.f16_pairs(unit * 8 + 4 * i) for i in range(2)]
-    low, high = (
-        packed_tile.Int8Group(unit * 2 + i, quants[i], u8, [packed_tile.scaled(d, 1 / 16)], m)
-        for i, (d, m) in enumerate(pairs)
-    )
-    return low, high
+    scales, offsets = zip(*(dm.f16_pairs(unit * 8 + 4 * i) for i in range(2)), strict=True)
+    sixteenths = (packed_tile.scaled(scale, 1 / 16) for scale in scales)
+    return packed_tile.block_pair(unit, quants, u8, sixteenths, offsets)
 
 
 FORMAT = BlockFormat(

@@ -129,11 +129,8 @@ def int8_groups(
     """Blocks 2 * unit and 2 * unit + 1 as 8 * (q - 16) in int8 (see `packed_tile.Int8Groups`)."""
     qs, qh, d = planes
     quants = fragment_bytes(k, qs, qh, unit, 3, True)
-    low, high = (
-        packed_tile.Int8Group(unit * 2 + i, quants[i], s8, [packed_tile.scaled(scale, 1 / 8)])
-        for i, scale in enumerate(d.f16_pairs(unit * 4))
-    )
-    return low, high
+    scales = (packed_tile.scaled(scale, 1 / 8) for scale in d.f16_pairs(unit * 4))
+    return packed_tile.block_pair(unit, quants, s8, scales)
 
 
 FORMAT = BlockFormat(

@@ -61,11 +61,8 @@ def int8_groups(
     """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, qh, dm = planes
     quants = q5_0.fragment_bytes(k, qs, qh, unit, 0, False)
-    (d_low, m_low), (d_high, m_high) = (dm.f16_pairs(unit * 8 + 4 * i) for i in range(2))
-    return (
-        packed_tile.Int8Group(unit * 2, quants[0], u8, [d_low], m_low),
-        packed_tile.Int8Group(unit * 2 + 1, quants[1], u8, [d_high], m_high),
-    )
+    scales, offsets = zip(*(dm.f16_pairs(unit * 8 + 4 * i) for i in range(2)), strict=True)
+    return packed_tile.block_pair(unit, quants, u8, scales, offsets)
 
 
 FORMAT = BlockFormat(

@@ -60,11 +60,8 @@ def int8_groups(
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
     """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, d = planes
-    low, high = (
-        packed_tile.Int8Group(unit * 2 + i, qs.matrix(unit * 64 + 32 * i), s8, [scale])
-        for i, scale in enumerate(d.f16_pairs(unit * 4))
-    )
-    return low, high
+    quants = (qs.matrix(unit * 64 + 32 * i) for i in range(2))
+    return packed_tile.block_pair(unit, quants, s8, d.f16_pairs(unit * 4))
 
 
 FORMAT = BlockFormat(
