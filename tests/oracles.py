@@ -96,7 +96,13 @@ def activation_operands(
 
 
 def gated(activation: str, gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """silu(gate) * up or gelu(gate) * up (tanh approximation), in the precision of its operands."""
+    """The gate of a feed-forward network, in the precision of its operands.
+
+    silu(gate) * up, gelu(gate) * up (the approximation by tanh), or gpt-oss's `swiglu_oai`.
+    """
+    if activation == "swiglu_oai":
+        gate, up = np.minimum(gate, 7), np.clip(up, -7, 7)
+        return gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
     z = gate if activation == "silu" else 2 * np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)
     return gate / 2 * (1 + np.tanh(z / 2)) * up
 

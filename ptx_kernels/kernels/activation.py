@@ -1,4 +1,4 @@
-"""Functions of f32 that take several instructions, and the activation functions among them."""
+"""Functions of f32 that take several instructions, and the gates of feed-forward networks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from ..ptx import Builder, Value, f32, u32
 
 LOG2_E = math.log2(math.e)
+SWIGLU_OAI_LIMIT, SWIGLU_OAI_SLOPE = 7.0, 1.702
 #: tanh(x) = x + x^3 P(x^2) for |x| < 0.625 within 2^-26 relative: fitted to the relative error,
 #: lowest power first.
 _TANH = (-0.333332819, 0.133314422, -0.0537397122, 0.0206390787, -0.00570497837)
@@ -47,4 +48,21 @@ def gelu(k: Builder, x: Value) -> Value:
     return x / (k.exp2(z2 * -LOG2_E) + 1.0)
 
 
-ACTIVATIONS: dict[str, Callable[[Builder, Value], Value]] = {"silu": silu, "gelu": gelu}
+def swiglu_oai(k: Builder, gate: Value, up: Value) -> Value:
+    """g / (1 + exp(-1.702 g)) * (u + 1) with g = min(gate, 7), u = clip(up, -7, 7); NaN stays NaN.
+
+    The gate of gpt-oss (https://github.com/openai/gpt-oss, `swiglu`).
+    """
+    limit = k.const(f32, SWIGLU_OAI_LIMIT)
+    g = k.select(gate > SWIGLU_OAI_LIMIT, limit, gate)
+    u = k.select(up > SWIGLU_OAI_LIMIT, limit, up)
+    u = k.select(u < -SWIGLU_OAI_LIMIT, -limit, u)
+    return g / (k.exp2(g * (-SWIGLU_OAI_SLOPE * LOG2_E)) + 1.0) * (u + 1.0)
+
+
+#: Name -> gate(k, gate, up), of the products with the two matrices.
+GATES: dict[str, Callable[[Builder, Value, Value], Value]] = {
+    "silu": lambda k, gate, up: silu(k, gate) * up,
+    "gelu": lambda k, gate, up: gelu(k, gate) * up,
+    "swiglu_oai": swiglu_oai,
+}

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, s8
-from ..activation import ACTIVATIONS
+from ..activation import GATES
 from ..quantize_q8_1 import GROUP, store_group
 from .config import MatvecConfig
 from .rows import RowTotals, Team
@@ -44,10 +44,10 @@ class Epilogue:
         activation: str | None = None,
         suffix: str = "",
     ) -> None:
-        if activation not in (None, *ACTIVATIONS):
-            raise KernelError(f"activation={activation!r} must be one of {', '.join(ACTIVATIONS)}")
+        if activation not in (None, *GATES):
+            raise KernelError(f"activation={activation!r} must be one of {', '.join(GATES)}")
         self._k, self._n, self.m, self.config = k, n, m, config
-        self._activation = None if activation is None else ACTIVATIONS[activation]
+        self._gate = None if activation is None else GATES[activation]
         self._sums = RowTotals(
             k, config, config.rows_per_warp * m * (2 if activation else 1), suffix
         )
@@ -85,7 +85,7 @@ class Epilogue:
 
         All threads of the block come here.
 
-        With an activation: activation(totals[r][j]) * totals[rows_per_warp + r][j].
+        With an activation: that of totals[r][j] and totals[rows_per_warp + r][j] (`GATES`).
         """
         k, rows = self._k, self.config.rows_per_warp
         totals = self._sums(team, parts)
@@ -96,8 +96,8 @@ class Epilogue:
             value = self._mine(totals[:rows], place.base)
             for addend in itertools.islice(waiting, self._addends):
                 value = value + addend
-            if self._activation is not None:
-                value = self._activation(k, value) * self._mine(totals[rows:], place.base)
+            if self._gate is not None:
+                value = self._gate(k, value, self._mine(totals[rows:], place.base))
             if self._staged is None:
                 self._of(self._y, team, place).store(0, value, where=place.mine)
             else:

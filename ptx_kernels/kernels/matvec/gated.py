@@ -1,4 +1,4 @@
-"""Two products of the same activations that gate each other, for SwiGLU and GEGLU.
+"""Two products of the same activations of which the first gates the second: SwiGLU, GEGLU.
 
 They make the input of the feed-forward's down projection.
 """
@@ -24,14 +24,16 @@ def gated_matvec(
     columns: int,
     m: int,
     layers: int = 0,
-    activation: Literal["silu", "gelu"] = "silu",
+    activation: Literal["silu", "gelu", "swiglu_oai"] = "silu",
     norm: bool = False,
     eps: float = 0.0,
     dtype: str = "f32",
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
-    """y[j, r] = activation(gate[r] . x[j]) * (up[r] . x[j]) for two packed matrices (n, columns).
+    """y[j, r] = gate of gate[r] . x[j] and up[r] . x[j] for two packed matrices (n, columns).
+
+    `activation` names the gate (`activation.GATES`): silu and gelu are multiplied by the second.
 
     A team computes the same rows of both. Formats may differ; operands are as those of `matvec`,
     with the planes of `gate` and then of `up` first.

@@ -169,6 +169,7 @@ def test_quantized_output_equals_a_kernel_of_its_own(config: MatvecConfig, m: in
         (("Q4_K", "Q6_K"), "gelu", 8, 9, PRESETS["batched"]),
         (("Q4_K", "Q4_K"), "gelu", 3, 6, replace(PRESETS["multi_warp_dp4a"], persistent=2)),
         (("Q5_K", "Q4_K"), "silu", 2, 5, PRESETS["chunked"]),
+        (("MXFP4", "MXFP4"), "swiglu_oai", 1, 7, PRESETS["quarter_warp_dp4a"]),
         (("Q4_K", "Q4_K"), "silu", 2, 40, replace(INLINE, persistent=2)),
     ],
 )
@@ -291,7 +292,7 @@ def build(family=matvec, config: MatvecConfig = INLINE, **arguments) -> None:
         (dict(output="f16"), "output='f16' must be f32 or q8_1"),
         (
             dict(family=gated_matvec, activation="relu"),
-            "activation='relu' must be one of silu, gelu",
+            "activation='relu' must be one of silu, gelu, swiglu_oai",
         ),
     ],
 )
