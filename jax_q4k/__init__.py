@@ -36,8 +36,10 @@ from .ops.causal_attention import causal_attention
 from .ops.checks import HEAD_DIMS, PAGE_DTYPES, page_dtype
 from .ops.dequantize import dequantize
 from .ops.embedding import embedding
+from .ops.expert_matmul import expert_matmul
+from .ops.expert_mlp import expert_mlp
+from .ops.gates import ACTIVATION_FUNCTIONS
 from .ops.linear import (
-    ACTIVATION_FUNCTIONS,
     gated_matmul,
     linear,
     matmul,
@@ -51,6 +53,7 @@ from .ops.quantize_q8_1 import quantize_q8_1
 from .ops.rms_norm import rms_norm
 from .ops.rope_append import rope_append
 from .ops.rotate import rotate
+from .ops.route import route
 from .ops.top_k import argmax, top_k
 from .planes import from_planes
 from .quantize import quantize
@@ -96,6 +99,8 @@ __all__ = [
     "dequantize",
     "embedding",
     "environment",
+    "expert_matmul",
+    "expert_mlp",
     "explain",
     "formats",
     "from_planes",
@@ -119,6 +124,7 @@ __all__ = [
     "rms_norm_matmul",
     "rope_append",
     "rotate",
+    "route",
     "selected",
     "top_k",
 ]

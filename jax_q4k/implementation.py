@@ -25,6 +25,7 @@ FUSIONS: tuple[str, ...] = (
     "qkv_matmul",
     "gated_matmul",
     "mlp",
+    "expert_mlp",
     "rope_append",
     "paged_attention_matmul",
 )

@@ -109,9 +109,9 @@ class Attention(nnx.Module):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class MLP(nnx.Module):
-    """Gated feed-forward network: down(activation(gate(x)) * up(x)); norms as in Attention.
+    """Gated feed-forward network: down(activation(gate(x), up(x))); norms as in Attention.
 
-    activation: "silu" (SwiGLU), or "gelu", the approximation by tanh (GeGLU).
+    activation: one of `jq.ACTIVATION_FUNCTIONS`.
     """
 
     gate: Linear
@@ -134,8 +134,8 @@ class MLP(nnx.Module):
             y = jq.mlp(x, *(m.weight for m in modules), residual=residual, **options)
         else:
             gate, up = linear(x, self.gate, self.up, norm=self.norm)
-            activated = jq.ACTIVATION_FUNCTIONS[self.activation](gate)
-            (y,) = linear(activated * up, self.down, residual=residual)
+            activated = jq.ACTIVATION_FUNCTIONS[self.activation](gate, up)
+            (y,) = linear(activated, self.down, residual=residual)
         return y if self.post_norm is None else x + self.post_norm(y)
 
 

@@ -78,14 +78,14 @@ def value(x: Any) -> Any:
 
 def matrix(name: str, w: Any) -> QuantizedArray:
     """`w` as a QuantizedArray of two axes."""
-    w = _packed(name, value(w))
+    w = quantized(name, value(w))
     if w.ndim != 2:
         rule = "it must have two axes (n, k); products take one of a stack by index=, jax.vmap all"
         raise ValueError(f"{name} has shape {w.shape}; {rule}")
     return w
 
 
-def _packed(name: str, w: Any) -> QuantizedArray:
+def quantized(name: str, w: Any) -> QuantizedArray:
     if isinstance(w, TransposedArray):
         raise TypeError(f"{name} is a transposed view, {w!r}; it must be the array itself, (n, k)")
     if not isinstance(w, QuantizedArray):
@@ -102,7 +102,7 @@ def weight(name: str, w: Any, index: Any = None) -> Packed | jax.Array:
         return w
     packed = isinstance(w, (QuantizedArray, TransposedArray))
     if index is not None:
-        stack = _packed(name, w) if packed else float_array(name, w)
+        stack = quantized(name, w) if packed else float_array(name, w)
         if stack.ndim != 3 or not stack.shape[0]:
             rule = "with index= it must have three axes (layers, n, k), and a layer"
             raise ValueError(f"{name} has shape {stack.shape}; {rule}")

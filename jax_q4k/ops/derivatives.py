@@ -43,7 +43,7 @@ def define(op: Operation, derivative: Linear | Callable[..., Any] | None) -> Non
         ad.primitive_jvps[op.primitive] = functools.partial(_linear_jvp, op, derivative)
         transpose = derivative.transpose
         ad.primitive_transposes[op.primitive] = (
-            functools.partial(_transpose_of, op, op.reference)
+            functools.partial(_transpose_of, op, _tangent_of(op, derivative))
             if transpose is None
             else functools.partial(_transpose, op, derivative.tangent, transpose)
         )
@@ -71,6 +71,10 @@ def _linear_jvp(
         if not isinstance(tangent, ad.Zero)
     ]
     return op.primitive.bind(*primals, **params), [functools.reduce(jnp.add, terms)]
+
+
+def _tangent_of(op: Operation, linear: Linear) -> Callable[..., Any]:
+    return lambda *operands, **params: op.reference(*operands, **linear.tangent(params))
 
 
 def _transpose(

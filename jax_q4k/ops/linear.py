@@ -18,14 +18,9 @@ from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from ..transposed import TransposedArray
 from . import checks, float_matmul, gemv, packed_matmul, rms_norm
+from .gates import ACTIVATION_FUNCTIONS, check_activation
 from .op import KernelCall, Op
 from .vmaps import by_rows
-
-#: How a gate is applied; `gelu` is the approximation by tanh (https://arxiv.org/abs/1606.08415).
-ACTIVATION_FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=True),
-}
 
 
 def matmul(
@@ -166,13 +161,14 @@ def gated_matmul(
     eps: float | None = None,
     activations: str | None = None,
 ) -> jax.Array:
-    """activation(x @ dequantize(gate).T) * (x @ dequantize(up).T), accumulated in float32.
+    """activation(x @ dequantize(gate).T, x @ dequantize(up).T), accumulated in float32.
 
     Args:
       x: (..., k) float32, bfloat16 or float16.
       gate, up: QuantizedArrays (n, k), whose formats may differ, or float arrays.
       index: as `matmul` takes it, of equally many layers of both.
-      activation: `silu`, or `gelu` (the approximation by tanh).
+      activation: one of `jax_q4k.ACTIVATION_FUNCTIONS`: `silu` (SwiGLU: silu(gate) * up), `gelu`
+        (GEGLU, the approximation by tanh) or `swiglu_oai` (gpt-oss).
       norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
       activations: as `matmul` takes them.
 
@@ -247,9 +243,7 @@ def linear(
 
 def check_gate(activation: Any, gate: Any, up: Any) -> None:
     """Raises ValueError for an unknown activation, or a gate and an up of different shapes."""
-    if not isinstance(activation, str) or activation not in ACTIVATION_FUNCTIONS:
-        known = ", ".join(ACTIVATION_FUNCTIONS)
-        raise ValueError(f"activation={activation!r} must be one of {known}")
+    check_activation(activation)
     checks.same_shape("up", up, gate.shape, "gate's shape")
 
 
@@ -371,7 +365,7 @@ def chain(
     h = x if norm_weight is None else steps.norm(x, norm_weight, eps)
     ys = [steps.product(h, w) for w in weights]
     if activation is not None:
-        return (ACTIVATION_FUNCTIONS[activation](ys[0]) * ys[1],)
+        return (ACTIVATION_FUNCTIONS[activation](*ys),)
     return tuple(plus(y, bias, residual) for y, bias in zip(ys, biases, strict=True))
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ptx_kernels import formats
-from ptx_kernels.limits import GROUP, MAX_ROWS, gemm_takes
+from ptx_kernels.limits import MAX_ROWS, gemm_takes
 
 from ..custom_call import ptx_name
 from ..indexed import Packed, axes, layers
@@ -53,9 +53,7 @@ def reference(
     """`packed_matmul` in plain JAX, or its transpose of x (m, n); `activations` None means f32."""
     weights = formats.get(w.format).decode(w.planes, jnp)
     if activations == "q8_1" and takes_q8_1(w.format, *x.shape):
-        values, scale_sum = quantize_q8_1.reference(x)
-        groups = values.reshape(*scale_sum.shape[:-1], GROUP).astype(jnp.float32)
-        y = dot((groups * scale_sum[..., :1]).reshape(x.shape), weights)
+        y = dot(quantize_q8_1.rounded(x), weights)
     else:
         y = dot(x, weights, transposed=transposed)
     return y.astype(x.dtype)

@@ -66,6 +66,13 @@ def reference(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values.reshape(m, k), jnp.stack([scale, scale * total], axis=-1)
 
 
+def rounded(x: jax.Array) -> jax.Array:
+    """The float32 values of x (m, k) that remain of it as q8_1."""
+    values, scale_sum = reference(x)
+    groups = values.reshape(*scale_sum.shape[:-1], GROUP).astype(jnp.float32)
+    return (groups * scale_sum[..., :1]).reshape(x.shape)
+
+
 def ptx(launch: KernelCall, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`quantize_q8_1` of x (m, k) by PTX kernels."""
     from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1 as quantize_kernel

@@ -21,10 +21,15 @@ def ramp(low, high, *shape):
 
 W = {name: random_weights(name, 256, 256) for name in FORMATS}
 STACK = jax.tree.map(lambda plane: jnp.stack([plane, plane]), W["Q6_K"])
+EXPERTS = {
+    name: jax.tree.map(lambda plane: jnp.stack([plane] * 4), W[name]) for name in ("Q4_K", "Q6_K")
+}
+CHOSEN, WEIGHTS = jnp.array([[3, 0], [1, -1], [2, 3]]), ramp(0.1, 0.9, 3, 2)
 X, NORM = ramp(-1, 1, 3, 256), ramp(0.5, 1, 256)
 HALF = X.astype(jnp.bfloat16)
 IDS = jnp.array([3, 0, 9])
 BIAS, RESIDUAL = ramp(-1, 1, 256), jnp.cos(X)
+EXPERT_BIAS = ramp(-1, 1, 4, 256)
 PROMPT = jnp.cos(ramp(0, 1e3, 2, 5, 4, 32))
 LENGTHS = jnp.array([5, 3])
 Q, PAGES = PROMPT[0, :3].repeat(2, 1), jnp.ones((4, 2, 16, 32), jnp.bfloat16)
@@ -74,6 +79,19 @@ CASES = {
     "mlp": (
         lambda x, g, u, d, n, r: jq.mlp(x, g, u, d, norm_weight=n, eps=1e-5, residual=r),
         (X, W["Q4_K"], W["Q4_K"], W["Q6_K"], NORM, RESIDUAL),
+        True,
+    ),
+    "route": (
+        lambda x, b: jq.route(x, 3, gating="sigmoid", bias=b, groups=8, groups_used=2),
+        (X, BIAS),
+        True,
+    ),
+    "expert_matmul": (jq.expert_matmul, (HALF, EXPERTS["Q4_K"], CHOSEN), True),
+    "expert_mlp": (
+        lambda x, g, d, i, p, n, b, r: jq.expert_mlp(
+            x, g, g, d, i, p, norm_weight=n, eps=1e-5, biases=(b, b, b), residual=r
+        ),
+        (X, EXPERTS["Q4_K"], EXPERTS["Q6_K"], CHOSEN, WEIGHTS, NORM, EXPERT_BIAS, RESIDUAL),
         True,
     ),
     **{f"dequantize {name}": (jq.dequantize, (w,), False) for name, w in W.items()},

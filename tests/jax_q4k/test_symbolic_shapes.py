@@ -15,6 +15,7 @@ from .ops.random_weights import random_weights
 
 (B,) = export.symbolic_shape("b")
 W, SHORT = random_weights("Q4_K", 256, 256), random_weights("Q8_0", 64, 32)
+EXPERTS = jax.tree.map(lambda plane: jnp.stack([plane] * 3), W)
 FLOATS, NORM = jnp.ones((24, 256), jnp.float32), jnp.ones(256, jnp.float32)
 
 
@@ -37,6 +38,11 @@ CASES = {
     "qkv_matmul": (lambda x: jq.qkv_matmul(x, (W, W), norm_weight=NORM, eps=1e-5), (ROWS,)),
     "gated_matmul": (lambda x: jq.gated_matmul(x, W, W), (ROWS,)),
     "mlp": (lambda x: jq.mlp(x, W, W, W, norm_weight=NORM, eps=1e-5), (ROWS,)),
+    "route": (lambda x: jq.route(x, 3), (ROWS,)),
+    "expert_mlp": (
+        lambda x, i, p: jq.expert_mlp(x, EXPERTS, EXPERTS, EXPERTS, i, p),
+        (ROWS, array(B, 2, dtype=jnp.int32), array(B, 2)),
+    ),
     "embedding": (lambda ids: jq.embedding(ids, W), (IDS,)),
     "argmax": (jq.argmax, (ROWS,)),
     "top_k": (lambda x: jq.top_k(x, 5), (ROWS,)),
@@ -61,7 +67,7 @@ CASES = {
     ),
 }
 #: These XLA compiles for a GPU, for any shape.
-OF_XLA = ("matmul of floats", "rotate", "causal_attention")
+OF_XLA = ("matmul of floats", "rotate", "causal_attention", "route", "expert_mlp")
 
 
 def exported(name, platform):

@@ -94,6 +94,12 @@ def packed(n: int, k: int, format: str = "Q4_K") -> jq.QuantizedArray:
     return jq.QuantizedArray.from_gguf_bytes(raw, format, (n, k))
 
 
+def stack(experts: int, n: int, k: int, format: str = "Q4_K") -> jq.QuantizedArray:
+    """Random blocks of matrices (experts, n, k)."""
+    w = packed(experts * n, k, format)
+    return jax.tree.map(lambda plane: np.reshape(plane, (experts, n, *plane.shape[1:])), w)
+
+
 def no_derivative(name: str) -> dict[str, Refusal]:
     return {"derivative": Refusal(NotImplementedError, f"{name} has no derivative")}
 
@@ -219,6 +225,96 @@ def products() -> list[Case]:
             moving=(0, 4, 5),
         ),
     ]
+
+
+def experts() -> list[Case]:
+    """Of four experts; tokens have two, and one of them only one."""
+    x, residual, norm, logits = normal(4, 256), normal(4, 8), normal(256), normal(4, 6)
+    ids, weights = np.array([[3, 0], [1, 2], [2, -1], [3, 1]]), abs(normal(4, 2))
+    w, floats = stack(4, 8, 256), normal(4, 8, 256) / 16
+    gate, up, down = stack(4, 256, 256), stack(4, 256, 256, "Q8_0"), stack(4, 8, 256, "Q6_K")
+    biases, scale = normal(4, 256) / 4, abs(normal(4))
+    of_rows = (ROWS, WHOLE, ROWS)
+    return [
+        Case(
+            "route",
+            lambda x, b: jq.route(
+                x, 2, gating="sigmoid", bias=b, groups=3, groups_used=2, scale=1.5
+            ),
+            _route,
+            (logits, normal(6)),
+            (ROWS, WHOLE),
+            (ROWS, ROWS),
+            weights=(1,),
+        ),
+        Case(
+            "expert_matmul",
+            jq.expert_matmul,
+            _expert_products,
+            (x, w, ids),
+            of_rows,
+            ROWS,
+            examples=(0, 2),
+            linear=0,
+        ),
+        Case(
+            "expert_matmul",
+            jq.expert_matmul,
+            lambda x, w, ids: _expert_products(x, w, ids),
+            (normal(4, 2, 256), floats, ids),
+            of_rows,
+            ROWS,
+            "of floats, a row for each",
+            examples=(0, 2),
+            activations=(0, 1),
+            moving=(0, 1),
+            linear=0,
+        ),
+        Case(
+            "expert_mlp",
+            lambda x, g, u, d, i, p, n, b, s, r: jq.expert_mlp(
+                *(x, g, u, d, i, p),
+                activation="swiglu_oai",
+                biases=(b, b, None),
+                down_scale=s,
+                norm_weight=n,
+                eps=EPS,
+                residual=r,
+            ),
+            _expert_mlp,
+            (x, gate, up, down, ids, weights, norm, biases, scale, residual),
+            (ROWS, WHOLE, WHOLE, WHOLE, ROWS, ROWS, WHOLE, WHOLE, WHOLE, ROWS),
+            ROWS,
+            examples=(0, 4, 5, 9),
+            weights=(1, 2, 3, 6, 7, 8),
+            activations=(0, 6, 9),
+            moving=(0, 5, 6, 7, 8, 9),
+        ),
+    ]
+
+
+def _route(logits: Any, bias: Any) -> Any:
+    scores = 1 / (1 + jnp.exp(-logits))
+    best = jnp.sum((scores + bias).reshape(-1, 3, 2), axis=-1)
+    allowed = jnp.repeat(best > jnp.min(best, axis=-1, keepdims=True), 2, axis=-1)
+    _, ids = jax.lax.top_k(jnp.where(allowed, scores + bias, -jnp.inf), 2)
+    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    return ids.astype(jnp.int32), 1.5 * weights / jnp.sum(weights, axis=-1, keepdims=True)
+
+
+def _expert_products(x: Any, w: Any, ids: Any) -> Any:
+    x = jnp.broadcast_to(x if x.ndim == 3 else x[:, None], (*ids.shape, x.shape[-1]))
+    return jnp.where(ids[..., None] < 0, 0, jnp.einsum("mtnk,mtk->mtn", w[ids], x))
+
+
+def _expert_mlp(
+    x: Any, g: Any, u: Any, d: Any, ids: Any, p: Any, norm: Any, b: Any, scale: Any, residual: Any
+) -> Any:
+    x = _rms_norm(x, norm)
+    gate = jnp.minimum(_expert_products(x, g, ids) + b[ids], 7)
+    up = jnp.clip(_expert_products(x, u, ids) + b[ids], -7, 7)
+    h = gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
+    return residual + jnp.einsum("mtn,mt->mn", _expert_products(h, d, ids), p * scale[ids])
 
 
 def rows() -> list[Case]:
@@ -465,4 +561,4 @@ def attentions() -> list[Case]:
     ]
 
 
-CASES = {case.name: case for case in [*products(), *rows(), *attentions()]}
+CASES = {case.name: case for case in [*products(), *experts(), *rows(), *attentions()]}

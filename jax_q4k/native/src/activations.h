@@ -108,18 +108,36 @@ inline Floats exp_of(const Floats& x) {
   return y;
 }
 
-inline void gate(const float* gates, const float* up, int64_t count, bool gelu, float* y) {
+// v within [low, high]; NaN stays NaN.
+inline Floats clipped(const Floats& v, float low, float high) {
+  Floats y;
+  for (int i = 0; i < Floats::kParts; ++i) {
+    const auto least = Floats::Part{} + low, most = Floats::Part{} + high, part = v.part[i];
+    const auto capped = part > most ? most : part;
+    y.part[i] = capped < least ? least : capped;
+  }
+  return y;
+}
+
+// activation(gate, up): x / (1 + e^-z) * factor, with x, z and the factor of each activation.
+inline void gate(const float* gates, const float* up, int64_t count, Activation activation, float* y) {
   for (int64_t i = 0; i < count; i += kLanes) {
     alignas(64) float ends[2][kLanes] = {};  // where fewer are left
     const int64_t n = count - i < kLanes ? count - i : kLanes;
     if (n < kLanes) std::memcpy(ends[0], gates + i, n * 4), std::memcpy(ends[1], up + i, n * 4);
-    const Floats x = Floats::load(n < kLanes ? ends[0] : gates + i), one = Floats::all(1);
-    // GELU by tanh: x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3), so that both are x / (1 + e^-z)
-    const Floats z = gelu ? Floats::all(1.5957691216f) * fma(Floats::all(0.044715f) * x * x, x, x) : x;
+    Floats x = Floats::load(n < kLanes ? ends[0] : gates + i), factor = Floats::load(n < kLanes ? ends[1] : up + i);
+    const Floats one = Floats::all(1);
+    Floats z = x;
+    if (activation == kGelu) {  // by tanh: x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)
+      z = Floats::all(1.5957691216f) * fma(Floats::all(0.044715f) * x * x, x, x);
+    } else if (activation == kSwigluOai) {
+      x = clipped(x, -__builtin_inff(), 7.0f);
+      z = Floats::all(1.702f) * x, factor = clipped(factor, -7.0f, 7.0f) + one;
+    }
     const Floats e = exp_of(Floats::all(0) - larger(z, Floats::all(0) - z));  // e^-|z|, which cannot overflow
     Floats sigmoid;
     for (int p = 0; p < Floats::kParts; ++p) sigmoid.part[p] = z.part[p] > 0 ? one.part[p] : e.part[p];
-    const Floats gated = x * (sigmoid / (one + e)) * Floats::load(n < kLanes ? ends[1] : up + i);
+    const Floats gated = x * (sigmoid / (one + e)) * factor;
     gated.store(ends[0]);
     std::memcpy(y + i, ends[0], n * 4);
   }

@@ -82,6 +82,10 @@ struct Query {
   float values[kMaxHeadDim];
 };
 
+// How two products gate each other (`jax_q4k.ACTIVATION_FUNCTIONS`).
+enum Activation { kSilu, kGelu, kSwigluOai, kActivations };
+constexpr std::string_view kActivationNames[kActivations] = {"silu", "gelu", "swiglu_oai"};
+
 struct AttentionOptions {
   float scale, soft_cap;  // soft_cap 0: none
 };
@@ -115,8 +119,8 @@ struct Kernels {
   void (*append[kPageTypes])(const Tokens&, int64_t page, int64_t offset, const float* k, const float* v);
   // Rotates the first 2 * half dimensions by angles: pairs (2 i, 2 i + 1) if interleaved, else (i, i + half).
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
-  // y = activation(gate) * up of `count` elements; activation: x / (1 + e^-x), or GELU by tanh.
-  void (*gate)(const float* gate, const float* up, int64_t count, bool gelu, float* y);
+  // y = activation(gate, up) of `count` elements.
+  void (*gate)(const float* gate, const float* up, int64_t count, Activation activation, float* y);
   // to[j * stride + r] = from[r * pitch + j], j < m <= 16, r < count; 16 of a row of `from` can be read.
   void (*transpose)(const float* from, int64_t pitch, int64_t count, int64_t m, float* to, int64_t stride);
 };

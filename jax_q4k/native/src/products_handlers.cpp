@@ -111,6 +111,12 @@ void multiply(const Matrix& w, int64_t first, int64_t count, const Prepared& x, 
   }
 }
 
+Activation activation_of(std::string_view name) {
+  for (int i = 0; i < kActivations; ++i)
+    if (kActivationNames[i] == name) return static_cast<Activation>(i);
+  fail("unknown activation " + std::string(name));
+}
+
 // [residual +] [rms_norm](x) @ w.T [+ bias] of several matrices; or activation(x @ gate.T) * (x @ up.T) of two.
 struct Product {
   std::vector<Matrix> matrices;
@@ -124,7 +130,7 @@ struct Product {
 };
 
 void check(const Product& p) {
-  if (p.gated() && p.activation != "silu" && p.activation != "gelu") fail("unknown activation " + std::string(p.activation));
+  if (p.gated()) activation_of(p.activation);
   if (p.gated() && (p.matrices.size() != 2 || p.matrices[0].n != p.matrices[1].n)) fail("gate and up must have as many rows");
   for (const Matrix& w : p.matrices)
     if (p.quantized && w.type >= kBlockFormats) fail("floats are multiplied as floats");
@@ -134,6 +140,7 @@ void apply(const Product& p, const Threads& threads, const float* x, int64_t m, 
   const std::vector<Matrix>& matrices = p.matrices;
   const int64_t k = matrices[0].k;
   const Prepared prepared = prepare(threads, x, m, k, p.norm, p.eps, p.quantized);
+  const Activation activation = p.gated() ? activation_of(p.activation) : kSilu;
   // A task is some rows of a matrix.
   int64_t all_rows = 0;
   for (const Matrix& w : matrices) all_rows += w.n;
@@ -159,7 +166,7 @@ void apply(const Product& p, const Threads& threads, const float* x, int64_t m, 
       float* up = scratch<float>(kUp, m * task.count);
       multiply(matrices[1], task.first, task.count, prepared, up, task.count);
       for (int64_t j = 0; j < m; ++j)
-        kernels->gate(to + j * w.n, up + j * task.count, task.count, p.activation == "gelu", to + j * w.n);
+        kernels->gate(to + j * w.n, up + j * task.count, task.count, activation, to + j * w.n);
     }
     const float* bias = p.bias.empty() ? nullptr : p.bias[task.matrix];
     for (int64_t j = 0; j < m; ++j) {

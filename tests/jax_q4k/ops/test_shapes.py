@@ -18,6 +18,7 @@ X, NORM = jnp.ones((3, 256)), jnp.ones(256)
 Q, PAGES = jnp.ones((3, 8, 32)), jnp.ones((4, 2, 16, 32), jnp.bfloat16)
 INT8 = PAGES.astype(jnp.int8), PAGES.astype(jnp.int8)
 SCALES = dict(zip(("k_scales", "v_scales"), [jnp.ones((4, 2, 16))] * 2, strict=True))
+CHOSEN = jnp.zeros((3, 1), jnp.int32)
 SLOTS, TABLES = jnp.arange(3), jnp.zeros((3, 1), jnp.int32)
 ATTENTION = Q, PAGES, PAGES, TABLES, jnp.ones(3, jnp.int32)
 
@@ -50,6 +51,10 @@ CALLS = {
     "linear": lambda: jq.qkv_matmul(X, (W, DOWN), norm_weight=NORM, eps=1e-5),
     "gated": lambda: jq.gated_matmul(X.astype(jnp.bfloat16), W, W),
     "mlp": lambda: jq.mlp(X, W, W, DOWN),
+    "route": lambda: jq.route(HALF, 3),
+    "expert_matmul": lambda: jq.expert_matmul(HALF, W[None], CHOSEN),
+    "expert_matmul of rows": lambda: jq.expert_matmul(X[:, None], DOWN[None], CHOSEN),
+    "expert_mlp": lambda: jq.expert_mlp(X, W[None], W[None], DOWN[None], CHOSEN, X[:, :1]),
     "rope_append": lambda: jq.rope_append(
         Q, Q[:, :2], Q[:, :2], *INT8, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True, **SCALES
     ),

@@ -1,0 +1,136 @@
+"""Activations times the matrices of chosen experts."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..arrays import QuantizedArray
+from ..implementation import activations_of
+from ..sharding import Layout, Parts, Rows
+from ..transposed import TransposedArray
+from . import checks, grouped, quantize_q8_1
+from .derivatives import Linear
+from .op import Op
+from .packed_matmul import takes_q8_1
+from .vmaps import by_examples, by_rows
+
+
+def expert_matmul(x: Any, w: Any, ids: Any, *, activations: str | None = None) -> jax.Array:
+    """y[..., j, :] = x @ dequantize(w[ids[..., j]]).T, accumulated in float32.
+
+    An id outside 0..experts - 1 gives zeros: that is how the experts of other devices are said. A
+    NaN or Inf in a row of `x` reaches the results of that row only.
+
+    Args:
+      x: (..., k), which all experts of a token multiply, or (..., top, k), a row for each; float32,
+        bfloat16 or float16.
+      w: QuantizedArray (experts, n, k), or a float array of one of these dtypes.
+      ids: integers (..., top), at least one, as `route` gives them.
+      activations: as `matmul` takes them; what it says of rows is so of tokens.
+
+    Returns:
+      (..., top, n) of x's dtype. Differentiable in x, and in a float w, any number of times: a
+      packed w is a constant, and the rounding of `q8_1` is passed straight through.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name.
+    """
+    x, activations = checks.float_array("x", x), activations_of(activations)
+    w, ids = experts("w", w), expert_ids(ids)
+    each = x.ndim == ids.ndim + 1  # of a token's experts has a row of its own
+    if (
+        x.ndim not in (ids.ndim, ids.ndim + 1)
+        or x.shape[: ids.ndim - 1 + each] != ids.shape[: ids.ndim - 1 + each]
+    ):
+        raise ValueError(
+            f"x has shape {x.shape}; it must be (..., k) or (..., top, k) of ids {ids.shape}"
+        )
+    check_columns(x, "w", w)
+    rows = Rows.of(ids)
+    x, ids = rows.merge(x), rows.merge(ids)
+    if not x.shape[0]:
+        return rows.split(jnp.zeros((0, ids.shape[1], w.shape[1]), x.dtype))
+    return rows.split(op.bind(x, ids, w, activations=activations))
+
+
+def experts(name: str, w: Any) -> Any:
+    """`w` as a packed or float stack of matrices (experts, n, k)."""
+    w = checks.value(w)
+    packed = isinstance(w, (QuantizedArray, TransposedArray))
+    checked = checks.quantized(name, w) if packed else checks.float_array(name, w)
+    if checked.ndim != 3 or not all(checked.shape):
+        rule = "it must have three axes (experts, n, k), none of them empty"
+        raise ValueError(f"{name} has shape {checked.shape}; {rule}")
+    return checked
+
+
+def expert_ids(ids: Any) -> jax.Array:
+    """Ids as int32 (..., top)."""
+    checked = checks.int32_array("ids", ids)
+    if checked.ndim < 1 or not checked.shape[-1]:
+        raise ValueError(f"ids has shape {checked.shape}; it must be (..., top), top at least 1")
+    return checked
+
+
+def check_columns(x: jax.Array, name: str, w: Any) -> None:
+    """Raises ValueError unless x is (..., k) of matrices (experts, n, k)."""
+    if x.shape[-1] != w.shape[2]:
+        raise ValueError(
+            f"x has shape {x.shape}; its last axis must be k={w.shape[2]}, as in {name} {w.shape}"
+        )
+
+
+def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
+    """True if kernels may make q8_1 of so many tokens' activations for these stacks.
+
+    The CPU's do wherever it is so.
+    """
+    return activations != "f32" and all(
+        isinstance(w, QuantizedArray) and takes_q8_1(w.format, tokens, w.shape[2]) for w in weights
+    )
+
+
+def reference(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) -> jax.Array:
+    """`expert_matmul` in plain JAX, of x (m, k) or (m, top, k); `activations` None means f32."""
+    m, top = ids.shape
+    dtype, shared = x.dtype, top if x.ndim == 2 else 1
+    x = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+    if activations == "q8_1" and quantizes([w], m, activations):
+        x = quantize_q8_1.rounded(x)
+    blocks = grouped.blocks_of(ids.reshape(-1), w.shape[0])
+    return grouped.product(x, w, blocks, shared=shared).reshape(m, top, -1).astype(dtype)
+
+
+def local(parts: Parts, ids: jax.Array, w: Any) -> jax.Array:
+    """Ids that count from this device's first expert, where devices hold parts of the experts."""
+    return ids - parts.index("e") * w.shape[0] if parts.split("e") else ids
+
+
+def _split(parts: Parts, call: Any, x: jax.Array, ids: jax.Array, w: Any, **params: Any) -> Any:
+    """Each device's experts, or its part of the sum over k; added in float32."""
+    y = call(op, x.astype(jnp.float32), local(parts, ids, w), w, **params)
+    return parts.sum(parts.sum(y, "k"), "e").astype(x.dtype)
+
+
+def _shapes(x: Any, ids: Any, w: Any, **_: Any) -> Any:
+    return jax.ShapeDtypeStruct((*ids.shape, w.shape[1]), x.dtype)
+
+
+def _layout(x: Any, *_: Any, **__: Any) -> Layout:
+    return Layout(("m k" if x.ndim == 2 else "m _ k", "m _", "e n k"), "m _ n", combined="e k")
+
+
+#: The primitive: linear in x (m, k) or (m, top, k), and in float weights.
+op = Op(
+    "expert_matmul",
+    reference,
+    shapes=_shapes,
+    vmap=functools.partial(by_rows, operands=2, otherwise=by_examples),  # x and the ids
+    derivative=Linear(tangent=lambda params: {**params, "activations": "f32"}),
+    layout=_layout,
+    split=_split,
+)

@@ -1,0 +1,254 @@
+"""The feed-forward networks of chosen experts, added up by their weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..implementation import activations_of, current_selection
+from ..sharding import Layout, Parts, Rows
+from . import checks, expert_matmul, linear, rms_norm
+from .gates import ACTIVATION_FUNCTIONS, check_activation
+from .op import Op
+from .vmaps import by_examples, by_rows
+
+
+def expert_mlp(
+    x: Any,
+    gate: Any,
+    up: Any,
+    down: Any,
+    ids: Any,
+    weights: Any,
+    *,
+    activation: str = "silu",
+    biases: Sequence[Any] | None = None,
+    down_scale: Any = None,
+    norm_weight: Any = None,
+    eps: float | None = None,
+    residual: Any = None,
+    activations: str | None = None,
+) -> jax.Array:
+    """residual + the sum over j of weights[..., j] * mlp_e(x), of experts e = ids[..., j].
+
+    mlp_e(x) = down_scale[e] * (down[e] @ h) + db[e], h = activation(gate[e] @ x + gb[e],
+    up[e] @ x + ub[e]). A token's experts are added in the same order whatever the number of tokens
+    and of threads. A shared expert is an `mlp`, whose result is the residual.
+
+    An id outside 0..experts - 1 adds nothing: that is how the experts of other devices are said.
+
+    Args:
+      x: (..., n) float32, bfloat16 or float16.
+      gate, up: QuantizedArrays (experts, inner, k), k = n, whose formats may differ, or float
+        arrays.
+      down: QuantizedArray (experts, n, inner), or a float array; n may differ from x's without a
+        residual.
+      ids: integers (..., top), and weights: floats (..., top), as `route` gives them.
+      activation: one of `jax_q4k.ACTIVATION_FUNCTIONS`.
+      biases: of gate and up (experts, inner) and of down (experts, n), each a float array or None;
+        None: there are none.
+      down_scale: (experts,), or None.
+      norm_weight: (k,): x is normalized first, with `eps`, as `rms_norm` does it; None: as it is.
+      residual: (..., n) or None.
+      activations: as `matmul` takes them; what it says of rows is so of tokens.
+
+    Returns:
+      (..., n) of x's dtype. Differentiable as the chain of `rms_norm` and `expert_matmul` is, also
+      in weights, biases, down_scale and residual.
+
+    Raises:
+      TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
+        norm_weight without eps.
+    """
+    x, activations = checks.float_array("x", x), activations_of(activations)
+    check_activation(activation)
+    named = {"gate": gate, "up": up, "down": down}
+    gate, up, down = (expert_matmul.experts(name, w) for name, w in named.items())
+    (count, inner, k), n = gate.shape, down.shape[1]
+    checks.same_shape("up", up, gate.shape, "gate's shape")
+    if (down.shape[0], down.shape[2]) != (count, inner):
+        rule = f"it must be ({count}, n, {inner}), as gate is {gate.shape}"
+        raise ValueError(f"down has shape {down.shape}; {rule}")
+    if x.ndim < 1:
+        raise ValueError(f"x has shape {x.shape}; it must be (..., k)")
+    expert_matmul.check_columns(x, "gate", gate)
+    ids, (*leading, _) = expert_matmul.expert_ids(ids), x.shape
+    checks.same_shape("ids", ids, (*leading, ids.shape[-1]), "(..., top)")
+    weights = checks.float32("weights", weights, ids.shape, "ids' shape")
+    if norm_weight is not None:
+        norm_weight = checks.float32("norm_weight", norm_weight, (k,), "(k,)")
+    checked = 0.0 if norm_weight is None else checks.epsilon("eps", eps)
+    if residual is not None:
+        residual = checks.float32("residual", residual, (*leading, n), "(..., n)")
+    if down_scale is not None:
+        down_scale = checks.float32("down_scale", down_scale, (count,), "(experts,)")
+    added = _biases(biases, count, inner, n)
+    rows = Rows.of(x)
+    operands = Operands(
+        rows.merge(x).astype(jnp.float32),
+        None if residual is None else rows.merge(residual),
+        rows.merge(ids),
+        rows.merge(weights),
+        norm_weight,
+        gate,
+        up,
+        down,
+        added,
+        down_scale,
+    )
+    params: Any = {"eps": checked, "activation": activation, "activations": activations}
+    if not operands.x.shape[0]:
+        y = jnp.zeros((0, n), jnp.float32)
+    elif current_selection().fuses("expert_mlp"):
+        y = op.bind(*operands, **params)
+    else:
+        y = _derivative(*operands, **params)
+    return rows.split(y).astype(x.dtype)
+
+
+Bias = jax.Array | None
+
+
+def _biases(biases: Any, count: int, inner: int, n: int) -> tuple[Bias, Bias, Bias]:
+    given = (None,) * 3 if biases is None else tuple(biases)
+    if len(given) != 3:
+        raise ValueError(
+            f"biases has {len(given)} elements; it must have one for each of gate, up and down"
+        )
+    gate, up, down = (
+        None
+        if bias is None
+        else checks.float32(f"biases[{i}]", bias, (count, rows), f"(experts, {axis})")
+        for i, (bias, rows, axis) in enumerate(
+            zip(given, (inner, inner, n), ("inner", "inner", "n"), strict=True)
+        )
+    )
+    return gate, up, down
+
+
+class Operands(NamedTuple):
+    """The primitive's operands; all but the ids and the matrices float32."""
+
+    x: jax.Array  # (m, k)
+    residual: jax.Array | None  # (m, n)
+    ids: jax.Array  # int32 (m, top)
+    weights: jax.Array  # (m, top)
+    norm_weight: jax.Array | None  # (k,)
+    gate: Any  # packed or float (experts, inner, k), as `up`
+    up: Any
+    down: Any  # (experts, n, inner)
+    biases: tuple[Bias, Bias, Bias]  # (experts, inner) twice, (experts, n)
+    down_scale: jax.Array | None  # (experts,)
+
+
+class Steps(NamedTuple):
+    """The operations that the experts' networks are a chain of."""
+
+    norm: Callable[[jax.Array, jax.Array, float], jax.Array]  # (x, weight, eps) -> RMSNorm
+    #: (x (m, k) or (m, top, k), w (experts, n, k), ids (m, top)) -> (m, top, n)
+    product: Callable[[jax.Array, Any, jax.Array], jax.Array]
+
+
+def _hidden(given: Operands, eps: float, activation: str, steps: Steps) -> jax.Array:
+    """(m, top, inner): the result of the activation."""
+    x, ids = given.x, given.ids
+    x = x if given.norm_weight is None else steps.norm(x, given.norm_weight, eps)
+    gate, up = (
+        linear.plus(steps.product(x, w, ids), None if bias is None else bias[_known(given)], None)
+        for w, bias in zip((given.gate, given.up), given.biases[:2], strict=True)
+    )
+    return ACTIVATION_FUNCTIONS[activation](gate, up)
+
+
+def _added_up(given: Operands, h: jax.Array, steps: Steps) -> jax.Array:
+    """(m, n): the products of h with `down`, by their weights; the residual."""
+    y, known = steps.product(h, given.down, given.ids), _known(given)
+    if given.down_scale is not None:
+        y = y * given.down_scale[known][..., None]
+    if given.biases[2] is not None:
+        y = y + given.biases[2][known]
+    here = (known == given.ids)[..., None]
+    y = jnp.sum(jnp.where(here, y * given.weights[..., None], 0), axis=1)
+    return linear.plus(y, None, given.residual)
+
+
+def _known(given: Operands) -> jax.Array:
+    """Ids, those outside the experts as the nearest."""
+    return jnp.clip(given.ids, 0, given.gate.shape[0] - 1)
+
+
+def _chain(given: Operands, eps: float, activation: str, steps: Steps) -> jax.Array:
+    return _added_up(given, _hidden(given, eps, activation, steps), steps)
+
+
+def reference(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
+    """The operation in plain JAX."""
+    steps = Steps(
+        lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps),
+        lambda x, w, ids: expert_matmul.reference(x, ids, w, activations=activations),
+    )
+    return _chain(Operands(*operands), eps, activation, steps)
+
+
+def _derivative(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
+    """By differentiable operations."""
+    steps = Steps(
+        lambda x, weight, eps: rms_norm.rms_norm(x, weight, eps=eps),
+        functools.partial(expert_matmul.expert_matmul, activations=activations),
+    )
+    return _chain(Operands(*operands), eps, activation, steps)
+
+
+def _layout(*_: Any, **__: Any) -> Layout:
+    """The inner axis as rows of gate and up, and as columns of down, whose blocks it may split."""
+    rows, inner = ("m _", "m n", "m _", "m _"), ("e f _", "e f _", "e n g")
+    return Layout((*rows, "_", *inner, ("e f", "e f", "e n"), "e"), "m n", combined="e f g")
+
+
+def _split(
+    parts: Parts, call: Any, *operands: Any, eps: float, activation: str, activations: str | None
+) -> jax.Array:
+    """Each device's experts and part of the inner axis; the residual is added to the sum.
+
+    Where only one of both products is split along the inner axis, that axis of the activations is
+    gathered, or cut.
+    """
+    given = Operands(*operands)
+    residual, bias = given.residual, given.biases[2]
+    given = given._replace(residual=None, ids=expert_matmul.local(parts, given.ids, given.gate))
+    if bias is not None and parts.split("g"):  # once, not with every part of the sum
+        first = jnp.where(parts.index("g") == 0, bias, 0)
+        given = given._replace(biases=(*given.biases[:2], first))
+    if parts.alike("f", "g"):
+        y = call(op, *given, eps=eps, activation=activation, activations=activations)
+    else:
+        steps = Steps(
+            lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps),
+            lambda x, w, ids: call(expert_matmul.op, x, ids, w, activations=activations),
+        )
+        h = _hidden(given, eps, activation, steps)
+        (m, top), inner = given.ids.shape, h.shape[2]
+        h = parts.along(h.reshape(m * top, inner), "f", "g").reshape(m, top, -1)
+        y = _added_up(given, h, steps)
+    return linear.plus(parts.sum(parts.sum(y, "g"), "e"), None, residual)
+
+
+def _shapes(x: Any, *others: Any, **_: Any) -> Any:
+    down = Operands(x, *others).down
+    return jax.ShapeDtypeStruct((x.shape[0], down.shape[1]), jnp.float32)
+
+
+#: The primitive.
+op = Op(
+    "expert_mlp",
+    reference,
+    shapes=_shapes,
+    vmap=functools.partial(by_rows, operands=4, otherwise=by_examples),  # up to the weights
+    derivative=_derivative,
+    layout=_layout,
+    split=_split,
+)

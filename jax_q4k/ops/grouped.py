@@ -1,0 +1,95 @@
+"""Rows of activations times the matrices of their experts, in plain JAX.
+
+Rows are sorted by expert into blocks of equally many rows, the last block of an expert filled up
+with zeros, so that shapes are static: the number of blocks is the largest that there can be. Each
+block is one product with one decoded matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ptx_kernels import formats
+
+from ..arrays import QuantizedArray
+from .float_matmul import dot
+
+#: Rows of a block at most, and where their number is a symbol.
+MAX_BLOCK, SYMBOLIC_BLOCK = 256, 16
+
+
+class Blocks(NamedTuple):
+    """Slots, the pairs of a token and one of its experts, in blocks of one expert each.
+
+    Attributes:
+      experts: int32 (blocks,); of a block without slots any.
+      slots: int32 (blocks, rows); the number of slots where a row has none.
+      places: int32 (slots,), of each slot among the blocks' rows, -1 of an expert that is not here.
+    """
+
+    experts: jax.Array
+    slots: jax.Array
+    places: jax.Array
+
+
+def blocks_of(ids: jax.Array, experts: int) -> Blocks:
+    """Blocks of ids (slots,); those outside 0..experts - 1 are in none."""
+    slots = ids.shape[0]
+    rows = _block_rows(slots, experts)
+    mine = ids[:, None] == jnp.arange(experts, dtype=jnp.int32)[None]  # (slots, experts)
+    before = jnp.cumsum(mine, axis=0, dtype=jnp.int32)
+    counts = jnp.sum(mine, axis=0, dtype=jnp.int32)
+    ends = jnp.cumsum(-(-counts // rows), dtype=jnp.int32)  # blocks of an expert and of those below
+    starts = ends - -(-counts // rows)
+    places = jnp.sum(jnp.where(mine, starts[None] * rows + before, 0), axis=1, dtype=jnp.int32) - 1
+    count = slots if rows == 1 else slots // rows + experts
+    at = jnp.where(places < 0, count * rows, places)  # beyond the end: dropped
+    filled = jnp.full(count * rows, slots, jnp.int32)
+    filled = filled.at[at].set(jnp.arange(slots, dtype=jnp.int32), mode="drop")
+    which = jnp.sum(ends[None] <= jnp.arange(count, dtype=jnp.int32)[:, None], axis=1)
+    which = jnp.minimum(which, experts - 1).astype(jnp.int32)
+    return Blocks(which, filled.reshape(count, rows), places)
+
+
+def _block_rows(slots: Any, experts: int) -> int:
+    """A power of two, about the slots of an expert where all have equally many."""
+    if not isinstance(slots, int):
+        return SYMBOLIC_BLOCK
+    return min(MAX_BLOCK, 1 << max(0, -(-slots // experts) - 1).bit_length())
+
+
+def product(x: jax.Array, w: Any, blocks: Blocks, *, shared: int = 1) -> jax.Array:
+    """Each slot's row of x times its expert's matrix transposed: float32 (slots, n).
+
+    A slot whose expert is not here gets zeros. Only one matrix at a time lies in memory decoded.
+
+    Args:
+      x: float32 (slots / shared, k): so many slots after each other share a row.
+      w: QuantizedArray or float array (experts, n, k).
+    """
+    count, n = blocks.places.shape[0], w.shape[1]
+
+    def one(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+        expert, slots = block
+        rows = x[jnp.minimum(slots, count - 1) // shared]
+        rows = jnp.where((slots < count)[:, None], rows, 0)
+        return dot(rows, matrix(w, expert))
+
+    ys = jax.lax.map(one, (blocks.experts, blocks.slots)).reshape(-1, n)
+    here = blocks.places >= 0
+    return jnp.where(here[:, None], ys[jnp.where(here, blocks.places, 0)], 0)
+
+
+def matrix(w: Any, expert: jax.Array) -> jax.Array:
+    """An expert's matrix (n, k) of floats."""
+
+    def of(stack: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_index_in_dim(stack, expert, keepdims=False)
+
+    if isinstance(w, QuantizedArray):
+        weights: jax.Array = formats.get(w.format).decode([of(p) for p in w.planes], jnp)
+        return weights
+    return of(w)

@@ -1,0 +1,145 @@
+"""The router of a mixture of experts: which experts see a token, and how much each counts."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from ..sharding import Layout, Rows
+from . import checks
+from .op import Op
+from .vmaps import by_rows
+
+#: How logits become scores.
+GATINGS = ("softmax", "sigmoid")
+
+#: The least sum of weights that `normalize` divides by, the smallest normal float16, as llama.cpp
+#: has it.
+LEAST_SUM = 6.103515625e-5
+
+
+def route(
+    logits: Any,
+    top: int,
+    *,
+    gating: Literal["softmax", "sigmoid"] = "softmax",
+    bias: Any = None,
+    groups: int = 1,
+    groups_used: int = 1,
+    normalize: bool = True,
+    scale: float = 1.0,
+) -> tuple[jax.Array, jax.Array]:
+    """The `top` experts of each token by their scores, and these scores as weights.
+
+    Experts are chosen by score + bias, and among groups of experts first if there are several: a
+    group counts as much as the sum of its two best (https://arxiv.org/abs/2412.19437, 2.1.2).
+    Weights are the scores without the bias. Of equals the lower id comes first.
+
+    With `softmax` and `normalize`, weights are the softmax over the chosen experts' logits alone,
+    which is gpt-oss's rule, unless the clamp below 6.1e-5 acts.
+
+    NaN counts as the largest score, so ids stay in range. Weights are NaN: with `softmax` or
+    `normalize` all of the token's, else those of the experts whose logits are.
+
+    Args:
+      logits: (..., experts) float32, bfloat16 or float16.
+      top: experts per token, 1 to those of `groups_used` groups.
+      gating: logits to scores: `softmax` over all experts, or `sigmoid` of each.
+      bias: (experts,), of the selection, or None.
+      groups: equal parts of the experts, a divisor of their number; groups_used: how many of them
+        a token's experts may come from.
+      normalize: whether weights are divided by their sum, at least 6.1e-5.
+      scale: what weights are multiplied by at the end.
+
+    Returns:
+      ids int32 (..., top), best first, and weights float32 (..., top), differentiable in the
+      logits.
+
+    Raises:
+      TypeError: a dtype that is not listed, a number that is none. ValueError: shapes that don't
+        fit, an unknown name, a number out of range.
+    """
+    logits = checks.float_array("logits", logits)
+    if logits.ndim < 1 or logits.shape[-1] < 1:
+        raise ValueError(f"logits has shape {logits.shape}; its last axis must hold an expert")
+    experts = logits.shape[-1]
+    if gating not in GATINGS:
+        raise ValueError(f"gating={gating!r} must be one of {', '.join(GATINGS)}")
+    groups, used = checks.integer("groups", groups), checks.integer("groups_used", groups_used)
+    if groups < 1 or experts % groups:
+        raise ValueError(f"groups={groups} must divide the number of experts, {experts}")
+    if not 1 <= used <= groups:
+        raise ValueError(f"groups_used={used} must be 1 to groups={groups}")
+    top, most = checks.integer("top", top), experts // groups * used
+    if not 1 <= top <= most:
+        raise ValueError(f"top={top} must be 1 to {most}, the experts to choose from")
+    if bias is not None:
+        bias = checks.float32("bias", bias, (experts,), "(experts,)")
+    rows = Rows.of(logits)
+    ids, weights = op.bind(
+        rows.merge(logits).astype(jnp.float32),
+        bias,
+        top=top,
+        gating=gating,
+        groups=groups,
+        groups_used=used,
+        normalize=bool(normalize),
+        scale=checks.number("scale", scale),
+    )
+    return rows.split(ids), rows.split(weights)
+
+
+def reference(
+    logits: jax.Array,
+    bias: jax.Array | None,
+    *,
+    top: int,
+    gating: str,
+    groups: int,
+    groups_used: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """`route` of float32 logits (m, experts), in plain JAX."""
+    scores = jax.nn.softmax(logits, axis=-1) if gating == "softmax" else jax.nn.sigmoid(logits)
+    ids = _chosen(jax.lax.stop_gradient(scores), bias, top, groups, groups_used)
+    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    if normalize:
+        weights = weights / jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), LEAST_SUM)
+    return ids, weights * scale
+
+
+def _chosen(
+    scores: jax.Array, bias: jax.Array | None, top: int, groups: int, groups_used: int
+) -> jax.Array:
+    """Ids int32 (m, top) of the best scores (m, experts)."""
+    m, experts = scores.shape
+    biased = scores if bias is None else scores + bias
+    biased = jnp.where(jnp.isnan(biased), jnp.inf, biased)
+    if groups > 1:
+        members = biased.reshape(m, groups, experts // groups)
+        best, _ = jax.lax.top_k(members, min(2, experts // groups))
+        _, used = jax.lax.top_k(jnp.sum(best, axis=-1), groups_used)
+        allowed = jnp.any(used[:, :, None] == jnp.arange(groups)[None, None], axis=1)
+        biased = jnp.where(allowed[:, :, None], members, -jnp.inf).reshape(m, experts)
+    _, ids = jax.lax.top_k(biased, top)
+    return ids
+
+
+def _shapes(logits: Any, _: Any, *, top: int, **__: Any) -> Any:
+    shape = logits.shape[0], top
+    return jax.ShapeDtypeStruct(shape, jnp.int32), jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+#: The primitive. A token's logits lie whole on a device.
+op = Op(
+    "route",
+    reference,
+    shapes=_shapes,
+    vmap=by_rows,
+    derivative="reference",
+    layout=lambda *_, **__: Layout(("m _", "_"), ("m _", "m _")),
+    computed=lambda results: results[1:],
+)
