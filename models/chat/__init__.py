@@ -1,7 +1,8 @@
-"""Chat templates: a list of messages -> the prompt text that a model was trained on."""
+"""Chat templates: a list of messages -> the prompt that a model was trained on."""
 
 from __future__ import annotations
 
-from .template import DEFAULT_LIMITS, ChatTemplateError, Limits, render
+from .process import ChatTemplateError
+from .template import DEFAULT_LIMITS, Limits, encode, render
 
-__all__ = ["DEFAULT_LIMITS", "ChatTemplateError", "Limits", "render"]
+__all__ = ["DEFAULT_LIMITS", "ChatTemplateError", "Limits", "encode", "render"]

@@ -3,31 +3,30 @@
 A template is a Jinja program that comes with a model's file, so it is not to be trusted. It runs in
 jinja2's `ImmutableSandboxedEnvironment` inside a process of its own, which ends when it exceeds its
 time, memory or output: no check inside the process that renders can bound `'x' * 10**10` or nested
-loops. Starting that process takes some 50 ms.
+loops. That process lasts: a job takes a millisecond, starting it some 60.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
+import datetime
+import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..tokenizer import Tokenizer
+from .forms import Forms
+from .marking import Marks
+from .process import PROCESS, ChatTemplateError
 
-_WORKER = Path(__file__).with_name("worker.py")
-
-
-class ChatTemplateError(ValueError):
-    """A chat template that is missing, malformed, refuses the messages or exceeds its limits."""
+#: Templates whose forms are remembered.
+_REMEMBERED = 32
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of rendering one prompt.
+    """Bounds of rendering one prompt, all above 0.
 
     seconds: wall clock, the process's start included. characters: of output. megabytes: of the
     process's address space, enforced on Linux.
@@ -36,6 +35,11 @@ class Limits:
     seconds: float = 10.0
     characters: int = 4_000_000
     megabytes: int = 512
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}={value!r} must be above 0 and finite")
 
 
 DEFAULT_LIMITS = Limits()
@@ -46,85 +50,165 @@ def render(
     messages: Sequence[Mapping[str, Any]],
     add_generation_prompt: bool = True,
     *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    now: datetime.datetime | None = None,
+    template: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
     **variables: Any,
 ) -> str:
-    """The prompt for a conversation; encode it with `parse_special=True, add_special=False`.
+    """The prompt for a conversation, as text; `encode` gives its ids.
 
-    Messages that spell control tokens then contain them: a caller who minds must look for them
-    first.
+    Messages that spell control tokens then contain them: `encode` does not read those.
 
     Args:
       source: a tokenizer, whose file brings the template, or a template's text. Take that text from
         the operator, never from a request.
-      messages: dicts with "role" and "content", plain JSON data; never read as a template.
-        Where it says that it has no system role (Gemma), that message begins the user's first.
+      messages: dicts with "role" and "content", plain JSON data as in OpenAI's API; never read as a
+        template. Contents are texts or lists of parts, arguments of tool calls JSON texts or
+        objects: each is given to the template in a form that it takes, and what its file says of
+        a system message (Gemma 2 has none) is heeded: it then begins the user's first.
       add_generation_prompt: end with the header of the assistant's turn.
+      tools: descriptions of functions, as in OpenAI's API.
+      now: the time that the template may print; None: the present.
+      template: the name of one of the file's templates. None: "tool_use" where there are tools and
+        such a template, else the default one.
       limits: of the process that renders.
-      variables: further ones that the template reads, such as `enable_thinking`, plain JSON data;
-        `tools` and `documents` are none unless they are given.
+      variables: further ones that the template reads, such as `enable_thinking` or `documents`,
+        plain JSON data; `documents` is none unless it is given.
 
     Raises:
       ChatTemplateError: the template is missing, malformed, exceeds its limits or raises an error
         of its own, whose message is in it.
-      TypeError, ValueError: messages or variables are not JSON data.
+      TypeError, ValueError: messages, tools or variables are not JSON data, nested too deeply, or
+        of a form that the template cannot take.
     """
-    template, tokens = _template_of(source)
-    context = {
-        "tools": None,
-        "documents": None,
-        **tokens,
-        **variables,
-        "messages": _checked(messages),
-        "add_generation_prompt": add_generation_prompt,
-    }
-    job = {
-        "template": template,
-        "context": context,
-        "characters": limits.characters,
-        "megabytes": limits.megabytes,
-    }
-    return _run(json.dumps(job, allow_nan=False).encode(), limits.seconds)
+    text, tokens = _template_of(source, template, tools)
+    job = _Job(text, tokens | variables, add_generation_prompt, now, limits)
+    return job.render(_checked(messages), _checked_tools(tools), None)
 
 
-def _template_of(source: Tokenizer | str) -> tuple[str, dict[str, str]]:
+def encode(
+    source: Tokenizer,
+    messages: Sequence[Mapping[str, Any]],
+    add_generation_prompt: bool = True,
+    *,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    now: datetime.datetime | None = None,
+    template: str | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    **variables: Any,
+) -> list[int]:
+    """The prompt for a conversation, as token ids; arguments and errors as `render`'s.
+
+    Only the template's own text becomes control tokens: those that messages or tools spell, such as
+    "<|im_end|>", stay text.
+    """
+    if not isinstance(source, Tokenizer):
+        raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer")
+    text, tokens = _template_of(source, template, tools)
+    job = _Job(text, tokens | variables, add_generation_prompt, now, limits)
+    checked, described = _checked(messages), _checked_tools(tools)
+    try:
+        marks = Marks(source.control_tokens, [checked, described])
+        rendered = job.render(checked, described, marks)
+    except RecursionError:
+        raise ValueError("messages are nested too deeply") from None
+    return source.encode(rendered, add_special=False, parse_special=True, marks=marks.meanings)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A template, and what it reads beside messages and tools."""
+
+    template: str
+    variables: dict[str, Any]
+    add_generation_prompt: bool
+    now: datetime.datetime | None
+    limits: Limits
+
+    def render(
+        self, messages: list[Mapping[str, Any]], tools: list[Any] | None, marks: Marks | None
+    ) -> str:
+        """The text; with marks in what is the messages' and the tools'."""
+        found = _found(self.template, tuple(self.variables))
+        if not isinstance(self.now, datetime.datetime | None):
+            raise TypeError(f"now is of type {type(self.now).__name__}, expected datetime")
+        given: Any = Forms(self.template, self._probe, found).adapt(messages)
+        if marks is not None:
+            given, tools = marks.marked(given), marks.marked(tools)
+        context = {
+            "tools": tools,
+            "messages": given,
+            "add_generation_prompt": self.add_generation_prompt,
+        }
+        answer = self._run(context, "" if marks is None else "".join(marks.meanings))
+        if "error" in answer:
+            raise ChatTemplateError(f"chat template: {answer['error']}")
+        return answer["text"]
+
+    def _probe(self, context: dict[str, Any]) -> str | None:
+        return self._run(context).get("text")
+
+    def _run(self, context: dict[str, Any], marks: str = "") -> dict[str, str]:
+        limits = self.limits
+        job = {
+            "template": self.template,
+            "context": {"tools": None, "documents": None, **self.variables, **context},
+            "now": None if self.now is None else self.now.isoformat(),
+            "marks": marks,
+            "characters": limits.characters,
+            "megabytes": limits.megabytes,
+        }
+        return PROCESS.run(job, limits.seconds)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _found(template: str, variables: tuple[str, ...]) -> dict[str, str]:
+    """What probes of a template have given, with variables of these names; to be filled."""
+    return {}
+
+
+def _template_of(
+    source: Tokenizer | str, name: str | None, tools: object
+) -> tuple[str, dict[str, str]]:
     """A template's text, and the special tokens that it may name."""
     if isinstance(source, str):
+        if name is not None:
+            raise ChatTemplateError(f"template {name!r}: a template's text has no further ones")
         return source, {}
     if not isinstance(source, Tokenizer):
         raise TypeError(f"source is of type {type(source).__name__}, expected Tokenizer or str")
-    if source.chat_template is None:
-        file = source.vocabulary.file
-        raise ChatTemplateError(f"{file}: tokenizer.chat_template: is missing")
-    ids = {"bos_token": source.bos_token_id, "eos_token": source.eos_token_id}
-    texts = {name: "" if token is None else source.token(token) for name, token in ids.items()}
-    return source.chat_template, texts
+    file, templates = source.vocabulary.file, source.chat_templates
+    if name is None:
+        name = "tool_use" if tools and "tool_use" in templates else "default"
+        if name not in templates and not templates:
+            raise ChatTemplateError(f"{file}: tokenizer.chat_template: is missing")
+    if name not in templates:
+        there = ", ".join(sorted(templates)) or "none"
+        raise ChatTemplateError(f"{file}: has no chat template {name!r}; there are: {there}")
+    return templates[name], source.special_tokens
 
 
-def _checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _checked(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
         raise TypeError(f"messages is of type {type(messages).__name__}, expected a list of dicts")
     checked = list(messages)
     for i, message in enumerate(checked):
+        name = f"messages[{i}]"
         if not isinstance(message, Mapping):
-            kind = type(message).__name__
-            raise TypeError(f"messages[{i}] is of type {kind}, expected a dict")
-    return [dict(message) for message in checked]
+            raise TypeError(f"{name} is of type {type(message).__name__}, expected a dict")
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str):
+            raise TypeError(f"{name}: role is of type {type(role).__name__}, expected str")
+        if isinstance(content, bool | int | float | bytes):
+            kind = type(content).__name__
+            raise TypeError(f"{name}: content is of type {kind}, expected str or a list of parts")
+    return checked
 
 
-def _run(job: bytes, seconds: float) -> str:
-    """Renders a job in a process of its own, and returns the text."""
-    command = [sys.executable, "-P", str(_WORKER)]  # -P: its own folder stays off the module path
-    try:
-        done = subprocess.run(command, input=job, capture_output=True, timeout=seconds, check=False)
-    except subprocess.TimeoutExpired:
-        raise ChatTemplateError(f"chat template took longer than {seconds} s") from None
-    if done.returncode:
-        last = done.stderr[-500:].decode(errors="replace").strip()
-        raise ChatTemplateError(
-            f"chat template ended its process with status {done.returncode}: {last}"
-        )
-    answer = json.loads(done.stdout)
-    if "error" in answer:
-        raise ChatTemplateError(f"chat template: {answer['error']}")
-    return answer["text"]
+def _checked_tools(tools: Sequence[Mapping[str, Any]] | None) -> list[Any] | None:
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools):
+        raise TypeError("tools must be a list of dicts, or None")
+    return list(tools)

@@ -1,19 +1,31 @@
-"""The process in which `chat.render` runs a chat template: a JSON object in, a JSON object out.
+"""The process in which `chat.render` runs chat templates: a JSON object a line in, and one out.
 
-It runs as a script, so that it imports jinja2 and nothing of this package.
+It runs as a script, so that it imports jinja2 and nothing of this package. It ends with its
+standard input, and by an alarm of the kernel's where a template outlives the process that asked.
 """
 
 from __future__ import annotations
 
+import collections
 import datetime
 import json
+import re
+import signal
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+MAX_COMPILED = 8  # templates that are kept compiled,
+MAX_KEPT = 1 << 20  # each of so many characters at most
+GRACE = 1.0  # seconds beyond a job's limit, by which the asking process has ended this one
+
+#: The present, or the time that a job names.
+Clock = Callable[[], datetime.datetime]
 
 
 class Generation(Extension):
@@ -26,15 +38,52 @@ class Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-def limit_memory(megabytes: int) -> None:
-    """Bounds the process's address space, on Linux."""
-    if sys.platform != "linux":
-        return  # elsewhere the limit is not honoured, or breaks the interpreter
-    import resource
+class Sandbox:
+    """One template in an environment of its own, with what transformers gives templates.
 
-    size = megabytes << 20
-    resource.setrlimit(resource.RLIMIT_AS, (size, size))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    Attributes:
+      clock: what `strftime_now` tells.
+      marks: characters that `tojson` never escapes; see `marking.py`.
+    """
+
+    def __init__(self, template: str) -> None:
+        self.clock: Clock = datetime.datetime.now
+        self.marks = ""
+        env = ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
+        )
+        env.filters["tojson"] = self.to_json
+        env.globals["raise_exception"] = raise_exception
+        env.globals["strftime_now"] = lambda form: self.clock().strftime(form)
+        self.template: Template = env.from_string(template)
+
+    def to_json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """The `tojson` of transformers, without the escapes for HTML of Jinja's own."""
+        text = json.dumps(
+            value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        return re.sub("[^\0-\x7f]", self._escaped, text) if ensure_ascii else text
+
+    def _escaped(self, match: re.Match[str]) -> str:
+        character = match.group()
+        return character if character in self.marks else json.dumps(character)[1:-1]
+
+    def render(self, context: dict[str, Any], characters: int) -> str:
+        """The text, of at most `characters`; Jinja's errors and the template's own."""
+        pieces, size = [], 0
+        for piece in self.template.generate(context):
+            pieces.append(piece)
+            size += len(piece)
+            if size > characters:
+                raise TemplateError(f"output exceeds {characters} characters")
+        return "".join(pieces)
 
 
 def raise_exception(message: str) -> NoReturn:
@@ -42,79 +91,67 @@ def raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """The `tojson` of transformers, without the escapes for HTML of Jinja's own."""
-    return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
-    )
+class Worker:
+    """Answers jobs; templates used lately stay compiled."""
+
+    def __init__(self) -> None:
+        self._compiled: collections.OrderedDict[str, Sandbox] = collections.OrderedDict()
+
+    def _sandbox(self, template: str) -> Sandbox:
+        sandbox = self._compiled.pop(template, None) or Sandbox(template)
+        if len(template) <= MAX_KEPT:
+            self._compiled[template] = sandbox  # the latest, and so the last to go
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+        return sandbox
+
+    def answer(self, job: dict[str, Any]) -> dict[str, str]:
+        """{"text": ...}, {"error": ...}, or {"memory": ...}, after which this process is spent."""
+        try:
+            sandbox = self._sandbox(job["template"])
+            now, sandbox.marks = job["now"], job["marks"]
+            time = None if now is None else datetime.datetime.fromisoformat(now)
+            sandbox.clock = lambda: time or datetime.datetime.now()
+            return {"text": sandbox.render(job["context"], job["characters"])}
+        except MemoryError:
+            return {"memory": f"needs more than {job['megabytes']} MB"}
+        except RecursionError:
+            return {"error": "recurses too deeply"}
+        except Exception as error:  # whatever a template can bring about is the template's error
+            return {"error": f"{type(error).__name__}: {error}"[:2000]}
 
 
-def environment() -> ImmutableSandboxedEnvironment:
-    """The sandbox, with the filters and functions of transformers' `apply_chat_template`."""
-    env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
-    )
-    env.filters["tojson"] = to_json
-    env.globals["raise_exception"] = raise_exception
-    env.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    return env
+def limit_memory(megabytes: int | None) -> None:
+    """Bounds the process's address space, on Linux; None lifts the bound."""
+    if sys.platform != "linux":
+        return  # elsewhere the limit is not honoured, or breaks the interpreter
+    import resource
+
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    size = most if megabytes is None else megabytes << 20
+    if most != resource.RLIM_INFINITY:
+        size = min(size, most)
+    resource.setrlimit(resource.RLIMIT_AS, (size, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def render(template: str, context: dict[str, Any], characters: int) -> str:
-    """A template's text, of at most `characters`; Jinja's errors and the template's own."""
-    pieces, size = [], 0
-    for piece in environment().from_string(template).generate(context):
-        pieces.append(piece)
-        size += len(piece)
-        if size > characters:
-            raise TemplateError(f"output exceeds {characters} characters")
-    return "".join(pieces)
-
-
-def merged(messages: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
-    """Messages whose system message begins the user's first; None where there are no such two."""
-    roles = [message.get("role") for message in messages[:2]]
-    contents = [message.get("content") for message in messages[:2]]
-    texts = [content for content in contents if isinstance(content, str)]
-    if roles != ["system", "user"] or len(texts) != 2:
-        return None
-    return [messages[1] | {"content": "\n\n".join(texts)}, *messages[2:]]
-
-
-def render_or_merge(template: str, context: dict[str, Any], characters: int) -> str:
-    """`render`; of `merged` messages, where the template says that it has no system role."""
-    try:
-        return render(template, context, characters)
-    except TemplateError as error:
-        messages = merged(context["messages"])
-        if messages is None or "system role not supported" not in str(error).lower():
-            raise
-        return render(template, context | {"messages": messages}, characters)
+def answered(worker: Worker, line: bytes) -> str:
+    """The answer to a job, both as JSON; keeps to the job's limits."""
+    job = json.loads(line)
+    signal.setitimer(signal.ITIMER_REAL, job["seconds"] + GRACE)
+    limit_memory(job["megabytes"])
+    answer = worker.answer(job)
+    limit_memory(None)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return json.dumps(answer)
 
 
 def main() -> None:
-    """Answers {"text": ...} or {"error": ...} to the job on standard input."""
-    job = json.load(sys.stdin)
-    limit_memory(job["megabytes"])
-    try:
-        answer = {"text": render_or_merge(job["template"], job["context"], job["characters"])}
-    except MemoryError:
-        answer = {"error": f"needs more than {job['megabytes']} MB"}
-    except RecursionError:
-        answer = {"error": "recurses too deeply"}
-    except Exception as error:  # whatever a template can bring about is the template's error
-        answer = {"error": f"{type(error).__name__}: {error}"[:2000]}
-    json.dump(answer, sys.stdout)
+    """Answers the jobs on standard input, one after the other."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    worker = Worker()
+    while line := sys.stdin.buffer.readline():
+        print(answered(worker, line), flush=True)
 
 
 if __name__ == "__main__":

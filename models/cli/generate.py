@@ -90,8 +90,7 @@ def _prompt(options: argparse.Namespace, model: Model) -> str | list[int]:
     if not options.chat:
         return options.prompt
     try:
-        text = chat.render(model.tokenizer, [{"role": "user", "content": options.prompt}])
-        return model.tokenizer.encode(text, add_special=False, parse_special=True)
+        return chat.encode(model.tokenizer, [{"role": "user", "content": options.prompt}])
     except ValueError as error:
         raise UsageError(error) from error
 

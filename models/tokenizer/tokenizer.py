@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gguf.constants import TokenType
@@ -39,6 +39,10 @@ class Tokenizer:
       bos_token_id, eos_token_id: int, or None where the file names none.
       eos_token_ids: every id that ends generation, ends of turns included.
       chat_template: str, or None where the file holds none.
+      chat_templates: name -> template; the file's own is "default".
+      special_tokens: a chat template's name of a special token, such as "eos_token" -> its text;
+        BOS and EOS are "" where the file has none.
+      control_tokens: texts that only `parse_special` reads, the longest first.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -80,7 +84,20 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        return self.vocabulary.chat_template
+        return self.vocabulary.chat_templates.get("default")
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        return self.vocabulary.chat_templates
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        named = {name: self.token(i) for name, i in self.vocabulary.special_ids.items()}
+        return {"bos_token": "", "eos_token": "", **named}
+
+    @functools.cached_property
+    def control_tokens(self) -> tuple[str, ...]:
+        return tuple(text for text, _, control in self._special if control)
 
     @property
     def adds_space(self) -> bool:
@@ -91,13 +108,21 @@ class Tokenizer:
         """A token's text as the vocabulary spells it."""
         return self.vocabulary.tokens[self._check(token_id)]
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special: bool = True,
+        parse_special: bool = False,
+        *,
+        marks: Mapping[str, str] | None = None,
+    ) -> list[int]:
         """Token ids of a text.
 
         Args:
           add_special: add BOS and EOS as the file asks.
           parse_special: read control tokens' text, such as "<|im_end|>", as those tokens; leave it
             off for text from users. User-defined tokens are always read.
+          marks: characters of `text` -> those they stand for, which begin no special token.
 
         Raises:
           TypeError: `text` is no str. ValueError: it holds lone surrogates.
@@ -109,13 +134,13 @@ class Tokenizer:
         except UnicodeEncodeError as error:
             raise ValueError(f"text holds a lone surrogate at position {error.start}") from None
         ids: list[int] = []
-        prefix = self._prefix
+        prefix, meanings = self._prefix, str.maketrans(dict(marks or {}))
         for part in self._split(text, parse_special):
             if isinstance(part, int):
                 ids.append(part)
                 prefix = self._prefix
             else:
-                ids += self._encode(prefix + part)
+                ids += self._encode(prefix + part.translate(meanings) if marks else prefix + part)
                 prefix = ""
         return [*self._before, *ids, *self._after] if add_special else ids
 

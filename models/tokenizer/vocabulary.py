@@ -17,6 +17,14 @@ from .special_tokens import classify
 
 NO_VOCABULARY = ("no_vocab", "none")
 KEY = "tokenizer.ggml."
+#: Transformers' names of special tokens -> GGUF's keys, spelled as there, of those that are only
+#: for chat templates.
+SPECIAL_TOKENS = {
+    "pad_token": "padding_token_id",
+    "sep_token": "seperator_token_id",
+    "mask_token": "mask_token_id",
+    "cls_token": "cls_token_id",
+}
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -43,7 +51,8 @@ class Vocabulary:
     add_eos: bool
     add_space_prefix: bool
     stripping_ids: frozenset[int]  # special tokens that swallow the white space after them
-    chat_template: str | None
+    special_ids: dict[str, int]  # a chat template's name of a special token -> id
+    chat_templates: dict[str, str]  # name -> template; the file's own is "default"
     file: str
 
     @property
@@ -57,12 +66,25 @@ class Vocabulary:
         return _Reader(Fields(metadata, file)).vocabulary()
 
 
+def chat_templates(fields: Fields) -> dict[str, str]:
+    """Name -> template, of GGUF's one without a name, "default", and of those that it lists."""
+    key, found = "tokenizer.chat_template", {}
+    default = fields.string(key, None)
+    if default is not None:
+        found["default"] = default
+    if "tokenizer.chat_templates" in fields:
+        for name in fields.strings("tokenizer.chat_templates"):
+            if name != "default" or name not in found:
+                found[name] = fields.string(f"{key}.{name}")
+    return found
+
+
 class _Reader:
     """Reads the keys `tokenizer.*` one after the other."""
 
     def __init__(self, fields: Fields) -> None:
         self.fields = fields.under(KEY)
-        self.chat_template = fields.string("tokenizer.chat_template", None)
+        self.chat_templates = chat_templates(fields)
         self.name = fields.string("general.name", "").lower()
 
     def vocabulary(self) -> Vocabulary:
@@ -91,6 +113,11 @@ class _Reader:
                 fields.fail(f"{name}_token_id", problem)
 
         ends, overruled = classify(ids, lambda key: self.token_id(key, count), eos)
+        unknown = self.token_id("unknown_token_id", count, default=0 if spm else None)
+        others = {name: fields.integer(key, None) for name, key in SPECIAL_TOKENS.items()}
+        special = {"bos_token": bos, "eos_token": eos, "unk_token": unknown, **others}
+        # As in llama.cpp a padding id beyond the vocabulary counts as none: files have them.
+        named = {name: i for name, i in special.items() if i is not None and 0 <= i < count}
         types = self.types(tokens)
         types[list(overruled)] = list(overruled.values())
         return Vocabulary(
@@ -103,13 +130,14 @@ class _Reader:
             pre=pre,
             bos_token_id=bos,
             eos_token_id=eos,
-            unknown_token_id=self.token_id("unknown_token_id", count, default=0 if spm else None),
+            unknown_token_id=unknown,
             eos_token_ids=ends,
             add_bos=add_bos,
             add_eos=add_eos,
             add_space_prefix=fields.boolean("add_space_prefix", spm),
             stripping_ids=self.stripping_ids(tokens, types),
-            chat_template=self.chat_template,
+            special_ids=named,
+            chat_templates=self.chat_templates,
             file=fields.file,
         )
 

@@ -386,6 +386,8 @@ def test_chat_templates() -> None:
         "b",
         None,
     )
+    metadata = tokenizer.metadata_from_json(tiny("qwen2"), {"chat_template": named})
+    assert tokenizer.from_metadata(metadata).chat_templates == {"default": "b", "tool_use": "a"}
     for wrong in (3, {"a": "b"}, ["a"], [{"name": "default"}], "\ud800"):
         with pytest.raises(jq.CheckpointError, match=r"tokenizer_config.json: chat_template"):
             template(wrong)

@@ -20,7 +20,7 @@ from ...json_fields import JSONFields
 from ..vocabulary import KEY
 from .byte_level import byte_level
 from .sentencepiece import sentencepiece
-from .special_tokens import chat_template, special_tokens
+from .special_tokens import chat_templates, special_tokens
 from .tokens import Tokens, steps
 
 __all__ = ["metadata_from_json"]
@@ -39,15 +39,15 @@ def metadata_from_json(
     Args:
       tokenizer_json: the object of tokenizer.json: a BPE model, byte-level or SentencePiece-like.
       tokenizer_config: the object of tokenizer_config.json: bos_token, eos_token, unk_token,
-        pad_token, add_bos_token, add_eos_token, chat_template. Without it BOS is the token that
-        the post-processor puts first.
+        pad_token, sep_token, mask_token, cls_token, add_bos_token, add_eos_token, chat_template.
+        Without it BOS is the token that the post-processor puts first.
       vocab_size: rows of the embedding; ids without a token become unused ones named [PAD0]. None:
         as many as there are tokens, whose ids must then leave no gap.
       file, config_file: the names of the two in errors.
 
     Returns:
-      `tokenizer.ggml.*` and `tokenizer.chat_template`: lists of str, int32 and float32 arrays, int,
-      bool, str.
+      `tokenizer.ggml.*` and `tokenizer.chat_template*`: lists of str, int32 and float32 arrays,
+      int, bool, str.
 
     Raises:
       jax_q4k.CheckpointError: a field is malformed, or asks for a setting that GGUF lacks.
@@ -72,4 +72,4 @@ def metadata_from_json(
         metadata = sentencepiece(root, model, vocabulary, normalizing, splitting)
     metadata[KEY + "tokens"] = vocabulary.texts
     metadata[KEY + "token_type"] = vocabulary.types
-    return special_tokens(root, config, vocabulary, metadata) | chat_template(config)
+    return special_tokens(root, config, vocabulary, metadata) | chat_templates(config)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...json_fields import JSONFields
-from ..vocabulary import KEY
+from ..vocabulary import KEY, SPECIAL_TOKENS
 from .tokens import Tokens, steps
 
 _NAMES = {"bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id"}
@@ -24,9 +24,10 @@ def special_tokens(
         if text not in tokens.ids:
             config.fail(key, f"is {text[:100]!r}, which is not in the vocabulary")
         found[KEY + name] = tokens.ids[text]
-    padding = _token_text(config, "pad_token")
-    if padding in tokens.ids:  # published files name one that is no token; nothing here pads
-        found[KEY + "padding_token_id"] = tokens.ids[padding]
+    for key, name in SPECIAL_TOKENS.items():
+        text = _token_text(config, key)
+        if text in tokens.ids:  # published files name some that are none; only templates read them
+            found[KEY + name] = tokens.ids[text]
     before, after = _template(root, tokens)
     for name, ids in (("bos", before), ("eos", after)):
         if ids and found.setdefault(f"{KEY}{name}_token_id", ids[0]) != ids[0]:
@@ -82,21 +83,21 @@ def _template(root: JSONFields, tokens: Tokens) -> tuple[list[int], list[int]]:
     return before, after
 
 
-def chat_template(config: JSONFields) -> dict[str, str]:
-    """One template, or the one that is called "default" of a list."""
+def chat_templates(config: JSONFields) -> dict[str, Any]:
+    """One template, or a list of them by name, of which GGUF keeps one, "default", apart."""
     template = config.values.get("chat_template")
     if isinstance(template, list):
-        named = {
-            entry.string("name"): entry.string("template")
-            for entry in config.objects("chat_template")
-        }
-        template = named.get("default")
-    elif template is not None:
-        template = config.string("chat_template")
-    if template is None:
-        return {}
-    try:
-        template.encode()
-    except UnicodeEncodeError:
-        config.fail("chat_template", "holds a lone surrogate")
-    return {"tokenizer.chat_template": template}
+        entries = config.objects("chat_template")
+        named = {entry.string("name"): entry.string("template") for entry in entries}
+    else:
+        named = {} if template is None else {"default": config.string("chat_template")}
+    for name, text in named.items():
+        try:
+            (name + text).encode()
+        except UnicodeEncodeError:
+            config.fail("chat_template", "holds a lone surrogate")
+    key = "tokenizer.chat_template"
+    found: dict[str, Any] = {key: named.pop("default")} if "default" in named else {}
+    if named:
+        found["tokenizer.chat_templates"] = list(named)
+    return found | {f"{key}.{name}": text for name, text in named.items()}

@@ -1,0 +1,200 @@
+"""The forms of messages that a template takes, found by rendering probes.
+
+Messages come in the forms of OpenAI's API. Templates were written for some of them: others raise an
+error, vanish, or are printed as Python spells them. A probe renders a message in two forms, and a
+form that a template does not take is changed to the one it takes, as llama.cpp does
+(common/chat.cpp).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+#: A context -> the text, or None where the template raises an error.
+Probe = Callable[[dict[str, Any]], str | None]
+
+Messages = list[dict[str, Any]]
+
+_MARK = "Zq8xProbe"  # no template has it, and none changes it
+_PARTS = [{"type": "text", "text": _MARK}]
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "tool",
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {"key": {"type": "string"}}},
+    },
+}
+
+
+class Forms:
+    """The forms that one template takes; each is probed when a message first has it."""
+
+    def __init__(self, template: str, probe: Probe, found: dict[str, str]) -> None:
+        """found: what earlier probes of the template gave; takes what these give."""
+        self._template = template
+        self._probe = probe
+        self._found = found
+
+    def adapt(self, messages: Sequence[Mapping[str, Any]]) -> Messages:
+        """The messages in forms that the template takes; those given stay as they are.
+
+        Raises ValueError for a part that is no text, where the template takes texts only.
+        """
+        adapted = [self._with_calls(dict(message)) for message in messages]
+        if "developer" not in self._template:
+            for message in adapted:
+                if message["role"] == "developer":
+                    message["role"] = "system"
+        for i, message in enumerate(adapted):
+            message |= self._content(message, f"messages[{i}].content")
+        if len(adapted) > 1 and adapted[0]["role"] == "system" and self._is("system", "merged"):
+            return _merged(adapted)
+        return adapted
+
+    def _is(self, name: str, value: str) -> bool:
+        """Whether the answer of a probe, `_probe_NAME`, is `value`."""
+        if name not in self._found:
+            self._found[name] = getattr(self, f"_probe_{name}")()
+        return self._found[name] == value
+
+    def _content(self, message: dict[str, Any], name: str) -> dict[str, Any]:
+        """What changes in a message's content."""
+        role, content = message["role"], message.get("content")
+        if content is None:
+            needed = "tool_calls" in message and self._is("no_content", "text")
+            return {"content": ""} if needed else {}
+        if role not in ("system", "user", "assistant", "tool"):
+            return {}
+        if isinstance(content, str):
+            typed = self._is(f"content_of_{role}", "parts")
+            return {"content": [{"type": "text", "text": content}]} if typed else {}
+        if _are_parts(content) and self._is(f"content_of_{role}", "text"):
+            return {"content": _joined(content, name)}
+        return {}
+
+    def _with_calls(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose tool calls' arguments are objects, or JSON texts, as the template needs.
+
+        A text that is no JSON object stays.
+        """
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list) or not all(isinstance(call, Mapping) for call in calls):
+            return message
+        return message | {"tool_calls": [self._with_arguments(dict(call)) for call in calls]}
+
+    def _with_arguments(self, call: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(call.get("function"), Mapping):
+            return call | {"function": self._with_arguments(dict(call["function"]))}
+        arguments = call.get("arguments")
+        if isinstance(arguments, str) and self._is("arguments", "object"):
+            try:
+                parsed = json.loads(arguments)
+            except (ValueError, RecursionError):
+                return call
+            return call | {"arguments": parsed} if isinstance(parsed, dict) else call
+        if isinstance(arguments, Mapping) and self._is("arguments", "text"):
+            return call | {"arguments": json.dumps(arguments, ensure_ascii=False)}
+        return call
+
+    def _render(self, *messages: dict[str, Any], tools: bool = False) -> str | None:
+        asks = messages[-1]["role"] != "assistant"
+        given = [_TOOL] if tools else None
+        return self._probe(
+            {"messages": list(messages), "tools": given, "add_generation_prompt": asks}
+        )
+
+    def _probe_system(self) -> str:
+        """Whether there is a system role: else its text is merged into the user's first."""
+        typed = self._is("content_of_system", "parts")
+        system = {"role": "system", "content": _PARTS if typed else _MARK}
+        text = self._render(system, {"role": "user", "content": "A"})
+        alone = self._render({"role": "user", "content": "A"})
+        refused = text is None or _MARK not in text
+        return "merged" if refused and alone is not None else "kept"
+
+    def _probe_content(self, *before: dict[str, Any], role: str, tools: bool = False) -> str:
+        """The content that a role takes: text, typed parts, or both, which then look the same."""
+
+        def rendered(content: Any) -> str | None:
+            after = [{"role": "user", "content": "A"}] if role == "system" else []
+            return self._render(*before, {"role": role, "content": content}, *after, tools=tools)
+
+        text, parts = rendered(_MARK), rendered(_PARTS)
+        if text is not None and _MARK in text:
+            return "both" if text == parts else "text"
+        return "parts" if parts is not None and _MARK in parts else "text"
+
+    def _probe_content_of_system(self) -> str:
+        return self._probe_content(role="system")
+
+    def _probe_content_of_user(self) -> str:
+        return self._probe_content(role="user")
+
+    def _probe_content_of_assistant(self) -> str:
+        return self._probe_content({"role": "user", "content": "A"}, role="assistant")
+
+    def _probe_content_of_tool(self) -> str:
+        before = [{"role": "user", "content": "A"}, self._call({"key": "A"})]
+        return self._probe_content(*map(self._with_calls, before), role="tool", tools=True)
+
+    def _probe_arguments(self) -> str:
+        """The arguments of a tool call that are understood: JSON texts, objects, or both."""
+        given = {"key": _MARK}
+        text, parsed = (self._after_call(self._call(a)) for a in (json.dumps(given), given))
+        if text == parsed:
+            return "both"
+        if parsed is None or (text is not None and str(given)[1:-1] in parsed):
+            return "text"  # objects raise an error, or look as Python prints them
+        return "object"
+
+    def _probe_no_content(self) -> str:
+        """Whether a tool call must have a content, of no characters."""
+        call = self._with_calls(self._call({"key": "A"}))
+        missing = self._after_call(call | {"content": None})
+        return "none" if missing == self._after_call(call) else "text"
+
+    def _call(self, arguments: Any) -> dict[str, Any]:
+        function = {"name": "tool", "arguments": arguments}
+        call = {"id": "call00001", "type": "function", "function": function}  # Mistral's ids: 9
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+    def _after_call(self, call: dict[str, Any]) -> str | None:
+        result = {"role": "tool", "tool_call_id": "call00001", "name": "tool", "content": "A"}
+        return self._render({"role": "user", "content": "A"}, call, result, tools=True)
+
+
+def _are_parts(content: Any) -> TypeGuard[list[Mapping[str, Any]]]:
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and "type" in part for part in content
+    )
+
+
+def _joined(parts: Sequence[Mapping[str, Any]], name: str) -> str:
+    """The texts of parts, a line end between them."""
+    texts = []
+    for i, part in enumerate(parts):
+        text = part.get("text")
+        if part["type"] != "text" or not isinstance(text, str):
+            kind = f"of type {part['type']!r:.100}"
+            raise ValueError(f"{name}[{i}] is {kind}; the template takes parts of type 'text' only")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+def _merged(messages: Messages) -> Messages:
+    """Messages whose system message begins the user's, if that comes next."""
+    system, user = messages[0].get("content"), messages[1].get("content")
+    if _are_parts(system):
+        system = _joined(system, "messages[0].content")
+    if messages[1]["role"] != "user" or not isinstance(system, str):
+        return messages
+    if _are_parts(user):
+        merged: Any = [{"type": "text", "text": system}, *user]
+    elif isinstance(user, str):
+        merged = f"{system}\n\n{user}"
+    else:
+        return messages
+    return [messages[1] | {"content": merged}, *messages[2:]]
