@@ -11,7 +11,7 @@ from .attention import MERGE_ATTENTION, PAGED_ATTENTION
 from .decode import DECODE
 from .family import Case, Family
 from .gemm import GEMM
-from .matvec import GATED_MATVEC, MATVEC, QKV_MATVEC
+from .matvec import GATED_MATVEC, MATVEC, MIXTURE_MATVEC, QKV_MATVEC
 from .quantize_f16 import QUANTIZE_F16
 from .quantize_q8_1 import QUANTIZE_Q8_1
 from .rms_norm import RMS_NORM
@@ -27,6 +27,7 @@ FAMILIES: dict[str, Family] = {
         MATVEC,
         GATED_MATVEC,
         QKV_MATVEC,
+        MIXTURE_MATVEC,
         GEMM,
         DECODE,
         APPEND_KV,

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 from .. import formats
 from ..ptx import Buffer, Builder, f32, kernel, s32, u8, u32
-from .family import Arguments, Case, Family, once, one_layer
+from .family import Arguments, Case, Family, ids_of_rows, once, one_layer
 from .planes import input_planes
 from .vectors import float_type, store_floats
 
@@ -80,13 +77,6 @@ def _touched(buffer: Buffer, arguments: Arguments) -> float:
     return min(1, rows) * one_layer(buffer, arguments)
 
 
-def _ids(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
-    """Rows of the weights; two that there are not in front."""
-    rows = next(b.shape[0] for b in buffers.values() if b.type is u8)
-    ids = rng.integers(0, rows, buffer.shape)
-    return np.concatenate([[rows, -1], ids[2:]]) if ids.size > 2 else ids
-
-
 DECODE = Family(
     "decode",
     decode,
@@ -98,5 +88,5 @@ DECODE = Family(
     ),
     touched=_touched,
     passes=once,
-    operands={"ids": _ids},
+    operands={"ids": ids_of_rows},
 )

@@ -132,8 +132,9 @@ class PackedWeights:
 
 
 def one_matrix(arguments: Arguments) -> PackedWeights:
-    """One matrix (n, columns) of a `format`."""
-    return PackedWeights((arguments["format"],), arguments["n"] * arguments["columns"])
+    """One matrix (n, columns) of a `format`, or as many as tokens' choices of experts."""
+    count = arguments["n"] * arguments["columns"] * choices(arguments)
+    return PackedWeights((arguments["format"],), count)
 
 
 def all_of_it(buffer: Buffer, arguments: Arguments) -> float:
@@ -144,6 +145,35 @@ def one_layer(buffer: Buffer, arguments: Arguments) -> float:
     """All of it, but of a stack of packed matrices one."""
     stacked = arguments["layers"] and buffer.type is u8
     return 1 / arguments["layers"] if stacked else 1
+
+
+def chosen_experts(buffer: Buffer, arguments: Arguments) -> float:
+    """All of it, but of a mixture's packed matrices those that a token's choices may be.
+
+    Of a stack of layers one.
+    """
+    if not arguments["experts"]:
+        return one_layer(buffer, arguments)
+    return choices(arguments) / arguments["experts"] if buffer.type is u8 else 1
+
+
+def choices(arguments: Arguments) -> int:
+    """Products of a row of activations with an expert's matrix; 1 of what has no experts."""
+    return arguments["m"] * arguments["top"] if arguments.get("experts") else 1
+
+
+def rows_together(arguments: Arguments) -> int:
+    """Rows of activations that a warp of a mat-vec multiplies by the same weights."""
+    return 1 if arguments.get("experts") else arguments["m"]
+
+
+def ids_of_rows(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
+    """Indices along the first axis of packed weights; two that there are not in front."""
+    rows = next(b.shape[0] for b in buffers.values() if b.type is u8)
+    ids = rng.integers(0, rows, buffer.shape)
+    if ids.size > 2:
+        ids.ravel()[:2] = rows, -1
+    return ids
 
 
 def once(arguments: Arguments) -> int:

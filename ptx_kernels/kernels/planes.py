@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import formats
-from ..ptx import Builder, Pointer, Value, s32, u8, u32
+from ..ptx import Builder, KernelError, Pointer, Value, s32, u8, u32
 
 
 @dataclass(frozen=True)
@@ -20,29 +20,42 @@ class Planes:
     operands: Sequence[Pointer]
     layer: Value | None
 
-    def of_matrix(self) -> list[Pointer]:
-        """The planes (n, blocks, bytes) of the matrix that the kernel reads."""
-        if self.layer is None:
+    def of_matrix(self, layer: Value | None = None) -> list[Pointer]:
+        """The planes (n, blocks, bytes) of a stack's matrix `layer`; None: of the one it names."""
+        layer = self.layer if layer is None else layer
+        if layer is None:
             return list(self.operands)
-        return [plane.at(self.layer).reshape(*plane.shape[1:]) for plane in self.operands]
+        return [plane.at(layer).reshape(*plane.shape[1:]) for plane in self.operands]
 
 
 def input_planes(
-    k: Builder, format: str, n: int, columns: int, *, prefix: str = "", layers: int = 0
+    k: Builder,
+    format: str,
+    n: int,
+    columns: int,
+    *,
+    prefix: str = "",
+    layers: int = 0,
+    experts: int = 0,
+    expert: Value | None = None,
 ) -> Planes:
     """The planes of packed weights (n, columns) as operands, their names after `prefix`.
 
     With `layers` they are those of so many matrices, and an operand `index`, s32 (), says which of
-    them the kernel reads. Below 0 it counts from the end; beyond either end it is the nearest.
+    them the kernel reads. Below 0 it counts from the end; beyond either end it is the nearest. With
+    `experts` they are those of so many, of which the kernel reads `expert` (u32, below `experts`).
     """
+    if layers and experts:
+        raise KernelError(f"layers={layers}, experts={experts}: a stack is of one of them")
     layout = formats.get(format)
-    shape = (*([layers] if layers else []), n, columns // layout.block_size)
+    stack = layers or experts
+    shape = (*([stack] if stack else []), n, columns // layout.block_size)
     planes = [
         k.input(prefix + p.name, u8, (*shape, p.bytes_per_block), constant=True)
         for p in layout.planes
     ]
     if not layers:
-        return Planes(planes, None)
+        return Planes(planes, expert)
     index = k.input(f"{prefix}index", s32, ()).load()
     index = k.select(index < 0, index + layers, index)
     return Planes(planes, k.minimum(k.maximum(index, 0), layers - 1).bits(u32))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from ..formats import get as block_format
 from ..formats import names as format_names
 from ..kernels import FAMILIES
-from ..kernels.family import Family, PackedWeights
+from ..kernels.family import Family, PackedWeights, rows_together
 from ..kernels.matvec import MatvecConfig, matvec
 from ..ptx import WARP, Kernel
 from .model import mma_products
@@ -89,7 +89,7 @@ def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float
     if products := sum(mma_products(i.opcode) for i in loop.instructions if i.category == "mma"):
         return products / config.m_tile / WARP
     if dots := loop.count("dp4a"):
-        return dots * _DOT / kernel.arguments["m"]
+        return dots * _DOT / rows_together(kernel.arguments)
     loads = sum(".CONSTANT" in i.opcode for i in loop.instructions)
     return loads * weights_per_load(packed.formats, config)
 

@@ -20,6 +20,7 @@ from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
 from .attention import attention_subject, merge_subject
 from .base import Subject
+from .experts import expert_gated_subject, expert_matvec_subject, mixture_subject
 from .pages import append_subject, rope_subject
 from .products import (
     fused_matvec_subject,
@@ -80,6 +81,22 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "gated-gelu": functools.partial(gated_subject, PRESETS["batched"], "gelu", ("Q5_K", "Q6_K")),
     "qkv": functools.partial(qkv_subject, PRESETS["inline_q8"]),
+    "expert-matvec": functools.partial(
+        expert_matvec_subject, replace(PRESETS["inline_q8"], warps=2, persistent=2)
+    ),
+    "expert-gated": functools.partial(
+        expert_gated_subject,
+        replace(PRESETS["inline_q8"], rows_per_warp=4, resident_blocks=2),
+        "swiglu_oai",
+        "q8_1",
+    ),
+    "mixture": functools.partial(mixture_subject, PRESETS["quarter_warp_dp4a"], columns=1280),
+    "mixture-f32": functools.partial(
+        mixture_subject,
+        replace(PRESETS["fused_f32"], rows_per_warp=2, warps_per_row=2),
+        "Q6_K",
+        columns=1280,
+    ),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
     "gemm-Q5_1": functools.partial(

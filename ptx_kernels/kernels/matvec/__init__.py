@@ -3,26 +3,44 @@
 from __future__ import annotations
 
 from .config import MAX_ROWS, PRESETS, MatvecConfig
-from .family import GATED_MATVEC, MATVEC, QKV_MATVEC, SHAPES, preset_cases
+from .family import (
+    GATED_MATVEC,
+    MATVEC,
+    MIXTURE_MATVEC,
+    QKV_MATVEC,
+    SHAPES,
+    preset_cases,
+)
 from .gated import gated_matvec
 from .matvec import matvec
+from .mixture import mixture_matvec
 from .qkv import MAX_MATRICES, qkv_matvec
-from .rules import float_matvec_rule, fused_matvec_rule, matvec_rule
+from .rules import (
+    expert_matvec_rule,
+    float_matvec_rule,
+    fused_matvec_rule,
+    matvec_rule,
+    mixture_matvec_rule,
+)
 
 __all__ = [
     "GATED_MATVEC",
     "MATVEC",
     "MAX_MATRICES",
     "MAX_ROWS",
+    "MIXTURE_MATVEC",
     "PRESETS",
     "QKV_MATVEC",
     "SHAPES",
     "MatvecConfig",
+    "expert_matvec_rule",
     "float_matvec_rule",
     "fused_matvec_rule",
     "gated_matvec",
     "matvec",
     "matvec_rule",
+    "mixture_matvec",
+    "mixture_matvec_rule",
     "preset_cases",
     "qkv_matvec",
 ]

@@ -13,6 +13,7 @@ from ...formats.packed_row import PackedRow
 from ...ptx import Pointer, Value, u32
 from ..quantize_q8_1 import GROUP
 from ..vectors import load_floats
+from .rows import one_row
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,10 @@ class Quantized:
         """Stands at block `block` of the activations, as the packed row does."""
         return _QuantizedCursor(self.values, self.scale_sum, row, block, block_size)
 
+    def row(self, row: Value) -> Quantized:
+        """One row (u32) as all that there are."""
+        return Quantized(one_row(self.values, row), one_row(self.scale_sum, row))
+
 
 @dataclass(frozen=True)
 class Floats:
@@ -96,6 +101,10 @@ class Floats:
 
     def cursor(self, row: PackedRow, block: Value, block_size: int) -> _FloatCursor:
         return _FloatCursor(self.x, row, block, block_size)
+
+    def row(self, row: Value) -> Floats:
+        """One row (u32) as all that there are."""
+        return Floats(one_row(self.x, row))
 
 
 Activations = Quantized | Floats

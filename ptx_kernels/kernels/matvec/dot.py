@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ... import formats
@@ -16,12 +17,29 @@ from .config import MatvecConfig
 from .rows import Team
 
 
+@dataclass(frozen=True)
+class Streams:
+    """The streams that share a row's quantization blocks; `number` (u32) is this lane's."""
+
+    count: int
+    number: Value
+
+
+def team_streams(k: Builder, format: str, team: Team, config: MatvecConfig) -> Streams:
+    """All streams of a team's warps."""
+    lanes = config.lanes_per_block(format)
+    number = k.lane_id // lanes
+    if team.member is not None:
+        number = team.member * (WARP // lanes) + number
+    return Streams(config.streams(format), number)
+
+
 class Dots:
     """A lane's part of the dot products of a team's rows with m rows of activations.
 
     A warp's lanes split into streams of `lanes_per_block`; stream s walks quantization blocks s,
     s + streams, ... of its rows. `totals[r][j]` grow with every call of `add`. Weights are read
-    once for all m.
+    once for all m. `streams`: those of `team_streams`, or of a part of them.
     """
 
     def __init__(
@@ -32,15 +50,14 @@ class Dots:
         team: Team,
         m: int,
         config: MatvecConfig,
+        streams: Streams | None = None,
     ) -> None:
         layout = formats.get(format)
         self._k, self._config, self._block_size = k, config, layout.block_size
         self._dot = dot_f32 if config.floats else dot_q8_1
-        self._streams = config.streams(format)
+        streams = streams or team_streams(k, format, team, config)
+        self._streams, self._stream = streams.count, streams.number
         lanes = config.lanes_per_block(format)
-        self._stream = k.lane_id // lanes
-        if team.member is not None:
-            self._stream = team.member * (WARP // lanes) + self._stream
         share = Share(
             team.row,
             self._stream,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, s8
+from ...ptx import WARP, Builder, KernelError, Pointer, Value, Var, f32, s8, u32
 from ..activation import GATES
 from ..quantize_q8_1 import GROUP, store_group
 from .config import MatvecConfig
-from .rows import RowTotals, Team
+from .rows import BlockRow, RowTotals, Team, one_row
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,10 @@ class Epilogue:
     """Results of n weight rows and m rows of activations: declares them, finishes teams' totals.
 
     y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as
-    `quantize_q8_1` makes them. Operands: `bias` f32 (n,), `residual` f32 (m, n), each where asked
-    for. Lane i of a team's first warp finishes value i of the team's rows_per_warp * m.
+    `quantize_q8_1` makes them. Operands: `bias` f32 (n,), of gated products two, `residual` f32 (m,
+    n), each where asked for. Lane i of a team's first warp finishes value i of the team's
+    rows_per_warp * m. With `own` a block has one of the m rows, and an expert's a bias of the
+    expert's, f32 (experts, n).
     """
 
     def __init__(
@@ -43,20 +46,30 @@ class Epilogue:
         output: str = "f32",
         activation: str | None = None,
         suffix: str = "",
+        own: BlockRow | None = None,
     ) -> None:
         if activation not in (None, *GATES):
             raise KernelError(f"activation={activation!r} must be one of {', '.join(GATES)}")
-        self._k, self._n, self.m, self.config = k, n, m, config
+        self._k, self._n, self.config = k, n, config
+        row, self.m = (None, m) if own is None else (own.row, 1)
         self._gate = None if activation is None else GATES[activation]
         self._sums = RowTotals(
-            k, config, config.rows_per_warp * m * (2 if activation else 1), suffix
+            k, config, config.rows_per_warp * self.m * (2 if activation else 1), suffix
         )
-        self._bias = k.input(f"bias{suffix}", f32, (n,), constant=True) if bias else None
-        self._residual = k.input(f"residual{suffix}", f32, (m, n)) if residual else None
-        self._addends = bias + residual  # of a value
+        prefixes = () if not bias else ("gate_", "up_") if activation else ("",)
+        expert = None if own is None else own.expert
+        shape = (n,) if own is None or expert is None else (own.experts, n)
+        self._biases = [k.input(f"{p}bias{suffix}", f32, shape, constant=True) for p in prefixes]
+        if expert is not None:
+            self._biases = [bias.at(expert).reshape(n) for bias in self._biases]
+        self._residual = (
+            one_row(k.input(f"residual{suffix}", f32, (m, n)), row) if residual else None
+        )
+        self._addends = len(self._biases) + residual  # of a value
         self._staged: Pointer | None = None
         if output == "f32":
-            self._y = k.output(f"y{suffix}", f32, (m, n))
+            self._y = one_row(k.output(f"y{suffix}", f32, (m, n)), row)
+            self._results = [self._y]
             return
         if output != "q8_1":
             raise KernelError(f"output={output!r} must be f32 or q8_1")
@@ -66,16 +79,18 @@ class Epilogue:
                 f"output='q8_1' needs n={n} and a block's rows, warps / warps_per_row * "
                 f"rows_per_warp = {rows}, to be multiples of {GROUP}"
             )
-        self._values = k.output(f"values{suffix}_out", s8, (m, n))
-        self._scale_sum = k.output(f"scale_sum{suffix}_out", f32, (m, n // GROUP, 2))
-        self._staged = k.shared(f"results{suffix}", f32, (m, rows))
+        groups = (m, n // GROUP, 2)
+        self._values = one_row(k.output(f"values{suffix}_out", s8, (m, n)), row)
+        self._scale_sum = one_row(k.output(f"scale_sum{suffix}_out", f32, groups), row)
+        self._results = [self._values, self._scale_sum]
+        self._staged = k.shared(f"results{suffix}", f32, (self.m, rows))
 
     def load(self, team: Team) -> list[Value]:
         """Starts the loads of this lane's addends; they arrive while the dot products run."""
         addends: list[Value] = []
         for place in self._places(team) if self._addends else ():
-            if self._bias is not None:
-                addends.append(self._bias.at(team.row).at(place.r).load(where=place.mine))
+            for bias in self._biases:
+                addends.append(bias.at(team.row).at(place.r).load(where=place.mine))
             if self._residual is not None:
                 addends.append(self._of(self._residual, team, place).load(where=place.mine))
         return addends
@@ -93,11 +108,14 @@ class Epilogue:
             k.barrier()  # the previous rows have been quantized
         waiting = iter(addends)
         for place in self._places(team):
-            value = self._mine(totals[:rows], place.base)
-            for addend in itertools.islice(waiting, self._addends):
-                value = value + addend
-            if self._gate is not None:
-                value = self._gate(k, value, self._mine(totals[rows:], place.base))
+            products = [
+                self._mine(totals[first : first + rows], place.base)
+                for first in range(0, len(totals), rows)
+            ]
+            for i, addend in enumerate(itertools.islice(waiting, self._addends)):
+                at = i % len(products)
+                products[at] = products[at] + addend
+            value = products[0] if self._gate is None else self._gate(k, *products)
             if self._staged is None:
                 self._of(self._y, team, place).store(0, value, where=place.mine)
             else:
@@ -106,6 +124,17 @@ class Epilogue:
         if self._staged is not None:
             k.barrier()
             self._quantize(self._staged, self._first_row(team))
+
+    def clear(self, blocks: int) -> None:
+        """Zeros in all results of the block's rows, by so many blocks along x."""
+        k, threads = self._k, WARP * self.config.warps
+        first = k.block_id() * threads + k.thread_id
+        for results in self._results:
+            words = results.cast(u32)
+            count = math.prod(words.shape)
+            for base in range(0, count, blocks * threads):
+                place = first + base
+                words.store(place, 0, where=place < count)
 
     def _places(self, team: Team) -> list[_Place]:
         k, rows = self._k, self.config.rows_per_warp

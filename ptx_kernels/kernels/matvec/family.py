@@ -6,12 +6,30 @@ from dataclasses import replace
 from typing import Any
 
 from ... import formats
-from ..family import Arguments, Case, Family, PackedWeights, once, one_layer, one_matrix
+from ..family import (
+    Arguments,
+    Case,
+    Family,
+    PackedWeights,
+    choices,
+    chosen_experts,
+    ids_of_rows,
+    once,
+    one_layer,
+    one_matrix,
+)
 from .config import PRESETS, MatvecConfig
 from .gated import gated_matvec
 from .matvec import matvec
+from .mixture import mixture_matvec
 from .qkv import qkv_matvec
-from .rules import float_matvec_rule, fused_matvec_rule, matvec_rule
+from .rules import (
+    expert_matvec_rule,
+    float_matvec_rule,
+    fused_matvec_rule,
+    matvec_rule,
+    mixture_matvec_rule,
+)
 
 
 def _matvec(format: str, m: int, n: int = 4096, columns: int = 4096, **config: Any) -> Case:
@@ -139,13 +157,76 @@ _FUSED = (
 )
 
 
+#: Experts of Qwen3-30B-A3B and of gpt-oss-20b, by (hidden, inner, experts, top).
+_EXPERTS: dict[str, Any] = dict(experts=128, top=8)
+_OF_32: dict[str, Any] = dict(experts=32, top=4)
+_EIGHT: dict[str, Any] = dict(rows_per_warp=4, unroll=1, resident_blocks=2)  # warps of 4 rows
+_MIXTURES = (
+    _fused("experts-Q4_K", "matvec", "inline_q8", columns=2048, format="Q4_K", n=768, **_EXPERTS),
+    _fused(
+        "experts-Q4_K",
+        "gated_matvec",
+        "inline_q8",
+        _EIGHT,
+        columns=2048,
+        norm=True,
+        eps=1e-6,
+        output="q8_1",
+        formats=("Q4_K", "Q4_K"),
+        n=768,
+        **_EXPERTS,
+    ),
+    _fused(
+        "experts-MXFP4",
+        "gated_matvec",
+        "inline_q8",
+        _EIGHT,
+        columns=2880,
+        biases=True,
+        output="q8_1",
+        activation="swiglu_oai",
+        formats=("MXFP4", "MXFP4"),
+        n=2880,
+        **_OF_32,
+    ),
+    *(
+        _fused(
+            format,
+            "mixture_matvec",
+            "quarter_warp_dp4a",
+            dict(lanes=lanes, resident_blocks=4),
+            m=m,
+            columns=768,
+            residual=True,
+            format=format,
+            n=2048,
+            **_EXPERTS,
+        )
+        for format, lanes, m in (("Q4_K", 8, 1), ("Q6_K", 4, 1), ("Q4_K", 8, 8))
+    ),
+    _fused(
+        "MXFP4",
+        "mixture_matvec",
+        "quarter_warp_dp4a",
+        dict(resident_blocks=4),
+        columns=2880,
+        biases=True,
+        residual=True,
+        format="MXFP4",
+        n=2880,
+        **_OF_32,
+    ),
+)
+
+
 def _examples(family: str) -> tuple[Case, ...]:
-    return tuple(case for case in (*_PLAIN, *_FUSED) if case.family == family)
+    return tuple(case for case in (*_PLAIN, *_FUSED, *_MIXTURES) if case.family == family)
 
 
 def _pair(arguments: Arguments) -> PackedWeights:
     formats = arguments["formats"]
-    return PackedWeights(formats, len(formats) * arguments["n"] * arguments["columns"])
+    count = len(formats) * arguments["n"] * arguments["columns"]
+    return PackedWeights(formats, count * choices(arguments))
 
 
 def _joined(arguments: Arguments) -> PackedWeights:
@@ -156,19 +237,31 @@ MATVEC = Family(
     "matvec",
     matvec,
     _examples("matvec"),
-    rules=(matvec_rule, fused_matvec_rule, float_matvec_rule),
+    rules=(matvec_rule, fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
     weights=one_matrix,
-    touched=one_layer,
+    touched=chosen_experts,
     passes=once,
+    operands={"ids": ids_of_rows},
 )
 GATED_MATVEC = Family(
     "gated_matvec",
     gated_matvec,
     _examples("gated_matvec"),
-    rules=(fused_matvec_rule, float_matvec_rule),
+    rules=(fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
     weights=_pair,
-    touched=one_layer,
+    touched=chosen_experts,
     passes=once,
+    operands={"ids": ids_of_rows},
+)
+MIXTURE_MATVEC = Family(
+    "mixture_matvec",
+    mixture_matvec,
+    _examples("mixture_matvec"),
+    rules=(mixture_matvec_rule,),
+    weights=one_matrix,
+    touched=chosen_experts,
+    passes=once,
+    operands={"ids": ids_of_rows},
 )
 QKV_MATVEC = Family(
     "qkv_matvec",

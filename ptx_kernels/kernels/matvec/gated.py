@@ -10,6 +10,7 @@ from typing import Literal
 from ...ptx import Builder, KernelError, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
+from .experts import chosen, where_named
 from .matvec import product
 from .prologue import Prologue
 from .rows import launch, matrix
@@ -28,6 +29,9 @@ def gated_matvec(
     norm: bool = False,
     eps: float = 0.0,
     dtype: str = "f32",
+    biases: bool = False,
+    experts: int = 0,
+    top: int = 0,
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
@@ -36,19 +40,28 @@ def gated_matvec(
     `activation` names the gate (`activation.GATES`): silu and gelu are multiplied by the second.
 
     A team computes the same rows of both. Formats may differ; operands are as those of `matvec`,
-    with the planes of `gate` and then of `up` first.
+    with the planes of `gate` and then of `up` first, and with `biases` one of each, f32 (n,), which
+    come before the gate; `experts` and `top` as there.
     """
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")
+    choice = chosen(k, m, experts, top)
     for format in formats:
-        config.check(format, n, columns, m)
-    k.name = f"gated_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
+        config.check(format, n, columns, 1 if choice else m)
+    names = "_".join(dict.fromkeys(f.lower() for f in formats))
+    k.name = f"{'expert_' if choice else ''}gated_matvec_{names}_m{m}"
     pair = [
-        matrix(k, f, n, columns, prefix=p, layers=layers)
+        matrix(k, f, n, columns, prefix=p, layers=layers, own=choice)
         for f, p in zip(formats, ("gate_", "up_"), strict=True)
     ]
-    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
-    epilogue = Epilogue(k, n, m, config, activation=activation, output=output)
-    (blocks,) = launch(k, config, n)
-    prologue.stage()
-    product(k, pair, prologue, epilogue, blocks)
+    prologue = Prologue(
+        k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, own=choice
+    )
+    results = m * top if choice else m
+    epilogue = Epilogue(
+        k, n, results, config, bias=biases, activation=activation, output=output, own=choice
+    )
+    (blocks,) = launch(k, config, n, times=results if choice else 1)
+    with where_named(k, choice, epilogue, blocks):
+        prologue.stage()
+        product(k, pair, prologue, epilogue, blocks)

@@ -9,6 +9,7 @@ from ...ptx import Builder, Value, kernel
 from .config import MatvecConfig
 from .dot import Dots
 from .epilogue import Epilogue
+from .experts import chosen, where_named
 from .prologue import Prologue
 from .rows import Matrix, launch, matrix, teams
 
@@ -51,6 +52,8 @@ def matvec(
     dtype: str = "f32",
     bias: bool = False,
     residual: bool = False,
+    experts: int = 0,
+    top: int = 0,
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
@@ -66,12 +69,23 @@ def matvec(
     `config.activations` are not q8_1; with `norm`, which makes x / sqrt(mean(x^2) + eps) *
     norm_weight of x, norm_weight f32 (columns,); bias f32 (n,); residual f32 (m, n). Result: y f32
     (m, n), or as q8_1.
+
+    With `experts` the planes are a stack's (experts, n, ...), as is a bias, and y[j * top + i, r]
+    is by the matrix that `ids`, s32 (m, top), the first operand, names for choice i of row j; an id
+    outside 0 to experts - 1 gives zeros. y and the residual then have m * top rows.
     """
-    config.check(format, n, columns, m)
-    k.name = f"matvec_{format.lower()}_m{m}"
-    weights = matrix(k, format, n, columns, layers=layers)
-    prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
-    epilogue = Epilogue(k, n, m, config, bias=bias, residual=residual, output=output)
-    (blocks,) = launch(k, config, n)
-    prologue.stage()
-    product(k, [weights], prologue, epilogue, blocks)
+    choice = chosen(k, m, experts, top)
+    config.check(format, n, columns, 1 if choice else m)
+    k.name = f"{'expert_' if choice else ''}matvec_{format.lower()}_m{m}"
+    weights = matrix(k, format, n, columns, layers=layers, own=choice)
+    prologue = Prologue(
+        k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, own=choice
+    )
+    results = m * top if choice else m
+    epilogue = Epilogue(
+        k, n, results, config, bias=bias, residual=residual, output=output, own=choice
+    )
+    (blocks,) = launch(k, config, n, times=results if choice else 1)
+    with where_named(k, choice, epilogue, blocks):
+        prologue.stage()
+        product(k, [weights], prologue, epilogue, blocks)

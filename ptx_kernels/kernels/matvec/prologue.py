@@ -11,6 +11,7 @@ from ..rms_norm import normalize
 from ..vectors import RUN, Run, float_type, load_runs, store_floats
 from .activations import Activations, Floats, Quantized
 from .config import MatvecConfig
+from .rows import BlockRow, one_row
 
 _AHEAD = 4  # loads of a thread in flight
 _CHUNK_BYTES = 32 << 10  # of f32 activations, all rows together
@@ -29,7 +30,8 @@ class Prologue:
 
     Operands: (values, scale_sum) for q8_1 activations, else x of `dtype` (m, columns), and the
     norm's weight f32 (columns,). `stage` is called once per thread block, before its rows, and
-    `pieces` once per team of rows; all threads come to both.
+    `pieces` once per team of rows; all threads come to both. With `own` a block has one of the m
+    rows.
     """
 
     def __init__(
@@ -42,8 +44,10 @@ class Prologue:
         eps: float,
         dtype: str,
         config: MatvecConfig,
+        own: BlockRow | None = None,
     ) -> None:
-        x_type = float_type(dtype)
+        x_type, operand_rows = float_type(dtype), m
+        row, m = (None, m) if own is None else (own.token, 1)
         self._k, self._m, self._columns, self._eps, self._config = k, m, columns, eps, config
         self._threads = WARP * config.warps
         self._staged: tuple[Pointer, ...] = ()  # whole rows: f32, or int8 and their scales
@@ -57,12 +61,11 @@ class Prologue:
         if config.activations == "q8_1":
             if dtype != "f32":  # it would name the same kernel again
                 raise KernelError(f"dtype={dtype!r} is for activations that come as floats")
-            values = k.input("values", s8, (m, columns))
-            self._whole: Activations = Quantized(
-                values, k.input("scale_sum", f32, (m, columns // GROUP, 2))
-            )
+            values = k.input("values", s8, (operand_rows, columns))
+            pairs = k.input("scale_sum", f32, (operand_rows, columns // GROUP, 2))
+            self._whole: Activations = Quantized(one_row(values, row), one_row(pairs, row))
             return
-        self._x = k.input("x", x_type, (m, columns))
+        self._x = one_row(k.input("x", x_type, (operand_rows, columns)), row)
         self._weight = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
         self._whole = Floats(self._x)
         if inline:

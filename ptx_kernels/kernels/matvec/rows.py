@@ -6,9 +6,10 @@ import contextlib
 import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ... import formats
-from ...ptx import WARP, Builder, Value, Var, f32
+from ...ptx import WARP, Builder, Pointer, Value, Var, f32
 from ..planes import Planes, input_planes
 from ..vectors import load_floats
 from .config import MatvecConfig
@@ -28,12 +29,41 @@ class Matrix:
         return formats.get(self.format).block_size
 
 
+@dataclass(frozen=True)
+class BlockRow:
+    """The one row of activations and of results that a thread block has, where a grid has several.
+
+    Attributes:
+      token: the row of activations (u32); `row`: that of the results (u32).
+      experts: matrices of the stacks, of which the block reads `expert` (u32); 0, None: no stacks.
+    """
+
+    token: Value
+    row: Value
+    experts: int = 0
+    expert: Value | None = None
+
+
+def one_row(pointer: Pointer, row: Value | None) -> Pointer:
+    """A buffer's row `row` (u32) as all the rows that there are; None: all of them."""
+    return pointer if row is None else pointer.at(row).reshape(1, *pointer.shape[1:])
+
+
 def matrix(
-    k: Builder, format: str, n: int, columns: int, *, prefix: str = "", layers: int = 0
+    k: Builder,
+    format: str,
+    n: int,
+    columns: int,
+    *,
+    prefix: str = "",
+    own: BlockRow | None = None,
+    layers: int = 0,
 ) -> Matrix:
     """The planes of packed weights as operands (see `input_planes`)."""
-    planes = input_planes(k, format, n, columns, prefix=prefix, layers=layers)
-    return Matrix(format, n, columns, planes)
+    stack: dict[str, Any] = {"layers": layers}
+    if own is not None:
+        stack |= {"experts": own.experts, "expert": own.expert}
+    return Matrix(format, n, columns, input_planes(k, format, n, columns, prefix=prefix, **stack))
 
 
 @dataclass(frozen=True)
@@ -60,14 +90,17 @@ class Team:
         return contextlib.nullcontext() if self.inside is None else k.when(self.inside)
 
 
-def launch(k: Builder, config: MatvecConfig, *rows: int) -> list[int]:
-    """Sets the launch geometry for matrices of so many rows; returns the blocks of each."""
+def launch(k: Builder, config: MatvecConfig, *rows: int, times: int = 1) -> list[int]:
+    """Sets the launch geometry for matrices of so many rows; returns the blocks of each.
+
+    `times`: blocks along y, each of which has all the rows.
+    """
     groups = [-(-n // config.block_rows) for n in rows]
     counts = groups
     if 0 < config.persistent < sum(groups):
         # up: no more rounds than even
         counts = [-(-config.persistent * each // sum(groups)) for each in groups]
-    k.launch((sum(counts),), WARP * config.warps, resident_blocks=config.resident_blocks)
+    k.launch((sum(counts), times), WARP * config.warps, resident_blocks=config.resident_blocks)
     return counts
 
 

@@ -125,6 +125,61 @@ def _float_matvec(
     return replace(preset, rows_per_warp=per_warp, lanes=lanes, persistent=blocks)
 
 
+def _expert_matvec(
+    device: Target,
+    formats: tuple[str, ...],
+    n: int,
+    columns: int,
+    choices: int,
+    norm: bool = False,
+    output: str = "f32",
+    exact: bool = False,
+) -> MatvecConfig:
+    """Config of `matvec` or `gated_matvec` by experts (n, columns), for so many tokens' choices.
+
+    Each block normalizes and quantizes its token's row for itself, or with `exact` takes it as it
+    is: one row is little beside the block's share of the weights. For q8_1 output a block has the
+    32 rows of a group, in eight warps, so that two blocks hide each other's barriers; an expert's
+    few rows are too few blocks of 16 warps to share them evenly.
+    """
+    if exact:
+        config = _float_matvec(device, formats, (n * choices,) * len(formats), columns, 1, norm)
+        config = replace(config, rows_per_warp=min(config.rows_per_warp, n))
+    else:
+        filled = n * choices >= ROWS_TO_FILL * device.multiprocessors
+        per_warp = 4 if output == "q8_1" else min(2 if filled else 1, n)
+        config = replace(
+            PRESETS["inline_q8"],
+            rows_per_warp=per_warp,
+            # what takes more of them for one row does not spill with 32 for several
+            lanes=8 if all(block_format(f).tuning.gemv_lanes <= 8 for f in formats) else 32,
+            unroll=2 if per_warp < 4 and columns >= 2 * 256 * 4 else 1,
+            resident_blocks=2,
+        )
+    blocks = -(-n // config.block_rows)
+    rounds = -(-blocks * choices // (device.multiprocessors * config.resident_blocks))
+    return replace(config, persistent=-(-blocks // rounds) if 1 < rounds < blocks else 0)
+
+
+def _mixture_matvec(
+    device: Target, format: str, n: int, columns: int, m: int, exact: bool = False
+) -> MatvecConfig:
+    """Config of `mixture_matvec` for m tokens, experts (n, columns); `exact`: f32 activations.
+
+    Rows are dealt to warps as those of a mat-vec; an expert's share of a row is a few trips, of
+    which as many are in flight as registers hold.
+    """
+    lanes = 8 if exact else block_format(format).tuning.gemv_lanes
+    rows = min(2 if n * m >= ROWS_TO_FILL * device.multiprocessors else 1, n)
+    trips = max(1, columns * lanes // (256 * 32))
+    return MatvecConfig(
+        activations="f32" if exact else "q8_1",
+        rows_per_warp=rows,
+        lanes=lanes,
+        unroll=1 if exact else min(trips, 4 // rows),
+    )
+
+
 #: (preset, least columns) for rows that several warps share, most warps first.
 _SHARED_ROWS = (("wide", 2048), ("multi_warp", 1024), ("vectorized", 0))
 
@@ -211,3 +266,5 @@ fused_matvec_rule: Rule[MatvecConfig] = Rule(
     ),
 )
 float_matvec_rule: Rule[MatvecConfig] = Rule("float_matvec", _float_matvec)
+expert_matvec_rule: Rule[MatvecConfig] = Rule("expert_matvec", _expert_matvec)
+mixture_matvec_rule: Rule[MatvecConfig] = Rule("mixture_matvec", _mixture_matvec)

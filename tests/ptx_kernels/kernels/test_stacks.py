@@ -121,6 +121,8 @@ def test_none_spills() -> None:
     labels = {
         KERNELS[case.family](**case.arguments, layers=LAYERS).text: case.label
         for case in CASES
-        if case.family.endswith("matvec") and case.arguments["m"] == 8
+        if case.family.endswith("matvec")
+        and case.arguments["m"] == 8
+        and "experts" not in case.arguments  # stacks of another kind
     }
     assert len(labels) == 7 and spilled(labels) == {}

@@ -1,0 +1,56 @@
+"""Matrices of a stack that ids in device memory choose: a mixture's experts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...ptx import Builder, KernelError, Value, s32, u32
+from .epilogue import Epilogue
+from .rows import BlockRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(BlockRow):
+    """A token's choice of an expert; `named`: whether its id names one, and it is not just 0."""
+
+    named: Value
+
+
+def check_choices(experts: int, top: int) -> None:
+    """Raises KernelError unless each token may choose `top` of so many experts."""
+    if experts < 1 or top < 1:
+        raise KernelError(f"experts={experts} and top={top} must both be at least 1, or both 0")
+
+
+def chosen(k: Builder, m: int, experts: int, top: int) -> Choice | None:
+    """The block's choice, by its place along y: a value of the operand `ids`, s32 (m, top).
+
+    None for `experts` and `top` of 0. An id outside 0 to experts - 1 names none.
+    """
+    if not experts and not top:
+        return None
+    check_choices(experts, top)
+    row = k.block_id("y")
+    id = k.input("ids", s32, (m, top)).at(0, row).load().bits(u32)
+    named = id < experts
+    expert = k.select(named, id, 0)
+    return Choice(token=row // top, row=row, experts=experts, expert=expert, named=named)
+
+
+@contextlib.contextmanager
+def where_named(
+    k: Builder, choice: Choice | None, epilogue: Epilogue, blocks: int
+) -> Iterator[None]:
+    """The body runs in blocks whose choice names an expert; the results of others are zeros.
+
+    `blocks`: along x. All threads of a block take the same way, so that barriers may lie in it.
+    """
+    if choice is None:
+        yield
+        return
+    with k.when(choice.named) as branch:
+        yield
+    with branch.otherwise():
+        epilogue.clear(blocks)

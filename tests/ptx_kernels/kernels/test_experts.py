@@ -1,0 +1,165 @@
+"""Products by experts that ids in device memory choose, against float64.
+
+The ids of the subjects name no expert here and there: such a choice gives zeros, or adds nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from assembled import spilled
+from subjects.experts import (
+    EXPERTS,
+    IDS,
+    expert_gated_subject,
+    expert_matvec_subject,
+    mixture_subject,
+)
+
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.matvec import (
+    PRESETS,
+    MatvecConfig,
+    expert_matvec_rule,
+    gated_matvec,
+    matvec,
+    mixture_matvec,
+    mixture_matvec_rule,
+)
+from ptx_kernels.kernels.matvec.mixture import choices_at_once
+from ptx_kernels.machine_code.report import figures
+from ptx_kernels.ptx import Kernel, KernelError
+from ptx_kernels.tuning import choose
+
+INLINE = PRESETS["inline_q8"]
+GROUPS = replace(INLINE, rows_per_warp=4, resident_blocks=2)  # a block has 32 rows
+DP4A = PRESETS["quarter_warp_dp4a"]
+FLOATS = replace(PRESETS["fused_f32"], rows_per_warp=2)
+SUBJECTS = {
+    "matvec": functools.partial(expert_matvec_subject, DP4A),
+    "matvec-f32": functools.partial(expert_matvec_subject, PRESETS["multi_warp"], "Q5_K"),
+    "matvec-persistent": functools.partial(
+        expert_matvec_subject, replace(INLINE, warps=1, persistent=2)
+    ),
+    "gated": functools.partial(expert_gated_subject, DP4A, "swiglu_oai", n=7),
+    "gated-f32": functools.partial(
+        expert_gated_subject, replace(PRESETS["tiled"], rows_per_warp=2), "gelu", n=9
+    ),
+    "gated-q8_1": functools.partial(expert_gated_subject, GROUPS, "silu", "q8_1", n=32),
+    "gated-persistent": functools.partial(
+        expert_gated_subject, replace(GROUPS, persistent=2), "silu", "q8_1", n=96
+    ),
+    "mixture": functools.partial(mixture_subject, DP4A),
+    "mixture-f32": functools.partial(mixture_subject, FLOATS, "Q6_K"),
+    "mixture-several_warps": functools.partial(
+        mixture_subject, replace(DP4A, warps_per_row=2, persistent=1), columns=512
+    ),
+    **{
+        f"mixture-{format}": functools.partial(mixture_subject, DP4A, format, columns=352)
+        for format in ("MXFP4", "Q8_0", "Q5_1")
+    },
+    "mixture-all_streams": functools.partial(
+        mixture_subject, MatvecConfig(lanes=4, unroll=1), "IQ4_NL", columns=2080
+    ),
+}
+
+
+@pytest.mark.parametrize("label", SUBJECTS)
+def test_equals_float64(label: str) -> None:
+    assert SUBJECTS[label]().passes()
+
+
+def test_choices_that_name_no_expert_read_nothing() -> None:
+    """NaN in their weights and activations, and in matrices that no id names, stay out."""
+    subject = mixture_subject(DP4A)
+    operands = [np.copy(x) for x in subject.operands]
+    none = (IDS < 0) | (IDS >= EXPERTS)
+    operands[1][none] = np.nan
+    scale_sum = next(x for x in operands if x.ndim == 3 and x.shape[0] == IDS.size)
+    scale_sum[none.ravel()] = np.nan
+    for stacked in operands[2:]:
+        if stacked.shape[:1] == (EXPERTS,):
+            stacked[1] = 255 if stacked.dtype == np.uint8 else np.nan
+    assert 1 not in IDS
+    assert subject.holds(simulator.run(subject.kernel, *operands))
+
+
+def test_a_part_of_the_streams_has_whole_lines() -> None:
+    """Choices at once: as few trips as can be, and 256 columns of each or all streams."""
+    eight, all_lanes = DP4A, MatvecConfig(lanes=32)
+    assert choices_at_once(eight, "Q4_K", 768, 8) == 4  # each of four streams has three blocks
+    assert choices_at_once(eight, "Q4_K", 512, 10) == 2  # of four, a fourth would be idle
+    assert choices_at_once(eight, "Q4_K", 14336, 2) == 2
+    assert choices_at_once(eight, "MXFP4", 2880, 4) == 4
+    assert choices_at_once(eight, "Q4_K", 768, 1) == 1
+    assert choices_at_once(all_lanes, "Q4_K", 768, 8) == 1
+
+
+def chosen_kernels() -> dict[str, Kernel]:
+    """Kernels by the rules' choices, with all that they can have around the products."""
+    found = {}
+    n, k, m, experts, top = 14336, 4096, 8, 8, 2
+    common: dict[str, Any] = dict(m=m, experts=experts, top=top, biases=True)
+    for format in formats.names():
+        for exact in (False, True):
+            label = f"{format}{', f32' if exact else ''}"
+            output, pair = "f32" if exact else "q8_1", (format, format)
+            config = choose(expert_matvec_rule, pair, n, k, m * top, True, output, exact)
+            found[f"gated {label}"] = gated_matvec(
+                formats=pair,
+                n=n,
+                columns=k,
+                activation="swiglu_oai",
+                norm=True,
+                eps=1e-6,
+                output=output,
+                config=config,
+                **common,
+            )
+            config = choose(mixture_matvec_rule, format, k, n, m, exact)
+            found[f"mixture {label}"] = mixture_matvec(
+                format=format, n=k, columns=n, residual=True, scales=True, config=config, **common
+            )
+    return found
+
+
+def test_what_the_rules_choose_never_spills() -> None:
+    assert spilled({kernel.text: label for label, kernel in chosen_kernels().items()}) == {}
+
+
+def test_static_budgets() -> None:
+    """Instructions per byte of quants on an H200: as those of a dense row of all choices."""
+    config = choose(mixture_matvec_rule, "Q4_K", 2048, 768, 1)
+    sizes = dict(format="Q4_K", n=2048, m=1, config=config)
+    mixture = figures(mixture_matvec(columns=768, experts=128, top=8, **sizes), "sm_90")
+    dense = figures(matvec(columns=768 * 8, **sizes), "sm_90")
+    assert mixture.instructions_per_quant_byte is not None
+    assert mixture.instructions_per_quant_byte <= min(3.5, 1.12 * dense.instructions_per_quant_byte)
+    assert mixture.spill_bytes == 0 and mixture.bytes_in_flight >= 26 << 10
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(top=0), "top=0 must be an integer, at least 1"),
+        (dict(config=INLINE), "activations are q8_1 or f32, .* not inline_q8"),
+        (dict(config=PRESETS["chunked"]), "not f32, stage='chunks'"),
+        (dict(config=MatvecConfig(lanes=32, broadcast_header=True)), "not q8_1, .*True"),
+    ],
+)
+def test_mixtures_refuse(arguments: dict, message: str) -> None:
+    sizes = dict(format="Q4_K", n=4, columns=256, m=1, experts=4, top=2, config=DP4A)
+    with pytest.raises(KernelError, match=message):
+        mixture_matvec(**(sizes | arguments))
+
+
+def test_layers_and_experts_are_not_both_stacks() -> None:
+    sizes = dict(format="Q4_K", n=4, columns=256, m=1, experts=4, top=2, config=DP4A)
+    with pytest.raises(KernelError, match="layers=2, experts=4"):
+        matvec(**sizes, layers=2)
+    with pytest.raises(KernelError, match="experts=4 and top=0"):
+        matvec(**(sizes | dict(top=0)))

@@ -1,0 +1,106 @@
+"""Subjects of products by experts that ids choose, some of which name none."""
+
+from __future__ import annotations
+
+import numpy as np
+from oracles import activation_operands, gated, quantized, random_planes, weights
+
+from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, mixture_matvec
+
+from .base import Subject, rng_of
+
+EXPERTS = 4
+#: Of two tokens: negative, and just beyond the last, among them.
+IDS = np.array([[3, -1, 0], [EXPERTS, 2, 2]], np.int32)
+
+
+def stack(format: str, n: int, columns: int, *seed: int) -> tuple[tuple[np.ndarray, ...], ...]:
+    """Planes (EXPERTS, n, ...) and the weights that they mean, float64 (EXPERTS, n, columns)."""
+    blocks = columns // formats.get(format).block_size
+    each = [random_planes(rng_of(n, *seed, e), format, n, blocks) for e in range(EXPERTS)]
+    planes = tuple(np.stack(parts) for parts in zip(*each, strict=True))
+    return planes, np.stack([weights(format, part) for part in each])
+
+
+def named() -> np.ndarray:
+    """Whether each id names an expert, (2, 3)."""
+    return (IDS >= 0) & (IDS < EXPERTS)
+
+
+def expert_products(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """w[id] @ x of each choice (2, 3, n), of x (2, columns) or (2, 3, columns); zeros of no expert.
+
+    In the precision of x and w.
+    """
+    x = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*IDS.shape, x.shape[-1]))
+    y = np.einsum("tjnk,tjk->tjn", w[IDS % EXPERTS], x)
+    return np.where(named()[..., None], y, 0)
+
+
+def expert_matvec_subject(config: MatvecConfig, format: str = "Q4_K") -> Subject:
+    n, columns = 5, 1280
+    planes, w = stack(format, n, columns)
+    operands, x = activation_operands(
+        config, rng_of(1).standard_normal((2, columns), np.float32) + np.float32(0.5)
+    )
+    kernel = matvec(format=format, n=n, columns=columns, m=2, experts=EXPERTS, top=3, config=config)
+    want = expert_products(x, w).reshape(-1, n)
+    return Subject(kernel, (IDS, *planes, *operands), (want,), 1e-11)
+
+
+def expert_gated_subject(
+    config: MatvecConfig, activation: str, output: str = "f32", *, n: int = 64
+) -> Subject:
+    """Two formats and biases; q8_1 output is that of the f32 output, to the last bit."""
+    columns, pair = 768, ("Q4_K", "Q6_K")
+    stacks = [stack(format, n, columns, i) for i, format in enumerate(pair)]
+    rng = rng_of(13)
+    operands, x = activation_operands(
+        config, rng.standard_normal((2, columns), np.float32) * np.float32(0.1)
+    )
+    biases = [rng.standard_normal((EXPERTS, n), np.float32) for _ in pair]
+    arguments = dict(
+        formats=pair, n=n, columns=columns, m=2, experts=EXPERTS, top=3, activation=activation
+    )
+    kernel = gated_matvec(**arguments, biases=True, output=output, config=config)
+    given = (IDS, *stacks[0][0], *stacks[1][0], *operands, *biases)
+    gate, up = (
+        expert_products(x, w) + bias[IDS % EXPERTS]
+        for (_, w), bias in zip(stacks, biases, strict=True)
+    )
+    want = np.where(named()[..., None], gated(activation, gate, up), 0).reshape(-1, n)
+    if output == "f32":
+        return Subject(kernel, given, (want,), 1e-11)
+    plain = gated_matvec(**arguments, biases=True, config=config)
+    return Subject(kernel, given, quantized(simulator.run(plain, *given)[0]), 0)
+
+
+def mixture_subject(
+    config: MatvecConfig, format: str = "Q4_K", *, n: int = 5, columns: int = 768
+) -> Subject:
+    """All terms: weights, biases, scales of experts, a residual."""
+    planes, w = stack(format, n, columns, 2)
+    rng = rng_of(14)
+    operands, h = activation_operands(config, rng.standard_normal((6, columns), np.float32))
+    factors = rng.standard_normal(IDS.shape, np.float32)
+    biases = rng.standard_normal((EXPERTS, n), np.float32)
+    scales = rng.uniform(0.5, 2, EXPERTS).astype(np.float32)
+    residual = rng.standard_normal((2, n), np.float32)
+    kernel = mixture_matvec(
+        format=format,
+        n=n,
+        columns=columns,
+        m=2,
+        experts=EXPERTS,
+        top=3,
+        biases=True,
+        scales=True,
+        residual=True,
+        config=config,
+    )
+    at = IDS % EXPERTS
+    each = expert_products(h.reshape(*IDS.shape, -1), w) * scales[at][..., None] + biases[at]
+    want = residual + np.sum((factors * named())[..., None] * each, axis=1)
+    given = (IDS, factors, *planes, *operands, biases, scales, residual)
+    return Subject(kernel, given, (want,), 1e-11)
