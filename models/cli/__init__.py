@@ -26,7 +26,7 @@ from . import cache, interrupts
 from .output import UsageError, devices, printable, split_cpu
 
 #: Each in a module of its name.
-COMMANDS = ("compile", "doctor", "generate", "inspect", "perplexity", "quantize")
+COMMANDS = ("chat", "compile", "doctor", "generate", "inspect", "perplexity", "quantize")
 
 FAILURE = 2
 INTERRUPTED = 128 + signal.SIGINT  # as shells count

@@ -16,7 +16,7 @@ import jax_q4k as jq
 
 from .. import chat
 from ..files.load import DEMO
-from ..generation import Output, Piece, Timings, stream
+from ..generation import Output, Piece, stream
 from ..model import Model
 from .options import (
     MODEL,
@@ -27,7 +27,7 @@ from .options import (
     add_sampling,
     sampling_fields,
 )
-from .output import UsageError, load_model, printable
+from .output import UsageError, load_model, printable, timings_line
 
 
 def add_parser(commands: Any) -> None:
@@ -72,7 +72,7 @@ def _generate(options: argparse.Namespace, notes: Console) -> None:
         if sys.stdout.isatty() and options.prompt is not None:
             Console(highlight=False).print(escape(printable(options.prompt)), style="dim", end="")
         output = _write(itertools.chain((first,), pieces), as_ids=model.tokenizer is None)
-    notes.print(f"[dim]{_summary(output.timings)}[/]", soft_wrap=True)
+    notes.print(f"[dim]{timings_line(output.timings)}[/]", soft_wrap=True)
 
 
 def _prompt(options: argparse.Namespace, model: Model) -> str | list[int]:
@@ -107,15 +107,3 @@ def _write(pieces: Iterable[Piece], *, as_ids: bool) -> Output:
     sys.stdout.flush()
     assert output is not None
     return output
-
-
-def _summary(timings: Timings) -> str:
-    parts = [f"{timings.new_tokens} tokens"]
-    if timings.decoded_tokens:
-        parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
-    parts.append(
-        f"first token after {timings.first_token:.3f} s ({timings.prompt_tokens} prompt tokens)"
-    )
-    if timings.compile:
-        parts.append(f"compiled in {timings.compile:.1f} s")
-    return ", ".join(parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
@@ -29,13 +30,7 @@ def ending_at_once() -> Iterator[None]:
 
     Python drops one that is raised in a finalizer, and tracing a program runs many.
     """
-
-    def end(number: int, frame: FrameType | None) -> NoReturn:
-        if sys.stderr is not None and sys.stderr.isatty():
-            os.write(sys.stderr.fileno(), _SHOW_CURSOR)
-        os._exit(128 + number)
-
-    with _handling((signal.SIGINT,), end):
+    with _handling((signal.SIGINT,), _end):
         yield
 
 
@@ -51,8 +46,45 @@ def raising() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def raising_at_prompt() -> Iterator[None]:
+    """Ctrl-C raises KeyboardInterrupt inside the block, which waits for a line and does no more."""
+    with _handling((signal.SIGINT,), signal.default_int_handler):
+        yield
+
+
+@dataclasses.dataclass
+class Pressed:
+    """Whether Ctrl-C was pressed."""
+
+    once: bool = False
+
+
+@contextlib.contextmanager
+def noticing() -> Iterator[Pressed]:
+    """Ctrl-C inside the block is only noticed, unless it was before.
+
+    Then it ends the process at once, as inside of `ending_at_once`.
+    """
+    pressed = Pressed()
+
+    def notice(number: int, frame: FrameType | None) -> None:
+        if pressed.once:
+            _end(number, frame)
+        pressed.once = True
+
+    with _handling((signal.SIGINT,), notice):
+        yield pressed
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    if sys.stderr is not None and sys.stderr.isatty():
+        os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+    os._exit(128 + number)
+
+
+@contextlib.contextmanager
 def _handling(
-    numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], NoReturn]
+    numbers: tuple[signal.Signals, ...], handler: Callable[[int, FrameType | None], object]
 ) -> Iterator[None]:
     """Handles signals inside the block, in the main thread only; ignored ones stay ignored."""
     if threading.current_thread() is not threading.main_thread():

@@ -18,8 +18,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=MODEL)
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """An option for every field of Sampling."""
+def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
+    """An option for every field of Sampling; `defaults` other than the fields' own."""
     for field in dataclasses.fields(Sampling):
         short, metavar = field.metadata.get("short"), field.metadata.get("metavar")
         names = [*([short] if short else ()), f"--{field.name.replace('_', '-')}"]
@@ -31,6 +31,9 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         else:
             kind = int if field.type == "int" else float
             options |= {"type": kind, "default": field.default, "metavar": metavar}
+        if field.name in defaults:
+            default = defaults[field.name]
+            options |= {"default": default, "help": f"default: {default}"}
         parser.add_argument(*names, **options)
 
 

@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from ..files.load import load
+from ..generation import Timings
 from ..model import Model
 
 
@@ -64,6 +65,19 @@ def bytes_progress(
 ) -> contextlib.AbstractContextManager[Callable[[int, int], object]]:
     """`progress` of bytes."""
     return progress(title, notes, DownloadColumn(binary_units=True), TransferSpeedColumn())
+
+
+def timings_line(timings: Timings) -> str:
+    """What an answer took."""
+    parts = [f"{timings.new_tokens} tokens"]
+    if timings.decoded_tokens:
+        parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
+    parts.append(
+        f"first token after {timings.first_token:.3f} s ({timings.prompt_tokens} prompt tokens)"
+    )
+    if timings.compile:
+        parts.append(f"compiled in {timings.compile:.1f} s")
+    return ", ".join(parts)
 
 
 def devices(*platform: str) -> list[jax.Device]:

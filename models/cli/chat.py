@@ -1,0 +1,215 @@
+"""`jax-q4k chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+import jax_q4k as jq
+
+from ..conversation import TRANSCRIPT_STOP, Conversation
+from ..files.load import DEMO
+from ..generation import Piece, Timings, stream
+from ..sampling import Sampling
+from . import interrupts
+from .lines import line_reader, read_message
+from .options import (
+    MODEL,
+    add_cache_dtype,
+    add_devices,
+    add_implementation,
+    add_no_cache,
+    add_sampling,
+    sampling_fields,
+)
+from .output import UsageError, load_model, printable, timings_line
+
+MAX_NEW_TOKENS = 1024
+
+HELP = """\
+/system TEXT  set the system message; without TEXT, remove it
+/reset        forget the conversation, but not the system message
+/save FILE    write the messages as JSON
+/quit         end, as Ctrl-D does
+/help         these lines
+A line that ends with \\ goes on with the next; \"\"\" begins and ends a message of several lines.
+Ctrl-C stops an answer; at the prompt, twice ends."""
+
+
+def add_parser(commands: Any) -> None:
+    description = "Chat with a model in the terminal. Reads messages from a pipe, too."
+    parser = commands.add_parser("chat", help="chat with a model", description=description)
+    parser.set_defaults(command=_chat, runs_programs=True)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
+    which.add_argument(
+        "--demo", action="store_true", help="run the small model that comes with this package"
+    )
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    add_sampling(parser, max_new_tokens=MAX_NEW_TOKENS)
+    add_cache_dtype(parser)
+    add_devices(parser)
+    add_implementation(parser)
+    add_no_cache(parser)
+
+
+def _chat(options: argparse.Namespace, notes: Console) -> int:
+    try:
+        sampling = Sampling(**sampling_fields(options))
+    except (ValueError, TypeError) as error:
+        raise UsageError(error) from error
+    path = DEMO if options.demo else options.model
+    model = load_model(path, notes, options.devices)
+    if model.tokenizer is None:
+        raise UsageError(f"{path} holds no tokenizer: a chat needs one")
+    model.kept = options.kept
+    session = Session(Conversation(model, options.system), sampling, options.cache_dtype, notes)
+    with jq.implementation(options.implementation):
+        return session.run()
+
+
+class Session:
+    """Reads messages and commands until the user ends; writes answers as they come."""
+
+    def __init__(
+        self, conversation: Conversation, sampling: Sampling, cache_dtype: str, notes: Console
+    ) -> None:
+        self.conversation = conversation
+        self.sampling = sampling
+        self.cache_dtype = cache_dtype
+        self.notes = notes
+        self.interactive = sys.stdin.isatty()
+        self.saved: set[str] = set()  # files that may be written again
+        self.pressed = interrupts.Pressed()  # since the last line was typed
+        self.commands: dict[str, Callable[[str], None]] = {
+            "/system": self.set_system,
+            "/reset": self.reset,
+            "/save": self.save,
+            "/help": lambda _: self.say(HELP),
+        }
+        if not conversation.has_template:
+            stop = (*sampling.stop, TRANSCRIPT_STOP)
+            self.sampling = dataclasses.replace(sampling, stop=stop)
+
+    def say(self, text: str) -> None:
+        """A line to the user, beside the answers."""
+        self.notes.print(f"[dim]{escape(printable(text))}[/]", soft_wrap=True)
+
+    def run(self) -> int:
+        """Returns the exit code."""
+        if self.interactive:
+            self.say("/help lists commands; Ctrl-D ends.")
+        if not self.conversation.has_template:
+            self.say("The file holds no chat template: the model continues a transcript.")
+        read = line_reader()
+        with interrupts.noticing() as self.pressed:
+            while True:
+                try:
+                    with interrupts.raising_at_prompt():
+                        message = read_message(read)
+                except EOFError:
+                    if self.interactive:
+                        self.notes.print()
+                    return 0
+                except KeyboardInterrupt:
+                    self.notes.print()
+                    if self.pressed.once:
+                        return 128 + signal.SIGINT
+                    self.pressed.once = True
+                    self.say("Ctrl-C once more, or Ctrl-D, ends.")
+                    continue
+                self.pressed.once = False
+                if message.split(" ")[0] in ("/quit", "/exit", "/bye"):
+                    return 0
+                self.take(message)
+
+    def take(self, message: str) -> None:
+        """Obeys a command, or answers a message; in a script, an error ends the chat."""
+        name, _, rest = message.partition(" ")
+        try:
+            if re.fullmatch("/[a-z]+", name):
+                self.commands.get(name, self.unknown)(rest.strip())
+            elif message.strip():
+                self.answer(message)
+        except (ValueError, OSError) as error:
+            if not self.interactive:
+                raise UsageError(error) from error
+            self.notes.print(f"[bold red]error:[/] {escape(printable(str(error)))}")
+
+    def unknown(self, _: str) -> None:
+        raise ValueError("no such command; /help lists them")
+
+    def set_system(self, text: str) -> None:
+        self.conversation.system = text or None
+        self.say("The system message is set." if text else "There is no system message.")
+
+    def reset(self, _: str) -> None:
+        self.conversation.turns.clear()
+        self.say("The conversation begins anew.")
+
+    def save(self, file: str) -> None:
+        if not file:
+            raise ValueError("/save needs a file's name")
+        if os.path.exists(file) and os.path.realpath(file) not in self.saved:
+            raise ValueError(f"{file} exists; choose another name")
+        with open(file, "w", encoding="utf-8") as target:
+            json.dump(self.conversation.messages, target, ensure_ascii=False, indent=1)
+            target.write("\n")
+        self.saved.add(os.path.realpath(file))
+        self.say(f"{len(self.conversation.messages)} messages are in {file}")
+
+    def answer(self, message: str) -> None:
+        """Sends a message, and writes the answer piece by piece until it ends or Ctrl-C."""
+        conversation, turns = self.conversation, list(self.conversation.turns)
+        conversation.turns.append({"role": "user", "content": message})
+        try:
+            prompt = conversation.prompt(self.sampling.max_new_tokens)
+            if prompt.dropped:
+                self.say(f"The context is full: the oldest {prompt.dropped} messages are dropped.")
+            pieces = stream(
+                conversation.model,
+                prompt.tokens,
+                self.sampling,
+                max_new_tokens=prompt.max_new_tokens,
+                cache_dtype=self.cache_dtype,
+            )
+            text, timings = self.write(pieces)
+        except ValueError:  # of the template, or the message is too long
+            conversation.turns[:] = turns
+            raise
+        if text:
+            conversation.add_answer(text)
+        else:
+            conversation.turns.pop()  # no template takes two messages of the user in a row
+        self.say("stopped" if timings is None else timings_line(timings))
+
+    def write(self, pieces: Iterator[Piece]) -> tuple[str, Timings | None]:
+        """The text that was written, and the timings of an answer that was not stopped."""
+        text = ""
+        timings: Timings | None = None
+        status: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+        if self.notes.is_terminal:
+            status = self.notes.status("Reading the prompt")
+        while timings is None and not self.pressed.once:
+            with status:
+                piece = next(pieces)
+            status = contextlib.nullcontext()
+            shown = piece.text if text else piece.text.lstrip()
+            text += shown
+            sys.stdout.write(printable(shown))
+            sys.stdout.flush()
+            timings = None if piece.output is None else piece.output.timings
+        sys.stdout.write("\n")
+        sys.stdout.flush()
+        return text.rstrip(), timings

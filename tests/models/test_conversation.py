@@ -1,0 +1,100 @@
+"""Conversations: prompts that fit the context, and answers as templates take them."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import pytest
+from helpers import GOLDEN
+
+from jax_q4k.models import chat, tokenizer
+from jax_q4k.models.conversation import Conversation, TooLongError
+
+
+@functools.cache
+def load(name: str) -> tokenizer.Tokenizer:
+    return tokenizer.from_gguf(GOLDEN.parent / "tokenizers" / f"ggml-vocab-{name}.gguf")
+
+
+def conversation(context: int, name: str = "qwen2", **fields: Any) -> Conversation:
+    config = types.SimpleNamespace(context_length=context)
+    model: Any = types.SimpleNamespace(config=config, tokenizer=load(name))
+    return Conversation(model, **fields)
+
+
+def turns(count: int) -> list[dict[str, str]]:
+    """Of the user and the model in turn, the user's last."""
+    roles = ("user", "assistant")
+    return [{"role": roles[i % 2], "content": f"message number {i}"} for i in range(count)]
+
+
+def test_a_prompt_is_the_templates() -> None:
+    c = conversation(1000, system="S", turns=turns(3))
+    prompt = c.prompt(10)
+    messages = [{"role": "system", "content": "S"}, *turns(3)]
+    assert c.messages == messages and prompt.tokens == chat.encode(load("qwen2"), messages)
+    assert (prompt.max_new_tokens, prompt.dropped) == (10, 0)
+
+
+@pytest.mark.parametrize("asked", [10, 1000])
+def test_the_oldest_turns_go_where_the_context_is_full(asked: int) -> None:
+    """The system message stays; an answer has room for what is asked, or half of the context."""
+    c = conversation(100, system="S", turns=turns(21))
+    prompt = c.prompt(asked)
+    room = min(asked, 50)
+    assert prompt.dropped > 0 and prompt.dropped % 2 == 0
+    assert c.turns == turns(21)[prompt.dropped :]
+    assert len(prompt.tokens) + room <= 100
+    assert prompt.max_new_tokens == min(asked, 100 - len(prompt.tokens))
+    longer = [{"role": "system", "content": "S"}, *turns(21)[prompt.dropped - 2 :]]
+    assert len(chat.encode(load("qwen2"), longer)) + room > 100
+    assert prompt.tokens == chat.encode(load("qwen2"), c.messages)
+
+
+def test_a_message_that_fits_alone_and_one_that_does_not() -> None:
+    c = conversation(50, turns=[*turns(2), {"role": "user", "content": "a " * 30}])
+    prompt = c.prompt(1000)
+    assert prompt.dropped == 2 and prompt.max_new_tokens == 50 - len(prompt.tokens) > 0
+    before = [*turns(2), {"role": "user", "content": "a " * 60}]
+    c.turns[:] = before
+    problem = r"the message makes a prompt of \d+ tokens; the context length is 50"
+    with pytest.raises(TooLongError, match=problem):
+        c.prompt(10)
+    assert c.turns == before
+
+
+def test_a_transcript_where_there_is_no_template() -> None:
+    c = conversation(100, "llama-spm", system="S", turns=turns(3))
+    t = load("llama-spm")
+    assert not c.has_template and conversation(9).has_template
+    want = "System: S\nUser: message number 0\nAssistant: message number 1\n"
+    want += "User: message number 2\nAssistant:"
+    assert t.decode(c.prompt(10).tokens) == want
+    assert c.prompt(10).tokens == t.encode(want)
+    c.turns[-1]["content"] = "</s>"  # of a user: text
+    assert t.eos_token_id not in c.prompt(10).tokens
+
+
+ANALYSIS = "<|channel|>analysis<|message|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Hello", {"content": "Hello"}),
+        ("<think>a</think>Hello", {"content": "<think>a</think>Hello"}),
+        (
+            f"{ANALYSIS}Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hello",
+            {"content": "Hello", "thinking": "Hm."},
+        ),
+        ("<|channel|>final<|message|>Hello", {"content": "Hello"}),
+        (f"{ANALYSIS}Hm", {"content": "", "thinking": "Hm"}),
+    ],
+)
+def test_answers_as_templates_take_them(text: str, answer: dict[str, str]) -> None:
+    """gpt-oss' template refuses an answer that spells its channels."""
+    c = conversation(100)
+    c.add_answer(text)
+    assert c.turns == [{"role": "assistant", **answer}]
