@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         num_heads=4,
         num_kv_heads=2,
         head_dim=64,
-        rms_norm_eps=1e-5,
+        norm_eps=1e-5,
     )
     decoder = train(config, Text(tokenizer, training), Text(tokenizer, held_out), options)
     special = {"bos_token": END, "eos_token": END, "add_bos_token": True}

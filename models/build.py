@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,11 +11,12 @@ from flax import nnx
 from jax_q4k import QuantizedArray
 
 from . import flax_types, rope
+from .architecture_tensors import INPUT, OF_A_LAYER, OUTPUT, Tensor
 from .config import Config
-from .decoder import Decoder
-from .layers import MLP, Attention, DecoderLayer, Linear, RMSNorm
+from .decoder import Decoder, RopeDivisors
+from .layers import MLP, Attention, DecoderLayer, ExpertLinear, Experts, LayerNorm, Linear, RMSNorm
 from .model import Model
-from .tensors import ALL_OF_A_LAYER, float_vector, layer_tensors, table
+from .tensors import float_array, layer_tensors, table
 
 
 def build(
@@ -29,40 +29,60 @@ def build(
     rope_frequencies: as Decoder has them; None: what config and tensors say.
     """
 
-    def module(name: str) -> Any:
-        weight, bias = tensors.get(f"{name}.weight"), tensors.get(f"{name}.bias")
+    def held(tensor: Tensor, prefix: str = "") -> Any:
+        """A tensor's module, or variable; None where the model has no such tensor."""
+        weight = tensors.get(prefix + tensor.name)
+        bias = tensors.get(f"{prefix}{tensor.gguf}.bias")
         if weight is None:
             return None
-        if len(weight.shape) == 1:
-            return RMSNorm(float_vector(weight), config.rms_norm_eps)
-        return Linear(weight, None if bias is None else float_vector(bias))
+        bias = None if bias is None or tensor.suffix == "bias" else float_array(bias)
+        if tensor.is_norm and config.kind.layer_norm:
+            return LayerNorm(float_array(weight), config.norm_eps, bias)
+        if tensor.is_norm:
+            return RMSNorm(float_array(weight), config.norm_eps)
+        weight = float_array(weight) if tensor.exact else weight
+        dimensions = len(tensor.shape.split())
+        if dimensions == 1 or tensor.module == "embedding":
+            return flax_types.variable(weight)
+        return Linear(weight, bias) if dimensions == 2 else ExpertLinear(weight, bias)
 
     def layer(i: int) -> DecoderLayer:
-        parts: dict[str, dict[str, Any]] = {"attention": {}, "mlp": {}}
-        for tensor in layer_tensors(config.kind):
-            owner, _, place = tensor.module.partition(".")
-            parts[owner][place] = module(f"blk.{i}.{tensor.gguf}")
+        parts: dict[str, Any] = {"mlp.shared": {}}
+        for tensor in layer_tensors(config, i):
+            owner, _, place = tensor.module.rpartition(".")
+            parts.setdefault(owner, {})[place] = held(tensor, f"blk.{i}.")
         attention = Attention(
             **parts["attention"],
             head_dim=config.head_dim,
             window=config.window_of(i),
             scale=config.attention_scale,
             soft_cap=config.attention_soft_cap,
+            residual_scale=config.scales.residual,
         )
-        return DecoderLayer(attention, MLP(**parts["mlp"], activation=config.kind.activation))
+        options = {
+            "activation": config.kind.activation,
+            "residual_scale": config.scales.residual,
+        }
+        if not config.has_experts(i):
+            mlp = MLP(**{"gate": None} | parts["mlp"], **options)
+        else:
+            shared = parts["mlp.shared"]
+            parts["mlp"]["shared"] = (
+                MLP(**shared, activation=options["activation"]) if shared else None
+            )
+            mlp = Experts(**parts["mlp"], **options, shape=config.experts)
+        return DecoderLayer(attention, mlp, **parts.get("", {}))
 
-    given = tensors.get("rope_freqs.weight")
-    divisors = None if given is None else float_vector(given)
+    top: dict[str, Any] = {tensor.module: held(tensor) for tensor in (*INPUT, *OUTPUT)}
+    divisors = {place: top.pop(f"rope_divisors.{place}") for place in ("all", "long", "short")}
     if rope_frequencies is None:
-        rope_frequencies = [jax.device_put(f) for f in rope.tables(config, divisors)]
+        rope_frequencies = [jax.device_put(f) for f in rope.tables(config.ropes, tensors)]
     return Decoder(
         config,
-        embedding=flax_types.variable(tensors["token_embd.weight"]),
+        **top,
         layers=nnx.List([layer(i) for i in range(config.num_layers)]),
-        norm=module("output_norm"),
-        output=module("output"),
         rope_frequencies=nnx.List([nnx.Variable(f) for f in rope_frequencies]),
-        rope_divisors=None if divisors is None else nnx.Variable(divisors),
+        rope_divisors=RopeDivisors(**divisors),
     )
 
 
@@ -77,18 +97,30 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
     """
     decoder = model.decoder() if isinstance(model, Model) else model
     tensors: dict[str, Any] = {}
-    for tensor, prefix, _, layer in table(decoder.config, ALL_OF_A_LAYER):
-        name, root = prefix + tensor.gguf, decoder if layer is None else decoder.layers[layer]
-        module = operator.attrgetter(tensor.module)(root)
+    for tensor, prefix, _, layer in _with_strangers(decoder.config):
+        module = decoder if layer is None else decoder.layers[layer]
+        for name in tensor.module.split("."):
+            module = getattr(module, name, None)
         if module is None:  # a norm that the layer has not, an output tied to the embedding
             continue
         if isinstance(module, nnx.Variable):
-            tensors[f"{name}.weight"] = module.get_value()
+            tensors[prefix + tensor.name] = module.get_value()
             continue
-        if not isinstance(module, (Linear, RMSNorm)):
-            problem = f"{name} is a {type(module).__name__}"
+        if not isinstance(module, (Linear, ExpertLinear, RMSNorm, LayerNorm)):
+            problem = f"{prefix}{tensor.gguf} is a {type(module).__name__}"
             raise TypeError(f"{problem}; a GGUF file holds what Linear and RMSNorm hold")
-        tensors[f"{name}.weight"] = module.weight.get_value()
-        if isinstance(module, Linear) and module.bias is not None:
-            tensors[f"{name}.bias"] = module.bias.get_value()
+        tensors[prefix + tensor.name] = module.weight.get_value()
+        bias = getattr(module, "bias", None)
+        if bias is not None:
+            tensors[f"{prefix}{tensor.gguf}.bias"] = bias.get_value()
     return tensors
+
+
+def _with_strangers(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
+    """`table`, and tensors of other architectures at each place that a layer's own leave free."""
+    yield from table(config)
+    for i in range(config.num_layers):
+        own = {tensor.module for tensor in layer_tensors(config, i)}
+        for place, tensor in OF_A_LAYER.items():
+            if place not in own:
+                yield tensor, f"blk.{i}.", f"model.layers.{i}.", i

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,41 +13,47 @@ import numpy as np
 from jax_q4k import HEAD_DIMS, GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
+from . import expert_fields, rope_fields
 from .architecture import Architecture
 from .architectures import ARCHITECTURES
-
-MIN_ROPE_DIVISOR = 1e-6  # what divides a rope frequency is above this, so that angles stay finite
+from .expert_fields import Experts
+from .rope import Rope, Yarn
+from .rope_fields import MAX_CONTEXT
 
 # Far above any real model; they bound the work that a malformed file can ask for.
-MAX_LAYERS, _MAX_HEADS, _MAX_SIZE, _MAX_CONTEXT = 1024, 4096, 1 << 24, 1 << 28
+MAX_LAYERS, _MAX_HEADS, _MAX_SIZE = 1024, 4096, 1 << 24
 
 #: Keys of features that a decoder here would ignore, and the values that ask for nothing.
 _REFUSED: dict[str, tuple[Any, ...]] = {
-    "expert_count": (0,),
-    "logit_scale": (0, 1),
-    "residual_scale": (0, 1),
-    "embedding_scale": (0, 1),
-    "attention.scale": (0,),
     "attention.clamp_kqv": (0,),
-    "rope.scaling.attn_factor": (0, 1),
     "use_parallel_residual": (False,),
     "attention.causal": (True,),
 }
 
+
+class Scales(NamedTuple):
+    """Factors that a file gives: of embeddings, of what a sublayer adds, of scores, and one of
+    logits as the file has it; None: it gives none."""
+
+    embedding: float | None = None
+    residual: float | None = None
+    attention: float | None = None
+    logits: float | None = None
+
+
+#: GGUF's keys of Scales; the values that ask for nothing.
+_SCALES = {
+    "embedding_scale": (0, 1),
+    "residual_scale": (0, 1),
+    "attention.scale": (0,),
+    "logit_scale": (0, 1),
+}
 
 #: Of Config and Architecture -> GGUF's key.
 _SOFT_CAPS = {
     "attention_soft_cap": "attn_logit_softcapping",
     "final_soft_cap": "final_logit_softcapping",
 }
-
-
-class Rope(NamedTuple):
-    """A rotation's frequencies: theta ** (-2i / dim) / factor."""
-
-    theta: float
-    dim: int
-    factor: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,17 +72,24 @@ class Config:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    rms_norm_eps: float
+    norm_eps: float
     rope_theta: float = 10000.0
     rope_dim: int = 0  # leading dimensions of a head that are rotated; 0: all
-    rope_factor: float = 1.0  # positions are divided by it (linear scaling)
+    rope_factor: float = 1.0  # positions are divided by it, or YaRN's factor
+    rope_magnitude: float = 1.0  # factor of the rotations' cosines and sines
+    has_rope: bool = True
+    yarn: tuple[float, float, float] | None = None  # beta_fast, beta_slow, log_multiplier
+    original_context: int | None = None  # tokens, before it was stretched; None: context_length
     window: int | None = None  # tokens that windowed layers attend to; None: no layer is windowed
     windowed_layers: tuple[bool, ...] | None = None  # which are; None: those of the architecture
     local_rope_theta: float | None = None  # of windowed layers; None: rope_theta
+    temperature_scale: float = 0.0  # of queries beyond the original context; 0: none
     attention_soft_cap: float | None = (
         None  # scores become cap * tanh(score / cap); None: they stay
     )
     final_soft_cap: float | None = None  # the same of logits
+    scales: Scales = Scales()
+    experts: Experts | None = None  # of layers that have them
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -98,12 +112,20 @@ class Config:
     @property
     def embedding_scale(self) -> float | None:
         """Factor of the embeddings; None: 1."""
-        return self.kind.embedding_scale and self.kind.embedding_scale(self)
+        implied = self.kind.embedding_scale
+        return self.scales.embedding if implied is None else implied(self)
 
     @property
     def attention_scale(self) -> float | None:
         """Factor of attention's scores; None: head_dim ** -0.5."""
-        return self.kind.attention_scale and self.kind.attention_scale(self)
+        implied = self.kind.attention_scale
+        return self.scales.attention if implied is None else implied(self)
+
+    @property
+    def logit_scale(self) -> float | None:
+        """Factor of the logits; None: 1."""
+        given, factor = self.scales.logits, self.kind.logit_scale
+        return None if given is None or factor is None else factor(given)
 
     def window_of(self, layer: int) -> int | None:
         """Tokens that a query of this layer attends to; None: all before it."""
@@ -112,18 +134,32 @@ class Config:
         windowed = self.kind.windowed is not None and self.kind.windowed(layer)
         return self.window if windowed else None
 
+    def has_experts(self, layer: int) -> bool:
+        """True of a layer whose feed-forward network is a mixture of experts."""
+        return self.experts is not None and layer >= self.experts.dense_layers
+
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotations that layers choose from."""
-        ropes = [Rope(self.rope_theta, self.rope_dim, self.rope_factor)]
-        if self.local_rope_theta is not None:
-            ropes.append(Rope(self.local_rope_theta, self.rope_dim, 1.0))
-        return tuple(ropes)
+        """The rotations that layers choose from; the first is that of most."""
+        return tuple(dict.fromkeys((self._rope, *map(self._rope_of, range(self.num_layers)))))
 
     def rope_of(self, layer: int) -> int:
         """This layer's place in `ropes`."""
-        local = self.local_rope_theta is not None and self.window_of(layer) is not None
-        return 1 if local else 0
+        return self.ropes.index(self._rope_of(layer))
+
+    @property
+    def _rope(self) -> Rope:
+        original = self.original_context or self.context_length
+        yarn = None if self.yarn is None else Yarn(original, *self.yarn)
+        return Rope(self.rope_theta, self.rope_dim, self.rope_factor, yarn, self.rope_magnitude)
+
+    def _rope_of(self, layer: int) -> Rope:
+        windowed, rotated = self.window_of(layer) is not None, self.kind.rotated
+        if not self.has_rope or (rotated is not None and not rotated(layer, windowed)):
+            return Rope(self.rope_theta, self.rope_dim, math.inf)
+        if windowed and self.local_rope_theta is not None:
+            return Rope(self.local_rope_theta, self.rope_dim)
+        return self._rope
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], file: str = "metadata") -> Config:
@@ -143,35 +179,33 @@ class Config:
         if not isinstance(name, str) or name not in ARCHITECTURES:
             raise GGUFError(file, "general.architecture", _unsupported(name))
         get, kind = Fields(metadata, file).under(f"{name}."), ARCHITECTURES[name]
-        _refuse_unsupported(get)
+        for key, neutral in _REFUSED.items():
+            _refuse(get, key, neutral)
         integer = functools.partial(get.integer, repeated=True)
         size = functools.partial(integer, least=1, most=_MAX_SIZE)
         tokens = metadata.get("tokenizer.ggml.tokens")
-        context_length = integer("context_length", least=1, most=_MAX_CONTEXT)
-        window = integer("attention.sliding_window", kind.window, least=0, most=_MAX_CONTEXT)
+        context_length = integer("context_length", least=1, most=MAX_CONTEXT)
+        window = integer("attention.sliding_window", kind.window, least=0, most=MAX_CONTEXT)
         if window and kind.windowed is None:
             context_length, window = min(context_length, window), 0
         layers = integer("block_count", least=1, most=MAX_LAYERS)
         # Files count layers that predict further tokens, which are not run.
         layers -= integer("nextn_predict_layers", 0, least=0, most=layers - 1)
-        base, local = functools.partial(get.number, above=1.0, most=1e12), kind.local_rope_theta
-        theta = base("rope.freq_base", 10000.0)
-        if kind.windowed and local is None and base("rope.freq_base_swa", theta) != theta:
-            get.fail("rope.freq_base_swa", f"is not supported, expected rope.freq_base={theta}")
+        inner = size("feed_forward_length")
         return cls(
             architecture=name,
             vocab_size=size("vocab_size", REQUIRED if tokens is None else len(tokens)),
             context_length=context_length,
-            intermediate_size=size("feed_forward_length"),
+            intermediate_size=inner,
             num_layers=layers,
             **_heads(get),
-            rms_norm_eps=get.number("attention.layer_norm_rms_epsilon", above=0.0, most=1.0),
-            rope_theta=theta,
-            rope_factor=_rope_factor(get),
+            norm_eps=get.number(_norm_eps(kind), above=0.0, most=1.0),
+            **rope_fields.read(get, kind, context_length),
             window=window or None,
             windowed_layers=_windowed_layers(get, kind, layers),
-            local_rope_theta=None if local is None else base("rope.freq_base_swa", local),
             **_soft_caps(get, kind),
+            scales=_scales(get, kind),
+            experts=expert_fields.read(get, kind, layers, _MAX_SIZE, inner),
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -186,12 +220,10 @@ class Config:
             "attention.head_count_kv": self.num_kv_heads,
             "attention.key_length": self.head_dim,
             "attention.value_length": self.head_dim,
-            "attention.layer_norm_rms_epsilon": self.rms_norm_eps,
+            _norm_eps(self.kind): self.norm_eps,
             "rope.dimension_count": self.rope_dim,
-            "rope.freq_base": self.rope_theta,
         }
-        if self.rope_factor != 1.0:
-            values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self.rope_factor}
+        values |= rope_fields.write(self) | expert_fields.write(self)
         if (self.window or 0) != self.kind.window:
             values["attention.sliding_window"] = self.window or 0
         if self.windowed_layers is not None:
@@ -200,8 +232,9 @@ class Config:
             cap = getattr(self, name) or 0.0
             if cap != (getattr(self.kind, name) or 0.0):
                 values[key] = cap
-        if self.local_rope_theta is not None:
-            values["rope.freq_base_swa"] = self.local_rope_theta
+        scales = zip(_SCALES, self.scales, strict=True)
+        values |= {key: scale for key, scale in scales if scale is not None}
+        values |= self.kind.metadata(self)
         prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
         return {"general.architecture": self.architecture, **prefixed}
 
@@ -211,11 +244,30 @@ def _unsupported(architecture: Any) -> str:
     return f"{found}; supported are {', '.join(ARCHITECTURES)}"
 
 
-def _refuse_unsupported(get: Fields) -> None:
-    for key, neutral in _REFUSED.items():
-        value = get.value(key, neutral[0])
-        if isinstance(value, np.ndarray) or value not in neutral:
-            get.fail(key, f"{value!r} is not supported")
+def _refuse(get: Fields, key: str, neutral: tuple[Any, ...]) -> None:
+    """Refuses a key that asks for anything."""
+    value = get.value(key, neutral[0])
+    if isinstance(value, np.ndarray) or value not in neutral:
+        get.fail(key, f"{value!r} is not supported")
+
+
+def _norm_eps(kind: Architecture) -> str:
+    return f"attention.layer_norm_{'' if kind.layer_norm else 'rms_'}epsilon"
+
+
+def _scales(get: Fields, kind: Architecture) -> Scales:
+    scales: list[float | None] = []
+    for key, neutral in _SCALES.items():
+        if key == "logit_scale" and kind.logit_scale is not None:
+            scales.append(get.number(key, above=0.0, most=1e6))
+        elif key not in kind.scales:
+            _refuse(get, key, neutral)
+            scales.append(None)
+        else:
+            value = get.value(key, neutral[0])
+            absent = not isinstance(value, np.ndarray) and value in neutral
+            scales.append(None if absent else get.number(key, above=0.0, most=1e6))
+    return Scales(*scales)
 
 
 def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
@@ -275,14 +327,3 @@ def _heads(get: Fields) -> dict[str, int]:
         "head_dim": head_dim,
         "rope_dim": rope_dim,
     }
-
-
-def _rope_factor(get: Fields) -> float:
-    kind = get.value("rope.scaling.type", "linear")
-    if not isinstance(kind, str) or kind not in ("none", "linear"):
-        get.fail("rope.scaling.type", f"{kind!r} is not supported; supported are none, linear")
-    key = "rope.scaling.factor" if "rope.scaling.factor" in get else "rope.scale_linear"
-    value = get.value(key, 0.0)
-    if kind == "none" or (np.ndim(value) == 0 and value == 0):
-        return 1.0
-    return get.number(key, above=MIN_ROPE_DIVISOR, most=1e6)

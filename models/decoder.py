@@ -21,7 +21,16 @@ import jax_q4k as jq
 from . import rope
 from .config import Config
 from .kv_cache import PagedCache, Pages
-from .layers import KV, DecoderLayer, Fresh, Linear, Paged, RMSNorm, linear
+from .layers import KV, DecoderLayer, Fresh, Linear, Norm, Paged, linear
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class RopeDivisors(nnx.Module):
+    """Divisors of rope frequencies, (rope_dim / 2,) each, or None: of every context, or of two."""
+
+    all: nnx.Variable[Array] | None = None
+    long: nnx.Variable[Array] | None = None
+    short: nnx.Variable[Array] | None = None
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -31,17 +40,18 @@ class Decoder(nnx.Module):
     Attributes:
       embedding: (vocab_size, hidden_size), packed or float.
       output: None where it is tied to the embedding.
-      rope_frequencies: (rope_dim / 2,) of each of the config's ropes.
-      rope_divisors: (rope_dim / 2,) that went into them, kept so that a saved file holds them.
+      rope_frequencies: (rope_dim / 2,) of each of the config's ropes, and behind them those of the
+        first in long contexts, where they differ.
+      rope_divisors: what went into them, kept so that a saved file holds it.
     """
 
     config: Config
     embedding: nnx.Variable[Any]
     layers: nnx.List[DecoderLayer]
-    norm: RMSNorm
+    norm: Norm
     output: Linear | None
     rope_frequencies: nnx.List[nnx.Variable[Array]]
-    rope_divisors: nnx.Variable[Array] | None = None
+    rope_divisors: RopeDivisors
 
     def __call__(self, tokens: Array, lengths: Array | None = None) -> Array:
         """Full causal pass: tokens (batch, time) int32 -> logits (batch, time, vocab_size) float32.
@@ -52,7 +62,8 @@ class Decoder(nnx.Module):
             lengths = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
         kv = functools.partial(Fresh, lengths=lengths)
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-        return self._logits(self._hidden(tokens, positions, kv, [()] * len(self.layers))[0])
+        pages: list[Pages] = [()] * len(self.layers)
+        return self._logits(self._hidden(tokens, positions, kv, pages, tokens.shape[1])[0])
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
         """A full causal pass that stores keys and values from position 0 on.
@@ -68,7 +79,7 @@ class Decoder(nnx.Module):
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
         slots = cache.slots(positions, positions < lengths[:, None])
         kv = functools.partial(Fresh, lengths=lengths, slots=slots)
-        x, pages = self._hidden(tokens, positions, kv, cache.pages)
+        x, pages = self._hidden(tokens, positions, kv, cache.pages, cache.capacity)
         last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
         return self._logits(last), dataclasses.replace(cache, pages=pages, context_lens=lengths)
 
@@ -90,25 +101,56 @@ class Decoder(nnx.Module):
         slots = cache.slots(positions[:, None], active[:, None])
         lens = positions + active.astype(jnp.int32)
         kv = functools.partial(Paged, slots=slots, block_tables=cache.block_tables, lens=lens)
-        x, pages = self._hidden(token, positions, kv, cache.pages)
+        x, pages = self._hidden(token, positions, kv, cache.pages, cache.capacity)
         return self._logits(x), dataclasses.replace(cache, pages=pages, context_lens=lens)
 
     def _hidden(
-        self, tokens: Array, positions: Array, kv: Callable[..., KV], pages: Sequence[Pages]
+        self,
+        tokens: Array,
+        positions: Array,
+        kv: Callable[..., KV],
+        pages: Sequence[Pages],
+        capacity: int,
     ) -> tuple[Array, list[Pages]]:
-        """The last layer's vectors, and each layer's pages after it; kv(rotation=, pages=)."""
-        angles = [rope.angles(positions, f.get_value()) for f in self.rope_frequencies]
-        rotations = [rope.Rotation(*a, self.config.interleaved_rope) for a in angles]
+        """The last layer's vectors, and each layer's pages after it.
+
+        kv(rotation=, temperature=, pages=). capacity: tokens that a sequence may have.
+        """
+        rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
         x, updated = jq.embedding(tokens, self.embedding), []
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
         for i, layer in enumerate(self.layers):
+            rotation = rotations[self.config.rope_of(i)]
             with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
-                x, after = layer(x, kv(rotation=rotations[self.config.rope_of(i)], pages=pages[i]))
+                x, after = layer(x, kv(rotation=rotation, temperature=temperature, pages=pages[i]))
             updated.append(after.pages)
         return x, updated
+
+    def _rotations(self, positions: Array, capacity: int) -> list[rope.Rotation]:
+        """The angles of positions by each of the config's ropes."""
+        config, tables = self.config, [f.get_value() for f in self.rope_frequencies]
+        if len(tables) > len(config.ropes):
+            *tables, long = tables
+            if rope.is_long(capacity, config.original_context or config.context_length):
+                tables[0] = long
+        rotations = []
+        for table, kind in zip(tables, config.ropes, strict=True):
+            angles = rope.angles(positions, table, rope.magnitude(kind))
+            rotations.append(rope.Rotation(*angles, config.interleaved_rope))
+        return rotations
+
+    def _temperature(self, positions: Array) -> Array | None:
+        """Factor of the queries at positions: 1 + scale * log(1 + floor(position / original))."""
+        scale, config = self.config.temperature_scale, self.config
+        if not scale:
+            return None
+        original = config.original_context or config.context_length
+        return 1 + scale * jnp.log1p((positions // original).astype(jnp.float32))
 
     def _logits(self, x: Array) -> Array:
         output = self.output or Linear(self.embedding.get_value())
         logits, cap = linear(x, output, norm=self.norm)[0], self.config.final_soft_cap
+        if self.config.logit_scale is not None:
+            logits = logits * self.config.logit_scale
         return logits if cap is None else cap * jnp.tanh(logits / cap)

@@ -2,13 +2,44 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .config import Config, Rope
+CAPACITY_UNIT = 256  # tokens: llama.cpp rounds a context up to it before it chooses factors
+
+#: Tensors of divisors of frequencies: of every context, and of long and short ones (LongRoPE).
+DIVISORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+
+class Yarn(NamedTuple):
+    """YaRN's constants (https://arxiv.org/abs/2309.00071).
+
+    Pairs that rotate more than `beta_fast` times within the original context keep their frequency,
+    those that rotate less than `beta_slow` times are stretched by the factor; linearly between.
+    """
+
+    original_context: int  # tokens
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    log_multiplier: float = 0.0  # the magnitude is divided by 1 + 0.1 * it * log(factor)
+
+
+class Rope(NamedTuple):
+    """A rotation: frequencies theta ** (-2i / dim) / factor, or YaRN's; an infinite factor: none.
+
+    magnitude: cosines and sines are multiplied by it, and by YaRN's own.
+    """
+
+    theta: float
+    dim: int
+    factor: float = 1.0
+    yarn: Yarn | None = None
+    magnitude: float = 1.0
 
 
 class Rotation(NamedTuple):
@@ -24,25 +55,62 @@ class Rotation(NamedTuple):
 
 
 def frequencies(rope: Rope, divisors: Any = None) -> np.ndarray:
-    """Radians per token of every pair: theta ** (-2i / dim) / factor, float32 (dim / 2,).
+    """Radians per token of every pair, float32 (dim / 2,).
 
-    divisors: (dim / 2,), a file's `rope_freqs.weight`: how Llama 3 stretches its low frequencies.
+    divisors: (dim / 2,), a file's, which divide them: how Llama 3 stretches its low frequencies.
     """
     exponents = np.arange(0, rope.dim, 2, dtype=np.float64) / rope.dim
-    radians = rope.theta**-exponents / rope.factor
+    radians = rope.theta**-exponents
+    stretched = 1.0 if rope.yarn is None else _stretched(rope, rope.yarn)
+    radians = radians * (stretched / rope.factor + (1 - stretched))
     if divisors is not None:
         radians = radians / np.asarray(divisors, np.float64)
     return radians.astype(np.float32)
 
 
-def tables(config: Config, divisors: Any = None) -> list[np.ndarray]:
-    """The `frequencies` of each of the config's ropes; windowed layers' own take no divisors."""
-    first, *others = config.ropes
-    return [frequencies(first, divisors), *map(frequencies, others)]
+def _stretched(rope: Rope, yarn: Yarn) -> np.ndarray:
+    """The part of each pair's frequency that YaRN stretches, (dim / 2,)."""
+
+    def pair(rotations: float) -> float:
+        """The pair that rotates so many times within the original context."""
+        wavelength = yarn.original_context / (rotations * 2 * math.pi)
+        return rope.dim * math.log(wavelength) / (2 * math.log(rope.theta))
+
+    first = max(0, math.floor(pair(yarn.beta_fast)))
+    last = min(rope.dim - 1, math.ceil(pair(yarn.beta_slow)))
+    return np.clip((np.arange(rope.dim // 2) - first) / max(0.001, last - first), 0.0, 1.0)
 
 
-def angles(positions: jax.Array, frequencies: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, both float32 (..., rope_dim / 2), of positions (...)."""
+def magnitude(rope: Rope) -> float:
+    """Factor of cosines and sines."""
+    if rope.yarn is None or rope.factor <= 1:
+        return rope.magnitude
+    growth = 0.1 * math.log(rope.factor)
+    return rope.magnitude * (1 + growth) / (1 + rope.yarn.log_multiplier * growth)
+
+
+def tables(ropes: tuple[Rope, ...], tensors: Mapping[str, Any]) -> list[np.ndarray]:
+    """The `frequencies` of each rope, and behind them those of long contexts, where they differ.
+
+    tensors: GGUF's names -> a file's. Only the first rope takes divisors: windowed layers' own has
+    none.
+    """
+    every, long, short = (tensors.get(name) for name in DIVISORS)
+    first, *others = ropes
+    of_each = [frequencies(first, short if every is None else every), *map(frequencies, others)]
+    return of_each if every is not None or long is None else [*of_each, frequencies(first, long)]
+
+
+def is_long(capacity: int, original_context: int) -> bool:
+    """True where a cache of `capacity` tokens takes the frequencies of long contexts."""
+    return -(-capacity // CAPACITY_UNIT) * CAPACITY_UNIT > original_context
+
+
+def angles(
+    positions: jax.Array, frequencies: jax.Array, magnitude: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """cos and sin times a magnitude, both float32 (..., rope_dim / 2), of positions (...)."""
     every = frequencies.reshape((1,) * positions.ndim + frequencies.shape)
     radians = positions.astype(jnp.float32)[..., None] * every
-    return jnp.cos(radians), jnp.sin(radians)
+    cos, sin = jnp.cos(radians), jnp.sin(radians)
+    return (cos, sin) if magnitude == 1 else (cos * magnitude, sin * magnitude)

@@ -5,7 +5,6 @@ It also says how tensor parallelism splits each (`place.py`).
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -16,81 +15,27 @@ import jax.numpy as jnp
 from jax_q4k import GGUFError, QuantizedArray
 from jax_q4k.gguf import Metadata
 
-from .architecture import Architecture
+from .architecture_tensors import INPUT, OPTIONAL_BIASES, OUTPUT, Tensor
 from .config import MAX_LAYERS, Config
-
-
-@dataclasses.dataclass(frozen=True)
-class Tensor:
-    """A tensor of the model, or of each layer: a matrix is a Linear's, a vector a norm's.
-
-    Attributes:
-      gguf: its name in GGUF files, without `blk.LAYER.` before it and `.weight` behind.
-      module: its place in Decoder, or in DecoderLayer.
-      checkpoint: its name in checkpoints, without `model.layers.LAYER.` and `.weight`; None: it is
-        not stored there.
-      shape: row-major, (n, k) of a matrix, by the names of `_sizes`.
-      split: the axis along which tensor parallelism splits it; None: every device has all of it.
-      bias: facts of an Architecture or a config.json, any of which gives it a bias; (): only GGUF
-        files may hold one; None: it has none.
-      rotated: which number of heads its rows are, where rope rotates them.
-      required: whether every file holds it.
-    """
-
-    gguf: str
-    module: str
-    checkpoint: str | None
-    shape: str
-    split: int | None = None
-    bias: tuple[str, ...] | None = None
-    rotated: str | None = None
-    required: bool = True
-
-
-INPUT = (
-    Tensor("token_embd", "embedding", "model.embed_tokens", "vocab hidden", 0),
-    Tensor("rope_freqs", "rope_divisors", None, "rope_pairs", required=False),
-)
-OUTPUT = (
-    Tensor("output_norm", "norm", "model.norm", "hidden"),
-    Tensor("output", "output", "lm_head", "vocab hidden", 0, (), required=False),  # else tied
-)
-
-_QKV, _ATTENTION, _MLP = ("qkv_bias", "attention_bias"), ("attention_bias",), ("mlp_bias",)
-MATRICES = (
-    Tensor("attn_q", "attention.query", "self_attn.q_proj", "q hidden", 0, _QKV, "num_heads"),
-    Tensor("attn_k", "attention.key", "self_attn.k_proj", "kv hidden", 0, _QKV, "num_kv_heads"),
-    Tensor("attn_v", "attention.value", "self_attn.v_proj", "kv hidden", 0, _QKV),
-    Tensor("attn_output", "attention.output", "self_attn.o_proj", "hidden q", 1, _ATTENTION),
-    Tensor("ffn_gate", "mlp.gate", "mlp.gate_proj", "inner hidden", 0, _MLP),
-    Tensor("ffn_up", "mlp.up", "mlp.up_proj", "inner hidden", 0, _MLP),
-    Tensor("ffn_down", "mlp.down", "mlp.down_proj", "hidden inner", 1, _MLP),
-)
-NORMS = (
-    Tensor("attn_norm", "attention.norm", "input_layernorm", "hidden"),
-    Tensor("ffn_norm", "mlp.norm", "post_attention_layernorm", "hidden"),
-)
-NORMS_AND_POST_NORMS = (
-    Tensor("attn_norm", "attention.norm", "input_layernorm", "hidden"),
-    Tensor("post_attention_norm", "attention.post_norm", "post_attention_layernorm", "hidden"),
-    Tensor("ffn_norm", "mlp.norm", "pre_feedforward_layernorm", "hidden"),
-    Tensor("post_ffw_norm", "mlp.post_norm", "post_feedforward_layernorm", "hidden"),
-)
-QK_NORMS = (
-    Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "head"),
-    Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "head"),
-)
-#: Every tensor that a DecoderLayer has a place for, in whatever architecture.
-ALL_OF_A_LAYER = MATRICES + NORMS_AND_POST_NORMS + QK_NORMS
 
 #: Vision, audio, and the prediction of further tokens: what generating text does not use.
 _UNUSED = re.compile(r"(v|mm|a)\..*|blk\.\d+\.nextn\..*")
 
+#: Tensors that mean nothing without another.
+_TOGETHER = (
+    ("output.bias", "output.weight"),
+    ("rope_factors_long.weight", "rope_factors_short.weight"),
+    ("rope_factors_short.weight", "rope_factors_long.weight"),
+)
 
-def layer_tensors(kind: Architecture) -> tuple[Tensor, ...]:
-    """The tensors of each layer."""
-    norms = NORMS_AND_POST_NORMS if kind.post_norms else NORMS
-    return MATRICES + norms + (QK_NORMS if kind.qk_norm else ())
+
+def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
+    """The tensors of a layer."""
+    kind = config.kind
+    network = kind.experts if config.has_experts(layer) else kind.mlp
+    sizes = _sizes(config)  # of what a model may have none of, such as a shared expert
+    held = (tensor for tensor in network if all(sizes[name] for name in tensor.shape.split()))
+    return (*kind.attention, *kind.norms, *held)
 
 
 def _sizes(config: Config) -> dict[str, int]:
@@ -101,17 +46,20 @@ def _sizes(config: Config) -> dict[str, int]:
         "q": config.num_heads * config.head_dim,
         "kv": config.num_kv_heads * config.head_dim,
         "head": config.head_dim,
+        "heads": config.num_heads,
+        "kv_heads": config.num_kv_heads,
         "rope_pairs": config.rope_dim // 2,
+        "experts": 0 if config.experts is None else config.experts.count,
+        "expert": 0 if config.experts is None else config.experts.size,
+        "shared": 0 if config.experts is None else config.experts.shared_size,
     }
 
 
-def table(
-    config: Config, of_a_layer: tuple[Tensor, ...]
-) -> Iterator[tuple[Tensor, str, str, int | None]]:
+def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
     """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
     yield from ((tensor, "", "", None) for tensor in INPUT)
     for i in range(config.num_layers):
-        for tensor in of_a_layer:
+        for tensor in layer_tensors(config, i):
             yield tensor, f"blk.{i}.", f"model.layers.{i}.", i
     yield from ((tensor, "", "", None) for tensor in OUTPUT)
 
@@ -133,18 +81,23 @@ class Expected(NamedTuple):
 
 def expected_tensors(config: Config) -> dict[str, Expected]:
     """GGUF's name -> every tensor that a file of this configuration may hold."""
-    sizes, expected = _sizes(config), {}
-    for tensor, gguf, checkpoint, _ in table(config, layer_tensors(config.kind)):
+    sizes, expected, biases = _sizes(config), {}, config.kind.biases
+    for tensor, gguf, checkpoint, _ in table(config):
         shape = tuple(sizes[name] for name in tensor.shape.split())
         stored = None if tensor.checkpoint is None else checkpoint + tensor.checkpoint
-        expected[f"{gguf}{tensor.gguf}.weight"] = Expected(
-            shape, tensor.required, stored and f"{stored}.weight", tensor.split, tensor, False
+        name = stored and (stored if tensor.suffix == "bias" else f"{stored}.{tensor.suffix}")
+        expected[gguf + tensor.name] = Expected(
+            shape, tensor.required, name, tensor.split, tensor, False
         )
-        if tensor.bias is not None:
-            must_be = any(getattr(config.kind, fact, False) for fact in tensor.bias)
+        if tensor.bias in (*biases, *OPTIONAL_BIASES):
             split = 0 if tensor.split == 0 else None  # partial sums are added before it is
             expected[f"{gguf}{tensor.gguf}.bias"] = Expected(
-                shape[:1], must_be, stored and f"{stored}.bias", split, tensor, True
+                shape[:-1] or shape,
+                tensor.bias in biases,
+                stored and f"{stored}.bias",
+                split,
+                tensor,
+                True,
             )
     return expected
 
@@ -196,12 +149,13 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
         if name not in expected:
             problem = f"is not part of a {config.architecture} model"
             raise GGUFError(file, f"tensor {name!r}", problem)
-    if "output.bias" in tensors and "output.weight" not in tensors:
-        raise GGUFError(file, "tensor 'output.bias'", "is there without 'output.weight'")
+    for name, other in _TOGETHER:
+        if name in tensors and other not in tensors:
+            raise GGUFError(file, f"tensor {name!r}", f"is there without {other!r}")
 
 
-def float_vector(tensor: QuantizedArray | jax.Array) -> jax.Array:
-    """A norm's weight or a bias as float32."""
+def float_array(tensor: QuantizedArray | jax.Array) -> jax.Array:
+    """A norm's weight, a bias or a router as float32."""
     if isinstance(tensor, QuantizedArray):
         return tensor.dequantize()
     return jnp.asarray(tensor).astype(jnp.float32)

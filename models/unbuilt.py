@@ -12,7 +12,7 @@ from jax_q4k import QuantizedArray
 from . import rope
 from .config import Config
 from .model import Parts
-from .tensors import float_vector
+from .tensors import float_array
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def unbuilt(config: Config, tensors: Mapping[str, QuantizedArray | jax.Array]) -> Parts:
     """The parts of `build(config, tensors)`, for a Model."""
     held = {
-        name: tensor if len(tensor.shape) > 1 else float_vector(tensor)
+        name: tensor if len(tensor.shape) > 1 else float_array(tensor)
         for name, tensor in tensors.items()
     }
-    frequencies = rope.tables(config, held.get("rope_freqs.weight"))
+    frequencies = rope.tables(config.ropes, held)
     state = {"tensors": held, "rope_frequencies": [jax.device_put(f) for f in frequencies]}
 
     def merge(state: dict[str, Any]) -> Decoder:

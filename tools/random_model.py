@@ -26,7 +26,7 @@ LLAMA_3_1_8B = Config(
     num_heads=32,
     num_kv_heads=8,
     head_dim=128,
-    rms_norm_eps=1e-5,
+    norm_eps=1e-5,
     rope_theta=500000.0,
 )
 
@@ -41,7 +41,7 @@ LLAMA_1B = Config(
     num_heads=32,
     num_kv_heads=8,
     head_dim=64,
-    rms_norm_eps=1e-5,
+    norm_eps=1e-5,
     rope_theta=500000.0,
 )
 

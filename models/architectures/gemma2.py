@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..architecture import Architecture, CheckpointClass
+from ..architecture_tensors import NORMS_AND_POST_NORMS
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -31,7 +32,7 @@ ARCHITECTURE = Architecture(
             tied=True,
         ),
     ),
-    post_norms=True,
+    norms=NORMS_AND_POST_NORMS,
     activation="gelu",
     windowed=lambda layer: layer % 2 == 0,
     window=4096,

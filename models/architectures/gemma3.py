@@ -6,6 +6,7 @@ import dataclasses
 import functools
 
 from ..architecture import Architecture, CheckpointClass
+from ..architecture_tensors import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
 from . import gemma2
 
 query_pre_attn_scalar = functools.partial(gemma2.query_pre_attn_scalar, layers_of_27b=62)
@@ -43,8 +44,8 @@ TEXT_AND_IMAGES = dataclasses.replace(
 ARCHITECTURE = Architecture(
     "gemma3",
     checkpoints=(TEXT, TEXT_AND_IMAGES),
-    qk_norm=True,
-    post_norms=True,
+    attention=ATTENTION + QK_NORMS,
+    norms=NORMS_AND_POST_NORMS,
     activation="gelu",
     windowed=lambda layer: layer % 6 < 5,
     final_soft_cap=0.0,

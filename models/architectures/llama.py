@@ -1,15 +1,20 @@
-"""Llama 1 to 3, Mistral, and what is built like them."""
+"""Llama 1 to 3, Mistral, Mixtral, and what is built like them."""
 
 from __future__ import annotations
 
 from ..architecture import Architecture, CheckpointClass
+from ..architecture_tensors import EXPERTS, SHARED_EXPERT
 
 ARCHITECTURE = Architecture(
     "llama",
     checkpoints=(
-        # Early files leave num_key_value_heads out where it equals num_attention_heads.
-        CheckpointClass("LlamaForCausalLM", required=(), biases=("attention_bias", "mlp_bias")),
+        CheckpointClass(
+            "LlamaForCausalLM",
+            required=(),  # early files leave out heads of keys where all heads have their own
+            biases={"attention_bias": ("qkv", "attention_output"), "mlp_bias": ("mlp",)},
+        ),
         CheckpointClass("MistralForCausalLM", window=True),
     ),
+    experts=EXPERTS + SHARED_EXPERT,
     interleaved_rope=True,
 )

@@ -7,5 +7,5 @@ from ..architecture import Architecture, CheckpointClass
 ARCHITECTURE = Architecture(
     "qwen2",
     checkpoints=(CheckpointClass("Qwen2ForCausalLM", window="use_sliding_window"),),
-    qkv_bias=True,
+    biases=("qkv",),
 )

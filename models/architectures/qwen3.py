@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..architecture import Architecture, CheckpointClass
+from ..architecture_tensors import ATTENTION, QK_NORMS
 
 ARCHITECTURE = Architecture(
     "qwen3",
@@ -10,9 +11,9 @@ ARCHITECTURE = Architecture(
         CheckpointClass(
             "Qwen3ForCausalLM",
             required=("num_key_value_heads", "head_dim"),  # whose default is 128
-            biases=("attention_bias",),
+            biases={"attention_bias": ("qkv", "attention_output")},
             window="use_sliding_window",
         ),
     ),
-    qk_norm=True,
+    attention=ATTENTION + QK_NORMS,
 )

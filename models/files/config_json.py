@@ -14,9 +14,10 @@ from jax_q4k.gguf import REQUIRED, Fields
 
 from ..architecture import Architecture, CheckpointClass
 from ..architectures import ARCHITECTURES
-from ..config import MIN_ROPE_DIVISOR, Config
+from ..config import Config
 from ..json_fields import JSONFields
 from ..rope import frequencies
+from ..rope_fields import MIN_DIVISOR
 
 MAX_CONFIG = 1 << 22  # bytes of config.json, and of each file of settings beside it
 
@@ -229,8 +230,8 @@ class _Rope:
 
     def _factor(self) -> float:
         factor = self._fields.number("factor")
-        if not MIN_ROPE_DIVISOR < factor <= 1e6:
+        if not MIN_DIVISOR < factor <= 1e6:
             self._fields.fail(
-                "factor", f"must be a number above {MIN_ROPE_DIVISOR} and up to 1e6, not {factor}"
+                "factor", f"must be a number above {MIN_DIVISOR} and up to 1e6, not {factor}"
             )
         return factor

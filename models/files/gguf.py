@@ -19,11 +19,13 @@ from jax.sharding import Mesh
 from jax_q4k import GGUFError, QuantizedArray, gguf
 
 from .. import tokenizer
-from ..config import MIN_ROPE_DIVISOR, Config
+from ..config import Config
 from ..model import Model
 from ..place import Rules, place
 from ..placement import Placement
-from ..tensors import check_tensors, float_vector, unused_tensors, without_unused_layers
+from ..rope import DIVISORS
+from ..rope_fields import MIN_DIVISOR
+from ..tensors import check_tensors, float_array, unused_tensors, without_unused_layers
 from ..tokenizer import Tokenizer
 from ..unbuilt import unbuilt
 
@@ -74,11 +76,10 @@ def from_gguf(
         progress=progress,
         place=None if mesh is None else lambda info: placements[0].tensors[info.name],
     )
-    divisors = loaded.tensors.get("rope_freqs.weight")
-    if divisors is not None and not (float_vector(divisors) > MIN_ROPE_DIVISOR).all():
-        raise GGUFError(
-            file, "tensor 'rope_freqs.weight'", f"must hold numbers above {MIN_ROPE_DIVISOR}"
-        )
+    for name in DIVISORS:
+        divisors = loaded.tensors.get(name)
+        if divisors is not None and not (float_array(divisors) > MIN_DIVISOR).all():
+            raise GGUFError(file, f"tensor {name!r}", f"must hold numbers above {MIN_DIVISOR}")
     config, text_tokenizer = described[0]
     metadata = without_unused_layers(loaded.metadata)
     placement = placements[0] if placements else None

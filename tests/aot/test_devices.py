@@ -70,7 +70,7 @@ def abstract_model(mesh: Mesh) -> tuple[models.Model, list[Any], Placement]:
     infos = {name: Info(t.shape, getattr(t, "format", "F32")) for name, t in tensors.items()}
     where = place(CONFIG, infos, mesh)
     tensors = {name: placed(tensor, where.tensors[name]) for name, tensor in tensors.items()}
-    with mock.patch.object(model_build, "float_vector", lambda tensor: tensor):
+    with mock.patch.object(model_build, "float_array", lambda tensor: tensor):
         model = models.Model(model_build.build(CONFIG, tensors))
     weights = [
         w if isinstance(w, jax.ShapeDtypeStruct) else placed(w, where.whole) for w in model.weights

@@ -46,7 +46,7 @@ def config_json(config: Config, name: str | None = None) -> dict[str, Any]:
         "num_attention_heads": config.num_heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-        "rms_norm_eps": config.rms_norm_eps,
+        "rms_norm_eps": config.norm_eps,
         "rope_theta": config.rope_theta,
     }
     if config.window is not None:

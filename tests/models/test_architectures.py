@@ -31,7 +31,7 @@ SHAPE = {
     "num_heads": 4,
     "num_kv_heads": 2,
     "head_dim": 32,
-    "rms_norm_eps": 2.0**-17,
+    "norm_eps": 2.0**-17,
     "rope_theta": 10000.0,
     "rope_factor": 2.0,
     "window": 5,

@@ -343,7 +343,7 @@ def test_what_a_text_config_leaves_out():
     config = config_json.describe(json_fields.JSONFields(values, "config.json")).config
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
     assert (config.vocab_size, config.context_length, config.window) == (262208, 131072, 1024)
-    assert config.ropes == ((1e6, 256, 8.0), (1e4, 256, 1.0)) and config.rms_norm_eps == 1e-6
+    assert config.ropes == ((1e6, 256, 8.0), (1e4, 256, 1.0)) and config.norm_eps == 1e-6
     inner["num_attention_heads"] = 7
     with pytest.raises(jq.CheckpointError, match=r"text_config.num_key_value_heads: 4 must divide"):
         config_json.describe(json_fields.JSONFields(values, "config.json"))

@@ -139,9 +139,7 @@ def test_a_model_without_a_file(tmp_path):
     kinds = {Value.UINT32: int, Value.FLOAT32: float, Value.STRING: str}
     assert all(type(metadata[key]) is kinds[kind] for key, kind in metadata.types.items())
     loaded = models.from_gguf(saved)
-    assert loaded.config == dataclasses.replace(
-        config, rms_norm_eps=float(np.float32(config.rms_norm_eps))
-    )
+    assert loaded.config == dataclasses.replace(config, norm_eps=float(np.float32(config.norm_eps)))
     np.testing.assert_allclose(
         loaded.logits([[1, 2, 3]]), made.logits([[1, 2, 3]]), rtol=1e-5, atol=1e-5
     )

@@ -29,9 +29,7 @@ def unrolled(runs):
 @pytest.mark.parametrize("case", CASES)
 def test_types_are_llama_cpps(case, type):
     case = CASES[case]
-    config = Config(
-        **case["config"], vocab_size=96, context_length=256, head_dim=64, rms_norm_eps=1e-5
-    )
+    config = Config(**case["config"], vocab_size=96, context_length=256, head_dim=64, norm_eps=1e-5)
     shapes = {
         name: shape
         for name, (shape, required, *_) in expected_tensors(config).items()

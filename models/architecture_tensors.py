@@ -1,0 +1,178 @@
+"""Tensors that architectures are made of: their names, shapes and places in the decoder."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Tensor:
+    """A tensor of the model, or of each layer.
+
+    Attributes:
+      gguf: its name in GGUF files, without `blk.LAYER.` before it and `suffix` behind.
+      module: its place in Decoder, or in DecoderLayer.
+      checkpoint: its name in checkpoints, without `model.layers.LAYER.` and `suffix`; None: it is
+        not stored there. `{expert}` stands for an expert's number: one tensor for each.
+      shape: row-major, (n, k) of a matrix, by the names of `tensors.sizes`.
+      split: the axis along which tensor parallelism splits it; None: every device has all of it.
+      bias: the group of biases that its own is one of; None: it has none.
+      rotated: which number of heads its rows are, where rope rotates them.
+      required: whether every file holds it.
+      suffix: behind its name.
+      exact: it is read as float32 and never quantized.
+    """
+
+    gguf: str
+    module: str
+    checkpoint: str | None
+    shape: str
+    split: int | None = None
+    bias: str | None = None
+    rotated: str | None = None
+    required: bool = True
+    suffix: str = "weight"
+    exact: bool = False
+
+    @property
+    def name(self) -> str:
+        """In GGUF files, without `blk.LAYER.`."""
+        return f"{self.gguf}.{self.suffix}"
+
+    @property
+    def is_norm(self) -> bool:
+        """True of a norm's weight, which is a module of its own kind."""
+        return self.gguf.endswith("_norm")
+
+
+#: Groups of biases that files of any architecture may hold.
+OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output")
+
+INPUT = (
+    Tensor("token_embd", "embedding", "model.embed_tokens", "vocab hidden", 0),
+    Tensor("rope_freqs", "rope_divisors.all", None, "rope_pairs", required=False),
+    Tensor("rope_factors_long", "rope_divisors.long", None, "rope_pairs", required=False),
+    Tensor("rope_factors_short", "rope_divisors.short", None, "rope_pairs", required=False),
+)
+OUTPUT = (
+    Tensor("output_norm", "norm", "model.norm", "hidden", bias="norm"),
+    Tensor("output", "output", "lm_head", "vocab hidden", 0, "output", required=False),  # else tied
+)
+
+ATTENTION = (
+    Tensor("attn_q", "attention.query", "self_attn.q_proj", "q hidden", 0, "qkv", "num_heads"),
+    Tensor("attn_k", "attention.key", "self_attn.k_proj", "kv hidden", 0, "qkv", "num_kv_heads"),
+    Tensor("attn_v", "attention.value", "self_attn.v_proj", "kv hidden", 0, "qkv"),
+    Tensor(
+        "attn_output", "attention.output", "self_attn.o_proj", "hidden q", 1, "attention_output"
+    ),
+)
+SINKS = (Tensor("attn_sinks", "attention.sinks", "self_attn.sinks", "heads"),)
+#: Of each head's queries and keys.
+QK_NORMS = (
+    Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "head"),
+    Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "head"),
+)
+#: Of all heads' queries and keys together.
+WIDE_QK_NORMS = (
+    Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "q"),
+    Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "kv"),
+)
+#: Of each head's queries and keys, and with weights of each head.
+HEADWISE_QK_NORMS = (
+    Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "heads head", required=False),
+    Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "kv_heads head", required=False),
+)
+
+NORMS = (
+    Tensor("attn_norm", "attention.norm", "input_layernorm", "hidden", bias="norm"),
+    Tensor("ffn_norm", "mlp.norm", "post_attention_layernorm", "hidden", bias="norm"),
+)
+#: As NORMS, by another name in GGUF files.
+NORMS_AFTER_ATTENTION = (
+    NORMS[0],
+    Tensor("post_attention_norm", "mlp.norm", "post_attention_layernorm", "hidden"),
+)
+NORMS_AND_POST_NORMS = (
+    Tensor("attn_norm", "attention.norm", "input_layernorm", "hidden"),
+    Tensor("post_attention_norm", "attention.post_norm", "post_attention_layernorm", "hidden"),
+    Tensor("ffn_norm", "mlp.norm", "pre_feedforward_layernorm", "hidden"),
+    Tensor("post_ffw_norm", "mlp.post_norm", "post_feedforward_layernorm", "hidden"),
+)
+POST_NORMS = (NORMS_AND_POST_NORMS[1], NORMS_AND_POST_NORMS[3])
+#: One norm, before attention and the network side by side.
+PARALLEL_NORM = (Tensor("attn_norm", "norm", "input_layernorm", "hidden"),)
+
+GATED_MLP = (
+    Tensor("ffn_gate", "mlp.gate", "mlp.gate_proj", "inner hidden", 0, "mlp"),
+    Tensor("ffn_up", "mlp.up", "mlp.up_proj", "inner hidden", 0, "mlp"),
+    Tensor("ffn_down", "mlp.down", "mlp.down_proj", "hidden inner", 1, "mlp"),
+)
+PLAIN_MLP = (
+    Tensor("ffn_up", "mlp.up", "mlp.c_fc", "inner hidden", 0, "mlp"),
+    Tensor("ffn_down", "mlp.down", "mlp.c_proj", "hidden inner", 1, "mlp"),
+)
+
+EXPERTS = (
+    Tensor("ffn_gate_inp", "mlp.router", "mlp.gate", "experts hidden", bias="router", exact=True),
+    Tensor(
+        "ffn_gate_exps",
+        "mlp.gate",
+        "mlp.experts.{expert}.gate_proj",
+        "experts expert hidden",
+        0,
+        "experts",
+    ),
+    Tensor(
+        "ffn_up_exps",
+        "mlp.up",
+        "mlp.experts.{expert}.up_proj",
+        "experts expert hidden",
+        0,
+        "experts",
+    ),
+    Tensor(
+        "ffn_down_exps",
+        "mlp.down",
+        "mlp.experts.{expert}.down_proj",
+        "experts hidden expert",
+        0,
+        "experts",
+    ),
+)
+#: Every token's expert, in models that have one.
+SHARED_EXPERT = (
+    Tensor("ffn_gate_shexp", "mlp.shared.gate", "mlp.shared_expert.gate_proj", "shared hidden", 0),
+    Tensor("ffn_up_shexp", "mlp.shared.up", "mlp.shared_expert.up_proj", "shared hidden", 0),
+    Tensor("ffn_down_shexp", "mlp.shared.down", "mlp.shared_expert.down_proj", "hidden shared", 1),
+)
+SHARED_EXPERT_GATE = (
+    Tensor("ffn_gate_inp_shexp", "mlp.shared_gate", "mlp.shared_expert_gate", "hidden", exact=True),
+)
+SELECTION_BIAS = (
+    Tensor(
+        "exp_probs_b",
+        "mlp.selection_bias",
+        "mlp.gate.e_score_correction_bias",
+        "experts",
+        suffix="bias",
+        exact=True,
+    ),
+)
+
+#: By each place of a DecoderLayer, a tensor that may stand there, in whatever architecture.
+OF_A_LAYER = {
+    tensor.module: tensor
+    for tensor in (
+        *PARALLEL_NORM,
+        *ATTENTION,
+        *SINKS,
+        *QK_NORMS,
+        *NORMS_AND_POST_NORMS,
+        *EXPERTS,
+        *GATED_MLP,
+        *SHARED_EXPERT,
+        *SHARED_EXPERT_GATE,
+        *SELECTION_BIAS,
+    )
+}

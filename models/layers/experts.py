@@ -1,0 +1,107 @@
+"""Mixtures of experts: a feed-forward network of which every token takes a few parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+from flax import nnx
+from jax import Array
+
+import jax_q4k as jq
+
+from .. import flax_types
+from ..expert_fields import Experts as Shape
+from .linear import Linear, Norm, added
+from .mlp import MLP, activate
+
+
+class ExpertLinear(nnx.Module):
+    """x (..., k) of tokens, and ids (..., top) of their experts -> (..., top, n).
+
+    weight: (experts, n, k), packed or float. bias: float32 (experts, n), or None.
+    """
+
+    def __init__(self, weight: jq.QuantizedArray | Array, bias: Array | None = None) -> None:
+        self.weight = flax_types.variable(weight)
+        self.bias = None if bias is None else nnx.Param(bias)
+
+    def __call__(self, x: Array, ids: Array) -> Array:
+        y = jq.expert_matmul(x, self.weight, ids)
+        return y if self.bias is None else y + self.bias.get_value()[ids]
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class Experts(nnx.Module):
+    """The sum of a token's experts, each a gated network, weighted as the router says.
+
+    Attributes:
+      router: hidden_size -> logits of the experts, in float32.
+      gate, up, down: of each expert.
+      shape: how many there are, and how a token's are chosen.
+      selection_bias: (experts,), added to scores where experts are chosen, not to their weights.
+      shared: the expert that every token has; its norm is that of x.
+      shared_gate: (hidden_size,), the weights of the sigmoid that is its factor; None: 1.
+      norm, post_norm, activation, residual_scale: as in MLP.
+    """
+
+    router: Linear
+    gate: ExpertLinear
+    up: ExpertLinear
+    down: ExpertLinear
+    shape: Shape
+    selection_bias: nnx.Variable[Array] | None = None
+    shared: MLP | None = None
+    shared_gate: nnx.Variable[Array] | None = None
+    norm: Norm | None = None
+    post_norm: Norm | None = None
+    activation: str = "silu"
+    residual_scale: float | None = None
+
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        """x (..., hidden_size) -> the residual, or x, plus the mixture of x."""
+        residual = x if residual is None else residual
+        if self.post_norm is None and self.residual_scale is None:
+            return self._mixture(x, residual)
+        return added(residual, self._mixture(x, None), self.post_norm, self.residual_scale)
+
+    def route(self, h: Array) -> tuple[Array, Array]:
+        """Ids int32 (..., used) and weights float32 (..., used) of the experts of normalized h."""
+        logits = jq.matmul(h, self.router.weight, bias=self.router.bias, activations="f32")
+        options: dict[str, Any] = {
+            name: getattr(self.shape, name)
+            for name in ("gating", "groups", "groups_used", "normalize", "scale")
+        }
+        bias = None if self.selection_bias is None else self.selection_bias.get_value()
+        return jq.route(logits, self.shape.used, bias=bias, **options)
+
+    def _mixture(self, x: Array, residual: Array | None) -> Array:
+        h = x if self.norm is None else self.norm(x)
+        ids, weights = self.route(h)
+        if self.shared is not None:
+            residual = self._shared(h, residual)
+        modules = self.gate, self.up, self.down
+        if all(type(module) is ExpertLinear for module in modules):
+            biases = tuple(module.bias for module in modules)
+            return jq.expert_mlp(
+                h,
+                *(module.weight for module in modules),
+                ids,
+                weights,
+                activation=self.activation,
+                biases=None if biases == (None,) * 3 else biases,
+                residual=residual,
+            )
+        activated = activate(self.activation, self.gate(h, ids), self.up(h, ids))
+        y = (weights[..., None] * self.down(activated, ids)).sum(-2)
+        return y if residual is None else residual + y
+
+    def _shared(self, h: Array, residual: Array | None) -> Array:
+        """residual + the shared expert of h."""
+        assert self.shared is not None
+        if self.shared_gate is None:
+            return self.shared.network(h, residual)
+        logit = h @ self.shared_gate.get_value()
+        y = jax.nn.sigmoid(logit)[..., None] * self.shared.network(h, None)
+        return y if residual is None else residual + y

@@ -1,0 +1,94 @@
+"""Linear maps and norms, and products of one vector with several matrices in one kernel."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+import jax_q4k as jq
+
+from .. import flax_types
+
+
+class Linear(nnx.Module):
+    """x (..., k) -> x @ W.T + b (..., n); W packed or float, b float32 or None."""
+
+    def __init__(self, weight: jq.QuantizedArray | Array, bias: Array | None = None) -> None:
+        self.weight = flax_types.variable(weight)
+        self.bias = None if bias is None else nnx.Param(bias)
+
+    def __call__(self, x: Array) -> Array:
+        return jq.matmul(x, self.weight, bias=self.bias)
+
+
+class RMSNorm(nnx.Module):
+    """x / sqrt(mean(x^2) + eps) * w along the last axis, in float32."""
+
+    def __init__(self, weight: Array, eps: float) -> None:
+        self.weight = nnx.Param(weight)
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        return jq.rms_norm(x, self.weight, eps=self.eps)
+
+
+class LayerNorm(nnx.Module):
+    """(x - mean) / sqrt(variance + eps) * w + b along w's last axis, in float32.
+
+    weight: (n,), or (heads, n): of each head of x (..., heads * n). bias: (n,) or None.
+    """
+
+    def __init__(self, weight: Array, eps: float, bias: Array | None = None) -> None:
+        self.weight = nnx.Param(weight)
+        self.bias = None if bias is None else nnx.Param(bias)
+        self.eps = eps
+
+    def __call__(self, x: Array) -> Array:
+        weight, dtype = self.weight.get_value(), x.dtype
+        heads = x.reshape(*x.shape[:-1], *weight.shape).astype(jnp.float32)
+        centred = heads - heads.mean(-1, keepdims=True)
+        variance = jnp.square(centred).mean(-1, keepdims=True)
+        y = centred * jax.lax.rsqrt(variance + self.eps) * weight
+        y = y if self.bias is None else y + self.bias.get_value()
+        return y.reshape(x.shape).astype(dtype)
+
+
+Norm: TypeAlias = RMSNorm | LayerNorm
+
+
+def linear(
+    x: Array, *projections: Linear, norm: Norm | None = None, residual: Array | None = None
+) -> list[Array]:
+    """residual + projection(norm(x)) of each projection; only a single one takes a residual.
+
+    x (..., k) -> (..., n_i).
+    """
+    if not fusible(*projections):
+        h = x if norm is None else norm(x)
+        ys = [projection(h) for projection in projections]
+        return ys if residual is None else [residual + y for y in ys]
+    weights, biases = [p.weight for p in projections], [p.bias for p in projections]
+    x, options = normalized(x, norm)
+    return list(jq.linear(x, weights, biases=biases, residual=residual, **options))
+
+
+def fusible(*projections: Any) -> bool:
+    """True of modules whose weights fused operations take."""
+    return all(type(projection) is Linear for projection in projections)
+
+
+def normalized(x: Array, norm: Norm | None) -> tuple[Array, dict[str, Any]]:
+    """x, and the arguments by which operations normalize it; a LayerNorm runs before them."""
+    if isinstance(norm, RMSNorm):
+        return x, {"norm_weight": norm.weight, "eps": norm.eps}
+    return (x if norm is None else norm(x)), {}
+
+
+def added(residual: Array, y: Array, post_norm: Norm | None, scale: float | None) -> Array:
+    """residual + scale * post_norm(y)."""
+    y = y if post_norm is None else post_norm(y)
+    return residual + (y if scale is None else scale * y)

@@ -1,0 +1,63 @@
+"""Feed-forward networks."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from flax import nnx
+from jax import Array
+
+import jax_q4k as jq
+
+from .linear import Linear, Norm, added, fusible, linear, normalized
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class MLP(nnx.Module):
+    """Feed-forward network: down(activation(gate(x)) * up(x)).
+
+    Attributes:
+      gate: None: there is none, down(activation(up(x))).
+      norm, post_norm: of x, and of what is added to it; None: there is none.
+      activation: a name of `jax_q4k.ACTIVATION_FUNCTIONS`: "silu" (SwiGLU), "gelu", the
+        approximation by tanh (GeGLU), ...
+      residual_scale: factor of what is added; None: 1.
+    """
+
+    gate: Linear | None
+    up: Linear
+    down: Linear
+    norm: Norm | None = None
+    post_norm: Norm | None = None
+    activation: str = "silu"
+    residual_scale: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.activation not in (known := jq.ACTIVATION_FUNCTIONS):
+            raise ValueError(f"activation={self.activation!r} must be one of {', '.join(known)}")
+
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        """x (..., hidden_size) -> the residual, or x, plus the network of x."""
+        residual = x if residual is None else residual
+        if self.post_norm is None and self.residual_scale is None:
+            return self.network(x, residual)
+        return added(residual, self.network(x, None), self.post_norm, self.residual_scale)
+
+    def network(self, x: Array, residual: Array | None) -> Array:
+        """The network of x, plus a residual."""
+        modules = self.gate, self.up, self.down
+        if fusible(*modules) and all(m.bias is None for m in modules):
+            x, options = normalized(x, self.norm)
+            options |= {"activation": self.activation, "residual": residual}
+            return jq.mlp(x, *(m.weight for m in modules), **options)
+        if self.gate is None:
+            h = activate(self.activation, *linear(x, self.up, norm=self.norm))
+        else:
+            h = activate(self.activation, *linear(x, self.gate, self.up, norm=self.norm))
+        return linear(h, self.down, residual=residual)[0]
+
+
+def activate(activation: str, gate: Array, up: Array | None = None) -> Array:
+    """The activation of a gate, times `up` if there is one."""
+    y = jq.ACTIVATION_FUNCTIONS[activation](gate)
+    return y if up is None else y * up
