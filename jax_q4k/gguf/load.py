@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
@@ -21,8 +21,8 @@ from .tensors import PLAIN, TensorInfo, supported_types
 THREADS = min(len(os.sched_getaffinity(0)), 8)  # that read tensors
 QUANTIZATION_VERSION = 2  # ggml's GGML_QNT_VERSION, of the block layouts here
 
-#: Header -> names of tensors that are not read.
-Skip = Callable[[Header], Collection[str]]
+#: Header -> the tensors that are read: those of the header, or parts of them.
+Select = Callable[[Header], Mapping[str, TensorInfo]]
 #: Tensor -> where it goes; None: to the default device. A packed one has axes (..., n, blocks).
 Place = Callable[[TensorInfo], jax.sharding.Sharding | None]
 
@@ -48,13 +48,17 @@ class TensorFile:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, skip: Skip | None = None, check_scales: bool = True
+        self,
+        path: str | os.PathLike[str],
+        *,
+        select: Select | None = None,
+        check_scales: bool = True,
     ) -> None:
         """Raises GGUFError for a malformed file and for tensor types that are not supported."""
         self._file = open_source(path)
         try:
             self._source = Source(self._file, os.fsdecode(path))
-            self.header = _loadable_header(self._source, skip)
+            self.header = _loadable_header(self._source, select)
         except BaseException:
             self._file.close()
             raise
@@ -75,7 +79,7 @@ class TensorFile:
 def read(
     path: str | os.PathLike[str],
     *,
-    skip: Skip | None = None,
+    select: Select | None = None,
     check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
@@ -87,7 +91,8 @@ def read(
     before it is used.
 
     Args:
-      skip: called with the header; the tensors that it names are left out of it, and not read.
+      select: called with the header: the tensors that are read, by their names; others are left
+        out. `TensorInfo.part` makes tensors of some rows of one.
       check: called with the header before any tensor is read; may raise.
       check_scales: refuse a NaN or infinite block scale, or element of a tensor that is not packed.
       progress: called after every tensor with (bytes of tensor data loaded, bytes in all).
@@ -100,7 +105,7 @@ def read(
     with open_source(path) as file:
         return load(
             Source(file, os.fsdecode(path)),
-            skip=skip,
+            select=select,
             check=check,
             check_scales=check_scales,
             progress=progress,
@@ -111,14 +116,14 @@ def read(
 def load(
     source: Source,
     *,
-    skip: Skip | None = None,
+    select: Select | None = None,
     check: Callable[[Header], object] | None = None,
     check_scales: bool = True,
     progress: Callable[[int, int], object] | None = None,
     place: Place | None = None,
 ) -> GGUFFile:
     """`read` from a source that is already open."""
-    header = _loadable_header(source, skip)
+    header = _loadable_header(source, select)
     if check is not None:
         check(header)
     infos = header.tensors.values()
@@ -145,12 +150,10 @@ def load(
     return GGUFFile(header, tensors)
 
 
-def _loadable_header(source: Source, skip: Skip | None) -> Header:
+def _loadable_header(source: Source, select: Select | None) -> Header:
     header = parse_source(source)
-    if skip is not None:
-        skipped = frozenset(skip(header))
-        kept = {name: info for name, info in header.tensors.items() if name not in skipped}
-        header = dataclasses.replace(header, tensors=kept)
+    if select is not None:
+        header = dataclasses.replace(header, tensors=dict(select(header)))
     _check_loadable(source, header)
     return header
 

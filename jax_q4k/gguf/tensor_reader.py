@@ -90,7 +90,8 @@ class TensorReader:
 
     def _read(self, blocks: Blocks, box: Box, raw: np.ndarray) -> None:
         """Fills `raw`, (*extents, bytes), with a box's blocks: a call for each run of the file."""
-        cut = [at for at, side in enumerate(box) if side != (0, blocks.axes[at])]
+        axes, box = blocks.in_file(box)
+        cut = [at for at, side in enumerate(box) if side != (0, axes[at])]
         at = cut[-1] if cut else 0  # what lies behind this axis is whole: in one run with it
         firsts = [range(*side) for side in box[:at]] + [range(*side)[:1] for side in box[at:]]
         size = _volume(box[at:]) * blocks.nbytes
@@ -104,6 +105,7 @@ class TensorReader:
         if finite.all():
             return
         index = np.unravel_index(int(finite.argmin()), finite.shape)
+        _, box = blocks.in_file(box)
         (at,) = blocks.numbers([[first + int(i)] for (first, _), i in zip(box, index, strict=True)])
         found = f"{blocks.finite_name} {at} is NaN or infinite"
         self.source.fail(blocks.field, f"{found} (check_scales=False loads it all the same)")
@@ -153,12 +155,22 @@ class Blocks:
     @property
     def field(self) -> str:
         """The tensor in messages."""
-        return f"tensor {self.info.name!r}"
+        return f"tensor {(self.info.file_name or self.info.name)!r}"
+
+    def in_file(self, box: Box) -> tuple[tuple[int, ...], Box]:
+        """The axes of the file's tensor, of whose rows these may be some, and a box within them."""
+        at, first, rows = self.info.row_axis, self.info.first_row, self.info.file_rows
+        if rows is None or not self.axes:
+            return self.axes, box
+        start, end = box[at]
+        axes = (*self.axes[:at], rows, *self.axes[at + 1 :])
+        return axes, (*box[:at], (start + first, end + first), *box[at + 1 :])
 
     def numbers(self, along: Sequence[Sequence[int]]) -> list[int]:
-        """Of the blocks at these indices along each axis, counted from the tensor's first."""
+        """Of the blocks at these indices along each axis of the file's tensor, from its first."""
         found = np.zeros(1, np.int64)
-        for indices, size in zip(along, self.axes, strict=True):
+        axes, _ = self.in_file(tuple((0, size) for size in self.axes))
+        for indices, size in zip(along, axes, strict=True):
             found = np.add.outer(found * size, indices).reshape(-1)
         return found.tolist()
 

@@ -33,13 +33,33 @@ _I32, _U32, _U64 = struct.Struct("<i"), struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True)
 class TensorInfo:
-    """A tensor's description; `shape` is row-major, (..., n, k): the file's order reversed."""
+    """A tensor's description; `shape` is row-major, (..., n, k): the file's order reversed.
+
+    Where the file's tensor holds the rows of several, as `part` gives them, `first_row`,
+    `file_rows` and `file_name` say which of how many rows of which tensor these are.
+    """
 
     name: str
     type: GGMLQuantizationType
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the tensor data
     nbytes: int
+    first_row: int = 0
+    file_rows: int | None = None  # None: as many as `shape` says
+    file_name: str | None = None  # None: `name`
+
+    def part(self, name: str, first: int, rows: int) -> TensorInfo:
+        """Some rows as a tensor of their own: of each matrix (..., n, k), or of a vector (n,)."""
+        at = self.row_axis
+        shape = (*self.shape[:at], rows, *self.shape[at + 1 :])
+        nbytes = self.nbytes // self.shape[at] * rows
+        whole = first, self.shape[at], self.name
+        return TensorInfo(name, self.type, shape, self.offset, nbytes, *whole)
+
+    @property
+    def row_axis(self) -> int:
+        """The axis of rows in `shape`."""
+        return max(len(self.shape) - 2, 0)
 
     @property
     def supported(self) -> bool:

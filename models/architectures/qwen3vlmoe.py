@@ -7,6 +7,4 @@ import dataclasses
 from . import qwen3moe
 from .qwen2vl import rope_sections
 
-ARCHITECTURE = dataclasses.replace(
-    qwen3moe.ARCHITECTURE, name="qwen3vlmoe", metadata=rope_sections
-)
+ARCHITECTURE = dataclasses.replace(qwen3moe.ARCHITECTURE, name="qwen3vlmoe", metadata=rope_sections)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import functools
 import math
 import os
 import re
@@ -28,6 +29,7 @@ from ..rope_fields import MIN_DIVISOR
 from ..tensors import check_tensors, float_array, unused_tensors, without_unused_layers
 from ..tokenizer import Tokenizer
 from ..unbuilt import unbuilt
+from . import fused
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
 
@@ -70,7 +72,7 @@ def from_gguf(
 
     loaded = gguf.read(
         path,
-        skip=skip_unused,
+        select=functools.partial(used_tensors, file=file),
         check=check,
         check_scales=check_scales,
         progress=progress,
@@ -86,15 +88,16 @@ def from_gguf(
     return Model(unbuilt(config, loaded.tensors), text_tokenizer, metadata, placement)
 
 
-def skip_unused(header: gguf.Header) -> list[str]:
-    """The names of tensors that generating text does not use; warns where there are any."""
-    names = unused_tensors(header.metadata, header.tensors)
-    if names:
-        kinds = sorted({re.sub(r"\d+", "N", name.rpartition(".")[0]) for name in names})
+def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
+    """The tensors that generating text uses, fused ones as their parts; warns where others are."""
+    unused = frozenset(unused_tensors(header.metadata, header.tensors))
+    if unused:
+        kinds = sorted({re.sub(r"\d+", "N", name.rpartition(".")[0]) for name in unused})
         shown = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
-        message = f"{len(names)} tensors are skipped, which generating text does not use: {shown}"
+        message = f"{len(unused)} tensors are skipped, which generating text does not use: {shown}"
         warnings.warn(message, stacklevel=2)
-    return names
+    used = {name: info for name, info in header.tensors.items() if name not in unused}
+    return fused.split(Config.from_metadata(header.metadata, file), used, file)
 
 
 def describe(
@@ -154,6 +157,7 @@ def save_gguf(
         name: gguf.TensorPieces.of(name, _vectors_in_float32(tensor))
         for name, tensor in tensors.items()
     }
+    pieces = fused.joined(model.config, pieces, os.fsdecode(path))
     gguf.write(
         path,
         completed(model.metadata, _file_type(model.metadata, pieces.values())),

@@ -14,9 +14,10 @@ import numpy as np
 from jax_q4k import QuantizedArray, formats, gguf, quantizers
 
 from ..build import build, named_tensors
+from ..config import Config
 from ..model import Model
 from ..tensors import check_tensors
-from . import recipes
+from . import fused, recipes
 from .gguf import completed, describe
 from .sources import open_source
 
@@ -57,7 +58,7 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     importance = _checked(importance, shapes)
     tensors = {}
-    for name, kind in recipes.tensor_types(recipe, model.config, shapes).items():
+    for name, kind in _types(recipe, model.config, shapes).items():
         pieces = list(
             _pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name))
         )
@@ -102,9 +103,19 @@ def quantize_file(
 
         tensors = {
             name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
-            for name, kind in recipes.tensor_types(recipe, config, shapes).items()
+            for name, kind in _types(recipe, config, shapes).items()
         }
+        tensors = fused.joined(config, tensors, os.fsdecode(path))
         gguf.write(path, completed(opened.metadata, recipe.file_type), tensors, progress=progress)
+
+
+def _types(
+    recipe: recipes.Recipe, config: Config, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, str]:
+    """Tensor name -> ggml's type name, alike for the parts of what files hold fused."""
+    return fused.types_by_file(
+        config, shapes, functools.partial(recipes.tensor_types, recipe, config)
+    )
 
 
 def _pieces(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from jax_q4k import QuantizedArray, gguf
 
 from ..tensors import without_unused_layers
 from .checkpoint import CheckpointSource
-from .gguf import skip_unused
+from .gguf import used_tensors
 
 
 class TensorSource(Protocol):
@@ -42,8 +43,8 @@ class GGUFSource(gguf.TensorFile):
     """A GGUF file as a `TensorSource`. Raises GGUFError for what is malformed or not supported."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        super().__init__(path, skip=skip_unused)
         self.name = os.fsdecode(path)
+        super().__init__(path, select=functools.partial(used_tensors, file=self.name))
         self.metadata = without_unused_layers(self.header.metadata)
         self.tensors = {name: info.shape for name, info in self.header.tensors.items()}
 

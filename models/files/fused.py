@@ -1,0 +1,126 @@
+"""Tensors of GGUF files that hold the rows of several: read as their parts, and written whole."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from jax_q4k import GGUFError, gguf
+
+from ..config import Config
+from ..tensors import expected_tensors
+
+#: A file's tensor -> those whose rows it holds, in this order.
+FUSED = {
+    "attn_qkv": ("attn_q", "attn_k", "attn_v"),
+    "ffn_up": ("ffn_gate", "ffn_up"),  # in architectures that say so
+    "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),  # of each expert
+}
+_NAME = re.compile(r"(blk\.\d+\.)(\w+)(\.weight|\.bias)")
+#: What no file holds in parts.
+_ALWAYS = ("ffn_up",)
+
+
+def split(
+    config: Config, tensors: Mapping[str, gguf.TensorInfo], file: str
+) -> dict[str, gguf.TensorInfo]:
+    """A file's tensors, those that hold the rows of several as these.
+
+    Raises GGUFError for one of another shape, or beside its parts.
+    """
+    expected, found = expected_tensors(config), {}
+    for name, info in tensors.items():
+        parts = _parts(config, name)
+        if any(part not in expected for part in parts) or _is_apart(name, parts, tensors):
+            parts = ()
+        if not parts:
+            found[name] = info
+            continue
+        if beside := [part for part in parts if part in tensors and part != name]:
+            raise GGUFError(file, f"tensor {name!r}", f"is there beside {beside[0]!r}")
+        rows = [expected[part].shape[info.row_axis] for part in parts]
+        first = expected[parts[0]].shape
+        whole = (*first[: info.row_axis], sum(rows), *first[info.row_axis + 1 :])
+        if info.shape != whole:
+            problem = f"has shape {info.shape}, expected {whole}"
+            raise GGUFError(file, f"tensor {name!r}", problem)
+        starts = itertools.accumulate(rows, initial=0)
+        for part, start, count in zip(parts, starts, rows, strict=False):
+            found[part] = info.part(part, start, count)
+    return found
+
+
+def _parts(config: Config, name: str) -> tuple[str, ...]:
+    """The names of the tensors whose rows one of this name holds; (): it is one of its own."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return ()
+    layer, short, suffix = match.groups()
+    if short in _ALWAYS and short not in config.kind.fused:
+        return ()
+    return tuple(f"{layer}{part}{suffix}" for part in FUSED.get(short, ()))
+
+
+def _is_apart(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
+    """True of the `ffn_up` of a file that has a `ffn_gate` beside it."""
+    return name in parts and all(part in tensors for part in parts)
+
+
+def _wholes(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(name in files, names of its parts) of those that the architecture's files hold so."""
+    for layer, short, suffix in itertools.product(
+        range(config.num_layers), config.kind.fused, (".weight", ".bias")
+    ):
+        whole = f"blk.{layer}.{short}{suffix}"
+        parts = _parts(config, whole)
+        if all(part in names for part in parts):
+            yield whole, parts
+
+
+def joined(
+    config: Config, tensors: Mapping[str, gguf.TensorPieces], file: str
+) -> dict[str, gguf.TensorPieces]:
+    """Tensors as the architecture's files hold them: the inverse of `split`.
+
+    Parts of several types stay apart; GGUFError where no file holds them so.
+    """
+    found = dict(tensors)
+    for whole, parts in _wholes(config, tensors):
+        pieces = [found.pop(part) for part in parts]
+        types = sorted({piece.type for piece in pieces})
+        if len(types) > 1:
+            if any(f".{short}." in whole for short in _ALWAYS):
+                problem = f"holds {' and '.join(parts)}, which have the types {', '.join(types)}"
+                raise GGUFError(file, f"tensor {whole!r}", problem)
+            found |= zip(parts, pieces, strict=True)
+            continue
+        first, *rest = (piece.shape for piece in pieces)
+        shape = (first[0] + sum(other[0] for other in rest), *first[1:])
+        found[whole] = gguf.TensorPieces(types[0], shape, _chained(pieces))
+    return found
+
+
+def _chained(pieces: list[gguf.TensorPieces]) -> Callable[[], Iterator[Any]]:
+    return lambda: itertools.chain.from_iterable(piece.pieces() for piece in pieces)
+
+
+def types_by_file(
+    config: Config,
+    shapes: Mapping[str, tuple[int, ...]],
+    types: Callable[[dict[str, tuple[int, ...]]], dict[str, str]],
+) -> dict[str, str]:
+    """Types of tensors, as `types` has those of the tensors that files hold: name -> type.
+
+    types: names in files -> shapes, to their types.
+    """
+    wholes, in_files = dict(_wholes(config, shapes)), dict(shapes)
+    for whole, parts in wholes.items():
+        rows, columns = sum(shapes[part][0] for part in parts), shapes[parts[0]][1:]
+        for part in parts:
+            del in_files[part]
+        in_files[whole] = (rows, *columns)
+    chosen = types(in_files)
+    of_parts = {part: chosen[whole] for whole, parts in wholes.items() for part in parts}
+    return {name: of_parts[name] if name in of_parts else chosen[name] for name in shapes}
