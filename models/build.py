@@ -59,19 +59,15 @@ def build(
             soft_cap=config.attention_soft_cap,
             residual_scale=config.scales.residual,
         )
-        options = {
-            "activation": config.kind.activation,
-            "residual_scale": config.scales.residual,
-        }
-        if not config.has_experts(i):
-            mlp = MLP(**{"gate": None} | parts["mlp"], **options)
+        options: dict[str, Any] = {"activation": config.kind.activation}
+        network, residual_scale = parts["mlp"], config.scales.residual
+        if config.experts is None or not config.has_experts(i):
+            network = MLP(**{"gate": None} | network, **options, residual_scale=residual_scale)
         else:
-            shared = parts["mlp.shared"]
-            parts["mlp"]["shared"] = (
-                MLP(**shared, activation=options["activation"]) if shared else None
-            )
-            mlp = Experts(**parts["mlp"], **options, shape=config.experts)
-        return DecoderLayer(attention, mlp, **parts.get("", {}))
+            shared = parts["mlp.shared"] and MLP(**parts["mlp.shared"], **options)
+            options |= {"shared": shared or None, "residual_scale": residual_scale}
+            network = Experts(**network, **options, shape=config.experts)
+        return DecoderLayer(attention, network, **parts.get("", {}))
 
     top: dict[str, Any] = {tensor.module: held(tensor) for tensor in (*INPUT, *OUTPUT)}
     divisors = {place: top.pop(f"rope_divisors.{place}") for place in ("all", "long", "short")}
@@ -98,7 +94,7 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
     decoder = model.decoder() if isinstance(model, Model) else model
     tensors: dict[str, Any] = {}
     for tensor, prefix, _, layer in _with_strangers(decoder.config):
-        module = decoder if layer is None else decoder.layers[layer]
+        module: Any = decoder if layer is None else decoder.layers[layer]
         for name in tensor.module.split("."):
             module = getattr(module, name, None)
         if module is None:  # a norm that the layer has not, an output tied to the embedding

@@ -156,9 +156,9 @@ class Config:
     def _rope_of(self, layer: int) -> Rope:
         windowed, rotated = self.window_of(layer) is not None, self.kind.rotated
         if not self.has_rope or (rotated is not None and not rotated(layer, windowed)):
-            return Rope(self.rope_theta, self.rope_dim, math.inf)
+            return Rope(self.rope_theta, self.rope_dim, math.inf, divided=False)
         if windowed and self.local_rope_theta is not None:
-            return Rope(self.local_rope_theta, self.rope_dim)
+            return Rope(self.local_rope_theta, self.rope_dim, divided=False)
         return self._rope
 
     @classmethod
@@ -223,7 +223,8 @@ class Config:
             _norm_eps(self.kind): self.norm_eps,
             "rope.dimension_count": self.rope_dim,
         }
-        values |= rope_fields.write(self) | expert_fields.write(self)
+        values |= rope_fields.write(vars(self), self.kind)
+        values |= expert_fields.write(self.experts, self.kind)
         if (self.window or 0) != self.kind.window:
             values["attention.sliding_window"] = self.window or 0
         if self.windowed_layers is not None:
@@ -299,7 +300,7 @@ def _windowed_layers(get: Fields, kind: Architecture, layers: int) -> tuple[bool
     return None if pattern == tuple(map(kind.windowed, range(layers))) else pattern
 
 
-def _heads(get: Fields) -> dict[str, int]:
+def _heads(get: Fields) -> dict[str, Any]:
     """The sizes of attention, which depend on one another."""
     integer = functools.partial(get.integer, least=1, repeated=True)
     hidden_size = integer("embedding_length", most=_MAX_SIZE)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jax_q4k.gguf import REQUIRED, Fields
 
 from .architecture import Architecture
-
-if TYPE_CHECKING:
-    from .config import Config
 
 MAX_EXPERTS = 1024  # of a layer: far above any real model
 
@@ -51,15 +48,18 @@ def read(get: Fields, kind: Architecture, layers: int, most: int, inner: int) ->
 
     most: of a size. inner: that of a dense layer. Raises GGUFError naming a key at fault.
     """
-    given = _COUNT in get and get.value(_COUNT) != 0
-    if not kind.experts:
-        if given:
-            get.fail(_COUNT, f"{get.value(_COUNT)!r} is not supported")
-        return None
-    if not given and kind.mlp and _SIZE not in get:
-        return None
     integer = functools.partial(get.integer, repeated=True)
-    count = integer(_COUNT, least=1, most=MAX_EXPERTS)
+    if not kind.experts:
+        if (count := integer(_COUNT, 0)) != 0:
+            get.fail(_COUNT, f"{count} is not supported")
+        return None
+    count = (
+        integer(_COUNT, 0, least=0, most=MAX_EXPERTS)
+        if kind.mlp
+        else integer(_COUNT, least=1, most=MAX_EXPERTS)
+    )
+    if not count:
+        return None
     size = integer(_SIZE, inner if kind.mlp else REQUIRED, least=1, most=most)
     shared = integer(_SHARED_SIZE, 0, least=0, most=most)
     if not shared:
@@ -75,8 +75,8 @@ def read(get: Fields, kind: Architecture, layers: int, most: int, inner: int) ->
 
 
 def _routing(get: Fields, kind: Architecture, count: int) -> dict[str, Any]:
-    routing = kind.routing
-    gating, normalize = routing.gating, routing.normalize
+    gating: str | None = kind.routing.gating
+    normalize = kind.routing.normalize
     if gating is None:
         number = get.integer(_GATING, 2, least=0, most=255)
         if number not in _GATINGS:
@@ -99,9 +99,8 @@ def _routing(get: Fields, kind: Architecture, count: int) -> dict[str, Any]:
     }
 
 
-def write(config: Config) -> dict[str, Any]:
+def write(experts: Experts | None, kind: Architecture) -> dict[str, Any]:
     """Metadata that `read` turns into the experts again, by keys under the architecture's name."""
-    experts, routing = config.experts, config.kind.routing
     if experts is None:
         return {}
     values: dict[str, Any] = {_COUNT: experts.count, _USED: experts.used, _SIZE: experts.size}
@@ -113,8 +112,8 @@ def write(config: Config) -> dict[str, Any]:
         _GROUPS_USED: (experts.groups_used, experts.groups),
     }
     values |= {key: value for key, (value, default) in others.items() if value != default}
-    if routing.gating is None:
+    if kind.routing.gating is None:
         values[_GATING] = {name: number for number, name in _GATINGS.items()}[experts.gating]
-    if routing.normalize is None:
+    if kind.routing.normalize is None:
         values[_NORMALIZE] = experts.normalize
     return values

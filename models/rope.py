@@ -32,7 +32,8 @@ class Yarn(NamedTuple):
 class Rope(NamedTuple):
     """A rotation: frequencies theta ** (-2i / dim) / factor, or YaRN's; an infinite factor: none.
 
-    magnitude: cosines and sines are multiplied by it, and by YaRN's own.
+    magnitude: cosines and sines are multiplied by it, and by YaRN's own. divided: a file's divisors
+    apply to it.
     """
 
     theta: float
@@ -40,6 +41,7 @@ class Rope(NamedTuple):
     factor: float = 1.0
     yarn: Yarn | None = None
     magnitude: float = 1.0
+    divided: bool = True
 
 
 class Rotation(NamedTuple):
@@ -92,13 +94,12 @@ def magnitude(rope: Rope) -> float:
 def tables(ropes: tuple[Rope, ...], tensors: Mapping[str, Any]) -> list[np.ndarray]:
     """The `frequencies` of each rope, and behind them those of long contexts, where they differ.
 
-    tensors: GGUF's names -> a file's. Only the first rope takes divisors: windowed layers' own has
-    none.
+    tensors: GGUF's names -> a file's.
     """
     every, long, short = (tensors.get(name) for name in DIVISORS)
-    first, *others = ropes
-    of_each = [frequencies(first, short if every is None else every), *map(frequencies, others)]
-    return of_each if every is not None or long is None else [*of_each, frequencies(first, long)]
+    divisors = short if every is None else every
+    of_each = [frequencies(rope, divisors if rope.divided else None) for rope in ropes]
+    return of_each if every is not None or long is None else [*of_each, frequencies(ropes[0], long)]
 
 
 def is_long(capacity: int, original_context: int) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -11,21 +12,16 @@ from jax_q4k.gguf import Fields
 
 from .architecture import Architecture
 
-if TYPE_CHECKING:
-    from .config import Config
-
 MIN_DIVISOR = 1e-6  # what divides a frequency is above this, so that angles stay finite
 MAX_CONTEXT = 1 << 28  # tokens: far above any real model
 
 _SCALINGS = ("none", "linear", "yarn", "longrope")
-#: Of Config -> GGUF's key.
+#: YaRN's constants and what they are where no key says it.
 _YARN = {
-    "yarn_beta_fast": "rope.scaling.yarn_beta_fast",
-    "yarn_beta_slow": "rope.scaling.yarn_beta_slow",
-    "yarn_log_multiplier": "rope.scaling.yarn_log_multiplier",
+    "rope.scaling.yarn_beta_fast": 32.0,
+    "rope.scaling.yarn_beta_slow": 1.0,
+    "rope.scaling.yarn_log_multiplier": 0.0,
 }
-_YARN_DEFAULTS = (32.0, 1.0, 0.0)
-_ORIGINAL = "rope.scaling.original_context_length"
 
 
 def read(get: Fields, kind: Architecture, context_length: int) -> dict[str, Any]:
@@ -40,7 +36,8 @@ def read(get: Fields, kind: Architecture, context_length: int) -> dict[str, Any]
         supported = ", ".join(_SCALINGS)
         get.fail("rope.scaling.type", f"{scaling!r} is not supported; supported are {supported}")
     finetuned = get.boolean("rope.scaling.finetuned", True) if kind.optional_rope else True
-    original = get.integer(_ORIGINAL, context_length, least=1, most=MAX_CONTEXT)
+    key = "rope.scaling.original_context_length"
+    original = get.integer(key, context_length, least=1, most=MAX_CONTEXT)
     return {
         "rope_theta": theta,
         "rope_factor": 1.0 if scaling == "none" else _factor(get),
@@ -53,25 +50,27 @@ def read(get: Fields, kind: Architecture, context_length: int) -> dict[str, Any]
     }
 
 
-def write(config: Config) -> dict[str, Any]:
+def write(fields: Mapping[str, Any], kind: Architecture) -> dict[str, Any]:
     """Metadata that `read` turns into the fields again, by keys under the architecture's name."""
-    values: dict[str, Any] = {"rope.freq_base": config.rope_theta}
-    if config.rope_factor != 1.0 or config.yarn is not None:
-        values["rope.scaling.type"] = "linear" if config.yarn is None else "yarn"
-        values["rope.scaling.factor"] = config.rope_factor
-    if config.rope_magnitude != 1.0:
-        values["rope.scaling.attn_factor"] = config.rope_magnitude
-    if config.original_context is not None:
-        values[_ORIGINAL] = config.original_context
-    if config.yarn is not None and config.kind.yarn_keys:
-        values |= dict(zip(_YARN.values(), config.yarn, strict=True))
-    if config.local_rope_theta is not None:
-        values["rope.freq_base_swa"] = config.local_rope_theta
-    if config.kind.optional_rope:
-        values["rope.scaling.finetuned"] = config.has_rope
-    if config.temperature_scale:
-        values["attention.temperature_scale"] = config.temperature_scale
-    return values
+    values: dict[str, Any] = {"rope.freq_base": fields["rope_theta"]}
+    yarn, factor = fields["yarn"], fields["rope_factor"]
+    if factor != 1.0 or yarn is not None:
+        values["rope.scaling.type"] = "linear" if yarn is None else "yarn"
+        values["rope.scaling.factor"] = factor
+    if yarn is not None and kind.yarn_keys:
+        values |= dict(zip(_YARN, yarn, strict=True))
+    if kind.optional_rope:
+        values["rope.scaling.finetuned"] = fields["has_rope"]
+    others = {
+        "rope.scaling.attn_factor": ("rope_magnitude", 1.0),
+        "rope.scaling.original_context_length": ("original_context", None),
+        "rope.freq_base_swa": ("local_rope_theta", None),
+        "attention.temperature_scale": ("temperature_scale", 0.0),
+    }
+    given = {
+        key: fields[name] for key, (name, default) in others.items() if fields[name] != default
+    }
+    return values | given
 
 
 def _factor(get: Fields) -> float:
@@ -90,13 +89,12 @@ def _nonzero(get: Fields, key: str, default: float) -> float:
 def _yarn(get: Fields, kind: Architecture) -> tuple[float, float, float]:
     """YaRN's betas and log multiplier."""
     if not kind.yarn_keys:
-        return _YARN_DEFAULTS
-    fast, slow, log_multiplier = (
-        get.number(key, default, above=least, most=1e6)
-        for key, default, least in zip(
-            _YARN.values(), _YARN_DEFAULTS, (0.0, 0.0, -MIN_DIVISOR), strict=True
+        fast, slow, log_multiplier = _YARN.values()
+    else:
+        fast, slow, log_multiplier = (
+            get.number(key, default, above=-MIN_DIVISOR if default == 0 else 0.0, most=1e6)
+            for key, default in _YARN.items()
         )
-    )
     return fast, slow, log_multiplier
 
 

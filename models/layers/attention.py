@@ -51,20 +51,27 @@ class Attention(nnx.Module):
         """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys."""
         residual = x if residual is None else residual
         q, k, v = linear(x, self.query, self.key, self.value, norm=self.norm)
-        norms: Norms = None, None
-        if isinstance(self.q_norm, RMSNorm) and self.q_norm.weight.shape == (self.head_dim,):
-            norms = self.q_norm, self.k_norm
-        elif self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        # Normalizes, rotates, stores.
-        q, kv = kv.append(*map(self.heads, (q, k, v)), norms=norms)
-        seen = {"window": self.window, "scale": self.scale, "soft_cap": self.soft_cap}
+        norms: Any = self.q_norm, self.k_norm
+        if self.q_norm is not None and not self._per_head(self.q_norm):
+            q, k = (norm(y) for norm, y in zip(norms, (q, k), strict=True))
+            norms = None, None
+        q, k, v = map(self.heads, (q, k, v))
+        q, kv = kv.append(q, k, v, norms=norms)  # normalizes, rotates, stores
+        seen: dict[str, Any] = {
+            "window": self.window,
+            "scale": self.scale,
+            "soft_cap": self.soft_cap,
+        }
         if self.sinks is not None:
             seen["sinks"] = self.sinks.get_value()
         if self.post_norm is None and self.residual_scale is None:
             return kv.attend(q, self.output, residual, **seen), kv
         y = kv.attend(q, self.output, None, **seen)
         return added(residual, y, self.post_norm, self.residual_scale), kv
+
+    def _per_head(self, norm: Norm) -> bool:
+        """True of a norm of each head, which is fused with what rotates them."""
+        return isinstance(norm, RMSNorm) and norm.weight.shape == (self.head_dim,)
 
     def heads(self, x: Array) -> Array:
         """(..., heads * head_dim) -> (..., heads, head_dim)."""

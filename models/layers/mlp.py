@@ -45,15 +45,13 @@ class MLP(nnx.Module):
 
     def network(self, x: Array, residual: Array | None) -> Array:
         """The network of x, plus a residual."""
-        modules = self.gate, self.up, self.down
-        if fusible(*modules) and all(m.bias is None for m in modules):
+        first = (self.up,) if self.gate is None else (self.gate, self.up)
+        modules = *first, self.down
+        if len(first) == 2 and fusible(*modules) and all(m.bias is None for m in modules):
             x, options = normalized(x, self.norm)
             options |= {"activation": self.activation, "residual": residual}
             return jq.mlp(x, *(m.weight for m in modules), **options)
-        if self.gate is None:
-            h = activate(self.activation, *linear(x, self.up, norm=self.norm))
-        else:
-            h = activate(self.activation, *linear(x, self.gate, self.up, norm=self.norm))
+        h = activate(self.activation, *linear(x, *first, norm=self.norm))
         return linear(h, self.down, residual=residual)[0]
 
 

@@ -17,7 +17,9 @@ from jax_q4k.models.tensors import expected_tensors
 from .golden import path
 
 CLASSES = {
-    architecture.name: architecture.checkpoints[0].name for architecture in ARCHITECTURES.values()
+    architecture.name: architecture.checkpoints[0].name
+    for architecture in ARCHITECTURES.values()
+    if architecture.checkpoints
 }
 
 

@@ -1,6 +1,7 @@
 """An architecture that nobody has: each feature that a data file can ask for, in one file."""
 
 from jax_q4k.models.architecture import Architecture, CheckpointClass
+from jax_q4k.models.architecture_tensors import ATTENTION, NORMS_AND_POST_NORMS, QK_NORMS
 
 ARCHITECTURE = Architecture(
     "fictitious",
@@ -16,8 +17,8 @@ ARCHITECTURE = Architecture(
             optional_keys={"final_logit_softcapping": "final_logit_softcapping"},
         ),
     ),
-    qk_norm=True,
-    post_norms=True,
+    attention=ATTENTION + QK_NORMS,
+    norms=NORMS_AND_POST_NORMS,
     activation="gelu",
     windowed=lambda layer: layer % 2 == 0,
     attention_soft_cap=50.0,

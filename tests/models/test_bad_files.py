@@ -70,7 +70,10 @@ def byte_level():
 ARRAYS = [
     (f"{key}-of-{count}", numbers(key, Value.UINT32, "<I", [1] * count), f"{key}: {message}")
     for key, message in (
-        ("general.architecture", r"array\(.*\) is not supported; supported are gemma, gemma2"),
+        (
+            "general.architecture",
+            r"array\(.*\) is not supported; supported are cohere2, command-r, gemma, gemma2",
+        ),
         ("tokenizer.ggml.model", "is of type ndarray, expected str"),
         ("llama.rope.scaling.type", r"array\(.*\) is not supported; supported are none, linear"),
         ("llama.rope.scaling.factor", "must be a number above"),
@@ -125,7 +128,7 @@ ARRAYS = [
         ),
         (
             text("general.architecture", "x" * 10**6),
-            r"'x{499} \.\.\. x+' is not supported; supported are gemma, gemma2",
+            r"'x{499} \.\.\. x+' is not supported; supported are cohere2, command-r, gemma, gemma2",
         ),
     ],
 )

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 import jax_q4k as jq
+from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.config import Config
+from jax_q4k.models.rope import Rope
 
 LLAMA = {
     "general.architecture": "llama",
@@ -25,17 +27,18 @@ def test_defaults_are_llama_cpps():
     config = Config.from_metadata(LLAMA)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 8, 64)
     assert (config.rope_dim, config.rope_theta, config.rope_factor) == (64, 10000.0, 1.0)
-    assert config.interleaved_rope and not config.kind.qkv_bias and not config.kind.qk_norm
+    assert config.interleaved_rope and not config.kind.biases and config.experts is None
 
 
 @pytest.mark.parametrize(
-    "architecture, qkv_bias, qk_norm", [("qwen2", True, False), ("qwen3", False, True)]
+    "architecture, biases, norms", [("qwen2", ("qkv",), []), ("qwen3", (), ["q_norm", "k_norm"])]
 )
-def test_qwen(architecture, qkv_bias, qk_norm):
+def test_qwen(architecture, biases, norms):
     metadata = {key.replace("llama", architecture): value for key, value in LLAMA.items()}
     metadata["general.architecture"] = architecture
     config = Config.from_metadata(metadata)
-    assert (config.kind.qkv_bias, config.kind.qk_norm) == (qkv_bias, qk_norm)
+    names = [tensor.module.removeprefix("attention.") for tensor in config.kind.attention]
+    assert config.kind.biases == biases and names[4:] == norms
     assert not config.interleaved_rope
 
 
@@ -128,12 +131,12 @@ def test_vocab_size_from_the_tokens():
         ({"rope.freq_base": -1.0}, "rope.freq_base: must be a number"),
         ({"rope.freq_base": 1.0}, "rope.freq_base: must be a number above 1"),
         (
-            {"rope.scaling.type": "yarn"},
-            "rope.scaling.type: 'yarn' is not supported; supported are none, linear",
+            {"rope.scaling.type": "dynamic"},
+            "rope.scaling.type: 'dynamic' is not supported; supported are none, linear, yarn, lon",
         ),
         ({"rope.scaling.factor": float("inf")}, "rope.scaling.factor: must be a number"),
         ({"rope.scaling.factor": -2.0}, "rope.scaling.factor: must be a number"),
-        ({"expert_count": np.array([0])}, "llama.expert_count: array([0]) is not supported"),
+        ({"expert_count": np.array([0, 8])}, "llama.expert_count: must be an integer from 0"),
         ({"context_length": -1}, "llama.context_length: must be an integer from 1"),
     ],
 )
@@ -146,7 +149,6 @@ def test_bad_metadata(changes, message):
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("expert_count", 8),
         ("logit_scale", 0.0625),
         ("residual_scale", 0.5),
         ("embedding_scale", 12.0),
@@ -154,7 +156,6 @@ def test_bad_metadata(changes, message):
         ("attention.clamp_kqv", 8.0),
         ("attn_logit_softcapping", 50.0),
         ("final_logit_softcapping", 30.0),
-        ("rope.scaling.attn_factor", 1.2),
         ("use_parallel_residual", True),
         ("attention.causal", False),
     ],
@@ -241,11 +242,11 @@ def test_27b_models_scale_scores_by_their_width(architecture, layers, scale):
 
 
 def test_linear_scaling_is_of_global_layers():
-    keys = {"rope__scaling__factor": 8.0, "rope__freq_base": 1e6}
+    keys = {"rope__scaling__factor": 8.0, "rope__freq_base": 1e6} | WINDOW
     config = Config.from_metadata(of("gemma3", **keys))
-    assert config.ropes == ((1e6, 64, 8.0), (1e4, 64, 1.0))
+    assert config.ropes == (Rope(1e6, 64, 8.0), Rope(1e4, 64, divided=False))
     local = Config.from_metadata(of("gemma3", **keys, rope__freq_base_swa=5e4)).ropes[1]
-    assert local == (5e4, 64, 1.0)
+    assert local == Rope(5e4, 64, divided=False)
 
 
 @pytest.mark.parametrize(
@@ -275,6 +276,6 @@ def test_rotated_dimensions_lie_in_the_head():
 def test_unknown_architecture(architecture):
     with pytest.raises(
         jq.GGUFError,
-        match="general.architecture.*supported are gemma, gemma2, gemma3, llama, qwen2, qwen3",
+        match=f"general.architecture.*supported are {', '.join(ARCHITECTURES)}",
     ):
         Config.from_metadata({"general.architecture": architecture})

@@ -21,6 +21,7 @@ from jax_q4k import models
 from jax_q4k.models import json_fields
 from jax_q4k.models.files import config_json
 from jax_q4k.models.files.checkpoint import interleaved
+from jax_q4k.models.rope import Rope
 from jax_q4k.models.tensors import expected_tensors
 
 from .. import checkpoints
@@ -343,7 +344,10 @@ def test_what_a_text_config_leaves_out():
     config = config_json.describe(json_fields.JSONFields(values, "config.json")).config
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (8, 4, 256)
     assert (config.vocab_size, config.context_length, config.window) == (262208, 131072, 1024)
-    assert config.ropes == ((1e6, 256, 8.0), (1e4, 256, 1.0)) and config.norm_eps == 1e-6
+    assert (
+        config.ropes == (Rope(1e6, 256, 8.0), Rope(1e4, 256, divided=False))
+        and config.norm_eps == 1e-6
+    )
     inner["num_attention_heads"] = 7
     with pytest.raises(jq.CheckpointError, match=r"text_config.num_key_value_heads: 4 must divide"):
         config_json.describe(json_fields.JSONFields(values, "config.json"))
