@@ -83,16 +83,13 @@ class Experts(nnx.Module):
             residual = self._shared(h, residual)
         modules = self.gate, self.up, self.down
         if all(type(module) is ExpertLinear for module in modules):
-            biases = tuple(module.bias for module in modules)
-            return jq.expert_mlp(
-                h,
-                *(module.weight for module in modules),
-                ids,
-                weights,
-                activation=self.activation,
-                biases=None if biases == (None,) * 3 else biases,
-                residual=residual,
-            )
+            gate, up, down = (module.weight for module in modules)
+            options: dict[str, Any] = {
+                "activation": self.activation,
+                "biases": [module.bias for module in modules],
+                "residual": residual,
+            }
+            return jq.expert_mlp(h, gate, up, down, ids, weights, **options)
         activated = activate(self.activation, self.gate(h, ids), self.up(h, ids))
         y = (weights[..., None] * self.down(activated, ids)).sum(-2)
         return y if residual is None else residual + y

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -57,5 +58,5 @@ class MLP(nnx.Module):
 
 def activate(activation: str, gate: Array, up: Array | None = None) -> Array:
     """The activation of a gate, times `up` if there is one."""
-    y = jq.ACTIVATION_FUNCTIONS[activation](gate)
-    return y if up is None else y * up
+    up = jnp.ones((), gate.dtype) if up is None else up
+    return jq.ACTIVATION_FUNCTIONS[activation](gate, up)
