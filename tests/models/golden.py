@@ -13,7 +13,37 @@ from jax_q4k import models
 LLAMA_AND_QWEN = ("llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm")
 NAMES = (*LLAMA_AND_QWEN, "gemma", "gemma2", "gemma3")
 #: Further files of the same architectures: only their logits are looked at, and their tokens.
-VARIANTS = ("gemma2-27b", "gemma3-nowindow")
+VARIANTS = ("gemma2-27b", "gemma3-nowindow", "llama-bias", "llama-longrope", "qwen2-fused")
+#: Files whose layers have experts.
+WITH_EXPERTS = (
+    "glm4moe",
+    "gpt-oss",
+    "gpt-oss-mxfp4",
+    "granitemoe",
+    "mixtral",
+    "qwen2moe",
+    "qwen3moe",
+    "qwen3vlmoe",
+)
+#: Further architectures, each by a file or more.
+FAMILIES = (
+    "cohere2",
+    "command-r",
+    "glm4",
+    "granite",
+    "granite-nope",
+    "mistral3",
+    "olmo2",
+    "olmo3",
+    "phi3",
+    "phi3-long",
+    "phi3-short",
+    "qwen2vl",
+    "qwen3vl",
+    "smollm3",
+    "starcoder2",
+    *WITH_EXPERTS,
+)
 
 
 class Reference(NamedTuple):

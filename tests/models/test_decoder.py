@@ -14,7 +14,7 @@ from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.layers import MLP, Linear
 from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
 
-from .golden import NAMES, VARIANTS, model, reference
+from .golden import FAMILIES, NAMES, VARIANTS, model, reference
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -41,7 +41,7 @@ def programs(name):
 
 
 @pytest.mark.usefixtures("exact")
-@pytest.mark.parametrize("name", [*NAMES, *VARIANTS])
+@pytest.mark.parametrize("name", [*NAMES, *VARIANTS, *FAMILIES])
 def test_full_pass(name):
     got = model(name).logits(reference(name).tokens[None])
     assert got.shape == (1, *reference(name).logits.shape) and got.dtype == jnp.float32

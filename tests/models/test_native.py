@@ -26,7 +26,7 @@ def test_greedy_tokens(name):
     assert out.tokens == reference.greedy.tolist()
 
 
-@pytest.mark.parametrize("name", [*golden.NAMES, *golden.VARIANTS])
+@pytest.mark.parametrize("name", [*golden.NAMES, *golden.VARIANTS, *golden.FAMILIES])
 def test_logits(name):
     model, reference = golden.model(name), golden.reference(name)
     tokens = reference.tokens[None]

@@ -1,0 +1,194 @@
+"""Golden files of further architectures: what each has beyond llama, and that it matters."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import GOLDEN, TESTS, nmse
+from implementations import needs_native
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models.architectures import ARCHITECTURES
+from jax_q4k.models.build import build
+from jax_q4k.models.config import Scales
+from jax_q4k.models.kv_cache import PagedCache
+
+from .golden import FAMILIES, VARIANTS, WITH_EXPERTS, model, path, reference
+
+pytestmark = [needs_native, pytest.mark.cpu_kernels]
+
+PROMPT = 48  # tokens
+
+
+@pytest.fixture(autouse=True)
+def exact():
+    with jq.implementation("native", activations="f32"):
+        yield
+
+
+def test_the_readme_names_every_architecture_and_its_golden_files():
+    head, rows = "| models | `general.architecture` | golden files |", []
+    lines = (TESTS.parent / "README.md").read_text().splitlines()
+    for line in lines[lines.index(head) + 2 :]:
+        if not line:
+            break
+        _, _, names, files, _ = (cell.strip() for cell in line.split("|"))
+        rows += [(names.replace("`", "").split(", "), file) for file in files.split(", ")]
+    assert {name for names, _ in rows for name in names} == set(ARCHITECTURES)
+    assert {file for _, file in rows} == {file.stem for file in GOLDEN.glob("*.json")}
+    for names, file in rows:
+        metadata = jq.gguf.read_header(path(file)).metadata
+        assert metadata["general.architecture"] in names
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_paged_decode_of_prompts_of_two_lengths(name):
+    """Every token behind 40 and 13 of them, in steps, with the logits of the full pass."""
+    loaded, want = model(name), reference(name)
+    prefill = jax.jit(lambda weights, *args: loaded.decoder(weights).prefill(*args))
+    decode = jax.jit(lambda weights, *args: loaded.decoder(weights).decode(*args))
+    lengths, steps = np.array([40, 13], np.int32), 32
+    prompts = np.zeros((2, 40), np.int32)
+    for row, length in zip(prompts, lengths, strict=True):
+        row[:length] = want.tokens[:length]
+    cache = PagedCache.create(loaded.config, 2, 72)
+    logits, cache = prefill(loaded.weights, prompts, lengths, cache)
+    rows = [logits]
+    for step in range(steps):
+        logits, cache = decode(loaded.weights, want.tokens[lengths + step], cache)
+        rows.append(logits)
+    got = np.stack(rows, axis=1)
+    for row, length in zip(got, lengths, strict=True):
+        assert nmse(row, want.logits[length - 1 : length + steps]) <= 1e-8
+    greedy = got[0, PROMPT - 40 : -1].argmax(-1)
+    assert greedy.tolist() == want.greedy[: len(greedy)].tolist()
+
+
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_tokens_have_the_experts_that_llama_cpp_gives_them(name, monkeypatch):
+    chosen, route = [], jq.route
+
+    def recorded(*args, **options):
+        ids, weights = route(*args, **options)
+        chosen.append(np.asarray(ids)[0])
+        return ids, weights
+
+    monkeypatch.setattr(jq, "route", recorded)
+    model(name).decoder()(jnp.array(reference(name).tokens[None]))
+    with np.load(GOLDEN / f"{name}.npz") as data:
+        np.testing.assert_array_equal(chosen, data["routes_f32"])
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *VARIANTS])
+def test_a_saved_file_holds_the_tensors_of_the_one_it_was_loaded_from(name, tmp_path):
+    """Under their names, fused ones whole; in other files of the architecture they are apart."""
+    loaded = model(name)
+    models.save_gguf(loaded, tmp_path / "model.gguf")
+    want, got = jq.gguf.read(path(name)).tensors, jq.gguf.read(tmp_path / "model.gguf").tensors
+    apart = {} if loaded.config.kind.fused else {n for n in want if "attn_qkv" in n}
+    assert want.keys() - got.keys() == set(apart)
+    for tensor in want.keys() & got.keys():
+        for a, b in zip(jax.tree.leaves(got[tensor]), jax.tree.leaves(want[tensor]), strict=True):
+            np.testing.assert_array_equal(a, b)
+    again = models.from_gguf(tmp_path / "model.gguf")
+    assert again.config == loaded.config
+    tokens = reference(name).prompt[None]
+    np.testing.assert_array_equal(again.logits(tokens), loaded.logits(tokens))
+
+
+#: (golden file, facts of the architecture or the configuration that are switched off).
+FACTS = [
+    ("cohere2", {"rotated": None}),
+    ("cohere2", {"windowed": lambda layer: False, "rotated": lambda layer, _: layer % 4 < 3}),
+    ("cohere2", {"layer_norm": False}),
+    ("cohere2", {"scales": Scales()}),
+    ("command-r", {"layer_norm": False}),
+    ("glm4", {"interleaved_rope": False}),
+    ("glm4", {"rope_dim": 64}),
+    ("granite", {"scales": Scales(residual=0.22, attention=1 / 64, logits=0.5)}),
+    ("granite", {"scales": Scales(embedding=0.75, attention=1 / 64, logits=0.5)}),
+    ("granite", {"scales": Scales(embedding=0.75, residual=0.22, logits=0.5)}),
+    ("granite", {"scales": Scales(embedding=0.75, residual=0.22, attention=1 / 64)}),
+    ("granite-nope", {"has_rope": True}),
+    ("mistral3", {"temperature_scale": 0.0}),
+    ("mistral3", {"yarn": None}),
+    ("mistral3", {"yarn": (32.0, 0.25, 1.0)}),
+    ("mistral3", {"yarn": (1.0, 0.25, 0.0)}),
+    ("olmo3", {"window": None}),
+    ("olmo3", {"local_rope_theta": None}),
+    ("olmo3", {"yarn": None}),
+    ("phi3", {"rope_dim": 64}),
+    ("phi3-long", {"original_context": 512}),
+    ("phi3-long", {"rope_magnitude": 1.0}),
+    ("phi3-short", {"original_context": 128}),
+    ("llama-longrope", {"original_context": 512}),
+    ("smollm3", {"rotated": None}),
+    ("starcoder2", {"layer_norm": False}),
+    ("starcoder2", {"activation": "silu"}),
+    ("gpt-oss", {"activation": "silu"}),
+    ("gpt-oss", {"window": None}),
+    ("gpt-oss", {"yarn": None}),
+    ("qwen3moe", {"experts": {"used": 2}}),
+    ("qwen3moe", {"experts": {"normalize": False}}),
+    ("qwen2moe", {"experts": {"normalize": True}}),
+    ("glm4moe", {"experts": {"normalize": False}}),
+    ("glm4moe", {"experts": {"scale": 1.0}}),
+    ("glm4moe", {"experts": {"gating": "softmax"}}),
+    ("granitemoe", {"experts": {"used": 1}}),
+]
+#: (golden file, part of the names of tensors, what is put in their place).
+TENSORS = [
+    ("command-r", "attn_norm.weight", 1.0),
+    ("glm4", "post_attention_norm", 1.0),
+    ("glm4", "post_ffw_norm", 1.0),
+    ("glm4", "attn_q.bias", 0.0),
+    ("olmo2", "attn_q_norm", 1.0),
+    ("olmo2", "attn_k_norm", 1.0),
+    ("olmo2", "post_ffw_norm", 1.0),
+    ("llama-bias", "attn_output.bias", 0.0),
+    ("llama-bias", "ffn_down.bias", 0.0),
+    ("qwen2-fused", "attn_v.bias", 0.0),
+    ("starcoder2", "ffn_norm.bias", 0.0),
+    ("starcoder2", "ffn_up.bias", 0.0),
+    ("gpt-oss", "attn_sinks", -1e4),
+    ("gpt-oss", "ffn_gate_inp.bias", 0.0),
+    ("gpt-oss", "ffn_gate_exps.bias", 0.0),
+    ("gpt-oss", "ffn_up_exps.bias", 0.0),
+    ("gpt-oss", "ffn_down_exps.bias", 0.0),
+    ("glm4moe", "exp_probs_b", 0.0),
+    ("glm4moe", "attn_q_norm", 1.0),
+    ("qwen2moe", "ffn_gate_inp_shexp", 0.0),
+]
+
+
+def prompt_error(name, config, tensors):
+    """NMSE of the prompt's logits; each step runs by itself, so that nothing is compiled anew."""
+    prompt = jnp.array(reference(name).prompt[None])
+    got = build(config, tensors)(prompt)
+    return nmse(got[0], reference(name).logits[:PROMPT])
+
+
+@pytest.mark.parametrize(("name", "facts"), FACTS)
+def test_every_fact_moves_the_logits(name, facts, monkeypatch):
+    config, tensors = model(name).config, models.named_tensors(model(name))
+    of_config = {field.name for field in dataclasses.fields(config)} & facts.keys()
+    changed = {field: facts[field] for field in of_config}
+    if "experts" in changed:
+        changed["experts"] = dataclasses.replace(config.experts, **changed["experts"])
+    of_kind = {fact: value for fact, value in facts.items() if fact not in of_config}
+    kind = dataclasses.replace(config.kind, **of_kind)
+    if "rope_dim" in changed:  # the same divisors would not fit
+        tensors = {n: t for n, t in tensors.items() if not n.startswith("rope")}
+    monkeypatch.setitem(ARCHITECTURES, config.architecture, kind)
+    assert prompt_error(name, dataclasses.replace(config, **changed), tensors) >= 1e-3
+
+
+@pytest.mark.parametrize(("name", "part", "value"), TENSORS)
+def test_every_tensor_moves_the_logits(name, part, value):
+    config, tensors = model(name).config, models.named_tensors(model(name))
+    replaced = {n: jnp.full(t.shape, value, jnp.float32) for n, t in tensors.items() if part in n}
+    assert replaced
+    assert prompt_error(name, config, tensors | replaced) >= 1e-3
