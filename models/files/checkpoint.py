@@ -177,8 +177,7 @@ class CheckpointSource:
             return not self.description.tied
         if not self._expected[name].is_bias:
             return True
-        facts = self.config.kind, self.description
-        return any(getattr(fact, bias, False) for fact in facts for bias in entry.bias or ())
+        return entry.bias in (*self.config.kind.biases, *self.description.biases)
 
 
 def from_pretrained(

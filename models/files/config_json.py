@@ -52,8 +52,7 @@ class Description:
 
     config: Config
     metadata: dict[str, Any]
-    attention_bias: bool  # of all four projections, beside the architecture's own biases
-    mlp_bias: bool
+    biases: tuple[str, ...]  # groups of them, beside the architecture's own
     tied: bool  # the output layer is the embedding
     rope_divisors: np.ndarray | None  # float32 (rope_dim / 2,)
     multimodal: bool  # the checkpoint holds more than the decoder, which has a prefix of its own
@@ -103,8 +102,12 @@ def describe(fields: JSONFields) -> Description:
     return Description(
         config=config,
         metadata=config.to_metadata() | metadata,
-        attention_bias=_asks_for(fields, "attention_bias", checkpoint),
-        mlp_bias=_asks_for(fields, "mlp_bias", checkpoint),
+        biases=tuple(
+            group
+            for key, groups in checkpoint.biases.items()
+            if fields.boolean(key, False)
+            for group in groups
+        ),
         tied=fields.boolean("tie_word_embeddings", checkpoint.tied),
         rope_divisors=rope.divisors(config),
         multimodal=checkpoint.text_config is not None,
@@ -135,10 +138,6 @@ def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
     if value is not None and value not in values:
         found = value.get("quant_method", "an object") if isinstance(value, dict) else value
         fields.fail(key, f"is {found!r:.100}, which is not supported")
-
-
-def _asks_for(fields: JSONFields, bias: str, checkpoint: CheckpointClass) -> bool:
-    return bias in checkpoint.biases and fields.boolean(bias, False)
 
 
 def _window(
