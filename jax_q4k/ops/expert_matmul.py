@@ -12,9 +12,9 @@ from ..arrays import QuantizedArray
 from ..implementation import activations_of
 from ..sharding import Layout, Parts, Rows
 from ..transposed import TransposedArray
-from . import checks, grouped, quantize_q8_1
+from . import checks, expert_kernels, grouped, quantize_q8_1
 from .derivatives import Linear
-from .op import Op
+from .op import KernelCall, Op
 from .packed_matmul import takes_q8_1
 from .vmaps import by_examples, by_rows
 
@@ -105,6 +105,19 @@ def reference(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) 
     return grouped.product(x, w, blocks, shared=shared).reshape(m, top, -1).astype(dtype)
 
 
+def ptx(
+    launch: KernelCall, x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None
+) -> jax.Array:
+    """`expert_matmul` by PTX kernels; `activations` None means q8_1."""
+    m, top = ids.shape
+    if not expert_kernels.takes([w], m, top):
+        return reference(x, ids, w, activations=activations)
+    if x.ndim == 3:
+        x, ids = x.reshape(m * top, -1), ids.reshape(m * top, 1)
+    (y,) = expert_kernels.products(launch, x, ids, [w], activations=activations)
+    return y.reshape(m, top, -1).astype(x.dtype)
+
+
 def local(parts: Parts, ids: jax.Array, w: Any) -> jax.Array:
     """Ids that count from this device's first expert, where devices hold parts of the experts."""
     return ids - parts.index("e") * w.shape[0] if parts.split("e") else ids
@@ -129,6 +142,7 @@ op = Op(
     "expert_matmul",
     reference,
     shapes=_shapes,
+    ptx=ptx,
     vmap=functools.partial(by_rows, operands=2, otherwise=by_examples),  # x and the ids
     derivative=Linear(tangent=lambda params: {**params, "activations": "f32"}),
     layout=_layout,

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 
 from ..implementation import activations_of, current_selection
 from ..sharding import Layout, Parts, Rows
-from . import checks, expert_matmul, linear, rms_norm
+from . import checks, expert_kernels, expert_matmul, linear, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
-from .op import Op
+from .op import KernelCall, Op
 from .vmaps import by_examples, by_rows
 
 
@@ -194,6 +194,41 @@ def reference(*operands: Any, eps: float, activation: str, activations: str | No
     return _chain(Operands(*operands), eps, activation, steps)
 
 
+def ptx(
+    launch: KernelCall, *operands: Any, eps: float, activation: str, activations: str | None
+) -> jax.Array:
+    """The operation by two mat-vecs, of which the first leaves q8_1; `activations` None means it.
+
+    Many tokens are multiplied by XLA.
+    """
+    given, exact = Operands(*operands), activations == "f32"
+    if not expert_kernels.takes([given.gate, given.up, given.down], *given.ids.shape):
+        return reference(*operands, eps=eps, activation=activation, activations=activations)
+    h = expert_kernels.products(
+        launch,
+        given.x,
+        given.ids,
+        [given.gate, given.up],
+        norm_weight=given.norm_weight,
+        eps=eps,
+        biases=given.biases[:2],
+        activation=activation,
+        activations=activations,
+        output="f32" if exact else "q8_1",
+    )
+    return expert_kernels.mixture(
+        launch,
+        h,
+        given.ids,
+        given.weights,
+        given.down,
+        bias=given.biases[2],
+        scale=given.down_scale,
+        residual=given.residual,
+        exact=exact,
+    )
+
+
 def _derivative(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
     """By differentiable operations."""
     steps = Steps(
@@ -247,6 +282,7 @@ op = Op(
     "expert_mlp",
     reference,
     shapes=_shapes,
+    ptx=ptx,
     vmap=functools.partial(by_rows, operands=4, otherwise=by_examples),  # up to the weights
     derivative=_derivative,
     layout=_layout,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ptx_kernels.kernels.family import Rule
     from ptx_kernels.kernels.matvec import MatvecConfig
 
-__all__ = ["MAX_ROWS", "gemv", "quantized_ahead", "takes"]
+__all__ = ["MAX_ROWS", "activation_operands", "gemv", "quantized_ahead", "takes"]
 
 #: Rows as floats (m, k), or as q8_1: values s8 (m, k), and scale and sum f32 (m, k / 32, 2).
 Rows = jax.Array | Sequence[jax.Array]
@@ -95,7 +95,7 @@ def gemv(
         if floats and plain and decide(rule, *shape).config.activations == "q8_1":
             rule, shape = matvec_rule, (formats[0], rows[0], columns, m)
     config = choose(rule, *shape)
-    operands, norm = _activations(launch, config, x, norm_weight, eps)
+    operands, norm = activation_operands(launch, config, x, norm_weight, eps)
     (stack,) = {layers(w) for w in weights}
     common: dict[str, Any] = {"columns": columns, "m": m, "layers": stack, "config": config, **norm}
     if config.activations != "q8_1":
@@ -121,7 +121,7 @@ def gemv(
     return launch(kernel, *jax.tree.leaves(list(weights)), *operands, *given)
 
 
-def _activations(
+def activation_operands(
     launch: KernelCall,
     config: MatvecConfig,
     x: Rows,

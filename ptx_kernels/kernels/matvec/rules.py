@@ -138,9 +138,9 @@ def _expert_matvec(
     """Config of `matvec` or `gated_matvec` by experts (n, columns), for so many tokens' choices.
 
     Each block normalizes and quantizes its token's row for itself, or with `exact` takes it as it
-    is: one row is little beside the block's share of the weights. For q8_1 output a block has the
-    32 rows of a group, in eight warps, so that two blocks hide each other's barriers; an expert's
-    few rows are too few blocks of 16 warps to share them evenly.
+    is: one row, unless it is very long, is little beside the block's share of the weights. For q8_1
+    output a block has the 32 rows of a group, in eight warps, so that two blocks hide each other's
+    barriers; an expert's few rows are too few blocks of 16 warps to share them evenly.
     """
     if exact:
         config = _float_matvec(device, formats, (n * choices,) * len(formats), columns, 1, norm)
@@ -150,6 +150,7 @@ def _expert_matvec(
         per_warp = 4 if output == "q8_1" else min(2 if filled else 1, n)
         config = replace(
             PRESETS["inline_q8"],
+            activations="inline_q8" if columns <= INLINE_VALUES else "q8_1",
             rows_per_warp=per_warp,
             # what takes more of them for one row does not spill with 32 for several
             lanes=8 if all(block_format(f).tuning.gemv_lanes <= 8 for f in formats) else 32,
