@@ -70,11 +70,11 @@ class CheckpointSource:
         # A folder's name need not be Unicode.
         folder_name = folder.resolve().name.encode(errors="replace").decode()
         title = {"general.type": "model", "general.name": folder_name or "model"}
-        self.metadata = (
-            self.description.metadata
-            | title
-            | tokenizer_files.metadata(folder, fields, self.config.vocab_size)
-        )
+        words = tokenizer_files.metadata(folder, fields, self.config.vocab_size)
+        if needed := words.get("general.name"):  # the folder may be called anything
+            found = title["general.name"]
+            words["general.name"] = found if needed in found.lower() else f"{found} ({needed})"
+        self.metadata = self.description.metadata | title | words
         self._weights = Weights(given)
         self._decoder = self._of_the_decoder()
         self._expected = expected_tensors(self.config)

@@ -60,17 +60,19 @@ def byte_level(vocabulary: Vocabulary) -> Encoder:
 
 
 def raw_utf8(vocabulary: Vocabulary) -> Encoder:
-    """BPE by merges of text spelled as SentencePiece does: Gemma 4.
+    """BPE by merges of text spelled as SentencePiece does: Gemma 4, Sarvam.
 
-    A run of line ends that is a token stays whole, whether or not merges lead to it.
+    Gemma's runs of line ends that are a token stay whole, whether or not merges lead to them.
     """
     assert vocabulary.pre is not None
-    (pattern,) = PRE_TOKENIZERS[vocabulary.pre].patterns
+    pre = PRE_TOKENIZERS[vocabulary.pre]
+    (pattern,) = pre.patterns
     parts = re.compile(pattern)
     tokenizer = _with_byte_fallback(vocabulary, vocabulary.ids, _merges(vocabulary))
 
     def ids_of(part: str) -> list[int]:
-        whole = vocabulary.ids.get(part) if part.startswith("\n") else None
+        is_run = pre.whole_lines and part.startswith("\n")
+        whole = vocabulary.ids.get(part) if is_run else None
         if whole is not None:
             return [whole]
         return tokenizer.encode(part, add_special_tokens=False).ids

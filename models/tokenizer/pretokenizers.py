@@ -3,8 +3,8 @@ r"""Pre-tokenizers of byte-level BPE, which split a text before merging: `tokeni
 Each name stands for the split patterns of a published tokenizer.json, applied one after the other.
 Matches and the text between them are merged apart. Patterns are those of llama.cpp
 (`llm_tokenizer_bpe`), which spells case-blind contractions out so that only ASCII letters fold.
-`tekken` and `gpt-4o` are the exceptions: llama.cpp approximates their letter classes (`\p{Lu}` and
-so on), which the regex engine here has, so the models' own patterns are used.
+`tekken`, `gpt-4o` and `kimi-k2` are the exceptions: llama.cpp approximates their letter classes
+(`\p{Lu}` and so on), which the regex engine here has, so the models' own patterns are used.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ class PreTokenizer:
     add_bos: whether a BOS is prepended where the file has no `add_bos_token`.
     raw: matches are merged as UTF-8 with SentencePiece's spaces and byte tokens, not in GPT-2's
       byte alphabet.
+    whole_lines: of raw ones: a run of line ends that is a token stays whole.
     """
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
     add_bos: bool = False
     raw: bool = False
+    whole_lines: bool = False
 
 
 _CONTRACTION = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -35,34 +37,39 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _tiktoken(
-    letters: str = r"\p{L}", digits: str = r"\p{N}", symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+    letters: str = r"\p{L}",
+    digits: str = r"\p{N}",
+    symbols: str = r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+    spaces: str = _SPACES,
+    contraction: str = f"{_CONTRACTION}|",
 ) -> str:
-    r"""The pattern of the tiktoken line, cl100k and its relatives.
-
-    Its members differ in `letters` and `digits`.
-    """
-    return rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}|{symbols}|{_SPACES}"
+    r"""The pattern of the tiktoken line, cl100k and its relatives; its members differ in a part."""
+    return rf"{contraction}[^\r\n\p{{L}}\p{{N}}]?{letters}+|{digits}|{symbols}|{spaces}"
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = _tiktoken(digits=r"\p{N}{1,3}")
 _QWEN2 = _tiktoken()
 
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
-def _by_case(digits: str, suffix: str = "") -> str:
+def _by_case(digits: str, suffix: str = "", ends: str = r"[\r\n/]*", without: str = "") -> str:
     r"""The pattern of o200k and its relatives: capitals begin a word.
 
-    suffix: what a word may end with.
+    suffix: what a word may end with. ends: what symbols may end with. without: a condition on
+    letters, as the engine's classes take it.
     """
-    before = r"[^\r\n\p{L}\p{N}]?"
-    words = rf"{before}{_UPPER}*{_LOWER}+{suffix}|{before}{_UPPER}+{_LOWER}*{suffix}"
-    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_SPACES}"
+    before, upper, lower = r"[^\r\n\p{L}\p{N}]?", f"[{_UPPER}{without}]", f"[{_LOWER}{without}]"
+    words = rf"{before}{upper}*{lower}+{suffix}|{before}{upper}+{lower}*{suffix}"
+    return rf"{words}|{digits}| ?[^\s\p{{L}}\p{{N}}]+{ends}|{_SPACES}"
 
 
 _TEKKEN = _by_case(r"\p{N}")
 _O200K = _by_case(r"\p{N}{1,3}", suffix=_CONTRACTION + "?")
+_KIMI = r"\p{Han}+|" + _by_case(
+    r"\p{N}{1,3}", _CONTRACTION + "?", ends=r"[\r\n]*", without=r"&&[^\p{Han}]"
+)
 
 # Letters with case, as far as the publisher's list goes.
 _CASED = (
@@ -89,14 +96,63 @@ _DEEPSEEK_LLM = (
     r"\p{N}+",
 )
 _DEEPSEEK_CODER = (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _EAST_ASIAN, r"\p{N}")
-_DEEPSEEK_V3 = (
+_CHINESE_JAPANESE = "[一-龥\u3040-ゟ゠-ヿ]+"
+
+
+def _by_symbols(ends: str) -> str:
+    r"""The last pattern of DeepSeek V3 and its relatives: a symbol begins a word of ASCII letters.
+
+    ends: what symbols may end with, and white space.
+    """
+    return (
+        r'[!"#$%&'
+        r"'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        rf"| ?[\p{{P}}\p{{S}}]+{ends}"
+    )
+
+
+_V3_WORDS = _by_symbols(rf"[\r\n]*|{_SPACES}")
+_DEEPSEEK_V3 = (r"\p{N}{1,3}", _CHINESE_JAPANESE, _V3_WORDS)
+_SPARK = (
     r"\p{N}{1,3}",
-    "[一-龥\u3040-ゟ゠-ヿ]+",
-    r'[!"#$%&'
-    r"'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-    rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
+    _CHINESE_JAPANESE,
+    _by_symbols(r"|[\r\n]|\s+(?!\S)|\s+"),
+    r"\p{N}",
+)
+_AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",  # threes from the end of a number
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af"
+    "\u1100-\u11ff]+",
+    _V3_WORDS,
+)
+_YOUTU = (
+    "[\uac00-\ud7a3\u3131-\u318e]+"
+    "|[\uff01\u2026\u201c\u201d\u2018\u2019\u2014\uff1a\uff1b\uff0c\u3001-\u303f\ufe30-\ufe4f]+"
+    f"|[\u3105-\u312f]+|{_CHINESE_JAPANESE}",
+    _by_case(r"\p{N}", suffix=_CONTRACTION + "?"),
+)
+_CHAMELEON = (
+    "<sentinel:[0-9]+>",
+    "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+    r"([\t\n]|    |  )",
+    r"\p{N}",
+    r"[\p{P}!-/:-@\[-`{-~]",
+    _GPT2,
+)
+_EXAONE = _tiktoken(
+    letters=r"(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)",
+    symbols=r" ?[^\s\p{L}\p{N}]+[\r\n/]?",
+    spaces=r"\s*[\r\n]|\s+(?!\S)|\s+",
+)
+#: Runs of spaces are cut into powers of two.
+_JAIS_SPACES = "|".join(rf"\s{{{2**i}}}(?!\S)" for i in range(9, 1, -1))
+_JAIS = _tiktoken(
+    digits=r"\p{N}{1,3}", spaces=rf"\s*[\r\n]+|{_JAIS_SPACES}|\s{{1,2}}(?!\S)|\s{{1}}"
 )
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+
+_LINES = r"[^\n]+|\n+"
 
 _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
     (
@@ -138,7 +194,22 @@ _FAMILIES: tuple[tuple[tuple[str, ...], PreTokenizer], ...] = (
     (("viking",), PreTokenizer((_BLOOM, r"\p{N}"))),
     (("falcon",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, r"[0-9][0-9][0-9]"))),
     (("default",), PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"))),
-    (("gemma4",), PreTokenizer((r"[^\n]+|\n+",), add_bos=True, raw=True)),
+    (("gemma4",), PreTokenizer((_LINES,), add_bos=True, raw=True, whole_lines=True)),
+    (("sarvam-moe",), PreTokenizer((_LINES,), raw=True)),
+    (
+        ("bailingmoe", "bailingmoe2", "llada-moe"),
+        PreTokenizer((_tiktoken(spaces=r"\s*[\r\n]|\s+(?!\S)|\s+"),)),
+    ),
+    (("kimi-k2",), PreTokenizer((_KIMI,))),
+    (("exaone-moe",), PreTokenizer((_EXAONE,))),
+    (("afmoe",), PreTokenizer(_AFMOE)),
+    (("laguna",), PreTokenizer((_LINES, _QWEN2))),
+    (("superbpe",), PreTokenizer((r"\p{N}+", r"(?=(\d{3})+(?!\d))"))),
+    (("youtu",), PreTokenizer(_YOUTU, ignore_merges=True)),
+    (("spark2_5",), PreTokenizer(_SPARK)),
+    (("chameleon",), PreTokenizer(_CHAMELEON, add_bos=True)),
+    (("jais-2",), PreTokenizer((_JAIS,))),
+    (("ufakzeka",), PreTokenizer((_tiktoken(contraction=""),))),
 )
 
 

@@ -20,8 +20,10 @@ END_TEXTS = frozenset({
 EXCEPTIONS = (
     # gpt-oss: ends a channel, after which the answer comes.
     (("<|return|>", "<|call|>"), "<|end|>", TokenType.USER_DEFINED),
-    # Solar Open.
+    # Solar Open; and the mixtures of both that llama.cpp's rule covers.
     (("<|calls|>", "<|flush|>"), "<|end|>", TokenType.USER_DEFINED),
+    (("<|call|>", "<|flush|>"), "<|end|>", TokenType.USER_DEFINED),
+    (("<|return|>", "<|calls|>"), "<|end|>", TokenType.USER_DEFINED),
     # Gemma 4: markup.
     (("<|tool_response>",), "</s>", TokenType.NORMAL),
     (("<|plamo:eos|>",), "</s>", TokenType.NORMAL),

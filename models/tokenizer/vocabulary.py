@@ -17,6 +17,9 @@ from .special_tokens import classify
 
 NO_VOCABULARY = ("no_vocab", "none")
 KEY = "tokenizer.ggml."
+#: Texts in `general.name` of models whose special tokens swallow white space, and the exceptions.
+PHI_3_NAMES = ("phi-3", "phi3")
+PHI_3_KEEPS = ("<unk>", "<s>", "<|endoftext|>")
 #: Transformers' names of special tokens -> GGUF's keys, spelled as there, of those that are only
 #: for chat templates.
 SPECIAL_TOKENS = {
@@ -181,11 +184,11 @@ class _Reader:
 
     def stripping_ids(self, tokens: tuple[str, ...], types: np.ndarray) -> frozenset[int]:
         """Phi-3's special tokens but three; llama.cpp knows it by its name, GGUF has no key."""
-        if "phi-3" not in self.name and "phi3" not in self.name:
+        if not any(name in self.name for name in PHI_3_NAMES):
             return frozenset()
         special = np.isin(types, (TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED))
-        plain = ("<unk>", "<s>", "<|endoftext|>")
-        return frozenset(i for i in np.flatnonzero(special).tolist() if tokens[i] not in plain)
+        kept = np.flatnonzero(special).tolist()
+        return frozenset(i for i in kept if tokens[i] not in PHI_3_KEEPS)
 
     def scores(self, count: int) -> np.ndarray:
         """float32 (vocab,)."""

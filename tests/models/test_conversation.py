@@ -54,15 +54,16 @@ def test_the_oldest_turns_go_where_the_context_is_full(asked: int) -> None:
 
 
 def test_a_message_that_fits_alone_and_one_that_does_not() -> None:
-    c = conversation(50, turns=[*turns(2), {"role": "user", "content": "a " * 30}])
+    last = {"role": "user", "content": "1" * 31}
+    size = len(chat.encode(load("qwen2"), [last]))
+    c = conversation(size + 5, turns=[*turns(2), last])
     prompt = c.prompt(1000)
-    assert prompt.dropped == 2 and prompt.max_new_tokens == 50 - len(prompt.tokens) > 0
-    before = [*turns(2), {"role": "user", "content": "a " * 60}]
-    c.turns[:] = before
-    problem = r"the message makes a prompt of \d+ tokens; the context length is 50"
+    assert prompt.dropped == 2 and prompt.max_new_tokens == 5
+    c = conversation(size, turns=[*turns(2), last])
+    problem = f"the message makes a prompt of {size} tokens; the context length is {size}"
     with pytest.raises(TooLongError, match=problem):
         c.prompt(10)
-    assert c.turns == before
+    assert c.turns == [*turns(2), last]
 
 
 def test_a_transcript_where_there_is_no_template() -> None:

@@ -20,10 +20,11 @@ from jax_q4k.models.tokenizer import encoders
 from jax_q4k.models.tokenizer.pretokenizers import PRE_TOKENIZERS, splitter
 
 VOCABULARIES = GOLDEN.parent / "tokenizers"
-WHOLE = ("llama-spm", "llama-bpe", "qwen2")
-#: what `reduce.py` left of others
-REDUCED = ("deepseek-coder", "deepseek-llm", "falcon", "gemma-4", "gpt-2", "mpt", "phi-3", "refact")
-NAMES = WHOLE + REDUCED
+#: Whole, and what `reduce.py` left of others.
+NAMES = (
+    *("llama-spm", "llama-bpe", "qwen2", "qwen35", "deepseek-coder", "deepseek-llm", "falcon"),
+    *("gemma-4", "gpt-2", "mpt", "phi-3", "refact", "starcoder"),
+)
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 
 
@@ -122,11 +123,10 @@ def test_prompt_of_the_text_model() -> None:
 
 
 def test_facts_of_the_golden_vocabularies() -> None:
-    spm, bpe, qwen = map(load, WHOLE)
+    spm, bpe, qwen = load("llama-spm"), load("llama-bpe"), load("qwen2")
     assert (spm.vocab_size, spm.bos_token_id, spm.eos_token_ids) == (32000, 1, (2,))
-    assert (bpe.vocab_size, bpe.bos_token_id) == (128256, 128000)
+    assert bpe.token(bpe.bos_token_id) == "<|begin_of_text|>"
     assert texts(bpe, bpe.eos_token_ids) == ["<|end_of_text|>", "<|eot_id|>"]
-    assert qwen.vocab_size == 151936
     assert {"<|endoftext|>", "<|im_end|>"} <= set(texts(qwen, qwen.eos_token_ids))
     assert qwen.chat_template.startswith("{% for message in messages %}")
     assert spm.chat_template is None
@@ -276,6 +276,23 @@ SPLITS = [
     ("seed-coder", "!\n\nx", ["!", "\n\n", "x"]),
     ("minicpm5", "12345 x", ["123", "45", " x"]),
     ("viking", "ab 12, c", ["ab", " ", "1", "2", ",", " c"]),
+    ("bailingmoe", "It's\n\nx 12", ["It", "'s", "\n\n", "x", " ", "1", "2"]),
+    (
+        "kimi-k2",
+        "中文abc's XMLFile 1234!/\n",
+        ["中文", "abc's", " XMLFile", " ", "123", "4", "!/\n"],
+    ),
+    ("kimi-k2", "aB中", ["a", "B", "中"]),
+    ("exaone-moe", "ab cd é, 12 x", ["ab cd é", ",", " ", "1", "2", " x"]),
+    ("afmoe", "12345 中文가.x 6789", ["12", "345", " ", "中文가", ".x", " ", "6", "789"]),
+    ("laguna", "a\n \nIt's", ["a", "\n", " ", "\n", "It", "'s"]),
+    ("superbpe", "by the way 1234567", ["by the way ", "1", "234", "567"]),
+    ("youtu", "가나 中文、aB's 12", ["가나", " ", "中文", "、", "a", "B's", " ", "1", "2"]),
+    ("spark2_5", "a.b 1234\n\n!x", ["a", ".b", " ", "1", "2", "3", "4", "\n", "\n", "!x"]),
+    ("chameleon", "a  b1! IMGIMGABZc", ["a", "  ", "b", "1", "!", " ", "IMGIMGABZ", "c"]),
+    ("jais-2", "a" + 8 * " " + "b 1234", ["a", "    ", "  ", " ", " b", " ", "123", "4"]),
+    ("ufakzeka", "Ankara'da", ["Ankara", "'da"]),
+    ("qwen2", "Ankara'da", ["Ankara", "'d", "a"]),
 ]
 
 
@@ -313,6 +330,12 @@ def test_gemma_keeps_runs_of_line_ends_whole() -> None:
         *("a", "\n\n\n", "a", "a", "a", "\n")
     ]
     assert texts(t, t.encode("\n\n", add_special=False)) == ["\n", "\n"]
+
+
+def test_sarvam_merges_as_gemma_does_but_for_line_ends_and_bos() -> None:
+    changes = {"model": "gpt2", "pre": "sarvam-moe", "add_bos_token": False}
+    t = build(gemma_metadata(["\n", "\n\n\n", "a", "▁", "▁a"], ["▁ a"], **changes))
+    assert texts(t, t.encode("a a\n\n\n")) == ["a", "▁a", "\n", "\n", "\n"]
 
 
 def test_gemma_always_begins_with_bos() -> None:
@@ -413,6 +436,8 @@ def test_end_of_generation() -> None:
         ),
         (("<|return|>", "<|end|>"), ["<|return|>", "<|end|>"], ""),  # Phi's <|end|>
         (("<|calls|>", "<|flush|>", "<|end|>"), ["<|calls|>", "<|flush|>"], "<|end|>"),
+        (("<|call|>", "<|flush|>", "<|end|>"), ["<|call|>", "<|flush|>"], "<|end|>"),
+        (("<|return|>", "<|calls|>", "<|end|>"), ["<|return|>", "<|calls|>"], "<|end|>"),
         (("<|call|>", "<|end|>"), ["<|call|>", "<|end|>"], ""),
         # Gemma 4: </s> is markup.
         (("<|tool_response>", "</s>", "<turn|>"), ["<|tool_response>", "<turn|>"], "</s>"),

@@ -20,7 +20,7 @@ from jax_q4k.models import tokenizer
 from jax_q4k.models.tokenizer.encoders import LONGEST_MERGED
 from jax_q4k.models.tokenizer.from_json import tokens
 
-from .test_tokenizer import VOCABULARIES, WHOLE, golden, load
+from .test_tokenizer import VOCABULARIES, golden, load
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 PATTERN = (
@@ -48,7 +48,7 @@ def tokenizer_json(name: str) -> str:
             "<bos> $A", "<bos> $A <bos> $B", [("<bos>", v.ids["<bos>"])]
         )
         added = [t for t, kind in zip(v.tokens, types, strict=True) if kind in (3, 4)]
-    elif name == "llama-spm":
+    elif name in ("llama-spm", "phi-3"):
         splits = [(t[:i], t[i:]) for t in v.tokens for i in range(1, len(t))]
         merges = [pair for pair in splits if pair[0] in v.ids and pair[1] in v.ids]
         merges.sort(key=lambda pair: -v.scores[v.ids["".join(pair)]])
@@ -72,7 +72,7 @@ def tokenizer_json(name: str) -> str:
         if llama:
             begin = "<|begin_of_text|>"
             template = processors.TemplateProcessing(
-                f"{begin} $A", f"{begin} $A {begin} $B", [(begin, 128000)]
+                f"{begin} $A", f"{begin} $A {begin} $B", [(begin, v.bos_token_id)]
             )
             t.post_processor = processors.Sequence([processors.ByteLevel(), template])
         else:
@@ -81,7 +81,7 @@ def tokenizer_json(name: str) -> str:
     return t.to_str()
 
 
-@pytest.mark.parametrize("name", [*WHOLE, "gemma-4"])
+@pytest.mark.parametrize("name", ["llama-spm", "llama-bpe", "qwen2", "gemma-4"])
 def test_golden_ids(name: str) -> None:
     v = load(name).vocabulary
     config = {"eos_token": v.tokens[v.eos_token_id]}
@@ -759,3 +759,20 @@ def test_damaged_files_are_refused_or_work(name: str) -> None:
         got = tokenizer.from_metadata(metadata)
         assert got.decode(got.encode("hello")).endswith("hello") and got.vocab_size == 400
     assert 20 < worked < 390
+
+
+def test_phi_3s_tokens_swallow_white_space() -> None:
+    """GGUF's readers know them by the model's name, which is given where the flags are Phi-3's."""
+    content = json.loads(tokenizer_json("phi-3"))
+    for entry in content["added_tokens"]:
+        entry["rstrip"] = entry["content"] not in ("<unk>", "<s>", "<|endoftext|>")
+    metadata = tokenizer.metadata_from_json(content, {"eos_token": "<|endoftext|>"})
+    assert metadata["general.name"] == "phi-3"
+    text, got = "<|user|>\n Hello<|end|>\n\t<|assistant|>\n", tokenizer.from_metadata(metadata)
+    want = load("phi-3").encode(text, parse_special=True)
+    assert got.encode(text, parse_special=True) == want
+    library = tokenizers.Tokenizer.from_str(json.dumps(content))
+    assert library.encode(text).ids == want
+    content["added_tokens"][3]["rstrip"] ^= True
+    other = tokenizer.metadata_from_json(content, {"eos_token": "<|endoftext|>"})
+    assert "general.name" not in other

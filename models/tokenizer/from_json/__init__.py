@@ -6,7 +6,8 @@ if it splits texts as Gemma's files do, which keeps its merges. Settings that GG
 are refused, except three that every GGUF file leaves out, as llama.cpp's own do:
 
 * NFC normalization before byte-level BPE; it changes texts that are not composed.
-* `lstrip`, `rstrip` and `single_word` of added tokens.
+* `lstrip`, `rstrip` and `single_word` of added tokens. GGUF's readers know Phi-3's `rstrip` by the
+  model's name: where the flags are these, `general.name` is "phi-3".
 * `Metaspace`: a space is put before a SentencePiece text, and after each special token, also where
   the text has one.
 """
@@ -17,7 +18,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...json_fields import JSONFields
-from ..vocabulary import KEY
+from ..vocabulary import KEY, PHI_3_KEEPS, PHI_3_NAMES
 from .byte_level import byte_level
 from .sentencepiece import sentencepiece
 from .special_tokens import chat_templates, special_tokens
@@ -47,7 +48,7 @@ def metadata_from_json(
 
     Returns:
       `tokenizer.ggml.*` and `tokenizer.chat_template*`: lists of str, int32 and float32 arrays,
-      int, bool, str.
+      int, bool, str; and Phi-3's `general.name`.
 
     Raises:
       jax_q4k.CheckpointError: a field is malformed, or asks for a setting that GGUF lacks.
@@ -72,4 +73,6 @@ def metadata_from_json(
         metadata = sentencepiece(root, model, vocabulary, normalizing, splitting)
     metadata[KEY + "tokens"] = vocabulary.texts
     metadata[KEY + "token_type"] = vocabulary.types
+    if set(vocabulary.added) - vocabulary.stripping == set(PHI_3_KEEPS):
+        metadata["general.name"] = PHI_3_NAMES[0]
     return special_tokens(root, config, vocabulary, metadata) | chat_templates(config)

@@ -26,11 +26,13 @@ class Tokens:
       types: int32 (size,), TokenType.
       ids: text -> id of the file's own tokens.
       added: text -> whether it is special, of the tokens that were added to the model's.
+      stripping: those of them that swallow the white space behind them ("rstrip").
     """
 
     def __init__(self, root: JSONFields, model: JSONFields, size: int | None) -> None:
         """size: of the model's vocabulary; None: the number of tokens, whose ids leave no gap."""
         self.added: dict[str, bool] = {}
+        self.stripping: set[str] = set()
         self.ids = self._read_ids(root, model, size)
         self.texts = self._read_texts(model, size)
         self.types = np.full(len(self.texts), TokenType.UNUSED, np.int32)
@@ -59,6 +61,8 @@ class Tokens:
                 problem = f"is {token} for {text[:100]!r}, which has id {ids[text]} already"
                 entry.fail("id", problem)
             self.added[text] = entry.boolean("special", False)
+            if entry.boolean("rstrip", False):
+                self.stripping.add(text)
         if not ids:
             model.fail("vocab", "is empty")
         return ids

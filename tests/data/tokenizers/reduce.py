@@ -2,7 +2,7 @@
 
 Writes ggml-vocab-NAME.gguf and NAME.json here. A merge applies only where its result is a part of
 a text, so leaving the others out changes no text's tokens, only their ids: both files get new ones,
-in the old order. Chat templates are left out.
+in the old order. Chat templates of more than a line are left out.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ def reduce(source: Path, golden: Path) -> None:
 def write(metadata: dict[str, Any], new: dict[int, int], path: Path) -> None:
     writer = gguf.GGUFWriter(path, metadata["general.architecture"])
     writer.add_name(metadata.get("general.name", ""))
+    if 0 < len(template := metadata.get("tokenizer.chat_template", "")) < 500:
+        writer.add_chat_template(template)
     for key, value in metadata.items():
         if not key.startswith(PREFIX):
             continue
