@@ -23,6 +23,8 @@ from . import build
 HANDLERS = (
     "linear",
     "mlp",
+    "expert_mlp",
+    "expert_matmul",
     "embedding",
     "paged_attention",
     "causal_attention",

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .. import float_types
+from ..arrays import QuantizedArray
 from ..indexed import Packed
 from . import call
 
@@ -96,6 +97,67 @@ def mlp(
         eps=float(eps),
         residual=residual is not None,
     )[0]
+
+
+def expert_mlp(
+    x: jax.Array,
+    ids: jax.Array,
+    weights: jax.Array,
+    gate: QuantizedArray | jax.Array,
+    up: QuantizedArray | jax.Array,
+    down: QuantizedArray | jax.Array,
+    *,
+    quantized: tuple[bool, bool],
+    activation: str,
+    biases: Sequence[jax.Array | None] = (None, None, None),
+    down_scale: jax.Array | None = None,
+    norm_weight: jax.Array | None = None,
+    eps: float = 0.0,
+    residual: jax.Array | None = None,
+) -> jax.Array:
+    """[residual +] the weighted sums of the networks of each token's experts.
+
+    x float32 (m, k); ids int32 and weights float32 (m, top); gate and up (experts, inner, k), down
+    (experts, n, inner), packed or float; biases of gate, up and down float32 (experts, rows),
+    down_scale (experts,); residual and the result float32 (m, n).
+    quantized: as `mlp` takes it, for packed weights alone.
+    """
+    m, n = x.shape[0], down.shape[1]
+    return call(
+        "expert_mlp",
+        [jax.ShapeDtypeStruct((m, n), jnp.float32)],
+        *(x, ids, weights),
+        *([] if norm_weight is None else [norm_weight]),
+        *jax.tree.leaves((gate, up, down)),
+        *(bias for bias in biases if bias is not None),
+        *([] if down_scale is None else [down_scale]),
+        *([] if residual is None else [residual]),
+        gate=_format(gate),
+        up=_format(up),
+        down=_format(down),
+        activation=activation,
+        quantized=quantized[0],
+        quantized_down=quantized[1],
+        biases="".join("0" if bias is None else "1" for bias in biases),
+        down_scale=down_scale is not None,
+        norm=norm_weight is not None,
+        eps=float(eps),
+        residual=residual is not None,
+    )[0]
+
+
+def expert_matmul(
+    x: jax.Array, ids: jax.Array, w: QuantizedArray | jax.Array, *, quantized: bool
+) -> jax.Array:
+    """Products with the matrices of each token's experts, float32 (m, top, n).
+
+    x float32 (m, k) or (m * top, k); ids int32 (m, top); w (experts, n, k), packed or float.
+    """
+    struct = jax.ShapeDtypeStruct((*ids.shape, w.shape[1]), jnp.float32)
+    leaves = jax.tree.leaves(w)
+    return call("expert_matmul", [struct], x, ids, *leaves, format=_format(w), quantized=quantized)[
+        0
+    ]
 
 
 def _format(w: Packed | jax.Array) -> str:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from ..arrays import QuantizedArray
 from ..implementation import activations_of
+from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from ..transposed import TransposedArray
 from . import checks, expert_kernels, grouped, quantize_q8_1
@@ -118,6 +119,13 @@ def ptx(
     return y.reshape(m, top, -1).astype(x.dtype)
 
 
+def native(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) -> jax.Array:
+    """`expert_matmul` by the CPU's kernels; `activations` None means q8_1."""
+    quantized = quantizes([w], ids.shape[0], activations)
+    rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
+    return calls.expert_matmul(rows, ids, w, quantized=quantized).astype(x.dtype)
+
+
 def local(parts: Parts, ids: jax.Array, w: Any) -> jax.Array:
     """Ids that count from this device's first expert, where devices hold parts of the experts."""
     return ids - parts.index("e") * w.shape[0] if parts.split("e") else ids
@@ -143,6 +151,7 @@ op = Op(
     reference,
     shapes=_shapes,
     ptx=ptx,
+    native=native,
     vmap=functools.partial(by_rows, operands=2, otherwise=by_examples),  # x and the ids
     derivative=Linear(tangent=lambda params: {**params, "activations": "f32"}),
     layout=_layout,

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ..implementation import activations_of, current_selection
+from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from . import checks, expert_kernels, expert_matmul, linear, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
@@ -229,6 +230,30 @@ def ptx(
     )
 
 
+def native(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
+    """The operation by one call of the CPU's kernels; `activations` None means q8_1."""
+    given = Operands(*operands)
+    m = given.x.shape[0]
+    return calls.expert_mlp(
+        given.x,
+        given.ids,
+        given.weights,
+        given.gate,
+        given.up,
+        given.down,
+        quantized=(
+            expert_matmul.quantizes([given.gate, given.up], m, activations),
+            expert_matmul.quantizes([given.down], m, activations),
+        ),
+        activation=activation,
+        biases=given.biases,
+        down_scale=given.down_scale,
+        norm_weight=given.norm_weight,
+        eps=eps,
+        residual=given.residual,
+    )
+
+
 def _derivative(*operands: Any, eps: float, activation: str, activations: str | None) -> jax.Array:
     """By differentiable operations."""
     steps = Steps(
@@ -283,6 +308,7 @@ op = Op(
     reference,
     shapes=_shapes,
     ptx=ptx,
+    native=native,
     vmap=functools.partial(by_rows, operands=4, otherwise=by_examples),  # up to the weights
     derivative=_derivative,
     layout=_layout,

@@ -33,6 +33,16 @@ def packed(n: int, k: int, format: str = "Q4_K") -> jq.QuantizedArray:
     return jq.quantize(np.asarray(normal(n, k)) / np.sqrt(k), format)
 
 
+def stack(experts: int, n: int, k: int, format: str = "Q4_K") -> jq.QuantizedArray:
+    w = packed(experts * n, k, format)
+    return jax.tree.map(lambda plane: plane.reshape(experts, n, *plane.shape[1:]), w)
+
+
+def routed(x: Any) -> Any:
+    ids, weights = jq.route(x, 3)
+    return ids.astype(jnp.float32), weights
+
+
 class Case(NamedTuple):
     """A call.
 
@@ -155,6 +165,60 @@ def products() -> dict[str, Case]:
     }
 
 
+def experts() -> dict[str, Case]:
+    """Of eight experts, over the axis of experts, of rows and columns, of tokens, and of two."""
+    x, ids, weights = normal(8, 256), jnp.arange(24).reshape(8, 3) % 9 - 1, jnp.abs(normal(8, 3))
+    gate, up = stack(8, 1024, 256), stack(8, 1024, 256, "Q6_K")
+    down, narrow = stack(8, 64, 1024), stack(8, 64, 768)
+    bias, last, scale = normal(8, 1024), normal(8, 64), normal(8)
+    product = f32(jq.expert_matmul)
+
+    def mlp(x: Any, i: Any, p: Any, g: Any, u: Any, d: Any, b: Any, a: Any, s: Any) -> jax.Array:
+        options = {"biases": (b, b, a), "down_scale": s, "residual": x[:, :64]}
+        return jq.expert_mlp(x, g, u, d, i, p, activations="f32", **options)
+
+    def plain(x: Any, i: Any, p: Any, g: Any, u: Any, d: Any) -> jax.Array:
+        return jq.expert_mlp(x, g, u, d, i, p, activations="f32")
+
+    given, moving = (x, ids, weights, gate, up, down, bias, last, scale), (0, 2, 6, 7, 8)
+    both, inner = P("dp", "tp"), P(None, None, "tp")
+    return {
+        "route": Case(routed, (x[:, :16],), (BATCH,), (BATCH, BATCH), (0,)),
+        "expert_matmul-experts": Case(
+            product, (x, stack(8, 64, 256), ids), (BATCH, ROWS, BATCH), (BATCH,), (0,)
+        ),
+        "expert_matmul-rows": Case(
+            product, (x, stack(8, 64, 256), ids), (BATCH, COLUMNS, BATCH), (P("dp", None, "tp"),)
+        ),
+        "expert_matmul-columns": Case(
+            product, (normal(8, 3, 1024), down, ids), (WHOLE, inner, WHOLE), (WHOLE,), (0,)
+        ),
+        "expert_mlp-experts": Case(
+            mlp, given, (BATCH, BATCH, BATCH, *(ROWS,) * 6), (BATCH,), moving
+        ),
+        "expert_mlp-inner": Case(
+            mlp,
+            given,
+            (BATCH, BATCH, BATCH, COLUMNS, COLUMNS, inner, COLUMNS, WHOLE, WHOLE),
+            (BATCH,),
+            moving,
+        ),
+        "expert_mlp-experts-inner": Case(
+            mlp,
+            given,
+            (WHOLE, WHOLE, WHOLE, both, both, P("dp", None, "tp"), both, BATCH, BATCH),
+            (WHOLE,),
+        ),
+        "expert_mlp-rows": Case(  # three blocks of columns, which four devices cannot split
+            plain,
+            (x, ids, weights, gate[:, :768], up[:, :768], narrow),
+            (WHOLE, WHOLE, WHOLE, COLUMNS, COLUMNS, WHOLE),
+            (WHOLE,),
+            (0,),
+        ),
+    }
+
+
 def attentions() -> dict[str, Case]:
     q, k = normal(4, 20, 8, 32), normal(4, 20, 4, 32)
     pages, one, new = normal(4, 4, 16, 32), normal(2, 8, 32), normal(2, 4, 32)
@@ -259,7 +323,7 @@ def others() -> dict[str, Case]:
     }
 
 
-CASES = {**products(), **attentions(), **others()}
+CASES = {**products(), **experts(), **attentions(), **others()}
 
 
 def normalized(spec: Any) -> tuple[Any, ...]:

@@ -83,7 +83,7 @@ using Results = OperandReader<ffi::RemainingRets>;
 
 // Memory of a thread that grows and is kept, so that steps of a loop need no pages from the system. `kind` tells uses
 // apart that overlap.
-enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kHidden, kQueries, kScratches };
+enum Scratch { kSpans, kBlocks, kNormalized, kTotals, kRows, kUp, kHidden, kQueries, kOfTokens, kGathered, kScratches };
 template <class T>
 T* scratch(Scratch kind, size_t count) {
   struct Memory {

@@ -159,6 +159,15 @@ for x in (normal(1, 512), normal(70, 512)):
     digest.update(np.asarray(jq.matmul(x, w)).tobytes())
     digest.update(np.asarray(jq.matmul(x, float_weights)).tobytes())
     digest.update(np.asarray(jq.matmul(x, w, activations="f32")).tobytes())
+experts = jax.tree.map(lambda plane: plane.reshape(5, 120, *plane.shape[1:]), w)
+down = jq.quantize(normal(5 * 512, 128)[:, :96], "Q8_0")
+down = jax.tree.map(lambda plane: plane.reshape(5, 512, *plane.shape[1:]), down)
+experts = experts[:, :96]
+for m in (1, 70):
+    ids, weights = jq.route(normal(m, 5), 2)
+    for options in ({}, {"activations": "f32"}):
+        y = jq.expert_mlp(normal(m, 512), experts, experts, down, ids, weights, **options)
+        digest.update(np.asarray(y).tobytes())
 pages, tables = [normal(80, 2, 16, 32) for _ in "kv"], np.arange(80, dtype=np.int32).reshape(1, 80)
 attended = jq.paged_attention(normal(1, 4, 32), *pages, tables, np.array([1270], np.int32))
 digest.update(np.asarray(attended).tobytes())
