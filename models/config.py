@@ -134,6 +134,12 @@ class Config:
         windowed = self.kind.windowed is not None and self.kind.windowed(layer)
         return self.window if windowed else None
 
+    @property
+    def windows(self) -> tuple[int, ...]:
+        """The windows of layers, each once."""
+        found = dict.fromkeys(map(self.window_of, range(self.num_layers)))
+        return tuple(window for window in found if window is not None)
+
     def has_experts(self, layer: int) -> bool:
         """True of a layer whose feed-forward network is a mixture of experts."""
         return self.experts is not None and layer >= self.experts.dense_layers

@@ -7,7 +7,6 @@ values, or `Paged` ones.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +59,10 @@ class Decoder(nnx.Module):
         """
         if lengths is None:
             lengths = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
-        kv = functools.partial(Fresh, lengths=lengths)
+
+        def kv(window: int | None, **options: Any) -> KV:
+            return Fresh(lengths=lengths, **options)
+
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
         pages: list[Pages] = [()] * len(self.layers)
         return self._logits(self._hidden(tokens, positions, kv, pages, tokens.shape[1])[0])
@@ -77,8 +79,14 @@ class Decoder(nnx.Module):
           Logits of each row's last token, float32 (batch, vocab_size), and the cache.
         """
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-        slots = cache.slots(positions, positions < lengths[:, None])
-        kv = functools.partial(Fresh, lengths=lengths, slots=slots)
+        slots = {
+            window: cache.slots(positions, cache.kept(positions, lengths, window), tables)
+            for window, tables in cache.tables(self.config).items()
+        }
+
+        def kv(window: int | None, **options: Any) -> KV:
+            return Fresh(lengths=lengths, slots=slots[window], **options)
+
         x, pages = self._hidden(tokens, positions, kv, cache.pages, cache.capacity)
         last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
         return self._logits(last), dataclasses.replace(cache, pages=pages, context_lens=lengths)
@@ -98,9 +106,15 @@ class Decoder(nnx.Module):
         """
         positions = cache.context_lens
         active = jnp.ones(token.shape, bool) if active is None else active
-        slots = cache.slots(positions[:, None], active[:, None])
-        lens = positions + active.astype(jnp.int32)
-        kv = functools.partial(Paged, slots=slots, block_tables=cache.block_tables, lens=lens)
+        tables, lens = cache.tables(self.config), positions + active.astype(jnp.int32)
+        slots = {
+            window: cache.slots(positions[:, None], active[:, None], of_window)
+            for window, of_window in tables.items()
+        }
+
+        def kv(window: int | None, **options: Any) -> KV:
+            return Paged(slots=slots[window], block_tables=tables[window], lens=lens, **options)
+
         x, pages = self._hidden(token, positions, kv, cache.pages, cache.capacity)
         return self._logits(x), dataclasses.replace(cache, pages=pages, context_lens=lens)
 
@@ -114,16 +128,17 @@ class Decoder(nnx.Module):
     ) -> tuple[Array, list[Pages]]:
         """The last layer's vectors, and each layer's pages after it.
 
-        kv(rotation=, temperature=, pages=). capacity: tokens that a sequence may have.
+        kv(window, rotation=, temperature=, pages=). capacity: tokens that a sequence may have.
         """
         rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
         x, updated = jq.embedding(tokens, self.embedding), []
         if self.config.embedding_scale is not None:
             x = x * self.config.embedding_scale
         for i, layer in enumerate(self.layers):
-            rotation = rotations[self.config.rope_of(i)]
+            rotation, window = rotations[self.config.rope_of(i)], self.config.window_of(i)
+            options = {"rotation": rotation, "temperature": temperature, "pages": pages[i]}
             with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
-                x, after = layer(x, kv(rotation=rotation, temperature=temperature, pages=pages[i]))
+                x, after = layer(x, kv(window, **options))
             updated.append(after.pages)
         return x, updated
 

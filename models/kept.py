@@ -51,5 +51,5 @@ def _structure(config: Config, sampling: Sampling, cache_dtype: Any) -> Any:
     array: Any = 0
     pages = [(array,) * (4 if cache_dtype == jnp.int8 else 2)] * config.num_layers
     key, seen = None if sampling.greedy else array, array if sampling.needs_seen else None
-    cache = PagedCache(pages, array, array)
+    cache = PagedCache(pages, array, array, [array] * len(config.windows))
     return jax.tree.structure(State(cache, array, array, array, array, array, key, seen))

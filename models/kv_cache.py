@@ -36,15 +36,20 @@ class PagedCache:
     devices hold groups of the sequences, block_tables is (groups, batch / groups, ...) and its ids
     count from the first page of the group's part.
 
+    Windowed layers have pages for what their window sees, which later tokens take in turn: in their
+    tables a page comes again after as many.
+
     Attributes:
       pages: per layer arrays of its own, so that each can be updated in place.
-      block_tables: int32 (batch, pages_per_sequence), shared by the layers.
+      block_tables: int32 (batch, pages_per_sequence), shared by the layers without a window.
       context_lens: int32 (batch,), tokens stored so far.
+      window_tables: as block_tables, of each of `Config.windows`.
     """
 
     pages: list[Pages]
     block_tables: jax.Array
     context_lens: jax.Array
+    window_tables: list[jax.Array] = dataclasses.field(default_factory=list)
 
     @classmethod
     def create(
@@ -81,21 +86,29 @@ class PagedCache:
                 f"batch={batch} must be a multiple of {groups}, the devices along the mesh's axis "
                 f"{placement and placement.data!r}"
             )
-        rows = (groups, batch // groups) if groups > 1 else (batch,)
-        tables = np.arange(num_pages, dtype=np.int32) % (num_pages // groups)
         heads, over = _heads(config.num_kv_heads, config.num_heads, placement)
-        shape = (num_pages, heads, page_size, config.head_dim)
-        arrays = [(shape, dtype)] * 2 + (
-            [(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else []
-        )
         put = jax.device_put if placement is None else placement.put
+
+        def pages(window: int | None) -> Pages:
+            """A layer's."""
+            count = batch * min(per_sequence, window_pages(window, page_size))
+            shape = count, heads, page_size, config.head_dim
+            scales = [(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else []
+            arrays = [(shape, dtype)] * 2 + scales
+            return tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
+
+        def tables(window: int | None) -> jax.Array:
+            """The pages of each sequence, in turn."""
+            own = min(per_sequence, window_pages(window, page_size))
+            first = np.arange(batch // groups, dtype=np.int32)[:, None] * own
+            group = first + np.arange(per_sequence, dtype=np.int32) % own
+            return put(group if groups == 1 else np.stack([group] * groups))
+
         return cls(
-            pages=[
-                tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
-                for _ in range(config.num_layers)
-            ],
-            block_tables=put(tables.reshape(*rows, per_sequence)),
+            pages=[pages(config.window_of(layer)) for layer in range(config.num_layers)],
+            block_tables=tables(None),
             context_lens=put(np.zeros(batch, np.int32)),
+            window_tables=[tables(window) for window in config.windows],
         )
 
     @property
@@ -107,19 +120,49 @@ class PagedCache:
         """Tokens a sequence can hold."""
         return self.block_tables.shape[-1] * self.page_size
 
-    def slots(self, positions: jax.Array, valid: jax.Array) -> jax.Array:
+    def tables(self, config: Config) -> dict[int | None, jax.Array]:
+        """The block tables of layers by their window."""
+        return {
+            None: self.block_tables,
+            **dict(zip(config.windows, self.window_tables, strict=True)),
+        }
+
+    def kept(self, positions: jax.Array, lengths: jax.Array, window: int | None) -> jax.Array:
+        """True of the tokens of whole prompts that a layer's pages keep, bool (batch, time).
+
+        positions: (batch, time). lengths: (batch,), beyond which is padding.
+        """
+        last = lengths[:, None] - 1
+        valid = positions <= last
+        if window is None:
+            return valid
+        pages = window_pages(window, self.page_size)
+        return valid & (positions // self.page_size > last // self.page_size - pages)
+
+    def slots(
+        self,
+        positions: jax.Array,
+        valid: jax.Array,
+        tables: jax.Array | None = None,
+    ) -> jax.Array:
         """Slots of token positions (batch, time), for `append_kv`.
 
         They are int32 (batch * time,), or (groups, batch / groups * time). A slot is -1 where not
-        valid, and for a position beyond the capacity.
+        valid, and for a position beyond the capacity. tables: None: `block_tables`.
         """
         size = jnp.int32(self.page_size)
-        *groups, _, per_sequence = self.block_tables.shape
-        tables = self.block_tables.reshape(-1, per_sequence)
+        tables = self.block_tables if tables is None else tables
+        *groups, _, per_sequence = tables.shape
+        tables = tables.reshape(-1, per_sequence)
         page = jnp.take_along_axis(tables, jax.lax.div(positions, size), axis=1, mode="clip")
         slots = page * size + jax.lax.rem(positions, size)
         slots = jnp.where(valid & (positions < self.capacity), slots, -1)
         return slots.reshape(*groups, -1)
+
+
+def window_pages(window: int | None, page_size: int) -> int:
+    """Pages that a window can see parts of, its last token anywhere in a page."""
+    return np.iinfo(np.int32).max if window is None else -(-(window - 1) // page_size) + 1
 
 
 def _heads(

@@ -242,3 +242,32 @@ def test_an_mlp_beside_an_adapter_is_the_fused_one(activation):
         for gate in (mlp.gate, adapter)
     )
     np.testing.assert_allclose(stepwise, fused, rtol=1e-5, atol=1e-5)
+
+
+def test_windowed_layers_keep_what_their_window_sees(record_property):
+    """Of a context of 32768 tokens, Gemma 3 4B: 29 of 34 layers see 1024 tokens."""
+    config = Config(
+        "gemma3", 8, 131072, 2560, 10240, 34, 8, 4, 256, 1e-6, window=1024, local_rope_theta=1e4
+    )
+    cache = jax.eval_shape(lambda: PagedCache.create(config, 2, 32768, dtype=jnp.bfloat16))
+    held = sum(page.size * page.dtype.itemsize for pages in cache.pages for page in pages)
+    token = 2 * 4 * 256 * 2  # bytes of a layer's keys and values
+    needed = 2 * (5 * 32768 + 29 * 1024) * token
+    figure = f"pages of Gemma 3 4B, 2 contexts of 32768: {held >> 20} MiB, needed {needed >> 20}"
+    record_property("figure", f"{figure}, without windows {2 * 34 * 32768 * token >> 20}")
+    assert needed <= held <= 1.2 * needed
+    assert cache.capacity == 32768 and cache.pages[5][0].shape[0] == 2 * 2048
+
+
+def test_pages_of_a_window_are_taken_in_turn():
+    """Three of 16 tokens for a window of 20, and after a prompt the last of them hold its end."""
+    config = dataclasses.replace(model("gemma3").config, window=20)
+    cache = PagedCache.create(config, 2, 100)
+    (tables,) = cache.window_tables
+    assert tables.tolist() == [[0, 1, 2, 0, 1, 2, 0], [3, 4, 5, 3, 4, 5, 3]]
+    assert [pages[0].shape[0] for pages in cache.pages] == [6] * 5 + [14, 6]
+    lengths, positions = jnp.array([70, 0]), jnp.tile(jnp.arange(80), (2, 1))
+    slots = cache.slots(positions, cache.kept(positions, lengths, 20), tables).reshape(2, 80)
+    want = [*range(32, 48), *range(16), *range(16, 22)]  # pages 2, 0, 1 of 32 to 69
+    assert slots[0, 32:70].tolist() == want
+    assert (slots[0, :32] == -1).all() and (slots[0, 70:] == -1).all() and (slots[1] == -1).all()
