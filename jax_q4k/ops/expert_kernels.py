@@ -1,4 +1,7 @@
-"""Products by experts as launches: mat-vecs whose blocks read which matrix is theirs."""
+"""Products by experts as launches: of few tokens by mat-vecs, of more on tensor cores.
+
+Which matrix is whose, the kernels read in device memory: the host never sees an id.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from ptx_kernels.limits import MAX_ROWS
+from ptx_kernels.limits import MAX_ROWS, gemm_takes
 
 from ..arrays import QuantizedArray
 from ..custom_call import ptx_name
-from . import gemv
+from . import gemv, quantize_q8_1
 from .op import KernelCall
 
 MAX_CHOICES = 65535  # blocks along a grid's second axis
@@ -123,3 +126,58 @@ def mixture(
     terms = [term for term in (bias, scale, residual) if term is not None]
     (y,) = launch(kernel, ids, weights, *down.planes, *h, *terms)
     return y
+
+
+def groups(weights: Sequence[Any], activations: str | None) -> bool:
+    """True if tensor cores multiply any number of tokens' choices by these stacks, as q8_1."""
+    from ptx_kernels.kernels.gemm import stackable
+
+    return activations != "f32" and all(
+        isinstance(w, QuantizedArray)
+        and gemm_takes(w.format, w.shape[2])
+        and stackable(w.format, *w.shape[1:])
+        for w in weights
+    )
+
+
+def grouped(launch: KernelCall, x: jax.Array, ids: jax.Array, w: QuantizedArray) -> jax.Array:
+    """x @ w[id].T of every choice, float32 (m, top, n), zeros where an id names no expert.
+
+    Rows are quantized once, and gathered sorted by expert; an expert's rows are then tiles of one
+    product. XLA sorts, gathers, and puts the results back in their places.
+
+    Args:
+      x: (m, k), or (m, top, k) with a row for each choice; ids: int32 (m, top).
+      w: (experts, n, k).
+    """
+    from ptx_kernels.kernels.gemm import expert_gemm_rule, gemm
+    from ptx_kernels.tuning import choose
+
+    (m, top), (experts, n, columns) = ids.shape, w.shape
+    config = choose(expert_gemm_rule, w.format, n, columns, m * top, experts)
+    order, tiles = _tiles(ids.reshape(-1), experts, config.m_tile)
+    rows = order // (top if x.ndim == 2 else 1)
+    packed = quantize_q8_1.ptx(launch, x.reshape(-1, columns))
+    kernel = gemm(format=w.format, n=n, columns=columns, m=m * top, experts=experts, config=config)
+    (y,) = launch(kernel, tiles, *w.planes, *(part[rows] for part in packed))
+    places = jnp.zeros_like(order).at[order].set(jnp.arange(m * top, dtype=order.dtype))
+    return y[places].reshape(m, top, n)
+
+
+def _tiles(ids: jax.Array, experts: int, m_tile: int) -> tuple[jax.Array, jax.Array]:
+    """Order of the choices (slots,) by expert, those of none last; tiles as `gemm` takes them."""
+    from ptx_kernels.kernels.gemm import tile_count
+
+    slots = ids.shape[0]
+    named = jnp.where((ids >= 0) & (ids < experts), ids, experts)
+    order = jnp.argsort(named, stable=True).astype(jnp.int32)
+    counts = jnp.zeros(experts + 1, jnp.int32).at[named].add(1)
+    ends, tiles = jnp.cumsum(counts), -(-counts // m_tile)
+    last = jnp.cumsum(tiles)
+    number = jnp.arange(tile_count(slots, experts, m_tile), dtype=jnp.int32)
+    of = jnp.sum(last[None] <= number[:, None], axis=1, dtype=jnp.int32)
+    there, of = of <= experts, jnp.minimum(of, experts)
+    first = (ends - counts)[of] + (number - (last - tiles)[of]) * m_tile
+    end = jnp.minimum(first + m_tile, ends[of])
+    parts = of, jnp.where(there, first, 0), jnp.where(there, end, 0)
+    return order, jnp.stack(parts, axis=1).astype(jnp.int32)

@@ -112,6 +112,8 @@ def ptx(
     """`expert_matmul` by PTX kernels; `activations` None means q8_1."""
     m, top = ids.shape
     if not expert_kernels.takes([w], m, top):
+        if expert_kernels.groups([w], activations):
+            return expert_kernels.grouped(launch, x, ids, w).astype(x.dtype)
         return reference(x, ids, w, activations=activations)
     if x.ndim == 3:
         x, ids = x.reshape(m * top, -1), ids.reshape(m * top, 1)

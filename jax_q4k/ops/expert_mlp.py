@@ -200,11 +200,18 @@ def ptx(
 ) -> jax.Array:
     """The operation by two mat-vecs, of which the first leaves q8_1; `activations` None means it.
 
-    Many tokens are multiplied by XLA.
+    Products of more tokens are on tensor cores, of float32 activations XLA's.
     """
     given, exact = Operands(*operands), activations == "f32"
-    if not expert_kernels.takes([given.gate, given.up, given.down], *given.ids.shape):
-        return reference(*operands, eps=eps, activation=activation, activations=activations)
+    matrices = [given.gate, given.up, given.down]
+    if not expert_kernels.takes(matrices, *given.ids.shape):
+        if not expert_kernels.groups(matrices, activations):
+            return reference(*operands, eps=eps, activation=activation, activations=activations)
+        steps = Steps(
+            lambda x, weight, eps: rms_norm.ptx(launch, x, weight, eps=eps),
+            lambda x, w, ids: expert_kernels.grouped(launch, x, ids, w),
+        )
+        return _chain(given, eps, activation, steps)
     h = expert_kernels.products(
         launch,
         given.x,

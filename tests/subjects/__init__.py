@@ -20,7 +20,12 @@ from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
 from .attention import attention_subject, merge_subject
 from .base import Subject
-from .experts import expert_gated_subject, expert_matvec_subject, mixture_subject
+from .experts import (
+    expert_gated_subject,
+    expert_gemm_subject,
+    expert_matvec_subject,
+    mixture_subject,
+)
 from .pages import append_subject, rope_subject
 from .products import (
     fused_matvec_subject,
@@ -97,6 +102,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         "Q6_K",
         columns=1280,
     ),
+    "expert-gemm": functools.partial(expert_gemm_subject, GemmConfig(1, 2, 1, 16, 3)),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
     "gemm-Q5_1": functools.partial(

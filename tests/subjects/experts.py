@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from oracles import activation_operands, gated, quantized, random_planes, weights
+from oracles import (
+    activation_operands,
+    dequantized,
+    gated,
+    quantized,
+    random_planes,
+    weights,
+)
 
 from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.gemm import GemmConfig, gemm
+from ptx_kernels.kernels.gemm.gemm import tile_count
 from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, mixture_matvec
 
 from .base import Subject, rng_of
@@ -104,3 +113,32 @@ def mixture_subject(
     want = residual + np.sum((factors * named())[..., None] * each, axis=1)
     given = (IDS, factors, *planes, *operands, biases, scales, residual)
     return Subject(kernel, given, (want,), 1e-11)
+
+
+#: Rows of each expert, the last ones of none; and of the tiles that cover them.
+GROUPS = (5, 0, 19, 16, 3)
+
+
+def expert_tiles(m_tile: int) -> np.ndarray:
+    """(expert, first row, end) of every tile of GROUPS; those left over have no rows."""
+    tiles, first = [], 0
+    for expert, rows in enumerate(GROUPS):
+        end = first + rows
+        tiles += [(expert, at, min(at + m_tile, end)) for at in range(first, end, m_tile)]
+        first = end
+    count = tile_count(sum(GROUPS), EXPERTS, m_tile)
+    return np.array(tiles + [(EXPERTS, 0, 0)] * (count - len(tiles)), np.int32)
+
+
+def expert_gemm_subject(
+    config: GemmConfig, format: str = "Q4_K", *, n: int = 21, columns: int = 512
+) -> Subject:
+    planes, w = stack(format, n, columns, 3)
+    m = sum(GROUPS)
+    operands, x = quantized(rng_of(15).standard_normal((m, columns), np.float32) + np.float32(0.5))
+    exact = dequantized(operands, x)
+    of = np.repeat(np.arange(EXPERTS + 1), GROUPS)
+    kernel = gemm(format=format, n=n, columns=columns, m=m, experts=EXPERTS, config=config)
+    want = np.einsum("mnk,mk->mn", w[of % EXPERTS], exact) * (of < EXPERTS)[:, None]
+    given = (expert_tiles(config.m_tile), *planes, operands, x)
+    return Subject(kernel, given, (want,), 1e-12)

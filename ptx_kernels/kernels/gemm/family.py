@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
-from ..family import Arguments, Case, Family, one_layer, one_matrix
+import numpy as np
+
+from ...ptx import Buffer, u8
+from ..family import Arguments, Case, Family, PackedWeights, one_layer
 from .config import GemmConfig
-from .gemm import gemm
-from .rules import f16_gemm_rule, gemm_rule
+from .gemm import gemm, tile_count
+from .rules import expert_gemm_rule, f16_gemm_rule, gemm_rule
 
 
 def _case(
@@ -25,6 +29,13 @@ def _case(
     config = GemmConfig(row_warps, column_warps, tiles, m_tile, stages, products)
     label = f"gemm-{format}-{n}x{columns}-m{m}{'' if products == 'int8' else '-' + products}"
     return Case(label, "gemm", dict(format=format, n=n, columns=columns, m=m, config=config))
+
+
+def _of_experts(
+    format: str, m: int, n: int, columns: int, experts: int, config: GemmConfig
+) -> Case:
+    sizes = dict(format=format, n=n, columns=columns, m=m, experts=experts, config=config)
+    return Case(f"gemm-experts-{format}-{n}x{columns}-m{m}", "gemm", sizes)
 
 
 EXAMPLES = (
@@ -47,20 +58,52 @@ EXAMPLES = (
     _case("Q4_K", 512, 14336, 4096, 8, 1, 2, 64, 2, "f16"),
     _case("Q5_K", 512, 14336, 4096, 8, 1, 2, 48, 2, "f16"),
     _case("Q6_K", 512, 4096, 14336, 8, 1, 2, 64, 2, "f16"),
+    _of_experts("Q4_K", 4096, 768, 2048, 128, GemmConfig(4, 1, 2, 32, 2)),
+    _of_experts("Q6_K", 4096, 2048, 768, 128, GemmConfig(4, 1, 1, 32, 3)),
+    _of_experts("MXFP4", 256, 2880, 2880, 32, GemmConfig(4, 1, 2, 16, 2)),
 )
 
 
 def _passes(arguments: Arguments) -> int:
-    """A block multiplies `m_tile` rows of activations: each such tile reads all weights."""
-    return math.ceil(arguments["m"] / arguments["config"].m_tile)
+    """A block multiplies `m_tile` rows of activations: each such tile reads all weights.
+
+    Of experts, whose tiles read one matrix each, it is the average over all matrices.
+    """
+    m, m_tile, experts = arguments["m"], arguments["config"].m_tile, arguments["experts"]
+    return max(1, tile_count(m, experts, m_tile) // experts) if experts else math.ceil(m / m_tile)
+
+
+def _weights(arguments: Arguments) -> PackedWeights:
+    """The matrix, or all of a stack of experts."""
+    one = arguments["n"] * arguments["columns"]
+    return PackedWeights((arguments["format"],), one * max(1, arguments["experts"]))
+
+
+def _touched(buffer: Buffer, arguments: Arguments) -> float:
+    """All experts of a stack: a prompt's rows are dealt to all of them."""
+    return 1 if arguments["experts"] else one_layer(buffer, arguments)
+
+
+def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator) -> np.ndarray:
+    """Tiles of rows dealt to experts at random, a last group to none."""
+    experts = next(b.shape[0] for b in buffers.values() if b.type is u8)
+    rows = buffers["values"].shape[0]
+    m_tile = -(-rows // (buffer.shape[0] - experts))
+    ends = np.sort(rng.integers(0, rows + 1, experts)).tolist() + [rows]
+    tiles, first = [], 0
+    for expert, end in enumerate(ends):
+        tiles += [(expert, at, min(at + m_tile, end)) for at in range(first, end, m_tile)]
+        first = end
+    return np.array(tiles + [(experts, 0, 0)] * (buffer.shape[0] - len(tiles)))
 
 
 GEMM = Family(
     "gemm",
     gemm,
     EXAMPLES,
-    rules=(gemm_rule, f16_gemm_rule),
-    weights=one_matrix,
-    touched=one_layer,
+    rules=(gemm_rule, f16_gemm_rule, expert_gemm_rule),
+    weights=_weights,
+    touched=_touched,
     passes=_passes,
+    operands={"tiles": _tiles},
 )

@@ -6,7 +6,21 @@ import math
 from collections.abc import Sequence
 
 from ... import formats
-from ...ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f16, f32, kernel, s8, u8
+from ...ptx import (
+    WARP,
+    Builder,
+    KernelError,
+    Pointer,
+    Value,
+    all_of,
+    f16,
+    f32,
+    kernel,
+    s8,
+    s32,
+    u8,
+    u32,
+)
 from ..planes import input_planes
 from ..quantize_f16 import SUPER_BLOCK
 from ..quantize_q8_1 import GROUP
@@ -28,6 +42,7 @@ def gemm(
     m: int,
     config: GemmConfig = _DEFAULT,
     layers: int = 0,
+    experts: int = 0,
 ) -> None:
     """y[j, r] = dequantize(w[r]) . x[j] for rows r < n of `columns` weights and activations j < m.
 
@@ -37,20 +52,55 @@ def gemm(
     Operands: the planes, with `layers` a stack's and an index (see `input_planes`); values s8 (m,
     columns) and scale_sum f32 (m, columns / 32, 2), or for f16 products values f16 (m, columns),
     means f16 (m, columns / 32, 2) and scale f32 (m, columns / 256). Result: y f32 (m, n).
+
+    With `experts` the planes are a stack's (experts, n, ...), and the rows of activations lie
+    sorted by expert. The first operand, `tiles`, s32 (`tile_count`, 3), says of each tile along the
+    grid's first axis by which expert it multiplies which rows: (expert, first row, end), at most
+    m_tile of them. An expert outside 0 to experts - 1 gives zeros; all tiles' rows are all m.
     """
     config.check(format, columns)
-    if layers and not stackable(format, n, columns):
+    if (layers or experts) and not stackable(format, n, columns):
         raise KernelError(f"a stack's matrices {format} ({n}, {columns}) do not begin at words")
-    k.name = f"gemm_{format.lower()}_{'f16_' if config.products == 'f16' else ''}m{config.m_tile}"
-    planes = input_planes(k, format, n, columns, layers=layers).of_matrix()
+    products = "f16_" if config.products == "f16" else ""
+    k.name = f"{'expert_' if experts else ''}gemm_{format.lower()}_{products}m{config.m_tile}"
+    count = tile_count(m, experts, config.m_tile)
+    number = k.block_id("x")
+    tile = _ExpertTile(k, number, count, m, config.m_tile) if experts else None
+    planes = input_planes(
+        k, format, n, columns, layers=layers, experts=experts, expert=tile.expert if tile else None
+    )
     activations = _activations(k, config, m, columns)
     y = k.output("y", f32, (m, n))
     threads = WARP * config.row_warps * config.column_warps
-    k.launch((-(-m // config.m_tile), -(-n // config.rows)), threads, resident_blocks=1)
-
-    row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
-    block_m = _Span(k, k.block_id("x"), m, config.m_tile)
+    k.launch((count, -(-n // config.rows)), threads, resident_blocks=1)
+    block_m = _Span(k, number, m, config.m_tile) if tile is None else tile
     block_n = _Span(k, k.block_id("y"), n, config.rows)
+    if tile is None:
+        _multiply(k, format, config, planes.of_matrix(), activations, y, block_n, block_m)
+        return
+    with k.when(tile.expert < experts) as branch:
+        _multiply(k, format, config, planes.of_matrix(), activations, y, block_n, block_m)
+    with branch.otherwise(), k.loop(tile.first, tile.end) as row:
+        for base in range(0, config.rows, threads):
+            r = block_n.start + k.thread_id + base
+            where = all_of(block_n.owns(r), k.thread_id < config.rows - base)
+            y.at(row, r).store(0, 0.0, where=where)
+
+
+def _multiply(
+    k: Builder,
+    format: str,
+    config: GemmConfig,
+    planes: Sequence[Pointer],
+    activations: Sequence[tuple[Pointer, int, dict[str, int]]],
+    y: Pointer,
+    block_n: _Span,
+    block_m: _Span | _ExpertTile,
+) -> None:
+    """The thread block's part of y."""
+    threads = WARP * config.row_warps * config.column_warps
+    columns = planes[0].shape[1] * formats.get(format).block_size
+    row_warp, column_warp = k.warp_id % config.row_warps, k.warp_id // config.row_warps
     weights = _weight_copies(k, format, planes, block_n, threads)
     copies = [*weights, *_activation_copies(k, activations, block_m, threads)]
     pipeline = Pipeline(k, config.stages, copies)
@@ -72,6 +122,14 @@ def gemm(
     with k.when(column_warp == 0):
         for row, tile in zip(first_rows, totals, strict=True):
             _store(k, y, tile, row, block_n, block_m)
+
+
+def tile_count(m: int, experts: int, m_tile: int) -> int:
+    """Tiles of m rows, or of as many sorted by expert, where each ends with a tile of its own.
+
+    Rows of no expert come as one more.
+    """
+    return -(-m // m_tile) + experts
 
 
 # --- operands ---
@@ -120,6 +178,23 @@ class _Span:
         return row < self._total if self._total < self.size else row >= self._first
 
 
+class _ExpertTile:
+    """Span of `size` rows of `total` from `start` on, of which those of one expert count.
+
+    `expert` (u32) may be none that there is; the rows from `first` to `end` are the tile's.
+    """
+
+    def __init__(self, k: Builder, number: Value, count: int, total: int, size: int) -> None:
+        tile = k.input("tiles", s32, (count, 3)).at(number)
+        self.expert, self.first, self.end = (tile.load(i).bits(u32) for i in range(3))
+        self.size = size
+        self.start = k.const(u32, 0) if total <= size else k.minimum(self.first, total - size)
+
+    def owns(self, row: Value) -> Value:
+        """Condition for a row to be the tile's."""
+        return (row >= self.first) & (row < self.end)
+
+
 def _weight_copies(
     k: Builder, format: str, planes: Sequence[Pointer], span: _Span, threads: int
 ) -> list[Copy]:
@@ -136,7 +211,7 @@ def _weight_copies(
 def _activation_copies(
     k: Builder,
     activations: Sequence[tuple[Pointer, int, dict[str, int]]],
-    span: _Span,
+    span: _Span | _ExpertTile,
     threads: int,
 ) -> list[Copy]:
     copies: list[Copy] = []
@@ -181,7 +256,12 @@ def _add_column_warps(
 
 
 def _store(
-    k: Builder, y: Pointer, tile: TileSums, row: Value, block_n: _Span, block_m: _Span
+    k: Builder,
+    y: Pointer,
+    tile: TileSums,
+    row: Value,
+    block_n: _Span,
+    block_m: _Span | _ExpertTile,
 ) -> None:
     """Stores a tile's totals, from weight row `row` of the thread block on."""
     for i, column_totals in enumerate(tile):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ...devices import Target
 from ...formats import get as block_format
 from ...ptx import KernelError
@@ -19,7 +21,13 @@ def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConf
     keep loads in flight; no choice needs more shared memory than the 99 KB that a block of sm_120
     has.
     """
-    largest = min(64, -(-m // 16) * 16)
+    return _tiling(device, format, n, min(64, -(-m // 16) * 16), lambda m_tile: -(-m // m_tile))
+
+
+def _tiling(
+    device: Target, format: str, n: int, largest: int, m_tiles: Callable[[int], int]
+) -> GemmConfig:
+    """`_gemm` for tiles of `largest` rows of activations at most; `m_tiles`: m_tile -> tiles."""
     most = block_format(format).tuning.gemm_tiles
     shapes = [(4, 1, most), (2, 2, most), (2, 2, 1), (1, 4, 1)]
     # row warps, column warps, tiles, rows of activations
@@ -27,13 +35,26 @@ def _gemm(device: Target, format: str, n: int, columns: int, m: int) -> GemmConf
     choices += [(1, 4, 1, m_tile) for m_tile in (32, 16) if m_tile < largest]
 
     def fills(row_warps: int, column_warps: int, tiles: int, m_tile: int) -> bool:
-        return (
-            -(-m // m_tile) * -(-n // (16 * tiles * row_warps)) >= device.multiprocessors * 3 // 2
-        )
+        blocks = m_tiles(m_tile) * -(-n // (16 * tiles * row_warps))
+        return blocks >= device.multiprocessors * 3 // 2
 
     row_warps, column_warps, tiles, m_tile = next((c for c in choices if fills(*c)), choices[-1])
     stages = 2 if row_warps * tiles > 4 else {16: 4, 32: 3}.get(m_tile, 2)
     return GemmConfig(row_warps, column_warps, tiles, m_tile, stages)
+
+
+def _expert_gemm(
+    device: Target, format: str, n: int, columns: int, m: int, experts: int
+) -> GemmConfig:
+    """Config for m rows of activations sorted by expert.
+
+    Tiles as large as an expert's share of the rows, where they are dealt evenly: larger ones would
+    multiply rows of others in vain, smaller ones read weights again.
+    """
+    share = -(-m // experts)
+    largest = next((m_tile for m_tile in (16, 32) if share <= m_tile), 64)
+    # experts that have rows: all, or as many as there are rows
+    return _tiling(device, format, n, largest, lambda m_tile: max(min(m, experts), m // m_tile))
 
 
 _GAIN = 1.25  # what f16 products have to win by, of which the model is not sure
@@ -79,3 +100,4 @@ gemm_rule: Rule[GemmConfig] = Rule(
     ),
 )
 f16_gemm_rule: Rule[GemmConfig | None] = Rule("f16_gemm", _f16_gemm)
+expert_gemm_rule: Rule[GemmConfig] = Rule("expert_gemm", _expert_gemm)

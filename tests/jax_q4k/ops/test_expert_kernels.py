@@ -12,7 +12,7 @@ from helpers import nmse
 
 import jax_q4k as jq
 
-EXPERTS, HIDDEN, INNER, TOP = 6, 256, 96, 3
+EXPERTS, HIDDEN, INNER, TOP = 6, 256, 128, 3
 
 
 def random(*shape: int) -> np.ndarray:
@@ -55,21 +55,25 @@ def by(implementation: str, function: Any, *arguments: Any) -> Any:
 
 
 @pytest.mark.parametrize("activations", ["q8_1", "f32"])
-@pytest.mark.parametrize("tokens, all_terms", [(1, True), (3, False)])
+@pytest.mark.parametrize("tokens, all_terms", [(1, True), (3, False), (11, True)])
 def test_expert_mlp(tokens: int, all_terms: bool, activations: str) -> None:
+    """Eleven tokens are products on tensor cores, or XLA's of float32."""
     arguments = jnp.asarray(random(tokens, HIDDEN)), chosen(tokens), activations, all_terms
     got, want = (by(name, expert_mlp, *arguments) for name in ("sim", "xla"))
     assert nmse(got, want) <= (1e-6 if activations == "q8_1" else 1e-11)
 
 
 @pytest.mark.parametrize("activations", ["q8_1", "f32"])
-@pytest.mark.parametrize("shape, dtype", [((2, HIDDEN), "bfloat16"), ((2, TOP, HIDDEN), "float32")])
+@pytest.mark.parametrize(
+    "shape, dtype",
+    [((2, HIDDEN), "bfloat16"), ((2, TOP, HIDDEN), "float32"), ((9, TOP, HIDDEN), "float32")],
+)
 def test_expert_matmul(shape: tuple[int, ...], dtype: str, activations: str) -> None:
     """One row of activations for all of a token's experts, or a row for each."""
     x = jnp.asarray(random(*shape), dtype)
 
     def product(x: jax.Array) -> jax.Array:
-        return jq.expert_matmul(x, GATE, chosen(2), activations=activations)
+        return jq.expert_matmul(x, GATE, chosen(shape[0]), activations=activations)
 
     got, want = (by(name, product, x) for name in ("sim", "xla"))
     assert nmse(got, want) <= (1e-6 if activations == "q8_1" else 1e-11)
@@ -86,3 +90,15 @@ def test_decoding_takes_two_launches_and_says_so() -> None:
     names = [kernel.name for kernel in call.kernels]
     assert names == ["expert_gated_matvec_q4_k_q6_k_m2", "mixture_matvec_q8_0_m2"]
     assert [kernel.grid[1] for kernel in call.kernels] == [2 * TOP, 2]
+
+
+def test_a_prompt_multiplies_each_row_once() -> None:
+    """Three products with as many tiles as the rows and the experts' last ones can be."""
+    x = jnp.ones((64, HIDDEN))
+    (call,) = jq.explain(
+        lambda x, ids: expert_mlp(x, ids, None, True), x, chosen(64), platform="cuda"
+    ).calls
+    products = [kernel for kernel in call.kernels if kernel.name.startswith("expert_gemm")]
+    assert len(products) == 3 and len(call.kernels) == 7  # a norm, and three quantized inputs
+    for kernel in products:
+        assert kernel.grid[0] == -(-64 * TOP // kernel.arguments["config"].m_tile) + EXPERTS

@@ -16,11 +16,13 @@ from subjects.experts import (
     EXPERTS,
     IDS,
     expert_gated_subject,
+    expert_gemm_subject,
     expert_matvec_subject,
     mixture_subject,
 )
 
 from ptx_kernels import formats, simulator
+from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import (
     PRESETS,
     MatvecConfig,
@@ -52,6 +54,13 @@ SUBJECTS = {
     "gated-q8_1": functools.partial(expert_gated_subject, GROUPS, "silu", "q8_1", n=32),
     "gated-persistent": functools.partial(
         expert_gated_subject, replace(GROUPS, persistent=2), "silu", "q8_1", n=96
+    ),
+    "gemm": functools.partial(expert_gemm_subject, GemmConfig(1, 2, 1, 16, 3)),
+    "gemm-rows_of_a_block": functools.partial(
+        expert_gemm_subject, GemmConfig(2, 1, 1, 32, 2), "Q8_0", n=64, columns=96 * 2
+    ),
+    "gemm-fewer_rows_than_a_tile": functools.partial(
+        expert_gemm_subject, GemmConfig(1, 1, 2, 64, 2), "Q6_K", n=10, columns=256
     ),
     "mixture": functools.partial(mixture_subject, DP4A),
     "mixture-f32": functools.partial(mixture_subject, FLOATS, "Q6_K"),
