@@ -28,10 +28,11 @@ class Marks:
 
         Raises ValueError where `data` holds the whole private use area.
         """
-        strings = list(_strings(data))
-        self._tokens = [token for token in tokens if any(token in text for text in strings)]
+        text = "\0".join(_strings(data))  # what spells a token across strings is marked in vain
+        used = set(text)
+        # A vocabulary may have thousands, and most texts the first characters of none.
+        self._tokens = [token for token in tokens if token[0] in used and token in text]
         firsts = dict.fromkeys(token[0] for token in self._tokens)
-        used = set().union(*strings) if firsts else set()
         free = [chr(code) for code in _PRIVATE if chr(code) not in used]
         if len(free) < len(firsts):
             raise ValueError("messages hold all characters of the private use area")

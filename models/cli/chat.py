@@ -161,6 +161,7 @@ class Session:
     def save(self, file: str) -> None:
         if not file:
             raise ValueError("/save needs a file's name")
+        file = os.path.expanduser(file)
         if os.path.exists(file) and os.path.realpath(file) not in self.saved:
             raise ValueError(f"{file} exists; choose another name")
         with open(file, "w", encoding="utf-8") as target:

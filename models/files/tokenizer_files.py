@@ -1,6 +1,7 @@
 """The tokenizer of a Hugging Face checkpoint: tokenizer.json and the files beside it.
 
-tokenizer_config.json names special tokens, chat_template.jinja is the chat template,
+tokenizer_config.json names special tokens, chat_template.jinja is the chat template, those in
+additional_chat_templates/ are further ones by name;
 generation_config.json and config.json say which ids end generation.
 """
 
@@ -35,9 +36,8 @@ def metadata(folder: Path, config: JSONFields, vocab_size: int) -> dict[str, Any
         return {}
     settings = _optional(folder / "tokenizer_config.json", MAX_CONFIG)
     values = {} if settings is None else dict(settings.values)
-    template = folder / "chat_template.jinja"
-    if template.exists():  # since transformers 4.51 a file of its own, which takes precedence
-        values["chat_template"] = _template(template)
+    if templates := _templates(folder):  # since transformers 4.51; they take precedence
+        values["chat_template"] = templates
     keys = tokenizer.metadata_from_json(
         described.values,
         values,
@@ -52,6 +52,14 @@ def metadata(folder: Path, config: JSONFields, vocab_size: int) -> dict[str, Any
 
 def _optional(path: Path, max_bytes: int) -> JSONFields | None:
     return JSONFields.read(path, max_bytes) if path.exists() else None
+
+
+def _templates(folder: Path) -> list[dict[str, str]]:
+    """The chat templates that are files of their own, as tokenizer_config.json would name them."""
+    default, others = folder / "chat_template.jinja", folder / "additional_chat_templates"
+    files = {"default": default} if default.exists() else {}
+    files |= {path.stem: path for path in sorted(others.glob("*.jinja"))}
+    return [{"name": name, "template": _template(path)} for name, path in files.items()]
 
 
 def _template(path: Path) -> str:

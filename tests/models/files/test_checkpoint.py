@@ -551,6 +551,16 @@ def test_the_chat_template_of_its_own_file_counts(copy):
     )
 
 
+def test_further_chat_templates_are_files_in_a_folder(copy):
+    folder = copy("qwen2")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("R")
+    found = models.from_pretrained(folder).tokenizer.chat_templates
+    assert found == {"default": loaded("qwen2").tokenizer.chat_template, "rag": "R"}
+    (folder / "additional_chat_templates" / "rag.jinja").write_bytes(b"\xff")
+    refused(folder, "additional_chat_templates/rag.jinja: text: expected UTF-8")
+
+
 def test_chat_templates_that_are_refused(copy):
     folder = copy("qwen2")
     (folder / "chat_template.jinja").write_bytes(b"\xff")
