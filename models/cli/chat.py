@@ -65,6 +65,8 @@ def add_parser(commands: Any) -> None:
 
 
 def _chat(options: argparse.Namespace, notes: Console) -> int:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed")
     try:
         sampling = Sampling(**sampling_fields(options))
     except (ValueError, TypeError) as error:
@@ -118,6 +120,8 @@ class Session:
                 try:
                     with interrupts.raising_at_prompt():
                         message = read_message(read)
+                except UnicodeDecodeError as error:
+                    raise UsageError(f"standard input is not text: {error}") from error
                 except EOFError:
                     if self.interactive:
                         self.notes.print()
@@ -142,6 +146,8 @@ class Session:
                 self.commands.get(name, self.unknown)(rest.strip())
             elif message.strip():
                 self.answer(message)
+        except BrokenPipeError:  # nobody reads the answers any more
+            raise
         except (ValueError, OSError) as error:
             if not self.interactive:
                 raise UsageError(error) from error

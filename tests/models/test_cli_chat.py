@@ -26,11 +26,12 @@ TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """(exit code, standard output, standard error) of a chat whose input is `lines`."""
+    """(exit code, standard output, standard error) of a chat that reads `lines`, text or a file."""
 
     def run(lines, *arguments):
         capsys.readouterr()
-        monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+        stdin = io.StringIO(lines) if isinstance(lines, str) else lines
+        monkeypatch.setattr(sys, "stdin", stdin)
         code = cli.main(("chat", *arguments))
         return code, *capsys.readouterr()
 
@@ -115,6 +116,24 @@ def test_a_template_that_refuses_a_message(run, tmp_path):
     file.write_bytes(rewritten(path("text-spm"), {"tokenizer.chat_template": entry}))
     code, out, err = run("x\n", str(file))
     assert (code, out) == (2, "") and err.endswith("chat template: TemplateError: not this\n")
+
+
+def test_input_and_output_that_are_none(run, templated, monkeypatch):
+    bad = io.TextIOWrapper(io.BytesIO(b"a\xffb\n"), encoding="utf-8")
+    for stdin, message in ((None, "is closed"), (bad, "is not text: 'utf-8' codec can't decode")):
+        code, out, err = run(stdin, templated)
+        assert (code, out) == (2, "") and f"standard input {message}" in err
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+        def fileno(self):
+            return os.open(os.devnull, os.O_WRONLY)
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("x\n"))
+    monkeypatch.setattr(sys, "stdout", Closed())
+    assert cli.main(("chat", templated, "-n", "1")) == 1
 
 
 def test_a_model_without_tokenizer(run):
