@@ -55,10 +55,10 @@ def blocks_of(ids: jax.Array, experts: int) -> Blocks:
 
 
 def _block_rows(slots: Any, experts: int) -> int:
-    """A power of two, about the slots of an expert where all have equally many."""
+    """A power of two, about twice the slots of an expert where all have equally many."""
     if not isinstance(slots, int):
         return SYMBOLIC_BLOCK
-    return min(MAX_BLOCK, 1 << max(0, -(-slots // experts) - 1).bit_length())
+    return min(MAX_BLOCK, 1 << max(0, -(-2 * slots // experts) - 1).bit_length())
 
 
 def product(x: jax.Array, w: Any, blocks: Blocks, *, shared: int = 1) -> jax.Array:
