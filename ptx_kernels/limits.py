@@ -20,6 +20,9 @@ MAX_MATRICES = 4
 #: least.
 GEMM_COLUMNS = 64
 
+#: Experts, and a token's choices of them, that a warp routes.
+MAX_ROUTED_EXPERTS, MAX_ROUTED = 512, 32
+
 
 def gemm_takes(format: str, columns: int) -> bool:
     """True if a tensor-core product takes rows of so many weights of the format."""

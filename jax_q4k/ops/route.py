@@ -7,9 +7,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.limits import MAX_ROUTED, MAX_ROUTED_EXPERTS
+
 from ..sharding import Layout, Rows
 from . import checks
-from .op import Op
+from .op import KernelCall, Op
 from .vmaps import by_rows
 
 #: How logits become scores.
@@ -111,6 +113,39 @@ def reference(
     return ids, weights * scale
 
 
+def ptx(
+    launch: KernelCall,
+    logits: jax.Array,
+    bias: jax.Array | None,
+    *,
+    top: int,
+    gating: str,
+    groups: int,
+    groups_used: int,
+    normalize: bool,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """`route` by one launch; with groups, or more experts than a warp has, in plain JAX."""
+    m, experts = logits.shape
+    if groups > 1 or experts > MAX_ROUTED_EXPERTS or top > MAX_ROUTED:
+        chosen = dict(top=top, gating=gating, groups=groups, groups_used=groups_used)
+        return reference(logits, bias, **chosen, normalize=normalize, scale=scale)  # type: ignore[arg-type]
+    from ptx_kernels.kernels.route import route as route_kernel
+
+    kernel = route_kernel(
+        rows=m,
+        experts=experts,
+        top=top,
+        gating=gating,
+        bias=bias is not None,
+        normalize=normalize,
+        least=LEAST_SUM,
+        scale=scale,
+    )
+    ids, weights = launch(kernel, logits, *([] if bias is None else [bias]))
+    return ids, weights
+
+
 def _chosen(
     scores: jax.Array, bias: jax.Array | None, top: int, groups: int, groups_used: int
 ) -> jax.Array:
@@ -138,6 +173,7 @@ op = Op(
     "route",
     reference,
     shapes=_shapes,
+    ptx=ptx,
     vmap=by_rows,
     derivative="reference",
     layout=lambda *_, **__: Layout(("m _", "_"), ("m _", "m _")),

@@ -16,6 +16,7 @@ from .quantize_f16 import QUANTIZE_F16
 from .quantize_q8_1 import QUANTIZE_Q8_1
 from .rms_norm import RMS_NORM
 from .rope_append import ROPE_APPEND
+from .route import ROUTE
 from .top_k import TOP_K
 
 FAMILIES: dict[str, Family] = {
@@ -36,6 +37,7 @@ FAMILIES: dict[str, Family] = {
         MERGE_ATTENTION,
         ARGMAX,
         TOP_K,
+        ROUTE,
     )
 }
 KERNELS: dict[str, Callable[..., Kernel]] = {name: f.build for name, f in FAMILIES.items()}

@@ -67,7 +67,7 @@ CASES = {
     ),
 }
 #: These XLA compiles for a GPU, for any shape.
-OF_XLA = ("matmul of floats", "rotate", "causal_attention", "route")
+OF_XLA = ("matmul of floats", "rotate", "causal_attention")
 
 
 def exported(name, platform):

@@ -16,6 +16,7 @@ from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.gemm.gemm import tile_count
 from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, mixture_matvec
+from ptx_kernels.kernels.route import route
 
 from .base import Subject, rng_of
 
@@ -142,3 +143,32 @@ def expert_gemm_subject(
     want = np.einsum("mnk,mk->mn", w[of % EXPERTS], exact) * (of < EXPERTS)[:, None]
     given = (expert_tiles(config.m_tile), *planes, operands, x)
     return Subject(kernel, given, (want,), 1e-12)
+
+
+def route_subject(gating: str, *, experts: int = 40, top: int = 3) -> Subject:
+    """Ties of the best among the logits; with a sigmoid also a bias, and weights as they are."""
+    rows, rng = 3, rng_of(experts, top)
+    logits = rng.standard_normal((rows, experts), np.float32) * np.float32(2)
+    logits[1, [experts - 1, 2]] = 9
+    logits[2, 3] = -np.inf
+    exact = logits.astype(np.float64)
+    powers, bias = np.exp(exact - exact.max(-1, keepdims=True)), np.zeros(experts, np.float32)
+    scores = powers / powers.sum(-1, keepdims=True)
+    given: tuple[np.ndarray, ...] = (logits,)
+    if gating == "sigmoid":
+        bias = rng.standard_normal(experts, np.float32)
+        scores, given = 1 / (1 + np.exp(-exact)), (logits, bias)
+    ids = np.argsort(-(scores + bias), axis=-1, kind="stable")[:, :top]
+    weights = np.take_along_axis(scores, ids, -1) * 2.5
+    if normalize := gating == "softmax":
+        weights = weights / weights.sum(-1, keepdims=True) * 2.5
+    kernel = route(
+        rows=rows,
+        experts=experts,
+        top=top,
+        gating=gating,
+        bias=gating == "sigmoid",
+        normalize=normalize,
+        scale=2.5,
+    )
+    return Subject(kernel, given, (ids.astype(np.int32), weights), 1e-11)

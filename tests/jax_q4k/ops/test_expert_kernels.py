@@ -102,3 +102,20 @@ def test_a_prompt_multiplies_each_row_once() -> None:
     assert len(products) == 3 and len(call.kernels) == 7  # a norm, and three quantized inputs
     for kernel in products:
         assert kernel.grid[0] == -(-64 * TOP // kernel.arguments["config"].m_tile) + EXPERTS
+
+
+@pytest.mark.parametrize("options", [{}, dict(gating="sigmoid", scale=2.5, normalize=False)])
+def test_route(options: dict[str, Any]) -> None:
+    """NaN and equals, too, as plain JAX has them."""
+    logits = random(4, 40)
+    logits[0, 5], logits[1, 3:9], logits[2, 0] = np.nan, 7, -np.inf
+    logits[2, 1] = np.inf if options else 3
+    found = []
+    for name in ("sim", "xla"):
+        with jq.implementation(name):
+            found.append(jq.route(logits, 5, **options))
+    (ids, weights), (want_ids, want_weights) = found
+    np.testing.assert_array_equal(ids, want_ids)
+    np.testing.assert_allclose(weights, want_weights, rtol=1e-5, atol=1e-30)
+    calls = jq.explain(lambda x: jq.route(x, 5, **options), logits, platform="cuda").calls
+    assert [kernel.name for call in calls for kernel in call.kernels] == ["route"]

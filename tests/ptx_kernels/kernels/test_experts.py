@@ -19,6 +19,7 @@ from subjects.experts import (
     expert_gemm_subject,
     expert_matvec_subject,
     mixture_subject,
+    route_subject,
 )
 
 from ptx_kernels import formats, simulator
@@ -62,6 +63,8 @@ SUBJECTS = {
     "gemm-fewer_rows_than_a_tile": functools.partial(
         expert_gemm_subject, GemmConfig(1, 1, 2, 64, 2), "Q6_K", n=10, columns=256
     ),
+    "route": functools.partial(route_subject, "softmax", experts=64, top=6),
+    "route-all": functools.partial(route_subject, "sigmoid", experts=5, top=5),
     "mixture": functools.partial(mixture_subject, DP4A),
     "mixture-f32": functools.partial(mixture_subject, FLOATS, "Q6_K"),
     "mixture-several_warps": functools.partial(
