@@ -1,6 +1,6 @@
 """Speed on a CPU, ours and llama.cpp's: `python -m benchmarks.cpu`.
 
-Options: `--model FILE`, `--llama-bench PATH`.
+Options: `--model FILE`, `--shape NAME`, `--llama-bench PATH`.
 
 A llama of 1.04 billion random weights (written once, Q4_K_M, 609 MiB) with one core and with two:
 from loading to the first token of a prompt of 4, compiling included; prompts of 128 and 512 tokens;
@@ -31,6 +31,9 @@ from typing import Any
 from tools.results import write_results
 
 from .common import RESULTS, on_cores
+
+#: Names of `random_file.SHAPES`.
+SHAPES = ("llama-1b", "gemma3-1b", "moe-3b")
 
 FIRST_PROMPT = (1, 300, 301, 302)
 PROMPTS = (128, 512)
@@ -198,22 +201,23 @@ def main(arguments: list[str]) -> int:
         prog="python -m benchmarks.cpu", description=__doc__.split("\n")[0]
     )
     parser.add_argument("--model", help="a GGUF file; one of random weights is written otherwise")
+    parser.add_argument("--shape", choices=SHAPES, default=SHAPES[0], help="of the random weights")
     parser.add_argument("--llama-bench", help="llama.cpp's benchmark, to measure in turn")
     parser.add_argument(
         "--cores", type=int, nargs="+", default=[1, 2], help="how many, each measured by itself"
     )
     parser.add_argument(
-        "--json", type=Path, default=RESULTS / "cpu.json", help="where the results go"
+        "--json", type=Path, help="where the results go; benchmarks/results/cpu.json, or cpu_SHAPE"
     )
     options = parser.parse_args(arguments)
     path = options.model
     if path is None:
-        path = str(Path(tempfile.gettempdir()) / "random-llama-1b.Q4_K_M.gguf")
+        path = str(Path(tempfile.gettempdir()) / f"random-{options.shape}.Q4_K_M.gguf")
         if not os.path.exists(path):
             from . import random_file
 
             print(f"writing {path} ...")
-            random_file.write(path)
+            random_file.write(path, random_file.SHAPES[options.shape])
     available = sorted(os.sched_getaffinity(0))
     results = []
     for count in (n for n in options.cores if n <= len(available)):
@@ -240,7 +244,12 @@ def main(arguments: list[str]) -> int:
         "repeats": REPEATS,
         "load_before": round(os.getloadavg()[0], 1),
     }
-    print(write_results(options.json, settings | {"results": results}))
+    of_shape = "" if options.shape == SHAPES[0] else f"_{options.shape.replace('-', '_')}"
+    print(
+        write_results(
+            options.json or RESULTS / f"cpu{of_shape}.json", settings | {"results": results}
+        )
+    )
     return 0
 
 

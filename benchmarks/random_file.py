@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,9 +15,12 @@ from jax_q4k.models.config import Config
 from jax_q4k.models.files import recipes
 from jax_q4k.models.files.gguf import completed
 from jax_q4k.models.tensors import expected_tensors
-from tools.random_model import LLAMA_1B
+from tools.random_model import GEMMA_3_1B, LLAMA_1B, MOE_3B
 
-_PIECE = 1 << 21  # weights made at a time
+#: Models of other architectures than llama, too.
+SHAPES = {"llama-1b": LLAMA_1B, "gemma3-1b": GEMMA_3_1B, "moe-3b": MOE_3B}
+
+_PIECE = 1 << 21  # weights made of a type and a row's length
 
 
 def write(
@@ -27,7 +31,8 @@ def write(
 ) -> None:
     """Writes normally distributed weights, quantized to `type`.
 
-    They are as large as keeps activations' size; norms are 1.
+    They are as large as keeps activations' size; norms are 1. Matrices hold the same rows in
+    different orders.
 
     Embeddings are tied, and the vocabulary is SentencePiece's: special tokens, bytes and made-up
     words.
@@ -50,12 +55,20 @@ def _pieces(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[np.ndarray
     if len(shape) == 1:
         yield np.ones(shape, np.float32)
         return
-    n, k = shape
-    step = _PIECE // k
-    for start in range(0, n, step):
-        random = np.random.default_rng([start, *name.encode()])
-        rows = random.standard_normal((min(step, n - start), k), np.float32) * np.float32(k**-0.5)
-        yield quantizers.quantize(rows, kind)
+    random, (*leading, k) = np.random.default_rng([*name.encode()]), shape
+    rows, left = _rows(kind, k), math.prod(leading)
+    while left:
+        piece = rows[random.permutation(len(rows))[:left]]
+        left -= len(piece)
+        yield piece
+
+
+@functools.cache
+def _rows(kind: str, k: int) -> np.ndarray:
+    """Rows of normally distributed weights, from which all matrices take theirs."""
+    weights = np.random.default_rng(k).standard_normal((_PIECE // k, k), np.float32)
+    weights *= np.float32(k**-0.5)
+    return weights if kind == "F32" else quantizers.quantize(weights, kind)
 
 
 def _vocabulary(size: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 from jax_q4k import QuantizedArray
 from jax_q4k.models.build import build
 from jax_q4k.models.config import Config
+from jax_q4k.models.expert_fields import Experts
 from jax_q4k.models.model import Model
 from jax_q4k.models.tensors import expected_tensors
 from ptx_kernels import formats
@@ -45,18 +46,67 @@ LLAMA_1B = Config(
     rope_theta=500000.0,
 )
 
+#: 1.0 billion parameters, 0.3 of them embeddings: Gemma 3 1B.
+GEMMA_3_1B = Config(
+    architecture="gemma3",
+    vocab_size=262144,
+    context_length=32768,
+    hidden_size=1152,
+    intermediate_size=6912,
+    num_layers=26,
+    num_heads=4,
+    num_kv_heads=1,
+    head_dim=256,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    window=512,
+    local_rope_theta=10000.0,
+)
+
+#: 3.1 billion parameters, of which a token uses 0.6: 2 of 16 experts.
+MOE_3B = Config(
+    architecture="qwen3moe",
+    vocab_size=32000,
+    context_length=4096,
+    hidden_size=2048,
+    intermediate_size=1792,
+    num_layers=16,
+    num_heads=16,
+    num_kv_heads=4,
+    head_dim=128,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    experts=Experts(count=16, used=2, size=1792),
+)
+
+QWEN_3_30B_A3B = Config(
+    architecture="qwen3moe",
+    vocab_size=151936,
+    context_length=40960,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_layers=48,
+    num_heads=32,
+    num_kv_heads=4,
+    head_dim=128,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    experts=Experts(count=128, used=8, size=768),
+)
+
 #: Values of the f16 fields that give random bytes zero mean and about unit variance.
 _SCALES = {"Q4_K": {"d": 1 / 260, "dmin": 7.5 / 260}, "Q6_K": {"d": 1 / 1400}}
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def random_weight(key: jax.Array, format: str, n: int, k: int) -> QuantizedArray:
-    """A packed (n, k) matrix made on the device, of zero mean and variance about 1 / k."""
-    block = formats.get(format)
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def random_weight(key: jax.Array, format: str, *shape: int) -> QuantizedArray:
+    """Packed weights (..., k) made on the device, of zero mean and variance about 1 / k."""
+    block, (*leading, k) = formats.get(format), shape
     planes = []
     for plane, (_, fields) in zip(block.planes, block.layout, strict=True):
         key, draw = jax.random.split(key)
-        data = jax.random.bits(draw, (n, k // block.block_size, plane.bytes_per_block), jnp.uint8)
+        axes = *leading, k // block.block_size, plane.bytes_per_block
+        data = jax.random.bits(draw, axes, jnp.uint8)
         start = 0
         for field in fields:
             if field in block.f16_fields:
@@ -64,7 +114,7 @@ def random_weight(key: jax.Array, format: str, n: int, k: int) -> QuantizedArray
                 data = data.at[..., start : start + 2].set(scale)
             start += block.size(field)
         planes.append(data)
-    return QuantizedArray(format, (n, k), planes)
+    return QuantizedArray(format, shape, planes)
 
 
 def tensor_format(name: str, num_layers: int) -> str | None:
@@ -73,7 +123,7 @@ def tensor_format(name: str, num_layers: int) -> str | None:
     The output is Q6_K, and so are attn_v and ffn_down in the layers that llama.cpp chooses: the
     first and last eighth, and every third between.
     """
-    if "norm" in name:
+    if "norm" in name or "ffn_gate_inp" in name:
         return None
     if name == "output.weight":
         return "Q6_K"
