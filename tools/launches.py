@@ -17,10 +17,10 @@ import jax.numpy as jnp
 from jax_q4k import float_types, models
 
 from . import aot
-from .random_model import LLAMA_3_1_8B, random_model
+from .random_model import LLAMA_3_1_8B, QWEN_3_30B_A3B, random_model
 from .thunks import Array, Thunk
 
-SHAPES = {"llama-3.1-8b": LLAMA_3_1_8B}
+SHAPES = {"llama-3.1-8b": LLAMA_3_1_8B, "qwen3-30b-a3b": QWEN_3_30B_A3B}
 DEFAULT_MODEL = Path(__file__).parents[1] / "tests/data/golden/llama-gqa.Q4_K_M.gguf"
 _XLA_TYPES = {of.dtype.name: of.xla for of in float_types.PAGES}
 

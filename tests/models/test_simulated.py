@@ -23,7 +23,7 @@ from jax_q4k.ops import quantize_q8_1
 from jax_q4k.ops.op import Op
 from ptx_kernels import simulator
 
-from .golden import LLAMA_AND_QWEN
+from .golden import LLAMA_AND_QWEN, path
 
 PROMPT, STEPS = 8, 2
 
@@ -52,14 +52,20 @@ def prefill_and_decode(
 
 
 @pytest.mark.parametrize(
-    "name, prompt", [*((name, PROMPT) for name in LLAMA_AND_QWEN), ("gemma2", 0)]
+    "name, prompt",
+    [
+        *((name, PROMPT) for name in LLAMA_AND_QWEN),
+        ("gemma2", 0),  # windows, soft caps
+        ("gpt-oss-mxfp4", 0),  # experts, sinks, YaRN, MXFP4
+        ("qwen3moe", 9),  # rows of a prompt sorted by expert
+    ],
 )
 def test_golden_models(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulated logits equal plain JAX's on the same quantized activations.
 
     They roughly equal llama.cpp's f32 ones.
     """
-    model = models.from_gguf(GOLDEN / f"{name}.Q4_K_M.gguf")
+    model = models.from_gguf(path(name))
     golden = np.load(GOLDEN / f"{name}.npz")
     simulated = check_simulated(model, golden["prompt"], monkeypatch, prompt=prompt)
     assert nmse(simulated, golden["logits_f32"][max(prompt - 1, 0) : prompt + STEPS]) <= 1e-2
