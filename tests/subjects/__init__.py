@@ -105,7 +105,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "expert-gemm": functools.partial(expert_gemm_subject, GemmConfig(1, 2, 1, 16, 3)),
     "route-softmax": functools.partial(route_subject, "softmax"),
-    "route-sigmoid": functools.partial(route_subject, "sigmoid", experts=33, top=5),
+    "route-sigmoid": functools.partial(route_subject, "sigmoid", top=5),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
     "gemm-Q5_1": functools.partial(

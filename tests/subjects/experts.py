@@ -132,7 +132,7 @@ def expert_tiles(m_tile: int) -> np.ndarray:
 
 
 def expert_gemm_subject(
-    config: GemmConfig, format: str = "Q4_K", *, n: int = 21, columns: int = 512
+    config: GemmConfig, format: str = "Q4_K", *, n: int = 21, columns: int = 1280
 ) -> Subject:
     planes, w = stack(format, n, columns, 3)
     m = sum(GROUPS)
