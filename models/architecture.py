@@ -10,32 +10,76 @@ from .architecture_tensors import ATTENTION, GATED_MLP, NORMS, Tensor
 
 
 @dataclasses.dataclass(frozen=True)
+class Stored:
+    """A tensor of checkpoints whose name or layout is not that of `Tensor.checkpoint`.
+
+    Attributes:
+      name: without `model.layers.LAYER.` and `.weight`. `{expert}` stands for an expert's number:
+        one tensor for each.
+      holds: the tensors of GGUF files whose rows it holds, in this order.
+      alternating: rows of these take turns.
+      transposed: matrices are (k, n); None: those of transformers 4 are, as their shapes tell.
+      bare: its name has no `.weight`, and that of its bias ends in `_bias`.
+      as_row: a vector, stored as a matrix of one row.
+    """
+
+    name: str
+    holds: tuple[str, ...]
+    alternating: bool = False
+    transposed: bool | None = False
+    bare: bool = False
+    as_row: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckpointClass:
     """A class of the transformers library, as `architectures` in config.json names it.
 
     Attributes:
+      stored: tensors that have other names than `Tensor.checkpoint`, or another layout.
+      interleaved_rope: rope rotates dimensions (2i, 2i + 1), as in GGUF files of the architecture.
       required: keys of config.json that other classes may leave out.
+      defaults: keys that config.json may leave out -> what they then are.
+      renamed: the usual key of config.json -> what this class calls it.
       biases: keys of config.json that may ask for biases -> the groups that they ask for.
+      tensors: keys of config.json that may ask for tensors -> these, by GGUF's names.
       window: whether sliding_window counts; or the boolean key that says so.
-      keys: further metadata: GGUF's key -> that of config.json, a number.
+      every_layer_windowed: the window is that of every layer, although GGUF files have none.
+      partial_rope: partial_rotary_factor may say how much of a head is rotated.
+      sections: mrope_section says how many pairs rotate by time, height and width.
+      keys: further metadata: GGUF's key -> that of config.json.
       optional_keys: the same, of keys that config.json may leave out.
       implied: keys of config.json that may only say what they must: key -> config -> its value.
       activations: what hidden_act may say, too, and means the architecture's activation.
       tied: whether the output layer is the embedding where tie_word_embeddings does not say.
-      text_config: of a class that takes images, too: what the object of this name, which describes
-        the decoder, may leave out, and what it then means; None: config.json has no such object.
+      text_config: a class that takes images, too: the object of this name describes the decoder.
+      flat: config.json itself may describe it, as early files do.
+      further_layers: the key of config.json that counts the layers behind the last, which predict
+        further tokens and are not run.
+      quant_method: what quantization_config may say; experts are then MXFP4's blocks and scales.
     """
 
     name: str
+    stored: tuple[Stored, ...] = ()
+    interleaved_rope: bool = False
     required: tuple[str, ...] = ("num_key_value_heads",)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    tensors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     window: bool | str = False
+    every_layer_windowed: bool = False
+    partial_rope: bool = False
+    sections: bool = False
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optional_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     implied: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
     activations: tuple[str, ...] = ()
     tied: bool = False
-    text_config: Mapping[str, Any] | None = None
+    text_config: bool = False
+    flat: bool = False
+    further_layers: str | None = None
+    quant_method: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

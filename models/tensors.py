@@ -67,13 +67,11 @@ def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
 class Expected(NamedTuple):
     """A tensor that a model may hold; `required`: as GGUF files do.
 
-    checkpoint: its name there. split: as `Tensor.split`. entry: the table's. is_bias: whether it is
-    the entry's bias.
+    split: as `Tensor.split`. entry: the table's. is_bias: whether it is the entry's bias.
     """
 
     shape: tuple[int, ...]
     required: bool
-    checkpoint: str | None
     split: int | None
     entry: Tensor
     is_bias: bool
@@ -82,19 +80,14 @@ class Expected(NamedTuple):
 def expected_tensors(config: Config) -> dict[str, Expected]:
     """GGUF's name -> every tensor that a file of this configuration may hold."""
     sizes, expected, biases = _sizes(config), {}, config.kind.biases
-    for tensor, gguf, checkpoint, _ in table(config):
+    for tensor, gguf, _, _ in table(config):
         shape = tuple(sizes[name] for name in tensor.shape.split())
-        stored = None if tensor.checkpoint is None else checkpoint + tensor.checkpoint
-        name = stored and (stored if tensor.suffix == "bias" else f"{stored}.{tensor.suffix}")
-        expected[gguf + tensor.name] = Expected(
-            shape, tensor.required, name, tensor.split, tensor, False
-        )
+        expected[gguf + tensor.name] = Expected(shape, tensor.required, tensor.split, tensor, False)
         if tensor.bias in (*biases, *OPTIONAL_BIASES):
             split = 0 if tensor.split == 0 else None  # partial sums are added before it is
             expected[f"{gguf}{tensor.gguf}.bias"] = Expected(
                 shape[:-1] or shape,
                 tensor.bias in biases,
-                stored and f"{stored}.bias",
                 split,
                 tensor,
                 True,

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture
+from ..architecture import Architecture, CheckpointClass
 from ..architecture_tensors import PARALLEL_NORM
+
+TEXT = CheckpointClass(
+    "Cohere2ForCausalLM",
+    interleaved_rope=True,
+    required=(),
+    defaults={"logit_scale": 0.0625, "layer_norm_eps": 1e-5, "sliding_window": 4096},
+    renamed={"rms_norm_eps": "layer_norm_eps"},
+    biases={"attention_bias": ("qkv", "attention_output")},
+    window=True,
+    keys={"logit_scale": "logit_scale"},
+    implied={"sliding_window_pattern": lambda _: 4, "use_parallel_block": lambda _: True},
+    tied=True,
+)
 
 ARCHITECTURE = Architecture(
     "cohere2",
+    checkpoints=(TEXT,),
     norms=PARALLEL_NORM,
     layer_norm=True,
     interleaved_rope=True,

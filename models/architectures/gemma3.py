@@ -29,7 +29,8 @@ TEXT = CheckpointClass(
 TEXT_AND_IMAGES = dataclasses.replace(
     TEXT,
     name="Gemma3ForConditionalGeneration",
-    text_config={  # transformers' Gemma3TextConfig
+    text_config=True,
+    defaults={  # transformers' Gemma3TextConfig
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
         "num_attention_heads": 8,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, CheckpointClass
+from ..architecture import Architecture, CheckpointClass, Stored
 from ..architecture_tensors import EXPERTS, SHARED_EXPERT
 
 ARCHITECTURE = Architecture(
@@ -14,6 +14,21 @@ ARCHITECTURE = Architecture(
             biases={"attention_bias": ("qkv", "attention_output"), "mlp_bias": ("mlp",)},
         ),
         CheckpointClass("MistralForCausalLM", window=True),
+        CheckpointClass(
+            "MixtralForCausalLM",
+            stored=(
+                Stored("block_sparse_moe.gate", ("ffn_gate_inp",)),
+                Stored("block_sparse_moe.experts.{expert}.w1", ("ffn_gate_exps",)),
+                Stored("block_sparse_moe.experts.{expert}.w2", ("ffn_down_exps",)),
+                Stored("block_sparse_moe.experts.{expert}.w3", ("ffn_up_exps",)),
+            ),
+            defaults={"rope_theta": 1000000.0},
+            window=True,
+            keys={
+                "expert_count": "num_local_experts",
+                "expert_used_count": "num_experts_per_tok",
+            },
+        ),
     ),
     experts=EXPERTS + SHARED_EXPERT,
     interleaved_rope=True,

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture
+import dataclasses
+
+from ..architecture import Architecture, CheckpointClass
 from ..architecture_tensors import EXPERTS, SHARED_EXPERT
+
+TEXT = CheckpointClass("Ministral3ForCausalLM", window=True)
 
 ARCHITECTURE = Architecture(
     "mistral3",
+    checkpoints=(
+        TEXT,
+        dataclasses.replace(TEXT, name="Mistral3ForConditionalGeneration", text_config=True),
+    ),
     experts=EXPERTS + SHARED_EXPERT,
     interleaved_rope=True,
     yarn_keys=True,

@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture
+import dataclasses
+
+from ..architecture import Architecture, CheckpointClass
 from ..architecture_tensors import ATTENTION, POST_NORMS, WIDE_QK_NORMS
+
+TEXT = CheckpointClass(
+    "Olmo2ForCausalLM",
+    required=(),
+    biases={"attention_bias": ("qkv", "attention_output")},
+)
 
 ARCHITECTURE = Architecture(
     "olmo2",
+    checkpoints=(
+        TEXT,
+        dataclasses.replace(
+            TEXT,
+            name="Olmo3ForCausalLM",
+            defaults={"sliding_window": 4096, "rope_theta": 500000.0},
+            window=True,
+        ),
+    ),
     attention=ATTENTION + WIDE_QK_NORMS,
     norms=POST_NORMS,
     windowed=lambda layer: layer % 4 < 3,  # of OLMo 3, whose files have a window

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture
+from ..architecture import Architecture, CheckpointClass, Stored
 
 ARCHITECTURE = Architecture(
     "phi3",
+    checkpoints=(
+        CheckpointClass(
+            "Phi3ForCausalLM",
+            stored=(
+                Stored("self_attn.qkv_proj", ("attn_q", "attn_k", "attn_v")),
+                Stored("mlp.gate_up_proj", ("ffn_gate", "ffn_up")),
+            ),
+            required=(),
+            window=True,
+            every_layer_windowed=True,
+            partial_rope=True,
+        ),
+    ),
     fused=("attn_qkv", "ffn_up"),
     windowed=lambda layer: False,  # files have a window, which llama.cpp leaves out
 )

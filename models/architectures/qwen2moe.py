@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, Routing
+from ..architecture import Architecture, CheckpointClass, Routing, Stored
 from ..architecture_tensors import EXPERTS, SHARED_EXPERT, SHARED_EXPERT_GATE
+from .qwen3moe import EXPERT_KEYS
 
 ARCHITECTURE = Architecture(
     "qwen2moe",
+    checkpoints=(
+        CheckpointClass(
+            "Qwen2MoeForCausalLM",
+            stored=(Stored("mlp.shared_expert_gate", ("ffn_gate_inp_shexp",), as_row=True),),
+            window="use_sliding_window",
+            keys={
+                **EXPERT_KEYS,
+                "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+            },
+            implied={
+                "norm_topk_prob": lambda _: False,
+                "mlp_only_layers": lambda _: [],
+                "decoder_sparse_step": lambda _: 1,
+                "qkv_bias": lambda _: True,
+            },
+        ),
+    ),
     mlp=(),
     experts=EXPERTS + SHARED_EXPERT + SHARED_EXPERT_GATE,
     biases=("qkv",),

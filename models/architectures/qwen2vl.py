@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..architecture import Architecture
+from ..architecture import Architecture, CheckpointClass
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -20,8 +21,20 @@ def rope_sections(config: Config) -> dict[str, Any]:
     return {"rope.dimension_sections": np.array([time, space, space, 0], np.int32)}
 
 
+TEXT = CheckpointClass(
+    "Qwen2VLForConditionalGeneration",
+    window="use_sliding_window",
+    sections=True,
+    text_config=True,
+    flat=True,
+)
+
 ARCHITECTURE = Architecture(
     "qwen2vl",
+    checkpoints=(
+        TEXT,
+        dataclasses.replace(TEXT, name="Qwen2_5_VLForConditionalGeneration"),
+    ),
     biases=("qkv",),
     metadata=rope_sections,
 )

@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture
+from ..architecture import Architecture, CheckpointClass
 from ..architecture_tensors import ATTENTION, EXPERTS, QK_NORMS
+
+#: GGUF's keys -> those of Qwen's config.json.
+EXPERT_KEYS = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+
+TEXT = CheckpointClass(
+    "Qwen3MoeForCausalLM",
+    defaults={"norm_topk_prob": False},
+    biases={"attention_bias": ("qkv", "attention_output")},
+    window="use_sliding_window",
+    keys=EXPERT_KEYS,
+    implied={
+        "norm_topk_prob": lambda _: True,
+        "mlp_only_layers": lambda _: [],
+        "decoder_sparse_step": lambda _: 1,
+    },
+)
 
 ARCHITECTURE = Architecture(
     "qwen3moe",
+    checkpoints=(TEXT,),
     attention=ATTENTION + QK_NORMS,
     mlp=(),
     experts=EXPERTS,

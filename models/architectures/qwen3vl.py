@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture
+from ..architecture import Architecture, CheckpointClass
 from ..architecture_tensors import ATTENTION, QK_NORMS
 from .qwen2vl import rope_sections
 
+TEXT = CheckpointClass(
+    "Qwen3VLForConditionalGeneration",
+    required=("num_key_value_heads", "head_dim"),
+    defaults={"rope_theta": 500000.0},
+    biases={"attention_bias": ("qkv", "attention_output")},
+    sections=True,
+    text_config=True,
+)
+
 ARCHITECTURE = Architecture(
     "qwen3vl",
+    checkpoints=(TEXT,),
     attention=ATTENTION + QK_NORMS,
     metadata=rope_sections,
 )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture
+from ..architecture import Architecture, CheckpointClass
 from ..architecture_tensors import PLAIN_MLP
 
 ARCHITECTURE = Architecture(
     "starcoder2",
+    checkpoints=(
+        CheckpointClass(
+            "Starcoder2ForCausalLM",
+            defaults={"norm_epsilon": 1e-5},
+            renamed={"rms_norm_eps": "norm_epsilon"},
+            window=True,
+            implied={"use_bias": lambda _: True},
+            tied=True,
+        ),
+    ),
     mlp=PLAIN_MLP,
     biases=("qkv", "attention_output", "mlp", "norm"),
     layer_norm=True,

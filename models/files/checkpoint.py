@@ -6,35 +6,37 @@ A checkpoint is a folder: config.json (`config_json`), tokenizer.json and its re
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jax_q4k import CheckpointError
+from jax_q4k import CheckpointError, QuantizedArray
 
 from .. import tokenizer
 from ..json_fields import JSONFields
 from ..model import Model
-from ..place import Rules, place
+from ..place import Rules
+from ..place import place as placed
 from ..tensors import expected_tensors
 from ..unbuilt import unbuilt
-from . import config_json, tokenizer_files
-from .safetensors import TYPES, Weights
+from . import checkpoint_tensors, config_json, tokenizer_files
+from .checkpoint_tensors import Place
+from .safetensors import PACKED, TYPES, Weights
 
-_ROPE = "rope_freqs.weight"
 # Early files store what rope_theta says.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-
-
 # Of classes that take images, too: their decoder's prefixes, of transformers 4 and 5, and the rest.
 _DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
-_NO_DECODER = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+_NO_DECODER = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
 class CheckpointSource:
@@ -78,16 +80,18 @@ class CheckpointSource:
         self._weights = Weights(given)
         self._decoder = self._of_the_decoder()
         self._expected = expected_tensors(self.config)
-        self._stored_names = self._match()
+        checkpoint, packed = self.description.checkpoint, self.description.packed
+        of_class = checkpoint_tensors.places(self.config, checkpoint, packed)
+        self._places = self._match(
+            {name: place for name, place in of_class.items() if self._is_part(name)}
+        )
+        divisors = self.description.rope_divisors
         self.tensors: dict[str, tuple[int, ...]] = {
-            name: self._weights.stored[stored].shape for name, stored in self._stored_names.items()
+            name: self._expected[name].shape for name in self._places
+        } | {name: values.shape for name, values in divisors.items()}
+        self.nbytes = {name: self._nbytes(name) for name in self._places} | {
+            name: values.nbytes for name, values in divisors.items()
         }
-        self.nbytes = {
-            name: self._weights.stored[stored].nbytes for name, stored in self._stored_names.items()
-        }
-        if self.description.rope_divisors is not None:
-            self.tensors[_ROPE] = self.description.rope_divisors.shape
-            self.nbytes[_ROPE] = self.description.rope_divisors.nbytes
 
     def __enter__(self) -> CheckpointSource:
         return self
@@ -104,80 +108,124 @@ class CheckpointSource:
         """True if the folder holds a tokenizer."""
         return tokenizer.has_tokenizer(self.metadata)
 
-    def read(self, name: str) -> np.ndarray:
+    def read(self, name: str) -> np.ndarray | QuantizedArray:
         """A tensor by GGUF's name, its rows in GGUF's order; norms and biases become float32.
 
         Raises CheckpointError if a value is NaN or infinite, or the file has changed.
         """
-        if name == _ROPE and self.description.rope_divisors is not None:
-            return self.description.rope_divisors
-        values = self._weights.read(self._stored_names[name])
-        values = values.astype(np.float32) if values.ndim == 1 else values
-        entry = self._expected[name].entry
-        if values.ndim == 1 and not self._expected[name].is_bias and self.config.kind.norm_offset:
+        if name in self.description.rope_divisors:
+            return self.description.rope_divisors[name]
+        shape, _, _, entry, is_bias = self._expected[name]
+        values = checkpoint_tensors.read(self._weights, self._places[name], shape)
+        if isinstance(values, QuantizedArray):
+            return values
+        if values.ndim == 1 or is_bias or entry.is_norm or entry.exact:
+            values = values.astype(np.float32)
+        if entry.is_norm and not is_bias and self.config.kind.norm_offset:
             values += np.float32(self.config.kind.norm_offset)
-        if self.config.interleaved_rope and entry.rotated is not None:
+        stays = not self.config.interleaved_rope or self.description.checkpoint.interleaved_rope
+        if entry.rotated is not None and not stays:
             return interleaved(values, getattr(self.config, entry.rotated))
         return values
 
+    def _nbytes(self, name: str) -> int:
+        """Bytes of a tensor in the checkpoint."""
+        place = self._places[name]
+        whole = sum(self._weights.stored[part].nbytes for part in (*place.names, *place.scales))
+        parts = [other for other in self._places.values() if other.names == place.names]
+        return whole // len(parts)
+
     def _of_the_decoder(self) -> dict[str, str]:
         """A decoder's names of its tensors -> the checkpoint's; warns of tensors beside them."""
-        stored = self._weights.stored
-        if not self.description.multimodal:
-            return {name: name for name in stored}
-        names = [name for name in stored if not _NO_DECODER.match(name)]
-        if others := len(stored) - len(names):
-            message = f"{others} tensors are skipped, which generating text does not use: images"
-            warnings.warn(message, stacklevel=3)
-        return {
-            _DECODER.sub("model.", name).removeprefix("language_model."): name for name in names
-        }
+        names = dict.fromkeys(self._weights.stored)
+        if self.description.multimodal:
+            self._skip(names, [name for name in names if _NO_DECODER.match(name)], "images")
+        found = {name: name for name in names}
+        if self.description.multimodal:
+            found = {
+                _DECODER.sub("model.", name).removeprefix("language_model."): name for name in names
+            }
+        layers = self.config.num_layers
+        further = range(layers, layers + self.description.further_layers)
+        unused = [
+            name for name in found if (m := _LAYER.match(name)) and int(m.group(1)) in further
+        ]
+        self._skip(found, unused, "further tokens")
+        return found
 
-    def _match(self) -> dict[str, str]:
-        """GGUF's names -> the checkpoint's, of all tensors but the rope divisors.
+    @staticmethod
+    def _skip(names: dict[str, Any], unused: list[str], what: str) -> None:
+        if unused:
+            message = "tensors are skipped, which generating text does not use"
+            warnings.warn(f"{len(unused)} {message}: {what}", stacklevel=4)
+        for name in unused:
+            del names[name]
+
+    def _match(self, places: dict[str, Place]) -> dict[str, Place]:
+        """Places by the checkpoint's own names.
 
         Refuses a tensor that is missing, of another shape or type, or no part of the model.
         """
-        names: dict[str, str] = {}
-        for name, (shape, *_) in self._expected.items():
-            if not self._is_part(name):
-                continue
-            in_a_decoder = str(self._expected[name].checkpoint)
-            if in_a_decoder not in self._decoder:
-                problem = f"is missing, expected with shape {shape}"
-                raise CheckpointError(self.name, f"tensor {in_a_decoder!r}", problem)
-            names[name] = stored_name = self._decoder[in_a_decoder]
-            stored = self._weights.stored[stored_name]
-            if stored.dtype not in TYPES:
-                supported = f"supported are {', '.join(TYPES)}"
-                problem = f"has dtype {stored.dtype}, which is not supported; {supported}"
-                raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
-            if stored.shape != shape:
-                problem = f"has shape {stored.shape}, expected {shape}"
-                raise CheckpointError(str(stored.file), f"tensor {stored_name!r}", problem)
-        known = set(names.values())
+        matched, known = {}, set()
+        for name, unresolved in places.items():
+            first = self._decoder.get(unresolved.names[0], "")
+            found = self._weights.stored.get(first)
+            place = unresolved.resolved(() if found is None else found.shape)
+            names = tuple(self._found(part, place.shape) for part in place.names)
+            matched[name] = dataclasses.replace(place, names=names)
+            for part in place.scales:
+                self._found(part, place.shape[:-1])
+            stored = [*names, *matched[name].scales]
+            self._check_types(stored, place.packed)
+            known.update(stored)
         for in_a_decoder, stored_name in self._decoder.items():
             # The embedding is taken in its place.
             tied = self.description.tied and in_a_decoder == "lm_head.weight"
             if stored_name not in known and not tied and not _BUFFER.fullmatch(in_a_decoder):
-                architecture, file = (
-                    self.config.architecture,
-                    self._weights.stored[stored_name].file,
+                architecture = self.config.architecture
+                self._fail(
+                    stored_name,
+                    f"is not part of a {architecture} model as config.json describes it",
                 )
-                problem = f"is not part of a {architecture} model as config.json describes it"
-                raise CheckpointError(str(file), f"tensor {stored_name!r}", problem)
-        return names
+        return matched
+
+    def _found(self, in_a_decoder: str, shape: tuple[int, ...]) -> str:
+        """The checkpoint's own name of a tensor, which has this shape."""
+        if in_a_decoder not in self._decoder:
+            problem = f"is missing, expected with shape {shape}"
+            raise CheckpointError(self.name, f"tensor {in_a_decoder!r}", problem)
+        name = self._decoder[in_a_decoder]
+        if (found := self._weights.stored[name].shape) != shape:
+            self._check_types([name], packed=self._weights.stored[name].dtype == PACKED)
+            self._fail(name, f"has shape {found}, expected {shape}")
+        return name
+
+    def _check_types(self, names: list[str], packed: bool) -> None:
+        """Refuses tensors of types that are not supported, and experts of several."""
+        supported = (PACKED,) if packed else tuple(TYPES)
+        first = self._weights.stored[names[0]].dtype
+        for name in names:
+            dtype = self._weights.stored[name].dtype
+            if dtype not in supported:
+                known = ", ".join(supported)
+                self._fail(
+                    name, f"has dtype {dtype}, which is not supported; supported are {known}"
+                )
+            if dtype != first:
+                self._fail(name, f"has dtype {dtype}, but {names[0]!r} has {first}")
+
+    def _fail(self, stored_name: str, problem: str) -> NoReturn:
+        file = str(self._weights.stored[stored_name].file)
+        raise CheckpointError(file, f"tensor {stored_name!r}", problem)
 
     def _is_part(self, name: str) -> bool:
         """True if config.json says that the checkpoint holds this tensor."""
         entry = self._expected[name].entry
-        if entry.checkpoint is None:
-            return False
         if name == "output.weight":
             return not self.description.tied
-        if not self._expected[name].is_bias:
-            return True
-        return entry.bias in (*self.config.kind.biases, *self.description.biases)
+        if self._expected[name].is_bias:
+            return entry.bias in (*self.config.kind.biases, *self.description.biases)
+        return entry.required or entry.gguf in self.description.tensors
 
 
 def from_pretrained(
@@ -207,7 +255,7 @@ def from_pretrained(
     with CheckpointSource(path) as source:
         total, done, tensors = sum(source.nbytes.values()), 0, {}
         shapes = {name: jax.ShapeDtypeStruct(s, np.float32) for name, s in source.tensors.items()}
-        placement = None if mesh is None else place(source.config, shapes, mesh, rules)
+        placement = None if mesh is None else placed(source.config, shapes, mesh, rules)
         for name in source.tensors:
             if progress is not None:
                 progress(done, total)

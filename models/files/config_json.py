@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,9 @@ from jax_q4k.gguf import REQUIRED, Fields
 
 from ..architecture import Architecture, CheckpointClass
 from ..architectures import ARCHITECTURES
-from ..config import Config
+from ..config import MAX_LAYERS, Config
 from ..json_fields import JSONFields
-from ..rope import frequencies
-from ..rope_fields import MIN_DIVISOR
+from .rope_json import Rope
 
 MAX_CONFIG = 1 << 22  # bytes of config.json, and of each file of settings beside it
 
@@ -31,18 +29,34 @@ _KEYS: dict[str, tuple[str, Callable[..., Any], Any]] = {
     "attention.head_count": ("num_attention_heads", Fields.integer, REQUIRED),
     "attention.head_count_kv": ("num_key_value_heads", Fields.integer, None),
     "attention.key_length": ("head_dim", Fields.integer, None),
-    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", Fields.number, REQUIRED),
 }
+#: GGUF's keys of `CheckpointClass.keys` that are no numbers with a fraction.
+_READERS: dict[str, Callable[..., Any]] = {
+    "expert_weights_norm": Fields.boolean,
+} | dict.fromkeys(
+    (
+        "expert_count",
+        "expert_used_count",
+        "expert_feed_forward_length",
+        "expert_shared_feed_forward_length",
+        "expert_shared_count",
+        "expert_group_count",
+        "expert_group_used_count",
+        "leading_dense_block_count",
+    ),
+    Fields.integer,
+)
+
+#: Keys that transformers 4 and 5 call by each other's names.
+_SAME = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
 
 #: Features that a decoder here would ignore: key of config.json, the value that asks for nothing.
 _REFUSED: dict[str, Any] = {
-    "quantization_config": None,
     "auto_map": None,  # the model's own code
-    "partial_rotary_factor": 1.0,
     "use_bidirectional_attention": False,
 }
 #: Of Architecture -> of hidden_act.
-_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh"}
+_ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
@@ -51,39 +65,30 @@ class Description:
     """A checkpoint's decoder: GGUF's `metadata`, and facts that GGUF leaves to the tensors."""
 
     config: Config
+    checkpoint: CheckpointClass
     metadata: dict[str, Any]
     biases: tuple[str, ...]  # groups of them, beside the architecture's own
+    tensors: tuple[str, ...]  # of those that files may lack, by GGUF's names
     tied: bool  # the output layer is the embedding
-    rope_divisors: np.ndarray | None  # float32 (rope_dim / 2,)
+    rope_divisors: dict[str, np.ndarray]  # GGUF's names -> float32 (rope_dim / 2,)
     multimodal: bool  # the checkpoint holds more than the decoder, which has a prefix of its own
+    further_layers: int  # behind the last, which are not run
+    packed: bool  # experts are MXFP4's blocks and scales
 
 
 def describe(fields: JSONFields) -> Description:
     """The decoder of a config.json. Raises CheckpointError naming the key at fault."""
     architecture, checkpoint = _architecture(fields)
-    if checkpoint.text_config is not None:
-        _refuse_unsupported(fields)
-        given = {k: v for k, v in fields.mapping("text_config").items() if v is not None}
-        fields = JSONFields({**checkpoint.text_config, **given}, fields.file, "text_config.")
+    _refuse_unsupported(fields)
+    packed = _is_packed(fields, checkpoint)
+    tied = fields.boolean("tie_word_embeddings", checkpoint.tied)
+    fields = _of_the_decoder(fields, checkpoint)
     _refuse_unsupported(fields)
     activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
     for key in ("hidden_act", "hidden_activation"):
         _accept(fields, key, activations)
-    values: dict[str, Any] = {}
-    for key, (json_key, read, default) in _KEYS.items():
-        value = read(fields, json_key, default)
-        if value is not None:
-            values[key] = value
-    for key in checkpoint.required:
-        fields.integer(key)
-    values |= {key: fields.number(json_key) for key, json_key in checkpoint.keys.items()}
-    for key, json_key in checkpoint.optional_keys.items():
-        if (number := fields.number(json_key, None)) is not None:
-            values[key] = number
-    window = _window(fields, architecture, checkpoint)
-    if window is not None:
-        values["attention.sliding_window"] = window
-    rope = _Rope(fields)
+    values = _values(fields, architecture, checkpoint)
+    rope = Rope(fields, architecture, checkpoint)
     values |= rope.values
     prefix = f"{architecture.name}."
     metadata = {"general.architecture": architecture.name} | {
@@ -95,23 +100,91 @@ def describe(fields: JSONFields) -> Description:
         key = error.field.removeprefix(prefix)
         others = {"rope.freq_base": "rope_theta", "attention.sliding_window": "sliding_window"}
         others |= {**checkpoint.keys, **checkpoint.optional_keys}
-        json_key = _KEYS[key][0] if key in _KEYS else others.get(key, key)
+        keys = _keys(architecture, checkpoint)
+        json_key = keys[key][0] if key in keys else others.get(key, key)
         raise CheckpointError(fields.file, fields.prefix + json_key, error.problem) from None
     for key, value_of in checkpoint.implied.items():
         _accept(fields, key, (value_of(config),))
+    further = checkpoint.further_layers
     return Description(
         config=config,
+        checkpoint=checkpoint,
         metadata=config.to_metadata() | metadata,
-        biases=tuple(
-            group
-            for key, groups in checkpoint.biases.items()
-            if fields.boolean(key, False)
-            for group in groups
-        ),
-        tied=fields.boolean("tie_word_embeddings", checkpoint.tied),
+        biases=_asked_for(fields, checkpoint.biases),
+        tensors=_asked_for(fields, checkpoint.tensors),
+        tied=fields.boolean("tie_word_embeddings", tied),
         rope_divisors=rope.divisors(config),
-        multimodal=checkpoint.text_config is not None,
+        multimodal=checkpoint.text_config,
+        further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
+        packed=packed,
     )
+
+
+def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
+    """What config.json says of the decoder, with the class's defaults."""
+    given, prefix = fields.values, ""
+    if checkpoint.text_config and not (checkpoint.flat and "text_config" not in fields):
+        given, prefix = fields.mapping("text_config"), "text_config."
+    said = {key: value for key, value in given.items() if value is not None}
+    return JSONFields({**checkpoint.defaults, **said}, fields.file, prefix)
+
+
+def _keys(
+    architecture: Architecture, checkpoint: CheckpointClass
+) -> dict[str, tuple[str, Callable[..., Any], Any]]:
+    """`_KEYS` as this class calls them."""
+    epsilon = f"attention.layer_norm_{'' if architecture.layer_norm else 'rms_'}epsilon"
+    keys = _KEYS | {epsilon: ("rms_norm_eps", Fields.number, REQUIRED)}
+    renamed = checkpoint.renamed
+    return {key: (renamed.get(name, name), *rest) for key, (name, *rest) in keys.items()}
+
+
+def _values(
+    fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
+) -> dict[str, Any]:
+    """GGUF's keys, without those of rotary positions."""
+    values: dict[str, Any] = {}
+    for key, (json_key, read, default) in _keys(architecture, checkpoint).items():
+        if (value := read(fields, json_key, default)) is not None:
+            values[key] = value
+    for key in checkpoint.required:
+        fields.integer(key)
+    for key, json_key in checkpoint.keys.items():
+        other = _SAME.get(json_key, json_key)
+        said = other if json_key not in fields and other in fields else json_key
+        values[key] = _READERS.get(key, Fields.number)(fields, said)
+        if key in architecture.scales and values[key] == 0:  # in GGUF files 0 means 1
+            fields.fail(said, "must not be 0")
+    for key, json_key in checkpoint.optional_keys.items():
+        value = _READERS.get(key, Fields.number)(fields, json_key, None)
+        if value is not None:
+            values[key] = value
+    window = _window(fields, architecture, checkpoint)
+    if window is not None:
+        values["attention.sliding_window"] = window
+        if checkpoint.every_layer_windowed:
+            layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+            values["attention.sliding_window_pattern"] = np.ones(layers, bool)
+    return values
+
+
+def _asked_for(fields: JSONFields, asked: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
+    """What the boolean keys that are true ask for."""
+    return tuple(
+        name for key, names in asked.items() if fields.boolean(key, False) for name in names
+    )
+
+
+def _is_packed(fields: JSONFields, checkpoint: CheckpointClass) -> bool:
+    """True if experts are MXFP4; refuses other packed weights."""
+    given = fields.object("quantization_config")
+    if given is None:
+        return False
+    if checkpoint.quant_method is None or (
+        given.string("quant_method", None) != checkpoint.quant_method
+    ):
+        _accept(fields, "quantization_config", ())
+    return True
 
 
 def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
@@ -156,81 +229,3 @@ def _window(
     if isinstance(counts, str):
         counts = fields.boolean(counts, False)
     return fields.integer("sliding_window", None) if counts else None
-
-
-class _Rope:
-    """Rotary positions: `rope_parameters`, or transformers 4's `rope_theta` and `rope_scaling`.
-
-    Parameters may be given for each type of layer: windowed ones then have only a theta.
-
-    values: GGUF's keys.
-    """
-
-    def __init__(self, fields: JSONFields) -> None:
-        given = [
-            (key, inner)
-            for key in ("rope_parameters", "rope_scaling")
-            if (inner := fields.object(key)) is not None
-        ]
-        if len(given) == 2 and given[0][1].values != given[1][1].values:
-            fields.fail("rope_scaling", "differs from rope_parameters")
-        self._fields = given[0][1] if given else fields
-        self.values: dict[str, Any] = {}
-        if given and (whole := self._fields.object("full_attention")) is not None:
-            local = self._fields.object("sliding_attention")
-            if local is not None:
-                if (kind := local.string("rope_type", "default")) != "default":
-                    local.fail("rope_type", f"{kind[:100]!r} is not supported, expected 'default'")
-                self.values["rope.freq_base_swa"] = local.number("rope_theta", 10000.0)
-            self._fields = whole
-        theta = self._fields if "rope_theta" in self._fields else fields
-        self.values["rope.freq_base"] = theta.number("rope_theta", 10000.0)
-        self._kind = "default"
-        if given:
-            early = self._fields.string("type", "default")  # what the key was first called
-            self._kind = self._fields.string("rope_type", early)
-            if self._fields.number("partial_rotary_factor", 1.0) != 1.0:
-                self._fields.fail("partial_rotary_factor", "is not supported, expected 1")
-        if self._kind == "linear":
-            self.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self._factor()}
-        elif self._kind not in ("default", "llama3"):
-            supported = "default, linear, llama3"
-            self._fields.fail(
-                "rope_type", f"{self._kind[:100]!r} is not supported; supported are {supported}"
-            )
-
-    def divisors(self, config: Config) -> np.ndarray | None:
-        """Divisors of Llama 3.1's frequencies: float32 (rope_dim / 2,); None: none.
-
-        Wavelengths up to original_max_position_embeddings / high_freq_factor tokens stay, those
-        from original_max_position_embeddings / low_freq_factor on are stretched by `factor`; in
-        between the frequency is mixed linearly in original_max_position_embeddings / wavelength.
-        """
-        if self._kind != "llama3":
-            return None
-        factor = self._factor()
-        low = self._fields.number("low_freq_factor")
-        high = self._fields.number("high_freq_factor")
-        original = self._fields.integer("original_max_position_embeddings")
-        if not 0 < low < high:
-            self._fields.fail(
-                "high_freq_factor",
-                f"must be above low_freq_factor={low}, and that above 0, not {high}",
-            )
-        if not 0 < original <= 1 << 28:
-            self._fields.fail(
-                "original_max_position_embeddings", f"must be from 1 to {1 << 28}, not {original}"
-            )
-        # original_max_position_embeddings / wavelength
-        periods = original * frequencies(config.ropes[0]).astype(np.float64) / (2 * math.pi)
-        # The part of a frequency that is not stretched.
-        kept = np.clip((periods - low) / (high - low), 0.0, 1.0)
-        return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
-
-    def _factor(self) -> float:
-        factor = self._fields.number("factor")
-        if not MIN_DIVISOR < factor <= 1e6:
-            self._fields.fail(
-                "factor", f"must be a number above {MIN_DIVISOR} and up to 1e6, not {factor}"
-            )
-        return factor

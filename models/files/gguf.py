@@ -205,5 +205,5 @@ def _file_type(metadata: Mapping[str, Any], tensors: Iterable[gguf.TensorPieces]
     said = metadata.get("general.file_type")
     if most not in gguf.PLAIN and said is not None and said not in _FLOAT_FILES:
         return said
-    names = (f"ALL_{most}", f"MOSTLY_{most}", f"MOSTLY_{most}_M")
+    names = (f"ALL_{most}", *(f"MOSTLY_{most}{end}" for end in ("", "_M", "_MOE")))
     return next(int(LlamaFileType[name]) for name in names if name in LlamaFileType.__members__)

@@ -23,6 +23,7 @@ from ..json_fields import JSONFields
 
 #: Types that are read: safetensors' names of them are ggml's.
 TYPES = gguf.PLAIN
+PACKED = "U8"  # blocks and scales of packed weights
 MAX_INDEX = 1 << 24  # bytes; an index has a line per tensor
 _CHUNK = 1 << 20  # elements checked at a time
 
@@ -38,8 +39,13 @@ class Stored(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the file, of the types in TYPES."""
-        return math.prod(self.shape) * TYPES[self.dtype].dtype.itemsize
+        """Bytes in the file, of PACKED and the types in TYPES."""
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """NumPy's, of PACKED and the types in TYPES."""
+        return np.dtype(np.uint8 if self.dtype == PACKED else TYPES[self.dtype].dtype)
 
 
 class Weights:
@@ -65,21 +71,32 @@ class Weights:
         self._open = None
         self._stack.close()
 
-    def read(self, name: str) -> np.ndarray:
-        """A tensor of one of TYPES. Raises CheckpointError if a value is NaN or infinite."""
+    def read(self, name: str, rows: slice | None = None) -> np.ndarray:
+        """A tensor of one of TYPES or PACKED, or those rows of it (steps of 1).
+
+        Raises CheckpointError if a value is NaN or infinite.
+        """
         stored = self.stored[name]
-        file = str(stored.file)
-        values = _checked(
-            stored.file, f"tensor {name!r}", lambda: self._handle(stored.file).get_tensor(name)
-        )
-        if values.shape != stored.shape or values.dtype != TYPES[stored.dtype].dtype:
+        file, shape = str(stored.file), stored.shape
+        first, last, _ = (slice(None) if rows is None else rows).indices(shape[0])
+        part = slice(first, last)
+        whole = last - first == shape[0]
+
+        def values_of() -> np.ndarray:
+            handle = self._handle(stored.file)
+            return handle.get_tensor(name) if whole else handle.get_slice(name)[part]
+
+        values = _checked(stored.file, f"tensor {name!r}", values_of)
+        if values.shape != (last - first, *shape[1:]) or values.dtype != stored.numpy_dtype:
             raise CheckpointError(file, f"tensor {name!r}", "changed while the file was read")
-        flat = values.reshape(-1)
+        if stored.dtype == PACKED:
+            return values
+        flat, before = values.reshape(-1), first * math.prod(shape[1:])
         for start in range(0, flat.size, _CHUNK):
             finite = np.isfinite(flat[start : start + _CHUNK])
             if not finite.all():
-                problem = f"element {start + int(finite.argmin())} is NaN or infinite"
-                raise CheckpointError(file, f"tensor {name!r}", problem)
+                at = before + start + int(finite.argmin())
+                raise CheckpointError(file, f"tensor {name!r}", f"element {at} is NaN or infinite")
         return values
 
     def _handle(self, file: Path) -> Any:

@@ -10,8 +10,10 @@ import numpy as np
 from safetensors.numpy import save_file
 
 import jax_q4k as jq
+from jax_q4k.models.architecture import CheckpointClass
 from jax_q4k.models.architectures import ARCHITECTURES
 from jax_q4k.models.config import Config
+from jax_q4k.models.files import checkpoint_tensors
 from jax_q4k.models.tensors import expected_tensors
 
 from .golden import path
@@ -67,29 +69,44 @@ def config_json(config: Config, name: str | None = None) -> dict[str, Any]:
     return described | {key: value for key, value in others.items() if value is not None}
 
 
+def decoded(tensor: Any) -> np.ndarray:
+    """A tensor in float32."""
+    return np.asarray(
+        tensor.dequantize() if isinstance(tensor, jq.QuantizedArray) else tensor, np.float32
+    )
+
+
 def weights(name: str) -> tuple[dict[str, np.ndarray], Config, np.ndarray | None]:
     """A golden model's weights under a checkpoint's names, its configuration, its rope divisors."""
     file = jq.gguf.read(path(name))
     config = Config.from_metadata(file.metadata)
-    arrays = {
-        name: np.asarray(
-            tensor.dequantize() if isinstance(tensor, jq.QuantizedArray) else tensor, np.float32
-        )
-        for name, tensor in file.tensors.items()
-    }
+    arrays = {name: decoded(tensor) for name, tensor in file.tensors.items()}
     divisors = arrays.pop("rope_freqs.weight", None)
-    if config.architecture == "llama":
-        for name, rows in arrays.items():
-            if ".attn_q." in name or ".attn_k." in name:
-                arrays[name] = halves(
-                    rows, config.num_heads if ".attn_q." in name else config.num_kv_heads
-                )
-    expected, offset = expected_tensors(config), config.kind.norm_offset
-    stored = {
-        expected[name].checkpoint: rows - np.float32(offset) if "norm" in name else rows
-        for name, rows in arrays.items()
-    }
-    return stored, config, divisors
+    return stored(arrays, config, config.kind.checkpoints[0]), config, divisors
+
+
+def stored(
+    arrays: dict[str, np.ndarray], config: Config, checkpoint: CheckpointClass
+) -> dict[str, np.ndarray]:
+    """Tensors of a GGUF file as a checkpoint of this class holds them."""
+    expected, tensors = expected_tensors(config), {}
+    for name, place in checkpoint_tensors.places(config, checkpoint).items():
+        if name not in arrays:
+            continue
+        rows, entry = arrays[name], expected[name].entry
+        if entry.is_norm and not expected[name].is_bias:
+            rows = rows - np.float32(config.kind.norm_offset)
+        if entry.rotated and config.interleaved_rope and not checkpoint.interleaved_rope:
+            rows = halves(rows, getattr(config, entry.rotated))
+        for i, whole in enumerate(place.names):
+            tensor = tensors.setdefault(whole, np.full(place.shape, np.nan, np.float32))
+            held = rows[i] if len(place.names) > 1 else rows
+            if not place.of_experts or len(place.names) > 1:
+                tensor.reshape(-1, *held.shape[1:])[place.rows] = held
+            else:
+                into = tensor if place.transposed is False else tensor.swapaxes(1, 2)
+                into[:, place.rows] = held
+    return tensors
 
 
 def write(

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models import json_fields
-from jax_q4k.models.files import config_json
+from jax_q4k.models.files import config_json, rope_json
 from jax_q4k.models.files.checkpoint import interleaved
 from jax_q4k.models.rope import Rope
 from jax_q4k.models.tensors import expected_tensors
@@ -80,7 +80,7 @@ def test_golden_logits_and_tokens(name, tmp_path, monkeypatch):
     }
     if divisors is not None:  # this file's divisors follow no formula
         described["rope_scaling"] = {"rope_type": "llama3"}
-        monkeypatch.setattr(config_json._Rope, "divisors", lambda *_: divisors)
+        monkeypatch.setattr(rope_json.Rope, "divisors", lambda *_: {"rope_freqs.weight": divisors})
     folder = checkpoints.write(tmp_path / "model", described, tensors, shards=1 + len(name) % 3)
     got, want = models.from_pretrained(folder), reference(name)
     assert got.tokenizer is None and got.metadata["general.name"] == "model"
@@ -394,8 +394,8 @@ def test_ids_of_the_other_files(copy):
 
 CONFIG = [
     (
-        {"architectures": ["MixtralForCausalLM"]},
-        r"architectures: \['MixtralForCausalLM'\] is not supported; supported",
+        {"architectures": ["FalconForCausalLM"]},
+        r"architectures: \['FalconForCausalLM'\] is not supported; supported are Cohere2For",
     ),
     ({"architectures": None}, "architectures: is missing"),
     ({"architectures": []}, r"architectures: \[\] is not supported"),
@@ -408,8 +408,8 @@ CONFIG = [
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: is 0.5, which is not supported"),
     ({"layer_types": ["chunked_attention"]}, "layer_types: 'chunked_attention' is not supported"),
     (
-        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
-        "rope_parameters.rope_type: 'yarn' is not supported",
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 16}},
+        "rope_parameters.beta_fast: is 16.0, which is not supported, expected 32",
     ),
     (
         {"rope_parameters": None, "rope_scaling": {"type": "dynamic"}},
@@ -426,7 +426,7 @@ CONFIG = [
     ),
     (
         {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
-        "partial_rotary_factor: is not supp",
+        "rope_parameters.partial_rotary_factor: is 0.5, which is not supported",
     ),
     ({"rope_parameters": {"rope_theta": 0.5}}, "rope_theta: must be a number above 1"),
     (

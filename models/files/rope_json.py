@@ -1,0 +1,223 @@
+"""Rotary positions of config.json -> GGUF metadata and divisors of frequencies."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+
+from ..architecture import Architecture, CheckpointClass
+from ..config import Config
+from ..json_fields import JSONFields
+from ..rope import frequencies
+from ..rope_fields import MIN_DIVISOR
+
+_ORIGINAL = "original_max_position_embeddings"
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+
+
+class Rope:
+    """Rotary positions: `rope_parameters`, or transformers 4's `rope_theta` and `rope_scaling`.
+
+    Parameters may be given for each type of layer: windowed ones then have only a theta.
+
+    values: GGUF's keys.
+    """
+
+    def __init__(
+        self, fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
+    ) -> None:
+        given = [
+            (key, inner)
+            for key in ("rope_parameters", "rope_scaling")
+            if (inner := fields.object(key)) is not None
+        ]
+        if len(given) == 2 and given[0][1].values != given[1][1].values:
+            fields.fail("rope_scaling", "differs from rope_parameters")
+        self._config, self._kind_of_decoder = fields, architecture
+        self._fields = given[0][1] if given else fields
+        self.values: dict[str, Any] = {}
+        if given and (whole := self._fields.object("full_attention")) is not None:
+            self._read_local(self._fields.object("sliding_attention"))
+            self._fields = whole
+        theta = self._fields if "rope_theta" in self._fields else fields
+        self.values["rope.freq_base"] = theta.number("rope_theta", 10000.0)
+        self._kind = self._kind_of_scaling(checkpoint) if given else "default"
+        if (part := self._partial(checkpoint)) != 1.0:
+            self.values["rope.dimension_count"] = int(self._head_dim() * part)
+        if checkpoint.sections:
+            self.values["rope.dimension_sections"] = self._sections(part)
+        if self._kind == "linear":
+            self.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self._factor()}
+        elif self._kind == "yarn":
+            self.values |= self._yarn()
+        elif self._kind == "longrope":
+            self.values |= self._longrope()
+        if architecture.temperature:
+            beta = self._fields.number("llama_4_scaling_beta", 0.0)
+            self.values["attention.temperature_scale"] = beta
+        elif "llama_4_scaling_beta" in self._fields:
+            self._fields.fail("llama_4_scaling_beta", "is not supported")
+
+    def divisors(self, config: Config) -> dict[str, np.ndarray]:
+        """GGUF's names -> divisors of frequencies, float32 (rope_dim / 2,)."""
+        if self._kind == "llama3":
+            return {"rope_freqs.weight": self._llama3(config)}
+        if self._kind != "longrope":
+            return {}
+        return {
+            f"rope_factors_{name}.weight": self._factors(f"{name}_factor", config.rope_dim // 2)
+            for name in ("long", "short")
+        }
+
+    def _read_local(self, local: JSONFields | None) -> None:
+        """The rotation of windowed layers."""
+        if local is None:
+            return
+        if (kind := local.string("rope_type", "default")) != "default":
+            local.fail("rope_type", f"{kind[:100]!r} is not supported, expected 'default'")
+        self.values["rope.freq_base_swa"] = local.number("rope_theta", 10000.0)
+
+    def _kind_of_scaling(self, checkpoint: CheckpointClass) -> str:
+        early = self._fields.string("type", "default")  # what the key was first called
+        kind = self._fields.string("rope_type", early)
+        if kind == "mrope" and checkpoint.sections:
+            return "default"
+        if kind == "su" or (kind == "yarn" and "long_factor" in self._fields):
+            return "longrope"  # as Phi 3 first called it
+        if kind not in _KINDS:
+            problem = f"{kind[:100]!r} is not supported; supported are {', '.join(_KINDS)}"
+            self._fields.fail("rope_type", problem)
+        return kind
+
+    def _partial(self, checkpoint: CheckpointClass) -> float:
+        """The part of a head that is rotated."""
+        key = "partial_rotary_factor"
+        where = self._fields if key in self._fields else self._config
+        part = where.number(key, 1.0)
+        if not checkpoint.partial_rope and part != 1.0:
+            where.fail(key, f"is {part}, which is not supported, expected 1")
+        if not 0 < part <= 1:
+            where.fail(key, f"must be above 0 and up to 1, not {part}")
+        return part
+
+    def _head_dim(self) -> int:
+        heads = self._config.integer("num_attention_heads", least=1)
+        hidden = self._config.integer("hidden_size", least=1, most=1 << 24)
+        return self._config.integer("head_dim", max(1, hidden // heads), least=1, most=1 << 24)
+
+    def _sections(self, part: float) -> np.ndarray:
+        """Pairs that rotate by time, height and width."""
+        key, pairs = "mrope_section", int(self._head_dim() * part) // 2
+        sections = self._fields.array(key)
+        whole = all(type(count) is int and 0 <= count <= pairs for count in sections)
+        if len(sections) != 3 or not whole or sum(sections) != pairs:
+            problem = f"must be 3 counts of pairs, {pairs} in all, not {sections!r:.100}"
+            self._fields.fail(key, problem)
+        return np.array([*sections, 0], np.int32)
+
+    def _yarn(self) -> dict[str, Any]:
+        """YaRN's keys; what they cannot say of the magnitude is `attn_factor`."""
+        get, named = self._fields, self._kind_of_decoder.yarn_keys
+        factor = self._factor()
+        growth = 0.1 * math.log(factor) if factor > 1 else 0.0
+        log_multiplier = 0.0
+        magnitude = 1 + growth
+        both = get.number("mscale", 0.0), get.number("mscale_all_dim", 0.0)
+        if all(both):
+            magnitude = (1 + both[0] * growth) / (1 + both[1] * growth)
+            log_multiplier = both[1] if named else 0.0
+        magnitude = get.number("attention_factor", magnitude)
+        values = {
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": factor,
+            "rope.scaling.original_context_length": self._original(),
+        }
+        if named:
+            values["rope.scaling.yarn_log_multiplier"] = log_multiplier
+        for key, default in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+            value = get.number(key, default)
+            if named:
+                values[f"rope.scaling.yarn_{key}"] = value
+            elif value != default:
+                get.fail(key, f"is {value}, which is not supported, expected {default}")
+        if not get.boolean("truncate", True):
+            message = "truncate: false is not kept: GGUF's YaRN begins and ends at whole pairs"
+            warnings.warn(f"{get.file}: {get.prefix}{message}", stacklevel=2)
+        implied = (1 + growth) / (1 + log_multiplier * growth)
+        return values | self._magnitude(magnitude / implied)
+
+    def _longrope(self) -> dict[str, Any]:
+        """https://arxiv.org/abs/2402.13753: the magnitude is sqrt(1 + ln scale / ln original)."""
+        original = self._original()
+        context = self._config.integer("max_position_embeddings", least=1, most=1 << 28)
+        factor = self._fields.number("factor", context / original)
+        grown = factor > 1 and original > 1
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if grown else 1.0
+        magnitude = self._fields.number("attention_factor", magnitude)
+        return {
+            "rope.scaling.type": "longrope",
+            "rope.scaling.original_context_length": original,
+        } | self._magnitude(magnitude)
+
+    def _magnitude(self, factor: float) -> dict[str, float]:
+        if not MIN_DIVISOR < factor <= 1e6:
+            self._fields.fail("attention_factor", f"must be a positive number, not {factor}")
+        rounded = float(np.float32(factor))  # as GGUF stores it
+        return {} if rounded == 1.0 else {"rope.scaling.attn_factor": rounded}
+
+    def _original(self) -> int:
+        """Tokens of the context before it was stretched."""
+        where = self._fields if _ORIGINAL in self._fields else self._config
+        if _ORIGINAL not in where:
+            return self._config.integer("max_position_embeddings", least=1, most=1 << 28)
+        original = where.number(_ORIGINAL)  # some files write 4096.0
+        if not 0 < original <= 1 << 28 or original != int(original):
+            where.fail(_ORIGINAL, f"must be from 1 to {1 << 28}, not {original}")
+        return int(original)
+
+    def _factors(self, key: str, pairs: int) -> np.ndarray:
+        values = self._fields.array(key)
+        divisors = [
+            value
+            for value in values
+            if isinstance(value, int | float) and MIN_DIVISOR < value <= 1e6
+        ]
+        if len(values) != pairs or len(divisors) != pairs:
+            problem = f"must be {pairs} numbers above {MIN_DIVISOR} and up to 1e6"
+            self._fields.fail(key, problem)
+        return np.array(divisors, np.float32)
+
+    def _llama3(self, config: Config) -> np.ndarray:
+        """Divisors of Llama 3.1's frequencies.
+
+        Wavelengths up to original_max_position_embeddings / high_freq_factor tokens stay, those
+        from original_max_position_embeddings / low_freq_factor on are stretched by `factor`; in
+        between the frequency is mixed linearly in original_max_position_embeddings / wavelength.
+        """
+        factor = self._factor()
+        low = self._fields.number("low_freq_factor")
+        high = self._fields.number("high_freq_factor")
+        original = self._fields.integer(_ORIGINAL)
+        if not 0 < low < high:
+            self._fields.fail(
+                "high_freq_factor",
+                f"must be above low_freq_factor={low}, and that above 0, not {high}",
+            )
+        if not 0 < original <= 1 << 28:
+            self._fields.fail(_ORIGINAL, f"must be from 1 to {1 << 28}, not {original}")
+        # original_max_position_embeddings / wavelength
+        periods = original * frequencies(config.ropes[0]).astype(np.float64) / (2 * math.pi)
+        # The part of a frequency that is not stretched.
+        kept = np.clip((periods - low) / (high - low), 0.0, 1.0)
+        return (1 / ((1 - kept) / factor + kept)).astype(np.float32)
+
+    def _factor(self) -> float:
+        factor = self._fields.number("factor")
+        if not MIN_DIVISOR < factor <= 1e6:
+            self._fields.fail(
+                "factor", f"must be a number above {MIN_DIVISOR} and up to 1e6, not {factor}"
+            )
+        return factor
