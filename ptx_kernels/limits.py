@@ -26,4 +26,6 @@ MAX_ROUTED_EXPERTS, MAX_ROUTED = 512, 32
 
 def gemm_takes(format: str, columns: int) -> bool:
     """True if a tensor-core product takes rows of so many weights of the format."""
-    return columns > 0 and columns % max(GEMM_COLUMNS, formats.get(format).block_size) == 0
+    layout = formats.get(format)
+    aligned = columns > 0 and columns % max(GEMM_COLUMNS, layout.block_size) == 0
+    return aligned and layout.int8_tile is not None

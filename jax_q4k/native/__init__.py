@@ -16,6 +16,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ptx_kernels.formats import code_books
+
 from ..errors import NativeUnavailableWarning
 from . import build
 
@@ -58,6 +60,9 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library.jax_q4k_kernels.restype = library.jax_q4k_compiled.restype = ctypes.c_char_p
         library.jax_q4k_select.restype = ctypes.c_bool
         library.jax_q4k_select.argtypes = [ctypes.c_char_p]
+        library.jax_q4k_code_books.restype = ctypes.c_void_p
+        library.jax_q4k_code_books_size.restype = ctypes.c_uint64
+        _fill_code_books(library)
         name = named()
         if name and not library.jax_q4k_select(name.encode()):
             return None, _refusal(name, library.jax_q4k_compiled().decode().split())
@@ -68,6 +73,19 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     except (OSError, AttributeError, RuntimeError, ValueError) as error:
         return None, f"{build.LIBRARY} cannot be used ({error}); {build.HOW_TO}"
     return library, ""
+
+
+def _fill_code_books(library: ctypes.CDLL) -> None:
+    """Hands over ggml's code books, in the order of `CodeBooks` in kernels.h."""
+    books = [
+        ("IQ1_S", 8, 8),
+        *((f"IQ{name}", 1, 0) for name in ("2_S", "2_XS", "2_XXS", "3_S", "3_XXS")),
+    ]
+    words = [np.array(code_books.words(*book), np.uint32) for book in books]
+    data = np.concatenate(words).tobytes()
+    if len(data) != library.jax_q4k_code_books_size():
+        raise ValueError(f"its code books have {library.jax_q4k_code_books_size()} bytes")
+    ctypes.memmove(library.jax_q4k_code_books(), data, len(data))
 
 
 def _refusal(name: str, in_library: list[str]) -> str:

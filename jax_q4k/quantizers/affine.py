@@ -3,9 +3,9 @@
 Weighted least squares in three steps. A sub-block alone: the values are rounded to quants with a
 number of trial steps; from the quants the best s and m follow in closed form, and the trial of
 least error wins. The super-block: all s, and then all m, have to be an f16 d times integers of 0 to
-63; candidates for d are the integer parts of the largest. Last, scales and minimums one up or down
-are tried with the quants rounded anew, and all of that again after d and dmin were fitted to the
-quants of the whole super-block.
+63 (of 0 to 15 in Q2_K); candidates for d are the integer parts of the largest. Last, scales and
+minimums one up or down are tried with the quants rounded anew, and all of that again after d and
+dmin were fitted to the quants of the whole super-block.
 
 Values that already lie on a grid of the format keep it, as far as they tell which: a trial step is
 a sub-block's range over each whole number of levels, so that one is exact, and the candidates for d
@@ -28,7 +28,6 @@ from .fit import SMALLEST_F16, Best, best_of, nearest_f16, reciprocal, rounded, 
 
 # A sub-block's range over `top` plus these are its trial steps. Finer ones gain less than 0.1%.
 _TRIALS = np.arange(5, -31, -1) / 3
-_MULTIPLE = 63  # scales and mins of sub-blocks have six bits
 #: Levels that a sub-block's quants may move up to bring its minimum onto the multiples of dmin.
 _SHIFTS = 4
 # Steps of a sub-block's (scale, min, quants): the last in whole levels, with the min that then fits
@@ -64,7 +63,9 @@ def sub_blocks(
 
     over_span, zero = reciprocal(span), jnp.zeros_like(low)
     best = best_of(
-        _TRIALS, lambda t: fit(rounded(y * ((top + t) * over_span), 0, top)), (zero, zero, zero)
+        _TRIALS[_TRIALS > 1 - top],
+        lambda t: fit(rounded(y * ((top + t) * over_span), 0, top)),
+        (zero, zero, zero),
     )
     _, s, offset = where_less(fit(rounded((y - best[2]) * reciprocal(best[1]), 0, top)), best)
     return s, -(offset + low)
@@ -92,21 +93,23 @@ def blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, jax.Array, 
     return d, m, quants(d, m)
 
 
-def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An f16 d (blocks,) and integers n (8, blocks) of 0 to 63, with d * n ~ values.
+def _multiples(
+    choices: Sequence[jax.Array], cost: jax.Array, most: int
+) -> tuple[jax.Array, jax.Array]:
+    """An f16 d (blocks,) and integers n (sub-blocks, blocks) of 0 to `most`, with d * n ~ values.
 
-    Errors are weighted by `cost`. It and every choice are (8, blocks). Of the `choices` for a value
-    the one counts that lies nearest to a multiple of d. Candidates for d are the integer parts of
-    the three largest first choices.
+    Errors are weighted by `cost`. It and every choice are (sub-blocks, blocks). Of the `choices`
+    for a value the one counts that lies nearest to a multiple of d. Candidates for d are the
+    integer parts of the three largest first choices.
     """
     largest = jax.lax.top_k(choices[0].T, 3)[0].T
 
     def nearest(d: jax.Array) -> Best:
-        """(distance, n), both (8, ..., blocks): d (..., blocks)."""
+        """(distance, n), both (sub-blocks, ..., blocks): d (..., blocks)."""
 
         def distance(values: jax.Array) -> Best:
-            values = values.reshape(8, *(1,) * (d.ndim - 1), -1)
-            n = rounded(values * (1 / d), 0, _MULTIPLE)
+            values = values.reshape(len(values), *(1,) * (d.ndim - 1), -1)
+            n = rounded(values * (1 / d), 0, most)
             return jnp.abs(values - d * n), n
 
         return functools.reduce(
@@ -118,20 +121,21 @@ def _multiples(choices: Sequence[jax.Array], cost: jax.Array) -> tuple[jax.Array
     def trial(parts: jax.Array) -> Best:
         d = jnp.maximum(nearest_f16(largest / parts), SMALLEST_F16)
         error = (cost[:, None] * nearest(d)[0] ** 2).sum(0)
-        return jnp.where(d * (_MULTIPLE + 0.5) < largest[0], jnp.inf, error), d
+        return jnp.where(d * (most + 0.5) < largest[0], jnp.inf, error), d
 
     start = (jnp.full_like(largest, jnp.inf), jnp.full_like(largest, SMALLEST_F16))
-    error, d = best_of(np.arange(_MULTIPLE, 15, -1), trial, start)
+    error, d = best_of(np.arange(most, most // 4, -1), trial, start)
     d = jnp.take_along_axis(d, jnp.argmin(error, axis=0)[None], axis=0)[0]
     return d, nearest(d)[1]
 
 
-def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
-    """Quantizes x (32, 8, blocks), errors weighted by w of that shape.
+def super_blocks(x: jax.Array, w: jax.Array, top: int, most: int = 63) -> tuple[jax.Array, ...]:
+    """Quantizes x (values, sub-blocks, blocks), errors weighted by w of that shape.
 
-    Returns d, dmin (blocks,), scales, mins (8, blocks), quants (32, 8, blocks), all float32.
+    Returns d, dmin (blocks,), scales, mins (sub-blocks, blocks), quants of x's shape, all float32.
 
-    weight = d * scale * q - dmin * min; d and dmin are f16 values, neither negative.
+    weight = d * scale * q - dmin * min with scales and mins of 0 to `most`; d and dmin are f16
+    values, neither negative.
     """
     sum_w = w.sum(0)
 
@@ -150,9 +154,9 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
         m = best_m(s, quants(s, dmin * minimum))
 
         def trial(step: jax.Array) -> Best:
-            n = jnp.clip(scale + step[0], 0, _MULTIPLE)
+            n = jnp.clip(scale + step[0], 0, most)
             moved = jnp.round((m + step[2] * s) * reciprocal(dmin))
-            n_min = jnp.clip(jnp.where(step[2] == 0, minimum + step[1], moved), 0, _MULTIPLE)
+            n_min = jnp.clip(jnp.where(step[2] == 0, minimum + step[1], moved), 0, most)
             return (
                 (w * (d * n * quants(d * n, dmin * n_min) - dmin * n_min - x) ** 2).sum(0),
                 n,
@@ -166,12 +170,12 @@ def super_blocks(x: jax.Array, w: jax.Array, top: int) -> tuple[jax.Array, ...]:
     q = quants(s, m)
     # what an error of s costs when m makes up for it
     spread = (w * q * q).sum(0) - (w * q).sum(0) ** 2 / sum_w
-    d, scale = _multiples([s], jnp.maximum(spread, 0))
+    d, scale = _multiples([s], jnp.maximum(spread, 0), most)
     s = d * scale
     m = jnp.maximum(best_m(s, quants(s, m)), 0)
     room = top - quants(s, m).max(0)
     dmin, minimum = _multiples(
-        [m + jnp.minimum(room, shift) * s for shift in range(_SHIFTS + 1)], sum_w
+        [m + jnp.minimum(room, shift) * s for shift in range(_SHIFTS + 1)], sum_w, most
     )
     best = neighbours(d, dmin, scale, minimum)
 

@@ -35,6 +35,12 @@ class FormatTuning:
 
     Attributes:
       gemv_lanes: lanes that share 256 weights, for one row of activations.
+      gemv_fewest_lanes: the same at least, whatever the rows of activations.
+      gemv_rows: rows of a warp for one row of activations, where there are enough to fill a device;
+        they share the activations' loads and sums.
+      gemv_two_parts: most rows of activations that a GEMV multiplies by two parts of the quants,
+        each a dp4a for four weights.
+      gemv_sum_dots: those for sums of four activations, which the rows of a warp share.
       gemv_resident_blocks: thread blocks on a multiprocessor for one or two rows of activations
         (one row by eight lanes: six); more would spill.
       gemm_tiles: tiles of 16 rows of a warp, int8 products; more spill or take too much memory.
@@ -46,6 +52,10 @@ class FormatTuning:
     """
 
     gemv_lanes: int = 8
+    gemv_fewest_lanes: int = 4
+    gemv_rows: int = 2
+    gemv_two_parts: int = 0
+    gemv_sum_dots: int = 0
     gemv_resident_blocks: int = 5
     gemm_tiles: int = 2
     gemm_f16_rows: int = 64
@@ -61,8 +71,9 @@ class BlockFormat:
     `weights` turns {field: uint8 (..., blocks, bytes)} into float32 (..., blocks, block_size), with
     the operations of the given array module (NumPy or jax.numpy).
 
-    Kernels read blocks by lanes (`row`, GEMV), by tiles of 16 rows (`int8_tile`, and `f16_tile`
-    where weights are f16 but for a factor of 256 columns: GEMM), and one at a time (`dequantize`).
+    Kernels read blocks by lanes (`row`, GEMV), one at a time (`dequantize`), and for GEMM by tiles
+    of 16 rows (`int8_tile`, and `f16_tile` where weights are f16 but for a factor of 256 columns;
+    None where there is no such kernel).
     """
 
     name: str
@@ -76,9 +87,10 @@ class BlockFormat:
     row: type[PackedRow]
     dequantize: Dequantize
     dequantize_threads: int  # of a block
-    int8_tile: Int8Groups
+    int8_tile: Int8Groups | None
     f16_tile: F16Tile | None = None
     e8m0_fields: tuple[str, ...] = ()  # scales of a byte: 2^(e - 127), and NaN at 255
+    spread_fields: tuple[str, ...] = ()  # the top nibbles of their u16 are an f16, lowest first
     broadcast_header: bool = False  # `row` can load a block's 16-byte header once per warp
     tuning: FormatTuning = FormatTuning()
     planes: tuple[Plane, ...] = dataclasses.field(init=False)
@@ -158,12 +170,17 @@ class BlockFormat:
             (fields[name].view(np.uint16)[..., 0] & 0x7C00) != 0x7C00 for name in self.f16_fields
         ]
         good += [fields[name][..., 0] != 0xFF for name in self.e8m0_fields]
-        return np.logical_and.reduce(good)
+        good += [
+            # bits 10 to 14 of the f16: of the last nibble three, of the one before two
+            ((fields[name][..., 7] & 0x70) != 0x70) | ((fields[name][..., 5] & 0xC0) != 0xC0)
+            for name in self.spread_fields
+        ]
+        return np.logical_and.reduce([np.ones(planes[0].shape[:-1], bool), *good])
 
     @property
     def scale_fields(self) -> tuple[str, ...]:
         """The fields that hold a float: scales and minimums."""
-        return self.f16_fields + self.e8m0_fields
+        return self.f16_fields + self.e8m0_fields + self.spread_fields
 
     def store_scale(self, raw: np.ndarray, field: str, values: Any) -> None:
         """Writes floats (...) to a field of blocks as a file holds them, uint8 (..., block_bytes).
@@ -173,6 +190,10 @@ class BlockFormat:
         values = np.broadcast_to(np.asarray(values, np.float32), raw.shape[:-1])
         if field in self.f16_fields:
             stored = values.astype("<f2")[..., None].view(np.uint8)
+        elif field in self.spread_fields:
+            words = raw[..., self.offset(field) : self.offset(field) + 8].copy().view("<u2")
+            nibbles_of = values.astype("<f2").view("<u2")[..., None] >> np.arange(0, 16, 4)
+            stored = ((words & 0xFFF) | (nibbles_of << 12).astype("<u2")).view(np.uint8)
         else:
             exponent = np.where(values == 0, 0, np.clip(np.frexp(values)[1] + 126, 0, 254))
             stored = np.where(np.isfinite(values), exponent, 255).astype(np.uint8)[..., None]

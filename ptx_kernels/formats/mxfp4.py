@@ -56,14 +56,11 @@ def dequantize(k: Builder, planes: Sequence[Pointer], part: Value) -> list[Dequa
 def int8_groups(
     k: Builder, planes: Sequence[TilePlane], unit: Value
 ) -> tuple[packed_tile.Int8Group, packed_tile.Int8Group]:
-    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`).
-
-    Scales are below 2^104: above, magic numbers would overflow.
-    """
+    """Blocks 2 * unit and 2 * unit + 1 (see `packed_tile.Int8Groups`)."""
     qs, e = planes
     quants = codes.fragments(k, TABLE, qs, unit)
     scales = [(_scale(k, g), _scale(k, other)) for g, other in e.byte_pairs(unit * 2)]
-    return packed_tile.block_pair(unit, quants, s8, scales)
+    return packed_tile.block_pair(unit, quants, s8, scales, wide=True)
 
 
 FORMAT = BlockFormat(

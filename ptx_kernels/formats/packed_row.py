@@ -14,13 +14,17 @@ from .words import signed_floats
 class Run:
     """One lane's neighbouring quants of one scale: weight = d * scale * (quant - offset) - minimum.
 
-    `quants`: u32 of four bytes each, without an offset, or f32. `scale`: s32 with bytes, f32 with
-    floats, None where it is 1.
+    `quants`: u32 of four bytes each, without an offset, or f32. `scale`: s32 or f32 with bytes, f32
+    with floats, None where it is 1. `less`: bytes (u32 of four) which, times `less_factor`, quants
+    are to be lowered by. `unit`: a power of two, another factor of quants that are bytes.
     """
 
     quants: Sequence[Value]
     scale: Value | None = None
     offset: float = 0.0
+    less: Sequence[Value] = ()
+    less_factor: int = 1
+    unit: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Tile:
       d: f32, the factor of all runs.
       minimums: f32, each to be multiplied by a sum of activations and subtracted: one per run of
         floats; of bytes one per group of 32 that the runs lie in, or a single one.
+      minimum_d: f32, the factor of minimums that are one per run, also of bytes; None: as above.
       minimum_group: u32, 0 or 1: which of the lane's two groups its single minimum belongs to,
         while another lane has the other's. None: the lane has both.
       signed: the bytes of quants are int8.
@@ -40,6 +45,7 @@ class Tile:
     d: Value
     minimums: Sequence[Value] = ()
     minimum_group: Value | None = None
+    minimum_d: Value | None = None
     signed: bool = False
 
     @property
@@ -63,7 +69,7 @@ class Share:
 
     It begins at `row` and `block` (u32). `floats`: quants become f32, else they stay bytes.
     `broadcast`: a header is loaded once a warp and spread by shuffles, where the format has one and
-    a warp one block.
+    a warp one block. `activations`: rows of them that quants are multiplied by.
     """
 
     row: Value
@@ -72,6 +78,7 @@ class Share:
     lanes: int
     floats: bool
     broadcast: bool = False
+    activations: int = 1
 
 
 class PackedRow(Protocol):

@@ -75,7 +75,10 @@ class Int8Group:
       type: u8 or s8.
       scales: f32, of all 32 columns, or of the first 16 and of the last; at most 21 significant
         bits.
-      offsets: f32, or None.
+      offsets: f32, or None: times the sum of a group's activations.
+      minimums: where each 16 columns have a minimum of their own, these as operand A, each as often
+        as its columns: `offsets` is then the factor of their product with the activations.
+      wide: scales may reach 2^127, else they are below 2^104.
     """
 
     index: Value
@@ -83,6 +86,8 @@ class Int8Group:
     type: Type
     scales: Sequence[Pair]
     offsets: Pair | None = None
+    minimums: Words | None = None
+    wide: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,13 +141,16 @@ def block_pair(
     type: Type,
     scales: Iterable[Pair],
     offsets: Iterable[Pair | None] = (None, None),
+    *,
+    wide: bool = False,
 ) -> tuple[Int8Group, Int8Group]:
     """Blocks 2 * unit and 2 * unit + 1 of a format whose blocks are groups.
 
-    Each has quants of `type`, a scale for all of them, and in some formats an offset.
+    Each has quants of `type`, a scale for all of them, `wide` or not, and in some formats an
+    offset.
     """
     low, high = (
-        Int8Group(unit * 2 + i, words, type, [scale], offset)
+        Int8Group(unit * 2 + i, words, type, [scale], offset, wide=wide)
         for i, (words, scale, offset) in enumerate(zip(quants, scales, offsets, strict=True))
     )
     return low, high

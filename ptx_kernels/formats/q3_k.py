@@ -1,8 +1,8 @@
 """Q3_K: 256 weights in 110 bytes; weight = d * (scale[i // 16] - 32) * (q - 4).
 
 Source: ggml, `block_q3_K`. The block is twice (h) 128 weights of four groups g of 32. Weight
-128h + 32g + j takes its low two bits from bits 2g of byte 32h + j of `qs` and its third from bit
-4h + g of byte j of `hmask`. Sixteen 6-bit scales: of numbers 4u to 4u + 3 the low four bits are
+128h + 32g + j takes its low two bits from `qs` (see `two_bits`) and its third from bit 4h + g of
+byte j of `hmask`. Sixteen 6-bit scales: of numbers 4u to 4u + 3 the low four bits are
 nibbles u / 2 of the bytes 4(u % 2) to + 3 of `scales`, the high two are bits 2u of its last four
 bytes.
 """
@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 
 from ..ptx import Builder, Pointer, Value, f16, f32, s8, s32, u32
-from . import packed_tile
+from . import packed_tile, two_bits
 from .base import BlockFormat, FormatTuning, bits, f16_array
 from .packed_block import DequantizedRun
-from .packed_row import Share, Tile, signed_run
+from .packed_row import Run, Share, Tile, signed_run
 from .packed_tile import TilePlane
 from .words import Words, byte_floats, shifted
 
 
 def _weights(field: Mapping[str, Any], xp: Any) -> Any:
     leading = field["qs"].shape[:-1]
-    low = bits(field["qs"].reshape(*leading, 2, 32), 4, 2, xp).reshape(*leading, 256)
+    low = two_bits.quants(field["qs"], xp)
     third = bits(field["hmask"], 8, 1, xp).reshape(*leading, 256)
     quants = (low | (third << 2)).astype(np.float32) - np.float32(4)
     scales = bits(field["scales"][..., :8], 2, 4, xp).reshape(*leading, 16)
@@ -47,66 +47,82 @@ def _signed(k: Builder, scales: Value, position: Value | int) -> Value:
     return k.bit_field(scales.bits(s32), position, 6)
 
 
-class PackedRow:
-    """A lane's share of Q3_K rows: 64 / lanes weights of each of the four groups of 128.
+#: Rows of activations up to which two products of quants that stay take less than moving them.
+_TWO_PARTS = 2
 
-    Lane `part` of 4 has values 16 * (part % 2) to + 15 of the groups of 128 weights h = part // 2;
-    of 32, four values of two of the groups. A quant is put into the upper three bits of its byte,
-    and its top bit flipped: that byte is 32 * (q - 4) as int8. See `packed_row.PackedRow`.
+
+class PackedRow:
+    """A lane's share of Q3_K rows (see `two_bits.LowBits`, `packed_row.PackedRow`).
+
+    For few activations group g's low bits stay where they lie: a byte is 4^g times them, and the
+    third bits, flipped, count -4 each. For more, which share the unpacking, a quant is put into the
+    upper three bits of its byte, and its top bit flipped: that byte is 32 * (q - 4) as int8.
     """
 
     def __init__(self, k: Builder, planes: Sequence[Pointer], share: Share) -> None:
         self._k, self._floats = k, share.floats
-        row, block, part, lanes = share.row, share.block, share.part, share.lanes
-        length = max(64 // lanes, 4)
-        columns = 32 // length  # lanes side by side
-        self._upper, column = part // (lanes // 2), part % columns * length
-        self._unit, groups = self._upper * 2, 4  # of the first group; a unit is two
-        if lanes == 32:
-            self._unit, groups = self._unit + part // columns % 2, 2
-        self.value_base = self._unit * 64 + column
-        self.runs: Sequence[tuple[int, int]] = tuple((32 * g, length) for g in range(groups))
-        self._count = length // 4
+        self._two_parts = not share.floats and share.activations <= _TWO_PARTS
         qs, hmask, scales, d = planes
+        self._low = low = two_bits.LowBits(qs, share)
+        self.value_base, self.runs = low.value_base, low.runs
         self._blocks = qs.shape[1]
-        self._qs = qs.at(row, block, self._upper * 32 + column).cast(u32).moving()
-        self._hmask = hmask.at(row, block, column).cast(u32).moving()
-        self._scales = scales.at(row, block).cast(u32).moving()
-        self._d = d.at(row, block).cast(f16).moving()
-        self._scale_bit = column // 16 * 8
+        at = share.row, share.block
+        self._hmask = hmask.at(*at, low.column).cast(u32).moving()
+        self._scales = scales.at(*at).cast(u32).moving()
+        self._d = d.at(*at).cast(f16).moving()
 
     def load(self, row: int, block: int) -> tuple[Words, Words, Words, Value]:
         at = row * self._blocks + block
         return (
-            self._qs.load_run(at * 16, self._count),
-            self._hmask.load_run(at * 8, self._count),
+            self._low.load(at),
+            self._hmask.load_run(at * 8, self._low.count),
             self._scales.load_run(at * 3, 3),
             self._d.load(at),
         )
 
     def unpack(self, loaded: tuple[Words, Words, Words, Value]) -> Tile:
         k = self._k
-        low, third, words, d = loaded
-        third = [~word >> (self._unit * 2) for word in third]
-        both = len(self.runs) == 4
-        if not both:
-            low = [word >> ((self._unit & 1) * 4) for word in low]
+        words, third, packed, d = loaded
+        words = self._low.aligned(words)
+        third = [word >> (self._low.unit * 2) for word in third]
+        scales = self._scale_bytes(packed)
         runs = []
-        for u in range(2 if both else 1):
-            unit = self._unit + u
-            nibbles = words[u] if both else k.select(unit % 2 == 0, words[0], words[1])
-            scales = _four_scales(nibbles, words[2], unit)
-            for g in (2 * u, 2 * u + 1):
+        for g in range(self._low.groups):
+            # byte g of the word as s32: the other three are copies of its sign
+            scale = k.permute(scales, scales, 0x8880 + 0x1111 * g).bits(s32)
+            if not self._two_parts:
                 quants = [
-                    (shifted(q, 5 - 2 * g) & 0x60606060) | (shifted(t, 7 - g) & 0x80808080)
-                    for q, t in zip(low, third, strict=True)
+                    (shifted(q, 5 - 2 * g) & 0x60606060) | (shifted(~t, 7 - g) & 0x80808080)
+                    for q, t in zip(words, third, strict=True)
                 ]
-                scale = _signed(k, scales, self._scale_bit + 16 * (g % 2))
                 runs.append(signed_run(k, quants, scale, floats=self._floats))
-        return Tile(runs, d.to(f32) * (1 / 32), signed=True)
+                continue
+            quants = [word & (0x03030303 << 2 * g) for word in words]
+            flipped = [~word & (0x01010101 << g) for word in third]
+            unit = 0.25 ** (g + 1)  # scales are four times what they count
+            runs.append(Run(quants, scale, less=flipped, less_factor=4 << g, unit=unit))
+        if self._two_parts:
+            return Tile(runs, d.to(f32))
+        return Tile(runs, d.to(f32) * (1 / 128), signed=True)
+
+    def _scale_bytes(self, packed: Words) -> Value:
+        """4 * (scale - 32) of the lane's groups, int8, the first lowest."""
+        k, low = self._k, self._low
+        if low.groups == 4:
+            # bytes `half` and half + 2 of two words
+            pick = low.half * 0x1111 + 0x6420
+            nibbles = k.permute(packed[0], packed[1], pick) >> (low.upper * 4)
+            pairs = k.permute(packed[2], packed[2] >> 2, pick) >> (low.upper * 4)
+        else:
+            nibbles = k.select(low.unit % 2 == 0, packed[0], packed[1]) >> (low.upper * 4)
+            pairs = packed[2] >> (low.unit * 2)
+            nibbles, pairs = (
+                k.permute(word, word, low.half * 0x1111 + 0x2020) for word in (nibbles, pairs)
+            )
+        return (((nibbles & 0x0F0F0F0F) << 2) | ((pairs & 0x03030303) << 6)) ^ 0x80808080
 
     def advance(self, blocks: int) -> None:
-        self._qs.advance(16 * blocks)
+        self._low.advance(blocks)
         self._hmask.advance(8 * blocks)
         self._scales.advance(3 * blocks)
         self._d.advance(blocks)
@@ -176,5 +192,11 @@ FORMAT = BlockFormat(
     dequantize=dequantize,
     dequantize_threads=4,
     int8_tile=int8_groups,
-    tuning=FormatTuning(gemv_lanes=4, gemm_tiles=1, instruction_budgets={1: 7.5}),
+    tuning=FormatTuning(
+        gemv_lanes=4,
+        gemv_rows=4,
+        gemv_two_parts=_TWO_PARTS,
+        gemm_tiles=1,
+        instruction_budgets={1: 5.0},
+    ),
 )

@@ -89,7 +89,13 @@ def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float
     if products := sum(mma_products(i.opcode) for i in loop.instructions if i.category == "mma"):
         return products / config.m_tile / WARP
     if dots := loop.count("dp4a"):
-        return dots * _DOT / rows_together(kernel.arguments)
+        together = rows_together(kernel.arguments)
+        tunings = [block_format(format).tuning for format in packed.formats]
+        parts = sum(
+            1 + (together <= t.gemv_two_parts) + t.gemv_sum_dots / config.rows_per_warp
+            for t in tunings
+        )
+        return dots * _DOT * len(tunings) / parts / together
     loads = sum(".CONSTANT" in i.opcode for i in loop.instructions)
     return loads * weights_per_load(packed.formats, config)
 

@@ -51,6 +51,8 @@ class Builder(Text):
         self._buffers: list[Buffer] = []
         self._pointers: list[tuple[str, Value, tuple[Line, ...]]] = []
         self._shared: list[str] = []
+        self._tables: dict[str, Pointer] = {}
+        self._table_lines: list[str] = []
         self._static_bytes = 0
         self._dynamic_bytes = 0  # of the one extern array that all dynamic shared memory lies in
         self._geometry: tuple[tuple[int, int, int], tuple[int, int, int]] | None = None
@@ -115,6 +117,16 @@ class Builder(Text):
         self._shared.append(f".shared .align 16 .b8 {name}[{nbytes}];")
         self.write(f"mov.u32 {address.name}, {name};")
         return Pointer(self, type, address, space="shared", shape=shape)
+
+    def table(self, name: str, words: tuple[int, ...]) -> Pointer:
+        """Constants in global memory: u32 `words`. A kernel's tables of one name are one."""
+        if name not in self._tables:
+            values = ", ".join(map(str, words))
+            self._table_lines.append(f".global .align 16 .b32 {name}[{len(words)}] = {{{values}}};")
+            address = self.register(u64)
+            self.write_first(f"mov.u64 {address.name}, {name};")
+            self._tables[name] = Pointer(self, u32, address, shape=(len(words),))
+        return self._tables[name]
 
     def launch(
         self, grid: tuple[int, ...], threads: int, *, resident_blocks: int | None = None
@@ -310,6 +322,7 @@ class Builder(Text):
                 if self._dynamic_bytes
                 else []
             ),
+            *self._table_lines,
             f".visible .entry {self.name}(",
             parameters,
             ")",

@@ -11,8 +11,9 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from ptx_kernels import formats
 
-ALL = ["IQ4_NL", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"]
-ALL += ["IQ4_XS", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
+ALL = ["IQ4_NL", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "NVFP4"]
+ALL += ["IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_XS"]
+ALL += ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "TQ1_0", "TQ2_0"]
 # zeros, the smallest subnormals and normals, the largest
 EXTREME_HALVES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504, -65504, 1.0, 3.14], np.float16)
 
@@ -56,18 +57,31 @@ def test_plane_order_and_alignment():
         "Q5_0": [("qs", 16, 16), ("qh", 4, 4), ("d", 2, 2)],
         "Q5_1": [("qs", 16, 16), ("qh", 4, 4), ("dm", 4, 4)],
         "Q8_0": [("qs", 32, 16), ("d", 2, 2)],
+        "NVFP4": [("codes", 32, 16), ("scales", 4, 4)],
+        "IQ1_M": [("qs", 32, 16), ("qh", 16, 16), ("scales", 8, 8)],
+        "IQ1_S": [("qs", 32, 16), ("qh", 16, 16), ("d", 2, 2)],
+        "IQ2_S": [("qs", 64, 16), ("qh", 8, 8), ("scales", 8, 8), ("d", 2, 2)],
+        "IQ2_XS": [("qs", 64, 16), ("scales", 8, 8), ("d", 2, 2)],
+        "IQ2_XXS": [("qs", 64, 16), ("d", 2, 2)],
+        "IQ3_S": [("qs", 64, 16), ("signs", 32, 16), ("heads", 12, 4), ("d", 2, 2)],
+        "IQ3_XXS": [("qs", 64, 16), ("signs", 32, 16), ("d", 2, 2)],
         "IQ4_XS": [("codes", 128, 16), ("head", 8, 8)],
+        "Q2_K": [("qs", 64, 16), ("scales", 16, 16), ("dm", 4, 4)],
         "Q3_K": [("qs", 64, 16), ("hmask", 32, 16), ("scales", 12, 4), ("d", 2, 2)],
         "Q4_K": [("block", 144, 16)],
         "Q5_K": [("block", 176, 16)],
         "Q6_K": [("ql", 128, 16), ("qh", 64, 16), ("scales", 16, 16), ("d", 2, 2)],
+        "TQ1_0": [("qs", 52, 4), ("d", 2, 2)],
+        "TQ2_0": [("pairs", 64, 16), ("d", 2, 2)],
     }
 
 
 def test_scale_fields_are_all_scales_and_minimums():
     """Those that are checked for NaN: some have a scale and a minimum."""
-    two = {"Q4_1": ("d", "m"), "Q5_1": ("d", "m"), "Q4_K": ("d", "dmin"), "Q5_K": ("d", "dmin")}
-    others = two | {"MXFP4": ("e",)}
+    two = {"Q4_1": ("d", "m"), "Q5_1": ("d", "m")}
+    two |= dict.fromkeys(("Q2_K", "Q4_K", "Q5_K"), ("d", "dmin"))
+    # NVFP4's bytes are all finite; IQ1_M's d lies in its scales
+    others = two | {"MXFP4": ("e",), "NVFP4": (), "IQ1_M": ("scales",)}
     assert {name: formats.get(name).scale_fields for name in ALL} == {
         name: others.get(name, ("d",)) for name in ALL
     }

@@ -6,12 +6,13 @@ import math
 
 import jax
 import jax.numpy as jnp
+from format_lists import PRODUCTS
 
 import jax_q4k as jq
 
 from .ops.random_weights import random_weights
 
-FORMATS = jq.formats.names()
+FORMATS = PRODUCTS
 
 
 def ramp(low, high, *shape):

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from jax import export
 
 import jax_q4k as jq
-from ptx_kernels import formats
 
 from .ops.random_weights import random_weights
 
@@ -121,7 +121,7 @@ def test_what_an_array_says_of_itself():
     assert W.nbytes == 24 * 2 * 210
 
 
-@pytest.mark.parametrize("name", formats.names())
+@pytest.mark.parametrize("name", PRODUCTS)
 def test_planes_are_attributes_as_key_paths_name_them(name):
     w = random_weights(name, 4, 256)
     for path, plane in jax.tree_util.tree_leaves_with_path(w):

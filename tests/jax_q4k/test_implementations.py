@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 from implementations import IMPLEMENTATIONS, needs_native
 from oracles import random_planes
@@ -20,7 +21,7 @@ from jax_q4k.ops.causal_attention import causal_attention
 from ptx_kernels import formats
 from ptx_kernels.kernels.quantize_q8_1 import quantize_q8_1
 
-FORMATS = formats.names()
+FORMATS = PRODUCTS
 
 
 def packed(format: str, n: int, k: int, seed: int = 0) -> jq.QuantizedArray:

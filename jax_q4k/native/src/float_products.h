@@ -15,6 +15,7 @@ template <class Format>
 class PackedRow {
  public:
   static constexpr bool kRagged = false;  // ends with 16 whole columns
+  static constexpr bool kFew = Format::kFew;
 
   JAX_Q4K_INLINE void open(const Matrix& w, int64_t row) {
     whole_ = w.k / kSpan;
@@ -34,7 +35,7 @@ class PackedRow {
     read_step<0>(at), read_step<1>(at), read_step<2>(at), read_step<3>(at);
     const Floats scales = Format::scales(at);
     scales.store(scales_);
-    if (!k32) (scales * Floats::all(Format::kOffset)).store(mins_);
+    if (!k32) mins_of<Format>(at, scales).store(mins_);
   }
   // Columns [16 i, 16 i + 16) of the span.
   JAX_Q4K_INLINE Floats columns(int i) const {
@@ -62,7 +63,7 @@ class PackedRow {
 template <class Element>
 class FloatRow {
  public:
-  static constexpr bool kRagged = true;
+  static constexpr bool kRagged = true, kFew = false;
 
   JAX_Q4K_INLINE void open(const Matrix& w, int64_t row) {
     elements_ = reinterpret_cast<const Element*>(w.planes[0]) + row * w.k;
@@ -154,15 +155,19 @@ void float_rows(const Matrix& w, int64_t first, int64_t count, const float* x, i
 
 template <class Row, int M>
 void float_rows_of(const Matrix& w, int64_t first, int64_t count, const float* x, int m, float* y, int64_t stride) {
-  constexpr int kSums = kWidth == 64 ? 16 : kWidth == 32 ? 4 : 2;  // about as many as registers hold
+  constexpr int kSums = Row::kFew ? 1 : kWidth == 64 ? 16 : kWidth == 32 ? 4 : 2;  // about as many as registers hold
   constexpr int R = kSums < M ? 1 : kSums / M < 4 ? kSums / M : 4;
   for (int64_t r = 0; r < count; r += R) float_rows<Row, R, M>(w, first + r, count - r, x, m, y + r, stride);
 }
 
 template <class Row>
 void float_gemv(const Matrix& w, int64_t first, int64_t count, const float* x, int m, float* y, int64_t stride) {
-  auto* rows = m == 1 ? float_rows_of<Row, 1> : m == 2 ? float_rows_of<Row, 2> : float_rows_of<Row, kFloatGemvRows>;
-  rows(w, first, count, x, m, y, stride);
+  if constexpr (Row::kFew) {
+    for (int j = 0; j < m; ++j) float_rows_of<Row, 1>(w, first, count, x + j * w.k, 1, y + j * stride, stride);
+  } else {
+    auto* rows = m == 1 ? float_rows_of<Row, 1> : m == 2 ? float_rows_of<Row, 2> : float_rows_of<Row, kFloatGemvRows>;
+    rows(w, first, count, x, m, y, stride);
+  }
 }
 
 // Weights that are multiplied while a core's first cache holds them: a span of kAbreast rows, a lane each, in kBlocks
@@ -194,6 +199,11 @@ void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, floa
   }
   Floats scales[kLanes];  // of a group after transposing; of 32 columns: scale and min in turn
   for (int r = 0; r < kLanes; ++r) scales[r] = Format::scales(planes[r]);
+  [[maybe_unused]] Floats mins[Format::kMins ? kLanes : 1];
+  if constexpr (Format::kMins) {
+    for (int r = 0; r < kLanes; ++r) mins[r] = Format::mins(planes[r]);
+    transpose(mins);
+  }
   transpose(scales);
   auto decode_step = [&](auto step) __attribute__((always_inline)) {
     constexpr int kStep = decltype(step)::value;
@@ -208,7 +218,8 @@ void decode_block(const Matrix& w, int64_t first, int64_t count, int64_t s, floa
     for (int q = 0; q < 4; ++q) {
       const int group = 4 * q + kStep;
       const Floats scale = scales[k32 ? group & ~1 : group];
-      const Floats min = k32 ? scales[group | 1] : scale * Floats::all(Format::kOffset);
+      Floats min = k32 ? scales[group | 1] : scale * Floats::all(Format::kOffset);
+      if constexpr (Format::kMins) min = mins[group];
 #pragma GCC unroll 4
       for (int i = 4 * q; i < 4 * q + 4; ++i)
 #pragma GCC unroll 4

@@ -16,11 +16,22 @@
   X(Q5_0, 32, 128, 32, 16)             \
   X(Q5_1, 32, 128, 32, 32)             \
   X(Q8_0, 32, 256, 16)                 \
+  X(NVFP4, 64, 128, 16)                \
+  X(IQ1_M, 256, 32, 16, 8)             \
+  X(IQ1_S, 256, 32, 16, 2)             \
+  X(IQ2_S, 256, 64, 8, 8, 2)           \
+  X(IQ2_XS, 256, 64, 8, 2)             \
+  X(IQ2_XXS, 256, 64, 2)               \
+  X(IQ3_S, 256, 64, 32, 12, 2)         \
+  X(IQ3_XXS, 256, 64, 32, 2)           \
   X(IQ4_XS, 256, 128, 8)               \
+  X(Q2_K, 256, 64, 16, 4)              \
   X(Q3_K, 256, 64, 32, 12, 2)          \
   X(Q4_K, 256, 144)                    \
   X(Q5_K, 256, 176)                    \
-  X(Q6_K, 256, 128, 64, 16, 2)
+  X(Q6_K, 256, 128, 64, 16, 2)         \
+  X(TQ1_0, 256, 52, 2)                 \
+  X(TQ2_0, 256, 64, 2)
 #endif
 
 #if !defined(JAX_Q4K_LIST_ALONE) && !defined(JAX_Q4K_READERS)
@@ -33,13 +44,14 @@ namespace jax_q4k {
 namespace {
 
 // A reader's facts. kGroup weights share a scale, and `scales` gives all of a span: if kGroup is 32, scale and min of
-// each group in turn; if 16, the scales, of which mins are the kOffset-fold. If kSigned, quants are signed bytes plus
-// kZeroPoint, which products start less, and mins are 0.
+// each group in turn; if 16, the scales, of which mins are the kOffset-fold unless kMins, when `mins` gives them. If
+// kSigned, quants are signed bytes plus kZeroPoint, which products start less, and mins are 0. kFew: files have few
+// tensors of the format, which gets fewer kernels.
 template <Type kType, int kColumns, int kMin = 0, bool kSignedQuants = false>
 struct Packed {
   static constexpr int kGroup = kColumns, kOffset = kMin, kPlanes = kLayouts[kType].planes;
   static constexpr const int (&kBytes)[4] = kLayouts[kType].bytes;
-  static constexpr bool kSigned = kSignedQuants;
+  static constexpr bool kSigned = kSignedQuants, kMins = false, kFew = false;
 };
 
 // The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit mins, times d and dmin before them.
@@ -60,6 +72,14 @@ JAX_Q4K_INLINE Bytes nibbles(const uint8_t* p) {
 
 // Bits of every byte's low half, in its high half.
 JAX_Q4K_INLINE Bytes upper(const Bytes& v) { return (v.as<uint32_t>() << Words::all(4)).as<uint8_t>(); }
+
+// Two bits of every byte for each of four groups of 32: 64 bytes for 256 columns.
+template <int i>
+JAX_Q4K_INLINE Bytes pairs(const uint8_t* p) {
+  constexpr int g = i / 2 * 2;
+  p += i % 2 * 16;  // of 128 columns; those after lie 32 bytes on
+  return fields<g, g + 4, g, g + 4, 3>(joined(p, p, p + 32, p + 32));
+}
 
 struct Q4_K : Packed<kQ4_K, 32> {
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return scales_of_k(p[0]); }
@@ -85,11 +105,25 @@ struct Q6_K : Packed<kQ6_K, 16, 32> {
   }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
-    const uint8_t *low = p[0] + 16 * i, *high = p[1] + i % 2 * 16;  // of 128 columns; those after lie 64 and 32 bytes on
-    constexpr int g = i / 2 * 2;
-    return fields<0, 4, 0, 4, 15>(joined(low, low, low + 64, low + 64)) |
-           upper(fields<g, g + 4, g, g + 4, 3>(joined(high, high, high + 32, high + 32)));
+    const uint8_t* low = p[0] + 16 * i;  // of 128 columns; those after lie 64 bytes on
+    return fields<0, 4, 0, 4, 15>(joined(low, low, low + 64, low + 64)) | upper(pairs<i>(p[1]));
   }
+};
+
+struct Q2_K : Packed<kQ2_K, 16> {
+  static constexpr bool kMins = true;
+  // Low or high nibbles of the groups' bytes, times the f16 that lies at `factor`.
+  template <int kShift>
+  static JAX_Q4K_INLINE Floats times(const uint8_t* const* p, int factor) {
+    const auto bytes = Vector<uint32_t, 16>::load(p[1]) >> Vector<uint32_t, 16>::all(kShift);
+    uint16_t d;
+    std::memcpy(&d, p[2] + factor, 2);
+    return to_float(bytes.template as<uint8_t>() & Vector<uint8_t, 16>::all(15)) * Floats::all(half(d));
+  }
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return times<0>(p, 0); }
+  static JAX_Q4K_INLINE Floats mins(const uint8_t* const* p) { return times<4>(p, 2); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return pairs<i>(p[0]); }
 };
 
 struct Q3_K : Packed<kQ3_K, 16, 4> {
@@ -104,10 +138,10 @@ struct Q3_K : Packed<kQ3_K, 16, 4> {
   }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
-    const uint8_t *low = p[0] + i % 2 * 16, *high = p[1] + i % 2 * 16;  // of 128 columns; of all
+    const uint8_t* high = p[1] + i % 2 * 16;
     constexpr int g = i / 2;
     const Bytes third = fields<g, g + 2, g + 4, g + 6, 1>(joined(high, high, high, high));
-    return fields<2 * g, 2 * g + 4, 2 * g, 2 * g + 4, 3>(joined(low, low, low + 32, low + 32)) |
+    return pairs<i>(p[0]) |
            (third.as<uint32_t>() << Words::all(2)).as<uint8_t>();
   }
 };
@@ -201,6 +235,189 @@ struct Q5_1 : Packed<kQ5_1, 32> {
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return Q5_0::quants<i>(p); }
 };
+
+// Formats of code books, and others that are read eight weights at a time: a `Reader` gives these as bytes, kMin above the
+// weights over their scale, and the scale of every 16 columns.
+template <Type kType, int kMin, class Reader>
+struct Eights : Packed<kType, 16, kMin> {
+  static constexpr bool kFew = true;
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
+    float found[16];
+    read_scales(p, found);
+    return Floats::load(found);
+  }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
+    uint64_t found[8];
+    read_step(p, i, found);
+    return Bytes::load(found);
+  }
+
+ private:
+  // No part of kernels that are unrolled: the compiler would take minutes.
+  static __attribute__((noinline)) void read_scales(const uint8_t* const* p, float* to) {
+    for (int g = 0; g < 16; ++g) to[g] = Reader::scale(p, g);
+  }
+  static __attribute__((noinline)) void read_step(const uint8_t* const* p, int step, uint64_t* to) {
+    for (int i = 0; i < 8; ++i) to[i] = Reader::eight(p, i / 2 * 8 + 2 * step + i % 2);
+  }
+};
+
+constexpr uint64_t kEachByte = 0x0101010101010101;
+
+// kMin plus eight magnitudes below it, or less them where their bit is set.
+template <int kMin>
+JAX_Q4K_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t bits) {
+  const uint64_t set = ((bits * kEachByte & 0x8040201008040201) + 0x7f * kEachByte) >> 7 & kEachByte;  // no byte carries
+  const uint64_t mask = set * 255;
+  return kMin * kEachByte + (magnitudes & ~mask) - (magnitudes & mask);
+}
+
+// Seven bits, and as the eighth the one that makes the number of those set even.
+JAX_Q4K_INLINE uint64_t even_signs(uint32_t seven) { return (seven & 127) | (__builtin_popcount(seven & 127) & 1) << 7; }
+
+template <class Number>
+JAX_Q4K_INLINE Number loaded(const uint8_t* p) {
+  Number number;
+  std::memcpy(&number, p, sizeof number);
+  return number;
+}
+
+// Two entries of four magnitudes each.
+JAX_Q4K_INLINE uint64_t both(const uint32_t* book, int first, int second) {
+  return book[first] | static_cast<uint64_t>(book[second]) << 32;
+}
+
+struct IQ2_XXS : Eights<kIQ2_XXS, 64, IQ2_XXS> {
+  static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int g) {
+    return half(loaded<uint16_t>(p[1])) * (p[0][g / 2 * 8 + 7] / 16 * 2 + 1) * 0.125f;
+  }
+  static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
+    const uint8_t* group = p[0] + i / 4 * 8;
+    return with_signs<64>(code_books.iq2_xxs[group[i % 4]], even_signs(loaded<uint32_t>(group + 4) >> i % 4 * 7));
+  }
+};
+
+struct IQ2_XS : Eights<kIQ2_XS, 64, IQ2_XS> {
+  static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int g) {
+    return half(loaded<uint16_t>(p[2])) * ((p[1][g / 2] >> g % 2 * 4 & 15) * 2 + 1) * 0.125f;
+  }
+  static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
+    const uint16_t word = loaded<uint16_t>(p[0] + 2 * i);
+    return with_signs<64>(code_books.iq2_xs[word & 511], even_signs(word >> 9));
+  }
+};
+
+struct IQ2_S : Eights<kIQ2_S, 64, IQ2_S> {
+  static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int g) {
+    return half(loaded<uint16_t>(p[3])) * ((p[2][g / 2] >> g % 2 * 4 & 15) * 2 + 1) * 0.125f;
+  }
+  static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
+    return with_signs<64>(code_books.iq2_s[p[0][i] | (p[1][i / 4] >> i % 4 * 2 & 3) << 8], p[0][32 + i]);
+  }
+};
+
+struct IQ3_XXS : Eights<kIQ3_XXS, 64, IQ3_XXS> {
+  static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int g) {
+    return half(loaded<uint16_t>(p[2])) * (p[1][g / 2 * 4 + 3] / 16 * 2 + 1) * 0.25f;
+  }
+  static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
+    const uint32_t word = loaded<uint32_t>(p[1] + i / 4 * 4);
+    return with_signs<64>(both(code_books.iq3_xxs, p[0][2 * i], p[0][2 * i + 1]), even_signs(word >> i % 4 * 7));
+  }
+};
+
+struct IQ3_S : Eights<kIQ3_S, 16, IQ3_S> {
+  static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int g) {
+    return half(loaded<uint16_t>(p[3])) * ((p[2][8 + g / 4] >> g / 2 % 2 * 4 & 15) * 2 + 1);
+  }
+  static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
+    const int high = p[2][i / 4] >> i % 4 * 2;
+    return with_signs<16>(both(code_books.iq3_s, p[0][2 * i] | (high & 1) << 8, p[0][2 * i + 1] | (high & 2) << 7), p[1][i]);
+  }
+};
+
+// Eight times an entry above or below it by an eighth, all above 16.
+JAX_Q4K_INLINE uint64_t raised(int entry, bool lowered) {
+  return code_books.iq1_s[entry] + (lowered ? 7 : 9) * kEachByte;
+}
+
+struct IQ1_S : Eights<kIQ1_S, 16, IQ1_S> {
+  static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int g) {
+    return half(loaded<uint16_t>(p[2])) * ((p[1][g / 2 * 2 + 1] >> 4 & 7) * 2 + 1) * 0.125f;
+  }
+  static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
+    const uint16_t word = loaded<uint16_t>(p[1] + i / 4 * 2);
+    return raised(p[0][i] | (word >> i % 4 * 3 & 7) << 8, word >> 15);
+  }
+};
+
+struct IQ1_M : Eights<kIQ1_M, 16, IQ1_M> {
+  static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int g) {
+    const uint8_t* s = p[2];  // d's nibbles are the upper ones of bytes 1, 3, 5 and 7
+    const uint16_t d = static_cast<uint16_t>(s[1] >> 4 | (s[3] & 0xf0) | (s[5] & 0xf0) << 4 | (s[7] & 0xf0) << 8);
+    return half(d) * ((loaded<uint16_t>(s + g / 4 * 2) >> g % 4 * 3 & 7) * 2 + 1) * 0.125f;
+  }
+  static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
+    const int four = p[1][i / 2] >> i % 2 * 4;
+    return raised(p[0][i] | (four & 7) << 8, four & 8);
+  }
+};
+
+struct TQ1_0 : Eights<kTQ1_0, 1, TQ1_0> {
+  static JAX_Q4K_INLINE float scale(const uint8_t* const* p, int) { return half(loaded<uint16_t>(p[1])); }
+  // Eight digits to the base 3, of 8 bytes or, last of all, two of 4.
+  static JAX_Q4K_INLINE uint64_t eight(const uint8_t* const* p, int i) {
+    constexpr uint8_t kPowers[5] = {1, 3, 9, 27, 81};
+    uint8_t found[8];
+    for (int j = 0; j < 8; ++j) {
+      const int at = i < 20 ? i % 4 * 8 + j : i < 30 ? 32 + i % 2 * 8 + j : 48 + j % 4;
+      const int digit = i < 20 ? i / 4 : i < 30 ? (i - 20) / 2 : (i - 30) * 2 + j / 4;
+      found[j] = static_cast<uint8_t>(static_cast<uint8_t>(p[0][at] * kPowers[digit]) * 3 >> 8);
+    }
+    return loaded<uint64_t>(found);
+  }
+};
+
+struct TQ2_0 : Packed<kTQ2_0, 16, 1> {
+  static constexpr bool kFew = true;
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return Floats::all(half(loaded<uint16_t>(p[1]))); }
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return pairs<i>(p[0]); }
+};
+
+struct NVFP4 : Packed<kNVFP4, 16, 12> {
+  static constexpr bool kFew = true;
+  static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
+    uint32_t bits[16];
+    for (int g = 0; g < 16; ++g) {
+      const uint32_t code = p[1][g] & 127;
+      const float subnormal = static_cast<float>(code) * 0x1p-10f;
+      std::memcpy(bits + g, &subnormal, 4);
+      if (code > 7) bits[g] = p[1][g] == 127 ? 0 : (code << 20) + (119u << 23);
+    }
+    return Floats::load(bits);
+  }
+  // The low nibbles of 8 bytes are as many columns, the high ones the next.
+  template <int i>
+  static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
+    uint64_t found[8];
+    for (int q = 0; q < 4; ++q) {
+      const uint64_t codes = loaded<uint64_t>(p[0] + 32 * q + 8 * i);
+      found[2 * q] = codes & 15 * kEachByte, found[2 * q + 1] = codes >> 4 & 15 * kEachByte;
+    }
+    return looked_up(Vector<uint8_t, 16>::load(MXFP4::kTable) + Vector<uint8_t, 16>::all(12), Bytes::load(found));
+  }
+};
+
+// What is taken from the groups' weights, of formats that scale 16 columns.
+template <class Format>
+JAX_Q4K_INLINE Floats mins_of(const uint8_t* const* p, const Floats& scales) {
+  if constexpr (Format::kMins)
+    return Format::mins(p);
+  else
+    return scales * Floats::all(Format::kOffset);
+}
 
 // Where a plane of a row's span lies.
 template <class Format>

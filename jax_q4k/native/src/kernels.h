@@ -39,6 +39,14 @@ constexpr Layout kLayouts[kTypes] = {
     JAX_Q4K_FORMATS(JAX_Q4K_LAYOUT) layout("F32", 1, 1024), layout("F16", 1, 512), layout("BF16", 1, 512)};
 #undef JAX_Q4K_LAYOUT
 
+// Code books of ggml's formats, that Python fills in when it loads the library: bytes of entries. Those of `iq1_s` are
+// eight times the entries and above 8.
+struct CodeBooks {
+  uint64_t iq1_s[2048], iq2_s[1024], iq2_xs[512], iq2_xxs[256];
+  uint32_t iq3_s[512], iq3_xxs[256];
+};
+extern CodeBooks code_books;
+
 enum PageType { kPageF32, kPageF16, kPageBF16, kPageInt8, kPageE4M3, kPageTypes };
 
 // A matrix (n, k): the planes of its format, or its elements. k is a multiple of the format's block.
@@ -100,7 +108,8 @@ struct Kernels {
   void (*pack)(const RowSpan* rows, int64_t spans, int count, int64_t s, BlockSpan* block);
   // y[j * stride + r] = row (first + r) . row j of x, r < count, j < m <= kGemvRows.
   void (*gemv[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride);
-  // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile.
+  // total[r * 16 * blocks + j] = row (first + r) . lane j of the blocks (blocks, spans), r < count <= kTile. Null of
+  // formats that files have few tensors of.
   void (*gemm[kBlockFormats])(const Matrix&, int64_t first, int64_t count, const BlockSpan* x, int64_t blocks, float* total);
   // Row `row` as k floats.
   void (*decode[kTypes])(const Matrix&, int64_t row, float* y);

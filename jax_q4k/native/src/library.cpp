@@ -75,6 +75,7 @@ std::string names() {
 }  // namespace
 
 const Kernels* kernels = find();
+CodeBooks code_books;
 
 }  // namespace jax_q4k
 
@@ -94,6 +95,9 @@ const char* jax_q4k_compiled() {
   static const std::string names = jax_q4k::names();
   return names.c_str();
 }
+// The memory of the code books, for Python to fill in, and its size.
+void* jax_q4k_code_books() { return &jax_q4k::code_books; }
+uint64_t jax_q4k_code_books_size() { return sizeof jax_q4k::code_books; }
 // `build.fingerprint()` of what this was compiled from.
 const char* jax_q4k_fingerprint() { return JAX_Q4K_FINGERPRINT; }
 }

@@ -49,11 +49,13 @@ void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, 
           for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(at[r][i] + 2 * R * whole * Format::kBytes[i] + b);
         }
         const Floats scale = Format::scales(at[r]);
+        Floats lowered = scale;  // what sums are multiplied by
+        if constexpr (Format::kMins) lowered = Format::mins(at[r]);
 #pragma GCC unroll 4
         for (int j = 0; j < M; ++j) {
           const RowSpan& span = values[j][s];
           scales[j][r] = scale * Floats::load(k32 ? span.scale_sum32[0] : span.scale16);
-          low[j][r] = k32 ? low[j][r] + scales[j][r] : fma(scale, Floats::load(span.sum16), low[j][r]);
+          low[j][r] = k32 ? low[j][r] + scales[j][r] : fma(lowered, Floats::load(span.sum16), low[j][r]);
         }
       }
       auto add_step = [&](auto step) __attribute__((always_inline)) {
@@ -77,7 +79,7 @@ void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, 
       if (!k32) add_step(std::integral_constant<int, 3 - k32>());
     }
   }
-  const Floats part_of_min = k32 ? alternating(0, 1) : Floats::all(Format::kOffset);
+  const Floats part_of_min = k32 ? alternating(0, 1) : Floats::all(Format::kMins ? 1 : Format::kOffset);
 #pragma GCC unroll 4
   for (int j = 0; j < M; ++j)
 #pragma GCC unroll 4
@@ -89,7 +91,8 @@ void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, 
 
 template <class Format>
 void gemv(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
-  constexpr int R = kWidth == 64 ? 2 : 1, M = kWidth == 16 ? 1 : 4;  // rows at a time, as registers allow
+  // rows at a time, as registers allow
+  constexpr int R = kWidth == 64 && !Format::kFew ? 2 : 1, M = kWidth == 16 || Format::kFew ? 1 : 4;
   const int64_t spans = (w.k + kSpan - 1) / kSpan;
   for (int64_t r = 0; r < count; r += R)
     for (int j = 0; j < m; j += M) {
@@ -116,12 +119,13 @@ void store_quants(const uint8_t* const* planes, uint8_t* to) {
 template <class Format>
 void unpack(const uint8_t* const* planes, int64_t r, Unpacked* to) {
   store_quants<Format>(planes, to->quants[r]);
-  float scales[16];
-  Format::scales(planes).store(scales);
+  const Floats found = Format::scales(planes);
+  float scales[16], mins[16];
+  found.store(scales), mins_of<Format>(planes, found).store(mins);
   if (Format::kGroup == 32)
     for (int g = 0; g < 8; ++g) to->scale[g][r] = scales[2 * g], to->min[g][r] = -scales[2 * g + 1];
   else
-    for (int g = 0; g < 16; ++g) to->scale[g][r] = scales[g], to->min[g][r] = scales[g] * -Format::kOffset;
+    for (int g = 0; g < 16; ++g) to->scale[g][r] = scales[g], to->min[g][r] = -mins[g];
 }
 
 // total[r][b] += rows [row, row + R) of the tile times B blocks of activations, `spans` apart.
@@ -185,6 +189,15 @@ void gemm(const Matrix& w, int64_t first, int64_t count, const BlockSpan* x, int
         for (int64_t r = 0; r < count; r += R * B) add_span<Format, R * B, 1>(tile, r, block, spans, to + r * pitch, pitch);
     }
   }
+}
+
+// `gemm`, of formats that have one.
+template <class Format>
+constexpr auto gemm_of() {
+  if constexpr (Format::kFew)
+    return nullptr;
+  else
+    return gemm<Format>;
 }
 
 // to[j * stride + r] = from[r * pitch + j], j < m <= 16, r < count.

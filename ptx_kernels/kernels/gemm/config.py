@@ -46,6 +46,8 @@ class GemmConfig:
 
         ValueError for an unknown format.
         """
+        if formats.get(format).int8_tile is None:
+            raise KernelError(f"{format} has no tensor-core product: its weights are decoded")
         if not gemm_takes(format, columns):
             multiple = max(GEMM_COLUMNS, formats.get(format).block_size)
             raise KernelError(f"columns={columns} must be a multiple of {multiple} for {format}")

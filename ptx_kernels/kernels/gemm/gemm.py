@@ -225,6 +225,7 @@ def _activation_copies(
 def _products(k: Builder, format: str, config: GemmConfig, totals: Accumulators) -> Products:
     layout = formats.get(format)
     if config.products == "int8":
+        assert layout.int8_tile is not None
         return IntegerProducts(k, layout.int8_tile, totals)
     assert layout.f16_tile is not None
     return F16Products(k, layout.f16_tile, totals)

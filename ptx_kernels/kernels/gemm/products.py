@@ -8,9 +8,9 @@ touches them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from ...formats.packed_tile import UNITS, F16Tile, Int8Group, Int8Groups, TilePlane
+from ...formats.packed_tile import UNITS, F16Tile, Int8Group, Int8Groups, Pair, TilePlane
 from ...formats.words import Words
 from ...ptx import Builder, Pointer, Value, Var, f16, f32, s8, s32
 from ..quantize_q8_1 import GROUP
@@ -58,7 +58,7 @@ class IntegerProducts:
 
     def _add_group(self, groups: Sequence[Int8Group], values: Pointer, pairs: Pointer) -> None:
         k, totals, index = self._k, self._totals, groups[0].index
-        unmagic = [[tuple(s * -_MAGIC for s in pair) for pair in group.scales] for group in groups]
+        parts = [_parts(group) for group in groups]
         fragments = two_activations(k, values).at(index * GROUP)
         pairs = pairs.at(index, k.lane_id % 4 * 16).cast(f32)
         for i in range(len(totals[0])):
@@ -66,22 +66,48 @@ class IntegerProducts:
                 words = k.ldmatrix(fragments.at(i * 8 * values.shape[1]))
             b = words[i % 2 * 2 : i % 2 * 2 + 2]
             scale_0, sum_0, scale_1, sum_1 = pairs.load(16 * i, vector=4)
-            for group, negative, total in zip(groups, unmagic, totals, strict=True):
-                parts = len(group.scales)  # of 32 / parts columns
-                for p, (pair, less) in enumerate(zip(group.scales, negative, strict=True)):
-                    a = group.words if parts == 1 else group.words[2 * p : 2 * p + 2]
-                    products = k.mma(
-                        a, b if parts == 1 else b[p : p + 1], self._magic, group.type, s8
-                    )
+            scales = scale_0, scale_1
+            for group, tile_parts, total in zip(groups, parts, totals, strict=True):
+                for part in tile_parts:
+                    products = k.mma(part.a, b[part.columns], self._magic, group.type, s8)
                     for j, product in enumerate(products):
-                        scaled = k.fma(product.bits(f32), pair[j // 2], less[j // 2])
-                        k.accumulate(total[i][j], scaled, (scale_0, scale_1)[j % 2])
-                if group.offsets is not None:
+                        scale, less = part.scale[j // 2], part.less[j // 2]
+                        if group.wide:  # magic * scale might be infinite
+                            exact = (product.bits(f32) - _MAGIC) * scales[j % 2]
+                            k.accumulate(total[i][j], exact, scale)
+                        else:
+                            scaled = k.fma(product.bits(f32), scale, less)
+                            k.accumulate(total[i][j], scaled, scales[j % 2])
+                if group.offsets is not None and group.minimums is None:
                     for j in range(4):
                         k.accumulate(total[i][j], group.offsets[j // 2], (sum_0, sum_1)[j % 2])
 
     def finish(self, tiles: Sequence[Tile], activations: Sequence[Pointer]) -> None:
         """Nothing is left to do."""
+
+
+class _Part(NamedTuple):
+    """An operand A, the registers of b that its columns meet, its scale, and -magic times that."""
+
+    a: Words
+    columns: slice
+    scale: Pair
+    less: Pair
+
+
+def _parts(group: Int8Group) -> list[_Part]:
+    count = len(group.scales)  # of 32 / count columns
+    found = [
+        (
+            group.words[p * 4 // count : (p + 1) * 4 // count],
+            slice(p * 2 // count, (p + 1) * 2 // count),
+            scale,
+        )
+        for p, scale in enumerate(group.scales)
+    ]
+    if group.minimums is not None and group.offsets is not None:
+        found.append((group.minimums, slice(0, 2), group.offsets))
+    return [_Part(*part, (part[2][0] * -_MAGIC, part[2][1] * -_MAGIC)) for part in found]
 
 
 class F16Products:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import formats
 from ...formats.packed_row import Share, Tile
-from ...ptx import WARP, Builder, Pointer, Value, Var, f32
+from ...ptx import WARP, Builder, Pointer, Value, Var, f32, u32
 from ..vectors import dot
 from .activations import Activations, ActivationTile
 from .config import MatvecConfig
@@ -65,6 +65,7 @@ class Dots:
             lanes,
             floats=config.floats,
             broadcast=config.broadcast_header,
+            activations=m,
         )
         self._row = layout.row(k, planes, share)
         self.totals = [[k.var(f32, 0.0) for _ in range(m)] for _ in range(config.rows_per_warp)]
@@ -111,6 +112,14 @@ def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Seque
 
 def _minimum_sums(k: Builder, tile: Tile, x: ActivationTile) -> Sequence[Value]:
     """The scaled sums of activations that go with the tile's minimums."""
+    if tile.minimum_d is not None:
+        ones, sums = k.const(u32, 0x01010101), []
+        for values, scale in zip(x.runs, x.scales, strict=True):
+            total: Any = 0
+            for value in values:
+                total = k.dp4a(ones, value, total, unsigned_a=True)
+            sums.append(total.to(f32) * scale)
+        return sums
     if tile.minimum_group is None:
         return x.sums
     return [k.select(tile.minimum_group == 0, *x.sums)]
@@ -124,14 +133,28 @@ def _scaled_integers(k: Builder, tile: Tile, x: ActivationTile) -> Value:
     for run, values, x_scale, (next_run, next_scale) in zip(
         tile.runs, x.runs, x.scales, following, strict=True
     ):
+        if run.less:
+            less: Any = 0
+            for a, b in zip(run.less, values, strict=True):
+                less = k.dp4a(a, b, less, unsigned_a=True)
+            part += less * -run.less_factor
         for a, b in zip(run.quants, values, strict=True):
             part = k.dp4a(a, b, part, unsigned_a=not tile.signed)
         if next_run is not None and next_run.scale is run.scale and next_scale is x_scale:
             continue  # runs of one group that share a scale, or have none, add up as integers
-        product = (part if run.scale is None else part * run.scale).to(x_scale.type)
+        product = _scaled(part, run.scale)
+        if run.unit != 1:
+            x_scale = x_scale * run.unit
         total = product * x_scale if total is None else k.fma(product, x_scale, total)
         part = 0
     return total
+
+
+def _scaled(part: Value, scale: Value | None) -> Value:
+    """An integer sum times its run's scale, f32; the product of two integers is exact."""
+    if scale is None:
+        return part.to(f32)
+    return part.to(f32) * scale if scale.type is f32 else (part * scale).to(f32)
 
 
 def dot_f32(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Sequence[Var]) -> None:
@@ -160,6 +183,8 @@ def _scaled_floats(k: Builder, tile: Tile, x: ActivationTile, sums: Sequence[Val
 
 
 def _subtract_minimums(k: Builder, tile: Tile, sums: Sequence[Value], total: Var) -> None:
-    if tile.minimums:
+    if tile.minimum_d is not None:
+        k.accumulate(total, dot(k, tile.minimums, sums), -tile.minimum_d)
+    elif tile.minimums:
         for minimum, value in zip(tile.minimums, sums, strict=True):
             k.accumulate(total, minimum, -value)

@@ -25,21 +25,24 @@ STAGED_BYTES = 64 << 10
 
 def _fewest_lanes(format: str) -> int:
     """Lanes that share 256 weights, each with a whole block of 32 or a quarter of a larger one."""
-    return 4 if block_format(format).block_size == 256 else 8
+    layout = block_format(format)
+    return max(4 if layout.block_size == 256 else 8, layout.tuning.gemv_fewest_lanes)
 
 
 def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> MatvecConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
-    Two rows a warp halve the loads of activations, which are the larger part of what a warp reads,
-    wherever enough rows are there to fill the device all the same. With one row of activations
-    loads are the limit, so as many lanes share 256 weights as read whole lines by 16 bytes each;
-    with more, instructions are: as few lanes as can be. The more activations, the more registers
-    hold them, and the fewer blocks are resident: as many as spill on no target.
+    Two rows a warp, of some formats four, halve the loads of activations, which are the larger part
+    of what a warp reads, wherever enough rows are there to fill the device all the same. With one
+    row of activations loads are the limit, so as many lanes share 256 weights as read whole lines
+    by 16 bytes each; with more, instructions are: as few lanes as can be. The more activations, the
+    more registers hold them, and the fewer blocks are resident: as many as spill on no target.
     """
     tuning = block_format(format).tuning
     lanes = tuning.gemv_lanes if m == 1 else _fewest_lanes(format)
-    rows = 2 if n >= ROWS_TO_FILL * device.multiprocessors else 1
+    rows = tuning.gemv_rows if m == 1 else 2
+    while rows > 1 and n < ROWS_TO_FILL * device.multiprocessors * rows // 2:
+        rows //= 2
     # blocks of a lane in flight; many activations fill the registers instead
     loads = 4 // rows if m == 1 else 1
     resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else tuning.gemv_resident_blocks
@@ -72,7 +75,7 @@ def _fused_matvec(
     """
     # four rows of many activations fill the registers
     eight = m == 1 or (output == "q8_1" and m > 4)
-    lanes = 8 if eight else max(map(_fewest_lanes, formats))
+    lanes = max(8 if eight else 4, *map(_fewest_lanes, formats))
     inline = floats and m * columns <= INLINE_VALUES
     filled = sum(rows) >= ROWS_TO_FILL * device.multiprocessors
     warps, per_warp = 8 if inline else 4, min(2 if filled else 1, *rows)
@@ -122,6 +125,7 @@ def _float_matvec(
             rows, preset.warps * per_warp, preset.resident_blocks, device.multiprocessors
         )
     lanes = preset.lanes if m <= 2 else 16  # of narrower loads: with eight some formats spill
+    lanes = max(lanes, *map(_fewest_lanes, formats))
     return replace(preset, rows_per_warp=per_warp, lanes=lanes, persistent=blocks)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 from oracles import gated
 
@@ -39,7 +40,7 @@ def columns(format, spans, blocks):
     return 256 * spans + (32 * blocks if formats.get(format).block_size == 32 else 0)
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_every_format_and_number_of_rows(kernels, format):
     for n, m, spans, blocks in [
         (1, 1, 1, 0),
@@ -79,7 +80,7 @@ def test_float_weights(kernels, dtype):
         np.testing.assert_array_equal(rows, np.asarray(w)[[n - 1, 0]].astype(np.float32))
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_float_activations_see_decoded_weights(kernels, format):
     """Each column of the identity gives a column of the matrix, for few rows and for many."""
     w, exact = matrix(format, 35, columns(format, 1, 1))
@@ -94,7 +95,7 @@ def test_float_activations_see_decoded_weights(kernels, format):
 
 
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_extreme_weights(kernels, format, kind):
     w, exact = matrix(format, 33, columns(format, 2, 3), kind)
     for m in (1, 6, 9):
@@ -120,7 +121,7 @@ def hundred_thousand_blocks(format):
     return w, jnp.asarray(x), seen(x, True) @ exact.T
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_a_hundred_thousand_random_blocks(kernels, format):
     w, x, want = hundred_thousand_blocks(format)
     many = jnp.tile(x, (3, 1))  # by tiles of unpacked rows
@@ -136,7 +137,7 @@ def test_random_shapes(kernels):
         for _ in range(6)
     ]
     for i, (n, m, blocks) in enumerate([*shapes, (4099, 1, 1), (4099, 130, 1)]):
-        format = formats.names()[i % len(formats.names())]
+        format = PRODUCTS[i % len(PRODUCTS)]
         w, exact = matrix(format, n, columns(format, 0, blocks) or 256)
         x = activations(m, exact.shape[1])
         (y,) = calls.linear(jnp.asarray(x), [w], quantized=True)
@@ -217,7 +218,7 @@ def test_activations_next_to_nothing(kernels, m):
 
 
 def test_rows_of_a_table(kernels):
-    for format in formats.names():
+    for format in PRODUCTS:
         w, exact = matrix(format, 9, columns(format, 1, 2))
         y = np.asarray(calls.embedding(jnp.array([3, -1, 8, 9, 0], jnp.int32), w))
         np.testing.assert_array_equal(y[[0, 2, 4]], exact[[3, 8, 0]].astype(np.float32))

@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 
 import jax_q4k as jq
@@ -19,7 +20,7 @@ def f64_product(x, w):
     return np.asarray(x).astype(np.float64) @ np.asarray(w.dequantize()).astype(np.float64).T
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_equals_product_with_decoded_weights(format):
     w = random_weights(format, 24, 512)
     x = rng.standard_normal((2, 3, 512)).astype(np.float32)
@@ -56,7 +57,7 @@ def test_one_row_without_leading_axes():
 
 
 @pytest.mark.parametrize("rows", [8, 9])
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_q8_1_is_the_product_of_the_quantized_rows(format, rows):
     w = random_weights(format, 12, 512)
     x = rng.standard_normal((rows, 512)).astype(np.float32)
@@ -82,7 +83,7 @@ def test_q8_1_applies_only_where_a_kernel_takes_it():
     )
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_simulated_kernels_of_rows_that_are_no_multiple_of_256(format):
     """Formats of 32 weights a block stand in for the others there.
 

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 from implementations import IMPLEMENTATIONS
 from jax.test_util import check_grads
 
 import jax_q4k as jq
-from ptx_kernels import formats
 from tools import aot
 
 from .random_weights import random_weights
@@ -42,7 +42,7 @@ def primitives(jaxpr):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: dtype.__name__)
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_vjp_and_jvp_equal_those_of_the_decoded_weights(format, dtype):
     w = random_weights(format, N, K)
     x, dx, dy = (
@@ -66,7 +66,7 @@ def test_vjp_and_jvp_equal_those_of_the_decoded_weights(format, dtype):
 
 
 @pytest.mark.parametrize("rows", [2, 9])  # with a kernel for int8 activations, and decoded
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_simulated_kernels_give_the_same_derivative(format, rows):
     w = random_weights(format, N, K)
     x, dy = normal(rows, K), normal(rows, N)
@@ -94,7 +94,7 @@ def test_simulated_kernels_keep_the_activations_dtype(rows):
     assert nmse(got, np.asarray(dy).astype(np.float64) @ decoded(w)) <= TOLERANCE[jnp.bfloat16]
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_rounding_of_the_activations_is_passed_straight_through(format, implementation):
     w = random_weights(format, N, K)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 
 import jax_q4k as jq
@@ -42,7 +43,7 @@ def test_rows_that_every_block_would_quantize_for_long_are_quantized_once():
     assert launches(jq.matmul, x, w) == ["quantize_q8_1", "matvec"]
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format, rows):
     """The Config is the same otherwise, which decides on the order of sums."""
@@ -65,7 +66,7 @@ def test_a_mat_vec_that_quantizes_has_the_bits_of_one_that_is_given_q8_1(format,
     np.testing.assert_array_equal(inline, jq.implementation("sim")(jq.matmul)(x, w))
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 @pytest.mark.parametrize("rows", [1, 2, 5, 8])
 def test_f32_mat_vecs_are_exact(format, rows):
     """One to eight rows of activations as they are, times packed weights: no int8, no tf32."""

@@ -129,6 +129,7 @@ def test_fresh_rows_and_both_decoders(format):
     bound = {
         "IQ4_NL": 0.088,
         "IQ4_XS": 0.088,
+        "Q2_K": 0.3,
         "Q3_K": 0.175,
         "MXFP4": 0.13,
         "Q4_0": 0.11,
@@ -312,7 +313,14 @@ def test_constants(format, value):
 # Magnitudes that blocks with the largest d hold with either sign, in parts of the largest f16
 LARGEST = {"Q4_0": 7, "Q4_1": 1, "Q5_0": 15, "Q5_1": 1, "Q8_0": 127}
 LARGEST |= {"IQ4_NL": 113, "MXFP4": 12 * 2.0**57 / 65504}
-LARGEST |= {"IQ4_XS": 31 * 113, "Q3_K": 31 * 3, "Q4_K": 63, "Q5_K": 63, "Q6_K": 127 * 31}
+LARGEST |= {
+    "IQ4_XS": 31 * 113,
+    "Q2_K": 15,
+    "Q3_K": 31 * 3,
+    "Q4_K": 63,
+    "Q5_K": 63,
+    "Q6_K": 127 * 31,
+}
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -333,7 +341,7 @@ def test_the_largest_magnitudes(format, sign):
     x *= np.float32(limit / np.abs(x).max() * 0.999)
     x[0, 17] = sign * limit
     got = round_trip(x, format)
-    assert relative_rmse(got, x) <= 0.15
+    assert relative_rmse(got, x) <= (0.3 if format == "Q2_K" else 0.15)
     x[0, 17] = np.nextafter(np.float32(sign * limit), np.float32(sign * np.inf))
     with pytest.raises(
         ValueError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 from oracles import random_planes, weights
 
@@ -26,7 +27,7 @@ def activations(m: int, columns: int, dtype: str) -> tuple[np.ndarray, np.ndarra
 
 @pytest.mark.parametrize("multiprocessors", [132, 1])  # rows too few for a device, and enough
 @pytest.mark.parametrize("m", [1, 2, 3, 8])
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_exact_products_of_packed_weights(format: str, m: int, multiprocessors: int) -> None:
     n, columns = 19, 1280
     config = float_matvec_rule(target("unknown", multiprocessors), (format,), (n,), columns, m)

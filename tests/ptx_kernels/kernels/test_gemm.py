@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 from oracles import dequantized, half_operands, quantized, random_planes, weights
 
@@ -43,8 +44,8 @@ def run(
     return nmse(y, exact @ weights(format, planes).T)
 
 
-K_QUANTS = tuple(format for format in formats.names() if formats.get(format).block_size == 256)
-OTHERS = tuple(format for format in formats.names() if format not in K_QUANTS)
+K_QUANTS = tuple(format for format in PRODUCTS if formats.get(format).block_size == 256)
+OTHERS = tuple(format for format in PRODUCTS if format not in K_QUANTS)
 
 
 @pytest.mark.parametrize("format", K_QUANTS)
@@ -90,7 +91,7 @@ def test_configs(format: str, config: GemmConfig) -> None:
 
 
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_weights_at_the_limits(format: str, kind: str) -> None:
     assert run(format, 16, 20, 512, GemmConfig(row_warps=2, tiles=1, m_tile=16), kind) <= 1e-11
 
@@ -172,7 +173,7 @@ def test_an_odd_number_of_halves() -> None:
 
 def test_largest_products_are_exact() -> None:
     """Integers stay below the magic number's limit, all quants and activations at theirs."""
-    for format in formats.names():
+    for format in PRODUCTS:
         planes = random_planes(
             np.random.default_rng(0), format, 16, 256 // formats.get(format).block_size, kind="full"
         )
@@ -247,7 +248,7 @@ def test_tuning_of_halves_fits_an_sm_90(format: str, m: int) -> None:
 
 
 @pytest.mark.parametrize("m", [9, 16, 32, 48, 64, 512])
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_tuning_fits_every_target(format: str, m: int) -> None:
     for n in (1024, 4096, 14336, 128256):
         config = choose(gemm_rule, format, n, 4096, m)
@@ -298,7 +299,7 @@ def test_unknown_formats_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("format", "products"),
-    [*((f, "int8") for f in formats.names()), *((f, "f16") for f in F16_FORMATS)],
+    [*((f, "int8") for f in PRODUCTS), *((f, "f16") for f in F16_FORMATS)],
 )
 def test_shared_memory_has_few_bank_conflicts(format: str, products: str, record_property) -> None:
     """All accesses are counted, copies into the ring included."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 from oracles import activation_operands, quantized, random_planes, weights
 
@@ -35,7 +36,7 @@ def run(
 
 @pytest.mark.parametrize("n", [1, 3, 37])
 @pytest.mark.parametrize("m", [1, 2, 5, 8])
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_rows_and_activations(format: str, m: int, n: int) -> None:
     assert run(format, n, 512, m, choose(matvec_rule, format, n, 512, m)) <= TIGHT
 
@@ -46,7 +47,7 @@ PRESET_SHAPES = [(1, 256, 96, 4), (37, 768, 864, 2), (4, 2304, 928, 8), (3, 2764
 PRESETS_OF_FORMATS = [
     (name, format)
     for name, config in PRESETS.items()
-    for format in formats.names()
+    for format in PRODUCTS
     if not config.broadcast_header
     or format in ("Q4_K", "Q5_K")  # the others have no header to broadcast
 ]
@@ -104,7 +105,7 @@ def test_configs(config: MatvecConfig, blocks: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["extreme", "zero", "full"])
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_weights_at_the_limits(format: str, kind: str) -> None:
     for lanes in LANES:
         for activations in ACTIVATIONS:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from assembled import spilled
+from format_lists import PRODUCTS
 from oracles import half_operands, quantized, random_planes
 
 from ptx_kernels import formats, simulator
@@ -54,7 +55,7 @@ def check(
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("format", formats.names())
+@pytest.mark.parametrize("format", PRODUCTS)
 def test_matvec_of_an_odd_number_of_blocks(format: str) -> None:
     columns, config = 3 * formats.get(format).block_size, PRESETS["dp4a"]
     build = functools.partial(matvec, format=format, n=5, columns=columns, m=2, config=config)
