@@ -35,7 +35,7 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
     there are any.
 
     Args:
-      type: "Q4_K_M", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K" or "Q8_0".
+      type: "Q4_K_M", "Q8_0" or another name of `recipes.RECIPES`.
       importance: GGUF tensor name -> (k,) non-negative weights, as an imatrix holds them; tensors
         without an entry are quantized without.
 
@@ -58,7 +58,7 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     importance = _checked(importance, shapes)
     tensors = {}
-    for name, kind in _types(recipe, model.config, shapes).items():
+    for name, kind in _types(recipe, model.config, shapes, importance).items():
         pieces = list(
             _pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name))
         )
@@ -103,19 +103,23 @@ def quantize_file(
 
         tensors = {
             name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
-            for name, kind in _types(recipe, config, shapes).items()
+            for name, kind in _types(recipe, config, shapes, importance).items()
         }
         tensors = fused.joined(config, tensors, os.fsdecode(path))
         gguf.write(path, completed(opened.metadata, recipe.file_type), tensors, progress=progress)
 
 
 def _types(
-    recipe: recipes.Recipe, config: Config, shapes: Mapping[str, tuple[int, ...]]
+    recipe: recipes.Recipe,
+    config: Config,
+    shapes: Mapping[str, tuple[int, ...]],
+    importance: Importance,
 ) -> dict[str, str]:
     """Tensor name -> ggml's type name, alike for the parts of what files hold fused."""
-    return fused.types_by_file(
-        config, shapes, functools.partial(recipes.tensor_types, recipe, config)
+    choose = functools.partial(
+        recipes.tensor_types, recipe, config, importance=bool(importance)
     )
+    return fused.types_by_file(config, shapes, choose)
 
 
 def _pieces(

@@ -1,54 +1,140 @@
-"""Recipes: the type of each tensor of a quantized model, as llama.cpp's `llama_tensor_get_type`."""
+"""Recipes: the type of each tensor of a quantized model, as llama.cpp's `llama_tensor_get_type`.
+
+Names and shapes of tensors decide, with a few dimensions of the model; no architecture need be
+known here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 from gguf.constants import LlamaFileType
 
 from jax_q4k import formats
 
-from ..config import Config
+
+class Dimensions(Protocol):
+    """What recipes know of a model; a Config has it."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
 
 
-def _outer_and_every_third(layer: int, layers: int) -> bool:
+class Place(NamedTuple):
+    """Where a tensor stands among those of its part, and facts of its model."""
+
+    number: int
+    count: int  # of layers, or of values' matrices
+    heads_per_kv_head: int
+    importance: bool  # whether there is an importance matrix
+
+
+Rule = tuple[str, Callable[[Place], bool]]  # a type, and whether a tensor gets it
+
+
+def _always(_: Place) -> bool:
+    return True
+
+
+def _outer_and_every_third(place: Place) -> bool:
     """True for layers that lose most: the first and last eighth, and every third between."""
+    layer, layers = place.number, place.count
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
+def _first(layers: int) -> Callable[[Place], bool]:
+    return lambda place: place.number < layers
+
+
+def _first_of(parts: int) -> Callable[[Place], bool]:
+    """True for one of so many parts of the layers, the first."""
+    return lambda place: place.number < place.count // parts
+
+
+def _grouped(place: Place) -> bool:
+    """True where a value head serves four query heads or more, so that it is small and matters."""
+    return place.heads_per_kv_head >= 4
+
+
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A type for most matrices and better ones for some.
+    """A type for most matrices and others for some.
 
-    better: part of a layer -> (its type, a function that is true for (layer, number of layers)).
+    Attributes:
+      rules: part of a layer -> its types, of which the first counts whose condition is true.
+      experts: type of matrices that lie in a stack, one per expert; None: that of others.
+      output_of_8: type of attn_output in a model of eight experts; None: `type`.
     """
 
     file_type: LlamaFileType
     type: str
-    better: Mapping[str, tuple[str, Callable[[int, int], bool]]] = dataclasses.field(
-        default_factory=dict
-    )
+    rules: Mapping[str, tuple[Rule, ...]] = dataclasses.field(default_factory=dict)
+    experts: str | None = None
+    output_of_8: str | None = None
 
 
-_K_M = {part: ("Q6_K", _outer_and_every_third) for part in ("attn_v", "ffn_down")}
-_Q4_K_S = {
-    "attn_v": ("Q5_K", lambda layer, layers: layer < 4),
-    "ffn_down": ("Q5_K", lambda layer, layers: layer < layers // 8),
+_K_M = {part: (("Q6_K", _outer_and_every_third),) for part in ("attn_v", "ffn_down")}
+_Q2_K = {
+    "attn_v": (("Q4_K", _grouped), ("Q3_K", _always)),
+    "ffn_down": (("Q3_K", _always),),
+    "attn_output": (("Q3_K", _always),),
+}
+_Q3_K_M = {
+    "attn_v": (("Q5_K", _first(2)), ("Q4_K", _always)),
+    "ffn_down": (("Q5_K", _first_of(16)), ("Q4_K", _always)),
+    "attn_output": (("Q4_K", _always),),
+}
+_Q3_K_L = {part: (("Q5_K", _always),) for part in ("attn_v", "ffn_down", "attn_output")}
+_Q4_K_S = {"attn_v": (("Q5_K", _first(4)),), "ffn_down": (("Q5_K", _first_of(8)),)}
+_IQ4 = {
+    "attn_v": (("Q5_K", _grouped),),
+    "ffn_down": (("Q5_K", lambda place: not place.importance and _first_of(8)(place)),),
 }
 
 RECIPES = {
-    "Q4_K_M": Recipe(LlamaFileType.MOSTLY_Q4_K_M, "Q4_K", _K_M),
-    "Q4_K_S": Recipe(LlamaFileType.MOSTLY_Q4_K_S, "Q4_K", _Q4_K_S),
+    "Q2_K": Recipe(LlamaFileType.MOSTLY_Q2_K, "Q2_K", _Q2_K, output_of_8="Q5_K"),
+    "Q3_K_S": Recipe(LlamaFileType.MOSTLY_Q3_K_S, "Q3_K", output_of_8="Q5_K"),
+    "Q3_K_M": Recipe(LlamaFileType.MOSTLY_Q3_K_M, "Q3_K", _Q3_K_M, output_of_8="Q5_K"),
+    "Q3_K_L": Recipe(LlamaFileType.MOSTLY_Q3_K_L, "Q3_K", _Q3_K_L),
+    "IQ4_XS": Recipe(LlamaFileType.MOSTLY_IQ4_XS, "IQ4_XS", _IQ4, output_of_8="Q5_K"),
+    "IQ4_NL": Recipe(LlamaFileType.MOSTLY_IQ4_NL, "IQ4_NL", _IQ4, output_of_8="Q5_K"),
+    "MXFP4_MOE": Recipe(LlamaFileType.MOSTLY_MXFP4_MOE, "Q8_0", experts="MXFP4"),
+    "Q4_K_M": Recipe(LlamaFileType.MOSTLY_Q4_K_M, "Q4_K", _K_M, output_of_8="Q5_K"),
+    "Q4_K_S": Recipe(LlamaFileType.MOSTLY_Q4_K_S, "Q4_K", _Q4_K_S, output_of_8="Q5_K"),
     "Q5_K_M": Recipe(LlamaFileType.MOSTLY_Q5_K_M, "Q5_K", _K_M),
     "Q5_K_S": Recipe(LlamaFileType.MOSTLY_Q5_K_S, "Q5_K"),
     "Q6_K": Recipe(LlamaFileType.MOSTLY_Q6_K, "Q6_K"),
     "Q8_0": Recipe(LlamaFileType.MOSTLY_Q8_0, "Q8_0"),
 }
 
-_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}  # where a row is no multiple of 256
+#: Where a row is no multiple of 256.
+_FALLBACKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_FALLBACKS |= {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "IQ4_XS": "IQ4_NL"}
 _LAST_RESORT = "F16"  # where it is no multiple of 32 either
+
+#: Parts that are told by a piece of the name, the first that it has; experts' have suffixes.
+_PARTS = {
+    "attn_qkv.weight": "attn_v",
+    "attn_kv_b.weight": "attn_v",
+    "attn_v.weight": "attn_v",
+    "attn_k.weight": "attn_k",
+    "attn_output.weight": "attn_output",
+    "ffn_down": "ffn_down",
+}
+#: Pieces of names of matrices that stay as they are.
+_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "ssm_conv1d")
+_KEPT += ("shortconv.conv.weight", "per_layer_model_proj")
+_KEPT_AS_BF16 = "per_layer_model_proj"  # as llama.cpp's converter writes it; the others are F32
 
 
 def get(name: str) -> Recipe:
@@ -58,40 +144,78 @@ def get(name: str) -> Recipe:
     return RECIPES[name]
 
 
-def tensor_types(
-    recipe: Recipe, config: Config, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, str]:
-    """Tensor name -> ggml's type name; vectors (norms, biases) are F32.
+def kept(name: str, shape: tuple[int, ...]) -> bool:
+    """True for tensors that no recipe quantizes: norms, biases, routers, short convolutions."""
+    return len(shape) == 1 or not name.endswith("weight") or any(p in name for p in _KEPT)
 
-    shapes: row-major, of tensors that fit `config`.
+
+def tensor_types(
+    recipe: Recipe,
+    model: Dimensions,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    importance: bool = False,
+) -> dict[str, str]:
+    """Tensor name -> ggml's type name; those that are `kept` are F32, or BF16 where files have it.
+
+    Args:
+      shapes: row-major, of all tensors of a model.
+      importance: whether there is an importance matrix: some types are then good enough.
     """
     tied = "output.weight" not in shapes
-    types = {}
-    for name, shape in shapes.items():
-        if len(shape) == 1:
-            types[name] = "F32"
-        elif name == "output.weight" or (tied and name == "token_embd.weight"):
-            types[name] = _fitting("Q8_0" if recipe.type == "Q8_0" else "Q6_K", shape)
+    experts = max((s[0] for name, s in shapes.items() if "_exps." in name), default=0)
+    quantized = sorted((n for n, s in shapes.items() if not kept(n, s)), key=_in_order)
+    parts = {name: _part(name) for name in quantized}
+    totals = {"attn_v": list(parts.values()).count("attn_v")}
+    groups = model.num_heads // model.num_kv_heads
+    seen: dict[str, int] = {}
+    types = {name: "BF16" if _KEPT_AS_BF16 in name else "F32" for name in shapes}
+    for name in quantized:
+        part, shape = parts[name], shapes[name]
+        number = seen.get(part, 0)
+        seen[part] = number + 1
+        if experts > 1 and part == "ffn_down":
+            number = _in_order(name)[0]
+        place = Place(number, totals.get(part, model.num_layers), groups, importance)
+        if name == "output.weight" or (tied and name.endswith("token_embd.weight")):
+            kind = "Q8_0" if recipe.type == "Q8_0" else "Q6_K"
+        elif recipe.experts and len(shape) == 3:
+            kind = recipe.experts
+        elif recipe.experts:
+            kind = recipe.type
         else:
-            types[name] = _fitting(_matrix_type(recipe, config, name), shape)
+            kind = _matrix_type(recipe, model, part, place, experts)
+        types[name] = _fitting(kind, shape)
     return types
 
 
-def _matrix_type(recipe: Recipe, config: Config, name: str) -> str:
-    _, layer, part, *_ = (*name.split("."), "", "")
-    kind, chosen = recipe.better.get(part, (recipe.type, None))
-    if chosen is not None and not chosen(int(layer), config.num_layers):
-        kind = recipe.type
-    if part == "attn_v" and kind == "Q4_K" and _is_70b(config):
+def _in_order(name: str) -> tuple[int, str]:
+    """Layers in order, which names alone are not."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else -1, name
+
+
+def _part(name: str) -> str:
+    return next((part for piece, part in _PARTS.items() if piece in name), "")
+
+
+def _matrix_type(recipe: Recipe, model: Dimensions, part: str, place: Place, experts: int) -> str:
+    if experts == 8 and part in ("attn_v", "attn_k"):
+        return "Q8_0"  # small beside the experts
+    if experts == 8 and part == "attn_output":
+        return recipe.output_of_8 or recipe.type
+    rules = recipe.rules.get(part, ())
+    kind = next((kind for kind, holds in rules if holds(place)), recipe.type)
+    if part == "attn_v" and kind in ("Q3_K", "Q4_K") and _is_70b(model):
         return "Q5_K"  # eight query heads share it, so it is small and matters
     return kind
 
 
-def _is_70b(config: Config) -> bool:
+def _is_70b(model: Dimensions) -> bool:
     """True for models that llama.cpp counts as of 70B, by their layers."""
-    grouped = config.num_heads != config.num_kv_heads
-    return config.num_layers == 80 and (
-        config.architecture == "qwen2" or (config.architecture == "llama" and grouped)
+    grouped = model.num_heads != model.num_kv_heads
+    return model.num_layers == 80 and (
+        model.architecture == "qwen2" or (model.architecture == "llama" and grouped)
     )
 
 
