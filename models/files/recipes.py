@@ -33,7 +33,7 @@ class Place(NamedTuple):
     """Where a tensor stands among those of its part, and facts of its model."""
 
     number: int
-    count: int  # of layers, or of values' matrices
+    total: int  # of layers, or of values' matrices
     heads_per_kv_head: int
     importance: bool  # whether there is an importance matrix
 
@@ -47,7 +47,7 @@ def _always(_: Place) -> bool:
 
 def _outer_and_every_third(place: Place) -> bool:
     """True for layers that lose most: the first and last eighth, and every third between."""
-    layer, layers = place.number, place.count
+    layer, layers = place.number, place.total
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
@@ -58,7 +58,7 @@ def _first(layers: int) -> Callable[[Place], bool]:
 
 def _first_of(parts: int) -> Callable[[Place], bool]:
     """True for one of so many parts of the layers, the first."""
-    return lambda place: place.number < place.count // parts
+    return lambda place: place.number < place.total // parts
 
 
 def _grouped(place: Place) -> bool:
@@ -132,7 +132,7 @@ _PARTS = {
     "ffn_down": "ffn_down",
 }
 #: Pieces of names of matrices that stay as they are.
-_KEPT = ("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "ssm_conv1d")
+_KEPT: tuple[str, ...] = ("_norm.weight", "ffn_gate_inp.weight", "altup", "laurel", "ssm_conv1d")
 _KEPT += ("shortconv.conv.weight", "per_layer_model_proj")
 _KEPT_AS_BF16 = "per_layer_model_proj"  # as llama.cpp's converter writes it; the others are F32
 

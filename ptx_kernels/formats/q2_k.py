@@ -66,7 +66,7 @@ class PackedRow:
                 runs.append(Run(byte_floats(k, whole), scale.to(f32)))
             else:
                 runs.append(Run(quants, scale.bits(s32), unit=0.25**g))
-            minimums.append((shifted(word, -bit - 4) & 15).to(f32))
+            minimums.append(k.bit_field(word, bit + 4, 4).to(f32))
         return Tile(runs, f16_of(dm), minimums, minimum_d=f16_of(dm, 1))
 
     def advance(self, blocks: int) -> None:
@@ -144,6 +144,11 @@ FORMAT = BlockFormat(
     dequantize_threads=4,
     int8_tile=int8_groups,
     tuning=FormatTuning(
-        gemv_lanes=4, gemv_rows=4, gemv_sum_dots=1, gemm_tiles=1, instruction_budgets={1: 6.0}
+        gemv_lanes=4,
+        gemv_rows=4,
+        gemv_sum_dots=1,
+        gemv_resident_blocks=4,
+        gemm_tiles=1,
+        instruction_budgets={1: 6.0},
     ),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 
 from ptx_kernels import driver, formats, simulator
@@ -84,13 +85,13 @@ SHAPES = [
     *(
         ("matvec", dict(format=format, n=33, columns=2304, m=m, config=config))
         for config in PRESETS.values()
-        for format in (formats.names() if config.activations == "q8_1" else ("Q4_K", "Q5_0"))
+        for format in (PRODUCTS if config.activations == "q8_1" else ("Q4_K", "Q5_0"))
         if not config.broadcast_header or format == "Q4_K"
         for m in (1, 3)
     ),
     *(
         gemm(format, n, columns, m)
-        for format in formats.names()
+        for format in PRODUCTS
         for m, n, columns in ((9, 33, 768), (16, 1030, 1280), (64, 100, 512), (130, 2112, 512))
     ),
     *(

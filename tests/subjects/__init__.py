@@ -13,7 +13,8 @@ import functools
 from collections.abc import Callable
 from dataclasses import replace
 
-from ptx_kernels import formats
+from format_lists import PRODUCTS
+
 from ptx_kernels.kernels.attention import MergeConfig, PagedAttentionConfig
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
@@ -122,7 +123,10 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "gemm-f16-Q6_K": functools.partial(
         gemm_subject, "Q6_K", GemmConfig(1, 1, 1, 32, 2, "f16"), n=15
     ),
-    **{f"decode-{f}": functools.partial(decode_subject, f) for f in formats.names()},
+    **{
+        f"decode-{f}": functools.partial(decode_subject, f)
+        for f in (*PRODUCTS, "IQ1_M", "IQ2_S", "IQ3_XXS", "NVFP4", "TQ1_0")
+    },
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,
     **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16", "int8", "fp8")},

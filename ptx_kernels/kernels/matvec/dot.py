@@ -103,23 +103,27 @@ def dot_q8_1(k: Builder, tiles: Sequence[Tile], x: ActivationTile, totals: Seque
 
     A minimum needs no dot product, since the sums of the activations are known.
     """
-    sums: Sequence[Value] = ()
+    # sums of runs come before the products, those of groups behind the first: fewer registers
+    sums = _run_sums(k, x) if tiles[0].minimum_d is not None else ()
     for tile, total in zip(tiles, totals, strict=True):
         k.accumulate(total, _scaled_integers(k, tile, x), tile.d)
-        sums = sums or _minimum_sums(k, tile, x)  # behind the first products: fewer registers
+        sums = sums or _minimum_sums(k, tile, x)
         _subtract_minimums(k, tile, sums, total)
+
+
+def _run_sums(k: Builder, x: ActivationTile) -> Sequence[Value]:
+    """The scaled sums of the activations of each run."""
+    ones, sums = k.const(u32, 0x01010101), []
+    for values, scale in zip(x.runs, x.scales, strict=True):
+        total: Any = 0
+        for value in values:
+            total = k.dp4a(ones, value, total, unsigned_a=True)
+        sums.append(total.to(f32) * scale)
+    return sums
 
 
 def _minimum_sums(k: Builder, tile: Tile, x: ActivationTile) -> Sequence[Value]:
     """The scaled sums of activations that go with the tile's minimums."""
-    if tile.minimum_d is not None:
-        ones, sums = k.const(u32, 0x01010101), []
-        for values, scale in zip(x.runs, x.scales, strict=True):
-            total: Any = 0
-            for value in values:
-                total = k.dp4a(ones, value, total, unsigned_a=True)
-            sums.append(total.to(f32) * scale)
-        return sums
     if tile.minimum_group is None:
         return x.sums
     return [k.select(tile.minimum_group == 0, *x.sums)]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from assembled import spilled
+from format_lists import PRODUCTS
 from subjects.experts import (
     EXPERTS,
     IDS,
@@ -22,7 +23,7 @@ from subjects.experts import (
     route_subject,
 )
 
-from ptx_kernels import formats, simulator
+from ptx_kernels import simulator
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import (
     PRESETS,
@@ -116,7 +117,7 @@ def chosen_kernels() -> dict[str, Kernel]:
     found = {}
     n, k, m, experts, top = 14336, 4096, 8, 8, 2
     common: dict[str, Any] = dict(m=m, experts=experts, top=top, biases=True)
-    for format in formats.names():
+    for format in PRODUCTS:
         for exact in (False, True):
             label = f"{format}{', f32' if exact else ''}"
             output, pair = "f32" if exact else "q8_1", (format, format)

@@ -96,6 +96,20 @@ def test_weights_at_the_limits(format: str, kind: str) -> None:
     assert run(format, 16, 20, 512, GemmConfig(row_warps=2, tiles=1, m_tile=16), kind) <= 1e-11
 
 
+@pytest.mark.parametrize("exponent", [104, 120, 124])
+def test_scales_that_the_magic_number_has_no_room_for(exponent: int) -> None:
+    """MXFP4 has scales to 2^126: those from 2^104 on would be infinite times 1.5 * 2^23."""
+    codes, e = random_planes(np.random.default_rng(0), "MXFP4", 16, 8)
+    e[...] = exponent + 128
+    e[:, ::3] -= 2
+    x = np.random.default_rng(1).standard_normal((16, 256), np.float32) * 2.0**-100
+    values, scale_sum = quantized(x)
+    kernel = gemm(format="MXFP4", n=16, columns=256, m=16, config=GemmConfig(1, 1, 1, 16, 2))
+    (y,) = simulator.run(kernel, codes, e, values, scale_sum)
+    exact = dequantized(values, scale_sum) @ weights("MXFP4", (codes, e)).T
+    assert np.isfinite(exact).all() and nmse(y * 2.0**-20, exact * 2.0**-20) <= TOLERANCE
+
+
 #: Q6_K's scale * quant has up to 12 bits: f16 rounds away the last.
 HALF_TOLERANCES = {"Q4_K": 1e-13, "Q5_K": 1e-13, "Q6_K": 1e-7}
 
