@@ -116,9 +116,7 @@ def _types(
     importance: Importance,
 ) -> dict[str, str]:
     """Tensor name -> ggml's type name, alike for the parts of what files hold fused."""
-    choose = functools.partial(
-        recipes.tensor_types, recipe, config, importance=bool(importance)
-    )
+    choose = functools.partial(recipes.tensor_types, recipe, config, importance=bool(importance))
     return fused.types_by_file(config, shapes, choose)
 
 

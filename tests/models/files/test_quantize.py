@@ -203,10 +203,10 @@ def test_a_norm_that_is_nan_is_named():
 
 
 def test_unknown_types_list_the_known():
-    with pytest.raises(ValueError, match="type='Q2_K' must be one of Q4_K_M, Q4_K_S"):
-        models.quantize(model("llama-gqa"), "Q2_K")
-    with pytest.raises(ValueError, match="type='Q2_K' must be one of Q4_K_M, Q4_K_S"):
-        models.quantize_file(path("llama-gqa"), "/no/such/folder/out.gguf", "Q2_K")
+    with pytest.raises(ValueError, match="type='Q2_K_L' must be one of Q2_K, Q3_K_S"):
+        models.quantize(model("llama-gqa"), "Q2_K_L")
+    with pytest.raises(ValueError, match="type='Q2_K_L' must be one of Q2_K, Q3_K_S"):
+        models.quantize_file(path("llama-gqa"), "/no/such/folder/out.gguf", "Q2_K_L")
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.bfloat16])
