@@ -160,9 +160,9 @@ BAD = [
     ({}, {"t": np.zeros((0, 2), np.float32)}, ValueError, "it must have 1 to 4 axes of at least 1"),
     (
         {},
-        {"t": jq.gguf.TensorPieces("IQ1_S", (256,), list)},
+        {"t": jq.gguf.TensorPieces("Q8_K", (256,), list)},
         ValueError,
-        "type 'IQ1_S'; it must be one of F32, F16",
+        "type 'Q8_K'; it must be one of F32, F16",
     ),
     (
         {},

@@ -238,7 +238,7 @@ def test_more_memory_than_there_is(run, monkeypatch):
         ("generate", "m", "--demo", "-p", "x"),
         ("generate", "m", "-p", "x", "--tokens", "1"),
         ("quantize", "in.gguf"),
-        ("quantize", "in.gguf", "out.gguf", "--type", "Q2_K"),
+        ("quantize", "in.gguf", "out.gguf", "--type", "Q2_K_L"),
     ],
 )
 def test_wrong_usage_exits_with_2(arguments, capsys):
