@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels import formats
+
 from ..arrays import QuantizedArray
 from ..implementation import activations_of
 from ..native import calls
@@ -95,6 +97,13 @@ def quantizes(weights: Any, tokens: Any, activations: str | None) -> bool:
     )
 
 
+def quantizes_groups(weights: Any, tokens: Any, activations: str | None) -> bool:
+    """`quantizes` of the CPU's kernels, which multiply groups of any size by each expert."""
+    return quantizes(weights, tokens, activations) and all(
+        formats.get(w.format).int8_tile is not None for w in weights
+    )
+
+
 def reference(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) -> jax.Array:
     """`expert_matmul` in plain JAX, of x (m, k) or (m, top, k); `activations` None means f32."""
     m, top = ids.shape
@@ -123,7 +132,7 @@ def ptx(
 
 def native(x: jax.Array, ids: jax.Array, w: Any, *, activations: str | None) -> jax.Array:
     """`expert_matmul` by the CPU's kernels; `activations` None means q8_1."""
-    quantized = quantizes([w], ids.shape[0], activations)
+    quantized = quantizes_groups([w], ids.shape[0], activations)
     rows = x.astype(jnp.float32).reshape(-1, x.shape[-1])
     return calls.expert_matmul(rows, ids, w, quantized=quantized).astype(x.dtype)
 

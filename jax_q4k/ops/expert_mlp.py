@@ -249,8 +249,8 @@ def native(*operands: Any, eps: float, activation: str, activations: str | None)
         given.up,
         given.down,
         quantized=(
-            expert_matmul.quantizes([given.gate, given.up], m, activations),
-            expert_matmul.quantizes([given.down], m, activations),
+            expert_matmul.quantizes_groups([given.gate, given.up], m, activations),
+            expert_matmul.quantizes_groups([given.down], m, activations),
         ),
         activation=activation,
         biases=given.biases,

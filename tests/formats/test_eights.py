@@ -118,3 +118,17 @@ def test_code_books_are_bytes_in_order():
     np.testing.assert_array_equal(
         raised, (code_books.entries("IQ1_S").astype(int) * 8 + 128).reshape(-1)
     )
+
+
+@pytest.mark.parametrize("implementation", ["native", "xla"])
+def test_experts_that_many_choices_name(implementation):
+    """Three tokens name an expert nine times: more rows of int8 than its kernels take."""
+    block = formats.get("IQ2_XXS")
+    planes = random_planes(np.random.default_rng(0), "IQ2_XXS", 2 * 5, 1)
+    w = jq.QuantizedArray.from_gguf_bytes(block.join(planes), "IQ2_XXS", (2, 5, 256))
+    x = np.random.default_rng(1).standard_normal((3, 256)).astype(np.float32)
+    ids = jnp.array([[1, 1, 1, 0], [1, 1, 1, 1], [0, 1, 1, 0]], jnp.int32)
+    with jq.implementation(implementation):
+        y = jax.jit(jq.expert_matmul)(x, w, ids)
+    exact = np.asarray(w.dequantize(), np.float64)
+    assert nmse(y, np.einsum("mk,mtnk->mtn", x, exact[np.asarray(ids)])) <= 1e-10

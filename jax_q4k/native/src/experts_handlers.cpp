@@ -59,6 +59,11 @@ Routes sorted(const int32_t* ids, int64_t slots, int64_t experts) {
   return routes;
 }
 
+// A group of int8 rows may be any size.
+void check_groups(Type type) {
+  if (!kernels->gemm[type]) fail("groups are multiplied as floats by " + std::string(kLayouts[type].name));
+}
+
 // int8 activations of each group, of which `fill(i, spans)` writes those of the sorted slot i.
 template <class Fill>
 std::vector<Prepared> quantized_groups(const Threads& threads, const Routes& routes, int64_t k, const Fill& fill) {
@@ -234,6 +239,8 @@ void expert_mlp(Call& call, std::string_view gate, std::string_view up, std::str
   if ((quantized && (net.gate.all.type >= kBlockFormats || net.up.all.type >= kBlockFormats)) ||
       (quantized_down && net.down.all.type >= kBlockFormats))
     fail("floats are multiplied as floats");
+  for (const Experts* w : {&net.gate, &net.up, &net.down})
+    if (w == &net.down ? quantized_down : quantized) check_groups(w->all.type);
   if (biases.size() != 3) fail("biases must say which of three there are");
   if (biases[0] == '1') net.gate_bias = operands.floats("gate's bias", {experts, inner});
   if (biases[1] == '1') net.up_bias = operands.floats("up's bias", {experts, inner});
@@ -270,6 +277,7 @@ void expert_matmul(Call& call, std::string_view format, bool quantized) {
   const Experts w = take_experts(operands, "w", format, -1, -1, k);
   if (given != m && given != m * top) fail("x must have a row for each token, or for each of its experts");
   if (quantized && w.all.type >= kBlockFormats) fail("floats are multiplied as floats");
+  if (quantized) check_groups(w.all.type);
   operands.finish();
   float* y = results.floats("y", {m, top, w.n});
   results.finish();
