@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import GOLDEN, nmse
+from helpers import GOLDEN, TESTS, nmse
 
 import jax_q4k as jq
 from jax_q4k import models
 
 #: Files whose seven matrices have that type; `mix`: llama-quantize's mixture, with fallbacks.
-FILES = ("IQ1_M", "IQ2_XXS", "MXFP4", "NVFP4", "Q2_K", "Q3_K", "mix-IQ3_M", "mix-IQ4_XS")
+FILES = sorted(file.stem for file in (GOLDEN / "formats").glob("*.gguf"))
 
 
 @pytest.mark.parametrize("implementation", ["native", "xla"])
@@ -22,3 +22,11 @@ def test_logits_are_llama_cpps(name, implementation):
     with jq.implementation(implementation, activations="f32"):
         got = model.logits(tokens[None])
     assert nmse(got[0], want) <= 1e-8
+
+
+def test_the_readme_names_every_file():
+    lines = (TESTS.parent / "README.md").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("| type | products"))
+    cells = [line.split("|")[4] for line in lines[start + 2 : lines.index("", start)]]
+    named = {name.strip() for cell in cells for name in cell.split(",")}
+    assert set(FILES) <= named
