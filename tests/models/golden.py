@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import json
 from typing import NamedTuple
 
 import numpy as np
-from helpers import GOLDEN
+from helpers import GOLDEN, nmse
 
+import jax_q4k as jq
 from jax_q4k import models
 
 LLAMA_AND_QWEN = ("llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm")
@@ -70,3 +72,18 @@ def model(name: str) -> models.Model:
 def reference(name: str) -> Reference:
     with np.load(GOLDEN / f"{name}.npz") as data:
         return Reference(data["prompt"], data["greedy_f32"], data["logits_f32"])
+
+
+def check_logits(name: str) -> None:
+    """The CPU's kernels: of exact activations llama.cpp's logits, of int8 ones not much further."""
+    loaded, want = model(name), reference(name)
+    tokens = want.tokens[None]
+    with jq.implementation("native", activations="f32"):
+        logits = loaded.logits(tokens)[0]
+    assert nmse(logits, want.logits) <= 1e-8
+    greedy = logits[len(want.prompt) - 1 : -1].argmax(-1)
+    assert greedy.tolist() == want.greedy.tolist()
+    theirs = json.loads((GOLDEN / f"{name}.json").read_text())["nmse_q8act"]
+    with jq.implementation("native"):
+        # llama.cpp's own int8 activations
+        assert nmse(loaded.logits(tokens)[0], want.logits) <= 1.2 * theirs

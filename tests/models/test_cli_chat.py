@@ -19,8 +19,6 @@ from jax_q4k.models.cli.lines import read_message
 
 from .golden import path
 
-pytestmark = pytest.mark.cpu_kernels
-
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 

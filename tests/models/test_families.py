@@ -16,9 +16,9 @@ from jax_q4k.models.build import build
 from jax_q4k.models.config import Scales
 from jax_q4k.models.kv_cache import PagedCache
 
-from .golden import FAMILIES, VARIANTS, WITH_EXPERTS, model, path, reference
+from .golden import FAMILIES, NAMES, VARIANTS, WITH_EXPERTS, check_logits, model, path, reference
 
-pytestmark = [needs_native, pytest.mark.cpu_kernels]
+pytestmark = needs_native
 
 PROMPT = 48  # tokens
 
@@ -42,6 +42,19 @@ def test_the_readme_names_every_architecture_and_its_golden_files():
     for names, file in rows:
         metadata = jq.gguf.read_header(path(file)).metadata
         assert metadata["general.architecture"] in names
+
+
+@pytest.mark.parametrize("name", [*VARIANTS, *FAMILIES])
+def test_logits(name):
+    check_logits(name)
+
+
+@pytest.mark.parametrize("name", [*NAMES, *VARIANTS, *FAMILIES])
+def test_logits_of_plain_jax(name):
+    with jq.implementation("xla", activations="f32"):
+        got = model(name).logits(reference(name).tokens[None])
+    assert got.shape == (1, *reference(name).logits.shape) and got.dtype == jnp.float32
+    assert nmse(got[0], reference(name).logits) <= 1e-8
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -1,10 +1,8 @@
 """The golden models by the CPU's kernels."""
 
-import json
-
 import jax.numpy as jnp
 import pytest
-from helpers import GOLDEN, nmse
+from helpers import nmse
 from implementations import needs_native
 
 import jax_q4k as jq
@@ -26,16 +24,9 @@ def test_greedy_tokens(name):
     assert out.tokens == reference.greedy.tolist()
 
 
-@pytest.mark.parametrize("name", [*golden.NAMES, *golden.VARIANTS, *golden.FAMILIES])
+@pytest.mark.parametrize("name", golden.NAMES)
 def test_logits(name):
-    model, reference = golden.model(name), golden.reference(name)
-    tokens = reference.tokens[None]
-    with jq.implementation("native", activations="f32"):
-        assert nmse(model.logits(tokens)[0], reference.logits) <= 1e-8
-    theirs = json.loads((GOLDEN / f"{name}.json").read_text())["nmse_q8act"]
-    with jq.implementation("native"):
-        # llama.cpp's own int8 activations
-        assert nmse(model.logits(tokens)[0], reference.logits) <= 1.2 * theirs
+    golden.check_logits(name)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])

@@ -25,7 +25,7 @@ from jax_q4k.models.files import config_json
 from .. import checkpoints
 from ..golden import model, reference
 
-pytestmark = [needs_native, pytest.mark.cpu_kernels]
+pytestmark = needs_native
 
 CASES = json.loads((GOLDEN.parent / "checkpoints" / "transformers.json").read_text())
 #: What golden files say, and the models do not use.
