@@ -65,7 +65,7 @@ def measure_products(size: int, m: int) -> list[dict[str, Any]]:
 
     dot = jax.jit(lambda x, w: jnp.dot(x, w.T))
     rows = []
-    for name in (*jq.formats.names(), *FLOATS):
+    for name in (*jq.quantizers.names(), *FLOATS):
         w = dense.astype(FLOATS[name]) if name in FLOATS else _random(name, size, rng)
         programs = {"native": by("native", w), "dense": lambda: dot(x, dense)}
         if name in DECODED:

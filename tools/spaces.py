@@ -40,11 +40,16 @@ SHAPES = (
     *((896, 896), (4864, 896)),
 )
 #: Block formats, what matters most first: time may be short, and most files are of these three,
-#: then of other super-blocks.
+#: then of other super-blocks, last those without tensor-core products.
 _MOST = ("Q4_K", "Q5_K", "Q6_K")
-FORMATS = _MOST + tuple(
-    sorted({*names()} - {*_MOST}, key=lambda name: (-block_format(name).block_size, name))
-)
+
+
+def _rare(name: str) -> tuple[bool, int, str]:
+    block = block_format(name)
+    return block.int8_tile is None, -block.block_size, name
+
+
+FORMATS = _MOST + tuple(sorted({*names()} - {*_MOST}, key=_rare))
 ROWS = (1, 2, 4, 8)  # of activations, of mat-vecs
 PROMPTS = (16, 32, 64, 128, 256, 512)  # of activations, of prompts
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from ptx_kernels import formats
 
+from .. import native
 from ..arrays import QuantizedArray
 from .source import Source
 from .tensors import PLAIN, TensorInfo
@@ -177,7 +178,10 @@ class Blocks:
     def joined(self, planes: Sequence[Any]) -> Any:
         """The tensor of its planes, or of its floats."""
         kind, shape = self.info.type.name, self.info.shape
-        return QuantizedArray(kind, shape, planes) if self.dtype is None else planes[0]
+        if self.dtype is not None:
+            return planes[0]
+        native.prepare(kind)  # for programs that an earlier process compiled
+        return QuantizedArray(kind, shape, planes)
 
 
 def _scatter(

@@ -62,7 +62,6 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         library.jax_q4k_select.argtypes = [ctypes.c_char_p]
         library.jax_q4k_code_books.restype = ctypes.c_void_p
         library.jax_q4k_code_books_size.restype = ctypes.c_uint64
-        _fill_code_books(library)
         name = named()
         if name and not library.jax_q4k_select(name.encode()):
             return None, _refusal(name, library.jax_q4k_compiled().decode().split())
@@ -75,8 +74,21 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     return library, ""
 
 
-def _fill_code_books(library: ctypes.CDLL) -> None:
-    """Hands over ggml's code books, in the order of `CodeBooks` in kernels.h."""
+def prepare(format: str) -> None:
+    """Hands over ggml's code books before weights of a format that numbers their entries are used.
+
+    The package that they come from is imported then.
+    """
+    if format.startswith(("IQ1_", "IQ2_", "IQ3_")):
+        _hand_over_code_books()
+
+
+@functools.cache
+def _hand_over_code_books() -> None:
+    """In the order of `CodeBooks` in kernels.h."""
+    library, _ = _load()
+    if library is None:
+        return
     books = [
         ("IQ1_S", 8, 8),
         *((f"IQ{name}", 1, 0) for name in ("2_S", "2_XS", "2_XXS", "3_S", "3_XXS")),
@@ -84,7 +96,7 @@ def _fill_code_books(library: ctypes.CDLL) -> None:
     words = [np.array(code_books.words(*book), np.uint32) for book in books]
     data = np.concatenate(words).tobytes()
     if len(data) != library.jax_q4k_code_books_size():
-        raise ValueError(f"its code books have {library.jax_q4k_code_books_size()} bytes")
+        raise RuntimeError(f"its code books have {library.jax_q4k_code_books_size()} bytes")
     ctypes.memmove(library.jax_q4k_code_books(), data, len(data))
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from .. import float_types
 from ..arrays import QuantizedArray
 from ..indexed import Packed
-from . import call
+from . import call, prepare
 
 MAX_HEAD_DIM = 256  # of attention; a multiple of 16
 
@@ -162,6 +162,7 @@ def expert_matmul(
 
 def _format(w: Packed | jax.Array) -> str:
     if isinstance(w, Packed):
+        prepare(w.format)
         return w.format
     if (name := float_types.ggml_name(w.dtype)) is None:
         raise TypeError(f"a matrix has dtype {w.dtype}; the CPU's kernels take floats")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from implementations import needs_native
 
 from benchmarks import float_products
-from jax_q4k import native
-from ptx_kernels import formats
+from jax_q4k import native, quantizers
 
 
 @needs_native
@@ -23,6 +22,11 @@ def test_a_measurement(monkeypatch):
     finally:
         native.select(before)
     assert found["kernels"] == "portable" and found["demo_tokens_per_second"] > 0
-    assert {row["format"] for row in found["products"]} == {*formats.names(), "F32", "F16", "BF16"}
+    assert {row["format"] for row in found["products"]} == {
+        *quantizers.names(),
+        "F32",
+        "F16",
+        "BF16",
+    }
     assert all(row["native"] > 0 and row["dense"] > 0 for row in found["products"])
     assert [row["format"] for row in found["products"] if "xla" in row] == ["Q4_K", "BF16"]

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from format_lists import PRODUCTS
 from helpers import nmse
 from implementations import needs_native
 from oracles import gated
@@ -88,7 +89,7 @@ def test_every_type_of_matrix(format):
     k = 64 if format not in formats.names() else max(64, formats.get(format).block_size)
     w, exact = stack(format, 20, k)
     ids, _ = routes(30)
-    for quantized in (False, True)[: 1 + (format in formats.names())]:
+    for quantized in (False, True)[: 1 + (format in PRODUCTS)]:
         for x in (activations(30, k), activations(90, k)):
             y = calls.expert_matmul(jnp.asarray(x), jnp.asarray(ids), w, quantized=quantized)
             rows = seen(x, quantized).reshape(*([30, 3, k] if len(x) == 90 else [30, k]))
