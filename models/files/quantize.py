@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -139,8 +140,9 @@ def _pieces(
 
 
 def _decoded(tensor: QuantizedArray | np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows as floats (rows, k)) of a matrix, or of a vector as one row."""
-    step = max(1, _PIECE // tensor.shape[-1])
+    """(first row, rows as floats (rows, k)) of a matrix, of experts', or of a vector as one row."""
+    of_one = math.prod(tensor.shape[1:-1])  # rows of an expert
+    step = max(1, _PIECE // (of_one * tensor.shape[-1]))
     for start in range(0, tensor.shape[0] if tensor.ndim > 1 else 1, step):
         part = tensor[start : start + step] if tensor.ndim > 1 else tensor
         rows = (
@@ -148,7 +150,7 @@ def _decoded(tensor: QuantizedArray | np.ndarray) -> Iterator[tuple[int, np.ndar
             if isinstance(part, QuantizedArray)
             else part
         )
-        yield start, rows.reshape(-1, tensor.shape[-1])
+        yield start * of_one, rows.reshape(-1, tensor.shape[-1])
 
 
 def _floats(rows: np.ndarray, kind: str) -> np.ndarray:

@@ -333,3 +333,19 @@ print(code, *(int(status[key].split()[0]) for key in ("VmHWM", "RssFile")))
     assert code == 0 and size > 340e6  # loading it all would show
     assert (peak - libraries) * 1024 <= limit
     assert jq.gguf.read_header(tmp_path / "out.gguf").tensors["blk.2.ffn_up.weight"].type is most
+
+
+@pytest.mark.parametrize("type", ["Q4_K_M", "MXFP4_MOE"])
+def test_experts_are_quantized_one_after_another(type, monkeypatch):
+    """In pieces of an expert, the model is the same; and near what it was."""
+    whole = models.quantize(model("granitemoe"), type)
+    monkeypatch.setattr("jax_q4k.models.files.quantize._PIECE", 1)
+    pieces = models.quantize(model("granitemoe"), type)
+    for name, expected in models.named_tensors(whole).items():
+        leaves = jax.tree.leaves(models.named_tensors(pieces)[name])
+        for got, want in zip(leaves, jax.tree.leaves(expected), strict=True):
+            np.testing.assert_array_equal(got, want)
+    kinds = {t.format for n, t in models.named_tensors(whole).items() if "_exps" in n}
+    assert kinds == ({"MXFP4"} if type == "MXFP4_MOE" else {"Q4_K", "Q6_K"})
+    prompt = reference("granitemoe").prompt[None]
+    assert nmse(whole.logits(prompt), model("granitemoe").logits(prompt)) <= 0.2
