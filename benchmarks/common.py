@@ -9,11 +9,19 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).with_name("results")
+
+
+def core_sets(counts: Iterable[int] = (1, 2)) -> Iterator[set[int]]:
+    """Sets of so many cores, of those that this process may use; none of more than there are."""
+    available = sorted(os.sched_getaffinity(0))
+    for count in counts:
+        if count <= len(available):
+            yield set(available[:count])
 
 
 def on_cores(cores: set[int], module: str, function: str, *args: Any) -> Any:

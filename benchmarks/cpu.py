@@ -30,7 +30,7 @@ from typing import Any
 
 from tools.results import write_results
 
-from .common import RESULTS, on_cores
+from .common import RESULTS, core_sets, on_cores
 
 #: Names of `random_file.SHAPES`.
 SHAPES = ("llama-1b", "gemma3-1b", "moe-3b")
@@ -218,10 +218,9 @@ def main(arguments: list[str]) -> int:
 
             print(f"writing {path} ...")
             random_file.write(path, random_file.SHAPES[options.shape])
-    available = sorted(os.sched_getaffinity(0))
     results = []
-    for count in (n for n in options.cores if n <= len(available)):
-        cores = set(available[:count])
+    for cores in core_sets(options.cores):
+        count = len(cores)
         ours = on_cores(cores, "cpu", "measure", path, time.time())
         ours[f"peak_megabytes_{max(PROMPTS)}"] = on_cores(
             cores, "cpu", "peak_of_prompt", path, max(PROMPTS)

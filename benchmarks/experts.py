@@ -19,7 +19,7 @@ from typing import Any
 
 from tools.results import write_results
 
-from .common import milliseconds, on_cores, results_file
+from .common import core_sets, milliseconds, on_cores, results_file
 
 HIDDEN, INNER, TOP = 2048, 768, 8
 EXPERTS = (128, 16)
@@ -126,12 +126,10 @@ def _random(format: str, *shape: int) -> Any:
 
 def main(arguments: list[str]) -> int:
     file = results_file(arguments, "experts", __doc__)
-    available = sorted(os.sched_getaffinity(0))
     results = []
-    for count in (1, 2):
-        if count > len(available):
-            continue
-        rows = on_cores(set(available[:count]), "experts", "measure")
+    for cores in core_sets():
+        count = len(cores)
+        rows = on_cores(cores, "experts", "measure")
         results.append({"cores": count, "rows": rows})
         print(f"{count} core{'s' * (count > 1)}:")
         for row in rows:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from tools.results import write_results
 
-from .common import milliseconds, on_cores, results_file
+from .common import core_sets, milliseconds, on_cores, results_file
 
 SIZES = (2048, 4096)
 ROWS = (1, 2, 4, 5, 8, 16, 17, 32, 64, 128)
@@ -104,13 +104,11 @@ def demo_tokens_per_second() -> float:
 
 def main(arguments: list[str]) -> int:
     file = results_file(arguments, "float_products", __doc__)
-    available = sorted(os.sched_getaffinity(0))
     results = []
     for kernels in os.environ.get("FLOAT_PRODUCTS_KERNELS", "avx512,avx2").split(","):
-        for count in (1, 2):
-            if count > len(available):
-                continue
-            found = on_cores(set(available[:count]), "float_products", "measure", kernels)
+        for cores in core_sets():
+            count = len(cores)
+            found = on_cores(cores, "float_products", "measure", kernels)
             if not found:
                 continue
             results.append(found)

@@ -18,7 +18,7 @@ from typing import Any
 from tools import aot
 from tools.results import write_results
 
-from .common import milliseconds, on_cores, results_file
+from .common import core_sets, milliseconds, on_cores, results_file
 
 SHAPES = ((4, 2048), (32, 1024))  # layers, rows and columns of each
 ROWS = (1, 16)
@@ -128,12 +128,10 @@ def compiled_for_a_gpu() -> list[dict[str, Any]]:
 
 def main(arguments: list[str]) -> int:
     file = results_file(arguments, "stacked_layers", __doc__)
-    available = sorted(os.sched_getaffinity(0))
     results: dict[str, Any] = {"load_before": round(os.getloadavg()[0], 1), "cpu": []}
-    for count in (1, 2):
-        if count > len(available):
-            continue
-        rows = on_cores(set(available[:count]), "stacked_layers", "measure")
+    for cores in core_sets():
+        count = len(cores)
+        rows = on_cores(cores, "stacked_layers", "measure")
         results["cpu"].append({"cores": count, "loops": rows})
         print(f"{count} core{'s' * (count > 1)}, ms (temporary KB)")
         for r in rows:

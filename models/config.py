@@ -32,8 +32,10 @@ _REFUSED: dict[str, tuple[Any, ...]] = {
 
 
 class Scales(NamedTuple):
-    """Factors that a file gives: of embeddings, of what a sublayer adds, of scores, and one of
-    logits as the file has it; None: it gives none."""
+    """Factors that a file gives; None: it gives none.
+
+    They are of embeddings, of what a sublayer adds, of scores, and of logits, as the file has it.
+    """
 
     embedding: float | None = None
     residual: float | None = None
@@ -144,7 +146,7 @@ class Config:
         """True of a layer whose feed-forward network is a mixture of experts."""
         return self.experts is not None and layer >= self.experts.dense_layers
 
-    @property
+    @functools.cached_property
     def ropes(self) -> tuple[Rope, ...]:
         """The rotations that layers choose from; the first is that of most."""
         return tuple(dict.fromkeys((self._rope, *map(self._rope_of, range(self.num_layers)))))

@@ -86,6 +86,7 @@ def matrix(name: str, w: Any) -> QuantizedArray:
 
 
 def quantized(name: str, w: Any) -> QuantizedArray:
+    """`w` as a QuantizedArray of any number of axes."""
     if isinstance(w, TransposedArray):
         raise TypeError(f"{name} is a transposed view, {w!r}; it must be the array itself, (n, k)")
     if not isinstance(w, QuantizedArray):

@@ -118,30 +118,18 @@ def ptx(
     logits: jax.Array,
     bias: jax.Array | None,
     *,
-    top: int,
-    gating: str,
     groups: int,
     groups_used: int,
-    normalize: bool,
-    scale: float,
+    **params: Any,
 ) -> tuple[jax.Array, jax.Array]:
-    """`route` by one launch; with groups, or more experts than a warp has, in plain JAX."""
+    """`route` by one launch; with groups, or beyond the kernel's limits, in plain JAX."""
     m, experts = logits.shape
-    if groups > 1 or experts > MAX_ROUTED_EXPERTS or top > MAX_ROUTED:
-        chosen = dict(top=top, gating=gating, groups=groups, groups_used=groups_used)
-        return reference(logits, bias, **chosen, normalize=normalize, scale=scale)  # type: ignore[arg-type]
+    if groups > 1 or experts > MAX_ROUTED_EXPERTS or params["top"] > MAX_ROUTED:
+        return reference(logits, bias, groups=groups, groups_used=groups_used, **params)
     from ptx_kernels.kernels.route import route as route_kernel
 
-    kernel = route_kernel(
-        rows=m,
-        experts=experts,
-        top=top,
-        gating=gating,
-        bias=bias is not None,
-        normalize=normalize,
-        least=LEAST_SUM,
-        scale=scale,
-    )
+    limits = {"rows": m, "experts": experts, "least": LEAST_SUM}
+    kernel = route_kernel(bias=bias is not None, **limits, **params)
     ids, weights = launch(kernel, logits, *([] if bias is None else [bias]))
     return ids, weights
 

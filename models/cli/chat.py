@@ -19,18 +19,15 @@ from rich.markup import escape
 import jax_q4k as jq
 
 from ..conversation import TRANSCRIPT_STOP, Conversation
-from ..files.load import DEMO
 from ..generation import Piece, Timings, stream
 from ..sampling import Sampling
 from . import interrupts
 from .lines import line_reader, read_message
 from .options import (
-    MODEL,
-    add_cache_dtype,
-    add_devices,
-    add_implementation,
-    add_no_cache,
+    add_model_or_demo,
+    add_running,
     add_sampling,
+    model_path,
     sampling_fields,
 )
 from .output import UsageError, load_model, printable, timings_line
@@ -51,17 +48,10 @@ def add_parser(commands: Any) -> None:
     description = "Chat with a model in the terminal. Reads messages from a pipe, too."
     parser = commands.add_parser("chat", help="chat with a model", description=description)
     parser.set_defaults(command=_chat, runs_programs=True)
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
-    which.add_argument(
-        "--demo", action="store_true", help="run the small model that comes with this package"
-    )
+    add_model_or_demo(parser)
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     add_sampling(parser, max_new_tokens=MAX_NEW_TOKENS)
-    add_cache_dtype(parser)
-    add_devices(parser)
-    add_implementation(parser)
-    add_no_cache(parser)
+    add_running(parser)
 
 
 def _chat(options: argparse.Namespace, notes: Console) -> int:
@@ -71,7 +61,7 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
         sampling = Sampling(**sampling_fields(options))
     except (ValueError, TypeError) as error:
         raise UsageError(error) from error
-    path = DEMO if options.demo else options.model
+    path = model_path(options)
     model = load_model(path, notes, options.devices)
     if model.tokenizer is None:
         raise UsageError(f"{path} holds no tokenizer: a chat needs one")

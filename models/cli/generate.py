@@ -15,16 +15,13 @@ from rich.markup import escape
 import jax_q4k as jq
 
 from .. import chat
-from ..files.load import DEMO
 from ..generation import Output, Piece, stream
 from ..model import Model
 from .options import (
-    MODEL,
-    add_cache_dtype,
-    add_devices,
-    add_implementation,
-    add_no_cache,
+    add_model_or_demo,
+    add_running,
     add_sampling,
+    model_path,
     sampling_fields,
 )
 from .output import UsageError, load_model, printable, timings_line
@@ -35,11 +32,7 @@ def add_parser(commands: Any) -> None:
         "generate", help="continue a prompt", description="Continue a prompt."
     )
     generate.set_defaults(command=_generate, runs_programs=True)
-    which = generate.add_mutually_exclusive_group(required=True)
-    which.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
-    which.add_argument(
-        "--demo", action="store_true", help="run the small model that comes with this package"
-    )
+    add_model_or_demo(generate)
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("-p", "--prompt", metavar="TEXT", help="text to continue")
     prompt.add_argument("--tokens", metavar="IDS", help="prompt as token ids: 1,15043,29892")
@@ -47,14 +40,11 @@ def add_parser(commands: Any) -> None:
         "--chat", action="store_true", help="put the prompt into the file's chat template"
     )
     add_sampling(generate)
-    add_cache_dtype(generate)
-    add_devices(generate)
-    add_implementation(generate)
-    add_no_cache(generate)
+    add_running(generate)
 
 
 def _generate(options: argparse.Namespace, notes: Console) -> None:
-    model = load_model(DEMO if options.demo else options.model, notes, options.devices)
+    model = load_model(model_path(options), notes, options.devices)
     model.kept = options.kept
     prompt = _prompt(options, model)
     with jq.implementation(options.implementation):

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax_q4k as jq
 
+from ..files.load import DEMO
 from ..sampling import Sampling
 
 MODEL = "a GGUF file, a checkpoint's folder, or demo: the model that comes with this package"
@@ -16,6 +17,28 @@ MODEL = "a GGUF file, a checkpoint's folder, or demo: the model that comes with 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """MODEL, as `models.load` takes it."""
     parser.add_argument("model", metavar="MODEL", help=MODEL)
+
+
+def add_model_or_demo(parser: argparse.ArgumentParser) -> None:
+    """MODEL, or --demo in its place; `model_path` takes either."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("model", nargs="?", metavar="MODEL", help=MODEL)
+    which.add_argument(
+        "--demo", action="store_true", help="run the small model that comes with this package"
+    )
+
+
+def model_path(options: argparse.Namespace) -> str:
+    """The model that `add_model_or_demo`'s options name, as `load` takes it."""
+    return DEMO if options.demo else options.model
+
+
+def add_running(parser: argparse.ArgumentParser) -> None:
+    """Options of how programs of generation run."""
+    add_cache_dtype(parser)
+    add_devices(parser)
+    add_implementation(parser)
+    add_no_cache(parser)
 
 
 def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:

@@ -6,6 +6,7 @@ A checkpoint is a folder: config.json (`config_json`), tokenizer.json and its re
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import os
 import re
@@ -89,9 +90,7 @@ class CheckpointSource:
         self.tensors: dict[str, tuple[int, ...]] = {
             name: self._expected[name].shape for name in self._places
         } | {name: values.shape for name, values in divisors.items()}
-        self.nbytes = {name: self._nbytes(name) for name in self._places} | {
-            name: values.nbytes for name, values in divisors.items()
-        }
+        self.nbytes = self._nbytes() | {name: values.nbytes for name, values in divisors.items()}
 
     def __enter__(self) -> CheckpointSource:
         return self
@@ -128,12 +127,14 @@ class CheckpointSource:
             return interleaved(values, getattr(self.config, entry.rotated))
         return values
 
-    def _nbytes(self, name: str) -> int:
-        """Bytes of a tensor in the checkpoint."""
-        place = self._places[name]
-        whole = sum(self._weights.stored[part].nbytes for part in (*place.names, *place.scales))
-        parts = [other for other in self._places.values() if other.names == place.names]
-        return whole // len(parts)
+    def _nbytes(self) -> dict[str, int]:
+        """GGUF's names -> bytes in the checkpoint, whose tensors may hold several."""
+        parts = collections.Counter(place.names for place in self._places.values())
+        sizes = {}
+        for name, place in self._places.items():
+            stored = (self._weights.stored[part] for part in (*place.names, *place.scales))
+            sizes[name] = sum(tensor.nbytes for tensor in stored) // parts[place.names]
+        return sizes
 
     def _of_the_decoder(self) -> dict[str, str]:
         """A decoder's names of its tensors -> the checkpoint's; warns of tensors beside them."""

@@ -30,9 +30,12 @@ def split(
 
     Raises GGUFError for one of another shape, or beside its parts.
     """
+    fused = {name: parts for name in tensors if (parts := _parts(config, name))}
+    if not fused:
+        return dict(tensors)
     expected, found = expected_tensors(config), {}
     for name, info in tensors.items():
-        parts = _parts(config, name)
+        parts = fused.get(name, ())
         if any(part not in expected for part in parts) or _is_apart(name, parts, tensors):
             parts = ()
         if not parts:

@@ -99,6 +99,6 @@ class Experts(nnx.Module):
         assert self.shared is not None
         if self.shared_gate is None:
             return self.shared.network(h, residual)
-        logit = h @ self.shared_gate.get_value()
-        y = jax.nn.sigmoid(logit)[..., None] * self.shared.network(h, None)
+        logit = jq.matmul(h, self.shared_gate.get_value()[None], activations="f32")
+        y = jax.nn.sigmoid(logit) * self.shared.network(h, None)
         return y if residual is None else residual + y

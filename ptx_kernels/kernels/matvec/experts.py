@@ -13,8 +13,12 @@ from .rows import BlockRow
 
 @dataclass(frozen=True, kw_only=True)
 class Choice(BlockRow):
-    """A token's choice of an expert; `named`: whether its id names one, and it is not just 0."""
+    """A token's choice of an expert, one of `count` of all tokens.
 
+    named: whether its id names one, and it is not just 0.
+    """
+
+    count: int
     named: Value
 
 
@@ -36,7 +40,9 @@ def chosen(k: Builder, m: int, experts: int, top: int) -> Choice | None:
     id = k.input("ids", s32, (m, top)).at(0, row).load().bits(u32)
     named = id < experts
     expert = k.select(named, id, 0)
-    return Choice(token=row // top, row=row, experts=experts, expert=expert, named=named)
+    return Choice(
+        token=row // top, row=row, experts=experts, expert=expert, count=m * top, named=named
+    )
 
 
 @contextlib.contextmanager

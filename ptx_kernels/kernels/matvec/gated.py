@@ -10,10 +10,10 @@ from typing import Literal
 from ...ptx import Builder, KernelError, kernel
 from .config import MatvecConfig
 from .epilogue import Epilogue
-from .experts import chosen, where_named
-from .matvec import product
+from .experts import chosen
+from .matvec import whole_product
 from .prologue import Prologue
-from .rows import launch, matrix
+from .rows import matrix
 
 
 @kernel
@@ -57,11 +57,8 @@ def gated_matvec(
     prologue = Prologue(
         k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, own=choice
     )
-    results = m * top if choice else m
+    results = choice.count if choice else m
     epilogue = Epilogue(
         k, n, results, config, bias=biases, activation=activation, output=output, own=choice
     )
-    (blocks,) = launch(k, config, n, times=results if choice else 1)
-    with where_named(k, choice, epilogue, blocks):
-        prologue.stage()
-        product(k, pair, prologue, epilogue, blocks)
+    whole_product(k, pair, prologue, epilogue, choice)

@@ -9,7 +9,7 @@ from ...ptx import Builder, Value, kernel
 from .config import MatvecConfig
 from .dot import Dots
 from .epilogue import Epilogue
-from .experts import chosen, where_named
+from .experts import Choice, chosen, where_named
 from .prologue import Prologue
 from .rows import Matrix, launch, matrix, teams
 
@@ -36,6 +36,21 @@ def product(
                 for part, each in zip(dots, weights, strict=True):
                     part.add(x, width // each.block_size)
         epilogue.store(team, [row for part in dots for row in part.totals], addends)
+
+
+def whole_product(
+    k: Builder,
+    weights: Sequence[Matrix],
+    prologue: Prologue,
+    epilogue: Epilogue,
+    choice: Choice | None,
+) -> None:
+    """`product` by the whole launch, or by those of its blocks whose choice names an expert."""
+    times = 1 if choice is None else choice.count
+    (blocks,) = launch(k, epilogue.config, weights[0].rows, times=times)
+    with where_named(k, choice, epilogue, blocks):
+        prologue.stage()
+        product(k, weights, prologue, epilogue, blocks)
 
 
 @kernel
@@ -81,11 +96,8 @@ def matvec(
     prologue = Prologue(
         k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config, own=choice
     )
-    results = m * top if choice else m
+    results = choice.count if choice else m
     epilogue = Epilogue(
         k, n, results, config, bias=bias, residual=residual, output=output, own=choice
     )
-    (blocks,) = launch(k, config, n, times=results if choice else 1)
-    with where_named(k, choice, epilogue, blocks):
-        prologue.stage()
-        product(k, [weights], prologue, epilogue, blocks)
+    whole_product(k, [weights], prologue, epilogue, choice)
