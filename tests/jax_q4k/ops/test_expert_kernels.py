@@ -104,9 +104,16 @@ def test_a_prompt_multiplies_each_row_once() -> None:
         assert kernel.grid[0] == -(-64 * TOP // kernel.arguments["config"].m_tile) + EXPERTS
 
 
-@pytest.mark.parametrize("options", [{}, dict(gating="sigmoid", scale=2.5, normalize=False)])
-def test_route(options: dict[str, Any]) -> None:
-    """NaN and equals, too, as plain JAX has them."""
+@pytest.mark.parametrize(
+    "options, kernels",
+    [
+        ({}, ["route"]),
+        (dict(gating="sigmoid", scale=2.5, normalize=False), ["route"]),
+        (dict(groups=8, groups_used=2), []),
+    ],
+)
+def test_route(options: dict[str, Any], kernels: list[str]) -> None:
+    """NaN and equals, too, as plain JAX has them; it chooses among groups."""
     logits = random(4, 40)
     logits[0, 5], logits[1, 3:9], logits[2, 0] = np.nan, 7, -np.inf
     logits[2, 1] = np.inf if options else 3
@@ -118,4 +125,4 @@ def test_route(options: dict[str, Any]) -> None:
     np.testing.assert_array_equal(ids, want_ids)
     np.testing.assert_allclose(weights, want_weights, rtol=1e-5, atol=1e-30)
     calls = jq.explain(lambda x: jq.route(x, 5, **options), logits, platform="cuda").calls
-    assert [kernel.name for call in calls for kernel in call.kernels] == ["route"]
+    assert [kernel.name for call in calls for kernel in call.kernels] == kernels
