@@ -52,6 +52,7 @@ struct Packed {
   static constexpr int kGroup = kColumns, kOffset = kMin, kPlanes = kLayouts[kType].planes;
   static constexpr const int (&kBytes)[4] = kLayouts[kType].bytes;
   static constexpr bool kSigned = kSignedQuants, kMins = false, kFew = false;
+  static constexpr bool kCut = kLayouts[kType].block < kSpan;  // a row's last span may be
 };
 
 // The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit mins, times d and dmin before them.
@@ -220,13 +221,7 @@ struct Q5_0 : Packed<kQ5_0, 32> {
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return doubled_halves(p[2]) * alternating(1, 16); }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
-    uint64_t bits = 0;
-    for (int q = 3; q >= 0; --q) {
-      uint16_t quarter;
-      std::memcpy(&quarter, p[1] + 8 * q + 2 * i, 2);
-      bits = bits << 16 | quarter;
-    }
-    return Q4_0::quants<i>(p) | where(bits, 16);
+    return Q4_0::quants<i>(p) | flags<i>(p[1], 16);
   }
 };
 
@@ -425,7 +420,17 @@ const uint8_t* plane(const Matrix& w, int i, int64_t row, int64_t span) {
   return w.planes[i] + (row * (w.k / 32) + span * 8) * Format::kBytes[i] / 8;
 }
 
-// A row's last span where k is no multiple of 256: a copy that goes on with zeros.
+// A row's last span where k is no multiple of 256. Where more rows follow, it may be read like the others, and then the
+// scales of what belongs to the next row are no numbers of this one.
+inline bool followed(const Matrix& w, int64_t row) { return row * (w.k / 32) + w.k / kSpan * 8 + 8 <= w.n * (w.k / 32); }
+
+// The scales of a span's first k columns, zeros after them.
+JAX_Q4K_INLINE Floats scales_up_to(int64_t k, const Floats& scales) {
+  static constexpr uint32_t kKept[32] = {~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u, ~0u};
+  return (scales.as<uint32_t>() & Words::load(kKept + 16 - k / 16)).as<float>();
+}
+
+// A copy of such a span that goes on with zeros.
 template <class Format>
 class CutSpan {
  public:

@@ -20,6 +20,7 @@ JAX_Q4K_INLINE Ints dot_of(const Bytes& quants, const SignedBytes& values, const
 // `gemv` for R rows of the matrix and M of activations; where there are fewer, the last ones are taken again.
 template <class Format, int R, int M>
 void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
+  static_assert(!(Format::kCut && Format::kMins));  // only scales are cut
   constexpr bool k32 = Format::kGroup == 32;
   const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
   const uint8_t* planes[R][Format::kPlanes];
@@ -35,7 +36,13 @@ void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, 
   CutSpan<Format> cut[R];
   for (int64_t start = 0, end = whole; start < spans; start = end, end = spans) {  // the whole ones, and one that is cut
     if (start == whole && end == spans)
-      for (int r = 0; r < R; ++r) cut[r].copy(w, first + (r < count ? r : count - 1), planes[r]);
+      for (int r = 0; r < R; ++r) {
+        const int64_t row = first + (r < count ? r : count - 1);
+        if (!followed(w, row))
+          cut[r].copy(w, row, planes[r]);
+        else
+          for (int i = 0; i < Format::kPlanes; ++i) planes[r][i] = plane<Format>(w, i, row, whole);
+      }
     for (int64_t s = start; s < end; ++s) {
       const uint8_t* at[R][Format::kPlanes];
       Floats scales[M][R];
@@ -48,7 +55,8 @@ void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, 
 #pragma GCC unroll 4
           for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(at[r][i] + 2 * R * whole * Format::kBytes[i] + b);
         }
-        const Floats scale = Format::scales(at[r]);
+        Floats scale = Format::scales(at[r]);
+        if (Format::kCut && s == whole) scale = scales_up_to(w.k % kSpan, scale);
         Floats lowered = scale;  // what sums are multiplied by
         if constexpr (Format::kMins) lowered = Format::mins(at[r]);
 #pragma GCC unroll 4
@@ -66,9 +74,14 @@ void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, 
           const Bytes more = k32 ? Format::template quants<kStep + k32>(at[r]) : quants;  // of the same groups
 #pragma GCC unroll 4
           for (int j = 0; j < M; ++j) {
-            Ints products = start_of<Format>(values[j][s].zero_point[kStep / 2]);
-            products = dot_of<Format>(quants, SignedBytes::load(values[j][s].values[kStep]), products);
-            if (k32) products = dot_of<Format>(more, SignedBytes::load(values[j][s].values[kStep + k32]), products);
+            const RowSpan& span = values[j][s];
+            const SignedBytes x = SignedBytes::load(span.values[kStep]), next = SignedBytes::load(span.values[kStep + k32]);
+            Ints products = start_of<Format>(span.zero_point[kStep / 2]);
+            if (k32 && !Format::kSigned)
+              products = dot_twice(quants, x, more, next, products);
+            else
+              products = dot_of<Format>(quants, x, products);
+            if (k32 && Format::kSigned) products = dot_of<Format>(more, next, products);
             total[j][r] = fma(to_float(products), quad<kStep>(scales[j][r]), total[j][r]);
           }
         }
@@ -84,7 +97,7 @@ void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, 
   for (int j = 0; j < M; ++j)
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      const float sums = sum(total[j][r]) - sum(low[j][r] * part_of_min);
+      const float sums = sum(total[j][r] - low[j][r] * part_of_min);
       if (j < m && r < count) y[j * stride + r] = sums;
     }
 }

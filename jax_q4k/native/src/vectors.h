@@ -316,6 +316,21 @@ JAX_Q4K_INLINE Ints dot(const Bytes& a, const SignedBytes& b, Ints acc = Ints::a
   return acc;
 }
 
+// acc + `dot(a, b)` + `dot(c, d)`, where a and c are at most 63.
+JAX_Q4K_INLINE Ints dot_twice(const Bytes& a, const SignedBytes& b, const Bytes& c, const SignedBytes& d, Ints acc) {
+#if defined(__AVX2__) && !defined(JAX_Q4K_AVX512) && !defined(__AVXVNNI__)
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int i = 0; i < 2; ++i) {  // four products fit 16 bits
+    const __m256i pairs = _mm256_add_epi16(_mm256_maddubs_epi16((__m256i)a.part[i], (__m256i)b.part[i]),
+                                           _mm256_maddubs_epi16((__m256i)c.part[i], (__m256i)d.part[i]));
+    acc.part[i] += (Ints::Part)_mm256_madd_epi16(pairs, ones);
+  }
+  return acc;
+#else
+  return dot(c, d, dot(a, b, acc));
+#endif
+}
+
 // What is added to signed bytes for `dot_signed`: with VNNI they become unsigned.
 #if defined(JAX_Q4K_AVX512) || defined(__AVXVNNI__)
 constexpr int kZeroPoint = 128;
@@ -408,21 +423,30 @@ JAX_Q4K_INLINE Bytes looked_up(const Vector<uint8_t, 16>& table, const Bytes& at
   return v;
 }
 
-// `value` where the bit is set.
-JAX_Q4K_INLINE Bytes where(uint64_t bits, uint8_t value) {
+// `value` where a bit is set, of 256: those of bytes [16 i, + 16) of every quarter.
+template <int i>
+JAX_Q4K_INLINE Bytes flags(const uint8_t* bits, uint8_t value) {
   Bytes v;
-#if defined(JAX_Q4K_AVX512)
-  v.part[0] = (Bytes::Part)_mm512_maskz_set1_epi8(bits, static_cast<char>(value));
-#elif defined(__AVX2__)
-  const __m256i byte = _mm256_setr_epi64x(0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+#if defined(__AVX2__)  // every byte of bits eight times, then one bit of each
+  constexpr auto kEight = [](long long byte) { return 0x0101010101010101 * byte; };
   const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201u));
-  for (int i = 0; i < 2; ++i) {
-    const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(_mm256_set1_epi32(static_cast<int>(bits >> 32 * i)), byte), bit);
-    v.part[i] = (Bytes::Part)_mm256_and_si256(_mm256_cmpeq_epi8(set, bit), _mm256_set1_epi8(static_cast<char>(value)));
+#if defined(JAX_Q4K_AVX512)
+  const __m512i quarters = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3),
+                                                    _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(bits))));
+  const __m512i bytes = _mm512_broadcast_i32x4(_mm_set_epi64x(kEight(2 * i + 1), kEight(2 * i)));
+  const __mmask64 set = _mm512_test_epi8_mask(_mm512_shuffle_epi8(quarters, bytes), _mm512_broadcast_i64x4(bit));
+  v.part[0] = (Bytes::Part)_mm512_maskz_set1_epi8(set, static_cast<char>(value));
+#else
+  const __m256i bytes = _mm256_setr_epi64x(kEight(2 * i), kEight(2 * i + 1), kEight(2 * i + 8), kEight(2 * i + 9));
+  for (int part = 0; part < 2; ++part) {
+    const __m256i half = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(bits + 16 * part)));
+    const __m256i set = _mm256_and_si256(_mm256_shuffle_epi8(half, bytes), bit);
+    v.part[part] = (Bytes::Part)_mm256_and_si256(_mm256_cmpeq_epi8(set, bit), _mm256_set1_epi8(static_cast<char>(value)));
   }
+#endif
 #else
   uint8_t bytes[64];
-  for (int i = 0; i < 64; ++i) bytes[i] = bits >> i & 1 ? value : 0;
+  for (int at = 0; at < 64; ++at) bytes[at] = bits[at / 16 * 8 + 2 * i + at % 16 / 8] >> at % 8 & 1 ? value : 0;
   v = Bytes::load(bytes);
 #endif
   return v;

@@ -207,6 +207,18 @@ def test_a_bad_activation_spoils_its_row_alone(kernels, value, m, quantized):
     assert nmse(np.asarray(y)[others], seen(x[others], quantized) @ exact.T) <= 1e-10
 
 
+@pytest.mark.parametrize("format", [f for f in PRODUCTS if formats.get(f).block_size < 256])
+def test_a_bad_scale_spoils_its_row_alone(kernels, format):
+    # A row that ends within a span of 256 columns is read on into the next one.
+    k = 256 + 2 * formats.get(format).block_size
+    w, exact = matrix(format, 5, k)
+    bad = [plane.at[2].set(255) for plane in w.planes]  # NaN, where scales are floats
+    x, spoilt = activations(1, k), QuantizedArray.tree_unflatten(format, tuple(bad))
+    (y,) = calls.linear(jnp.asarray(x), [spoilt], quantized=True)
+    others = np.delete(np.arange(5), 2)
+    assert nmse(y[:, others], (seen(x, True) @ exact.T)[:, others]) <= 1e-10
+
+
 @pytest.mark.parametrize("m", [2, 20])
 def test_activations_next_to_nothing(kernels, m):
     """127 / 1e-37 is infinite in float32, and 0 times that is NaN."""
