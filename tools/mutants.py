@@ -324,7 +324,8 @@ def change_constant(line: _Line, body: _Body) -> Iterator[str]:
         elif _NUMBER.fullmatch(operand) and line.opcode.startswith(
             ("mov.", "add.", "sub.", "setp.", "selp.", "min.", "max.")
         ):
-            yield line.with_operand(index, str(int(operand) + 1))
+            value = int(operand)  # the largest u32 has no next
+            yield line.with_operand(index, str(value - 1 if value == 2**32 - 1 else value + 1))
         elif line.opcode.startswith("shfl.") and index == 2 and int(operand) > 0:
             yield line.with_operand(index, str(int(operand) >> 1 or 2))
 

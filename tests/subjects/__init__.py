@@ -27,6 +27,8 @@ from .experts import (
     expert_matvec_subject,
     mixture_subject,
     route_subject,
+    routed_gated_subject,
+    router_subject,
 )
 from .pages import append_subject, rope_subject
 from .products import (
@@ -105,6 +107,13 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         columns=1280,
     ),
     "expert-gemm": functools.partial(expert_gemm_subject, GemmConfig(1, 2, 1, 16, 3)),
+    "routed-gated": functools.partial(
+        routed_gated_subject,
+        replace(PRESETS["inline_q8"], rows_per_warp=4, resident_blocks=2),
+        "softmax",
+        "q8_1",
+    ),
+    "router": functools.partial(router_subject, 3, 1284, bias=True),
     "route-softmax": functools.partial(route_subject, "softmax"),
     "route-sigmoid": functools.partial(route_subject, "sigmoid", top=5),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),

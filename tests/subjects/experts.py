@@ -9,6 +9,7 @@ from oracles import (
     gated,
     quantized,
     random_planes,
+    rms_norm_oracle,
     weights,
 )
 
@@ -16,7 +17,8 @@ from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
 from ptx_kernels.kernels.gemm.gemm import tile_count
 from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, mixture_matvec
-from ptx_kernels.kernels.route import route
+from ptx_kernels.kernels.route import Routing, route
+from ptx_kernels.kernels.router import RouterConfig, router
 
 from .base import Subject, rng_of
 
@@ -25,10 +27,12 @@ EXPERTS = 4
 IDS = np.array([[3, -1, 0], [EXPERTS, 2, 2]], np.int32)
 
 
-def stack(format: str, n: int, columns: int, *seed: int) -> tuple[tuple[np.ndarray, ...], ...]:
-    """Planes (EXPERTS, n, ...) and the weights that they mean, float64 (EXPERTS, n, columns)."""
+def stack(
+    format: str, n: int, columns: int, *seed: int, experts: int = EXPERTS
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Planes (experts, n, ...) and the weights that they mean, float64 (experts, n, columns)."""
     blocks = columns // formats.get(format).block_size
-    each = [random_planes(rng_of(n, *seed, e), format, n, blocks) for e in range(EXPERTS)]
+    each = [random_planes(rng_of(n, *seed, e), format, n, blocks) for e in range(experts)]
     planes = tuple(np.stack(parts) for parts in zip(*each, strict=True))
     return planes, np.stack([weights(format, part) for part in each])
 
@@ -38,14 +42,14 @@ def named() -> np.ndarray:
     return (IDS >= 0) & (IDS < EXPERTS)
 
 
-def expert_products(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+def expert_products(x: np.ndarray, w: np.ndarray, ids: np.ndarray = IDS) -> np.ndarray:
     """w[id] @ x of each choice (2, 3, n), of x (2, columns) or (2, 3, columns); zeros of no expert.
 
     In the precision of x and w.
     """
-    x = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*IDS.shape, x.shape[-1]))
-    y = np.einsum("tjnk,tjk->tjn", w[IDS % EXPERTS], x)
-    return np.where(named()[..., None], y, 0)
+    x = np.broadcast_to(x if x.ndim == 3 else x[:, None], (*ids.shape, x.shape[-1]))
+    y = np.einsum("tjnk,tjk->tjn", w[ids % EXPERTS], x)
+    return np.where(((ids >= 0) & (ids < EXPERTS))[..., None], y, 0)
 
 
 def expert_matvec_subject(config: MatvecConfig, format: str = "Q4_K") -> Subject:
@@ -86,6 +90,30 @@ def expert_gated_subject(
     return Subject(kernel, given, quantized(simulator.run(plain, *given)[0]), 0)
 
 
+def routed_gated_subject(
+    config: MatvecConfig, gating: str, output: str = "f32", *, n: int = 64
+) -> Subject:
+    """Blocks that choose their experts; the first ones store all choices and weights."""
+    columns, pair = 768, ("Q4_K", "Q6_K")
+    stacks = [stack(format, n, columns, 4, i) for i, format in enumerate(pair)]
+    operands, x = activation_operands(
+        config, rng_of(16).standard_normal((2, columns), np.float32) * np.float32(0.1)
+    )
+    routing, logits, ids, weights = routes(gating, rows=2, experts=EXPERTS, top=3)
+    arguments = dict(
+        formats=pair, n=n, columns=columns, m=2, experts=EXPERTS, top=3, routing=routing
+    )
+    kernel = gated_matvec(**arguments, output=output, config=config)
+    given = (*logits, *stacks[0][0], *stacks[1][0], *operands)
+    gate, up = (expert_products(x, w, ids) for _, w in stacks)
+    want = gated("silu", gate, up).reshape(-1, n)
+    if output == "f32":
+        return Subject(kernel, given, (ids, weights, want), 1e-11)
+    plain = gated_matvec(**arguments, config=config)
+    *_, y = simulator.run(plain, *given)
+    return Subject(kernel, given, (ids, weights.astype(np.float32), *quantized(y)), 1e-11)
+
+
 def mixture_subject(
     config: MatvecConfig, format: str = "Q4_K", *, n: int = 5, columns: int = 768
 ) -> Subject:
@@ -116,8 +144,10 @@ def mixture_subject(
     return Subject(kernel, given, (want,), 1e-11)
 
 
-#: Rows of each expert, the last ones of none; and of the tiles that cover them.
-GROUPS = (5, 0, 19, 16, 3)
+#: Rows of each expert that `expert_gemm_subject` has, the last ones of none. One has none, one more
+#: than a tile of 16; ends lie at even and odd rows of both halves of such a tile.
+GROUPS = (5, 0, 6, 28, 9, 3)
+GEMM_EXPERTS = len(GROUPS) - 1
 
 
 def expert_tiles(m_tile: int) -> np.ndarray:
@@ -127,48 +157,70 @@ def expert_tiles(m_tile: int) -> np.ndarray:
         end = first + rows
         tiles += [(expert, at, min(at + m_tile, end)) for at in range(first, end, m_tile)]
         first = end
-    count = tile_count(sum(GROUPS), EXPERTS, m_tile)
-    return np.array(tiles + [(EXPERTS, 0, 0)] * (count - len(tiles)), np.int32)
+    count = tile_count(sum(GROUPS), GEMM_EXPERTS, m_tile)
+    return np.array(tiles + [(GEMM_EXPERTS, 0, 0)] * (count - len(tiles)), np.int32)
 
 
 def expert_gemm_subject(
     config: GemmConfig, format: str = "Q4_K", *, n: int = 21, columns: int = 1280
 ) -> Subject:
-    planes, w = stack(format, n, columns, 3)
+    planes, w = stack(format, n, columns, 3, experts=GEMM_EXPERTS)
     m = sum(GROUPS)
     operands, x = quantized(rng_of(15).standard_normal((m, columns), np.float32) + np.float32(0.5))
     exact = dequantized(operands, x)
-    of = np.repeat(np.arange(EXPERTS + 1), GROUPS)
-    kernel = gemm(format=format, n=n, columns=columns, m=m, experts=EXPERTS, config=config)
-    want = np.einsum("mnk,mk->mn", w[of % EXPERTS], exact) * (of < EXPERTS)[:, None]
+    of = np.repeat(np.arange(GEMM_EXPERTS + 1), GROUPS)
+    kernel = gemm(format=format, n=n, columns=columns, m=m, experts=GEMM_EXPERTS, config=config)
+    want = np.einsum("mnk,mk->mn", w[of % GEMM_EXPERTS], exact) * (of < GEMM_EXPERTS)[:, None]
     given = (expert_tiles(config.m_tile), *planes, operands, x)
     return Subject(kernel, given, (want,), 1e-12)
 
 
-def route_subject(gating: str, *, experts: int = 40, top: int = 3) -> Subject:
-    """Ties of the best among the logits; with a sigmoid also a bias, and weights as they are."""
-    rows, rng = 3, rng_of(experts, top)
+def routes(
+    gating: str, *, rows: int, experts: int, top: int
+) -> tuple[Routing, tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
+    """A routing, its logits and bias, the ids and the weights in float64.
+
+    There are ties of the best; with a sigmoid also a bias, and weights are as they are. The last
+    row's sigmoids are all 0 then: its best are neighbouring floats below 0, the smaller first.
+    """
+    rng = rng_of(experts, top)
     logits = rng.standard_normal((rows, experts), np.float32) * np.float32(2)
     logits[1, [experts - 1, 2]] = 9
-    logits[2, 3] = -np.inf
+    logits[-1, 3] = -np.inf
     exact = logits.astype(np.float64)
     powers, bias = np.exp(exact - exact.max(-1, keepdims=True)), np.zeros(experts, np.float32)
     scores = powers / powers.sum(-1, keepdims=True)
     given: tuple[np.ndarray, ...] = (logits,)
     if gating == "sigmoid":
-        bias = rng.standard_normal(experts, np.float32)
+        bias = -rng.uniform(0.5, 1.5, experts).astype(np.float32)
+        close = np.array([0xBE99999B, 0xBE99999A, 0xBEA00001, 0xBEA00000], np.uint32)
+        bias[[1, 2, -2, -1]] = close.view(np.float32)
+        logits[-1] = exact[-1] = -np.inf
         scores, given = 1 / (1 + np.exp(-exact)), (logits, bias)
     ids = np.argsort(-(scores + bias), axis=-1, kind="stable")[:, :top]
     weights = np.take_along_axis(scores, ids, -1) * 2.5
     if normalize := gating == "softmax":
         weights = weights / weights.sum(-1, keepdims=True) * 2.5
-    kernel = route(
-        rows=rows,
-        experts=experts,
-        top=top,
-        gating=gating,
-        bias=gating == "sigmoid",
-        normalize=normalize,
-        scale=2.5,
+    biased = gating == "sigmoid"
+    routing = Routing(top=top, gating=gating, bias=biased, normalize=normalize, scale=2.5)
+    return routing, given, ids.astype(np.int32), weights
+
+
+def route_subject(gating: str, *, experts: int = 40, top: int = 3) -> Subject:
+    routing, given, *want = routes(gating, rows=3, experts=experts, top=top)
+    return Subject(route(rows=3, experts=experts, routing=routing), given, tuple(want), 1e-11)
+
+
+def router_subject(m: int, columns: int, *, norm: bool = True, bias: bool = False) -> Subject:
+    """Two warps a row of weights."""
+    n, rng = 5, rng_of(17, columns)
+    w, x = rng.standard_normal((n, columns), np.float32), rng.standard_normal((m, columns))
+    x = (x * 3 + 1).astype(np.float32)
+    factors, addends = rng.standard_normal(columns, np.float32), rng.standard_normal(n, np.float32)
+    kernel = router(
+        n=n, columns=columns, m=m, norm=norm, eps=1e-2, bias=bias, config=RouterConfig(2)
     )
-    return Subject(kernel, given, (ids.astype(np.int32), weights), 1e-11)
+    h = rms_norm_oracle(x, factors, 1e-2) if norm else x.astype(np.float64)
+    want = h @ w.T.astype(np.float64) + (addends if bias else 0)
+    given = (w, x, *([factors] if norm else []), *([addends] if bias else []))
+    return Subject(kernel, given, (want,), 1e-11)
