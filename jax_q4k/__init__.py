@@ -54,6 +54,7 @@ from .ops.rms_norm import rms_norm
 from .ops.rope_append import rope_append
 from .ops.rotate import rotate
 from .ops.route import route
+from .ops.routed_mlp import routed_mlp
 from .ops.top_k import argmax, top_k
 from .planes import from_planes
 from .quantize import quantize
@@ -125,6 +126,7 @@ __all__ = [
     "rope_append",
     "rotate",
     "route",
+    "routed_mlp",
     "selected",
     "top_k",
 ]

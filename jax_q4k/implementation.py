@@ -26,6 +26,7 @@ FUSIONS: tuple[str, ...] = (
     "gated_matmul",
     "mlp",
     "expert_mlp",
+    "routed_mlp",
     "rope_append",
     "paged_attention_matmul",
 )

@@ -44,9 +44,24 @@ class Tensor:
         """True of a norm's weight, which is a module of its own kind."""
         return self.gguf.endswith("_norm")
 
+    @property
+    def is_matrix(self) -> bool:
+        """True of a Linear's or an ExpertLinear's weight that may be quantized."""
+        several = len(self.shape.split()) > 1
+        return several and not (self.is_norm or self.exact or self.module == "embedding")
+
+    @property
+    def of_experts(self) -> bool:
+        """True of matrices that lie in a stack, one per expert."""
+        return len(self.shape.split()) == 3
+
 
 #: Groups of biases that files of any architecture may hold.
 OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output")
+
+#: Suffixes of what any matrix may have beside it, float32 (1,) or (experts,), as NVFP4 files do:
+#: the factor of its products, and that of calibrated activations, which products do not use.
+SCALES = ("scale", "input_scale")
 
 INPUT = (
     Tensor("token_embd", "embedding", "model.embed_tokens", "vocab hidden", 0),

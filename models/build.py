@@ -11,7 +11,7 @@ from flax import nnx
 from jax_q4k import QuantizedArray
 
 from . import flax_types, rope
-from .architecture_tensors import INPUT, OF_A_LAYER, OUTPUT, Tensor
+from .architecture_tensors import INPUT, OF_A_LAYER, OUTPUT, SCALES, Tensor
 from .config import Config
 from .decoder import Decoder, RopeDivisors
 from .layers import MLP, Attention, DecoderLayer, ExpertLinear, Experts, LayerNorm, Linear, RMSNorm
@@ -44,7 +44,9 @@ def build(
         dimensions = len(tensor.shape.split())
         if dimensions == 1 or tensor.module == "embedding":
             return flax_types.variable(weight)
-        return Linear(weight, bias) if dimensions == 2 else ExpertLinear(weight, bias)
+        scales = (tensors.get(f"{prefix}{tensor.gguf}.{suffix}") for suffix in SCALES)
+        given = bias, *(None if scale is None else float_array(scale) for scale in scales)
+        return Linear(weight, *given) if dimensions == 2 else ExpertLinear(weight, *given)
 
     def layer(i: int) -> DecoderLayer:
         parts: dict[str, Any] = {"mlp.shared": {}}
@@ -106,9 +108,10 @@ def named_tensors(model: Model | Decoder) -> dict[str, QuantizedArray | jax.Arra
             problem = f"{prefix}{tensor.gguf} is a {type(module).__name__}"
             raise TypeError(f"{problem}; a GGUF file holds what Linear and RMSNorm hold")
         tensors[prefix + tensor.name] = module.weight.get_value()
-        bias = getattr(module, "bias", None)
-        if bias is not None:
-            tensors[f"{prefix}{tensor.gguf}.bias"] = bias.get_value()
+        for suffix in ("bias", *SCALES):
+            beside = getattr(module, suffix, None)
+            if beside is not None:
+                tensors[f"{prefix}{tensor.gguf}.{suffix}"] = beside.get_value()
     return tensors
 
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jax_q4k import formats
 
+from .architecture_tensors import SCALES
 from .config import Config
 from .placement import Placement
 from .tensors import expected_tensors
@@ -130,6 +131,8 @@ def _ruled(tensors: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, Pa
         spec = rules.get(short_name(name), PartitionSpec())
         if name.endswith(".bias"):  # of rows; sums over columns are added up before it
             spec = PartitionSpec(*spec[:1])
+        elif name.endswith(tuple(f".{suffix}" for suffix in SCALES)):
+            spec = PartitionSpec()
         specs[name] = _checked(name, info, mesh, spec)
     return specs
 

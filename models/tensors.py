@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax_q4k import GGUFError, QuantizedArray
 from jax_q4k.gguf import Metadata
 
-from .architecture_tensors import INPUT, OPTIONAL_BIASES, OUTPUT, Tensor
+from .architecture_tensors import INPUT, OPTIONAL_BIASES, OUTPUT, SCALES, Tensor
 from .config import MAX_LAYERS, Config
 
 #: Vision, audio, and the prediction of further tokens: what generating text does not use.
@@ -23,7 +23,6 @@ _UNUSED = re.compile(r"(v|mm|a)\..*|blk\.\d+\.nextn\..*")
 
 #: Tensors that mean nothing without another.
 _TOGETHER = (
-    ("output.bias", "output.weight"),
     ("rope_factors_long.weight", "rope_factors_short.weight"),
     ("rope_factors_short.weight", "rope_factors_long.weight"),
 )
@@ -67,14 +66,20 @@ def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
 class Expected(NamedTuple):
     """A tensor that a model may hold; `required`: as GGUF files do.
 
-    split: as `Tensor.split`. entry: the table's. is_bias: whether it is the entry's bias.
+    split: as `Tensor.split`. entry: the table's. beside: the suffix of what stands beside the
+    entry, its bias or one of its SCALES; None: it is the entry itself.
     """
 
     shape: tuple[int, ...]
     required: bool
     split: int | None
     entry: Tensor
-    is_bias: bool
+    beside: str | None
+
+    @property
+    def is_bias(self) -> bool:
+        """Whether it is the entry's bias."""
+        return self.beside == "bias"
 
 
 def expected_tensors(config: Config) -> dict[str, Expected]:
@@ -82,7 +87,7 @@ def expected_tensors(config: Config) -> dict[str, Expected]:
     sizes, expected, biases = _sizes(config), {}, config.kind.biases
     for tensor, gguf, _, _ in table(config):
         shape = tuple(sizes[name] for name in tensor.shape.split())
-        expected[gguf + tensor.name] = Expected(shape, tensor.required, tensor.split, tensor, False)
+        expected[gguf + tensor.name] = Expected(shape, tensor.required, tensor.split, tensor, None)
         if tensor.bias in (*biases, *OPTIONAL_BIASES):
             split = 0 if tensor.split == 0 else None  # partial sums are added before it is
             expected[f"{gguf}{tensor.gguf}.bias"] = Expected(
@@ -90,8 +95,13 @@ def expected_tensors(config: Config) -> dict[str, Expected]:
                 tensor.bias in biases,
                 split,
                 tensor,
-                True,
+                "bias",
             )
+        if tensor.is_matrix:
+            one = shape[:1] if tensor.of_experts else (1,)
+            for suffix in SCALES:
+                name = f"{gguf}{tensor.gguf}.{suffix}"
+                expected[name] = Expected(one, False, None, tensor, suffix)
     return expected
 
 
@@ -142,7 +152,12 @@ def check_tensors(config: Config, tensors: Mapping[str, Any], file: str) -> None
         if name not in expected:
             problem = f"is not part of a {config.architecture} model"
             raise GGUFError(file, f"tensor {name!r}", problem)
-    for name, other in _TOGETHER:
+    beside = (
+        (name, f"{name.rpartition('.')[0]}.{what.entry.suffix}")
+        for name, what in expected.items()
+        if what.beside
+    )
+    for name, other in (*_TOGETHER, *beside):
         if name in tensors and other not in tensors:
             raise GGUFError(file, f"tensor {name!r}", f"is there without {other!r}")
 

@@ -24,6 +24,12 @@ GEMM_COLUMNS = 64
 MAX_ROUTED_EXPERTS, MAX_ROUTED = 512, 32
 
 
+def router_takes(rows: int, columns: int, m: object) -> bool:
+    """True if a router's kernel multiplies so few float32 weights by m rows of activations."""
+    few = isinstance(m, int) and m <= MAX_ROWS  # a symbol may be many
+    return few and rows <= MAX_ROUTED_EXPERTS and columns % 4 == 0
+
+
 def gemm_takes(format: str, columns: int) -> bool:
     """True if a tensor-core product takes rows of so many weights of the format."""
     layout = formats.get(format)

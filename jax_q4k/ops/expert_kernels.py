@@ -6,7 +6,7 @@ Which matrix is whose, the kernels read in device memory: the host never sees an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,10 +33,21 @@ def takes(weights: Sequence[Any], tokens: int, top: int) -> bool:
     return tokens <= MAX_ROWS or tokens * top <= min(experts, MAX_CHOICES)
 
 
+class Router(NamedTuple):
+    """A choice of experts that the first product makes itself.
+
+    logits: (m, experts); bias: (experts,) or None; routing: a `Routing` of the kernels.
+    """
+
+    logits: jax.Array
+    bias: jax.Array | None
+    routing: Any
+
+
 def products(
     launch: KernelCall,
     x: jax.Array,
-    ids: jax.Array,
+    ids: jax.Array | Router,
     weights: Sequence[QuantizedArray],
     *,
     norm_weight: jax.Array | None = None,
@@ -52,16 +63,19 @@ def products(
     prologue does not.
 
     Args:
-      x: (m, k); ids: int32 (m, top).
+      x: (m, k); ids: int32 (m, top), or of two stacks a Router.
       weights: of shape (experts, n, k); biases: (experts, n) of each or None, of two stacks.
 
     Returns:
-      (m * top, n) float32, or of output q8_1 what `quantize_q8_1` makes of it.
+      (m * top, n) float32, or of output q8_1 what `quantize_q8_1` makes of it. Of a Router, ids
+      (m, top) and weights (m, top) before it.
     """
     from ptx_kernels.kernels.matvec import expert_matvec_rule, gated_matvec, matvec
     from ptx_kernels.tuning import choose
 
-    (m, top), (experts, n, columns) = ids.shape, weights[0].shape
+    m, (experts, n, columns) = x.shape[0], weights[0].shape
+    router = ids if isinstance(ids, Router) else None
+    top = ids.routing.top if isinstance(ids, Router) else ids.shape[1]
     formats, exact = tuple(w.format for w in weights), activations == "f32"
     config = choose(
         expert_matvec_rule,
@@ -84,8 +98,11 @@ def products(
     else:
         if any(bias is not None for bias in biases):
             given = [jnp.zeros((experts, n)) if bias is None else bias for bias in biases]
+        if router is not None:
+            common["routing"] = router.routing
         kernel = gated_matvec(formats=formats, activation=activation, biases=bool(given), **common)
-    return launch(kernel, ids, *jax.tree.leaves(list(weights)), *operands, *given)
+    choice = [ids] if router is None else jax.tree.leaves((router.logits, router.bias))
+    return launch(kernel, *choice, *jax.tree.leaves(list(weights)), *operands, *given)
 
 
 def mixture(

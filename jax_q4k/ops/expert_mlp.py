@@ -65,7 +65,38 @@ def expert_mlp(
       TypeError: a dtype that is not listed. ValueError: shapes that don't fit, an unknown name,
         norm_weight without eps.
     """
-    x, activations = checks.float_array("x", x), activations_of(activations)
+    activations = activations_of(activations)
+    given, rows, dtype = checked(
+        x, gate, up, down, activation, biases, down_scale, norm_weight, residual
+    )
+    ids = expert_matmul.expert_ids(ids)
+    checks.same_shape("ids", ids, (*jnp.shape(x)[:-1], ids.shape[-1]), "(..., top)")
+    weights = checks.float32("weights", weights, ids.shape, "ids' shape")
+    given = given._replace(ids=rows.merge(ids), weights=rows.merge(weights))
+    eps = 0.0 if norm_weight is None else checks.epsilon("eps", eps)
+    params: Any = {"eps": eps, "activation": activation, "activations": activations}
+    if not given.x.shape[0]:
+        y = jnp.zeros((0, given.down.shape[1]), jnp.float32)
+    elif current_selection().fuses("expert_mlp"):
+        y = op.bind(*given, **params)
+    else:
+        y = _derivative(*given, **params)
+    return rows.split(y).astype(dtype)
+
+
+def checked(
+    x: Any,
+    gate: Any,
+    up: Any,
+    down: Any,
+    activation: str,
+    biases: Sequence[Any] | None,
+    down_scale: Any,
+    norm_weight: Any,
+    residual: Any,
+) -> tuple[Operands, Rows, Any]:
+    """The operands, but for ids and weights, which are None; x's rows and dtype."""
+    x = checks.float_array("x", x)
     check_activation(activation)
     named = {"gate": gate, "up": up, "down": down}
     gate, up, down = (expert_matmul.experts(name, w) for name, w in named.items())
@@ -77,38 +108,26 @@ def expert_mlp(
     if x.ndim < 1:
         raise ValueError(f"x has shape {x.shape}; it must be (..., k)")
     expert_matmul.check_columns(x, "gate", gate)
-    ids, (*leading, _) = expert_matmul.expert_ids(ids), x.shape
-    checks.same_shape("ids", ids, (*leading, ids.shape[-1]), "(..., top)")
-    weights = checks.float32("weights", weights, ids.shape, "ids' shape")
     if norm_weight is not None:
         norm_weight = checks.float32("norm_weight", norm_weight, (k,), "(k,)")
-    checked = 0.0 if norm_weight is None else checks.epsilon("eps", eps)
     if residual is not None:
-        residual = checks.float32("residual", residual, (*leading, n), "(..., n)")
+        residual = checks.float32("residual", residual, (*x.shape[:-1], n), "(..., n)")
     if down_scale is not None:
         down_scale = checks.float32("down_scale", down_scale, (count,), "(experts,)")
-    added = _biases(biases, count, inner, n)
     rows = Rows.of(x)
-    operands = Operands(
+    given = Operands(
         rows.merge(x).astype(jnp.float32),
         None if residual is None else rows.merge(residual),
-        rows.merge(ids),
-        rows.merge(weights),
+        None,
+        None,
         norm_weight,
         gate,
         up,
         down,
-        added,
+        _biases(biases, count, inner, n),
         down_scale,
     )
-    params: Any = {"eps": checked, "activation": activation, "activations": activations}
-    if not operands.x.shape[0]:
-        y = jnp.zeros((0, n), jnp.float32)
-    elif current_selection().fuses("expert_mlp"):
-        y = op.bind(*operands, **params)
-    else:
-        y = _derivative(*operands, **params)
-    return rows.split(y).astype(x.dtype)
+    return given, rows, x.dtype
 
 
 Bias = jax.Array | None
@@ -136,8 +155,8 @@ class Operands(NamedTuple):
 
     x: jax.Array  # (m, k)
     residual: jax.Array | None  # (m, n)
-    ids: jax.Array  # int32 (m, top)
-    weights: jax.Array  # (m, top)
+    ids: Any  # int32 (m, top)
+    weights: Any  # (m, top)
     norm_weight: jax.Array | None  # (k,)
     gate: Any  # packed or float (experts, inner, k), as `up`
     up: Any
@@ -202,7 +221,7 @@ def ptx(
 
     Products of more tokens are on tensor cores, of float32 activations XLA's.
     """
-    given, exact = Operands(*operands), activations == "f32"
+    given = Operands(*operands)
     matrices = [given.gate, given.up, given.down]
     if not expert_kernels.takes(matrices, *given.ids.shape):
         if not expert_kernels.groups(matrices, activations):
@@ -212,10 +231,23 @@ def ptx(
             lambda x, w, ids: expert_kernels.grouped(launch, x, ids, w),
         )
         return _chain(given, eps, activation, steps)
+    return mat_vecs(launch, given, given.ids, eps, activation, activations)
+
+
+def mat_vecs(
+    launch: KernelCall,
+    given: Operands,
+    choice: jax.Array | expert_kernels.Router,
+    eps: float,
+    activation: str,
+    activations: str | None,
+) -> jax.Array:
+    """The two mat-vecs, by given ids or by a router, whose ids and weights replace those given."""
+    exact = activations == "f32"
     h = expert_kernels.products(
         launch,
         given.x,
-        given.ids,
+        choice,
         [given.gate, given.up],
         norm_weight=given.norm_weight,
         eps=eps,
@@ -224,11 +256,14 @@ def ptx(
         activations=activations,
         output="f32" if exact else "q8_1",
     )
+    ids, weights = given.ids, given.weights
+    if isinstance(choice, expert_kernels.Router):
+        ids, weights, *h = h
     return expert_kernels.mixture(
         launch,
         h,
-        given.ids,
-        given.weights,
+        ids,
+        weights,
         given.down,
         bias=given.biases[2],
         scale=given.down_scale,
@@ -276,7 +311,7 @@ def _layout(*_: Any, **__: Any) -> Layout:
     return Layout((*rows, "_", *inner, ("e f", "e f", "e n"), "e"), "m n", combined="e f g")
 
 
-def _split(
+def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str, activations: str | None
 ) -> jax.Array:
     """Each device's experts and part of the inner axis; the residual is added to the sum.
@@ -319,5 +354,5 @@ op = Op(
     vmap=functools.partial(by_rows, operands=4, otherwise=by_examples),  # up to the weights
     derivative=_derivative,
     layout=_layout,
-    split=_split,
+    split=split,
 )

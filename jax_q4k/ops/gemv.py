@@ -121,6 +121,32 @@ def gemv(
     return launch(kernel, *jax.tree.leaves(list(weights)), *operands, *given)
 
 
+def router(
+    launch: KernelCall,
+    x: jax.Array,
+    w: jax.Array,
+    norm_weight: jax.Array | None,
+    eps: float,
+    bias: jax.Array | None,
+) -> list[jax.Array]:
+    """[rms_norm](x) @ w.T [+ bias] by one launch, of float32 x and w that `router_takes`."""
+    from ptx_kernels.kernels.router import router as router_kernel
+    from ptx_kernels.kernels.router import router_rule
+    from ptx_kernels.tuning import choose
+
+    (n, columns), terms = w.shape, [term for term in (norm_weight, bias) if term is not None]
+    kernel = router_kernel(
+        n=n,
+        columns=columns,
+        m=x.shape[0],
+        norm=norm_weight is not None,
+        eps=eps,
+        bias=bias is not None,
+        config=choose(router_rule, columns),
+    )
+    return launch(kernel, w, x, *terms)
+
+
 def activation_operands(
     launch: KernelCall,
     config: MatvecConfig,

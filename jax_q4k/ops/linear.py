@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.limits import router_takes
+
 from ..implementation import activations_of, current_selection
 from ..indexed import Packed, axes
 from ..native import calls
@@ -261,7 +263,7 @@ class Operands(NamedTuple):
     x: jax.Array  # (m, k)
     residual: jax.Array | None  # (m, n), of a single matrix
     norm_weight: jax.Array | None  # (k,)
-    weights: tuple[Any, ...]  # packed (n_i, k), each by itself or all in stacks
+    weights: tuple[Any, ...]  # packed (n_i, k), each by itself or all in stacks; or one of float32
     biases: tuple[jax.Array | None, ...]  # (n_i,)
 
 
@@ -289,9 +291,10 @@ def _linear(
         check_gate(activation, *weights)
     for matrix, w in named.items():
         check_columns(x, matrix, w)
-    packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
     rows = Rows.of(x)
     operands = _operands(x, rows, weights, norm, biases, residual)
+    packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
+    one = packed or _is_router(operands)  # kernel for all of it
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
     around = (activation, operands.residual, operands.norm_weight, *operands.biases)
     ys: Sequence[jax.Array]
@@ -299,7 +302,7 @@ def _linear(
         ys = [product(operands.x, weights[0], activations)]
     else:
         operands = operands._replace(x=operands.x.astype(jnp.float32))
-        if packed and operands.x.shape[0] and current_selection().fuses(name):
+        if one and operands.x.shape[0] and current_selection().fuses(name):
             ys = op.bind(*operands, eps=eps, activation=activation, activations=activations)
         else:
             ys = chain(operands, eps, activation, public_steps(activations))
@@ -350,6 +353,15 @@ def _operands(
     )
 
 
+def _is_router(operands: Operands) -> bool:
+    """True of a single small float32 matrix, and of few rows."""
+    (x, residual, _, (w, *others), _) = operands
+    if others or residual is not None or isinstance(w, Packed) or w.dtype != jnp.float32:
+        return False
+    n, k = w.shape
+    return bool(n) and router_takes(n, k, x.shape[0])
+
+
 class Steps(NamedTuple):
     """The operations that a linear layer is a chain of."""
 
@@ -379,7 +391,11 @@ def reference_steps(activations: str | None) -> Steps:
     """The steps in plain JAX."""
     return Steps(
         lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps),
-        functools.partial(packed_matmul.reference, activations=activations),
+        lambda x, w: (
+            packed_matmul.reference(x, w, activations=activations)
+            if isinstance(w, Packed)
+            else float_matmul.reference(x, w)
+        ),
     )
 
 
@@ -387,7 +403,11 @@ def ptx_steps(launch: KernelCall, activations: str | None) -> Steps:
     """The steps by kernels of their own."""
     return Steps(
         lambda x, weight, eps: rms_norm.ptx(launch, x, weight, eps=eps),
-        functools.partial(packed_matmul.ptx, launch, activations=activations),
+        lambda x, w: (
+            packed_matmul.ptx(launch, x, w, activations=activations)
+            if isinstance(w, Packed)
+            else float_matmul.reference(x, w)
+        ),
     )
 
 
@@ -427,7 +447,9 @@ def ptx(
     `activations` None takes whichever is fastest.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
-    if not gemv.takes(weights, x.shape[0]):
+    if _is_router(given):
+        return gemv.router(launch, x, weights[0], norm_weight, eps, biases[0])
+    if not isinstance(weights[0], Packed) or not gemv.takes(weights, x.shape[0]):
         return chain(given, eps, activation, ptx_steps(launch, activations))
     return gemv.gemv(
         launch,
@@ -450,7 +472,8 @@ def native(
     return calls.linear(
         x,
         weights,
-        quantized=packed_matmul.quantizes(weights, x.shape[0], x.shape[1], activations),
+        quantized=isinstance(weights[0], Packed)
+        and packed_matmul.quantizes(weights, x.shape[0], x.shape[1], activations),
         norm_weight=norm_weight,
         eps=eps,
         biases=biases,

@@ -63,6 +63,25 @@ def route(
       TypeError: a dtype that is not listed, a number that is none. ValueError: shapes that don't
         fit, an unknown name, a number out of range.
     """
+    logits, bias, params = checked(logits, top, gating, bias, groups, groups_used, normalize, scale)
+    rows = Rows.of(logits)
+    ids, weights = op.bind(rows.merge(logits).astype(jnp.float32), bias, **params)
+    return rows.split(ids), rows.split(weights)
+
+
+def checked(
+    logits: Any,
+    top: int,
+    gating: str,
+    bias: Any,
+    groups: int,
+    groups_used: int,
+    normalize: bool,
+    scale: float,
+    *,
+    bias_name: str = "bias",
+) -> tuple[jax.Array, jax.Array | None, dict[str, Any]]:
+    """The logits, the bias, and the primitive's parameters."""
     logits = checks.float_array("logits", logits)
     if logits.ndim < 1 or logits.shape[-1] < 1:
         raise ValueError(f"logits has shape {logits.shape}; its last axis must hold an expert")
@@ -78,19 +97,19 @@ def route(
     if not 1 <= top <= most:
         raise ValueError(f"top={top} must be 1 to {most}, the experts to choose from")
     if bias is not None:
-        bias = checks.float32("bias", bias, (experts,), "(experts,)")
-    rows = Rows.of(logits)
-    ids, weights = op.bind(
-        rows.merge(logits).astype(jnp.float32),
+        bias = checks.float32(bias_name, bias, (experts,), "(experts,)")
+    return (
+        logits,
         bias,
-        top=top,
-        gating=gating,
-        groups=groups,
-        groups_used=used,
-        normalize=bool(normalize),
-        scale=checks.number("scale", scale),
+        {
+            "top": top,
+            "gating": gating,
+            "groups": groups,
+            "groups_used": used,
+            "normalize": bool(normalize),
+            "scale": checks.number("scale", scale),
+        },
     )
-    return rows.split(ids), rows.split(weights)
 
 
 def reference(
@@ -124,14 +143,26 @@ def ptx(
 ) -> tuple[jax.Array, jax.Array]:
     """`route` by one launch; with groups, or beyond the kernel's limits, in plain JAX."""
     m, experts = logits.shape
-    if groups > 1 or experts > MAX_ROUTED_EXPERTS or params["top"] > MAX_ROUTED:
+    if not a_warp_routes(experts, groups=groups, **params):
         return reference(logits, bias, groups=groups, groups_used=groups_used, **params)
     from ptx_kernels.kernels.route import route as route_kernel
 
-    limits = {"rows": m, "experts": experts, "least": LEAST_SUM}
-    kernel = route_kernel(bias=bias is not None, **limits, **params)
+    routing = kernel_routing(bias, **params)
+    kernel = route_kernel(rows=m, experts=experts, routing=routing)
     ids, weights = launch(kernel, logits, *([] if bias is None else [bias]))
     return ids, weights
+
+
+def a_warp_routes(experts: int, *, top: int, groups: int, **_: Any) -> bool:
+    """True if a kernel's warp chooses among so many experts."""
+    return groups == 1 and experts <= MAX_ROUTED_EXPERTS and top <= MAX_ROUTED
+
+
+def kernel_routing(bias: jax.Array | None, **params: Any) -> Any:
+    """The kernels' `Routing` of the parameters without groups."""
+    from ptx_kernels.kernels.route import Routing
+
+    return Routing(bias=bias is not None, least=LEAST_SUM, **params)
 
 
 def _chosen(

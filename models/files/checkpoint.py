@@ -114,8 +114,9 @@ class CheckpointSource:
         """
         if name in self.description.rope_divisors:
             return self.description.rope_divisors[name]
-        shape, _, _, entry, is_bias = self._expected[name]
-        values = checkpoint_tensors.read(self._weights, self._places[name], shape)
+        expected = self._expected[name]
+        entry, is_bias = expected.entry, expected.is_bias
+        values = checkpoint_tensors.read(self._weights, self._places[name], expected.shape)
         if isinstance(values, QuantizedArray):
             return values
         if values.ndim == 1 or is_bias or entry.is_norm or entry.exact:

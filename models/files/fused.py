@@ -9,6 +9,7 @@ from typing import Any
 
 from jax_q4k import GGUFError, gguf
 
+from ..architecture_tensors import SCALES
 from ..config import Config
 from ..tensors import expected_tensors
 
@@ -18,7 +19,7 @@ FUSED = {
     "ffn_up": ("ffn_gate", "ffn_up"),  # in architectures that say so
     "ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps"),  # of each expert
 }
-_NAME = re.compile(r"(blk\.\d+\.)(\w+)(\.weight|\.bias)")
+_NAME = re.compile(rf"(blk\.\d+\.)(\w+)\.(weight|bias|{'|'.join(SCALES)})")
 #: What no file holds in parts.
 _ALWAYS = ("ffn_up",)
 
@@ -27,6 +28,8 @@ def split(
     config: Config, tensors: Mapping[str, gguf.TensorInfo], file: str
 ) -> dict[str, gguf.TensorInfo]:
     """A file's tensors, those that hold the rows of several as these.
+
+    The whole's scales are those of each of them.
 
     Raises GGUFError for one of another shape, or beside its parts.
     """
@@ -38,18 +41,22 @@ def split(
         parts = fused.get(name, ())
         if any(part not in expected for part in parts) or _is_apart(name, parts, tensors):
             parts = ()
+        is_scale = _suffix(name) in SCALES
+        if is_scale and _weight(name) not in tensors:  # then its parts' weights have none
+            parts = ()
         if not parts:
             found[name] = info
             continue
         if beside := [part for part in parts if part in tensors and part != name]:
             raise GGUFError(file, f"tensor {name!r}", f"is there beside {beside[0]!r}")
-        rows = [expected[part].shape[info.row_axis] for part in parts]
         first = expected[parts[0]].shape
-        whole = (*first[: info.row_axis], sum(rows), *first[info.row_axis + 1 :])
+        at = max(len(first) - 2, 0)
+        rows = [expected[part].shape[at] for part in parts]
+        whole = (*first[:at], rows[0] if is_scale else sum(rows), *first[at + 1 :])
         if info.shape != whole:
             problem = f"has shape {info.shape}, expected {whole}"
             raise GGUFError(file, f"tensor {name!r}", problem)
-        starts = itertools.accumulate(rows, initial=0)
+        starts = itertools.repeat(0) if is_scale else itertools.accumulate(rows, initial=0)
         for part, start, count in zip(parts, starts, rows, strict=False):
             found[part] = info.part(part, start, count)
     return found
@@ -63,20 +70,29 @@ def _parts(config: Config, name: str) -> tuple[str, ...]:
     layer, short, suffix = match.groups()
     if short in _ALWAYS and short not in config.kind.fused:
         return ()
-    return tuple(f"{layer}{part}{suffix}" for part in FUSED.get(short, ()))
+    return tuple(f"{layer}{part}.{suffix}" for part in FUSED.get(short, ()))
 
 
 def _is_apart(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
     """True of the `ffn_up` of a file that has a `ffn_gate` beside it."""
-    return name in parts and all(part in tensors for part in parts)
+    return name in parts and all(_weight(part) in tensors for part in parts)
+
+
+def _suffix(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _weight(name: str) -> str:
+    """The name of the weight that a tensor is, or stands beside."""
+    return f"{name.rpartition('.')[0]}.weight"
 
 
 def _wholes(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(name in files, names of its parts) of those that the architecture's files hold so."""
     for layer, short, suffix in itertools.product(
-        range(config.num_layers), config.kind.fused, (".weight", ".bias")
+        range(config.num_layers), config.kind.fused, ("weight", "bias")
     ):
-        whole = f"blk.{layer}.{short}{suffix}"
+        whole = f"blk.{layer}.{short}.{suffix}"
         parts = _parts(config, whole)
         if all(part in names for part in parts):
             yield whole, parts
@@ -87,22 +103,48 @@ def joined(
 ) -> dict[str, gguf.TensorPieces]:
     """Tensors as the architecture's files hold them: the inverse of `split`.
 
-    Parts of several types stay apart; GGUFError where no file holds them so.
+    Parts of several types or scales stay apart; GGUFError where no file holds them so.
     """
     found = dict(tensors)
     for whole, parts in _wholes(config, tensors):
-        pieces = [found.pop(part) for part in parts]
+        pieces = [tensors[part] for part in parts]
         types = sorted({piece.type for piece in pieces})
-        if len(types) > 1:
+        scales = [_scales(part, tensors) for part in parts]
+        problem = f"the types {', '.join(types)}" if len(types) > 1 else ""
+        if any(one != scales[0] for one in scales):
+            problem = problem or "scales that differ"
+        if problem:
             if any(f".{short}." in whole for short in _ALWAYS):
-                problem = f"holds {' and '.join(parts)}, which have the types {', '.join(types)}"
+                problem = f"holds {' and '.join(parts)}, which have {problem}"
                 raise GGUFError(file, f"tensor {whole!r}", problem)
-            found |= zip(parts, pieces, strict=True)
             continue
+        for part, suffix in itertools.product(parts, scales[0]):
+            scale = found.pop(_beside(part, suffix))
+            found[_beside(whole, suffix)] = scale
+        for part in parts:
+            del found[part]
         first, *rest = (piece.shape for piece in pieces)
         shape = (first[0] + sum(other[0] for other in rest), *first[1:])
         found[whole] = gguf.TensorPieces(types[0], shape, _chained(pieces))
     return found
+
+
+def _beside(weight: str, suffix: str) -> str:
+    return f"{weight.removesuffix('weight')}{suffix}"
+
+
+def _scales(
+    name: str, tensors: Mapping[str, gguf.TensorPieces]
+) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Suffix -> type, shape and bytes of the scales beside a weight."""
+    if _suffix(name) != "weight":
+        return {}
+    held = {suffix: tensors.get(_beside(name, suffix)) for suffix in SCALES}
+    return {
+        suffix: (scale.type, scale.shape, b"".join(bytes(piece) for piece in scale.pieces()))
+        for suffix, scale in held.items()
+        if scale is not None
+    }
 
 
 def _chained(pieces: list[gguf.TensorPieces]) -> Callable[[], Iterator[Any]]:

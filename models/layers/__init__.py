@@ -2,7 +2,7 @@
 
 A sublayer maps x to x + post_norm(f(norm(x))) and owns its norms. Fused operations take the weights
 of Linears and RMSNorms. Where another module stands in a Linear's place, such as an adapter around
-it, the same steps run one by one.
+it, or where a Linear has a scale, the same steps run one by one.
 """
 
 from __future__ import annotations

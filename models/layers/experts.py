@@ -13,23 +13,33 @@ import jax_q4k as jq
 
 from .. import flax_types
 from ..expert_fields import Experts as Shape
-from .linear import Linear, Norm, added
+from .linear import Linear, Norm, RMSNorm, added, normalized, scaled
 from .mlp import MLP, activate
 
 
 class ExpertLinear(nnx.Module):
     """x (..., k) of tokens, and ids (..., top) of their experts -> (..., top, n).
 
-    weight: (experts, n, k), packed or float. bias: float32 (experts, n), or None.
+    weight: (experts, n, k), packed or float. bias: float32 (experts, n), or None. scale,
+    input_scale: float32 (experts,), or None, as Linear has them.
     """
 
-    def __init__(self, weight: jq.QuantizedArray | Array, bias: Array | None = None) -> None:
+    def __init__(
+        self,
+        weight: jq.QuantizedArray | Array,
+        bias: Array | None = None,
+        scale: Array | None = None,
+        input_scale: Array | None = None,
+    ) -> None:
         self.weight = flax_types.variable(weight)
         self.bias = None if bias is None else nnx.Param(bias)
+        self.scale = None if scale is None else nnx.Param(scale)
+        self.input_scale = None if input_scale is None else nnx.Variable(input_scale)
 
     def __call__(self, x: Array, ids: Array) -> Array:
         y = jq.expert_matmul(x, self.weight, ids)
-        return y if self.bias is None else y + self.bias.get_value()[ids]
+        scale = None if self.scale is None else jq.embedding(ids, self.scale[:, None])
+        return scaled(y, scale, None if self.bias is None else jq.embedding(ids, self.bias))
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -68,28 +78,45 @@ class Experts(nnx.Module):
 
     def route(self, h: Array) -> tuple[Array, Array]:
         """Ids int32 (..., used) and weights float32 (..., used) of the experts of normalized h."""
-        logits = jq.matmul(h, self.router.weight, bias=self.router.bias, activations="f32")
-        options: dict[str, Any] = {
-            name: getattr(self.shape, name)
-            for name in ("gating", "groups", "groups_used", "normalize", "scale")
-        }
+        bias, options = self._selection()
+        return jq.route(self._logits(h, None), self.shape.used, bias=bias, **options)
+
+    def _logits(self, x: Array, norm: Norm | None) -> Array:
+        """Logits (..., experts) of norm(x)."""
+        x, options = normalized(x, norm)
+        (logits,) = jq.linear(
+            *(x, [self.router.weight]),
+            biases=[self.router.bias],
+            activations="f32",
+            **options,
+        )
+        return logits
+
+    def _selection(self) -> tuple[Array | None, dict[str, Any]]:
+        """The selection's bias, and the other arguments of the choice."""
+        names = ("gating", "groups", "groups_used", "normalize", "scale")
         bias = None if self.selection_bias is None else self.selection_bias.get_value()
-        return jq.route(logits, self.shape.used, bias=bias, **options)
+        return bias, {name: getattr(self.shape, name) for name in names}
 
     def _mixture(self, x: Array, residual: Array | None) -> Array:
-        h = x if self.norm is None else self.norm(x)
-        ids, weights = self.route(h)
+        modules = self.gate, self.up, self.down
+        plain = all(type(m) is ExpertLinear and m.scale is None for m in modules)
+        fused = plain and self.shared is None and isinstance(self.norm, RMSNorm)
+        norm, h = (self.norm, x) if fused or self.norm is None else (None, self.norm(x))
         if self.shared is not None:
             residual = self._shared(h, residual)
-        modules = self.gate, self.up, self.down
-        if all(type(module) is ExpertLinear for module in modules):
-            gate, up, down = (module.weight for module in modules)
-            options: dict[str, Any] = {
+        if plain:
+            logits, (bias, options) = self._logits(h, norm), self._selection()
+            h, norms = normalized(h, norm)
+            options |= {
+                "selection_bias": bias,
                 "activation": self.activation,
                 "biases": [module.bias for module in modules],
                 "residual": residual,
             }
-            return jq.expert_mlp(h, gate, up, down, ids, weights, **options)
+            gate, up, down = (module.weight for module in modules)
+            return jq.routed_mlp(h, logits, gate, up, down, self.shape.used, **options, **norms)
+        ids, weights = self.route(h)
         activated = activate(self.activation, self.gate(h, ids), self.up(h, ids))
         y = (weights[..., None] * self.down(activated, ids)).sum(-2)
         return y if residual is None else residual + y

@@ -15,14 +15,33 @@ from .. import flax_types
 
 
 class Linear(nnx.Module):
-    """x (..., k) -> x @ W.T + b (..., n); W packed or float, b float32 or None."""
+    """x (..., k) -> scale * x @ W.T + b (..., n); W packed or float, b float32 or None.
 
-    def __init__(self, weight: jq.QuantizedArray | Array, bias: Array | None = None) -> None:
+    scale: float32 (1,); None: 1. input_scale: kept so that a saved file holds it; products do not
+    use it, as llama.cpp's do not.
+    """
+
+    def __init__(
+        self,
+        weight: jq.QuantizedArray | Array,
+        bias: Array | None = None,
+        scale: Array | None = None,
+        input_scale: Array | None = None,
+    ) -> None:
         self.weight = flax_types.variable(weight)
         self.bias = None if bias is None else nnx.Param(bias)
+        self.scale = None if scale is None else nnx.Param(scale)
+        self.input_scale = None if input_scale is None else nnx.Variable(input_scale)
 
     def __call__(self, x: Array) -> Array:
-        return jq.matmul(x, self.weight, bias=self.bias)
+        if self.scale is None:
+            return jq.matmul(x, self.weight, bias=self.bias)
+        return self.of_product(jq.matmul(x, self.weight))
+
+    def of_product(self, y: Array) -> Array:
+        """scale * y + b, of y = x @ W.T."""
+        scale = None if self.scale is None else self.scale.get_value().reshape(())
+        return scaled(y, scale, None if self.bias is None else self.bias.get_value())
 
 
 class RMSNorm(nnx.Module):
@@ -67,18 +86,29 @@ def linear(
 
     x (..., k) -> (..., n_i).
     """
-    if not fusible(*projections):
+    if not all(type(projection) is Linear for projection in projections):
         h = x if norm is None else norm(x)
         ys = [projection(h) for projection in projections]
         return ys if residual is None else [residual + y for y in ys]
     weights, biases = [p.weight for p in projections], [p.bias for p in projections]
     x, options = normalized(x, norm)
-    return list(jq.linear(x, weights, biases=biases, residual=residual, **options))
+    if fusible(*projections):
+        return list(jq.linear(x, weights, biases=biases, residual=residual, **options))
+    products = jq.linear(x, weights, **options)
+    ys = [p.of_product(y) for p, y in zip(projections, products, strict=True)]
+    return ys if residual is None else [residual + y for y in ys]
 
 
 def fusible(*projections: Any) -> bool:
     """True of modules whose weights fused operations take."""
-    return all(type(projection) is Linear for projection in projections)
+    return all(type(p) is Linear and p.scale is None for p in projections)
+
+
+def scaled(y: Array, scale: Array | None, bias: Array | None) -> Array:
+    """scale * y + bias, computed in float32, of y's dtype."""
+    z = y.astype(jnp.float32)
+    z = z if scale is None else scale * z
+    return (z if bias is None else z + bias).astype(y.dtype)
 
 
 def normalized(x: Array, norm: Norm | None) -> tuple[Array, dict[str, Any]]:

@@ -17,6 +17,7 @@ from .quantize_q8_1 import QUANTIZE_Q8_1
 from .rms_norm import RMS_NORM
 from .rope_append import ROPE_APPEND
 from .route import ROUTE
+from .router import ROUTER
 from .top_k import TOP_K
 
 FAMILIES: dict[str, Family] = {
@@ -37,6 +38,7 @@ FAMILIES: dict[str, Family] = {
         MERGE_ATTENTION,
         ARGMAX,
         TOP_K,
+        ROUTER,
         ROUTE,
     )
 }

@@ -5,86 +5,151 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 from ..limits import MAX_ROUTED, MAX_ROUTED_EXPERTS
-from ..ptx import WARP, Builder, KernelError, Value, f32, kernel, s32, u32
+from ..ptx import WARP, Builder, KernelError, Pointer, Value, f32, kernel, s32, u32
 from .activation import LOG2_E
 from .argmax import order_key
 from .family import Case, Family, once
 
 
-@kernel
-def route(
-    k: Builder,
-    *,
-    rows: int,
-    experts: int,
-    top: int,
-    gating: Literal["softmax", "sigmoid"] = "softmax",
-    bias: bool = False,
-    normalize: bool = True,
-    least: float = 0.0,
-    scale: float = 1.0,
-) -> None:
-    """The `top` experts of each row by score + bias, best first, and scale * score of each.
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Choice of `top` experts by their logits.
 
-    Scores are softmax or sigmoid of the logits; with `normalize` they are divided by their sum, at
-    least `least`. NaN counts as infinity; of equals the lower id comes first. A warp has a row, and
-    its lanes every 32nd expert.
-
-    Operands: logits f32 (rows, experts), bias f32 (experts,). Results: ids s32 (rows, top), weights
-    f32 (rows, top).
+    Scores are softmax or sigmoid of the logits. Weights are scores, with `normalize` divided by
+    their sum, at least `least`, times `scale`. bias: whether one of the experts' scores, f32
+    (experts,), is added where they are chosen.
     """
-    if not (1 <= top <= min(MAX_ROUTED, experts) and experts <= MAX_ROUTED_EXPERTS):
-        raise KernelError(
-            f"top={top} of experts={experts}: it must be 1 to {MAX_ROUTED}, of at most"
-            f" {MAX_ROUTED_EXPERTS} experts"
-        )
-    logits = k.input("logits", f32, (rows, experts))
-    biases = k.input("bias", f32, (experts,), constant=True) if bias else None
-    ids, weights = k.output("ids", s32, (rows, top)), k.output("weights", f32, (rows, top))
-    k.launch((rows,), WARP)
-    row = k.block_id()
+
+    top: int
+    gating: Literal["softmax", "sigmoid"] = "softmax"
+    bias: bool = False
+    normalize: bool = True
+    least: float = 0.0
+    scale: float = 1.0
+
+    def check(self, experts: int) -> None:
+        """Raises KernelError unless a warp can choose among so many experts."""
+        if not (1 <= self.top <= min(MAX_ROUTED, experts) and experts <= MAX_ROUTED_EXPERTS):
+            raise KernelError(
+                f"top={self.top} of experts={experts}: it must be 1 to {MAX_ROUTED}, of at most"
+                f" {MAX_ROUTED_EXPERTS} experts"
+            )
+        if self.gating not in ("softmax", "sigmoid"):
+            raise KernelError(f"gating={self.gating!r} must be softmax or sigmoid")
+
+
+@dataclass(frozen=True)
+class Best:
+    """A token's best experts, found by a warp.
+
+    Attributes:
+      ids, weights: the lane's, u32 and f32: of the expert in the lane's place, where there is one.
+      last: the id (u32) in the last place that was filled.
+    """
+
+    ids: Value
+    weights: Value
+    last: Value
+
+
+def best_experts(
+    k: Builder, routing: Routing, logits: Pointer, bias: Pointer | None, places: Value | int
+) -> Best:
+    """The best experts of a token, the first `places` (1 to top) of them; all 32 lanes come here.
+
+    NaN counts as infinity; of equals the lower id comes first. Lanes hold every 32nd expert, and
+    what is best among the lanes is a single instruction. Weights are right where all places are
+    filled, if they are normalized.
+
+    Args:
+      logits, bias: f32 (experts,).
+    """
+    (experts,) = logits.shape
     starts = range(0, experts, WARP)
     own = [k.lane_id + start if start else k.lane_id for start in starts]
     inside = [
         None if start + WARP <= experts else id < experts
         for start, id in zip(starts, own, strict=True)
     ]
-    loaded = [logits.at(row, id).load(where=there) for id, there in zip(own, inside, strict=True)]
-    scores = _scores(k, gating, loaded, inside)
+    loaded = [logits.at(id).load(where=there) for id, there in zip(own, inside, strict=True)]
+    scores = _scores(k, routing.gating, loaded, inside)
     keys = []
     for id, score, there in zip(own, scores, inside, strict=True):
-        rank = score if biases is None else score + biases.at(id).load(where=there)
+        rank = score if bias is None else score + bias.at(id).load(where=there)
         rank = k.select(k.is_nan(rank), k.const(f32, math.inf), rank)
         key = order_key(k, rank)
         keys.append(k.var(u32, key if there is None else k.select(there, key, 0)))
     chosen_id, chosen_score = k.var(u32, 0), k.var(f32, 0.0)
-    total = k.var(f32, 0.0)
-    with k.loop(0, top) as place:
+    last, total = k.var(u32, 0), k.var(f32, 0.0)
+    with k.loop(0, places) as place:
         left: list[Value] = [*keys]
-        best = k.warp_reduce(functools.reduce(k.maximum, left), k.maximum)
+        best = k.redux(functools.reduce(k.maximum, left), "max")
         mine = k.const(u32, MAX_ROUTED_EXPERTS)
         for id, key in reversed(list(zip(own, keys, strict=True))):
             mine = k.select(key == best, id, mine)
-        winner = k.warp_reduce(mine, k.minimum)
-        part = k.const(f32, 0.0)
+        winner = k.redux(mine, "min")
+        part = k.const(u32, 0)
         for id, key, score in zip(own, keys, scores, strict=True):
-            part = k.select(id == winner, score, part)
+            part = k.select(id == winner, score.bits(u32), part)
             key.set(k.select(id == winner, k.const(u32, 0), key))
-        score = k.warp_sum(part)
+        score = k.redux(part, "max").bits(f32)  # of the bits of one lane's and of zeros
         total += score
+        last.set(winner)
         chosen_id.set(k.select(k.lane_id == place, winner, chosen_id))
         chosen_score.set(k.select(k.lane_id == place, score, chosen_score))
     weight: Value = chosen_score
-    if normalize:
-        weight = weight / k.maximum(total, least, keep_nan=True)
-    if scale != 1:
-        weight = weight * scale
-    stored = k.lane_id < top
-    ids.at(row, k.lane_id).store(0, chosen_id.bits(s32), where=stored)
-    weights.at(row, k.lane_id).store(0, weight, where=stored)
+    if routing.normalize:
+        weight = weight / k.maximum(total, routing.least, keep_nan=True)
+    if routing.scale != 1:
+        weight = weight * routing.scale
+    return Best(chosen_id, weight, last)
+
+
+class Router:
+    """Operands and results of a routing: declares them, chooses, stores.
+
+    Operands: logits f32 (rows, experts), with a bias selection_bias f32 (experts,). Results: ids
+    s32 (rows, top), weights f32 (rows, top).
+    """
+
+    def __init__(self, k: Builder, routing: Routing, rows: int, experts: int) -> None:
+        routing.check(experts)
+        self._k, self._routing = k, routing
+        self._logits = k.input("logits", f32, (rows, experts))
+        self._bias = (
+            k.input("selection_bias", f32, (experts,), constant=True) if routing.bias else None
+        )
+        self._ids = k.output("ids", s32, (rows, routing.top))
+        self._weights = k.output("weights", f32, (rows, routing.top))
+
+    def best(self, row: Value, places: Value | int) -> Best:
+        """The first `places` experts of a row."""
+        logits = self._logits.at(row).reshape(self._logits.shape[1])
+        return best_experts(self._k, self._routing, logits, self._bias, places)
+
+    def store(self, row: Value, best: Best, where: Value | None = None) -> None:
+        """Stores all of a row's experts, by one warp."""
+        lane = self._k.lane_id
+        stored = lane < self._routing.top
+        stored = stored if where is None else stored & where
+        self._ids.at(row, lane).store(0, best.ids.bits(s32), where=stored)
+        self._weights.at(row, lane).store(0, best.weights, where=stored)
+
+
+@kernel
+def route(k: Builder, *, rows: int, experts: int, routing: Routing) -> None:
+    """The `top` experts of each row by score + bias, best first, and their weights (`Routing`).
+
+    A warp has a row. Operands and results: those of `Router`.
+    """
+    router = Router(k, routing, rows, experts)
+    k.launch((rows,), WARP)
+    row = k.block_id()
+    router.store(row, router.best(row, routing.top))
 
 
 def _scores(
@@ -94,8 +159,6 @@ def _scores(
     if gating == "sigmoid":
         one = k.const(f32, 1.0)
         return [one / (k.exp2(x * -LOG2_E) + 1.0) for x in logits]
-    if gating != "softmax":
-        raise KernelError(f"gating={gating!r} must be softmax or sigmoid")
     lowest = k.const(f32, -math.inf)
     there = [
         x if known is None else k.select(known, x, lowest)
@@ -112,11 +175,15 @@ ROUTE = Family(
     "route",
     route,
     (
-        Case("route-128-8", "route", dict(rows=1, experts=128, top=8)),
+        Case("route-128-8", "route", dict(rows=1, experts=128, routing=Routing(top=8))),
         Case(
             "route-sigmoid-256-8",
             "route",
-            dict(rows=8, experts=256, top=8, gating="sigmoid", bias=True, scale=2.5),
+            dict(
+                rows=8,
+                experts=256,
+                routing=Routing(top=8, gating="sigmoid", bias=True, scale=2.5),
+            ),
         ),
     ),
     passes=once,

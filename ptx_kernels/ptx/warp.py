@@ -67,6 +67,16 @@ def warp_max(k: Text, value: Value, *, lanes: int = WARP, stride: int = 1) -> Va
     return warp_reduce(k, value, lambda a, b: apply(k, "max", a, b), lanes=lanes, stride=stride)
 
 
+def redux(k: Text, value: Value, operation: str) -> Value:
+    """The `add`, `min` or `max` of u32 or s32 over the warp's 32 lanes, each of which gets it.
+
+    One instruction (sm_80), where `warp_reduce` takes ten.
+    """
+    result = register(k, value.type)
+    issue(k, f"redux.sync.{operation}.{value.type}", result, value, _FULL_MASK)
+    return result
+
+
 def mma(
     k: Text,
     a: Sequence[Value],

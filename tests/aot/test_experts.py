@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ import jax_q4k as jq
 from jax_q4k import models
 from ptx_kernels import formats
 from tools import aot
+from tools.launches import layer_launches
+from tools.random_model import QWEN_3_30B_A3B, random_model
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
 
@@ -33,11 +36,8 @@ def launches(tokens: int) -> list[str]:
     """Kernels of norm, router, experts and residual, in order."""
 
     def layer(x: Any, norm: Any, router: Any, gate: Any, up: Any, down: Any) -> Any:
-        logits = jnp.dot(jq.rms_norm(x, norm, eps=1e-6), router.T, precision="highest")
-        ids, weights = jq.route(logits, TOP)
-        return jq.expert_mlp(
-            x, gate, up, down, ids, weights, norm_weight=norm, eps=1e-6, residual=x
-        )
+        logits = jq.rms_norm_matmul(x, norm, router, eps=1e-6, activations="f32")
+        return jq.routed_mlp(x, logits, gate, up, down, TOP, norm_weight=norm, eps=1e-6, residual=x)
 
     rows, norm, router = (
         jax.ShapeDtypeStruct(shape, jnp.float32)
@@ -57,11 +57,25 @@ def launches(tokens: int) -> list[str]:
     return [launch.name for launch in program.launches]
 
 
-def test_a_token_takes_five_launches():
-    """The norm, the logits (XLA's), the route, and two for the experts."""
-    rms_norm, _, *others = launches(1)
-    assert rms_norm == "rms_norm"
-    assert others == ["route", "expert_gated_matvec_q4_k_m1", "mixture_matvec_q6_k_m1"]
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_a_token_takes_three_launches(tokens):
+    """The logits, and two for the experts, of which the first chooses them; each has its norm."""
+    first, second = f"routed_gated_matvec_q4_k_m{tokens}", f"mixture_matvec_q6_k_m{tokens}"
+    assert launches(tokens) == ["router", first, second]
+
+
+def test_a_layer_takes_eight_launches(record_property):
+    """A step of two layers: five for the attention, three for the experts."""
+    model = random_model(dataclasses.replace(QWEN_3_30B_A3B, num_layers=2), abstract=True)
+    function, arguments = models.abstract_programs(model, capacity=4096, cache_dtype=jnp.bfloat16)[
+        "decode"
+    ]
+    program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+    layers = [layer_launches(program, i) for i in range(2)]
+    record_property("figure", f"qwen-3-30b-a3b: {len(layers[0])} kernels per layer")
+    assert all(len(layer) <= 8 for layer in layers)
+    assert all(t in program.ptx_launches for layer in layers for t in layer)
+    assert all("router" in [t.name for t in layer] for layer in layers)
 
 
 def test_a_prompt_takes_three_products():

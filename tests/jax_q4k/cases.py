@@ -95,6 +95,17 @@ CASES = {
         (X, EXPERTS["Q4_K"], EXPERTS["Q6_K"], CHOSEN, WEIGHTS, NORM, EXPERT_BIAS, RESIDUAL),
         True,
     ),
+    "routed_mlp": (
+        lambda x, p, g, d, n, b, r: jq.routed_mlp(
+            *(x, p, g, g, d, 2),
+            norm_weight=n,
+            eps=1e-5,
+            biases=(b, b, b),
+            residual=r,
+        ),
+        (X, X[:, :4], EXPERTS["Q4_K"], EXPERTS["Q6_K"], NORM, EXPERT_BIAS, RESIDUAL),
+        True,
+    ),
     **{f"dequantize {name}": (jq.dequantize, (w,), False) for name, w in W.items()},
     **{f"embedding {name}": (jq.embedding, (IDS, w), False) for name, w in W.items()},
     "embedding of floats": (jq.embedding, (IDS, WEIGHT), False),

@@ -24,6 +24,7 @@ NAMES = {
     "mlp": "mlp",
     "expert_matmul": "expert_matmul",
     "expert_mlp": "expert_mlp",
+    "routed_mlp": "routed_mlp",
     "route": "route",
     "quantize_q8_1": "quantize_q8_1",
     "rope_append": "rope_append",

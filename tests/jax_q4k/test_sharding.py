@@ -180,7 +180,12 @@ def experts() -> dict[str, Case]:
     def plain(x: Any, i: Any, p: Any, g: Any, u: Any, d: Any) -> jax.Array:
         return jq.expert_mlp(x, g, u, d, i, p, activations="f32")
 
+    def chosen(x: Any, r: Any, g: Any, u: Any, d: Any, b: Any, a: Any, s: Any) -> jax.Array:
+        options = {"biases": (b, b, a), "down_scale": s, "residual": x[:, :64]}
+        return jq.routed_mlp(x, r, g, u, d, 3, activations="f32", **options)
+
     given, moving = (x, ids, weights, gate, up, down, bias, last, scale), (0, 2, 6, 7, 8)
+    routed_given = (x, normal(8, 8), *given[3:])
     both, inner = P("dp", "tp"), P(None, None, "tp")
     return {
         "route": Case(routed, (x[:, :16],), (BATCH,), (BATCH, BATCH), (0,)),
@@ -207,6 +212,15 @@ def experts() -> dict[str, Case]:
             mlp,
             given,
             (WHOLE, WHOLE, WHOLE, both, both, P("dp", None, "tp"), both, BATCH, BATCH),
+            (WHOLE,),
+        ),
+        "routed_mlp-experts": Case(
+            chosen, routed_given, (BATCH, BATCH, *(ROWS,) * 6), (BATCH,), (0, 1, 5, 6, 7)
+        ),
+        "routed_mlp-experts-inner": Case(
+            chosen,
+            routed_given,
+            (WHOLE, WHOLE, both, both, P("dp", None, "tp"), both, BATCH, BATCH),
             (WHOLE,),
         ),
         "expert_mlp-rows": Case(  # three blocks of columns, which four devices cannot split

@@ -43,6 +43,10 @@ CASES = {
         lambda x, i, p: jq.expert_mlp(x, EXPERTS, EXPERTS, EXPERTS, i, p),
         (ROWS, array(B, 2, dtype=jnp.int32), array(B, 2)),
     ),
+    "routed_mlp": (
+        lambda x, r: jq.routed_mlp(x, r, EXPERTS, EXPERTS, EXPERTS, 1),
+        (ROWS, array(B, EXPERTS.shape[0])),
+    ),
     "embedding": (lambda ids: jq.embedding(ids, W), (IDS,)),
     "argmax": (jq.argmax, (ROWS,)),
     "top_k": (lambda x: jq.top_k(x, 5), (ROWS,)),

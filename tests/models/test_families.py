@@ -82,14 +82,16 @@ def test_paged_decode_of_prompts_of_two_lengths(name):
 
 @pytest.mark.parametrize("name", WITH_EXPERTS)
 def test_tokens_have_the_experts_that_llama_cpp_gives_them(name, monkeypatch):
-    chosen, route = [], jq.route
+    chosen, routed_mlp = [], jq.routed_mlp
 
-    def recorded(*args, **options):
-        ids, weights = route(*args, **options)
+    def recorded(x, logits, gate, up, down, top, *, selection_bias, **options):
+        names = ("gating", "groups", "groups_used", "normalize", "scale")
+        given = {name: options[name] for name in names}
+        ids, _ = jq.route(logits, top, bias=selection_bias, **given)
         chosen.append(np.asarray(ids)[0])
-        return ids, weights
+        return routed_mlp(x, logits, gate, up, down, top, selection_bias=selection_bias, **options)
 
-    monkeypatch.setattr(jq, "route", recorded)
+    monkeypatch.setattr(jq, "routed_mlp", recorded)
     model(name).decoder()(jnp.array(reference(name).tokens[None]))
     with np.load(GOLDEN / f"{name}.npz") as data:
         np.testing.assert_array_equal(chosen, data["routes_f32"])

@@ -290,6 +290,28 @@ def experts() -> list[Case]:
             activations=(0, 6, 9),
             moving=(0, 5, 6, 7, 8, 9),
         ),
+        Case(
+            "routed_mlp",
+            lambda x, p, g, u, d, n, b, s, r: jq.routed_mlp(
+                *(x, p, g, u, d, 2),
+                gating="sigmoid",
+                scale=1.5,
+                activation="swiglu_oai",
+                biases=(b, b, None),
+                down_scale=s,
+                norm_weight=n,
+                eps=EPS,
+                residual=r,
+            ),
+            _routed_mlp,
+            (x, logits[:, :4], gate, up, down, norm, biases, scale, residual),
+            (ROWS, ROWS, *(WHOLE,) * 6, ROWS),
+            ROWS,
+            examples=(0, 1, 8),
+            weights=(2, 3, 4, 5, 6, 7),
+            activations=(0, 5, 8),
+            moving=(0, 1, 5, 6, 7, 8),
+        ),
     ]
 
 
@@ -315,6 +337,15 @@ def _expert_mlp(
     up = jnp.clip(_expert_products(x, u, ids) + b[ids], -7, 7)
     h = gate * jax.nn.sigmoid(1.702 * gate) * (up + 1)
     return residual + jnp.einsum("mtn,mt->mn", _expert_products(h, d, ids), p * scale[ids])
+
+
+def _routed_mlp(x: Any, logits: Any, g: Any, u: Any, d: Any, *rest: Any) -> Any:
+    norm, b, scale, residual = rest
+    scores = 1 / (1 + jnp.exp(-logits))
+    _, ids = jax.lax.top_k(scores, 2)
+    weights = jnp.take_along_axis(scores, ids, axis=-1)
+    weights = 1.5 * weights / jnp.sum(weights, axis=-1, keepdims=True)
+    return _expert_mlp(x, g, u, d, ids, weights, norm, b, scale, residual)
 
 
 def rows() -> list[Case]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...ptx import Builder, KernelError, Value, s32, u32
+from ..route import Router, Routing
 from .epilogue import Epilogue
 from .rows import BlockRow
 
@@ -15,11 +16,11 @@ from .rows import BlockRow
 class Choice(BlockRow):
     """A token's choice of an expert, one of `count` of all tokens.
 
-    named: whether its id names one, and it is not just 0.
+    named: whether its id names one, and it is not just 0; None: it does.
     """
 
     count: int
-    named: Value
+    named: Value | None
 
 
 def check_choices(experts: int, top: int) -> None:
@@ -28,21 +29,43 @@ def check_choices(experts: int, top: int) -> None:
         raise KernelError(f"experts={experts} and top={top} must both be at least 1, or both 0")
 
 
-def chosen(k: Builder, m: int, experts: int, top: int) -> Choice | None:
+def chosen(
+    k: Builder, m: int, experts: int, top: int, routing: Routing | None = None
+) -> Choice | None:
     """The block's choice, by its place along y: a value of the operand `ids`, s32 (m, top).
 
-    None for `experts` and `top` of 0. An id outside 0 to experts - 1 names none.
+    None for `experts` and `top` of 0. An id outside 0 to experts - 1 names none. With a `routing`
+    the block chooses for itself (see `_routed`).
     """
     if not experts and not top:
         return None
     check_choices(experts, top)
     row = k.block_id("y")
+    if routing is not None:
+        return _routed(k, m, experts, top, routing, row)
     id = k.input("ids", s32, (m, top)).at(0, row).load().bits(u32)
     named = id < experts
     expert = k.select(named, id, 0)
     return Choice(
         token=row // top, row=row, experts=experts, expert=expert, count=m * top, named=named
     )
+
+
+def _routed(k: Builder, m: int, experts: int, top: int, routing: Routing, row: Value) -> Choice:
+    """The block's choice by its token's logits, with the operands and results of a `Router`.
+
+    Every warp looks for itself, in fewer instructions than it would wait for another, and no
+    farther than the block's place. A token's first block finds all places, and stores them.
+    """
+    if routing.top != top:
+        raise KernelError(f"top={top} must be the routing's, {routing.top}")
+    router = Router(k, routing, m, experts)
+    token, place = row // top, row % top
+    first = (k.block_id() == 0) & (place == 0)
+    best = router.best(token, k.select(first, k.const(u32, top), place + 1))
+    router.store(token, best, where=first & (k.warp_id == 0))
+    expert = k.select(first, k.shuffle(best.ids, 0), best.last)
+    return Choice(token=token, row=row, experts=experts, expert=expert, count=m * top, named=None)
 
 
 @contextlib.contextmanager
@@ -53,7 +76,7 @@ def where_named(
 
     `blocks`: along x. All threads of a block take the same way, so that barriers may lie in it.
     """
-    if choice is None:
+    if choice is None or choice.named is None:
         yield
         return
     with k.when(choice.named) as branch:

@@ -202,7 +202,7 @@ _MIXTURES = (
             n=2048,
             **_EXPERTS,
         )
-        for format, lanes, m in (("Q4_K", 8, 1), ("Q6_K", 4, 1), ("Q4_K", 8, 8))
+        for format, lanes, m in (("Q4_K", 4, 1), ("Q6_K", 4, 1), ("Q4_K", 4, 8))
     ),
     _fused(
         "MXFP4",

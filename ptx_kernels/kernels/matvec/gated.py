@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...ptx import Builder, KernelError, kernel
+from ..route import Routing
 from .config import MatvecConfig
 from .epilogue import Epilogue
 from .experts import chosen
@@ -32,6 +33,7 @@ def gated_matvec(
     biases: bool = False,
     experts: int = 0,
     top: int = 0,
+    routing: Routing | None = None,
     output: Literal["f32", "q8_1"] = "f32",
     config: MatvecConfig,
 ) -> None:
@@ -41,15 +43,17 @@ def gated_matvec(
 
     A team computes the same rows of both. Formats may differ; operands are as those of `matvec`,
     with the planes of `gate` and then of `up` first, and with `biases` one of each, f32 (n,), which
-    come before the gate; `experts` and `top` as there.
+    come before the gate; `experts` and `top` as there. With a `routing` the logits take the place
+    of the ids, which are then a result, with their weights, before y (`route.Router`).
     """
     if len(formats) != 2:
         raise KernelError(f"formats={formats} must be those of gate and up")
-    choice = chosen(k, m, experts, top)
+    choice = chosen(k, m, experts, top, routing)
     for format in formats:
         config.check(format, n, columns, 1 if choice else m)
     names = "_".join(dict.fromkeys(f.lower() for f in formats))
-    k.name = f"{'expert_' if choice else ''}gated_matvec_{names}_m{m}"
+    kind = "routed_" if routing else "expert_" if choice else ""
+    k.name = f"{kind}gated_matvec_{names}_m{m}"
     pair = [
         matrix(k, f, n, columns, prefix=p, layers=layers, own=choice)
         for f, p in zip(formats, ("gate_", "up_"), strict=True)

@@ -171,17 +171,19 @@ def _mixture_matvec(
 ) -> MatvecConfig:
     """Config of `mixture_matvec` for m tokens, experts (n, columns); `exact`: f32 activations.
 
-    Rows are dealt to warps as those of a mat-vec; an expert's share of a row is a few trips, of
-    which as many are in flight as registers hold.
+    Rows are dealt to warps as those of a mat-vec. An expert's share of a row is a few trips: with
+    the fewest lanes that share 256 weights most choices are worked on at once, and scales are
+    unpacked least often; two trips are in flight.
     """
-    lanes = 8 if exact else block_format(format).tuning.gemv_lanes
+    lanes = 8 if exact else _fewest_lanes(format)
     rows = min(2 if n * m >= ROWS_TO_FILL * device.multiprocessors else 1, n)
-    trips = max(1, columns * lanes // (256 * 32))
     return MatvecConfig(
         activations="f32" if exact else "q8_1",
         rows_per_warp=rows,
         lanes=lanes,
-        unroll=1 if exact else min(trips, 4 // rows),
+        unroll=1 if exact else 2,
+        # one less than of a plain mat-vec: a choice's terms take registers, too
+        resident_blocks=4 if exact else block_format(format).tuning.gemv_resident_blocks - 1,
     )
 
 

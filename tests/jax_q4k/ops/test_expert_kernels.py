@@ -126,3 +126,110 @@ def test_route(options: dict[str, Any], kernels: list[str]) -> None:
     np.testing.assert_allclose(weights, want_weights, rtol=1e-5, atol=1e-30)
     calls = jq.explain(lambda x: jq.route(x, 5, **options), logits, platform="cuda").calls
     assert [kernel.name for call in calls for kernel in call.kernels] == kernels
+
+
+ROUTINGS: dict[str, dict[str, Any]] = {
+    "softmax": {},
+    "sigmoid": dict(gating="sigmoid", selection_bias=random(EXPERTS), scale=2.5, normalize=False),
+    "groups": dict(groups=3, groups_used=2),
+}
+
+
+def routed_mlp(x: jax.Array, logits: jax.Array, **options: Any) -> Any:
+    norm = dict(norm_weight=random(HIDDEN), eps=1e-5)
+    return jq.routed_mlp(x, logits, GATE, UP, DOWN, TOP, residual=x, **norm, **options)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("tokens, activations", [(1, "q8_1"), (3, "f32"), (11, "q8_1")])
+def test_routed_mlp(tokens: int, activations: str, routing: str) -> None:
+    """Equals among the logits; it is `expert_mlp` by `route`."""
+    x, logits = jnp.asarray(random(tokens, HIDDEN)), jnp.asarray(random(tokens, EXPERTS))
+    logits, options = logits.at[0, 1:4].set(7), ROUTINGS[routing] | {"activations": activations}
+    got, want = (by(name, lambda x: routed_mlp(x, logits, **options), x) for name in ("sim", "xla"))
+    assert nmse(got, want) <= (1e-6 if activations == "q8_1" else 1e-11)
+    with jq.implementation("sim", fused=False):
+        assert nmse(got, np.asarray(routed_mlp(x, logits, **options))) <= 1e-6
+
+
+@pytest.mark.parametrize("gating", ["softmax", "sigmoid"])
+def test_a_nan_among_the_logits_stays_with_its_token(gating: str) -> None:
+    x, logits = jnp.asarray(random(3, HIDDEN)), jnp.asarray(random(3, EXPERTS))
+    spoiled = logits.at[1, 2].set(jnp.nan)
+    got, want = (
+        by("sim", lambda x, given=given: routed_mlp(x, given, gating=gating), x)
+        for given in (spoiled, logits)
+    )
+    assert np.isnan(got[1]).all()
+    np.testing.assert_array_equal(got[[0, 2]], want[[0, 2]])
+
+
+@pytest.mark.parametrize(
+    "routing, kind", [("softmax", "routed"), ("sigmoid", "routed"), ("groups", "expert")]
+)
+def test_few_tokens_are_routed_by_the_first_product(routing: str, kind: str) -> None:
+    """Groups are XLA's to choose."""
+    (call,) = jq.explain(
+        lambda x, p: routed_mlp(x, p, **ROUTINGS[routing]),
+        jnp.ones((2, HIDDEN)),
+        jnp.ones((2, EXPERTS)),
+        platform="cuda",
+    ).calls
+    names = [kernel.name for kernel in call.kernels]
+    assert names == [f"{kind}_gated_matvec_q4_k_q6_k_m2", "mixture_matvec_q8_0_m2"]
+
+
+@pytest.mark.parametrize(
+    "rows, shape, bias, kernels",
+    [
+        (1, (6, 256), False, ["router"]),
+        (8, (6, 256), True, ["router"]),
+        (9, (6, 256), True, ["rms_norm"]),
+        (1, (513, 256), False, ["rms_norm"]),
+        (1, (6, 30), True, []),
+    ],
+)
+def test_a_router_and_its_norm_are_one_launch(
+    rows: int, shape: tuple[int, int], bias: bool, kernels: list[str]
+) -> None:
+    """Of few rows of weights and of activations; more are XLA's."""
+    x, w, norm = (jnp.asarray(random(*s)) for s in ((rows, shape[1]), shape, shape[1:]))
+    added = random(shape[0]) if bias else None
+
+    def logits(x: jax.Array) -> jax.Array:
+        return jq.rms_norm_matmul(x, norm, w, eps=1e-5, bias=added)
+
+    got, want = (by(name, logits, x) for name in ("sim", "xla"))
+    assert nmse(got, want) <= 1e-12
+    calls = jq.explain(logits, x, platform="cuda").calls
+    assert [kernel.name for call in calls for kernel in call.kernels] == kernels
+    gradients = []
+    for name in ("sim", "xla"):
+        with jq.implementation(name):
+            squares = jax.grad(
+                lambda x, w: (jq.rms_norm_matmul(x, norm, w, eps=1e-5) ** 2).sum(), (0, 1)
+            )
+            gradients.append(squares(x, w))
+    for a, b in zip(*gradients, strict=True):
+        assert nmse(np.asarray(a), np.asarray(b)) <= 1e-12
+    many = jax.vmap(lambda x: logits(x))(jnp.stack([x, 2 * x, -x]))
+    np.testing.assert_allclose(many[0], want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(logits=jnp.ones((3, 5))), r"logits has shape \(3, 5\)"),
+        (dict(selection_bias=jnp.ones(5)), r"selection_bias has shape \(5,\)"),
+        (dict(top=7), "top=7 must be 1 to 6"),
+        (dict(x=jnp.ones((3, 30))), "x has shape"),
+    ],
+)
+def test_errors_of_routed_mlp_name_the_argument(change: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = dict(x=jnp.ones((3, HIDDEN)), logits=jnp.ones((3, EXPERTS)), top=TOP)
+    with pytest.raises(ValueError, match=message):
+        jq.routed_mlp(gate=GATE, up=UP, down=DOWN, **(given | change))
+
+
+def test_no_token_has_no_experts() -> None:
+    assert routed_mlp(jnp.ones((0, HIDDEN)), jnp.ones((0, EXPERTS))).shape == (0, HIDDEN)

@@ -55,6 +55,8 @@ CALLS = {
     "expert_matmul": lambda: jq.expert_matmul(HALF, W[None], CHOSEN),
     "expert_matmul of rows": lambda: jq.expert_matmul(X[:, None], DOWN[None], CHOSEN),
     "expert_mlp": lambda: jq.expert_mlp(X, W[None], W[None], DOWN[None], CHOSEN, X[:, :1]),
+    "routed_mlp": lambda: jq.routed_mlp(X, X[:, :1], W[None], W[None], DOWN[None], 1),
+    "router": lambda: jq.rms_norm_matmul(HALF, NORM, jnp.ones((24, 256)), eps=1e-5),
     "rope_append": lambda: jq.rope_append(
         Q, Q[:, :2], Q[:, :2], *INT8, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True, **SCALES
     ),

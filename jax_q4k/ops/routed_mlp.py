@@ -1,0 +1,179 @@
+"""The feed-forward networks of the experts that a router's logits choose, added up."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..implementation import activations_of, current_selection
+from ..sharding import Layout, Parts
+from . import checks, expert_kernels, expert_mlp, route
+from .op import KernelCall, Op
+from .vmaps import by_examples, by_rows
+
+
+def routed_mlp(
+    x: Any,
+    logits: Any,
+    gate: Any,
+    up: Any,
+    down: Any,
+    top: int,
+    *,
+    gating: Literal["softmax", "sigmoid"] = "softmax",
+    selection_bias: Any = None,
+    groups: int = 1,
+    groups_used: int = 1,
+    normalize: bool = True,
+    scale: float = 1.0,
+    activation: str = "silu",
+    biases: Sequence[Any] | None = None,
+    down_scale: Any = None,
+    norm_weight: Any = None,
+    eps: float | None = None,
+    residual: Any = None,
+    activations: str | None = None,
+) -> jax.Array:
+    """`expert_mlp` of x by the experts and weights that `route` chooses by the logits.
+
+    On CUDA the first mat-vec of few tokens chooses, which takes a launch less.
+
+    Args:
+      x: (..., k) float32, bfloat16 or float16.
+      logits: (..., experts), top, gating, groups, groups_used, normalize, scale: as `route` takes
+        them; selection_bias: its bias (experts,), or None.
+      gate, up, down, activation, biases, down_scale, norm_weight, eps, residual, activations: as
+        `expert_mlp` takes them.
+
+    Returns:
+      (..., n) of x's dtype. Differentiable as the chain of `route` and `expert_mlp` is.
+
+    Raises:
+      TypeError: a dtype that is not listed, a number that is none. ValueError: shapes that don't
+        fit, an unknown name, a number out of range, norm_weight without eps.
+    """
+    activations = activations_of(activations)
+    given, rows, dtype = expert_mlp.checked(
+        x, gate, up, down, activation, biases, down_scale, norm_weight, residual
+    )
+    choice = top, gating, selection_bias, groups, groups_used, normalize, scale
+    logits, bias, routing = route.checked(logits, *choice, bias_name="selection_bias")
+    shape = *jnp.shape(x)[:-1], given.gate.shape[0]
+    checks.same_shape("logits", logits, shape, "(..., experts)")
+    operands = Operands(
+        given.x,
+        given.residual,
+        rows.merge(logits).astype(jnp.float32),
+        bias,
+        given.norm_weight,
+        given.gate,
+        given.up,
+        given.down,
+        given.biases,
+        given.down_scale,
+    )
+    params: Any = {
+        "routing": tuple(sorted(routing.items())),
+        "eps": 0.0 if norm_weight is None else checks.epsilon("eps", eps),
+        "activation": activation,
+        "activations": activations,
+    }
+    if not given.x.shape[0]:
+        y = jnp.zeros((0, given.down.shape[1]), jnp.float32)
+    elif current_selection().fuses("routed_mlp"):
+        y = op.bind(*operands, **params)
+    else:
+        y = _derivative(*operands, **params)
+    return rows.split(y).astype(dtype)
+
+
+class Operands(NamedTuple):
+    """The primitive's operands; all but the matrices float32."""
+
+    x: jax.Array  # (m, k)
+    residual: jax.Array | None  # (m, n)
+    logits: jax.Array  # (m, experts)
+    selection_bias: jax.Array | None  # (experts,)
+    norm_weight: jax.Array | None  # (k,)
+    gate: Any  # packed or float (experts, inner, k), as `up`
+    up: Any
+    down: Any  # (experts, n, inner)
+    biases: tuple[Any, Any, Any]  # (experts, inner) twice, (experts, n)
+    down_scale: jax.Array | None  # (experts,)
+
+    def of_experts(self, ids: Any = None, weights: Any = None) -> expert_mlp.Operands:
+        """Those of `expert_mlp`."""
+        return expert_mlp.Operands(self.x, self.residual, ids, weights, *self[4:])
+
+
+def reference(*operands: Any, routing: Any, **params: Any) -> jax.Array:
+    """The operation in plain JAX."""
+    given = Operands(*operands)
+    chosen = route.reference(given.logits, given.selection_bias, **dict(routing))
+    return expert_mlp.reference(*given.of_experts(*chosen), **params)
+
+
+def ptx(launch: KernelCall, *operands: Any, routing: Any, **params: Any) -> jax.Array:
+    """The operation by two mat-vecs, of which the first one chooses, or by `route` before them."""
+    given, options = Operands(*operands), dict(routing)
+    (m, experts), matrices = given.logits.shape, [given.gate, given.up, given.down]
+    mat_vecs = expert_kernels.takes(matrices, m, options["top"])
+    if not (mat_vecs and route.a_warp_routes(experts, **options)):
+        chosen = route.ptx(launch, given.logits, given.selection_bias, **options)
+        return expert_mlp.ptx(launch, *given.of_experts(*chosen), **params)
+    del options["groups"], options["groups_used"]
+    kernel_routing = route.kernel_routing(given.selection_bias, **options)
+    router = expert_kernels.Router(given.logits, given.selection_bias, kernel_routing)
+    return expert_mlp.mat_vecs(launch, given.of_experts(), router, **params)
+
+
+def native(*operands: Any, routing: Any, **params: Any) -> jax.Array:
+    """The operation by the CPU's kernels behind plain JAX's choice."""
+    given = Operands(*operands)
+    chosen = route.reference(given.logits, given.selection_bias, **dict(routing))
+    return expert_mlp.native(*given.of_experts(*chosen), **params)
+
+
+def _derivative(*operands: Any, routing: Any, **params: Any) -> jax.Array:
+    """By differentiable operations."""
+    given, options = Operands(*operands), dict(routing)
+    bias = given.selection_bias
+    ids, weights = route.route(given.logits, options.pop("top"), bias=bias, **options)
+    of_experts = given.of_experts(ids, weights)._asdict()
+    return expert_mlp.expert_mlp(**of_experts, **params)
+
+
+def _layout(*_: Any, **__: Any) -> Layout:
+    """As that of `expert_mlp`; a token's logits lie whole on a device."""
+    rows, inner = ("m _", "m n", "m _"), ("e f _", "e f _", "e n g")
+    return Layout((*rows, "_", "_", *inner, ("e f", "e f", "e n"), "e"), "m n", combined="e f g")
+
+
+def _split(parts: Parts, call: Any, *operands: Any, routing: Any, **params: Any) -> jax.Array:
+    """Each device's experts and part of the inner axis, of experts that all devices choose."""
+    given = Operands(*operands)
+    chosen = call(route.op, given.logits, given.selection_bias, **dict(routing))
+    return expert_mlp.split(parts, call, *given.of_experts(*chosen), **params)
+
+
+def _shapes(x: Any, *others: Any, **_: Any) -> Any:
+    down = Operands(x, *others).down
+    return jax.ShapeDtypeStruct((x.shape[0], down.shape[1]), jnp.float32)
+
+
+#: The primitive.
+op = Op(
+    "routed_mlp",
+    reference,
+    shapes=_shapes,
+    ptx=ptx,
+    native=native,
+    vmap=functools.partial(by_rows, operands=3, otherwise=by_examples),  # up to the logits
+    derivative=_derivative,
+    layout=_layout,
+    split=_split,
+)

@@ -1,0 +1,131 @@
+"""Few rows of float32 weights times few rows of activations: the logits of a router."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import operator
+from dataclasses import dataclass
+
+from ..limits import MAX_ROUTED_EXPERTS, MAX_ROWS
+from ..ptx import WARP, Builder, KernelError, Value, f32, kernel
+from .family import Case, Family, Rule, once
+from .vectors import RUN, load_floats
+
+_UNROLL = 2  # runs of a thread in flight
+
+
+@dataclass(frozen=True)
+class RouterConfig:
+    warps: int = 8  # per block, which has one row of weights
+
+
+@kernel
+def router(
+    k: Builder,
+    *,
+    n: int,
+    columns: int,
+    m: int,
+    norm: bool = False,
+    eps: float = 0.0,
+    bias: bool = False,
+    config: RouterConfig = RouterConfig(),
+) -> None:
+    """y[j, r] = w[r] . x[j] [+ bias[r]] in f32, a block a row of weights, which it reads once.
+
+    With `norm` it is of x / sqrt(mean(x^2) + eps) * norm_weight: a block adds the squares beside
+    the products, which it scales at the end, so that the norm needs no pass of its own.
+
+    Operands: w f32 (n, columns), x f32 (m, columns), with `norm` norm_weight f32 (columns,), with
+    `bias` bias f32 (n,). Result: y f32 (m, n).
+    """
+    if n > MAX_ROUTED_EXPERTS or m > MAX_ROWS or columns % RUN:
+        raise KernelError(
+            f"n={n} must be at most {MAX_ROUTED_EXPERTS}, m={m} at most {MAX_ROWS}, and"
+            f" columns={columns} a multiple of {RUN}"
+        )
+    w = k.input("w", f32, (n, columns), constant=True)
+    x = k.input("x", f32, (m, columns))
+    factors = k.input("norm_weight", f32, (columns,), constant=True) if norm else None
+    biases = k.input("bias", f32, (n,), constant=True) if bias else None
+    y = k.output("y", f32, (m, n))
+    warps, row = config.warps, k.block_id()
+    k.launch((n,), WARP * warps)
+    parts = k.shared("parts", f32, ((1 + norm) * m, warps))
+    products = [k.var(f32, 0.0) for _ in range(m)]
+    squares = [k.var(f32, 0.0) for _ in range(m)] if norm else []
+
+    def add(start: Value | int, count: int) -> None:
+        """Adds a thread's share of `count` columns from `start` on."""
+        places: list[tuple[Value, Value | None]] = []
+        for base in range(0, count, RUN * WARP * warps):
+            offset = k.thread_id * RUN + base
+            inside = None if base + RUN * WARP * warps <= count else offset < count
+            places.append((offset + start, inside))
+        weights = [load_floats(w.at(row, at), RUN, where=there) for at, there in places]
+        rows = [
+            [load_floats(x.at(j, at), RUN, where=there) for at, there in places] for j in range(m)
+        ]
+        if factors is not None:
+            scales = [load_floats(factors.at(at), RUN, where=there) for at, there in places]
+            weights = [
+                [a * b for a, b in zip(*pair, strict=True)]
+                for pair in zip(weights, scales, strict=True)
+            ]
+        for j, runs in enumerate(rows):
+            for run, own in zip(runs, weights, strict=True):
+                for value, weight in zip(run, own, strict=True):
+                    k.accumulate(products[j], value, weight)
+                    if norm:
+                        k.accumulate(squares[j], value, value)
+
+    step = RUN * WARP * warps * _UNROLL
+    whole, rest = divmod(columns, step)
+    if whole:
+        with k.loop(0, whole) if whole > 1 else contextlib.nullcontext(0) as number:
+            add(number * step, step)
+    if rest:
+        add(whole * step, rest)
+    totals = [k.warp_sum(total) for total in (*products, *squares)]
+    for i, total in enumerate(totals):
+        parts.at(i, k.warp_id).store(0, total, where=k.lane_id == 0)
+    k.barrier()
+    j = k.thread_id
+    with k.when(j < m):
+        value = _sum(parts.at(j).load_run(0, warps))
+        if norm:
+            mean = _sum(parts.at(j + m).load_run(0, warps)) * (1 / columns)
+            value = value * (k.const(f32, 1.0) / k.sqrt(mean + eps))
+        if biases is not None:
+            value = value + biases.at(row).load()
+        y.at(j, row).store(0, value)
+
+
+def _sum(values: list[Value]) -> Value:
+    return functools.reduce(operator.add, values)
+
+
+def _rule(columns: int) -> RouterConfig:
+    """Config for rows of so many columns: two 16-byte loads a thread of each, in 16 warps."""
+    return RouterConfig(warps=min(1 << max(columns // 256 - 1, 0).bit_length(), 16))
+
+
+router_rule: Rule[RouterConfig] = Rule("router", _rule)
+
+
+def _case(label: str, **arguments: int | float | bool | RouterConfig) -> Case:
+    return Case(f"router-{label}", "router", dict(arguments))
+
+
+ROUTER = Family(
+    "router",
+    router,
+    (
+        _case("128x2048-m1", n=128, columns=2048, m=1, norm=True, eps=1e-6),
+        _case("128x2048-m8", n=128, columns=2048, m=8, norm=True, eps=1e-6),
+        _case("32x2880-m1", n=32, columns=2880, m=1, bias=True, config=RouterConfig(16)),
+    ),
+    rules=(router_rule,),
+    passes=once,
+)
