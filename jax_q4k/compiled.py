@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jaxlib
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from ptx_kernels import __version__
 from ptx_kernels.devices import find_device
@@ -134,7 +135,7 @@ def compile_for(
         lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), arguments
     )
     lowered = program.trace(*avals).lower(lowering_platforms=(platform,))
-    body = serialized_program(lowered.compile(compiler_options=options))
+    _, body = _compiled(lowered, options)
     return Header(name, model, shapes, target, device, _versions(platform)), body
 
 
@@ -153,9 +154,27 @@ def compile_here(
       program: jitted with `keep_unused`.
       arguments: arrays, in pytrees.
     """
-    executable = program.lower(*arguments).compile()
-    body = serialized_program(executable)
+    executable, body = _compiled(program.lower(*arguments))
     return LoadedProgram(executable.runtime_executable(), device), body
+
+
+def _compiled(
+    lowered: jax.stages.Lowered, options: dict[str, Any] | None = None
+) -> tuple[jax.stages.Compiled, bytes]:
+    """A program and its body, compiled without JAX's compilation cache.
+
+    What that cache gives cannot be serialized once more: a CPU's executable loses functions. Nor
+    need it hold a copy of what goes to a file.
+    """
+    before = jax.config.values["jax_enable_compilation_cache"]
+    try:
+        jax.config.update("jax_enable_compilation_cache", False)
+        reset_cache()  # JAX looks when it next compiles
+        executable = lowered.compile(compiler_options=options)
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
+        reset_cache()
+    return executable, serialized_program(executable)
 
 
 def write(path: str | os.PathLike[str], header: Header, body: bytes) -> None:

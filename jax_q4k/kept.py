@@ -13,12 +13,11 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 import ptx_kernels
 
@@ -81,8 +80,7 @@ class KeptPrograms:
             )
         except (CompiledFileError, OSError) as error:
             _say(f"{name} is compiled: {error}")
-            with _not_kept_by_jax():
-                loaded, body = compiled.compile_here(program, arguments, device)
+            loaded, body = compiled.compile_here(program, arguments, device)
             self._keep(path, header, body)
         else:
             with contextlib.suppress(OSError):
@@ -100,19 +98,6 @@ class KeptPrograms:
                     file.unlink(missing_ok=True)
         except OSError as error:
             _say(f"{header.program} is not kept: {error}")
-
-
-@contextlib.contextmanager
-def _not_kept_by_jax() -> Iterator[None]:
-    """JAX's compilation cache, where it is used, would hold a copy."""
-    before = jax.config.values["jax_enable_compilation_cache"]
-    try:
-        jax.config.update("jax_enable_compilation_cache", False)
-        reset_cache()  # JAX looks when it next compiles
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        reset_cache()
 
 
 def _say(what: str) -> None:

@@ -53,6 +53,15 @@ def test_another_process_decodes_the_same_tokens(file):
     assert done.stdout.split() == ["2", "64", "float32", *map(str, want)]
 
 
+def test_a_step_that_was_compiled_before_runs(file, tmp_path):
+    """A CPU's executable from JAX's compilation cache, which tests use, could not be saved."""
+    path = tmp_path / "again.bin"
+    models.compile_step(golden.model(NAME), path, batch=2, context=64)
+    token = np.ones(2, np.int32)
+    step = models.load_compiled(path, golden.model(NAME))
+    jax.block_until_ready(step(token, step.create_cache()))
+
+
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "step.bin"
     arguments = ["compile", str(golden.path(NAME)), "--context", "32", "--cache-dtype", "bfloat16"]
