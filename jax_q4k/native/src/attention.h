@@ -41,10 +41,13 @@ void append_vector(const float* x, int64_t count, int8_t* to, float* scales, int
   quantize_group(x, count, to, scales + at);
 }
 
-// Sixteen tokens as attention reads them: k (dims, 16), v (16, dims).
-struct alignas(64) TokenTile {
-  float k[kMaxHeadDim][kTokens], v[kTokens][kMaxHeadDim];
-};
+constexpr int kFewQueries = 8;  // up to which keys are read as they are, and not transposed first
+
+// How many vectors beside each other make `sums` registers, each for Q queries.
+constexpr int at_once(int sums, int queries) {
+  const int vectors = sums / (queries * Floats::kParts);
+  return vectors < 1 ? 1 : vectors > 8 ? 8 : vectors;
+}
 
 // Lanes [from, to); the others -inf.
 inline Floats only(const Floats& v, int from, int to) {
@@ -57,20 +60,15 @@ inline Floats only(const Floats& v, int from, int to) {
   return w;
 }
 
-// Adds tokens [from, to) of a tile, which all of Q queries see, to their sums.
+// Takes tokens [from, to) of sixteen, whose products with keys are `dots`, into the queries' maxima and totals; `weights`
+// are what their values are then multiplied by.
 template <int Q>
-void attend_tile(const TokenTile& tile, int64_t dims, int from, int to, Query* queries, const AttentionOptions& options) {
-  Floats sums[2][Q], weights[Q];  // two chains of additions each
-  for (int i = 0; i < Q; ++i) sums[0][i] = sums[1][i] = Floats::all(0);
-  for (int64_t d = 0; d < dims; d += 2)
-    for (int j = 0; j < 2; ++j) {
-      const Floats k = Floats::load(tile.k[d + j]);
-      for (int i = 0; i < Q; ++i) sums[j][i] = fma(Floats::all(queries[i].q[d + j]), k, sums[j][i]);
-    }
+void weigh(const Floats (&dots)[Q], int from, int to, int64_t dims, Query* queries, const AttentionOptions& options,
+           Floats (&weights)[Q]) {
   for (int i = 0; i < Q; ++i) {
     Query& query = queries[i];
     query.seen = true;
-    Floats scores = (sums[0][i] + sums[1][i]) * Floats::all(options.scale);
+    Floats scores = dots[i] * Floats::all(options.scale);
     if (options.soft_cap != 0) {
       alignas(64) float capped[kTokens];
       scores.store(capped);
@@ -84,48 +82,121 @@ void attend_tile(const TokenTile& tile, int64_t dims, int from, int to, Query* q
     weights[i] = exp_of(scores - Floats::all(query.highest == -INFINITY ? 0 : query.highest));
     query.total += sum(weights[i]);
   }
-  alignas(64) float weight[Q][kTokens];
-  for (int i = 0; i < Q; ++i) weights[i].store(weight[i]);
-  for (int64_t d = 0; d < dims; d += kLanes) {
-    Floats values[2][Q];
-    for (int i = 0; i < Q; ++i) values[0][i] = Floats::load(queries[i].values + d), values[1][i] = Floats::all(0);
-    auto add = [&](int t, Floats (&to)[Q]) __attribute__((always_inline)) {
-      const Floats v = Floats::load(tile.v[t] + d);
-      for (int i = 0; i < Q; ++i) to[i] = fma(Floats::all(weight[i][t]), v, to[i]);
-    };
-    int t = from;
-    for (; t + 2 <= to; t += 2) add(t, values[0]), add(t + 1, values[1]);
-    if (t < to) add(t, values[0]);
-    for (int i = 0; i < Q; ++i) (values[0][i] + values[1][i]).store(queries[i].values + d);
-  }
 }
 
-// Tokens [start, start + 16) of a page from `offset` on, of which [first, last) of the sequence count; others are zero.
+// Asks for what comes after the sixteen tokens that are read: for the second cache, as the first has no room for both. All
+// of it at once would be more than a core can wait for.
 template <class T>
-void load_tile(const Tokens& tokens, int64_t page, int64_t head, int64_t offset, int64_t start, int64_t first, int64_t last,
-               TokenTile* tile) {
-  static const T nothing[kMaxHeadDim] = {};
-  const int64_t at = page * tokens.page_stride + head * tokens.head_stride + offset * tokens.token_stride;
-  const int64_t scale_at = (page * tokens.num_heads + head) * tokens.page_size + offset;
-  const T *keys[kTokens], *values[kTokens];
-  float scales[2][kTokens];  // of keys and of values, where these are int8
+JAX_Q4K_INLINE void prefetch(const T* row, int64_t d) {
+  if (d * sizeof(T) % 64 == 0) __builtin_prefetch(row + d, 0, 2);
+}
+
+// Adds values [from, to) of sixteen, times their weights, to the queries' sums.
+template <int Q, class T>
+void add_values(const T* const* values, const T* const* next, int from, int to, int64_t dims, const Floats (&weights)[Q],
+                Query* queries) {
+  alignas(64) float weight[Q][kTokens];
+  for (int i = 0; i < Q; ++i) weights[i].store(weight[i]);
+  auto add = [&](int64_t start, auto vectors) __attribute__((always_inline)) {
+    constexpr int D = decltype(vectors)::value;
+    Floats sums[D][Q];
+#pragma GCC unroll 8
+    for (int d = 0; d < D; ++d)
+#pragma GCC unroll 8
+      for (int i = 0; i < Q; ++i) sums[d][i] = Floats::load(queries[i].values + start + d * kLanes);
+    for (int t = from; t < to; ++t)
+#pragma GCC unroll 8
+      for (int d = 0; d < D; ++d) {
+        prefetch(next[t], start + d * kLanes);
+        const Floats v = load_lanes(values[t] + start + d * kLanes);
+#pragma GCC unroll 8
+        for (int i = 0; i < Q; ++i) sums[d][i] = fma(Floats::all(weight[i][t]), v, sums[d][i]);
+      }
+#pragma GCC unroll 8
+    for (int d = 0; d < D; ++d)
+#pragma GCC unroll 8
+      for (int i = 0; i < Q; ++i) sums[d][i].store(queries[i].values + start + d * kLanes);
+  };
+  constexpr int kVectors = at_once(8, Q);  // as many sums as additions that can be under way
+  int64_t start = 0;
+  for (; start + kVectors * kLanes <= dims; start += kVectors * kLanes) add(start, std::integral_constant<int, kVectors>());
+  for (; start < dims; start += kLanes) add(start, std::integral_constant<int, 1>());
+}
+
+// Keys and values of sixteen tokens where they lie. Those of tokens that do not count are another's.
+template <class T>
+struct TokenRows {
+  const T *k[kTokens], *v[kTokens];
+  alignas(64) float k_scales[kTokens], v_scales[kTokens];  // of int8
+};
+
+// Tokens [start, start + 16) of a page from `offset` on, of which [from, to) count.
+template <class T>
+TokenRows<T> rows_of(const Tokens& tokens, int64_t page, int64_t head, int64_t offset, int from, int to) {
+  TokenRows<T> rows;
+  const int64_t at = page * tokens.page_stride + head * tokens.head_stride;
+  const int64_t scale_at = (page * tokens.num_heads + head) * tokens.page_size;
   for (int t = 0; t < kTokens; ++t) {
-    const bool counts = start + t >= first && start + t < last;
-    keys[t] = counts ? static_cast<const T*>(tokens.k) + at + t * tokens.token_stride : nothing;
-    values[t] = counts ? static_cast<const T*>(tokens.v) + at + t * tokens.token_stride : nothing;
+    const int64_t token = offset + (t < from ? from : t < to ? t : to - 1);
+    rows.k[t] = static_cast<const T*>(tokens.k) + at + token * tokens.token_stride;
+    rows.v[t] = static_cast<const T*>(tokens.v) + at + token * tokens.token_stride;
     if (!std::is_same_v<T, int8_t>) continue;
-    scales[0][t] = counts ? tokens.k_scales[scale_at + t] : 0;
-    scales[1][t] = counts ? tokens.v_scales[scale_at + t] : 0;
+    rows.k_scales[t] = tokens.k_scales[scale_at + token];
+    rows.v_scales[t] = tokens.v_scales[scale_at + token];
   }
-  for (int64_t d = 0; d < tokens.head_dim; d += kLanes) {
+  return rows;
+}
+
+// Adds tokens [from, to) of sixteen, which all of Q queries see, to their sums: for few queries, as of a decode step.
+template <int Q, class T>
+void attend_rows(const TokenRows<T>& rows, const TokenRows<T>& next, int64_t dims, int from, int to, Query* queries,
+                 const AttentionOptions& options) {
+  constexpr int kRows = at_once(kWidth == 64 ? 16 : 8, Q);
+  Floats parts[Q][kTokens], dots[Q], weights[Q];
+#pragma GCC unroll 1
+  for (int first = 0; first < kTokens; first += kRows) {
+    Floats sums[kRows][Q];
+    for (int t = 0; t < kRows; ++t)
+      for (int i = 0; i < Q; ++i) sums[t][i] = Floats::all(0);
+    for (int64_t d = 0; d < dims; d += kLanes)
+      for (int t = 0; t < kRows; ++t) {
+        prefetch(next.k[first + t], d);
+        const Floats k = load_lanes(rows.k[first + t] + d);
+        for (int i = 0; i < Q; ++i) sums[t][i] = fma(Floats::load(queries[i].q + d), k, sums[t][i]);
+      }
+    for (int t = 0; t < kRows; ++t)
+      for (int i = 0; i < Q; ++i) parts[i][first + t] = sums[t][i];
+  }
+  for (int i = 0; i < Q; ++i) {
+    transpose(parts[i]);
+    for (int apart = kTokens / 2; apart; apart /= 2)
+      for (int t = 0; t < apart; ++t) parts[i][t] = parts[i][t] + parts[i][t + apart];
+    dots[i] = parts[i][0];
+    if (std::is_same_v<T, int8_t>) dots[i] = dots[i] * Floats::load(rows.k_scales);
+  }
+  weigh(dots, from, to, dims, queries, options, weights);
+  if (std::is_same_v<T, int8_t>)
+    for (int i = 0; i < Q; ++i) weights[i] = weights[i] * Floats::load(rows.v_scales);
+  add_values(rows.v, next.v, from, to, dims, weights, queries);
+}
+
+// Sixteen tokens as floats, for many queries: k (dims, 16), v (16, dims).
+struct alignas(64) TokenTile {
+  float k[kMaxHeadDim][kTokens], v[kTokens][kMaxHeadDim];
+};
+
+template <class T>
+void load_tile(const TokenRows<T>& rows, const TokenRows<T>& next, int64_t dims, TokenTile* tile) {
+  for (int64_t d = 0; d < dims; d += kLanes) {
     Floats k[kTokens];
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
-      k[t] = load_lanes(keys[t] + d);
-      Floats v = load_lanes(values[t] + d);
+      prefetch(next.k[t], d), prefetch(next.v[t], d);
+      k[t] = load_lanes(rows.k[t] + d);
+      Floats v = load_lanes(rows.v[t] + d);
       if (std::is_same_v<T, int8_t>) {
-        k[t] = k[t] * Floats::all(scales[0][t]);
-        v = v * Floats::all(scales[1][t]);
+        k[t] = k[t] * Floats::all(rows.k_scales[t]);
+        v = v * Floats::all(rows.v_scales[t]);
       }
       v.store(tile->v[t] + d);
     }
@@ -135,15 +206,21 @@ void load_tile(const Tokens& tokens, int64_t page, int64_t head, int64_t offset,
   }
 }
 
-// Asks for the 16 tokens of a page from `offset` on.
-template <class T>
-void prefetch_tile(const Tokens& tokens, int64_t page, int64_t head, int64_t offset) {
-  const int64_t at = page * tokens.page_stride + head * tokens.head_stride + offset * tokens.token_stride;
-  for (int64_t t = 0; t < kTokens; ++t)
-    for (int64_t d = 0; d < tokens.head_dim; d += 64 / sizeof(T)) {
-      __builtin_prefetch(static_cast<const T*>(tokens.k) + at + t * tokens.token_stride + d);
-      __builtin_prefetch(static_cast<const T*>(tokens.v) + at + t * tokens.token_stride + d);
+// As `attend_rows`, from a tile.
+template <int Q>
+void attend_tile(const TokenTile& tile, int64_t dims, int from, int to, Query* queries, const AttentionOptions& options) {
+  Floats sums[2][Q], dots[Q], weights[Q];  // two chains of additions each
+  for (int i = 0; i < Q; ++i) sums[0][i] = sums[1][i] = Floats::all(0);
+  for (int64_t d = 0; d < dims; d += 2)
+    for (int j = 0; j < 2; ++j) {
+      const Floats k = Floats::load(tile.k[d + j]);
+      for (int i = 0; i < Q; ++i) sums[j][i] = fma(Floats::all(queries[i].q[d + j]), k, sums[j][i]);
     }
+  for (int i = 0; i < Q; ++i) dots[i] = sums[0][i] + sums[1][i];
+  weigh(dots, from, to, dims, queries, options, weights);
+  const float* values[kTokens];
+  for (int t = 0; t < kTokens; ++t) values[t] = tile.v[t];
+  add_values(values, values, from, to, dims, weights, queries);
 }
 
 template <class T>
@@ -151,20 +228,32 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
                    int count, const AttentionOptions& options) {
   auto page_of = [&](int64_t at) { return at < last ? int64_t{pages[at / tokens.page_size]} : -1; };
   auto usable = [&](int64_t page) { return page >= 0 && page < tokens.num_pages; };
+  bool few = count <= kFewQueries;
+  for (int i = 0; i < count; ++i) few = few && queries[i].first <= first && queries[i].last >= last;
   TokenTile tile;
   for (int64_t start = first / kTokens * kTokens; start < last; start += kTokens) {
-    const int64_t page = page_of(start), next = page_of(start + kTokens);
-    if (usable(page)) load_tile<T>(tokens, page, head, start % tokens.page_size, start, first, last, &tile);
-    if (usable(next)) prefetch_tile<T>(tokens, next, head, (start + kTokens) % tokens.page_size);
+    const int64_t page = page_of(start), next_page = page_of(start + kTokens);
     if (!usable(page)) continue;
     auto bound = [&](int64_t token) {
       return token <= start ? 0 : token - start < kTokens ? static_cast<int>(token - start) : kTokens;
     };
-    for (int i = 0, taken; i < count; i += taken) {  // four queries that see the same tokens, or one
+    const int64_t offset = start % tokens.page_size, next_offset = (start + kTokens) % tokens.page_size;
+    const auto rows = rows_of<T>(tokens, page, head, offset, bound(first), bound(last));
+    const auto next = usable(next_page) ? rows_of<T>(tokens, next_page, head, next_offset, 0, bound(last - kTokens)) : rows;
+    if (!few) load_tile(rows, next, tokens.head_dim, &tile);
+    for (int i = 0, taken; i < count; i += taken) {  // queries that see the same tokens, or one
       const int from = bound(queries[i].first), to = bound(queries[i].last);
       auto same = [&](int j) { return j < count && bound(queries[j].first) == from && bound(queries[j].last) == to; };
-      taken = same(i + 1) && same(i + 2) && same(i + 3) ? 4 : 1;
-      if (from < to) (taken == 4 ? attend_tile<4> : attend_tile<1>)(tile, tokens.head_dim, from, to, queries + i, options);
+      taken = same(i + 1) && same(i + 2) && same(i + 3) ? 4 : few && same(i + 1) ? 2 : 1;
+      auto attend = [&](auto number) {
+        constexpr int Q = decltype(number)::value;
+        if (few)
+          attend_rows<Q>(rows, next, tokens.head_dim, bound(first), bound(last), queries + i, options);
+        else if (from < to)
+          attend_tile<Q>(tile, tokens.head_dim, from, to, queries + i, options);
+      };
+      taken == 4 ? attend(std::integral_constant<int, 4>()) : taken == 2 ? attend(std::integral_constant<int, 2>())
+                                                                          : attend(std::integral_constant<int, 1>());
     }
   }
 }

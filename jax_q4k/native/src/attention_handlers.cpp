@@ -60,7 +60,7 @@ void finish_query(const Query& query, const float* sink, int64_t head_dim, float
   for (int64_t d = 0; d < head_dim; ++d) out[d] = query.seen ? query.values[d] * factor / total : 0.0f;
 }
 
-constexpr int64_t kPart = 512;  // tokens of a context that one task sees; so that sums do not depend on threads
+constexpr int64_t kPart = 256;  // at most so many tokens of a context are a task's; so that sums do not depend on threads
 
 // One query token per sequence: softmax(scale * q . K) V over the tokens that the block tables name.
 void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bool contiguous, bool has_sinks) {
@@ -94,9 +94,12 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bo
   for (int64_t b = 0; b < batch; ++b) {
     const int64_t length = std::clamp<int64_t>(lens[b], 0, per_sequence * page_size);
     const int64_t start = window > 0 ? std::max<int64_t>(length - window, 0) : 0;
+    const int64_t begin = start / kTokens * kTokens, tiles = (length - begin + kTokens - 1) / kTokens;
+    const int64_t parts = std::max<int64_t>((tiles * kTokens + kPart - 1) / kPart, 1);
+    const int64_t step = std::max<int64_t>((tiles + parts - 1) / parts, 1) * kTokens;
     for (int64_t h = 0; h < tokens.num_heads; ++h)
-      for (int64_t first = start / kPart * kPart; first < std::max<int64_t>(length, 1); first += kPart)
-        tasks.push_back({b, h, std::max(first, start), std::min(first + kPart, length)});
+      for (int64_t first = begin; first < std::max<int64_t>(length, 1); first += step)
+        tasks.push_back({b, h, std::max(first, start), std::min(first + step, length)});
   }
   Query* queries = scratch<Query>(kQueries, tasks.size() * group);
   const AttentionOptions options{scale, soft_cap};

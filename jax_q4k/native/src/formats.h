@@ -420,8 +420,8 @@ const uint8_t* plane(const Matrix& w, int i, int64_t row, int64_t span) {
   return w.planes[i] + (row * (w.k / 32) + span * 8) * Format::kBytes[i] / 8;
 }
 
-// A row's last span where k is no multiple of 256. Where more rows follow, it may be read like the others, and then the
-// scales of what belongs to the next row are no numbers of this one.
+// True if a row's last span, where k is no multiple of 256, may be read whole: what belongs to the next row is there, and
+// its scales are to be left out.
 inline bool followed(const Matrix& w, int64_t row) { return row * (w.k / 32) + w.k / kSpan * 8 + 8 <= w.n * (w.k / 32); }
 
 // The scales of a span's first k columns, zeros after them.
@@ -430,7 +430,7 @@ JAX_Q4K_INLINE Floats scales_up_to(int64_t k, const Floats& scales) {
   return (scales.as<uint32_t>() & Words::load(kKept + 16 - k / 16)).as<float>();
 }
 
-// A copy of such a span that goes on with zeros.
+// A copy of a last span that goes on with zeros.
 template <class Format>
 class CutSpan {
  public:

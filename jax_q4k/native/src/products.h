@@ -17,73 +17,67 @@ JAX_Q4K_INLINE Ints dot_of(const Bytes& quants, const SignedBytes& values, const
   return Format::kSigned ? dot_signed(quants, values, acc) : dot(quants, values, acc);
 }
 
-// `gemv` for R rows of the matrix and M of activations; where there are fewer, the last ones are taken again.
-template <class Format, int R, int M>
-void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
+// A row of the matrix times M rows of activations; where there are fewer, the last one is taken again.
+template <class Format, int M>
+void gemv_row(const Matrix& w, int64_t row, const RowSpan* x, int m, float* y, int64_t stride) {
   static_assert(!(Format::kCut && Format::kMins));  // only scales are cut
   constexpr bool k32 = Format::kGroup == 32;
+  // Processors find one or two streams by themselves, and are slower if they are also told; of more they lose some.
+  constexpr bool kPrefetch = Format::kPlanes > 2;
   const int64_t spans = (w.k + kSpan - 1) / kSpan, whole = w.k / kSpan;
-  const uint8_t* planes[R][Format::kPlanes];
+  const uint8_t* planes[Format::kPlanes];
   const RowSpan* values[M];
-  Floats total[M][R], low[M][R];  // low: what mins take away, in odd lanes if kGroup is 32
-  for (int r = 0; r < R; ++r)
-    for (int i = 0; i < Format::kPlanes; ++i) planes[r][i] = plane<Format>(w, i, first + (r < count ? r : count - 1), 0);
+  Floats total[M], low[M];  // low: what mins take away, in odd lanes if kGroup is 32
+  for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, 0);
   for (int j = 0; j < M; ++j) {
     values[j] = x + (j < m ? j : m - 1) * spans;
-    for (int r = 0; r < R; ++r) total[j][r] = low[j][r] = Floats::all(0);
+    total[j] = low[j] = Floats::all(0);
   }
 
-  CutSpan<Format> cut[R];
+  CutSpan<Format> cut;
   for (int64_t start = 0, end = whole; start < spans; start = end, end = spans) {  // the whole ones, and one that is cut
-    if (start == whole && end == spans)
-      for (int r = 0; r < R; ++r) {
-        const int64_t row = first + (r < count ? r : count - 1);
-        if (!followed(w, row))
-          cut[r].copy(w, row, planes[r]);
-        else
-          for (int i = 0; i < Format::kPlanes; ++i) planes[r][i] = plane<Format>(w, i, row, whole);
-      }
+    if (start == whole && end == spans) {
+      if (!followed(w, row))
+        cut.copy(w, row, planes);
+      else
+        for (int i = 0; i < Format::kPlanes; ++i) planes[i] = plane<Format>(w, i, row, whole);
+    }
     for (int64_t s = start; s < end; ++s) {
-      const uint8_t* at[R][Format::kPlanes];
-      Floats scales[M][R];
+      const uint8_t* at[Format::kPlanes];
 #pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
+      for (int i = 0; i < Format::kPlanes; ++i) {
+        at[i] = planes[i] + (s - start) * Format::kBytes[i];
 #pragma GCC unroll 4
-        for (int i = 0; i < Format::kPlanes; ++i) {
-          at[r][i] = planes[r][i] + (s - start) * Format::kBytes[i];
-          // The same span of the rows after the next ones: no prefetcher finds streams that jump from row to row.
+        for (int b = 0; kPrefetch && b < Format::kBytes[i]; b += 64)
+          __builtin_prefetch(at[i] + 2 * whole * Format::kBytes[i] + b);  // two rows on
+      }
+      Floats scale = Format::scales(at);
+      if (Format::kCut && s == whole) scale = scales_up_to(w.k % kSpan, scale);
+      Floats lowered = scale;  // what sums are multiplied by
+      if constexpr (Format::kMins) lowered = Format::mins(at);
+      Floats scales[M];
 #pragma GCC unroll 4
-          for (int b = 0; b < Format::kBytes[i]; b += 64) __builtin_prefetch(at[r][i] + 2 * R * whole * Format::kBytes[i] + b);
-        }
-        Floats scale = Format::scales(at[r]);
-        if (Format::kCut && s == whole) scale = scales_up_to(w.k % kSpan, scale);
-        Floats lowered = scale;  // what sums are multiplied by
-        if constexpr (Format::kMins) lowered = Format::mins(at[r]);
-#pragma GCC unroll 4
-        for (int j = 0; j < M; ++j) {
-          const RowSpan& span = values[j][s];
-          scales[j][r] = scale * Floats::load(k32 ? span.scale_sum32[0] : span.scale16);
-          low[j][r] = k32 ? low[j][r] + scales[j][r] : fma(lowered, Floats::load(span.sum16), low[j][r]);
-        }
+      for (int j = 0; j < M; ++j) {
+        const RowSpan& span = values[j][s];
+        scales[j] = scale * Floats::load(k32 ? span.scale_sum32[0] : span.scale16);
+        low[j] = k32 ? low[j] + scales[j] : fma(lowered, Floats::load(span.sum16), low[j]);
       }
       auto add_step = [&](auto step) __attribute__((always_inline)) {
         constexpr int kStep = decltype(step)::value;
+        const Bytes quants = Format::template quants<kStep>(at);
+        const Bytes more = k32 ? Format::template quants<kStep + k32>(at) : quants;  // of the same groups
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          const Bytes quants = Format::template quants<kStep>(at[r]);
-          const Bytes more = k32 ? Format::template quants<kStep + k32>(at[r]) : quants;  // of the same groups
-#pragma GCC unroll 4
-          for (int j = 0; j < M; ++j) {
-            const RowSpan& span = values[j][s];
-            const SignedBytes x = SignedBytes::load(span.values[kStep]), next = SignedBytes::load(span.values[kStep + k32]);
-            Ints products = start_of<Format>(span.zero_point[kStep / 2]);
-            if (k32 && !Format::kSigned)
-              products = dot_twice(quants, x, more, next, products);
-            else
-              products = dot_of<Format>(quants, x, products);
-            if (k32 && Format::kSigned) products = dot_of<Format>(more, next, products);
-            total[j][r] = fma(to_float(products), quad<kStep>(scales[j][r]), total[j][r]);
+        for (int j = 0; j < M; ++j) {
+          const RowSpan& span = values[j][s];
+          const SignedBytes x = SignedBytes::load(span.values[kStep]), next = SignedBytes::load(span.values[kStep + k32]);
+          Ints products = start_of<Format>(span.zero_point[kStep / 2]);
+          if (k32 && !Format::kSigned) {
+            products = dot_twice(quants, x, more, next, products);
+          } else {
+            products = dot_of<Format>(quants, x, products);
+            if (k32) products = dot_of<Format>(more, next, products);
           }
+          total[j] = fma(to_float(products), quad<kStep>(scales[j]), total[j]);
         }
       };
       add_step(std::integral_constant<int, 0>());
@@ -94,24 +88,21 @@ void gemv_rows(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, 
   }
   const Floats part_of_min = k32 ? alternating(0, 1) : Floats::all(Format::kMins ? 1 : Format::kOffset);
 #pragma GCC unroll 4
-  for (int j = 0; j < M; ++j)
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r) {
-      const float sums = sum(total[j][r] - low[j][r] * part_of_min);
-      if (j < m && r < count) y[j * stride + r] = sums;
-    }
+  for (int j = 0; j < M; ++j) {
+    const float sums = sum(total[j] - low[j] * part_of_min);
+    if (j < m) y[j * stride] = sums;
+  }
 }
 
 template <class Format>
 void gemv(const Matrix& w, int64_t first, int64_t count, const RowSpan* x, int m, float* y, int64_t stride) {
-  // rows at a time, as registers allow
-  constexpr int R = kWidth == 64 && !Format::kFew ? 2 : 1, M = kWidth == 16 || Format::kFew ? 1 : 4;
+  constexpr int M = kWidth == 16 || Format::kFew ? 1 : 4;  // as registers allow
   const int64_t spans = (w.k + kSpan - 1) / kSpan;
-  for (int64_t r = 0; r < count; r += R)
+  for (int64_t r = 0; r < count; ++r)
     for (int j = 0; j < m; j += M) {
       const int left = m - j;
-      auto* rows = left == 1 ? gemv_rows<Format, R, 1> : left == 2 ? gemv_rows<Format, R, (M + 1) / 2> : gemv_rows<Format, R, M>;
-      rows(w, first + r, count - r, x + j * spans, left, y + j * stride + r, stride);
+      auto* row = left == 1 ? gemv_row<Format, 1> : left == 2 ? gemv_row<Format, (M + 1) / 2> : gemv_row<Format, M>;
+      row(w, first + r, x + j * spans, left, y + j * stride + r, stride);
     }
 }
 
