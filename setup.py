@@ -1,6 +1,7 @@
 """Compiles the CPU's kernels into the package; everything else is in pyproject.toml."""
 
 import importlib.util
+import os
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,7 @@ FOLDER = Path(__file__).parent / "jax_q4k" / "native"
 spec = importlib.util.spec_from_file_location("native_build", FOLDER / "build.py")
 native_build = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(native_build)
+LIBRARY = FOLDER / native_build.LIBRARY
 
 
 class BuildLibrary(build_ext):
@@ -23,6 +25,8 @@ class BuildLibrary(build_ext):
         return str(Path(*fullname.split(".")[:-1]) / native_build.LIBRARY)
 
     def build_extension(self, ext):
+        if self.editable_mode and "CXX" not in os.environ and native_build.is_current(LIBRARY):
+            return  # an earlier installation's, minutes of compiling
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -38,7 +42,7 @@ class BuildLibrary(build_ext):
         """For an editable installation; a library that was not built is not copied."""
         built = Path(self.build_lib) / "jax_q4k" / "native" / native_build.LIBRARY
         if built.exists():
-            self.copy_file(str(built), str(FOLDER / native_build.LIBRARY))
+            self.copy_file(str(built), str(LIBRARY))
 
 
 class PlainWheel(bdist_wheel):

@@ -71,6 +71,12 @@ def fingerprint() -> str | None:
     return digest.hexdigest()[:16] if sources else None
 
 
+def is_current(library: Path) -> bool:
+    """True of a library that was compiled from these sources with these flags."""
+    hash_now = fingerprint()
+    return hash_now is not None and library.exists() and hash_now.encode() in library.read_bytes()
+
+
 class BuildError(Exception):
     """The library could not be compiled; the message says why."""
 

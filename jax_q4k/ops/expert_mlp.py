@@ -73,14 +73,19 @@ def expert_mlp(
     checks.same_shape("ids", ids, (*jnp.shape(x)[:-1], ids.shape[-1]), "(..., top)")
     weights = checks.float32("weights", weights, ids.shape, "ids' shape")
     given = given._replace(ids=rows.merge(ids), weights=rows.merge(weights))
-    eps = 0.0 if norm_weight is None else checks.epsilon("eps", eps)
-    params: Any = {"eps": eps, "activation": activation, "activations": activations}
+    params: Any = {"activation": activation, "activations": activations}
+    return applied(op, _derivative, given, rows, dtype, eps=eps, **params)
+
+
+def applied(
+    op: Op, derivative: Callable[..., jax.Array], given: Any, rows: Rows, dtype: Any, **params: Any
+) -> jax.Array:
+    """The operation of checked operands, or its steps where it is not to be fused: (..., n)."""
+    params["eps"] = 0.0 if given.norm_weight is None else checks.epsilon("eps", params["eps"])
     if not given.x.shape[0]:
         y = jnp.zeros((0, given.down.shape[1]), jnp.float32)
-    elif current_selection().fuses("expert_mlp"):
-        y = op.bind(*given, **params)
     else:
-        y = _derivative(*given, **params)
+        y = (op.bind if current_selection().fuses(op.name) else derivative)(*given, **params)
     return rows.split(y).astype(dtype)
 
 
@@ -305,7 +310,7 @@ def _derivative(*operands: Any, eps: float, activation: str, activations: str | 
     return _chain(Operands(*operands), eps, activation, steps)
 
 
-def _layout(*_: Any, **__: Any) -> Layout:
+def layout(*_: Any, **__: Any) -> Layout:
     """The inner axis as rows of gate and up, and as columns of down, whose blocks it may split."""
     rows, inner = ("m _", "m n", "m _", "m _"), ("e f _", "e f _", "e n g")
     return Layout((*rows, "_", *inner, ("e f", "e f", "e n"), "e"), "m n", combined="e f g")
@@ -339,20 +344,21 @@ def split(
     return linear.plus(parts.sum(parts.sum(y, "g"), "e"), None, residual)
 
 
-def _shapes(x: Any, *others: Any, **_: Any) -> Any:
-    down = Operands(x, *others).down
-    return jax.ShapeDtypeStruct((x.shape[0], down.shape[1]), jnp.float32)
+def shapes(*operands: Any, **_: Any) -> Any:
+    """The result's."""
+    given = Operands(*operands)
+    return jax.ShapeDtypeStruct((given.x.shape[0], given.down.shape[1]), jnp.float32)
 
 
 #: The primitive.
 op = Op(
     "expert_mlp",
     reference,
-    shapes=_shapes,
+    shapes=shapes,
     ptx=ptx,
     native=native,
     vmap=functools.partial(by_rows, operands=4, otherwise=by_examples),  # up to the weights
     derivative=_derivative,
-    layout=_layout,
+    layout=layout,
     split=split,
 )

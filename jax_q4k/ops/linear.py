@@ -387,15 +387,16 @@ def plus(y: jax.Array, bias: jax.Array | None, residual: jax.Array | None) -> ja
     return y if residual is None else residual + y
 
 
+def _or_of_floats(product: Callable[[jax.Array, Any], jax.Array]) -> Any:
+    """The product of packed matrices, and XLA's of float ones."""
+    return lambda x, w: (product if isinstance(w, Packed) else float_matmul.reference)(x, w)
+
+
 def reference_steps(activations: str | None) -> Steps:
     """The steps in plain JAX."""
     return Steps(
         lambda x, weight, eps: rms_norm.reference(x, weight, eps=eps),
-        lambda x, w: (
-            packed_matmul.reference(x, w, activations=activations)
-            if isinstance(w, Packed)
-            else float_matmul.reference(x, w)
-        ),
+        _or_of_floats(functools.partial(packed_matmul.reference, activations=activations)),
     )
 
 
@@ -403,11 +404,7 @@ def ptx_steps(launch: KernelCall, activations: str | None) -> Steps:
     """The steps by kernels of their own."""
     return Steps(
         lambda x, weight, eps: rms_norm.ptx(launch, x, weight, eps=eps),
-        lambda x, w: (
-            packed_matmul.ptx(launch, x, w, activations=activations)
-            if isinstance(w, Packed)
-            else float_matmul.reference(x, w)
-        ),
+        _or_of_floats(functools.partial(packed_matmul.ptx, launch, activations=activations)),
     )
 
 

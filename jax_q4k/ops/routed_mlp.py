@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..implementation import activations_of, current_selection
+from ..implementation import activations_of
 from ..sharding import Layout, Parts
 from . import checks, expert_kernels, expert_mlp, route
 from .op import KernelCall, Op
@@ -78,17 +78,10 @@ def routed_mlp(
     )
     params: Any = {
         "routing": tuple(sorted(routing.items())),
-        "eps": 0.0 if norm_weight is None else checks.epsilon("eps", eps),
         "activation": activation,
         "activations": activations,
     }
-    if not given.x.shape[0]:
-        y = jnp.zeros((0, given.down.shape[1]), jnp.float32)
-    elif current_selection().fuses("routed_mlp"):
-        y = op.bind(*operands, **params)
-    else:
-        y = _derivative(*operands, **params)
-    return rows.split(y).astype(dtype)
+    return expert_mlp.applied(op, _derivative, operands, rows, dtype, eps=eps, **params)
 
 
 class Operands(NamedTuple):
@@ -148,9 +141,10 @@ def _derivative(*operands: Any, routing: Any, **params: Any) -> jax.Array:
 
 
 def _layout(*_: Any, **__: Any) -> Layout:
-    """As that of `expert_mlp`; a token's logits lie whole on a device."""
-    rows, inner = ("m _", "m n", "m _"), ("e f _", "e f _", "e n g")
-    return Layout((*rows, "_", "_", *inner, ("e f", "e f", "e n"), "e"), "m n", combined="e f g")
+    """As that of `expert_mlp`, with logits and a bias; a token's logits lie whole on a device."""
+    inner = expert_mlp.layout()
+    x, residual, ids, _, *others = inner.operands
+    return inner._replace(operands=(x, residual, ids, "_", *others))
 
 
 def _split(parts: Parts, call: Any, *operands: Any, routing: Any, **params: Any) -> jax.Array:
@@ -160,9 +154,8 @@ def _split(parts: Parts, call: Any, *operands: Any, routing: Any, **params: Any)
     return expert_mlp.split(parts, call, *given.of_experts(*chosen), **params)
 
 
-def _shapes(x: Any, *others: Any, **_: Any) -> Any:
-    down = Operands(x, *others).down
-    return jax.ShapeDtypeStruct((x.shape[0], down.shape[1]), jnp.float32)
+def _shapes(*operands: Any, **_: Any) -> Any:
+    return expert_mlp.shapes(*Operands(*operands).of_experts())
 
 
 #: The primitive.

@@ -42,7 +42,7 @@ def split(
         if any(part not in expected for part in parts) or _is_apart(name, parts, tensors):
             parts = ()
         is_scale = _suffix(name) in SCALES
-        if is_scale and _weight(name) not in tensors:  # then its parts' weights have none
+        if is_scale and _beside(name) not in tensors:  # then its parts' weights have none
             parts = ()
         if not parts:
             found[name] = info
@@ -75,16 +75,16 @@ def _parts(config: Config, name: str) -> tuple[str, ...]:
 
 def _is_apart(name: str, parts: tuple[str, ...], tensors: Mapping[str, Any]) -> bool:
     """True of the `ffn_up` of a file that has a `ffn_gate` beside it."""
-    return name in parts and all(_weight(part) in tensors for part in parts)
+    return name in parts and all(_beside(part) in tensors for part in parts)
 
 
 def _suffix(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _weight(name: str) -> str:
-    """The name of the weight that a tensor is, or stands beside."""
-    return f"{name.rpartition('.')[0]}.weight"
+def _beside(name: str, suffix: str = "weight") -> str:
+    """The name of what stands beside a tensor in files, such as a bias beside a weight."""
+    return f"{name.rpartition('.')[0]}.{suffix}"
 
 
 def _wholes(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -127,10 +127,6 @@ def joined(
         shape = (first[0] + sum(other[0] for other in rest), *first[1:])
         found[whole] = gguf.TensorPieces(types[0], shape, _chained(pieces))
     return found
-
-
-def _beside(weight: str, suffix: str) -> str:
-    return f"{weight.removesuffix('weight')}{suffix}"
 
 
 def _scales(

@@ -11,30 +11,16 @@ from jax import Array
 
 import jax_q4k as jq
 
-from .. import flax_types
 from ..expert_fields import Experts as Shape
-from .linear import Linear, Norm, RMSNorm, added, normalized, scaled
+from .linear import Linear, Matrix, Norm, RMSNorm, added, normalized, scaled
 from .mlp import MLP, activate
 
 
-class ExpertLinear(nnx.Module):
+class ExpertLinear(Matrix):
     """x (..., k) of tokens, and ids (..., top) of their experts -> (..., top, n).
 
-    weight: (experts, n, k), packed or float. bias: float32 (experts, n), or None. scale,
-    input_scale: float32 (experts,), or None, as Linear has them.
+    Its weight is (experts, n, k), its bias (experts, n), its scale (experts,).
     """
-
-    def __init__(
-        self,
-        weight: jq.QuantizedArray | Array,
-        bias: Array | None = None,
-        scale: Array | None = None,
-        input_scale: Array | None = None,
-    ) -> None:
-        self.weight = flax_types.variable(weight)
-        self.bias = None if bias is None else nnx.Param(bias)
-        self.scale = None if scale is None else nnx.Param(scale)
-        self.input_scale = None if input_scale is None else nnx.Variable(input_scale)
 
     def __call__(self, x: Array, ids: Array) -> Array:
         y = jq.expert_matmul(x, self.weight, ids)
@@ -84,12 +70,8 @@ class Experts(nnx.Module):
     def _logits(self, x: Array, norm: Norm | None) -> Array:
         """Logits (..., experts) of norm(x)."""
         x, options = normalized(x, norm)
-        (logits,) = jq.linear(
-            *(x, [self.router.weight]),
-            biases=[self.router.bias],
-            activations="f32",
-            **options,
-        )
+        options |= {"biases": [self.router.bias], "activations": "f32"}
+        (logits,) = jq.linear(x, [self.router.weight], **options)
         return logits
 
     def _selection(self) -> tuple[Array | None, dict[str, Any]]:

@@ -14,11 +14,11 @@ import jax_q4k as jq
 from .. import flax_types
 
 
-class Linear(nnx.Module):
-    """x (..., k) -> scale * x @ W.T + b (..., n); W packed or float, b float32 or None.
+class Matrix(nnx.Module):
+    """A matrix, or one for each expert, with what stands beside it in files.
 
-    scale: float32 (1,); None: 1. input_scale: kept so that a saved file holds it; products do not
-    use it, as llama.cpp's do not.
+    weight: packed or float. bias: float32, or None. scale: float32, of products; None: 1.
+    input_scale: kept so that a saved file holds it; products do not use it, as llama.cpp's do not.
     """
 
     def __init__(
@@ -32,6 +32,10 @@ class Linear(nnx.Module):
         self.bias = None if bias is None else nnx.Param(bias)
         self.scale = None if scale is None else nnx.Param(scale)
         self.input_scale = None if input_scale is None else nnx.Variable(input_scale)
+
+
+class Linear(Matrix):
+    """x (..., k) -> scale * x @ W.T + b (..., n), of W (n, k), b (n,) and a scale (1,)."""
 
     def __call__(self, x: Array) -> Array:
         if self.scale is None:

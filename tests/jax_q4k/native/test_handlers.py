@@ -320,6 +320,17 @@ def test_the_fingerprint_is_of_sources_and_flags(monkeypatch, tmp_path):
     assert build.fingerprint() is None
 
 
+def test_a_library_of_these_sources_need_not_be_built_again(monkeypatch, tmp_path):
+    library = tmp_path / build.LIBRARY
+    assert not build.is_current(library)
+    library.write_bytes(b"ELF" + build.fingerprint().encode() + bytes(8))
+    assert build.is_current(library)
+    monkeypatch.setattr(build, "_FLAGS", [*build._FLAGS, "-g"])
+    assert not build.is_current(library)
+    monkeypatch.setattr(build, "fingerprint", lambda: None)
+    assert not build.is_current(library)
+
+
 def test_without_a_compiler_the_build_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", str(tmp_path / "no-such-compiler"))
     with pytest.raises(build.BuildError, match="no C\\+\\+ compiler.*no-such-compiler"):

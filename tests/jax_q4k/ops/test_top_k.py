@@ -19,7 +19,7 @@ def values(*shape, distinct=50, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("shape", [(1,), (33,), (2, 3, 700), (2, 3000)])
+@pytest.mark.parametrize("shape", [(1,), (33,), (2, 3, 700), (2, 1536), (2, 3000)])
 def test_argmax_is_the_first_of_the_largest(shape, implementation):
     x = values(*shape)
     best = jq.implementation(implementation)(jq.argmax)(x)
@@ -53,6 +53,9 @@ def test_nan_infinities_and_zeros(implementation):
     assert jq.implementation(implementation)(jq.argmax)(x) == 1
     assert jq.implementation(implementation)(jq.argmax)(x[2:6]) == 0
     assert jq.implementation(implementation)(jq.argmax)(jnp.full(5, -jnp.inf)) == 0
+    parts = jnp.zeros(2048).at[1700].set(jnp.nan).at[3].set(jnp.inf)
+    assert jq.implementation(implementation)(jq.argmax)(parts) == 1700
+    assert jq.implementation(implementation)(jq.argmax)(-parts[:1500]) == 0
     _, indices = jq.implementation(implementation)(jq.top_k)(x, 9)
     assert indices.tolist() == [1, 7, 6, 2, 5, 0, 3, 4, 8]
 
