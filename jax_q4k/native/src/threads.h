@@ -4,10 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <new>
 #include <thread>
 
@@ -19,6 +21,89 @@ namespace jax_q4k {
 constexpr int64_t kWorthWaking = 1 << 19;
 constexpr int64_t kWorthTaking = 1 << 14;  // that a thread takes at a time: an atomic addition for less would show
 constexpr int64_t kEasy = 4;  // multiply-adds that take as long as moving, rounding or rotating a float
+
+// A helper leaves only after so long without work: the steps between two products are shorter, and a thread that sleeps
+// takes as long to wake.
+constexpr std::chrono::microseconds kLinger{100};
+
+// Tasks that threads take. A helper may come when all is done: then it touches nothing else than this.
+struct Work {
+  const int64_t count, grain;
+  const void* task;
+  void (*const call)(const void* task, int64_t i);
+  std::atomic<int64_t> next{0}, done{0};
+  std::atomic<bool> failed{false};
+  std::exception_ptr error{};
+
+  void help() {
+    int64_t start;
+    while ((start = next.fetch_add(grain, std::memory_order_relaxed)) < count) {
+      const int64_t stop = std::min(start + grain, count);
+      try {
+        for (int64_t i = start; i < stop; ++i) call(task, i);
+      } catch (...) {
+        if (!failed.exchange(true)) error = std::current_exception();
+      }
+      done.fetch_add(stop - start, std::memory_order_release);
+    }
+  }
+};
+
+// Helpers that have finished and linger, of all pools.
+class Helpers {
+ public:
+  static Helpers& all() {
+    static Helpers& helpers = *new Helpers;  // for ever: some may linger when the process ends
+    return helpers;
+  }
+
+  // Gives work to as many of them as there are; returns how many of `wanted` that is.
+  int64_t call(const std::shared_ptr<Work>& work, int64_t wanted) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const int64_t called = std::min(waiting_, wanted);
+    if (called) work_ = work, called_ = called, calls_.fetch_add(1, std::memory_order_release);
+    return called;
+  }
+
+  void help_and_linger(std::shared_ptr<Work> work) {
+    while (work) {
+      work->help();
+      work = next();
+    }
+  }
+
+ private:
+  // The work that comes within kLinger, or none.
+  std::shared_ptr<Work> next() {
+    using Clock = std::chrono::steady_clock;
+    std::unique_lock<std::mutex> lock(mutex_);
+    ++waiting_;
+    for (const auto end = Clock::now() + kLinger; !called_ && Clock::now() < end;) {
+      const int64_t seen = calls_.load(std::memory_order_relaxed);
+      lock.unlock();
+      for (int i = 0; i < 64 && calls_.load(std::memory_order_acquire) == seen; ++i) pause();
+      lock.lock();
+    }
+    --waiting_;
+    std::shared_ptr<Work> work;
+    if (called_) work = work_;
+    if (called_ && !--called_) work_ = nullptr;
+    return work;
+  }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  std::mutex mutex_;
+  std::shared_ptr<Work> work_;        // the latest
+  int64_t waiting_ = 0, called_ = 0;  // called_: those that are still to take it
+  std::atomic<int64_t> calls_{0};
+};
 
 class Threads {
  public:
@@ -39,33 +124,17 @@ class Threads {
       for (int64_t i = 0; i < count; ++i) task(i);
       return;
     }
-    // A helper may start after everything is done: all that it then touches is this.
-    struct State {
-      std::atomic<int64_t> next{0}, done{0};
-      std::atomic<bool> failed{false};
-      std::exception_ptr error;
-    };
-    auto state = std::make_shared<State>();
-    auto help = [state, count, grain, &task] {
-      int64_t start;
-      while ((start = state->next.fetch_add(grain, std::memory_order_relaxed)) < count) {
-        const int64_t stop = std::min(start + grain, count);
-        try {
-          for (int64_t i = start; i < stop; ++i) task(i);
-        } catch (...) {
-          if (!state->failed.exchange(true)) state->error = std::current_exception();
-        }
-        state->done.fetch_add(stop - start, std::memory_order_release);
-      }
-    };
+    auto call = [](const void* task, int64_t i) { (*static_cast<const Task*>(task))(i); };
+    const std::shared_ptr<Work> shared(new Work{count, grain, &task, call});
     try {
-      for (int64_t i = 0; i < helpers; ++i) pool_->Schedule(std::function<void()>(help));
+      for (int64_t i = Helpers::all().call(shared, helpers); i < helpers; ++i)
+        pool_->Schedule([shared] { Helpers::all().help_and_linger(shared); });
     } catch (const std::bad_alloc&) {
     }  // with fewer of them, then: those that were woken must find the task alive
-    help();
-    for (int spins = 0; state->done.load(std::memory_order_acquire) < count; ++spins)
+    shared->help();
+    for (int spins = 0; shared->done.load(std::memory_order_acquire) < count; ++spins)
       if (spins > 1000) std::this_thread::yield();
-    if (state->failed) std::rethrow_exception(state->error);
+    if (shared->failed) std::rethrow_exception(shared->error);
   }
 
  private:
