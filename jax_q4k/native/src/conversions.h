@@ -35,6 +35,15 @@ inline float to_float(E4m3 x) {
 JAX_Q4K_INLINE Floats load_lanes(const float* from) { return Floats::load(from); }
 JAX_Q4K_INLINE Floats load_lanes(const Half* from) { return to_float(Halves::load(from)); }
 JAX_Q4K_INLINE Floats load_lanes(const int8_t* from) { return to_float(Vector<int8_t, 16>::load(from)); }
+JAX_Q4K_INLINE Floats load_lanes(const E4m3* from) {  // 2^8 times the f16 of the same exponent and mantissa, but for NaN
+  using Bytes __attribute__((vector_size(16))) = uint8_t;
+  using Shorts __attribute__((vector_size(32))) = uint16_t;
+  Bytes bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  const Shorts wide = __builtin_convertvector(bytes, Shorts), magnitude = wide & 0x7f;
+  const Shorts nan = Shorts{} + 0x7e00, halves = (magnitude == 0x7f ? nan : magnitude << 7) | (wide & 0x80) << 8;
+  return to_float(Halves::load(&halves)) * Floats::all(256);
+}
 template <class T>
 JAX_Q4K_INLINE Floats load_lanes(const T* from) {
   float values[16];

@@ -55,6 +55,13 @@ struct Packed {
   static constexpr bool kCut = kLayouts[kType].block < kSpan;  // a row's last span may be
 };
 
+template <class Number>
+JAX_Q4K_INLINE Number loaded(const uint8_t* p) {
+  Number number;
+  std::memcpy(&number, p, sizeof number);
+  return number;
+}
+
 // The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit mins, times d and dmin before them.
 JAX_Q4K_INLINE Floats scales_of_k(const uint8_t* p) {
   uint32_t a, b, c;
@@ -129,13 +136,13 @@ struct Q2_K : Packed<kQ2_K, 16> {
 
 struct Q3_K : Packed<kQ3_K, 16, 4> {
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
-    uint32_t a, b, c;
-    std::memcpy(&a, p[2], 4), std::memcpy(&b, p[2] + 4, 4), std::memcpy(&c, p[2] + 8, 4);
-    uint32_t six[4];  // bits of sixteen scales
-    for (int u = 0; u < 4; ++u) six[u] = ((u % 2 ? b : a) >> u / 2 * 4 & 0x0f0f0f0f) | (c >> 2 * u & 0x03030303) << 4;
-    uint16_t d;
-    std::memcpy(&d, p[3], 2);
-    return (to_float(Vector<uint8_t, 16>::load(six)) - Floats::all(32)) * Floats::all(half(d));
+    using Fours = Vector<uint32_t, 16>;  // each of four scales; their four low bits, and two high ones
+    static constexpr uint32_t kLow[4] = {0, 0, 4, 4}, kHigh[4] = {0, 2, 4, 6};
+    const Fours low = Vector<uint64_t, 16>::all(loaded<uint64_t>(p[2])).as<uint32_t>() >> Fours::load(kLow);
+    const Fours high = Fours::all(loaded<uint32_t>(p[2] + 8)) >> Fours::load(kHigh);
+    const Fours six = (low & Fours::all(0x0f0f0f0f)) | (high & Fours::all(0x03030303)) << Fours::all(4);
+    const float d = half(loaded<uint16_t>(p[3]));
+    return (to_float(six.as<uint8_t>()) - Floats::all(32)) * Floats::all(d);
   }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
@@ -192,12 +199,13 @@ struct IQ4_NL : Codes<kIQ4_NL> {
 
 struct IQ4_XS : Codes<kIQ4_XS> {
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
-    uint16_t d, high;
-    uint32_t low;
-    std::memcpy(&d, p[1], 2), std::memcpy(&high, p[1] + 2, 2), std::memcpy(&low, p[1] + 4, 4);
-    float scales[16] = {};
-    for (int b = 0; b < 8; ++b) scales[2 * b] = static_cast<int>((low >> 4 * b & 15) | (high >> 2 * b & 3) << 4) - 32;
-    return Floats::load(scales) * Floats::all(half(d));
+    static constexpr uint32_t kLow[16] = {0, 0, 4, 4, 8, 8, 12, 12, 16, 16, 20, 20, 24, 24, 28, 28};
+    static constexpr uint32_t kHigh[16] = {0, 0, 2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12, 12, 14, 14};
+    const Words low = Words::all(loaded<uint32_t>(p[1] + 4)) >> Words::load(kLow);
+    const Words high = Words::all(loaded<uint16_t>(p[1] + 2)) >> Words::load(kHigh);
+    const Words six = (low & Words::all(15)) | (high & Words::all(3)) << Words::all(4);
+    const Floats d = Floats::all(half(loaded<uint16_t>(p[1])));
+    return (to_float(six.as<int32_t>()) - Floats::all(32)) * alternating(1, 0) * d;
   }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return entries<i>(kTableOfIQ4, p); }
@@ -206,12 +214,11 @@ struct IQ4_XS : Codes<kIQ4_XS> {
 struct MXFP4 : Codes<kMXFP4> {
   static constexpr int8_t kTable[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {  // 2^(e - 128)
-    uint32_t bits[16] = {};
-    for (int block = 0; block < 8; ++block) {
-      const uint32_t e = p[1][block];
-      bits[2 * block] = e < 2 ? 0x200000u << e : (e - 1) << 23;
-    }
-    return Floats::load(bits);
+    static constexpr uint32_t kEven[16] = {~0u, 0, ~0u, 0, ~0u, 0, ~0u, 0, ~0u, 0, ~0u, 0, ~0u, 0, ~0u, 0};
+    const Words e = in_even_lanes(p[1]);
+    Words bits;
+    for (int i = 0; i < Words::kParts; ++i) bits.part[i] = e.part[i] < 2 ? 0x200000 << e.part[i] : (e.part[i] - 1) << 23;
+    return (bits & Words::load(kEven)).as<float>();
   }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) { return entries<i>(kTable, p); }
@@ -270,13 +277,6 @@ JAX_Q4K_INLINE uint64_t with_signs(uint64_t magnitudes, uint64_t bits) {
 
 // Seven bits, and as the eighth the one that makes the number of those set even.
 JAX_Q4K_INLINE uint64_t even_signs(uint32_t seven) { return (seven & 127) | (__builtin_popcount(seven & 127) & 1) << 7; }
-
-template <class Number>
-JAX_Q4K_INLINE Number loaded(const uint8_t* p) {
-  Number number;
-  std::memcpy(&number, p, sizeof number);
-  return number;
-}
 
 // Two entries of four magnitudes each.
 JAX_Q4K_INLINE uint64_t both(const uint32_t* book, int first, int second) {

@@ -272,6 +272,21 @@ JAX_Q4K_INLINE Floats doubled_halves(const uint8_t* eight) {
 #endif
 }
 
+// Eight bytes in the even lanes, zeros in the odd ones.
+JAX_Q4K_INLINE Words in_even_lanes(const uint8_t* eight) {
+  Words v;
+#if defined(JAX_Q4K_AVX512)
+  v.part[0] = (Words::Part)_mm512_cvtepu8_epi64(_mm_loadu_si64(eight));
+#elif defined(__AVX2__)
+  for (int i = 0; i < 2; ++i) v.part[i] = (Words::Part)_mm256_cvtepu8_epi64(_mm_loadu_si32(eight + 4 * i));
+#else
+  uint32_t lanes[16] = {};
+  for (int i = 0; i < 8; ++i) lanes[2 * i] = eight[i];
+  v = Words::load(lanes);
+#endif
+  return v;
+}
+
 // a in even lanes, b in odd ones.
 JAX_Q4K_INLINE Floats alternating(float a, float b) {
   float lanes[16];
