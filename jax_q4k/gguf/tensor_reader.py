@@ -163,6 +163,8 @@ class Blocks:
         at, first, rows = self.info.row_axis, self.info.first_row, self.info.file_rows
         if rows is None or not self.axes:
             return self.axes, box
+        if at == len(self.axes) - 1:  # which counts blocks
+            first, rows = first // self.info.block_size, rows // self.info.block_size
         start, end = box[at]
         axes = (*self.axes[:at], rows, *self.axes[at + 1 :])
         return axes, (*box[:at], (start + first, end + first), *box[at + 1 :])

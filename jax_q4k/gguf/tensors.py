@@ -36,7 +36,8 @@ class TensorInfo:
     """A tensor's description; `shape` is row-major, (..., n, k): the file's order reversed.
 
     Where the file's tensor holds the rows of several, as `part` gives them, `first_row`,
-    `file_rows` and `file_name` say which of how many rows of which tensor these are.
+    `file_rows`, `file_name` and `row_axis` say which of how many rows of which tensor these are,
+    and along which axis.
     """
 
     name: str
@@ -47,19 +48,22 @@ class TensorInfo:
     first_row: int = 0
     file_rows: int | None = None  # None: as many as `shape` says
     file_name: str | None = None  # None: `name`
+    row_axis: int = 0
 
-    def part(self, name: str, first: int, rows: int) -> TensorInfo:
-        """Some rows as a tensor of their own: of each matrix (..., n, k), or of a vector (n,)."""
-        at = self.row_axis
-        shape = (*self.shape[:at], rows, *self.shape[at + 1 :])
-        nbytes = self.nbytes // self.shape[at] * rows
-        whole = first, self.shape[at], self.name
+    def part(self, name: str, first: int, rows: int, axis: int) -> TensorInfo:
+        """Some rows as a tensor of their own, where `axis` of `shape` counts rows.
+
+        On the last axis `first` and `rows` are multiples of the type's block.
+        """
+        shape = (*self.shape[:axis], rows, *self.shape[axis + 1 :])
+        nbytes = self.nbytes * rows // self.shape[axis]
+        whole = first, self.shape[axis], self.name, axis
         return TensorInfo(name, self.type, shape, self.offset, nbytes, *whole)
 
     @property
-    def row_axis(self) -> int:
-        """The axis of rows in `shape`."""
-        return max(len(self.shape) - 2, 0)
+    def block_size(self) -> int:
+        """Elements of a block along the last axis."""
+        return GGML_QUANT_SIZES[self.type][0]
 
     @property
     def supported(self) -> bool:

@@ -50,15 +50,18 @@ def split(
         if beside := [part for part in parts if part in tensors and part != name]:
             raise GGUFError(file, f"tensor {name!r}", f"is there beside {beside[0]!r}")
         first = expected[parts[0]].shape
-        at = max(len(first) - 2, 0)
+        at = max(len(first) - (2 if _suffix(name) == "weight" else 1), 0)
         rows = [expected[part].shape[at] for part in parts]
         whole = (*first[:at], rows[0] if is_scale else sum(rows), *first[at + 1 :])
         if info.shape != whole:
             problem = f"has shape {info.shape}, expected {whole}"
             raise GGUFError(file, f"tensor {name!r}", problem)
+        if at == len(whole) - 1 and any(count % info.block_size for count in rows):
+            problem = f"holds {' + '.join(map(str, rows))} elements in blocks of {info.block_size}"
+            raise GGUFError(file, f"tensor {name!r}", problem)
         starts = itertools.repeat(0) if is_scale else itertools.accumulate(rows, initial=0)
         for part, start, count in zip(parts, starts, rows, strict=False):
-            found[part] = info.part(part, start, count)
+            found[part] = info.part(part, start, count, at)
     return found
 
 

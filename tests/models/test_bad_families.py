@@ -117,7 +117,7 @@ def test_keys_that_contradict_others_or_are_out_of_range(names, key, value, mess
 def test_fused_tensors_beside_their_parts():
     metadata, tensors = header("phi3")
     qkv = tensors["blk.0.attn_qkv.weight"]
-    beside = {"blk.0.attn_k.weight": qkv.part("blk.0.attn_k.weight", 0, 64)}
+    beside = {"blk.0.attn_k.weight": qkv.part("blk.0.attn_k.weight", 0, 64, 0)}
     with pytest.raises(jq.GGUFError, match="attn_qkv.weight': is there beside 'blk.0.attn_k.wei"):
         check(metadata, tensors | beside)
 
