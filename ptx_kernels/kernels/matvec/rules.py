@@ -29,6 +29,13 @@ def _fewest_lanes(format: str) -> int:
     return max(4 if layout.block_size == 256 else 8, layout.tuning.gemv_fewest_lanes)
 
 
+def _rows_that_fill(device: Target, rows: int, n: int) -> int:
+    """`rows` of a warp, or fewer where n of them would leave multiprocessors without work."""
+    while rows > 1 and n < ROWS_TO_FILL * device.multiprocessors * rows // 2:
+        rows //= 2
+    return rows
+
+
 def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> MatvecConfig:
     """Config for n rows of `columns` weights and m rows of activations.
 
@@ -40,9 +47,7 @@ def _matvec(device: Target, format: str, n: int, columns: int, m: int) -> Matvec
     """
     tuning = block_format(format).tuning
     lanes = tuning.gemv_lanes if m == 1 else _fewest_lanes(format)
-    rows = tuning.gemv_rows if m == 1 else 2
-    while rows > 1 and n < ROWS_TO_FILL * device.multiprocessors * rows // 2:
-        rows //= 2
+    rows = _rows_that_fill(device, tuning.gemv_rows if m == 1 else 2, n)
     # blocks of a lane in flight; many activations fill the registers instead
     loads = 4 // rows if m == 1 else 1
     resident = 3 if m > 2 else 6 if m == 1 and lanes == 8 else tuning.gemv_resident_blocks
@@ -173,15 +178,16 @@ def _mixture_matvec(
 
     Rows are dealt to warps as those of a mat-vec. An expert's share of a row is a few trips: with
     the fewest lanes that share 256 weights most choices are worked on at once, and scales are
-    unpacked least often; two trips are in flight.
+    unpacked least often; two trips are in flight, or one of four rows.
     """
     lanes = 8 if exact else _fewest_lanes(format)
-    rows = min(2 if n * m >= ROWS_TO_FILL * device.multiprocessors else 1, n)
+    most = 2 if exact else block_format(format).tuning.gemv_rows
+    rows = min(_rows_that_fill(device, most, n * m), n)
     return MatvecConfig(
         activations="f32" if exact else "q8_1",
         rows_per_warp=rows,
         lanes=lanes,
-        unroll=1 if exact else 2,
+        unroll=1 if exact or rows > 2 else 2,
         # one less than of a plain mat-vec: a choice's terms take registers, too
         resident_blocks=4 if exact else block_format(format).tuning.gemv_resident_blocks - 1,
     )

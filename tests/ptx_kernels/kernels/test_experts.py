@@ -189,6 +189,19 @@ def test_static_budgets() -> None:
     assert mixture.spill_bytes == 0 and mixture.bytes_in_flight >= 26 << 10
 
 
+@pytest.mark.parametrize("format", ["Q2_K", "Q3_K", "Q6_K", "MXFP4"])
+def test_few_large_experts_take_the_instructions_of_a_dense_row(format: str) -> None:
+    sizes: dict[str, Any] = dict(format=format, n=4096, m=1)
+    config = choose(mixture_matvec_rule, format, 4096, 1536, 1)
+    kernel = mixture_matvec(columns=1536, experts=16, top=2, residual=True, config=config, **sizes)
+    config = choose(matvec_rule, format, 4096, 1536 * 2, 1)
+    mixture, dense = (
+        figures(one, "sm_90") for one in (kernel, matvec(columns=1536 * 2, config=config, **sizes))
+    )
+    assert mixture.instructions_per_quant_byte is not None
+    assert mixture.instructions_per_quant_byte <= 1.10 * dense.instructions_per_quant_byte
+
+
 def test_a_prologue_that_chooses_keeps_the_budget() -> None:
     """At Qwen3-30B-A3B's shape: the loop over the weights is that of experts by ids."""
     config = choose(expert_matvec_rule, ("Q4_K", "Q4_K"), 768, 2048, 8, True, "q8_1")
