@@ -273,13 +273,7 @@ def experts() -> list[Case]:
         Case(
             "expert_mlp",
             lambda x, g, u, d, i, p, n, b, s, r: jq.expert_mlp(
-                *(x, g, u, d, i, p),
-                activation="swiglu_oai",
-                biases=(b, b, None),
-                down_scale=s,
-                norm_weight=n,
-                eps=EPS,
-                residual=r,
+                *(x, g, u, d, i, p), **_around_experts(n, b, s, r)
             ),
             _expert_mlp,
             (x, gate, up, down, ids, weights, norm, biases, scale, residual),
@@ -296,12 +290,7 @@ def experts() -> list[Case]:
                 *(x, p, g, u, d, 2),
                 gating="sigmoid",
                 scale=1.5,
-                activation="swiglu_oai",
-                biases=(b, b, None),
-                down_scale=s,
-                norm_weight=n,
-                eps=EPS,
-                residual=r,
+                **_around_experts(n, b, s, r),
             ),
             _routed_mlp,
             (x, logits[:, :4], gate, up, down, norm, biases, scale, residual),
@@ -315,11 +304,28 @@ def experts() -> list[Case]:
     ]
 
 
+def _around_experts(norm: Any, bias: Any, scale: Any, residual: Any) -> dict[str, Any]:
+    """What `expert_mlp` and `routed_mlp` take beside the matrices."""
+    return {
+        "activation": "swiglu_oai",
+        "biases": (bias, bias, None),
+        "down_scale": scale,
+        "norm_weight": norm,
+        "eps": EPS,
+        "residual": residual,
+    }
+
+
 def _route(logits: Any, bias: Any) -> Any:
     scores = 1 / (1 + jnp.exp(-logits))
     best = jnp.sum((scores + bias).reshape(-1, 3, 2), axis=-1)
     allowed = jnp.repeat(best > jnp.min(best, axis=-1, keepdims=True), 2, axis=-1)
-    _, ids = jax.lax.top_k(jnp.where(allowed, scores + bias, -jnp.inf), 2)
+    return _two_best(jnp.where(allowed, scores + bias, -jnp.inf), scores)
+
+
+def _two_best(ranks: Any, scores: Any) -> Any:
+    """Ids, and weights that are 1.5 together."""
+    _, ids = jax.lax.top_k(ranks, 2)
     weights = jnp.take_along_axis(scores, ids, axis=-1)
     return ids.astype(jnp.int32), 1.5 * weights / jnp.sum(weights, axis=-1, keepdims=True)
 
@@ -340,12 +346,8 @@ def _expert_mlp(
 
 
 def _routed_mlp(x: Any, logits: Any, g: Any, u: Any, d: Any, *rest: Any) -> Any:
-    norm, b, scale, residual = rest
     scores = 1 / (1 + jnp.exp(-logits))
-    _, ids = jax.lax.top_k(scores, 2)
-    weights = jnp.take_along_axis(scores, ids, axis=-1)
-    weights = 1.5 * weights / jnp.sum(weights, axis=-1, keepdims=True)
-    return _expert_mlp(x, g, u, d, ids, weights, norm, b, scale, residual)
+    return _expert_mlp(x, g, u, d, *_two_best(scores, scores), *rest)
 
 
 def rows() -> list[Case]:

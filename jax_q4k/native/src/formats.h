@@ -64,8 +64,7 @@ JAX_Q4K_INLINE Number loaded(const uint8_t* p) {
 
 // The 12 bytes of Q4_K and Q5_K: eight 6-bit scales and eight 6-bit mins, times d and dmin before them.
 JAX_Q4K_INLINE Floats scales_of_k(const uint8_t* p) {
-  uint32_t a, b, c;
-  std::memcpy(&a, p + 4, 4), std::memcpy(&b, p + 8, 4), std::memcpy(&c, p + 12, 4);
+  const auto a = loaded<uint32_t>(p + 4), b = loaded<uint32_t>(p + 8), c = loaded<uint32_t>(p + 12);
   const uint64_t high_scales = (c & 0x0f0f0f0f) | (a >> 2 & 0x30303030);
   const uint64_t high_mins = (c >> 4 & 0x0f0f0f0f) | (b >> 2 & 0x30303030);
   return alternating_bytes((a & 0x3f3f3f3f) | high_scales << 32, (b & 0x3f3f3f3f) | high_mins << 32) * repeated_halves(p);
@@ -107,9 +106,7 @@ struct Q5_K : Packed<kQ5_K, 32> {
 
 struct Q6_K : Packed<kQ6_K, 16, 32> {
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) {
-    uint16_t d;
-    std::memcpy(&d, p[3], 2);
-    return to_float(Vector<int8_t, 16>::load(p[2])) * Floats::all(half(d));
+    return to_float(Vector<int8_t, 16>::load(p[2])) * Floats::all(half(loaded<uint16_t>(p[3])));
   }
   template <int i>
   static JAX_Q4K_INLINE Bytes quants(const uint8_t* const* p) {
@@ -124,9 +121,8 @@ struct Q2_K : Packed<kQ2_K, 16> {
   template <int kShift>
   static JAX_Q4K_INLINE Floats times(const uint8_t* const* p, int factor) {
     const auto bytes = Vector<uint32_t, 16>::load(p[1]) >> Vector<uint32_t, 16>::all(kShift);
-    uint16_t d;
-    std::memcpy(&d, p[2] + factor, 2);
-    return to_float(bytes.template as<uint8_t>() & Vector<uint8_t, 16>::all(15)) * Floats::all(half(d));
+    const float d = half(loaded<uint16_t>(p[2] + factor));
+    return to_float(bytes.template as<uint8_t>() & Vector<uint8_t, 16>::all(15)) * Floats::all(d);
   }
   static JAX_Q4K_INLINE Floats scales(const uint8_t* const* p) { return times<0>(p, 0); }
   static JAX_Q4K_INLINE Floats mins(const uint8_t* const* p) { return times<4>(p, 2); }

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <new>
 #include <thread>
+#include <utility>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -85,10 +86,8 @@ class Helpers {
       lock.lock();
     }
     --waiting_;
-    std::shared_ptr<Work> work;
-    if (called_) work = work_;
-    if (called_ && !--called_) work_ = nullptr;
-    return work;
+    if (!called_) return nullptr;
+    return --called_ ? work_ : std::move(work_);
   }
 
   static void pause() {

@@ -82,8 +82,7 @@ def _fused_matvec(
     eight = m == 1 or (output == "q8_1" and m > 4)
     lanes = max(8 if eight else 4, *map(_fewest_lanes, formats))
     inline = floats and m * columns <= INLINE_VALUES
-    filled = sum(rows) >= ROWS_TO_FILL * device.multiprocessors
-    warps, per_warp = 8 if inline else 4, min(2 if filled else 1, *rows)
+    warps, per_warp = 8 if inline else 4, min(_rows_that_fill(device, 2, sum(rows)), *rows)
     if output == "q8_1":
         warps, per_warp = (8, 4) if m > 2 and not inline else (16, 2)
     resident = 16 // warps
@@ -155,8 +154,7 @@ def _expert_matvec(
         config = _float_matvec(device, formats, (n * choices,) * len(formats), columns, 1, norm)
         config = replace(config, rows_per_warp=min(config.rows_per_warp, n))
     else:
-        filled = n * choices >= ROWS_TO_FILL * device.multiprocessors
-        per_warp = 4 if output == "q8_1" else min(2 if filled else 1, n)
+        per_warp = 4 if output == "q8_1" else min(_rows_that_fill(device, 2, n * choices), n)
         config = replace(
             PRESETS["inline_q8"],
             activations="inline_q8" if columns <= INLINE_VALUES else "q8_1",
