@@ -42,7 +42,7 @@ def cache(dtype, num_pages, kv_heads, head_dim):
     ids=str,
 )
 def test_contexts_of_several_parts(kernels, options):
-    """Parts have 512 tokens: of none, one, some of a second, and three."""
+    """Parts have up to 256 tokens: of none, two, three and six."""
     lens, per_sequence = np.array([0, 512, 513, 1300], np.int32), 82
     (k, v), _ = cache(jnp.float32, 4 * per_sequence, 2, 32)
     tables = (
@@ -226,6 +226,16 @@ def test_a_bad_key_spoils_what_sees_it_alone(kernels):
     assert (
         np.isfinite(got[:7]).all() and np.isfinite(got[:, 0]).all() and np.isnan(got[7:, 1]).all()
     )
+
+
+@pytest.mark.parametrize("heads", [1, 12])  # few queries, and more than read pages as they lie
+def test_every_value_of_float8(heads, kernels):
+    codes = jax.lax.bitcast_convert_type(jnp.arange(256, dtype=jnp.uint8), jnp.float8_e4m3fn)
+    v = jnp.broadcast_to(codes, (1, 1, PAGE_SIZE, 256))
+    q, table, one = np.zeros((1, heads, 256), np.float32), np.zeros((1, 1), np.int32), np.array([1])
+    got = jq.implementation("native")(jq.paged_attention)(q, jnp.zeros_like(v), v, table, one)
+    want = np.asarray(codes, np.float32)  # NaN among them
+    np.testing.assert_array_equal(got[0], np.broadcast_to(want, (heads, 256)))
 
 
 def test_a_bad_value_spoils_the_windows_that_hold_it(kernels):
