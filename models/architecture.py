@@ -6,7 +6,10 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from .architecture_tensors import ATTENTION, GATED_MLP, NORMS, Tensor
+from .architecture_tensors import ATTENTION, GATED_MLP, INPUT, NORMS, OUTPUT, Tensor
+
+#: What mixes the tokens of a layer: attention; a gated delta net; or a short convolution.
+MixerKind = Literal["attention", "delta", "convolution"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,10 +92,12 @@ class Routing:
     Attributes:
       gating: what makes scores of logits: "softmax", or "sigmoid".
       normalize: the weights of a token's experts add up to 1.
+      scaled: metadata may say what weights are multiplied by.
     """
 
     gating: Literal["softmax", "sigmoid"] | None = "softmax"
     normalize: bool | None = True
+    scaled: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +107,19 @@ class Architecture:
     Attributes:
       name: `general.architecture` in GGUF files.
       checkpoints: the classes of checkpoints that become it.
+      input, output: the tensors before the layers and behind them.
       attention, norms, mlp: each layer's tensors.
+      delta, convolution: those in the place of `attention` in layers with a gated delta net, or
+        with a short convolution; (): there are no such layers.
+      tiled_heads: value head h of a gated delta net takes key head h % key_heads, instead of
+        h // (value_heads / key_heads).
+      output_gate: attn_q has rows of a gate, too, behind those of each head's queries: attention is
+        multiplied by its sigmoid.
+      value_norm: values are normalized, by their root mean square alone.
+      varied_kv_heads: `attention.head_count_kv` may differ between layers.
+      local_heads: `attention.key_length_swa` may say how large the heads of windowed layers are.
+      latent: attention is multi-head latent attention.
+      per_layer_embeddings: layers may get parts of a token's embedding, and share keys and values.
       experts: those in the place of `mlp` in layers with experts; (): there are no such layers.
       fused: tensors of files that hold the rows of several, as `fused.FUSED` has them; in whatever
         architecture attn_qkv and ffn_gate_up_exps may be read.
@@ -137,7 +154,18 @@ class Architecture:
 
     name: str
     checkpoints: tuple[CheckpointClass, ...] = ()
+    input: tuple[Tensor, ...] = INPUT
+    output: tuple[Tensor, ...] = OUTPUT
     attention: tuple[Tensor, ...] = ATTENTION
+    delta: tuple[Tensor, ...] = ()
+    convolution: tuple[Tensor, ...] = ()
+    tiled_heads: bool = False
+    output_gate: bool = False
+    value_norm: bool = False
+    varied_kv_heads: bool = False
+    local_heads: bool = False
+    latent: bool = False
+    per_layer_embeddings: bool = False
     norms: tuple[Tensor, ...] = NORMS
     mlp: tuple[Tensor, ...] = GATED_MLP
     experts: tuple[Tensor, ...] = ()

@@ -19,8 +19,9 @@ class Tensor:
       bias: the group of biases that its own is one of; None: it has none.
       rotated: which number of heads its rows are, where rope rotates them.
       required: whether every file holds it.
-      suffix: behind its name.
+      suffix: behind its name; "": there is none.
       exact: it is read as float32 and never quantized.
+      table: it is an array by itself, whose rows are looked up, or taps of a convolution.
     """
 
     gguf: str
@@ -33,11 +34,12 @@ class Tensor:
     required: bool = True
     suffix: str = "weight"
     exact: bool = False
+    table: bool = False
 
     @property
     def name(self) -> str:
         """In GGUF files, without `blk.LAYER.`."""
-        return f"{self.gguf}.{self.suffix}"
+        return f"{self.gguf}.{self.suffix}" if self.suffix else self.gguf
 
     @property
     def is_norm(self) -> bool:
@@ -48,7 +50,7 @@ class Tensor:
     def is_matrix(self) -> bool:
         """True of a Linear's or an ExpertLinear's weight that may be quantized."""
         several = len(self.shape.split()) > 1
-        return several and not (self.is_norm or self.exact or self.module == "embedding")
+        return several and not (self.is_norm or self.exact or self.table)
 
     @property
     def of_experts(self) -> bool:
@@ -64,7 +66,7 @@ OPTIONAL_BIASES = ("qkv", "attention_output", "mlp", "output")
 SCALES = ("scale", "input_scale")
 
 INPUT = (
-    Tensor("token_embd", "embedding", "model.embed_tokens", "vocab hidden", 0),
+    Tensor("token_embd", "embedding", "model.embed_tokens", "vocab hidden", 0, table=True),
     Tensor("rope_freqs", "rope_divisors.all", None, "rope_pairs", required=False),
     Tensor("rope_factors_long", "rope_divisors.long", None, "rope_pairs", required=False),
     Tensor("rope_factors_short", "rope_divisors.short", None, "rope_pairs", required=False),
@@ -72,6 +74,11 @@ INPUT = (
 OUTPUT = (
     Tensor("output_norm", "norm", "model.norm", "hidden", bias="norm"),
     Tensor("output", "output", "lm_head", "vocab hidden", 0, "output", required=False),  # else tied
+)
+#: The norm by another name, which is not that of an embedding.
+OUTPUT_BESIDE_EMBEDDING = (
+    Tensor("token_embd_norm", "norm", "model.embedding_norm", "hidden"),
+    OUTPUT[1],
 )
 
 ATTENTION = (
@@ -86,7 +93,7 @@ SINKS = (Tensor("attn_sinks", "attention.sinks", "self_attn.sinks", "heads"),)
 #: Of each head's queries and keys.
 QK_NORMS = (
     Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "head"),
-    Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "head"),
+    Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "k_head"),
 )
 #: Of all heads' queries and keys together.
 WIDE_QK_NORMS = (
@@ -97,6 +104,44 @@ WIDE_QK_NORMS = (
 HEADWISE_QK_NORMS = (
     Tensor("attn_q_norm", "attention.q_norm", "self_attn.q_norm", "heads head", required=False),
     Tensor("attn_k_norm", "attention.k_norm", "self_attn.k_norm", "kv_heads head", required=False),
+)
+
+#: Queries, each head's with the gate of what comes out of it.
+GATED_ATTENTION = (dataclasses.replace(ATTENTION[0], shape="gated_q hidden"), *ATTENTION[1:])
+
+#: A gated delta net in the place of attention.
+DELTA = (
+    Tensor("attn_qkv", "delta.qkv", "linear_attn.in_proj_qkv", "delta_channels hidden"),
+    Tensor("attn_gate", "delta.gate", "linear_attn.in_proj_z", "delta_values hidden"),
+    Tensor("ssm_alpha", "delta.alpha", "linear_attn.in_proj_a", "delta_heads hidden"),
+    Tensor("ssm_beta", "delta.beta", "linear_attn.in_proj_b", "delta_heads hidden"),
+    Tensor(
+        "ssm_conv1d",
+        "delta.taps",
+        "linear_attn.conv1d",
+        "delta_channels delta_width",
+        exact=True,
+        table=True,
+    ),
+    Tensor(
+        "ssm_dt", "delta.step_bias", "linear_attn.dt_bias", "delta_heads", suffix="bias", exact=True
+    ),
+    Tensor("ssm_a", "delta.decay", "linear_attn.A_log", "delta_heads", suffix="", exact=True),
+    Tensor("ssm_norm", "delta.output_norm", "linear_attn.norm", "delta_head"),
+    Tensor("ssm_out", "delta.output", "linear_attn.out_proj", "hidden delta_values"),
+)
+#: A short convolution in the place of attention.
+CONVOLUTION = (
+    Tensor("shortconv.in_proj", "convolution.input", "conv.in_proj", "hidden*3 hidden"),
+    Tensor(
+        "shortconv.conv",
+        "convolution.taps",
+        "conv.conv",
+        "hidden convolution_width",
+        exact=True,
+        table=True,
+    ),
+    Tensor("shortconv.out_proj", "convolution.output", "conv.out_proj", "hidden hidden"),
 )
 
 NORMS = (
@@ -183,6 +228,8 @@ OF_A_LAYER = {
         *ATTENTION,
         *SINKS,
         *QK_NORMS,
+        *DELTA,
+        *CONVOLUTION,
         *NORMS_AND_POST_NORMS,
         *EXPERTS,
         *GATED_MLP,

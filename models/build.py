@@ -11,10 +11,21 @@ from flax import nnx
 from jax_q4k import QuantizedArray
 
 from . import flax_types, rope
-from .architecture_tensors import INPUT, OF_A_LAYER, OUTPUT, SCALES, Tensor
+from .architecture_tensors import OF_A_LAYER, SCALES, Tensor
 from .config import Config
 from .decoder import Decoder, RopeDivisors
-from .layers import MLP, Attention, DecoderLayer, ExpertLinear, Experts, LayerNorm, Linear, RMSNorm
+from .layers import (
+    MLP,
+    Attention,
+    DecoderLayer,
+    ExpertLinear,
+    Experts,
+    GatedDeltaNet,
+    LayerNorm,
+    Linear,
+    RMSNorm,
+    ShortConvolution,
+)
 from .model import Model
 from .tensors import float_array, layer_tensors, table
 
@@ -42,7 +53,7 @@ def build(
             return RMSNorm(float_array(weight), config.norm_eps)
         weight = float_array(weight) if tensor.exact else weight
         dimensions = len(tensor.shape.split())
-        if dimensions == 1 or tensor.module == "embedding":
+        if dimensions == 1 or tensor.table:
             return flax_types.variable(weight)
         scales = (tensors.get(f"{prefix}{tensor.gguf}.{suffix}") for suffix in SCALES)
         given = bias, *(None if scale is None else float_array(scale) for scale in scales)
@@ -53,14 +64,8 @@ def build(
         for tensor in layer_tensors(config, i):
             owner, _, place = tensor.module.rpartition(".")
             parts.setdefault(owner, {})[place] = held(tensor, f"blk.{i}.")
-        attention = Attention(
-            **parts["attention"],
-            head_dim=config.head_dim,
-            window=config.window_of(i),
-            scale=config.attention_scale,
-            soft_cap=config.attention_soft_cap,
-            residual_scale=config.scales.residual,
-        )
+        place = config.mixer_of(i)
+        mixer = _mixer(config, i, parts[place])
         options: dict[str, Any] = {"activation": config.kind.activation}
         network, residual_scale = parts["mlp"], config.scales.residual
         if config.experts is None or not config.has_experts(i):
@@ -69,9 +74,9 @@ def build(
             shared = parts["mlp.shared"] and MLP(**parts["mlp.shared"], **options)
             options |= {"shared": shared or None, "residual_scale": residual_scale}
             network = Experts(**network, **options, shape=config.experts)
-        return DecoderLayer(attention, network, **parts.get("", {}))
+        return DecoderLayer(network, **{place: mixer}, **parts.get("", {}))
 
-    top: dict[str, Any] = {tensor.module: held(tensor) for tensor in (*INPUT, *OUTPUT)}
+    top: dict[str, Any] = {t.module: held(t) for t, _, _, at in table(config) if at is None}
     divisors = {place: top.pop(f"rope_divisors.{place}") for place in ("all", "long", "short")}
     if rope_frequencies is None:
         rope_frequencies = [jax.device_put(f) for f in rope.tables(config.ropes, tensors)]
@@ -81,6 +86,26 @@ def build(
         layers=nnx.List([layer(i) for i in range(config.num_layers)]),
         rope_frequencies=nnx.List([nnx.Variable(f) for f in rope_frequencies]),
         rope_divisors=RopeDivisors(**divisors),
+    )
+
+
+def _mixer(config: Config, layer: int, parts: dict[str, Any]) -> nnx.Module:
+    """What mixes tokens in a layer."""
+    kind = config.kind
+    if config.mixer_of(layer) == "convolution":
+        return ShortConvolution(**parts)
+    if config.mixer_of(layer) == "delta":
+        assert config.delta is not None
+        return GatedDeltaNet(**parts, shape=config.delta, tiled=kind.tiled_heads)
+    return Attention(
+        **parts,
+        head_dim=config.head_dim_of(layer),
+        value_eps=config.norm_eps if kind.value_norm else None,
+        output_gate=kind.output_gate,
+        window=config.window_of(layer),
+        scale=config.attention_scale,
+        soft_cap=config.attention_soft_cap,
+        residual_scale=config.scales.residual,
     )
 
 

@@ -139,7 +139,7 @@ def _shapes(arguments: tuple[Any, ...]) -> dict[str, Any]:
     return {
         "batch": token.shape[0],
         "capacity": cache.capacity,
-        "cache_dtype": str(cache.pages[0][0].dtype),
+        "cache_dtype": str(cache.dtype),
         "arguments": [[list(a.shape), str(a.dtype)] for a in jax.tree.leaves(arguments)],
     }
 

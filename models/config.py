@@ -10,18 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_q4k import HEAD_DIMS, GGUFError
+from jax_q4k import GGUFError
 from jax_q4k.gguf import REQUIRED, Fields
 
-from . import expert_fields, rope_fields
-from .architecture import Architecture
+from . import expert_fields, head_fields, mixer_fields, rope_fields
+from .architecture import Architecture, MixerKind
 from .architectures import ARCHITECTURES
 from .expert_fields import Experts
+from .head_fields import Latent
+from .mixer_fields import Delta
 from .rope import Rope, Yarn
 from .rope_fields import MAX_CONTEXT
 
 # Far above any real model; they bound the work that a malformed file can ask for.
-MAX_LAYERS, _MAX_HEADS, _MAX_SIZE = 1024, 4096, 1 << 24
+MAX_LAYERS, _MAX_SIZE = 1024, 1 << 24
 
 #: Keys of features that a decoder here would ignore, and the values that ask for nothing.
 _REFUSED: dict[str, tuple[Any, ...]] = {
@@ -92,6 +94,16 @@ class Config:
     final_soft_cap: float | None = None  # the same of logits
     scales: Scales = Scales()
     experts: Experts | None = None  # of layers that have them
+    mixers: tuple[MixerKind, ...] | None = None  # what mixes tokens, by layer; None: attention
+    delta: Delta | None = None  # of layers with a gated delta net
+    convolution_width: int = 0  # tokens, of layers with a short convolution
+    latent: Latent | None = None  # of multi-head latent attention; None: heads have keys
+    kv_heads: tuple[int, ...] | None = None  # by layer; None: num_kv_heads
+    local_head_dim: int | None = None  # of windowed layers; None: head_dim
+    local_rope_dim: int | None = None  # the same of rope_dim
+    shared_kv_layers: int = 0  # last layers, which attend to keys and values of earlier ones
+    inner_sizes: tuple[int, ...] | None = None  # by layer; None: intermediate_size
+    per_layer_size: int = 0  # of what each layer gets of a token's embedding; 0: nothing
 
     def __post_init__(self) -> None:
         if self.architecture not in ARCHITECTURES:
@@ -142,6 +154,36 @@ class Config:
         found = dict.fromkeys(map(self.window_of, range(self.num_layers)))
         return tuple(window for window in found if window is not None)
 
+    def mixer_of(self, layer: int) -> MixerKind:
+        """What mixes the tokens in a layer."""
+        return "attention" if self.mixers is None else self.mixers[layer]
+
+    def head_dim_of(self, layer: int) -> int:
+        """The size of a layer's heads."""
+        windowed = self.window_of(layer) is not None
+        return self.local_head_dim if windowed and self.local_head_dim else self.head_dim
+
+    def kv_heads_of(self, layer: int) -> int:
+        """The heads of a layer's keys and values."""
+        return self.num_kv_heads if self.kv_heads is None else self.kv_heads[layer]
+
+    def inner_size_of(self, layer: int) -> int:
+        """The inner size of a layer's network, if it is dense."""
+        return self.intermediate_size if self.inner_sizes is None else self.inner_sizes[layer]
+
+    def kv_layer_of(self, layer: int) -> int:
+        """The layer whose keys and values this one attends to: itself, or an earlier one.
+
+        It is the last one of its kind, windowed or not, that has keys and values.
+        """
+        first = self.num_layers - self.shared_kv_layers
+        if layer < first:
+            return layer
+        windowed = self.window_of(layer) is not None
+        return next(
+            i for i in reversed(range(first)) if (self.window_of(i) is not None) == windowed
+        )
+
     def has_experts(self, layer: int) -> bool:
         """True of a layer whose feed-forward network is a mixture of experts."""
         return self.experts is not None and layer >= self.experts.dense_layers
@@ -159,6 +201,9 @@ class Config:
     def _rope(self) -> Rope:
         original = self.original_context or self.context_length
         yarn = None if self.yarn is None else Yarn(original, *self.yarn)
+        if yarn is not None and yarn.log_multiplier and self.latent is not None:
+            # There it is part of the scores' factor alone, and magnitudes cancel.
+            yarn = yarn._replace(log_multiplier=1.0)
         return Rope(self.rope_theta, self.rope_dim, self.rope_factor, yarn, self.rope_magnitude)
 
     def _rope_of(self, layer: int) -> Rope:
@@ -166,7 +211,8 @@ class Config:
         if not self.has_rope or (rotated is not None and not rotated(layer, windowed)):
             return Rope(self.rope_theta, self.rope_dim, math.inf, divided=False)
         if windowed and self.local_rope_theta is not None:
-            return Rope(self.local_rope_theta, self.rope_dim, divided=False)
+            dim = self.local_rope_dim or self.rope_dim
+            return Rope(self.local_rope_theta, dim, divided=False)
         return self._rope
 
     @classmethod
@@ -196,24 +242,32 @@ class Config:
         window = integer("attention.sliding_window", kind.window, least=0, most=MAX_CONTEXT)
         if window and kind.windowed is None:
             context_length, window = min(context_length, window), 0
-        layers = integer("block_count", least=1, most=MAX_LAYERS)
+        blocks = integer("block_count", least=1, most=MAX_LAYERS)
         # Files count layers that predict further tokens, which are not run.
-        layers -= integer("nextn_predict_layers", 0, least=0, most=layers - 1)
-        inner = size("feed_forward_length")
+        layers = blocks - integer("nextn_predict_layers", 0, least=0, most=blocks - 1)
+        inner = head_fields.by_layer(get, "feed_forward_length", layers, blocks, most=_MAX_SIZE)
+        hidden_size = integer("embedding_length", least=1, most=_MAX_SIZE)
+        heads = head_fields.read(get, kind, hidden_size, layers, blocks)
+        windowed_layers = _windowed_layers(get, kind, layers, blocks)
         return cls(
             architecture=name,
             vocab_size=size("vocab_size", REQUIRED if tokens is None else len(tokens)),
             context_length=context_length,
-            intermediate_size=inner,
+            hidden_size=hidden_size,
+            intermediate_size=max(inner),
             num_layers=layers,
-            **_heads(get),
+            inner_sizes=inner if len(set(inner)) > 1 else None,
+            per_layer_size=_per_layer_size(get, kind),
+            **heads,
+            **mixer_fields.read(get, kind, layers, blocks, heads["kv_heads"]),
+            shared_kv_layers=_shared_kv_layers(get, kind, layers, windowed_layers),
             norm_eps=get.number(_norm_eps(kind), above=0.0, most=1.0),
             **rope_fields.read(get, kind, context_length),
             window=window or None,
-            windowed_layers=_windowed_layers(get, kind, layers),
+            windowed_layers=windowed_layers,
             **_soft_caps(get, kind),
             scales=_scales(get, kind),
-            experts=expert_fields.read(get, kind, layers, _MAX_SIZE, inner),
+            experts=expert_fields.read(get, kind, layers, _MAX_SIZE, max(inner)),
         )
 
     def to_metadata(self) -> dict[str, Any]:
@@ -223,14 +277,10 @@ class Config:
             "context_length": self.context_length,
             "embedding_length": self.hidden_size,
             "block_count": self.num_layers,
-            "feed_forward_length": self.intermediate_size,
-            "attention.head_count": self.num_heads,
-            "attention.head_count_kv": self.num_kv_heads,
-            "attention.key_length": self.head_dim,
-            "attention.value_length": self.head_dim,
+            "feed_forward_length": head_fields.array(self.inner_sizes, self.intermediate_size),
             _norm_eps(self.kind): self.norm_eps,
-            "rope.dimension_count": self.rope_dim,
         }
+        values |= head_fields.write(self) | mixer_fields.write(self)
         values |= rope_fields.write(vars(self), self.kind)
         values |= expert_fields.write(self.experts, self.kind)
         if (self.window or 0) != self.kind.window:
@@ -243,6 +293,9 @@ class Config:
                 values[key] = cap
         scales = zip(_SCALES, self.scales, strict=True)
         values |= {key: scale for key, scale in scales if scale is not None}
+        if self.kind.per_layer_embeddings:
+            values["embedding_length_per_layer_input"] = self.per_layer_size
+            values["attention.shared_kv_layers"] = self.shared_kv_layers
         values |= self.kind.metadata(self)
         prefixed = {f"{self.architecture}.{key}": value for key, value in values.items()}
         return {"general.architecture": self.architecture, **prefixed}
@@ -292,7 +345,9 @@ def _soft_caps(get: Fields, kind: Architecture) -> dict[str, Any]:
     return caps
 
 
-def _windowed_layers(get: Fields, kind: Architecture, layers: int) -> tuple[bool, ...] | None:
+def _windowed_layers(
+    get: Fields, kind: Architecture, layers: int, blocks: int
+) -> tuple[bool, ...] | None:
     """Which layers are windowed; None: those of the architecture."""
     key = "attention.sliding_window_pattern"
     given = get.value(key, None)
@@ -300,39 +355,33 @@ def _windowed_layers(get: Fields, kind: Architecture, layers: int) -> tuple[bool
         return None
     if isinstance(given, np.ndarray) and given.dtype == bool:
         pattern = tuple(given.tolist())
-        if len(pattern) != layers:
-            get.fail(key, f"has {len(pattern)} entries, expected one for each of {layers} layers")
+        if len(pattern) != blocks:
+            get.fail(key, f"has {len(pattern)} entries, expected one for each of {blocks} layers")
+        pattern = pattern[:layers]
     else:  # all but the last of every n; 0: all
         n = get.integer(key, least=0, most=MAX_LAYERS)
         pattern = tuple(n == 0 or i % n < n - 1 for i in range(layers))
     return None if pattern == tuple(map(kind.windowed, range(layers))) else pattern
 
 
-def _heads(get: Fields) -> dict[str, Any]:
-    """The sizes of attention, which depend on one another."""
-    integer = functools.partial(get.integer, least=1, repeated=True)
-    hidden_size = integer("embedding_length", most=_MAX_SIZE)
-    heads = integer("attention.head_count", most=_MAX_HEADS)
-    kv_heads = integer("attention.head_count_kv", heads, most=heads)
-    if heads % kv_heads:
-        get.fail("attention.head_count_kv", f"{kv_heads} must divide attention.head_count={heads}")
-    if "attention.key_length" not in get and hidden_size % heads:
-        get.fail("attention.head_count", f"{heads} must divide embedding_length={hidden_size}")
-    head_dim = integer("attention.key_length", hidden_size // heads, most=_MAX_SIZE)
-    if head_dim not in HEAD_DIMS:
-        supported = ", ".join(map(str, HEAD_DIMS))
-        problem = f"a head_dim of {head_dim} is not supported; supported are {supported}"
-        get.fail("attention.key_length", problem)
-    value_length = integer("attention.value_length", head_dim, most=_MAX_SIZE)
-    if value_length != head_dim:
-        get.fail("attention.value_length", f"{value_length} must equal the key length, {head_dim}")
-    rope_dim = integer("rope.dimension_count", head_dim, most=head_dim)
-    if rope_dim % 2:
-        get.fail("rope.dimension_count", f"{rope_dim} must be even")
-    return {
-        "hidden_size": hidden_size,
-        "num_heads": heads,
-        "num_kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "rope_dim": rope_dim,
-    }
+def _per_layer_size(get: Fields, kind: Architecture) -> int:
+    key = "embedding_length_per_layer_input"
+    if not kind.per_layer_embeddings:
+        _refuse(get, key, (0,))
+        return 0
+    return get.integer(key, 0, least=0, most=_MAX_SIZE)
+
+
+def _shared_kv_layers(
+    get: Fields, kind: Architecture, layers: int, windowed_layers: tuple[bool, ...] | None
+) -> int:
+    """Layers without keys and values of their own, each with one of its kind before them."""
+    key = "attention.shared_kv_layers"
+    if not kind.per_layer_embeddings:
+        _refuse(get, key, (0,))
+        return 0
+    count = get.integer(key, 0, least=0, most=layers - 1)
+    windowed = windowed_layers or tuple(map(kind.windowed or (lambda _: False), range(layers)))
+    if not set(windowed[layers - count :]) <= set(windowed[: layers - count]):
+        get.fail(key, f"{count} leaves a layer without one of its kind before it")
+    return count

@@ -1,7 +1,7 @@
 """The decoder: a tree of Flax NNX modules whose weights stay packed.
 
-Its passes differ only in what each layer's attention appends to and attends to: `Fresh` keys and
-values, or `Paged` ones.
+Its passes differ only in each layer's memory: what attention appends to and attends to, `Fresh` keys
+and values or `Paged` ones, and the state that others go on from, for a `Chunk` of tokens or a `Step`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import jax_q4k as jq
 
 from . import rope
 from .config import Config
-from .kv_cache import PagedCache, Pages
-from .layers import KV, DecoderLayer, Fresh, Linear, Norm, Paged, linear
+from .kv_cache import PagedCache, window_pages
+from .layers import KV, Chunk, DecoderLayer, Fresh, Linear, Memory, Norm, Paged, Step, linear
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -60,20 +60,22 @@ class Decoder(nnx.Module):
         if lengths is None:
             lengths = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
 
-        def kv(window: int | None, **options: Any) -> KV:
+        def memory(layer: int, **options: Any) -> KV | Memory:
+            if self._is_recurrent(layer):
+                return Chunk(lengths)
             return Fresh(lengths=lengths, **options)
 
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-        pages: list[Pages] = [()] * len(self.layers)
-        return self._logits(self._hidden(tokens, positions, kv, pages, tokens.shape[1])[0])
+        return self._logits(self._hidden(tokens, positions, memory, tokens.shape[1])[0])
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
         """A full causal pass that stores keys and values from position 0 on.
 
         Args:
           tokens: (batch, time) int32, padded on the right; any id serves as padding.
-          lengths: (batch,) int32, 1 to time and to the cache's capacity.
-          cache: of `batch` sequences; what it held is overwritten.
+          lengths: (batch,) int32, up to time and to the cache's capacity; 0: the sequence stays as
+            it is, and gets meaningless logits.
+          cache: of `batch` sequences; what it held of the others is overwritten.
 
         Returns:
           Logits of each row's last token, float32 (batch, vocab_size), and the cache.
@@ -84,12 +86,58 @@ class Decoder(nnx.Module):
             for window, tables in cache.tables(self.config).items()
         }
 
-        def kv(window: int | None, **options: Any) -> KV:
-            return Fresh(lengths=lengths, slots=slots[window], **options)
+        def memory(layer: int, **options: Any) -> KV | Memory:
+            if self._is_recurrent(layer):
+                return Chunk(lengths, state=cache.states[layer])
+            window, pages = self.config.window_of(layer), cache.pages[layer]
+            return Fresh(lengths=lengths, slots=slots[window], pages=pages, **options)
 
-        x, pages = self._hidden(tokens, positions, kv, cache.pages, cache.capacity)
-        last = jnp.take_along_axis(x, (lengths - 1)[:, None, None], axis=1)[:, 0]
-        return self._logits(last), dataclasses.replace(cache, pages=pages, context_lens=lengths)
+        x, after = self._hidden(tokens, positions, memory, cache.capacity)
+        context_lens = jnp.where(lengths > 0, lengths, cache.context_lens)
+        return self._logits(_last(x, lengths)), self._stored(cache, after, context_lens)
+
+    def extend(
+        self, tokens: Array, lengths: Array, cache: PagedCache, *, every: bool = True
+    ) -> tuple[Array, PagedCache]:
+        """A pass over tokens that continue the sequences of a cache, such as pieces of a prompt.
+
+        Every token reads its sequence's pages by itself: meant for pieces of up to some hundred.
+
+        Args:
+          tokens: (batch, time) int32, padded on the right. Windowed layers take as many as the
+            cache was created for, `ahead`.
+          lengths: (batch,) int32, 0 to time: tokens of each sequence.
+          cache: with room for them.
+          every: False: only each sequence's last token gets logits.
+
+        Returns:
+          Logits float32 (batch, time, vocab_size), or (batch, vocab_size), and the cache.
+
+        Raises:
+          ValueError: more tokens at a time than windowed layers have room for.
+        """
+        batch, time = tokens.shape
+        self._check_ahead(time, cache)
+        steps = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
+        valid, first = steps < lengths[:, None], cache.context_lens
+        positions = first[:, None] + steps
+        tables = cache.tables(self.config)
+        slots = {window: cache.slots(positions, valid, table) for window, table in tables.items()}
+        of_tokens = {window: jnp.repeat(table, time, axis=-2) for window, table in tables.items()}
+        lens = jnp.where(valid, positions + 1, 0).reshape(-1)
+
+        def memory(layer: int, **options: Any) -> KV | Memory:
+            if self._is_recurrent(layer):
+                return Chunk(lengths, first, cache.states[layer])
+            window, pages = self.config.window_of(layer), cache.pages[layer]
+            places = {"slots": slots[window], "block_tables": of_tokens[window], "lens": lens}
+            return Paged(pages=pages, **places, **options)
+
+        flat = tokens.reshape(-1), positions.reshape(-1)
+        x, after = self._hidden(*flat, memory, cache.capacity)
+        x = x.reshape(batch, time, -1)
+        logits = self._logits(x if every else _last(x, lengths))
+        return logits, self._stored(cache, after, first + lengths)
 
     def decode(
         self, token: Array, cache: PagedCache, active: Array | None = None
@@ -112,35 +160,73 @@ class Decoder(nnx.Module):
             for window, of_window in tables.items()
         }
 
-        def kv(window: int | None, **options: Any) -> KV:
-            return Paged(slots=slots[window], block_tables=tables[window], lens=lens, **options)
+        def memory(layer: int, **options: Any) -> KV | Memory:
+            if self._is_recurrent(layer):
+                return Step(jnp.where(active, positions, -1), cache.states[layer])
+            window, pages = self.config.window_of(layer), cache.pages[layer]
+            places = {"slots": slots[window], "block_tables": tables[window], "lens": lens}
+            return Paged(pages=pages, **places, **options)
 
-        x, pages = self._hidden(token, positions, kv, cache.pages, cache.capacity)
-        return self._logits(x), dataclasses.replace(cache, pages=pages, context_lens=lens)
+        x, after = self._hidden(token, positions, memory, cache.capacity)
+        return self._logits(x), self._stored(cache, after, lens)
+
+    def _is_recurrent(self, layer: int) -> bool:
+        return self.config.mixer_of(layer) != "attention"
+
+    def _stored(
+        self, cache: PagedCache, after: Sequence[KV | Memory], context_lens: Array
+    ) -> PagedCache:
+        """The cache with what layers have after a pass."""
+        return dataclasses.replace(
+            cache,
+            pages=[
+                memory.pages if isinstance(memory, Fresh | Paged) and pages else ()
+                for memory, pages in zip(after, cache.pages, strict=True)
+            ],
+            states=[m.state if isinstance(m, Chunk | Step) else () for m in after],
+            context_lens=context_lens,
+        )
+
+    def _check_ahead(self, time: int, cache: PagedCache) -> None:
+        """Raises ValueError if later tokens would take the pages that earlier ones still see."""
+        size, sequences = cache.page_size, cache.context_lens.shape[0]
+        for layer, pages in enumerate(cache.pages):
+            window = self.config.window_of(layer)
+            if pages and window is not None:
+                own = pages[0].shape[0] // sequences
+                if own * size < min(cache.capacity, (window_pages(window, size, time)) * size):
+                    raise ValueError(
+                        f"tokens has time={time}; windowed layers have no room for as many at a "
+                        "time: create the cache with ahead=time"
+                    )
 
     def _hidden(
         self,
         tokens: Array,
         positions: Array,
-        kv: Callable[..., KV],
-        pages: Sequence[Pages],
+        memory: Callable[..., KV | Memory],
         capacity: int,
-    ) -> tuple[Array, list[Pages]]:
-        """The last layer's vectors, and each layer's pages after it.
+    ) -> tuple[Array, list[KV | Memory]]:
+        """The last layer's vectors, and each layer's memory after it.
 
-        kv(window, rotation=, temperature=, pages=). capacity: tokens that a sequence may have.
+        memory(layer, rotation=, temperature=). capacity: tokens that a sequence may have.
         """
+        config, after = self.config, []
         rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
-        x, updated = jq.embedding(tokens, self.embedding), []
-        if self.config.embedding_scale is not None:
-            x = x * self.config.embedding_scale
+        x = jq.embedding(tokens, self.embedding)
+        if config.embedding_scale is not None:
+            x = x * config.embedding_scale
         for i, layer in enumerate(self.layers):
-            rotation, window = rotations[self.config.rope_of(i)], self.config.window_of(i)
-            options = {"rotation": rotation, "temperature": temperature, "pages": pages[i]}
+            rotation, source = rotations[config.rope_of(i)], config.kv_layer_of(i)
+            given = (
+                memory(i, rotation=rotation, temperature=temperature)
+                if source == i
+                else after[source]
+            )
             with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
-                x, after = layer(x, kv(window, **options))
-            updated.append(after.pages)
-        return x, updated
+                x, memory_after = layer(x, given)
+            after.append(memory_after)
+        return x, after
 
     def _rotations(self, positions: Array, capacity: int) -> list[rope.Rotation]:
         """The angles of positions by each of the config's ropes."""
@@ -169,3 +255,9 @@ class Decoder(nnx.Module):
         if self.config.logit_scale is not None:
             logits = logits * self.config.logit_scale
         return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
+def _last(x: Array, lengths: Array) -> Array:
+    """Each row's last token, of vectors (batch, time, n)."""
+    last = jnp.maximum(lengths - 1, 0)
+    return jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]

@@ -85,7 +85,7 @@ def _routing(get: Fields, kind: Architecture, count: int) -> dict[str, Any]:
         gating = _GATINGS[number]
     if normalize is None:
         normalize = get.boolean(_NORMALIZE, False)
-    scale = get.number(_SCALE, 0.0, above=-1e-6, most=1e6)
+    scale = get.number(_SCALE, 0.0, above=-1e-6, most=1e6) if kind.routing.scaled else 1.0
     groups = get.integer(_GROUPS, 0, least=0, most=count) or 1
     if count % groups:
         get.fail(_GROUPS, f"{groups} must divide {_COUNT}={count}")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from .compiled import fingerprint
 from .config import Config
@@ -49,7 +48,6 @@ def kept_program(
 def _structure(config: Config, sampling: Sampling, cache_dtype: Any) -> Any:
     """A State's, which nobody traces to see."""
     array: Any = 0
-    pages = [(array,) * (4 if cache_dtype == jnp.int8 else 2)] * config.num_layers
     key, seen = None if sampling.greedy else array, array if sampling.needs_seen else None
-    cache = PagedCache(pages, array, array, [array] * len(config.windows))
+    cache = jax.eval_shape(lambda: PagedCache.create(config, 1, 1, dtype=cache_dtype))
     return jax.tree.structure(State(cache, array, array, array, array, array, key, seen))

@@ -1,4 +1,7 @@
-"""A paged key/value cache: pages of tokens, and a block table per sequence that lists its pages."""
+"""What a model keeps of its sequences: pages of keys and values, and states of recurrent layers.
+
+A block table per sequence lists its pages.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,21 @@ from .exportable import exportable
 PAGE_SIZE = 16  # tokens
 
 #: The pages of one layer: keys and values, both (num_pages, num_kv_heads, page_size, head_dim); of
-#: int8 pages also their scales, both float32 (num_pages, num_kv_heads, page_size).
+#: int8 pages also their scales, both float32 (num_pages, num_kv_heads, page_size). Of latent
+#: attention: one array instead of two. (): the layer has none of its own.
 Pages = tuple[jax.Array, ...]
+
+#: The state of one layer that is recurrent, float32: its convolution's last inputs (batch, width,
+#: channels), that of token t in slot t % width; of a gated delta net then (batch, value heads, head
+#: dim, head dim). (): the layer has none.
+State = tuple[jax.Array, ...]
 
 
 @exportable
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class PagedCache:
-    """Keys and values of all layers, and where each sequence's tokens lie.
+    """Keys and values of all layers, states of others, and where each sequence's tokens lie.
 
     Token t of sequence b is in page block_tables[b, t // page_size] at offset t % page_size. Where
     devices hold groups of the sequences, block_tables is (groups, batch / groups, ...) and its ids
@@ -44,12 +53,14 @@ class PagedCache:
       block_tables: int32 (batch, pages_per_sequence), shared by the layers without a window.
       context_lens: int32 (batch,), tokens stored so far.
       window_tables: as block_tables, of each of `Config.windows`.
+      states: per layer; what they hold of a sequence without tokens means nothing.
     """
 
     pages: list[Pages]
     block_tables: jax.Array
     context_lens: jax.Array
     window_tables: list[jax.Array] = dataclasses.field(default_factory=list)
+    states: list[State] = dataclasses.field(default_factory=list)
 
     @classmethod
     def create(
@@ -60,9 +71,13 @@ class PagedCache:
         *,
         page_size: int = PAGE_SIZE,
         dtype: Any = jnp.float32,
+        ahead: int = 1,
         placement: Placement | None = None,
     ) -> PagedCache:
         """An empty cache for `batch` sequences of up to `capacity` tokens.
+
+        ahead: tokens of a sequence that `Decoder.extend` may append at a time, where layers are
+        windowed.
 
         Each sequence has pages of its own. On several devices, each holds the pages of its rows of
         the batch and of its heads; where devices are more than the model's KV heads, groups of them
@@ -86,34 +101,52 @@ class PagedCache:
                 f"batch={batch} must be a multiple of {groups}, the devices along the mesh's axis "
                 f"{placement and placement.data!r}"
             )
-        heads, over = _heads(config.num_kv_heads, config.num_heads, placement)
         put = jax.device_put if placement is None else placement.put
 
-        def pages(window: int | None) -> Pages:
+        def pages(layer: int) -> Pages:
             """A layer's."""
-            count = batch * min(per_sequence, window_pages(window, page_size))
-            shape = count, heads, page_size, config.head_dim
-            scales = [(shape[:3], jnp.float32)] * 2 if dtype == jnp.int8 else []
-            arrays = [(shape, dtype)] * 2 + scales
+            if config.mixer_of(layer) != "attention" or config.kv_layer_of(layer) != layer:
+                return ()
+            window, head_dim = config.window_of(layer), config.head_dim_of(layer)
+            heads, over = _heads(config.kv_heads_of(layer), config.num_heads, placement)
+            kinds = 2
+            if config.latent is not None:  # keys, whose first values are the values
+                kinds, head_dim = 1, config.latent.rank + config.rope_dim
+            count = batch * min(per_sequence, window_pages(window, page_size, ahead))
+            shape = count, heads, page_size, head_dim
+            scales = [(shape[:3], jnp.float32)] * kinds if dtype == jnp.int8 else []
+            arrays = [(shape, dtype)] * kinds + scales
             return tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
+
+        def state(layer: int) -> State:
+            """A layer's."""
+            over = placement and NamedSharding(placement.mesh, PartitionSpec(placement.data))
+            shapes = state_shapes(config, layer, batch)
+            return tuple(_zeros(shape, jnp.float32, over) for shape in shapes)
 
         def tables(window: int | None) -> jax.Array:
             """The pages of each sequence, in turn."""
-            own = min(per_sequence, window_pages(window, page_size))
+            own = min(per_sequence, window_pages(window, page_size, ahead))
             first = np.arange(batch // groups, dtype=np.int32)[:, None] * own
             group = first + np.arange(per_sequence, dtype=np.int32) % own
             return put(group if groups == 1 else np.stack([group] * groups))
 
         return cls(
-            pages=[pages(config.window_of(layer)) for layer in range(config.num_layers)],
+            pages=[pages(layer) for layer in range(config.num_layers)],
             block_tables=tables(None),
             context_lens=put(np.zeros(batch, np.int32)),
             window_tables=[tables(window) for window in config.windows],
+            states=[state(layer) for layer in range(config.num_layers)],
         )
 
     @property
     def page_size(self) -> int:
-        return self.pages[0][0].shape[2]
+        return next(pages[0].shape[2] for pages in self.pages if pages)
+
+    @property
+    def dtype(self) -> Any:
+        """That of cached keys and values."""
+        return next(pages[0].dtype for pages in self.pages if pages)
 
     @property
     def capacity(self) -> int:
@@ -139,6 +172,10 @@ class PagedCache:
         pages = window_pages(window, self.page_size)
         return valid & (positions // self.page_size > last // self.page_size - pages)
 
+    def reset(self, rows: jax.Array) -> PagedCache:
+        """The cache with these sequences empty; rows: bool (batch,)."""
+        return dataclasses.replace(self, context_lens=jnp.where(rows, 0, self.context_lens))
+
     def slots(
         self,
         positions: jax.Array,
@@ -160,9 +197,22 @@ class PagedCache:
         return slots.reshape(*groups, -1)
 
 
-def window_pages(window: int | None, page_size: int) -> int:
-    """Pages that a window can see parts of, its last token anywhere in a page."""
-    return np.iinfo(np.int32).max if window is None else -(-(window - 1) // page_size) + 1
+def window_pages(window: int | None, page_size: int, ahead: int = 1) -> int:
+    """Pages that the windows of `ahead` tokens can see parts of, the last anywhere in a page."""
+    if window is None:
+        return np.iinfo(np.int32).max
+    return -(-(window + ahead - 2) // page_size) + 1
+
+
+def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...], ...]:
+    """The shapes of a layer's `State`."""
+    mixer, delta = config.mixer_of(layer), config.delta
+    if mixer == "convolution":
+        return ((batch, config.convolution_width, config.hidden_size),)
+    if mixer == "delta" and delta is not None:
+        matrices = batch, delta.value_heads, delta.head_dim, delta.head_dim
+        return (batch, delta.width, delta.channels), matrices
+    return ()
 
 
 def _heads(
@@ -195,7 +245,8 @@ def _compiled_zeros(over: NamedSharding | None) -> Any:
 
 def scales(pages: Pages) -> dict[str, Any]:
     """The arguments by which operations take the scales of int8 pages; none for others."""
-    return dict(zip(("k_scales", "v_scales"), pages[2:], strict=True)) if len(pages) > 2 else {}
+    kinds = len(pages) // 2 if pages and pages[0].dtype == jnp.int8 else len(pages)
+    return dict(zip(("k_scales", "v_scales"), pages[kinds:], strict=False))
 
 
 def append(pages: Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Pages:

@@ -5,6 +5,7 @@ It also says how tensor parallelism splits each (`place.py`).
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from jax_q4k import GGUFError, QuantizedArray
 from jax_q4k.gguf import Metadata
 
-from .architecture_tensors import INPUT, OPTIONAL_BIASES, OUTPUT, SCALES, Tensor
+from .architecture_tensors import OPTIONAL_BIASES, SCALES, Tensor
 from .config import MAX_LAYERS, Config
 
 #: Vision, audio, and the prediction of further tokens: what generating text does not use.
@@ -30,37 +31,82 @@ _TOGETHER = (
 
 def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
     """The tensors of a layer."""
-    kind = config.kind
+    kind, mixer = config.kind, config.mixer_of(layer)
+    tensors = {"attention": kind.attention, "delta": kind.delta, "convolution": kind.convolution}
     network = kind.experts if config.has_experts(layer) else kind.mlp
-    sizes = _sizes(config)  # of what a model may have none of, such as a shared expert
-    held = (tensor for tensor in network if all(sizes[name] for name in tensor.shape.split()))
-    return (*kind.attention, *kind.norms, *held)
+    norms = tuple(_of_mixer(tensor, mixer) for tensor in kind.norms)
+    sizes = _sizes(config, layer)
+    return tuple(
+        tensor
+        for tensor in (*tensors[mixer], *norms, *network)
+        if all(sizes[name] for name in tensor.shape.split())
+    )
 
 
-def _sizes(config: Config) -> dict[str, int]:
-    return {
+def _of_mixer(tensor: Tensor, mixer: str) -> Tensor:
+    """A norm of attention as that of what stands in its place."""
+    owner, _, place = tensor.module.partition(".")
+    module = f"{mixer}.{place}" if owner == "attention" else tensor.module
+    return dataclasses.replace(tensor, module=module)
+
+
+def _sizes(config: Config, layer: int | None) -> dict[str, int]:
+    """The lengths of axes by their names; 0: no tensor with it is there. layer: None: of none."""
+    at = 0 if layer is None else layer
+    head_dim, kv_heads = config.head_dim_of(at), config.kv_heads_of(at)
+    owns_kv = layer is None or config.kv_layer_of(at) == at
+    q = config.num_heads * head_dim
+    sizes = {
         "vocab": config.vocab_size,
         "hidden": config.hidden_size,
-        "inner": config.intermediate_size,
-        "q": config.num_heads * config.head_dim,
-        "kv": config.num_kv_heads * config.head_dim,
-        "head": config.head_dim,
+        "hidden*3": 3 * config.hidden_size,
+        "inner": config.inner_size_of(at),
+        "q": q,
+        "gated_q": 2 * q,
+        "kv": kv_heads * head_dim * owns_kv,
+        "head": head_dim,
+        "k_head": head_dim * owns_kv,
         "heads": config.num_heads,
-        "kv_heads": config.num_kv_heads,
+        "kv_heads": kv_heads * owns_kv,
         "rope_pairs": config.rope_dim // 2,
         "experts": 0 if config.experts is None else config.experts.count,
         "expert": 0 if config.experts is None else config.experts.size,
         "shared": 0 if config.experts is None else config.experts.shared_size,
+        "convolution_width": config.convolution_width,
+        "per_layer": config.per_layer_size,
+        "per_layer*layers": config.per_layer_size * config.num_layers,
+        "one": 1,
     }
+    if (delta := config.delta) is not None:
+        sizes |= {
+            "delta_channels": delta.channels,
+            "delta_values": delta.values,
+            "delta_heads": delta.value_heads,
+            "delta_heads*2": 2 * delta.value_heads,
+            "delta_head": delta.head_dim,
+            "delta_width": delta.width,
+        }
+    if (latent := config.latent) is not None:
+        sizes |= {
+            "query_rank": latent.query_rank,
+            "latent": latent.rank,
+            "latent_key": latent.rank + config.rope_dim,
+            "key_part": head_dim - config.rope_dim,
+            "value": latent.value_dim,
+            "values": config.num_heads * latent.value_dim,
+        }
+    return sizes
 
 
 def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
     """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
-    yield from ((tensor, "", "", None) for tensor in INPUT)
+    sizes, kind = _sizes(config, None), config.kind
+    held = (t for t in kind.input if all(sizes[name] for name in t.shape.split()))
+    yield from ((tensor, "", "", None) for tensor in held)
     for i in range(config.num_layers):
         for tensor in layer_tensors(config, i):
             yield tensor, f"blk.{i}.", f"model.layers.{i}.", i
-    yield from ((tensor, "", "", None) for tensor in OUTPUT)
+    yield from ((tensor, "", "", None) for tensor in kind.output)
 
 
 class Expected(NamedTuple):
@@ -84,8 +130,11 @@ class Expected(NamedTuple):
 
 def expected_tensors(config: Config) -> dict[str, Expected]:
     """GGUF's name -> every tensor that a file of this configuration may hold."""
-    sizes, expected, biases = _sizes(config), {}, config.kind.biases
-    for tensor, gguf, _, _ in table(config):
+    expected: dict[str, Expected] = {}
+    biases = config.kind.biases
+    of_layer = {layer: _sizes(config, layer) for layer in (None, *range(config.num_layers))}
+    for tensor, gguf, _, layer in table(config):
+        sizes = of_layer[layer]
         shape = tuple(sizes[name] for name in tensor.shape.split())
         expected[gguf + tensor.name] = Expected(shape, tensor.required, tensor.split, tensor, None)
         if tensor.bias in (*biases, *OPTIONAL_BIASES):

@@ -8,47 +8,64 @@ it, or where a Linear has a scale, the same steps run one by one.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from flax import nnx
 from jax import Array
 
 from .attention import KV, Attention, Fresh, Paged
+from .convolution import ShortConvolution
+from .delta import GatedDeltaNet
 from .experts import ExpertLinear, Experts
 from .linear import LayerNorm, Linear, Norm, RMSNorm, linear
 from .mlp import MLP
+from .recurrent import Chunk, Memory, Step
 
 __all__ = [
     "KV",
     "MLP",
     "Attention",
+    "Chunk",
     "DecoderLayer",
     "ExpertLinear",
     "Experts",
     "Fresh",
+    "GatedDeltaNet",
     "LayerNorm",
     "Linear",
+    "Memory",
     "Paged",
     "RMSNorm",
+    "ShortConvolution",
+    "Step",
     "linear",
 ]
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class DecoderLayer(nnx.Module):
-    """Attention, then the feed-forward network; or both of one norm of x, added up.
+    """What mixes tokens, then the feed-forward network; or both of one norm of x, added up.
 
-    norm: that of both; None: they have their own, and the network follows attention.
+    Attributes:
+      attention, delta, convolution: what mixes tokens: one of them.
+      norm: that of both; None: they have their own, and the network comes second.
     """
 
-    attention: Attention
     mlp: MLP | Experts
+    attention: Attention | None = None
+    delta: GatedDeltaNet | None = None
+    convolution: ShortConvolution | None = None
     norm: Norm | None = None
 
-    def __call__(self, x: Array, kv: KV) -> tuple[Array, KV]:
-        """x (..., hidden_size) -> x after the layer; and kv with its keys and values."""
+    def __call__(self, x: Array, memory: Any) -> tuple[Array, Any]:
+        """x (..., hidden_size) -> x after the layer; and the memory with its tokens.
+
+        memory: KV of attention, Memory of others.
+        """
+        mixer: Any = self.attention or self.delta or self.convolution
         if self.norm is None:
-            x, kv = self.attention(x, kv)
-            return self.mlp(x), kv
+            x, memory = mixer(x, memory)
+            return self.mlp(x), memory
         h = self.norm(x)
-        x, kv = self.attention(h, kv, residual=x)
-        return self.mlp(h, residual=x), kv
+        x, memory = mixer(h, memory, residual=x)
+        return self.mlp(h, residual=x), memory

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeAlias
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -24,8 +26,14 @@ class Attention(nnx.Module):
     """Grouped-query attention with rotary positions.
 
     Attributes:
+      key: None: keys and values are those of an earlier layer.
+      value: None: it is the key's projection, before the norm.
       norm, post_norm: of x, and of what is added to it; None: there is none.
-      q_norm, k_norm: of each head's queries and keys, or of all heads' together; both or none.
+      q_norm, k_norm: of each head's queries and keys, or of all heads' together; None: there is
+        none.
+      value_eps: values are divided by the root of their mean square plus this; None: they are not.
+      output_gate: `query` gives a gate behind each head's queries; its sigmoid multiplies what the
+        head attends to.
       sinks: (num_heads,), of `jax_q4k.paged_attention`; None: there are none.
       window: tokens that a query sees, its own the last; None: all.
       scale, soft_cap: of scores; None: head_dim ** -0.5, no cap.
@@ -33,14 +41,16 @@ class Attention(nnx.Module):
     """
 
     query: Linear
-    key: Linear
-    value: Linear
     output: Linear
     head_dim: int
+    key: Linear | None = None
+    value: Linear | None = None
     norm: Norm | None = None
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     post_norm: Norm | None = None
+    value_eps: float | None = None
+    output_gate: bool = False
     sinks: nnx.Variable[Array] | None = None
     window: int | None = None
     scale: float | None = None
@@ -50,13 +60,22 @@ class Attention(nnx.Module):
     def __call__(self, x: Array, kv: KV, residual: Array | None = None) -> tuple[Array, KV]:
         """x (..., hidden_size) -> the residual, or x, plus x's attention; and kv with its keys."""
         residual = x if residual is None else residual
-        q, k, v = linear(x, self.query, self.key, self.value, norm=self.norm)
+        present = [p for p in (self.query, self.key, self.value) if p is not None]
+        q, *kv_rows = linear(x, *present, norm=self.norm)
+        q, gate = self._gated(q)
         norms: Any = self.q_norm, self.k_norm
         if self.q_norm is not None and not self._per_head(self.q_norm):
-            q, k = (norm(y) for norm, y in zip(norms, (q, k), strict=True))
+            normalized = zip(norms, (q, *kv_rows[:1]), strict=True)
+            q, kv_rows[0] = (norm(y) for norm, y in normalized)
             norms = None, None
-        q, k, v = map(self.heads, (q, k, v))
-        q, kv = kv.append(q, k, v, norms=norms)  # normalizes, rotates, stores
+        q = self.heads(q)
+        if kv_rows:
+            k, v = (self.heads(y) for y in (kv_rows[0], kv_rows[-1]))
+            if self.value_eps is not None:
+                v = v * jax.lax.rsqrt(jnp.mean(jnp.square(v), -1, keepdims=True) + self.value_eps)
+            q, kv = kv.append(q, k, v, norms=norms)  # normalizes, rotates, stores
+        else:
+            q = kv.query(q, norms[0])
         seen: dict[str, Any] = {
             "window": self.window,
             "scale": self.scale,
@@ -64,10 +83,28 @@ class Attention(nnx.Module):
         }
         if self.sinks is not None:
             seen["sinks"] = self.sinks.get_value()
-        if self.post_norm is None and self.residual_scale is None:
-            return kv.attend(q, self.output, residual, **seen), kv
-        y = kv.attend(q, self.output, None, **seen)
-        return added(residual, y, self.post_norm, self.residual_scale), kv
+        if gate is not None:
+            y = kv.attention(q, **seen).reshape(gate.shape) * jax.nn.sigmoid(gate)
+            added_to = None if self._adds_apart else residual
+            y = linear(y, self.output, residual=added_to)[0]
+        else:
+            y = kv.attend(q, self.output, None if self._adds_apart else residual, **seen)
+        if self._adds_apart:
+            y = added(residual, y, self.post_norm, self.residual_scale)
+        return y, kv
+
+    @property
+    def _adds_apart(self) -> bool:
+        """True where something stands between the output's projection and the sum."""
+        return self.post_norm is not None or self.residual_scale is not None
+
+    def _gated(self, q: Array) -> tuple[Array, Array | None]:
+        """Queries and their gate, both (..., heads * head_dim)."""
+        if not self.output_gate:
+            return q, None
+        both = q.reshape(*q.shape[:-1], -1, 2, self.head_dim)
+        queries, gate = (both[..., i, :].reshape(*q.shape[:-1], -1) for i in range(2))
+        return queries, gate
 
     def _per_head(self, norm: Norm) -> bool:
         """True of a norm of each head, which is fused with what rotates them."""
@@ -97,15 +134,22 @@ class Fresh:
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Fresh]:
         """q, normalized, rotated and scaled; kv with keys, normalized and rotated, and values."""
-        normalized = [x if norm is None else norm(x) for x, norm in zip((q, k), norms, strict=True)]
-        q, k = (jq.rotate(x, **self.rotation._asdict()) for x in normalized)
+        q, k = (_rotated(x, norm, self.rotation) for x, norm in zip((q, k), norms, strict=True))
         pages = self.pages and kv_cache.append(self.pages, k, v, self.slots)
         k, v = kv_cache.stored(self.pages, k, v)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=pages, k=k, v=v)
 
+    def query(self, q: Array, norm: Norm | None) -> Array:
+        """q, normalized, rotated and scaled, where keys and values are there."""
+        return _scaled(_rotated(q, norm, self.rotation), self.temperature)
+
+    def attention(self, q: Array, **seen: Any) -> Array:
+        """Attention of q (batch, time, num_heads, head_dim); `seen`: its options."""
+        return jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
+
     def attend(self, q: Array, output: Linear, residual: Array | None, **seen: Any) -> Array:
-        """residual + output(attention of q), (batch, time, hidden_size); `seen`: its options."""
-        out = jq.causal_attention(q, self.k, self.v, self.lengths, **seen)
+        """residual + output(attention of q), (batch, time, hidden_size)."""
+        out = self.attention(q, **seen)
         return linear(out.reshape(*out.shape[:2], -1), output, residual=residual)[0]
 
 
@@ -133,16 +177,30 @@ class Paged:
         q, *pages = jq.rope_append(q, k, v, k_pages, v_pages, self.slots, **options)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
 
+    def query(self, q: Array, norm: Norm | None) -> Array:
+        """As `Fresh.query`, of (batch, heads, head_dim)."""
+        return _scaled(_rotated(q, norm, self.rotation), self.temperature)
+
+    def attention(self, q: Array, **seen: Any) -> Array:
+        """As `Fresh.attention`, of (batch, num_heads, head_dim)."""
+        return jq.paged_attention(*self._given(q), **seen, **kv_cache.scales(self.pages))
+
     def attend(self, q: Array, output: Linear, residual: Array | None, **seen: Any) -> Array:
         """As `Fresh.attend`, (batch, hidden_size)."""
-        k_pages, v_pages, *_ = self.pages
-        given = q, k_pages, v_pages, self.block_tables, self.lens
-        options = seen | kv_cache.scales(self.pages)
         if not fusible(output):
-            out = jq.paged_attention(*given, **options)
+            out = self.attention(q, **seen)
             return linear(out.reshape(len(out), -1), output, residual=residual)[0]
-        options |= {"bias": output.bias, "residual": residual}
-        return jq.paged_attention_matmul(*given, output.weight, **options)
+        options = seen | kv_cache.scales(self.pages) | {"bias": output.bias, "residual": residual}
+        return jq.paged_attention_matmul(*self._given(q), output.weight, **options)
+
+    def _given(self, q: Array) -> tuple[Array, ...]:
+        k_pages, v_pages, *_ = self.pages
+        return q, k_pages, v_pages, self.block_tables, self.lens
+
+
+def _rotated(x: Array, norm: Norm | None, rotation: Rotation) -> Array:
+    """Each head's vector of x (..., heads, head_dim), normalized and rotated."""
+    return jq.rotate(x if norm is None else norm(x), **rotation._asdict())
 
 
 def _scaled(q: Array, temperature: Array | None) -> Array:

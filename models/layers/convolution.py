@@ -1,0 +1,40 @@
+"""A short causal convolution, gated on both sides, in the place of attention (LFM2)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from .linear import Linear, Norm, linear
+from .recurrent import Chunk, Memory
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class ShortConvolution(nnx.Module):
+    """output(c * convolution(b * v)), of b, c and v = input(norm(x)).
+
+    Attributes:
+      taps: (hidden_size, width), of each channel's last inputs, the last its own.
+    """
+
+    input: Linear
+    taps: nnx.Variable[Array]
+    output: Linear
+    norm: Norm | None = None
+
+    def __call__(
+        self, x: Array, memory: Memory, residual: Array | None = None
+    ) -> tuple[Array, Memory]:
+        """x (..., hidden_size) -> the residual, or x, plus the convolution of x; and its state."""
+        residual = x if residual is None else residual
+        (projected,) = linear(x, self.input, norm=self.norm)
+        before, behind, value = jnp.split(projected, 3, axis=-1)
+        given = before * value
+        rows = memory.rows(given) if isinstance(memory, Chunk) else given
+        y, ring = memory.convolved(rows, self.taps.get_value())
+        y = behind * y.reshape(given.shape).astype(given.dtype)
+        after = memory if ring is None else memory.kept((ring,))
+        return linear(y, self.output, residual=residual)[0], after

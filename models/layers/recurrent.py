@@ -1,0 +1,121 @@
+"""Where recurrent layers have what they keep: states of sequences, for whole texts or one token.
+
+A causal convolution sees a token and the last ones before it: `taps` (channels, width), of which
+the last is the token's own. A state keeps the last `width` inputs as a ring (batch, width,
+channels), token t's in slot t % width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from ..kv_cache import State
+
+Memory: TypeAlias = "Chunk | Step"
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """Tokens of whole rows, which follow those of a state; differentiable where there is none.
+
+    Vectors of tokens are (batch, time, n), or (batch * time, n).
+
+    Attributes:
+      lengths: int32 (batch,), tokens that are not padding.
+      first: int32 (batch,), the position of each row's first token; None: 0.
+      state: (): nothing is kept.
+    """
+
+    lengths: Array
+    first: Array | None = None
+    state: State = ()
+
+    def rows(self, x: Array) -> Array:
+        """Vectors of tokens as (batch, time, n)."""
+        return x.reshape(self.lengths.shape[0], -1, x.shape[-1])
+
+    def convolved(self, x: Array, taps: Array) -> tuple[Array, Array | None]:
+        """The convolution of x (batch, time, channels), float32; and the ring with x."""
+        x = x.astype(jnp.float32)
+        batch, time, channels = x.shape
+        width, first = taps.shape[1], self._first()
+        if self.first is None:
+            before = jnp.zeros((batch, width - 1, channels), jnp.float32)
+        else:
+            at = first[:, None] - (width - 1) + jnp.arange(width - 1)
+            ring = jnp.take_along_axis(self.state[0], (at % width)[..., None], axis=1)
+            before = jnp.where(at[..., None] < 0, 0.0, ring)
+        padded = jnp.concatenate([before, x], axis=1)
+        y = sum(padded[:, i : i + time] * taps[:, i] for i in range(width))
+        return y, self._ring(x, width) if self.state else None
+
+    def before(self, matrices: Array) -> Array:
+        """A state's matrices before the first token."""
+        if self.first is None:
+            return jnp.zeros_like(matrices)
+        return jnp.where((self.first == 0)[:, None, None, None], 0.0, matrices)
+
+    def real(self, time: int) -> Array:
+        """True of tokens that are not padding, bool (batch, time)."""
+        return jnp.arange(time) < self.lengths[:, None]
+
+    def kept(self, after: State) -> Chunk:
+        """With a state after the tokens; rows without any keep theirs."""
+        if not self.state:
+            return self
+        some = self.lengths > 0
+
+        def chosen(new: Array, old: Array) -> Array:
+            return jnp.where(some.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+
+        return dataclasses.replace(self, state=tuple(map(chosen, after, self.state)))
+
+    def _first(self) -> Array:
+        return jnp.zeros_like(self.lengths) if self.first is None else self.first
+
+    def _ring(self, x: Array, width: int) -> Array:
+        """The last inputs of each row, of x (batch, time, channels) or those before them."""
+        first, slots = self._first()[:, None], jnp.arange(width)
+        last = first + self.lengths[:, None] - 1
+        at = last - (last - slots) % width  # the last position of each slot
+        new = jnp.clip(at - first, 0, x.shape[1] - 1)
+        given = jnp.take_along_axis(x, new[..., None], axis=1)
+        return jnp.where((at >= first)[..., None], given, self.state[0])
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """One token of each sequence.
+
+    Attributes:
+      positions: int32 (batch,), tokens before it; -1: this sequence has no token, and its state
+        stays as it is.
+    """
+
+    positions: Array
+    state: State
+
+    def convolved(self, x: Array, taps: Array) -> tuple[Array, Array]:
+        """The convolution of x (batch, channels), float32; and the ring with x."""
+        width, positions = taps.shape[1], self.positions
+        slot = jnp.where(positions < 0, width, positions % width)  # beyond the last: dropped
+        x = x.astype(jnp.float32)
+        ring = self.state[0].at[jnp.arange(len(x)), slot].set(x, mode="drop")
+        at = positions[:, None] - (width - 1) + jnp.arange(width)
+        seen = jnp.take_along_axis(ring, (at % width)[..., None], axis=1)
+        seen = jnp.where(at[..., None] < 0, 0.0, seen)
+        return jnp.sum(seen * taps.T, axis=1), ring
+
+    def kept(self, after: State) -> Step:
+        """With a state after the token."""
+        return dataclasses.replace(self, state=after)
+
+
+def unit_length(x: Array, eps: float) -> Array:
+    """x / sqrt(sum(x^2) + eps) along the last axis."""
+    return x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps)
