@@ -93,11 +93,13 @@ class Routing:
       gating: what makes scores of logits: "softmax", or "sigmoid".
       normalize: the weights of a token's experts add up to 1.
       scaled: metadata may say what weights are multiplied by.
+      default_gating: (layers, vocab_size) -> gating where metadata may say it and does not.
     """
 
     gating: Literal["softmax", "sigmoid"] | None = "softmax"
     normalize: bool | None = True
     scaled: bool = True
+    default_gating: Callable[[int, int], str] = lambda layers, vocab_size: "sigmoid"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +123,7 @@ class Architecture:
       latent: attention is multi-head latent attention.
       per_layer_embeddings: layers may get parts of a token's embedding, and share keys and values.
       experts: those in the place of `mlp` in layers with experts; (): there are no such layers.
+      further: those that each layer has beside them.
       fused: tensors of files that hold the rows of several, as `fused.FUSED` has them; in whatever
         architecture attn_qkv and ffn_gate_up_exps may be read.
       biases: groups of biases that every file holds.
@@ -169,6 +172,7 @@ class Architecture:
     norms: tuple[Tensor, ...] = NORMS
     mlp: tuple[Tensor, ...] = GATED_MLP
     experts: tuple[Tensor, ...] = ()
+    further: tuple[Tensor, ...] = ()
     fused: tuple[str, ...] = ()
     biases: tuple[str, ...] = ()
     layer_norm: bool = False

@@ -22,6 +22,8 @@ class Tensor:
       suffix: behind its name; "": there is none.
       exact: it is read as float32 and never quantized.
       table: it is an array by itself, whose rows are looked up, or taps of a convolution.
+      where, unless: names of sizes: it is there where the one is not 0, and the other is; "": that
+        says nothing.
     """
 
     gguf: str
@@ -35,6 +37,8 @@ class Tensor:
     suffix: str = "weight"
     exact: bool = False
     table: bool = False
+    where: str = ""
+    unless: str = ""
 
     @property
     def name(self) -> str:
@@ -44,7 +48,7 @@ class Tensor:
     @property
     def is_norm(self) -> bool:
         """True of a norm's weight, which is a module of its own kind."""
-        return self.gguf.endswith("_norm")
+        return self.gguf.rstrip("_12").endswith("_norm")
 
     @property
     def is_matrix(self) -> bool:
@@ -56,6 +60,11 @@ class Tensor:
     def of_experts(self) -> bool:
         """True of matrices that lie in a stack, one per expert."""
         return len(self.shape.split()) == 3
+
+
+def optional(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Tensors that files may lack."""
+    return tuple(dataclasses.replace(tensor, required=False) for tensor in tensors)
 
 
 #: Groups of biases that files of any architecture may hold.
@@ -108,6 +117,19 @@ HEADWISE_QK_NORMS = (
 
 #: Queries, each head's with the gate of what comes out of it.
 GATED_ATTENTION = (dataclasses.replace(ATTENTION[0], shape="gated_q hidden"), *ATTENTION[1:])
+
+#: Multi-head latent attention; queries may be projections of a vector of rank `query_rank`.
+LATENT_ATTENTION = (
+    Tensor("attn_q", "attention.query", "self_attn.q_proj", "q hidden", unless="query_rank"),
+    Tensor("attn_q_a", "attention.query_a", "self_attn.q_a_proj", "query_rank hidden"),
+    Tensor("attn_q_a_norm", "attention.query_a_norm", "self_attn.q_a_layernorm", "query_rank"),
+    Tensor("attn_q_b", "attention.query_b", "self_attn.q_b_proj", "q query_rank"),
+    Tensor("attn_kv_a_mqa", "attention.kv_a", "self_attn.kv_a_proj_with_mqa", "latent_key hidden"),
+    Tensor("attn_kv_a_norm", "attention.kv_a_norm", "self_attn.kv_a_layernorm", "latent"),
+    Tensor("attn_k_b", "attention.key_b", "self_attn.kv_b_proj", "heads latent key_part"),
+    Tensor("attn_v_b", "attention.value_b", "self_attn.kv_b_proj", "heads value latent"),
+    Tensor("attn_output", "attention.output", "self_attn.o_proj", "hidden values"),
+)
 
 #: A gated delta net in the place of attention.
 DELTA = (
@@ -220,6 +242,60 @@ SELECTION_BIAS = (
     ),
 )
 
+#: A dense network and experts side by side (Gemma 4); the norm behind both is the whole's.
+DENSE_BESIDE_EXPERTS = (
+    Tensor("ffn_norm", "mlp.dense.norm", "pre_feedforward_layernorm", "hidden"),
+    Tensor("ffn_gate", "mlp.dense.gate", "mlp.gate_proj", "inner hidden", 0),
+    Tensor("ffn_up", "mlp.dense.up", "mlp.up_proj", "inner hidden", 0),
+    Tensor("ffn_down", "mlp.dense.down", "mlp.down_proj", "hidden inner", 1),
+    Tensor("post_ffw_norm_1", "mlp.dense.post_norm", "post_feedforward_layernorm_1", "hidden"),
+    Tensor("pre_ffw_norm_2", "mlp.experts.norm", "pre_feedforward_layernorm_2", "hidden"),
+    Tensor("ffn_gate_inp", "mlp.experts.router", "router.proj", "experts hidden", exact=True),
+    Tensor(
+        "ffn_gate_inp",
+        "mlp.experts.router_scale",
+        "router.scale",
+        "hidden",
+        suffix="scale",
+        exact=True,
+    ),
+    *(dataclasses.replace(t, module=t.module.replace("mlp.", "mlp.experts.")) for t in EXPERTS[1:]),
+    Tensor("post_ffw_norm_2", "mlp.experts.post_norm", "post_feedforward_layernorm_2", "hidden"),
+    NORMS_AND_POST_NORMS[3],
+)
+
+#: What layers get of a token's embedding, beside the vectors that go through all of them.
+PER_LAYER_INPUT = (
+    Tensor(
+        "per_layer_token_embd",
+        "per_layer.embedding",
+        "model.embed_tokens_per_layer",
+        "vocab per_layer*layers",
+        table=True,
+    ),
+    Tensor(
+        "per_layer_model_proj",
+        "per_layer.projection",
+        "model.per_layer_model_projection",
+        "per_layer*layers hidden",
+    ),
+    Tensor("per_layer_proj_norm", "per_layer.norm", "model.per_layer_projection_norm", "per_layer"),
+)
+PER_LAYER = (
+    Tensor("inp_gate", "per_layer.gate", "per_layer_input_gate", "per_layer hidden"),
+    Tensor("proj", "per_layer.output", "per_layer_projection", "hidden per_layer"),
+    Tensor(
+        "post_norm",
+        "per_layer.post_norm",
+        "post_per_layer_input_norm",
+        "hidden",
+        where="per_layer",
+    ),
+)
+OUTPUT_SCALE = (
+    Tensor("layer_output_scale", "output_scale", "layer_scalar", "one", required=False, exact=True),
+)
+
 #: By each place of a DecoderLayer, a tensor that may stand there, in whatever architecture.
 OF_A_LAYER = {
     tensor.module: tensor
@@ -230,11 +306,15 @@ OF_A_LAYER = {
         *QK_NORMS,
         *DELTA,
         *CONVOLUTION,
+        *LATENT_ATTENTION[1:-1],
         *NORMS_AND_POST_NORMS,
         *EXPERTS,
         *GATED_MLP,
         *SHARED_EXPERT,
         *SHARED_EXPERT_GATE,
         *SELECTION_BIAS,
+        *DENSE_BESIDE_EXPERTS,
+        *PER_LAYER,
+        *OUTPUT_SCALE,
     )
 }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import collections
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +19,15 @@ from .layers import (
     MLP,
     Attention,
     DecoderLayer,
+    DenseBesideExperts,
     ExpertLinear,
     Experts,
     GatedDeltaNet,
+    LatentAttention,
     LayerNorm,
     Linear,
+    PerLayer,
+    PerLayerEmbedding,
     RMSNorm,
     ShortConvolution,
 )
@@ -59,34 +64,59 @@ def build(
         given = bias, *(None if scale is None else float_array(scale) for scale in scales)
         return Linear(weight, *given) if dimensions == 2 else ExpertLinear(weight, *given)
 
-    def layer(i: int) -> DecoderLayer:
-        parts: dict[str, Any] = {"mlp.shared": {}}
-        for tensor in layer_tensors(config, i):
+    def owners(tensors: Iterable[tuple[Tensor, str]]) -> dict[str, dict[str, Any]]:
+        """Modules and variables by their owner's place, then by theirs."""
+        parts: dict[str, dict[str, Any]] = collections.defaultdict(dict)
+        for tensor, prefix in tensors:
             owner, _, place = tensor.module.rpartition(".")
-            parts.setdefault(owner, {})[place] = held(tensor, f"blk.{i}.")
-        place = config.mixer_of(i)
-        mixer = _mixer(config, i, parts[place])
-        options: dict[str, Any] = {"activation": config.kind.activation}
-        network, residual_scale = parts["mlp"], config.scales.residual
-        if config.experts is None or not config.has_experts(i):
-            network = MLP(**{"gate": None} | network, **options, residual_scale=residual_scale)
-        else:
-            shared = parts["mlp.shared"] and MLP(**parts["mlp.shared"], **options)
-            options |= {"shared": shared or None, "residual_scale": residual_scale}
-            network = Experts(**network, **options, shape=config.experts)
-        return DecoderLayer(network, **{place: mixer}, **parts.get("", {}))
+            parts[owner][place] = held(tensor, prefix)
+        return parts
 
-    top: dict[str, Any] = {t.module: held(t) for t, _, _, at in table(config) if at is None}
-    divisors = {place: top.pop(f"rope_divisors.{place}") for place in ("all", "long", "short")}
+    top = owners((tensor, "") for tensor, _, _, at in table(config) if at is None)
+    layers = (
+        _layer(config, i, owners((tensor, f"blk.{i}.") for tensor in layer_tensors(config, i)))
+        for i in range(config.num_layers)
+    )
     if rope_frequencies is None:
         rope_frequencies = [jax.device_put(f) for f in rope.tables(config.ropes, tensors)]
     return Decoder(
         config,
-        **top,
-        layers=nnx.List([layer(i) for i in range(config.num_layers)]),
+        **top[""],
+        layers=nnx.List(list(layers)),
         rope_frequencies=nnx.List([nnx.Variable(f) for f in rope_frequencies]),
-        rope_divisors=RopeDivisors(**divisors),
+        rope_divisors=RopeDivisors(**top["rope_divisors"]),
+        per_layer=PerLayerEmbedding(**top["per_layer"]) if "per_layer" in top else None,
     )
+
+
+def _layer(config: Config, i: int, parts: dict[str, dict[str, Any]]) -> DecoderLayer:
+    """A layer of its modules and variables, by their owner's place and by theirs."""
+    activation, mixer = config.kind.activation, config.mixer_of(i)
+    per_layer = parts.get("per_layer")
+    mixed: dict[str, Any] = {mixer: _mixer(config, i, parts[mixer])}
+    return DecoderLayer(
+        _network(config, i, parts),
+        **mixed,
+        per_layer=PerLayer(**per_layer, activation=activation) if per_layer else None,
+        **parts.get("", {}),
+    )
+
+
+def _network(
+    config: Config, i: int, parts: dict[str, dict[str, Any]]
+) -> MLP | Experts | DenseBesideExperts:
+    """The feed-forward network of a layer."""
+    options: dict[str, Any] = {"activation": config.kind.activation}
+    scaled: dict[str, Any] = {"residual_scale": config.scales.residual}
+    if config.experts is None or not config.has_experts(i):
+        return MLP(**{"gate": None} | parts["mlp"], **options, **scaled)
+    shared = MLP(**parts["mlp.shared"], **options) if "mlp.shared" in parts else None
+    options |= {"shared": shared, "shape": config.experts}
+    if "mlp.experts" not in parts:
+        return Experts(**parts["mlp"], **options, **scaled)
+    dense = MLP(**parts["mlp.dense"], activation=config.kind.activation)
+    experts = Experts(**parts["mlp.experts"], **options)
+    return DenseBesideExperts(dense, experts, **parts["mlp"], **scaled)
 
 
 def _mixer(config: Config, layer: int, parts: dict[str, Any]) -> nnx.Module:
@@ -97,6 +127,14 @@ def _mixer(config: Config, layer: int, parts: dict[str, Any]) -> nnx.Module:
     if config.mixer_of(layer) == "delta":
         assert config.delta is not None
         return GatedDeltaNet(**parts, shape=config.delta, tiled=kind.tiled_heads)
+    if config.latent is not None:
+        return LatentAttention(
+            **parts,
+            head_dim=config.head_dim,
+            rope_dim=config.rope_dim,
+            shape=config.latent,
+            scale=config.attention_scale,
+        )
     return Attention(
         **parts,
         head_dim=config.head_dim_of(layer),

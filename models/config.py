@@ -238,6 +238,7 @@ class Config:
         integer = functools.partial(get.integer, repeated=True)
         size = functools.partial(integer, least=1, most=_MAX_SIZE)
         tokens = metadata.get("tokenizer.ggml.tokens")
+        vocab_size = size("vocab_size", REQUIRED if tokens is None else len(tokens))
         context_length = integer("context_length", least=1, most=MAX_CONTEXT)
         window = integer("attention.sliding_window", kind.window, least=0, most=MAX_CONTEXT)
         if window and kind.windowed is None:
@@ -251,7 +252,7 @@ class Config:
         windowed_layers = _windowed_layers(get, kind, layers, blocks)
         return cls(
             architecture=name,
-            vocab_size=size("vocab_size", REQUIRED if tokens is None else len(tokens)),
+            vocab_size=vocab_size,
             context_length=context_length,
             hidden_size=hidden_size,
             intermediate_size=max(inner),
@@ -267,7 +268,7 @@ class Config:
             windowed_layers=windowed_layers,
             **_soft_caps(get, kind),
             scales=_scales(get, kind),
-            experts=expert_fields.read(get, kind, layers, _MAX_SIZE, max(inner)),
+            experts=expert_fields.read(get, kind, layers, vocab_size, _MAX_SIZE, max(inner)),
         )
 
     def to_metadata(self) -> dict[str, Any]:

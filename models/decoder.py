@@ -1,7 +1,8 @@
 """The decoder: a tree of Flax NNX modules whose weights stay packed.
 
-Its passes differ only in each layer's memory: what attention appends to and attends to, `Fresh` keys
-and values or `Paged` ones, and the state that others go on from, for a `Chunk` of tokens or a `Step`.
+Its passes differ only in each layer's memory: what attention appends to and attends to, `Fresh`
+keys and values or `Paged` ones; and the state that others go on from, with a `Chunk` of tokens or
+one `Step`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ import jax_q4k as jq
 from . import rope
 from .config import Config
 from .kv_cache import PagedCache, window_pages
-from .layers import KV, Chunk, DecoderLayer, Fresh, Linear, Memory, Norm, Paged, Step, linear
+from .layers import (
+    KV,
+    Chunk,
+    DecoderLayer,
+    Fresh,
+    Linear,
+    Memory,
+    Norm,
+    Paged,
+    PerLayerEmbedding,
+    Step,
+    linear,
+)
 
 
 @dataclasses.dataclass(eq=False, repr=False)
@@ -42,6 +55,7 @@ class Decoder(nnx.Module):
       rope_frequencies: (rope_dim / 2,) of each of the config's ropes, and behind them those of the
         first in long contexts, where they differ.
       rope_divisors: what went into them, kept so that a saved file holds it.
+      per_layer: what layers get of a token's embedding; None: nothing.
     """
 
     config: Config
@@ -51,6 +65,7 @@ class Decoder(nnx.Module):
     output: Linear | None
     rope_frequencies: nnx.List[nnx.Variable[Array]]
     rope_divisors: RopeDivisors
+    per_layer: PerLayerEmbedding | None = None
 
     def __call__(self, tokens: Array, lengths: Array | None = None) -> Array:
         """Full causal pass: tokens (batch, time) int32 -> logits (batch, time, vocab_size) float32.
@@ -130,8 +145,8 @@ class Decoder(nnx.Module):
             if self._is_recurrent(layer):
                 return Chunk(lengths, first, cache.states[layer])
             window, pages = self.config.window_of(layer), cache.pages[layer]
-            places = {"slots": slots[window], "block_tables": of_tokens[window], "lens": lens}
-            return Paged(pages=pages, **places, **options)
+            options |= {"slots": slots[window], "block_tables": of_tokens[window]}
+            return Paged(pages=pages, lens=lens, **options)
 
         flat = tokens.reshape(-1), positions.reshape(-1)
         x, after = self._hidden(*flat, memory, cache.capacity)
@@ -164,8 +179,8 @@ class Decoder(nnx.Module):
             if self._is_recurrent(layer):
                 return Step(jnp.where(active, positions, -1), cache.states[layer])
             window, pages = self.config.window_of(layer), cache.pages[layer]
-            places = {"slots": slots[window], "block_tables": tables[window], "lens": lens}
-            return Paged(pages=pages, **places, **options)
+            options |= {"slots": slots[window], "block_tables": tables[window]}
+            return Paged(pages=pages, lens=lens, **options)
 
         x, after = self._hidden(token, positions, memory, cache.capacity)
         return self._logits(x), self._stored(cache, after, lens)
@@ -211,11 +226,13 @@ class Decoder(nnx.Module):
 
         memory(layer, rotation=, temperature=). capacity: tokens that a sequence may have.
         """
-        config, after = self.config, []
+        after: list[KV | Memory] = []
+        config = self.config
         rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
         x = jq.embedding(tokens, self.embedding)
         if config.embedding_scale is not None:
             x = x * config.embedding_scale
+        parts = None if self.per_layer is None else self.per_layer(tokens, x)
         for i, layer in enumerate(self.layers):
             rotation, source = rotations[config.rope_of(i)], config.kv_layer_of(i)
             given = (
@@ -224,7 +241,7 @@ class Decoder(nnx.Module):
                 else after[source]
             )
             with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
-                x, memory_after = layer(x, given)
+                x, memory_after = layer(x, given, None if parts is None else parts[..., i, :])
             after.append(memory_after)
         return x, after
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jax_q4k.gguf import REQUIRED, Fields
 
-from .architecture import Architecture
+from .architecture import Architecture, Routing
 
 MAX_EXPERTS = 1024  # of a layer: far above any real model
 
@@ -43,7 +43,9 @@ class Experts:
     groups_used: int = 1
 
 
-def read(get: Fields, kind: Architecture, layers: int, most: int, inner: int) -> Experts | None:
+def read(
+    get: Fields, kind: Architecture, layers: int, vocab_size: int, most: int, inner: int
+) -> Experts | None:
     """The experts, of metadata under the architecture's name; None: every layer is dense.
 
     most: of a size. inner: that of a dense layer. Raises GGUFError naming a key at fault.
@@ -70,22 +72,23 @@ def read(get: Fields, kind: Architecture, layers: int, most: int, inner: int) ->
         size=size,
         shared_size=shared,
         dense_layers=integer(_DENSE, 0, least=0, most=layers),
-        **_routing(get, kind, count),
+        **_routing(get, kind.routing, count, kind.routing.default_gating(layers, vocab_size)),
     )
 
 
-def _routing(get: Fields, kind: Architecture, count: int) -> dict[str, Any]:
-    gating: str | None = kind.routing.gating
-    normalize = kind.routing.normalize
+def _routing(get: Fields, routing: Routing, count: int, default_gating: str) -> dict[str, Any]:
+    gating: str | None = routing.gating
+    normalize = routing.normalize
     if gating is None:
-        number = get.integer(_GATING, 2, least=0, most=255)
+        default = next(n for n, name in _GATINGS.items() if name == default_gating)
+        number = get.integer(_GATING, default, least=0, most=255) or default
         if number not in _GATINGS:
             known = ", ".join(f"{n} ({name})" for n, name in _GATINGS.items())
             get.fail(_GATING, f"{number} is not supported; supported are {known}")
         gating = _GATINGS[number]
     if normalize is None:
         normalize = get.boolean(_NORMALIZE, False)
-    scale = get.number(_SCALE, 0.0, above=-1e-6, most=1e6) if kind.routing.scaled else 1.0
+    scale = get.number(_SCALE, 0.0, above=-1e-6, most=1e6) if routing.scaled else 1.0
     groups = get.integer(_GROUPS, 0, least=0, most=count) or 1
     if count % groups:
         get.fail(_GROUPS, f"{groups} must divide {_COUNT}={count}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -88,9 +87,7 @@ def _kv_heads(
         counts = (get.integer(_KV_COUNT, heads, least=1, most=heads, repeated=True),) * layers
     else:
         least = 0 if kind.convolution else 1
-        counts = by_layer(
-            get, _KV_COUNT, layers, blocks, default=heads, least=least, most=heads
-        )
+        counts = by_layer(get, _KV_COUNT, layers, blocks, default=heads, least=least, most=heads)
     for count in set(counts) - {0}:
         if heads % count:
             get.fail(_KV_COUNT, f"{count} must divide attention.head_count={heads}")
@@ -161,7 +158,7 @@ def array(by_layer: tuple[int, ...] | None, of_all: int) -> Any:
     return of_all if by_layer is None else np.array(by_layer, np.int32)
 
 
-def write(config: Config) -> Mapping[str, Any]:
+def write(config: Config) -> dict[str, Any]:
     """Metadata that `read` turns into the fields again, by keys under the architecture's name."""
     values: dict[str, Any] = {
         _COUNT: config.num_heads,

@@ -245,14 +245,19 @@ def _compiled_zeros(over: NamedSharding | None) -> Any:
 
 def scales(pages: Pages) -> dict[str, Any]:
     """The arguments by which operations take the scales of int8 pages; none for others."""
-    kinds = len(pages) // 2 if pages and pages[0].dtype == jnp.int8 else len(pages)
-    return dict(zip(("k_scales", "v_scales"), pages[kinds:], strict=False))
+    held = pages[len(pages) // 2 :] if pages and pages[0].dtype == jnp.int8 else ()
+    return dict(zip(("k_scales", "v_scales"), held, strict=False))
 
 
 def append(pages: Pages, k: jax.Array, v: jax.Array, slots: jax.Array) -> Pages:
     """Stores keys and values (batch, time, num_kv_heads, head_dim) at slots (batch * time,)."""
     k, v = (rows(x) for x in stored(pages, k, v))
     return jq.append_kv(pages[0], pages[1], k, v, slots, **scales(pages))
+
+
+def append_latent(pages: Pages, rows: jax.Array, slots: jax.Array) -> Pages:
+    """Stores latent vectors and their keys (tokens, 1, n) at slots (tokens,)."""
+    return jq.append_kv(pages[0], None, rows, None, slots, **scales(pages))
 
 
 def stored(pages: Pages, *new: jax.Array) -> tuple[jax.Array, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -96,7 +95,7 @@ def _delta(get: Fields) -> Delta:
     return delta
 
 
-def write(config: Config) -> Mapping[str, Any]:
+def write(config: Config) -> dict[str, Any]:
     """Metadata that `read` turns into the fields again, by keys under the architecture's name."""
     if config.convolution_width:
         return {_CACHE: config.convolution_width}

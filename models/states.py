@@ -12,7 +12,7 @@ from .kv_cache import State
 
 
 def gather(states: list[State], rows: jax.Array) -> list[State]:
-    """States (n, ...) of rows int32 (n,): a batch put together anew, a row perhaps several times."""
+    """States (n, ...) of rows int32 (n,): a batch put together anew, some rows several times."""
     return jax.tree.map(lambda x: jnp.take(x, rows, axis=0, mode="clip"), states)
 
 

@@ -36,11 +36,14 @@ def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
     network = kind.experts if config.has_experts(layer) else kind.mlp
     norms = tuple(_of_mixer(tensor, mixer) for tensor in kind.norms)
     sizes = _sizes(config, layer)
-    return tuple(
-        tensor
-        for tensor in (*tensors[mixer], *norms, *network)
-        if all(sizes[name] for name in tensor.shape.split())
-    )
+    every = (*tensors[mixer], *norms, *network, *kind.further)
+    return tuple(tensor for tensor in every if _is_there(tensor, sizes))
+
+
+def _is_there(tensor: Tensor, sizes: Mapping[str, int]) -> bool:
+    """True of a tensor whose axes, and what it goes with, a model has."""
+    needed = (*tensor.shape.split(), *tensor.where.split())
+    return all(sizes[name] for name in needed) and not sizes.get(tensor.unless, 0)
 
 
 def _of_mixer(tensor: Tensor, mixer: str) -> Tensor:
@@ -101,7 +104,7 @@ def _sizes(config: Config, layer: int | None) -> dict[str, int]:
 def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
     """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
     sizes, kind = _sizes(config, None), config.kind
-    held = (t for t in kind.input if all(sizes[name] for name in t.shape.split()))
+    held = (tensor for tensor in kind.input if _is_there(tensor, sizes))
     yield from ((tensor, "", "", None) for tensor in held)
     for i in range(config.num_layers):
         for tensor in layer_tensors(config, i):

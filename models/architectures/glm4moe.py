@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from ..architecture import Architecture, CheckpointClass, Routing, Stored
 from ..architecture_tensors import (
     ATTENTION,
@@ -12,6 +10,7 @@ from ..architecture_tensors import (
     QK_NORMS,
     SELECTION_BIAS,
     SHARED_EXPERT,
+    optional,
 )
 
 ARCHITECTURE = Architecture(
@@ -44,7 +43,7 @@ ARCHITECTURE = Architecture(
             further_layers="num_nextn_predict_layers",
         ),
     ),
-    attention=ATTENTION + tuple(dataclasses.replace(t, required=False) for t in QK_NORMS),
+    attention=ATTENTION + optional(QK_NORMS),
     norms=NORMS_AFTER_ATTENTION,
     experts=EXPERTS + SHARED_EXPERT + SELECTION_BIAS,
     routing=Routing(gating=None, normalize=None),

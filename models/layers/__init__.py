@@ -16,9 +16,11 @@ from jax import Array
 from .attention import KV, Attention, Fresh, Paged
 from .convolution import ShortConvolution
 from .delta import GatedDeltaNet
-from .experts import ExpertLinear, Experts
+from .experts import DenseBesideExperts, ExpertLinear, Experts
+from .latent import LatentAttention
 from .linear import LayerNorm, Linear, Norm, RMSNorm, linear
 from .mlp import MLP
+from .per_layer import PerLayer, PerLayerEmbedding
 from .recurrent import Chunk, Memory, Step
 
 __all__ = [
@@ -27,14 +29,18 @@ __all__ = [
     "Attention",
     "Chunk",
     "DecoderLayer",
+    "DenseBesideExperts",
     "ExpertLinear",
     "Experts",
     "Fresh",
     "GatedDeltaNet",
+    "LatentAttention",
     "LayerNorm",
     "Linear",
     "Memory",
     "Paged",
+    "PerLayer",
+    "PerLayerEmbedding",
     "RMSNorm",
     "ShortConvolution",
     "Step",
@@ -49,19 +55,29 @@ class DecoderLayer(nnx.Module):
     Attributes:
       attention, delta, convolution: what mixes tokens: one of them.
       norm: that of both; None: they have their own, and the network comes second.
+      per_layer: adds what the layer gets of a token's embedding; None: it gets nothing.
+      output_scale: (1,), what x is multiplied by after all; None: 1.
     """
 
-    mlp: MLP | Experts
-    attention: Attention | None = None
+    mlp: MLP | Experts | DenseBesideExperts
+    attention: Attention | LatentAttention | None = None
     delta: GatedDeltaNet | None = None
     convolution: ShortConvolution | None = None
     norm: Norm | None = None
+    per_layer: PerLayer | None = None
+    output_scale: nnx.Variable[Array] | None = None
 
-    def __call__(self, x: Array, memory: Any) -> tuple[Array, Any]:
+    def __call__(self, x: Array, memory: Any, given: Array | None = None) -> tuple[Array, Any]:
         """x (..., hidden_size) -> x after the layer; and the memory with its tokens.
 
-        memory: KV of attention, Memory of others.
+        memory: KV of attention, Memory of others. given: (..., per_layer_size), for `per_layer`.
         """
+        x, memory = self._mixed(x, memory)
+        if self.per_layer is not None and given is not None:
+            x = self.per_layer(x, given)
+        return x if self.output_scale is None else x * self.output_scale.get_value(), memory
+
+    def _mixed(self, x: Array, memory: Any) -> tuple[Array, Any]:
         mixer: Any = self.attention or self.delta or self.convolution
         if self.norm is None:
             x, memory = mixer(x, memory)

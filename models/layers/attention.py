@@ -139,6 +139,13 @@ class Fresh:
         k, v = kv_cache.stored(self.pages, k, v)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=pages, k=k, v=v)
 
+    def store(self, rows: Array) -> Fresh:
+        """With latent vectors and their keys (batch, time, 1, n) in pages."""
+        if not self.pages:
+            return self
+        pages = kv_cache.append_latent(self.pages, kv_cache.rows(rows), self.slots)
+        return dataclasses.replace(self, pages=pages)
+
     def query(self, q: Array, norm: Norm | None) -> Array:
         """q, normalized, rotated and scaled, where keys and values are there."""
         return _scaled(_rotated(q, norm, self.rotation), self.temperature)
@@ -177,13 +184,24 @@ class Paged:
         q, *pages = jq.rope_append(q, k, v, k_pages, v_pages, self.slots, **options)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
 
+    def store(self, rows: Array) -> Paged:
+        """As `Fresh.store`, of (batch, 1, n)."""
+        pages = kv_cache.append_latent(self.pages, rows, self.slots)
+        return dataclasses.replace(self, pages=pages)
+
+    def latent_attention(self, q: Array, rank: int, *, scale: float) -> Array:
+        """Attention of q (batch, num_heads, n) to latent vectors, (batch, num_heads, rank)."""
+        given = q, self.pages[0], None, self.block_tables, self.lens
+        options = {"value_dim": rank, "scale": scale} | kv_cache.scales(self.pages)
+        return jq.paged_attention(*given, **options)
+
     def query(self, q: Array, norm: Norm | None) -> Array:
         """As `Fresh.query`, of (batch, heads, head_dim)."""
         return _scaled(_rotated(q, norm, self.rotation), self.temperature)
 
     def attention(self, q: Array, **seen: Any) -> Array:
         """As `Fresh.attention`, of (batch, num_heads, head_dim)."""
-        return jq.paged_attention(*self._given(q), **seen, **kv_cache.scales(self.pages))
+        return jq.paged_attention(*self._given(q), **seen | kv_cache.scales(self.pages))
 
     def attend(self, q: Array, output: Linear, residual: Array | None, **seen: Any) -> Array:
         """As `Fresh.attend`, (batch, hidden_size)."""
@@ -193,7 +211,7 @@ class Paged:
         options = seen | kv_cache.scales(self.pages) | {"bias": output.bias, "residual": residual}
         return jq.paged_attention_matmul(*self._given(q), output.weight, **options)
 
-    def _given(self, q: Array) -> tuple[Array, ...]:
+    def _given(self, q: Array) -> tuple[Array, Array, Array, Array, Array]:
         k_pages, v_pages, *_ = self.pages
         return q, k_pages, v_pages, self.block_tables, self.lens
 

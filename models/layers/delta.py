@@ -54,12 +54,14 @@ class GatedDeltaNet(nnx.Module):
             y, memory = self._chunk(memory, *map(memory.rows, (qkv, gate, alpha, beta)))
             y = y.reshape(gate.shape)
         else:
+            columns, matrices = memory.state
             y, *after = jq.gated_delta_step(
                 qkv,
                 gate,
                 alpha,
                 beta,
-                *memory.state,
+                columns,
+                matrices,
                 memory.positions,
                 conv_weight=self.taps.get_value(),
                 dt_bias=self.step_bias.get_value(),

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
@@ -36,6 +37,8 @@ class Experts(nnx.Module):
       router: hidden_size -> logits of the experts, in float32.
       gate, up, down: of each expert.
       shape: how many there are, and how a token's are chosen.
+      router_scale: (hidden_size,): the router gets x by its root mean square, times this over the
+        root of hidden_size; None: it gets what the experts get.
       selection_bias: (experts,), added to scores where experts are chosen, not to their weights.
       shared: the expert that every token has; its norm is that of x.
       shared_gate: (hidden_size,), the weights of the sigmoid that is its factor; None: 1.
@@ -47,6 +50,7 @@ class Experts(nnx.Module):
     up: ExpertLinear
     down: ExpertLinear
     shape: Shape
+    router_scale: nnx.Variable[Array] | None = None
     selection_bias: nnx.Variable[Array] | None = None
     shared: MLP | None = None
     shared_gate: nnx.Variable[Array] | None = None
@@ -59,17 +63,17 @@ class Experts(nnx.Module):
         """x (..., hidden_size) -> the residual, or x, plus the mixture of x."""
         residual = x if residual is None else residual
         if self.post_norm is None and self.residual_scale is None:
-            return self._mixture(x, residual)
-        return added(residual, self._mixture(x, None), self.post_norm, self.residual_scale)
+            return self.mixture(x, residual)
+        return added(residual, self.mixture(x, None), self.post_norm, self.residual_scale)
 
-    def route(self, h: Array) -> tuple[Array, Array]:
-        """Ids int32 (..., used) and weights float32 (..., used) of the experts of normalized h."""
-        bias, options = self._selection()
-        return jq.route(self._logits(h, None), self.shape.used, bias=bias, **options)
-
-    def _logits(self, x: Array, norm: Norm | None) -> Array:
-        """Logits (..., experts) of norm(x)."""
-        x, options = normalized(x, norm)
+    def _logits(self, x: Array, h: Array, norm: Norm | None) -> Array:
+        """Logits (..., experts) of norm(h), or of x where the router has a scale of its own."""
+        if self.router_scale is None:
+            x, options = normalized(h, norm)
+        else:
+            assert isinstance(self.norm, RMSNorm)
+            weight = self.router_scale.get_value() * x.shape[-1] ** -0.5
+            options = {"norm_weight": weight, "eps": self.norm.eps}
         options |= {"biases": [self.router.bias], "activations": "f32"}
         (logits,) = jq.linear(x, [self.router.weight], **options)
         return logits
@@ -80,25 +84,29 @@ class Experts(nnx.Module):
         bias = None if self.selection_bias is None else self.selection_bias.get_value()
         return bias, {name: getattr(self.shape, name) for name in names}
 
-    def _mixture(self, x: Array, residual: Array | None) -> Array:
+    def mixture(self, x: Array, residual: Array | None) -> Array:
+        """The mixture of x, plus a residual."""
         modules = self.gate, self.up, self.down
-        plain = all(type(m) is ExpertLinear and m.scale is None for m in modules)
+        plain = all(type(m) is ExpertLinear for m in modules)
+        plain = plain and all(m.scale is None for m in modules[:2])
         fused = plain and self.shared is None and isinstance(self.norm, RMSNorm)
         norm, h = (self.norm, x) if fused or self.norm is None else (None, self.norm(x))
         if self.shared is not None:
             residual = self._shared(h, residual)
         if plain:
-            logits, (bias, options) = self._logits(h, norm), self._selection()
+            logits, (bias, options) = self._logits(x, h, norm), self._selection()
             h, norms = normalized(h, norm)
             options |= {
                 "selection_bias": bias,
                 "activation": self.activation,
                 "biases": [module.bias for module in modules],
+                "down_scale": self.down.scale,
                 "residual": residual,
             }
             gate, up, down = (module.weight for module in modules)
             return jq.routed_mlp(h, logits, gate, up, down, self.shape.used, **options, **norms)
-        ids, weights = self.route(h)
+        bias, options = self._selection()
+        ids, weights = jq.route(self._logits(x, h, norm), self.shape.used, bias=bias, **options)
         activated = activate(self.activation, self.gate(h, ids), self.up(h, ids))
         y = (weights[..., None] * self.down(activated, ids)).sum(-2)
         return y if residual is None else residual + y
@@ -111,3 +119,24 @@ class Experts(nnx.Module):
         logit = jq.matmul(h, self.shared_gate.get_value()[None], activations="f32")
         y = jax.nn.sigmoid(logit) * self.shared.network(h, None)
         return y if residual is None else residual + y
+
+
+@dataclasses.dataclass(eq=False, repr=False)
+class DenseBesideExperts(nnx.Module):
+    """A dense network and a mixture of experts, side by side: their normalized results added up.
+
+    post_norm, residual_scale: as in MLP, of the sum.
+    """
+
+    dense: MLP
+    experts: Experts
+    post_norm: Norm
+    residual_scale: float | None = None
+
+    def __call__(self, x: Array, residual: Array | None = None) -> Array:
+        """x (..., hidden_size) -> the residual, or x, plus the networks of x."""
+        residual = x if residual is None else residual
+        y = jnp.zeros_like(x)
+        y = added(y, self.dense.network(x, None), self.dense.post_norm, None)
+        y = added(y, self.experts.mixture(x, None), self.experts.post_norm, None)
+        return added(residual, y, self.post_norm, self.residual_scale)

@@ -51,7 +51,9 @@ class Chunk:
             ring = jnp.take_along_axis(self.state[0], (at % width)[..., None], axis=1)
             before = jnp.where(at[..., None] < 0, 0.0, ring)
         padded = jnp.concatenate([before, x], axis=1)
-        y = sum(padded[:, i : i + time] * taps[:, i] for i in range(width))
+        y = jnp.zeros_like(x)
+        for i in range(width):
+            y = y + padded[:, i : i + time] * taps[:, i]
         return y, self._ring(x, width) if self.state else None
 
     def before(self, matrices: Array) -> Array:
