@@ -5,7 +5,10 @@ from __future__ import annotations
 from . import formats
 
 #: Sizes of a head that the kernels of a KV cache take.
-HEAD_DIMS = tuple(range(32, 257, 16))
+HEAD_DIMS = tuple(range(32, 513, 16))
+
+#: Sizes of a row of latent pages: keys whose first elements are the values, too.
+LATENT_DIMS = tuple(range(32, 577, 32))
 
 #: Values of quantized activations that share a scale.
 GROUP = 32

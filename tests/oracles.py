@@ -140,10 +140,10 @@ def attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Token by token in float64: (batch, heads, head_dim)."""
+    """Token by token in float64: (batch, heads, width of the values)."""
     batch, heads, _ = q.shape
     num_pages, kv_heads, page_size, _ = k_pages.shape
-    out = np.zeros(q.shape)
+    out = np.zeros((batch, heads, v_pages.shape[-1]))
     for b in range(batch):
         length = min(max(int(context_lens[b]), 0), block_tables.shape[1] * page_size)
         first = 0 if window is None else max(0, length - window)

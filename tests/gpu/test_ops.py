@@ -232,7 +232,7 @@ def test_append_kv(jq, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", range(32, 257, 32))
+@pytest.mark.parametrize("head_dim", [*range(32, 257, 32), 384, 512])
 def test_paged_attention_head_dims(jq, dtype, head_dim):
     check_attention(jq, dtype, head_dim, num_heads=8, num_kv_heads=2)
 
@@ -240,6 +240,22 @@ def test_paged_attention_head_dims(jq, dtype, head_dim):
 @pytest.mark.parametrize("num_heads, num_kv_heads", [(4, 4), (6, 2), (14, 2), (18, 2), (32, 8)])
 def test_paged_attention_groups(jq, num_heads, num_kv_heads):
     check_attention(jq, "bfloat16", 128, num_heads, num_kv_heads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_heads", [16, 128])
+def test_latent_pages(jq, num_heads, dtype):
+    """Rows of 576 elements, the first 512 of which are values, appended and attended to."""
+    import jax.numpy as jnp
+
+    pages, k = activations((9, 1, 16, 576), dtype, 1), activations((3, 1, 576), seed=3)
+    slots, tables = jnp.array([17, 0, 143]), jnp.arange(9)[None]
+    (got,), (want,) = both(jq.append_kv, pages, None, k, None, slots)
+    np.testing.assert_array_equal(got, want)
+    q = activations((1, num_heads, 576)) * 0.1
+    lengths = jnp.array([140])
+    (got,), (want,) = both(jq.paged_attention, q, pages, None, tables, lengths, value_dim=512)
+    assert nmse(got, want) <= TOLERANCE
 
 
 def check_attention(jq, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int) -> None:

@@ -139,6 +139,10 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,
     **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16", "int8", "fp8")},
+    **{
+        f"append-latent-{t}": functools.partial(append_subject, t, latent=True)
+        for t in ("f16", "int8")
+    },
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
     "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
@@ -155,6 +159,26 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "attention-steep": functools.partial(attention_subject, q_size=40.0),
     "attention-q8_1": functools.partial(attention_subject, output="q8_1", tolerance=1e-7),
+    "attention-wide": functools.partial(
+        attention_subject,
+        272,
+        "bf16",
+        PagedAttentionConfig(warps=4, queries=1, teams=2, unroll=1),
+    ),
+    "attention-latent": functools.partial(
+        attention_subject,
+        160,
+        "bf16",
+        PagedAttentionConfig(warps=2, queries=2, teams=2),
+        value_dim=96,
+    ),
+    "attention-latent-int8": functools.partial(
+        attention_subject,
+        96,
+        "int8",
+        PagedAttentionConfig(warps=4, queries=2, teams=2, splits=2, unroll=1),
+        value_dim=64,
+    ),
     "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
     "argmax": argmax_subject,
     "argmax-candidates": argmax_of_candidates_subject,

@@ -21,7 +21,7 @@ struct Heads {
 void check(const Heads& heads) {
   if (heads.keys < 1 || heads.values < 1 || heads.values % heads.keys) fail("num_v_heads must be a multiple of num_k_heads");
   for (int64_t dim : {heads.key_dim, heads.value_dim})
-    if (dim < kLanes || dim > kMaxHeadDim || dim % kLanes) fail("key_dim and value_dim must be multiples of 16 up to 256");
+    if (dim < kLanes || dim > kMaxHeadDim || dim % kLanes) fail("key_dim and value_dim must be multiples of 16 up to 576");
 }
 
 // The operand and the result of that name, which are one array, and its shape.
