@@ -8,7 +8,7 @@ reading the weights is what takes time (https://arxiv.org/abs/2211.17192).
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -82,26 +82,6 @@ class DraftModel:
 
 
 Draft: TypeAlias = PromptLookup | DraftModel
-
-
-def checked(draft: Any, model: Model) -> Draft | None:
-    """A draft as `generate` takes it: "lookup", a Model, or one of the classes here."""
-    from .model import Model as ModelClass
-
-    if isinstance(draft, ModelClass):
-        draft = DraftModel(draft)
-    elif draft == "lookup":
-        draft = PromptLookup()
-    if draft is not None and not isinstance(draft, PromptLookup | DraftModel):
-        shown = repr(draft) if isinstance(draft, str) else type(draft).__name__
-        raise TypeError(f"draft is {shown}; it must be 'lookup', a Model, or one of models.drafts")
-    if isinstance(draft, DraftModel):
-        sizes = draft.model.config.vocab_size, model.config.vocab_size
-        if sizes[0] != sizes[1]:
-            raise ValueError(
-                f"draft has a vocabulary of {sizes[0]} tokens, the model one of {sizes[1]}"
-            )
-    return draft
 
 
 def tokens_of(draft: Draft, on_gpu: bool) -> int:

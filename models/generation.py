@@ -13,8 +13,8 @@ import numpy as np
 
 from jax_q4k import current_selection, page_dtype, selected
 
-from . import drafts
 from .buckets import bucket
+from .drafts import Draft, DraftModel, PromptLookup
 from .kept import kept_program
 from .kv_cache import PagedCache
 from .model import Model
@@ -223,6 +223,22 @@ def _ids(model: Model, prompt: Any, name: str) -> np.ndarray:
     return ids.astype(np.int32)
 
 
+def _draft(draft: Any, model: Model) -> Draft | None:
+    """The drafts that an argument asks for."""
+    if isinstance(draft, Model):
+        draft = DraftModel(draft)
+    elif isinstance(draft, str) and draft == "lookup":
+        draft = PromptLookup()
+    if draft is not None and not isinstance(draft, PromptLookup | DraftModel):
+        shown = repr(draft) if isinstance(draft, str) else f"a {type(draft).__name__}"
+        raise TypeError(f"draft is {shown}; it must be 'lookup', a Model, or one of models.drafts")
+    if isinstance(draft, DraftModel):
+        theirs, ours = draft.model.config.vocab_size, model.config.vocab_size
+        if theirs != ours:
+            raise ValueError(f"draft has a vocabulary of {theirs} tokens, the model one of {ours}")
+    return draft
+
+
 class _Row:
     """One sequence on the host: its new tokens, and their text as far as it is certain."""
 
@@ -298,10 +314,10 @@ class _Run:
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
         self.shared = model.placement is not None and model.placement.spans_processes
         self._model = model
-        kind = drafts.checked(draft, model)
+        kind = _draft(draft, model)
         self._programs = model.programs(sampling, end_ids, kind)
         self._weights: Any = model.weights
-        if isinstance(kind, drafts.DraftModel):
+        if isinstance(kind, DraftModel):
             self._weights = model.weights, kind.model.weights
         batch = model.padded_batch(len(prompts))
         self._lengths = np.zeros(batch, np.int32)  # 0: a row that only fills up the batch

@@ -18,7 +18,6 @@ from jax_q4k import gguf
 
 from .buckets import bucket, fine_bucket
 from .config import Config
-from .drafts import Draft
 from .placement import Placement
 from .programs import Programs
 from .sampling import Sampling
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from jax_q4k.kept import KeptPrograms
 
     from .decoder import Decoder
+    from .drafts import Draft
 
 
 class Parts(NamedTuple):

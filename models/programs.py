@@ -233,7 +233,7 @@ class Programs:
             logits = _whole(logits)
         draws = None
         if state.key is not None and not self.sampling.greedy:
-            rows = jnp.arange(len(state.counts))
+            rows = jnp.arange(len(state.counts), dtype=jnp.int32)
             draws = row_keys(jax.random.wrap_key_data(state.key), rows, state.counts)
         token = sample(logits, draws, self.sampling, state.seen)
         if self._placement is not None:

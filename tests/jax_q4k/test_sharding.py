@@ -267,6 +267,7 @@ def attentions() -> dict[str, Case]:
             **{"conv_weight": normal(512, 3), "dt_bias": normal(8), "decay": -abs(normal(8))},
             **{"norm_weight": normal(32), "eps": 1e-6},
         )
+
     def latent(q: Any, pages: Any) -> jax.Array:
         return jq.paged_attention(q, pages, None, TABLE, LENGTHS, value_dim=32)
 

@@ -40,6 +40,7 @@ CALLS = {
             **{"conv_weight": jnp.ones((12, 2)), "dt_bias": jnp.ones(1), "decay": -jnp.ones(1)},
             **{"norm_weight": jnp.ones(4), "eps": 1e-6},
         )[0].sum(),
+    ),
     "paged_attention-latent": (
         "paged_attention",
         lambda x: jq.paged_attention(x, PAGES, None, TABLES, LENGTHS, value_dim=32).sum(),
