@@ -55,8 +55,8 @@ def _attention(
 
 def _latent(dtype: str, group: int, *, label: str = "", **options: Any) -> Case:
     """Rows of 576, of which 512 are values, as DeepSeek-V2's."""
-    shape = dict(num_kv_heads=1, value_dim=512, label=f"-latent{label}")
-    return _attention(dtype, 576, group, **shape, **options)
+    label = f"-latent{label}"
+    return _attention(dtype, 576, group, num_kv_heads=1, value_dim=512, label=label, **options)
 
 
 def _merge(name: str, head_dim: int, **options: Any) -> Case:
