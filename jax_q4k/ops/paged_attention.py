@@ -131,8 +131,7 @@ def checked_pages(
         tables = np.asarray(block_tables).reshape(batch, per_sequence)
         _check_values(tables, np.asarray(context_lens), num_pages, page_size, window)
     operands = Operands(q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, sinks)
-    options = {"scale": scale, "window": window, "soft_cap": soft_cap}
-    return checked(operands, value_dim=value_dim, **options)
+    return checked(operands, scale=scale, window=window, soft_cap=soft_cap, value_dim=value_dim)
 
 
 def _check_values(

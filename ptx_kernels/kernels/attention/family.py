@@ -53,10 +53,10 @@ def _attention(
     )
 
 
-def _latent(dtype: str, group: int, *, label: str = "", **options: Any) -> Case:
+def _latent(dtype: str, group: int, *, label: str = "", splits: int = 64) -> Case:
     """Rows of 576, of which 512 are values, as DeepSeek-V2's."""
-    shape = dict(num_kv_heads=1, value_dim=512, label=f"-latent{label}")
-    return _attention(dtype, 576, group, **shape, **options)
+    options: dict[str, Any] = {"label": f"-latent{label}", "splits": splits}
+    return _attention(dtype, 576, group, num_kv_heads=1, value_dim=512, **options)
 
 
 def _merge(name: str, head_dim: int, **options: Any) -> Case:
@@ -86,8 +86,9 @@ _ATTENTIONS = (
     _attention("bf16", 128, 4, label="-q8_1", output="q8_1"),
     *(_attention(dtype, 512, 8, num_kv_heads=4) for dtype in ("bf16", "f32", "int8", "fp8")),
     *(_latent(dtype, 16) for dtype in ("bf16", "f32", "f16", "int8", "fp8")),
-    *(_latent("bf16", group) for group in (20, 128)),
-    _latent("bf16", 16, label="-split", splits=16),
+    _latent("bf16", 20, splits=33),
+    _latent("bf16", 128, splits=8),
+    _latent("bf16", 16, label="-whole", splits=1),
 )
 
 _MERGES = (

@@ -96,7 +96,8 @@ def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
     )
     struct = jax.ShapeDtypeStruct(q.shape, jnp.float32)
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        native.call("paged_attention", [struct], q, pages, pages, tables, lens, **PAGED)
+        (out,) = native.call("paged_attention", [struct], q, pages, pages, tables, lens, **PAGED)
+        out.block_until_ready()
 
 
 Q, LENS = np.zeros((1, 2, 32), np.float32), np.ones(1, np.int32)
