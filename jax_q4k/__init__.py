@@ -38,6 +38,8 @@ from .ops.dequantize import dequantize
 from .ops.embedding import embedding
 from .ops.expert_matmul import expert_matmul
 from .ops.expert_mlp import expert_mlp
+from .ops.gated_delta_rule import gated_delta_rule
+from .ops.gated_delta_step import gated_delta_step
 from .ops.gates import ACTIVATION_FUNCTIONS
 from .ops.linear import (
     gated_matmul,
@@ -105,6 +107,8 @@ __all__ = [
     "explain",
     "formats",
     "from_planes",
+    "gated_delta_rule",
+    "gated_delta_step",
     "gated_matmul",
     "gguf",
     "implementation",

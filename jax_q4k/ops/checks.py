@@ -208,6 +208,13 @@ def integer(name: str, value: Any) -> int:
     )
 
 
+def flag(name: str, value: Any) -> bool:
+    """True or False as a bool; TypeError otherwise."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}={value!r} must be True or False")
+    return bool(value)
+
+
 def window(value: Any) -> int | None:
     """The number of a context's tokens that are seen: a positive int32, or None, all."""
     if value is None:
@@ -293,6 +300,15 @@ def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
     if q.shape[1] < 1:
         raise ValueError(f"q has shape {q.shape}; num_heads=0 must be positive")
     return q
+
+
+def v_heads(num_v_heads: int, num_k_heads: int) -> int:
+    """The heads of a delta net's values: a multiple of those of its keys; ValueError otherwise."""
+    if num_v_heads < 1 or num_v_heads % num_k_heads:
+        raise ValueError(
+            f"num_v_heads={num_v_heads} must be a multiple of num_k_heads={num_k_heads}"
+        )
+    return num_v_heads
 
 
 def sinks(logits: Any, num_heads: int) -> jax.Array | None:

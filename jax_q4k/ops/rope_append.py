@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..custom_call import ptx_name
 from ..implementation import current_selection
@@ -72,8 +71,7 @@ def rope_append(
         )
     checks.same_shape("sin", sin, cos.shape, "cos's shape")
     cos, sin = cos.astype(jnp.float32), sin.astype(jnp.float32)
-    if not isinstance(interleaved, (bool, np.bool_)):
-        raise TypeError(f"interleaved={interleaved!r} must be True or False")
+    interleaved = checks.flag("interleaved", interleaved)
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm must both be given, or neither")
     norms: tuple[jax.Array, ...] = ()
@@ -87,7 +85,7 @@ def rope_append(
         return q.astype(dtype), *pages
     if current_selection().fuses("rope_append"):
         append_kv.check_slots(slot_mapping, pages[0])
-        params = {"interleaved": bool(interleaved), "eps": eps}
+        params = {"interleaved": interleaved, "eps": eps}
         *pages, q = _op.bind(pages, q, k, v, slot_mapping, cos, sin, norms, **params)
         return q.astype(dtype), *pages
     if norms:

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..native import calls
 from ..sharding import Layout, Rows
@@ -45,13 +44,12 @@ def rotate(x: Any, cos: Any, sin: Any, *, interleaved: bool) -> jax.Array:
             f"cos has shape {cos.shape}; it must be ({rows}rope_dim / 2 <= {head_dim // 2})"
         )
     checks.same_shape("sin", sin, cos.shape, "cos's shape")
-    if not isinstance(interleaved, (bool, np.bool_)):
-        raise TypeError(f"interleaved={interleaved!r} must be True or False")
+    interleaved = checks.flag("interleaved", interleaved)
     if x.size == 0:
         return x
     tokens = Rows.of(x, kept=2)
     merged = (tokens.merge(a).astype(jnp.float32) for a in (x, cos, sin))
-    return tokens.split(_op.bind(*merged, interleaved=bool(interleaved))).astype(x.dtype)
+    return tokens.split(_op.bind(*merged, interleaved=interleaved)).astype(x.dtype)
 
 
 def reference(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -> jax.Array:

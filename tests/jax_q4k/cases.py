@@ -39,6 +39,12 @@ INT8, SCALES = PAGES.astype(jnp.int8), jnp.ones((4, 2, 16), jnp.float32)
 SLOTS, TABLES, SEEN = jnp.arange(3), jnp.zeros((3, 1), jnp.int32), jnp.array([1, 5, 16])
 ANGLES = jnp.cos(Q[:, 0, :8]), jnp.sin(Q[:, 0, :8])
 
+# of a gated delta net: two k heads of 16, four v heads of 32, and its ring of columns
+DELTA_K, DELTA_V = jnp.cos(ramp(0, 1e3, 2, 12, 2, 16)) / 4, jnp.sin(ramp(0, 1e3, 2, 12, 4, 32))
+DECAY, BETA = ramp(-2, 0, 2, 12, 4), ramp(0, 1, 2, 12, 4)
+STATE, RING = ramp(-1, 1, 2, 4, 16, 32), jnp.cos(ramp(0, 1e3, 2, 4, 192))
+AT, CONVOLUTION = jnp.array([7, 0]), ramp(-1, 1, 192, 4)
+
 CONTIGUOUS = jnp.ones((3, 2, 16, 32), jnp.float32)
 WEIGHT = jnp.ones((24, 256), jnp.float32)
 
@@ -52,6 +58,27 @@ CASES = {
         lambda q, k, v, n, z: jq.causal_attention(q, k, v, n, window=2, soft_cap=3.0, sinks=z),
         (PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2], LENGTHS, BIAS[:4]),
         True,
+    ),
+    "gated_delta_rule": (
+        jq.gated_delta_rule,
+        (DELTA_K[:, :3], DELTA_K[:, 3:6], DELTA_V[:, :3], DECAY[:, :3], BETA[:, :3], STATE),
+        True,
+    ),
+    "gated_delta_rule in chunks": (
+        lambda *a: jq.gated_delta_rule(*a, tiled=True),
+        (DELTA_K, DELTA_K[::-1], DELTA_V, DECAY, BETA, STATE),
+        True,
+    ),
+    "gated_delta_step": (
+        lambda x, z, a, b, c, s, p, w, d, n: jq.gated_delta_step(
+            *(x, z, a, b, c, s, p),
+            **{"conv_weight": w, "dt_bias": d, "decay": -d, "norm_weight": n, "eps": 1e-6},
+        ),
+        (
+            *(RING[::-1, 0], DELTA_V[:, 0].reshape(2, -1), DECAY[:, 0], BETA[:, 1]),
+            *(RING, STATE, AT, CONVOLUTION, NORM[:4], NORM[:32]),
+        ),
+        False,
     ),
     **{f"matmul {name}": (jq.matmul, (X, w), True) for name, w in W.items()},
     "matmul with bias": (

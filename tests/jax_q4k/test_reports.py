@@ -18,6 +18,8 @@ NAMES = {
     "rms_norm": "rms_norm",
     "rotate": "rotate",
     "causal_attention": "causal_attention",
+    "gated_delta_rule": "gated_delta_rule",
+    "gated_delta_step": "gated_delta_step",
     f"matmul {FORMATS[0]}": "packed_matmul",
     "matmul of floats": "float_matmul",
     "linear": "linear",

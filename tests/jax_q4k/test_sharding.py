@@ -254,6 +254,20 @@ def attentions() -> dict[str, Case]:
     def contiguous(q: Any, k: Any) -> jax.Array:
         return jq.attention(q, k, k, LENGTHS)
 
+    def delta(q: Any, k: Any, v: Any, g: Any, state: Any) -> Any:
+        return jq.gated_delta_rule(q / 9, k / 9, v, -abs(g), jax.nn.sigmoid(g), state)
+
+    def tiled(q: Any, k: Any, v: Any, g: Any, state: Any) -> Any:
+        gates = -abs(g), jax.nn.sigmoid(g)
+        return jq.gated_delta_rule(q / 9, k / 9, v, *gates, state, tiled=True)
+
+    def step(qkv: Any, z: Any, gates: Any, columns: Any, state: Any) -> Any:
+        return jq.gated_delta_step(
+            *(qkv, z, gates, gates, columns, state, np.array([5, 0, 2, -1])),
+            **{"conv_weight": normal(512, 3), "dt_bias": normal(8), "decay": -abs(normal(8))},
+            **{"norm_weight": normal(32), "eps": 1e-6},
+        )
+
     def append(k: Any, pages: Any) -> Any:
         return jq.append_kv(pages, pages, k, k, np.array([3, 17]))
 
@@ -280,11 +294,29 @@ def attentions() -> dict[str, Case]:
             q, k, k, pages, pages, GROUPED_SLOTS, angles, angles, interleaved=True
         )
 
+    gates, state = normal(4, 20, 8), normal(4, 8, 32, 32)
+    sequences = q, k, q[::-1], gates, state
+    of_batch = (BATCH,) * 5
+    one_token = normal(4, 512), normal(4, 256), gates[:, 0], normal(4, 3, 512), state
     wide = normal(2, 32, 32)
     both = P("dp", "tp")
     return {
         "causal_attention-batch": Case(causal, (q, k, k), (BATCH,) * 3, (BATCH,), (0, 1, 2)),
         "causal_attention-heads": Case(causal, (q, k, k), (heads,) * 3, (heads,), (0, 1, 2)),
+        "gated_delta_rule-batch": Case(
+            delta, (k, *sequences[1:]), of_batch, (BATCH, BATCH), tuple(range(5))
+        ),
+        "gated_delta_rule-heads": Case(
+            delta,
+            (k, *sequences[1:]),
+            (heads, heads, heads, heads, HEADS),
+            (heads, HEADS),
+            tuple(range(5)),
+        ),
+        "gated_delta_rule-tiled": Case(
+            tiled, (k, *sequences[1:]), of_batch, (BATCH, BATCH), tuple(range(5))
+        ),
+        "gated_delta_step": Case(step, one_token, of_batch, (BATCH,) * 3),
         "paged_attention-heads": Case(paged, (one, pages, pages), (HEADS,) * 3, (HEADS,)),
         "paged_attention-batch": Case(paged, (one, pages, pages), (BATCH, WHOLE, WHOLE), (BATCH,)),
         "paged_attention_matmul": Case(

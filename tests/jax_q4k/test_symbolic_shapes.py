@@ -26,6 +26,8 @@ def array(*shape, dtype=jnp.float32):
 ROWS, IDS = array(B, 256), array(B, dtype=jnp.int32)
 PAGES = array(4, 2, 16, 32)
 ATTENTION = array(B, 8, 32), PAGES, array(B, 1, dtype=jnp.int32), IDS
+DELTA = {"conv_weight": FLOATS[:3, :96].T, "dt_bias": NORM[:4], "decay": -NORM[:4]}
+DELTA |= {"norm_weight": NORM[:16], "eps": 1e-6}
 CASES = {
     "matmul": (lambda x: jq.matmul(x, W), (ROWS,)),
     "matmul of more axes": (lambda x: jq.matmul(x, W), (array(B, 4, 256),)),
@@ -59,6 +61,21 @@ CASES = {
         lambda q, k, n: jq.causal_attention(q, k, k, n),
         (array(B, 5, 4, 32), array(B, 5, 2, 32), IDS),
     ),
+    "gated_delta_rule": (
+        lambda k, v, g, s: jq.gated_delta_rule(k, k, v, -abs(g), g, s),
+        (array(B, 5, 2, 8), array(B, 5, 4, 16), array(B, 5, 4), array(B, 4, 8, 16)),
+    ),
+    "gated_delta_rule in chunks": (
+        lambda k, v, g, s: jq.gated_delta_rule(k, k, v, -abs(g), g, s),
+        (array(B, 70, 2, 8), array(B, 70, 4, 16), array(B, 70, 4), array(B, 4, 8, 16)),
+    ),
+    "gated_delta_step": (
+        lambda x, z, a, c, s, p: jq.gated_delta_step(*(x, z, a, a, c, s, p), **DELTA),
+        (
+            *(array(B, 96), array(B, 64), array(B, 4), array(B, 3, 96)),
+            *(array(B, 4, 8, 16), IDS),
+        ),
+    ),
     "append_kv": (lambda p, k, s: jq.append_kv(p, p, k, k, s), (PAGES, array(B, 2, 32), IDS)),
     "rope_append": (
         lambda q, k, p, s, c: jq.rope_append(q, k, k, p, p, s, c, c, interleaved=False),
@@ -71,7 +88,7 @@ CASES = {
     ),
 }
 #: These XLA compiles for a GPU, for any shape.
-OF_XLA = ("matmul of floats", "rotate", "causal_attention")
+OF_XLA = ("matmul of floats", "rotate", "causal_attention", *(n for n in CASES if "delta" in n))
 
 
 def exported(name, platform):

@@ -488,6 +488,38 @@ def _append(k_pages: Any, v_pages: Any, k: Any, v: Any, slots: Any) -> Any:
     )
 
 
+def _delta_rule(q: Any, k: Any, v: Any, g: Any, beta: Any, state: Any) -> Any:
+    """Token by token; v head h uses k head h % num_k_heads."""
+    q, k = (jnp.tile(x, (1, 1, v.shape[2] // x.shape[2], 1)) for x in (q, k))
+    out = []
+    for t in range(q.shape[1]):
+        state = state * jnp.exp(g[:, t])[..., None, None]
+        missing = v[:, t] - jnp.einsum("bhkv,bhk->bhv", state, k[:, t])
+        state += jnp.einsum("bhk,bhv->bhkv", k[:, t], beta[:, t][..., None] * missing)
+        out.append(jnp.einsum("bhkv,bhk->bhv", state, q[:, t]) / q.shape[-1] ** 0.5)
+    return jnp.stack(out, axis=1), state
+
+
+def _delta_step(
+    qkv: Any, z: Any, alpha: Any, beta: Any, columns: Any, state: Any, at: Any, *weights: Any
+) -> Any:
+    """Of sequences that are longer than the ring."""
+    convolution, bias, decay, norm = weights
+    (batch, heads, keys, values), width = state.shape, columns.shape[1]
+    columns = columns.at[jnp.arange(batch), at % width].set(qkv)
+    past = (at[:, None] + 1 + jnp.arange(width)) % width  # slots, the oldest first
+    u = jax.nn.silu(
+        jnp.einsum("bwc,cw->bc", columns[jnp.arange(batch)[:, None], past], convolution)
+    )
+    q, k = jnp.moveaxis(u[:, : -heads * values].reshape(batch, 2, -1, keys), 1, 0)
+    q, k = (x / jnp.sqrt(jnp.sum(x**2, axis=-1, keepdims=True) + EPS) for x in (q, k))
+    gates = jnp.logaddexp(alpha + bias, 0) * decay, jax.nn.sigmoid(beta)
+    v = u[:, -heads * values :].reshape(batch, 1, heads, values)
+    o, state = _delta_rule(q[:, None], k[:, None], v, *(g[:, None] for g in gates), state)
+    y = _rms_norm(o[:, 0], norm) * jax.nn.silu(z.reshape(batch, heads, values))
+    return y.reshape(z.shape), columns, state
+
+
 def _rotate(x: Any, cos: Any, sin: Any) -> Any:
     half = cos.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
@@ -594,4 +626,58 @@ def attentions() -> list[Case]:
     ]
 
 
-CASES = {case.name: case for case in [*products(), *experts(), *rows(), *attentions()]}
+def deltas() -> list[Case]:
+    """Of gated delta nets: two k heads of 8, four v heads of 16."""
+    q, k, v = normal(2, 11, 2, 8) / 3, normal(2, 11, 2, 8)[::-1] / 3, normal(2, 11, 4, 16)
+    g, beta, state = -abs(normal(2, 11, 4)), 1 / (1 + abs(normal(2, 11, 4))), normal(2, 4, 8, 16)
+    rule = functools.partial(jq.gated_delta_rule, tiled=True)
+    weights = normal(96, 3), normal(4), -abs(normal(4)), normal(16)
+    one = normal(2, 96), normal(2, 64), normal(2, 4), normal(2, 4)[::-1]
+    shared = {
+        "weights": (),
+        "activations": tuple(range(5)),
+        "moving": tuple(range(6)),
+        "examples": tuple(range(6)),
+    }
+    return [
+        Case(
+            "gated_delta_rule",
+            rule,
+            _delta_rule,
+            (*(x[:, :4] for x in (q, k, v, g, beta)), state),
+            (ROWS,) * 6,
+            (ROWS, ROWS),
+            **shared,
+        ),
+        Case(
+            "gated_delta_rule",
+            rule,
+            _delta_rule,
+            (q, k, v, g, beta, state),
+            (ROWS,) * 6,
+            (ROWS, ROWS),
+            "in chunks",
+            **shared,
+        ),
+        Case(
+            "gated_delta_step",
+            lambda *a: jq.gated_delta_step(
+                *a[:7],
+                **dict(zip(("conv_weight", "dt_bias", "decay", "norm_weight"), a[7:], strict=True)),
+                eps=EPS,
+                tiled=True,
+            ),
+            _delta_step,
+            (*one, normal(2, 3, 96), state, np.array([7, 2]), *weights),
+            (*(ROWS,) * 7, *(WHOLE,) * 4),
+            (ROWS,) * 3,
+            examples=tuple(range(7)),
+            weights=(7, 8, 9, 10),
+            activations=(0, 1, 2, 3),
+            moving=(0, 1, 2, 3),
+            refuses=no_derivative("gated_delta_step"),
+        ),
+    ]
+
+
+CASES = {case.name: case for case in [*products(), *experts(), *rows(), *attentions(), *deltas()]}

@@ -32,6 +32,15 @@ CALLS = {
             x, PAGES, PAGES, TABLES, LENGTHS, random_weights("Q8_0", 3, 32)
         ).sum(),
     ),
+    "gated_delta_step": (
+        "gated_delta_step",
+        lambda x: jq.gated_delta_step(
+            *(x[:, 0, :12], x[:, 0, :4], x[:, 0, :1], x[:, 0, :1]),
+            *(jnp.zeros((2, 2, 12)), jnp.zeros((2, 1, 4, 4)), SLOTS),
+            **{"conv_weight": jnp.ones((12, 2)), "dt_bias": jnp.ones(1), "decay": -jnp.ones(1)},
+            **{"norm_weight": jnp.ones(4), "eps": 1e-6},
+        )[0].sum(),
+    ),
     "attention": ("paged_attention", lambda x: jq.attention(x, PAGES, PAGES, LENGTHS).sum()),
     "append_kv": ("append_kv", lambda x: jq.append_kv(PAGES, PAGES, x, NEW, SLOTS)[0].sum()),
     "rope_append": (

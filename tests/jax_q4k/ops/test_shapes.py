@@ -24,6 +24,7 @@ ATTENTION = Q, PAGES, PAGES, TABLES, jnp.ones(3, jnp.int32)
 
 HALF = X.astype(jnp.bfloat16)
 PROMPT = jnp.ones((2, 5, 4, 32))
+GATES, STATE = jnp.ones((2, 5, 4)), jnp.ones((2, 4, 32, 16))
 
 
 def passed_back():
@@ -37,6 +38,21 @@ CALLS = {
     "rotate": lambda: jq.rotate(Q, Q[:, 0, :8], Q[:, 0, :8], interleaved=False),
     "causal_attention": lambda: jq.causal_attention(
         PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2], jnp.array([5, 3])
+    ),
+    "gated_delta_rule": lambda: jq.gated_delta_rule(
+        PROMPT[:, :, :2], PROMPT[:, :, :2], PROMPT[..., :16], -GATES, GATES, STATE
+    ),
+    "gated_delta_rule in chunks": lambda: jq.gated_delta_rule(
+        *(jnp.tile(x, (1, 20, 1, 1)) for x in (PROMPT[:, :, :2], PROMPT[:, :, :2])),
+        jnp.tile(PROMPT[..., :16], (1, 20, 1, 1)),
+        *(jnp.tile(x, (1, 20, 1)) for x in (-GATES, GATES)),
+        STATE,
+    ),
+    "gated_delta_step": lambda: jq.gated_delta_step(
+        *(jnp.ones((2, n)) for n in (192, 64, 4, 4)),
+        *(jnp.ones((2, 3, 192)), STATE, jnp.array([0, -1])),
+        **{"conv_weight": jnp.ones((192, 3)), "dt_bias": jnp.ones(4), "decay": -jnp.ones(4)},
+        **{"norm_weight": jnp.ones(16), "eps": 1e-6},
     ),
     "packed_matmul": lambda: jq.matmul(HALF, DOWN),
     "transposed": passed_back,

@@ -1,0 +1,216 @@
+"""The gated delta rule: linear attention whose state forgets, and corrects what it holds."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..sharding import Layout
+from . import checks
+from .op import Op
+from .vmaps import by_rows
+
+#: Tokens that plain JAX takes at a time, and the time up to which it goes token by token.
+CHUNK, FEW = 64, 8
+
+
+def gated_delta_rule(
+    q: Any,
+    k: Any,
+    v: Any,
+    g: Any,
+    beta: Any,
+    state: Any,
+    *,
+    scale: float | None = None,
+    tiled: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Linear attention over a sequence by the gated delta rule, in float32.
+
+    Each v head has a state S (key_dim, value_dim). A token, in this order, lets it decay, corrects
+    what it holds at the token's key, and reads it:
+
+        S *= exp(g);  S += k (beta (v - S^T k))^T;  o = scale * S^T q
+
+    This is the rule of Gated Delta Networks (https://arxiv.org/abs/2412.06464). The caller
+    normalizes q and k. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
+
+    A token of beta = 0 and g = 0 is padding: the state stays bit for bit as it is, whatever k and v
+    hold, NaN included, and derivatives in its k, v and beta are zero. Its o is what its q reads.
+
+    Args:
+      q, k: (batch, time, num_k_heads, key_dim) float32, bfloat16 or float16.
+      v: (batch, time, num_v_heads, value_dim) of these dtypes.
+      g, beta: (batch, time, num_v_heads) of these dtypes: the decay's logarithm, at most 0, and how
+        much of the correction is made.
+      state: (batch, num_v_heads, key_dim, value_dim) float32.
+      scale: None means key_dim ** -0.5.
+      tiled: v head h uses k head h % num_k_heads (Qwen 3.5's GGUF files); else h // (num_v_heads /
+        num_k_heads).
+
+    Returns:
+      o (batch, time, num_v_heads, value_dim) of v's dtype, and the state after the last token,
+      which takes the place of the old one where that is donated. Differentiable.
+
+    Raises:
+      TypeError, ValueError: dtypes or shapes that don't fit.
+    """
+    q, k, v, g, beta = (
+        checks.float_array(name, x)
+        for name, x in (("q", q), ("k", k), ("v", v), ("g", g), ("beta", beta))
+    )
+    if q.ndim != 4 or not all(q.shape[2:]):
+        rule = "(batch, time, num_k_heads, key_dim), with a head and a dimension"
+        raise ValueError(f"q has shape {q.shape}; it must be {rule}")
+    batch, time, num_k_heads, key_dim = q.shape
+    checks.same_shape("k", k, q.shape, "q's shape")
+    if v.ndim != 4 or v.shape[:2] != (batch, time) or not v.shape[3]:
+        rule = f"({batch}, {time}, num_v_heads, value_dim), as q is"
+        raise ValueError(f"v has shape {v.shape}; it must be {rule}")
+    num_v_heads = checks.v_heads(v.shape[2], num_k_heads)
+    for name, x in (("g", g), ("beta", beta)):
+        checks.same_shape(name, x, v.shape[:3], "(batch, time, num_v_heads)")
+    state = checks.float_array("state", state, checks.FLOAT32)
+    rule = "(batch, num_v_heads, key_dim, value_dim)"
+    checks.same_shape("state", state, (batch, num_v_heads, key_dim, v.shape[3]), rule)
+    params = {
+        "scale": key_dim**-0.5 if scale is None else checks.positive("scale", scale),
+        "tiled": checks.flag("tiled", tiled),
+    }
+    if v.size == 0:
+        return v, state
+    o, state = _op.bind(*(x.astype(jnp.float32) for x in (q, k, v, g, beta)), state, **params)
+    return o.astype(v.dtype), state
+
+
+def of_v_heads(x: jax.Array, num_v_heads: int, axis: int, tiled: bool) -> jax.Array:
+    """x, which has k heads along an axis, with the k head of each v head there."""
+    copies = num_v_heads // x.shape[axis]
+    if copies == 1:
+        return x
+    if tiled:
+        return jnp.concatenate([x] * copies, axis=axis)
+    return jnp.repeat(x, copies, axis=axis)
+
+
+def token(
+    state: jax.Array,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    *,
+    scale: float,
+) -> tuple[jax.Array, jax.Array]:
+    """The state after one token, and its o.
+
+    state (batch, heads, key_dim, value_dim); q and k (batch, heads, key_dim); v (batch, heads,
+    value_dim); g and beta (batch, heads).
+    """
+    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    padding = ((beta == 0) & (g == 0))[..., None]
+    k, v = jnp.where(padding, 0, k), jnp.where(padding, 0, v)
+    decayed = state * jnp.exp(g)[..., None, None]
+    d = beta[..., None] * (v - product("bhkv,bhk->bhv", decayed, k))
+    after = decayed + k[..., :, None] * d[..., None, :]
+    after = jnp.where(padding[..., None], state, after)
+    return after, scale * product("bhkv,bhk->bhv", after, q)
+
+
+def stepwise(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array, jax.Array]:
+    """`gated_delta_rule` in plain JAX, token by token."""
+    q, k, v, g, beta, state = operands
+    q, k = (of_v_heads(x, v.shape[2], 2, tiled) for x in (q, k))
+    if v.shape[1] == 1:
+        state, o = token(state, *(x[:, 0] for x in (q, k, v, g, beta)), scale=scale)
+        return o[:, None], state
+    state, o = jax.lax.scan(
+        lambda state, given: token(state, *given, scale=scale),
+        state,
+        tuple(jnp.moveaxis(x, 1, 0) for x in (q, k, v, g, beta)),
+    )
+    return jnp.moveaxis(o, 0, 1), state
+
+
+def chunked(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array, jax.Array]:
+    """`gated_delta_rule` in plain JAX, CHUNK tokens at a time, by products of matrices.
+
+    Within a chunk, of which G are the sums of g from its start, the corrections d solve
+    (1 + M) d = beta (v - exp(G) S^T k), where M[i, j] = beta_i (k_i . k_j) exp(G_i - G_j) for
+    j < i; so d = U - W S with U and W that do not need the state. See section 3.3 of the paper.
+    """
+    q, k, v, g, beta, state = operands
+    product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+    time = v.shape[1]
+    padding = ((beta == 0) & (g == 0))[..., None]
+    q, k = (of_v_heads(x, v.shape[2], 2, tiled) for x in (q, k))
+    k, v = jnp.where(padding, 0, k), jnp.where(padding, 0, v)
+    q, k, v, g, beta, padding = (_in_chunks(x, time) for x in (q * scale, k, v, g, beta, padding))
+
+    row, column = jnp.arange(CHUNK)[:, None], jnp.arange(CHUNK)
+    # G_i - G_j as a sum of its own: a difference of two large ones would have few digits left,
+    # and above the diagonal exp of it might be infinite
+    spans = jnp.cumsum(jnp.where(row > column, g[..., None], 0), axis=-2)
+    decay = jnp.where(row >= column, jnp.exp(spans), 0)  # from after token j to after token i
+    so_far = jnp.exp(jnp.cumsum(g, axis=-1))[..., None]
+    m = beta[..., None] * product("nbhik,nbhjk->nbhij", k, k) * decay
+    solved = jax.lax.linalg.triangular_solve(
+        jnp.where(row > column, m, 0),
+        beta[..., None] * jnp.concatenate([v, k * so_far], axis=-1),
+        left_side=True,
+        lower=True,
+        unit_diagonal=True,
+    )
+    u, w = solved[..., : v.shape[-1]], solved[..., v.shape[-1] :]
+    seen = product("nbhik,nbhjk->nbhij", q, k) * decay
+    left = k * decay[..., -1, :, None]  # of each token's key at the end of the chunk
+
+    def chunk(state: jax.Array, given: Any) -> tuple[jax.Array, jax.Array]:
+        q, u, w, seen, left, kept, idle = given
+        d = u - product("bhik,bhkv->bhiv", w, state)
+        o = product("bhik,bhkv->bhiv", q, state) + product("bhij,bhjv->bhiv", seen, d)
+        after = state * kept[..., None] + product("bhik,bhiv->bhkv", left, d)
+        return jnp.where(idle[..., None], state, after), o
+
+    idle = jnp.all(padding, axis=-2)
+    state, o = jax.lax.scan(chunk, state, (q * so_far, u, w, seen, left, so_far[..., -1, :], idle))
+    o = jnp.moveaxis(o, (0, 3), (1, 2))  # (batch, chunks, CHUNK, heads, value_dim)
+    return o.reshape(o.shape[0], -1, *o.shape[3:])[:, :time], state
+
+
+def _in_chunks(x: jax.Array, time: int) -> jax.Array:
+    """x (batch, time, heads, ...) as (chunks, batch, heads, CHUNK, ...), with padding at the end.
+
+    Booleans are of what is padding; anything else is 0 there.
+    """
+    more = -time % CHUNK
+    x = jnp.pad(x, [(0, 0), (0, more)] + [(0, 0)] * (x.ndim - 2), constant_values=x.dtype == bool)
+    x = x.reshape(x.shape[0], -1, CHUNK, *x.shape[2:])
+    return jnp.moveaxis(x, (1, 3), (0, 2))
+
+
+def reference(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Array, jax.Array]:
+    """`gated_delta_rule` in plain JAX: of floats of one dtype, and the state."""
+    form = stepwise if operands[0].shape[1] <= FEW else chunked
+    return form(*operands, scale=scale, tiled=tiled)
+
+
+def _layout(*_: Any, scale: float, tiled: bool) -> Layout:
+    # tiled: the k heads of a device's v heads are not a part of all k heads
+    keys, values, h = ("b", "b", "_") if tiled else ("b _ h _", "b _ h _", "h")
+    gates, state = f"b _ {h}", f"b {h}"
+    return Layout((keys, keys, values, gates, gates, state), (values, state))
+
+
+_op = Op(
+    "gated_delta_rule",
+    reference,
+    shapes=lambda q, k, v, g, beta, state, **_: (v, state),
+    vmap=functools.partial(by_rows, operands=6),  # examples are a larger batch
+    derivative="reference",
+    layout=_layout,
+)

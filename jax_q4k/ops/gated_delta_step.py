@@ -1,0 +1,188 @@
+"""All of a decode step between a gated delta net's projections into it and out of it."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..sharding import Layout
+from . import checks, gated_delta_rule, rms_norm
+from .op import Op
+from .vmaps import by_rows
+
+
+def gated_delta_step(
+    qkv: Any,
+    z: Any,
+    alpha: Any,
+    beta: Any,
+    columns: Any,
+    state: Any,
+    positions: Any,
+    *,
+    conv_weight: Any,
+    dt_bias: Any,
+    decay: Any,
+    norm_weight: Any,
+    eps: float,
+    tiled: bool = False,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """One new token per sequence through a gated delta net, from projection to projection.
+
+    A causal depthwise convolution over the last `width` columns of the projections q | k | v, and
+    silu; q and k of each head are normalized, x / sqrt(sum(x^2) + eps); `gated_delta_rule` with
+    g = softplus(alpha + dt_bias) * decay, beta = sigmoid(beta) and a scale of key_dim ** -0.5;
+    y = rms_norm(o, norm_weight) * silu(z), by v head. All in float32. This is the mixer of Gated
+    Delta Networks (https://arxiv.org/abs/2412.06464) as Qwen 3.5 has it. `ptx` and `sim` have no
+    kernel of their own for it: plain JAX, as `xla`.
+
+    Columns are a ring: that of token t lies in slot t % width. Only this slot is written, so that
+    heads which share a k head may read the others meanwhile. The updated columns and state take the
+    place of the old ones where those are donated.
+
+    At position 0 the state counts as zeros, and so do columns before position 0: whatever columns
+    and state hold then, NaN included, does not matter.
+
+    Args:
+      qkv: (batch, channels) float32, bfloat16 or float16: the new column. channels is
+        2 * num_k_heads * key_dim + num_v_heads * value_dim.
+      z: (batch, num_v_heads * value_dim) of these dtypes.
+      alpha, beta: (batch, num_v_heads) of these dtypes, as they are projected.
+      columns: (batch, width, channels) float32.
+      state: (batch, num_v_heads, key_dim, value_dim) float32.
+      positions: (batch,) integers: the token's number in its sequence. Of a negative one, columns
+        and state stay as they are, and y is zeros.
+      conv_weight: (channels, width) of these dtypes; the last is the current token's.
+      dt_bias, decay: (num_v_heads,) of these dtypes; decay negative (GGUF's ssm_a).
+      norm_weight: (value_dim,) of these dtypes.
+      eps: added to sums and mean squares, at least 0.
+      tiled: which k head a v head uses, see `gated_delta_rule`.
+
+    Returns:
+      y (batch, num_v_heads * value_dim) of qkv's dtype, and the updated columns and state.
+
+    Raises:
+      TypeError, ValueError: dtypes or shapes that don't fit.
+      NotImplementedError: a derivative is asked for; there is none.
+    """
+    qkv = checks.float_array("qkv", qkv)
+    if qkv.ndim != 2:
+        raise ValueError(f"qkv has shape {qkv.shape}; it must be (batch, channels)")
+    batch, channels = qkv.shape
+    state = checks.float_array("state", state, checks.FLOAT32)
+    if state.ndim != 4 or state.shape[0] != batch or not all(state.shape[1:]):
+        rule = f"({batch}, num_v_heads, key_dim, value_dim), with a head and dimensions"
+        raise ValueError(f"state has shape {state.shape}; it must be {rule}")
+    _, num_v_heads, key_dim, value_dim = state.shape
+    values = num_v_heads * value_dim
+    keys, rest = divmod(channels - values, 2 * key_dim)
+    if rest or keys < 1:
+        raise ValueError(
+            f"qkv has {channels} channels; they must be 2 * num_k_heads * key_dim={key_dim} and "
+            f"num_v_heads * value_dim = {values}, of state"
+        )
+    checks.v_heads(num_v_heads, keys)
+    columns = checks.float_array("columns", columns, checks.FLOAT32)
+    if columns.ndim != 3 or (columns.shape[0], columns.shape[2]) != (batch, channels):
+        rule = f"({batch}, width, {channels}), as qkv is"
+        raise ValueError(f"columns has shape {columns.shape}; it must be {rule}")
+    if not (width := columns.shape[1]):
+        raise ValueError(f"columns has shape {columns.shape}; width=0 must be positive")
+    positions = checks.int32_array("positions", positions)
+    checks.same_shape("positions", positions, (batch,), "(batch,)")
+    heads, of_heads = (num_v_heads,), "(num_v_heads,)"
+    given = (
+        checks.float32("z", z, (batch, values), "(batch, num_v_heads * value_dim)"),
+        checks.float32("alpha", alpha, (batch, num_v_heads), "(batch, num_v_heads)"),
+        checks.float32("beta", beta, (batch, num_v_heads), "(batch, num_v_heads)"),
+    )
+    weights = (
+        checks.float32("conv_weight", conv_weight, (channels, width), "(channels, width)"),
+        checks.float32("dt_bias", dt_bias, heads, of_heads),
+        checks.float32("decay", decay, heads, of_heads),
+        checks.float32("norm_weight", norm_weight, (value_dim,), "(value_dim,)"),
+    )
+    params = {"eps": checks.epsilon("eps", eps), "tiled": checks.flag("tiled", tiled)}
+    if batch == 0:
+        return given[0].astype(qkv.dtype), columns, state
+    column = qkv.astype(jnp.float32)
+    y, columns, state = _op.bind(column, *given, columns, state, positions, *weights, **params)
+    return y.astype(qkv.dtype), columns, state
+
+
+def reference(
+    qkv: jax.Array,
+    z: jax.Array,
+    alpha: jax.Array,
+    beta: jax.Array,
+    columns: jax.Array,
+    state: jax.Array,
+    positions: jax.Array,
+    conv_weight: jax.Array,
+    dt_bias: jax.Array,
+    decay: jax.Array,
+    norm_weight: jax.Array,
+    *,
+    eps: float,
+    tiled: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`gated_delta_step` in plain JAX."""
+    batch, num_v_heads, key_dim, value_dim = state.shape
+    real = positions >= 0
+    position = jnp.where(real, positions, 0)
+    u, ring = convolved(qkv, columns, position, conv_weight)
+    keys = (qkv.shape[1] - num_v_heads * value_dim) // 2
+    q, k = (x.reshape(batch, -1, key_dim) for x in (u[:, :keys], u[:, keys : 2 * keys]))
+    q, k = (
+        gated_delta_rule.of_v_heads(
+            x * jax.lax.rsqrt(jnp.sum(jnp.square(x), axis=-1, keepdims=True) + eps),
+            num_v_heads,
+            1,
+            tiled,
+        )
+        for x in (q, k)
+    )
+    v = u[:, 2 * keys :].reshape(batch, num_v_heads, value_dim)
+    after, o = gated_delta_rule.token(
+        jnp.where((position == 0)[:, None, None, None], 0, state),
+        *(q, k, v),
+        jax.nn.softplus(alpha + dt_bias) * decay,
+        jax.nn.sigmoid(beta),
+        scale=key_dim**-0.5,
+    )
+    y = rms_norm.reference(o, norm_weight, eps=eps) * jax.nn.silu(z.reshape(o.shape))
+    return (
+        jnp.where(real[:, None], y.reshape(z.shape), 0),
+        jnp.where(real[:, None, None], ring, columns),
+        jnp.where(real[:, None, None, None], after, state),
+    )
+
+
+def convolved(
+    qkv: jax.Array, columns: jax.Array, position: jax.Array, conv_weight: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """silu of the convolution at a position, (batch, channels), and the ring with its column."""
+    width = columns.shape[1]
+    ago = (position[:, None] - jnp.arange(width)) % width  # tokens, of each slot's column
+    ring = jnp.where((ago == 0)[..., None], qkv[:, None], columns)
+    seen = jnp.where((ago <= position[:, None])[..., None], ring, 0)
+    weights = conv_weight.T[width - 1 - ago]
+    return jax.nn.silu(jnp.sum(seen * weights, axis=1)), ring
+
+
+def _layout(*_: Any, **__: Any) -> Layout:
+    # channels are q, k and v after each other: a part of them has no heads of its own
+    return Layout((*["b"] * 7, "_", "_", "_", "_"), "b")
+
+
+_op = Op(
+    "gated_delta_step",
+    reference,
+    shapes=lambda qkv, z, alpha, beta, columns, state, *_, **__: (z, columns, state),
+    vmap=functools.partial(by_rows, operands=7),  # examples are a larger batch
+    layout=_layout,
+    computed=lambda results: results[:1],  # columns and state may hold anything at the start
+)
