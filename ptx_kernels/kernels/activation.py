@@ -44,7 +44,7 @@ def sigmoid(k: Builder, x: Value) -> Value:
 
 
 def softplus(k: Builder, x: Value) -> Value:
-    """log(1 + exp(x)), as max(x, 0) + log(1 + exp(-|x|)): right for large x, and for tiny results."""
+    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), which nothing large or small spoils."""
     power = k.exp2(k.abs(x) * -LOG2_E)
     s = power * k.reciprocal(power + 2.0)
     square = s * s

@@ -18,13 +18,11 @@ class StateConfig:
       warps: per block.
       lanes: that share a column, each with as many of its rows; a power of two.
       columns: neighbouring columns of a lane: 1, 2 or 4. It loads and stores as many at once.
-      resident_blocks: that a multiprocessor's registers must have room for.
     """
 
     warps: int = 8
     lanes: int = 4
     columns: int = 2
-    resident_blocks: int = 1
 
     @property
     def block_columns(self) -> int:
@@ -69,13 +67,6 @@ class StateColumns:
 
     def __init__(self, k: Builder, key_dim: int, config: StateConfig) -> None:
         lanes, width = config.lanes, config.columns
-        if lanes & (lanes - 1) or not 2 <= lanes <= WARP or width not in (1, 2, 4):
-            raise KernelError(
-                f"lanes={lanes} must be a power of two from 2 to {WARP}, and columns={width}"
-                " 1, 2 or 4"
-            )
-        if key_dim % lanes:
-            raise KernelError(f"key_dim={key_dim} must be a multiple of lanes={lanes}")
         self._k, self._width = k, width
         self._run = math.gcd(key_dim // lanes, RUN)
         self._starts = range(0, key_dim, lanes * self._run)
@@ -85,11 +76,12 @@ class StateColumns:
         self.leads = place == 0
 
     def load(self, place: Pointer, value_dim: int) -> list[list[Var]]:
-        """The lane's columns, (rows, columns); `place`: its first row and column of the state."""
+        """The lane's columns, (rows, columns); `place`: where the first row of them lies."""
         rows = [place.load_run(row * value_dim, self._width) for row in self._rows()]
         return [[self._k.var(f32, value) for value in values] for values in rows]
 
     def store(self, place: Pointer, value_dim: int, state: Sequence[Sequence[Value]]) -> None:
+        """Puts the lane's columns where `load` found them."""
         for row, values in zip(self._rows(), state, strict=True):
             place.store_run(row * value_dim, values)
 
@@ -139,23 +131,28 @@ def lane_runs(k: Builder, count: int) -> list[tuple[Value, Value | None]]:
 
     None: it has.
     """
-    span = RUN * WARP
-    return [
-        (k.lane_id * RUN + start, k.lane_id * RUN + start < count if start + span > count else None)
-        for start in range(0, count, span)
-    ]
+    span, found = RUN * WARP, []
+    for start in range(0, count, span):
+        first = k.lane_id * RUN + start if start else k.lane_id * RUN
+        found.append((first, first < count if start + span > count else None))
+    return found
 
 
-def check_heads(
+def check_sizes(
     num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, config: StateConfig
 ) -> None:
-    """Raises KernelError unless v heads share k heads, and blocks the columns of a head, evenly."""
+    """Raises KernelError unless the tiling is one and fits the heads, and v heads share k heads."""
+    lanes, width = config.lanes, config.columns
+    if lanes & (lanes - 1) or not 2 <= lanes <= WARP or width not in (1, 2, 4):
+        raise KernelError(
+            f"lanes={lanes} must be a power of two from 2 to {WARP}, and columns={width} 1, 2 or 4"
+        )
     if num_v_heads % num_k_heads:
         raise KernelError(
             f"num_v_heads={num_v_heads} must be a multiple of num_k_heads={num_k_heads}"
         )
-    if key_dim % RUN or value_dim % RUN:
-        raise KernelError(f"key_dim={key_dim} and value_dim={value_dim} must be multiples of {RUN}")
+    if key_dim % RUN or key_dim % lanes:
+        raise KernelError(f"key_dim={key_dim} must be a multiple of {RUN} and of lanes={lanes}")
     count = config.block_columns
     if value_dim % count or count % RUN:
         raise KernelError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...ptx import WARP, Builder, all_of, f32, kernel, u32
-from .columns import StateColumns, StateConfig, check_heads, k_head_of
+from .columns import StateColumns, StateConfig, check_sizes, k_head_of
 from .rounds import Rounds, Rows
 
 
@@ -36,21 +36,22 @@ def gated_delta_rule(
     tiled: bool = False,
     config: GatedDeltaRuleConfig = GatedDeltaRuleConfig(),
 ) -> None:
-    """Per token: S *= exp(g); d = beta (v - S^T k); S += k d^T; o = scale S^T q, S a v head's state.
+    """Per token: S *= exp(g); d = beta (v - S^T k); S += k d^T; o = scale S^T q.
 
-    A v head h uses k head h / (num_v_heads / num_k_heads), or h % num_k_heads if tiled. A token of
-    beta = 0 and g = 0 leaves the state as it is, whatever its key and value. A block has a head's
-    state, or some of its columns, in registers from the first token to the last.
+    S is a v head's state. A v head h uses k head h / (num_v_heads / num_k_heads), or
+    h % num_k_heads if tiled. A token of beta = 0 and g = 0 leaves the state as it is, whatever its
+    key and value. A block has a head's state, or some of its columns, in registers from the first
+    token to the last.
     """
-    check_heads(num_k_heads, num_v_heads, key_dim, value_dim, config)
+    check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
     q, keys = (k.input(name, f32, (batch, time, num_k_heads, key_dim)) for name in ("q", "keys"))
     v = k.input("v", f32, (batch, time, num_v_heads, value_dim))
     g, beta = (k.input(name, f32, (batch, time, num_v_heads)) for name in ("g", "beta"))
-    state = k.inout("state", f32, (batch, num_v_heads, key_dim, value_dim))
     o = k.output("o", f32, (batch, time, num_v_heads, value_dim))
+    state = k.inout("state", f32, (batch, num_v_heads, key_dim, value_dim))
     count = config.block_columns
     parts = value_dim // count  # blocks of a head
-    k.launch((batch * num_v_heads * parts,), WARP * config.warps, resident_blocks=config.resident_blocks)
+    k.launch((batch * num_v_heads * parts,), WARP * config.warps)
 
     head, first = k.block_id() // parts % num_v_heads, k.block_id() % parts * count
     sequence = k.block_id() // (parts * num_v_heads)

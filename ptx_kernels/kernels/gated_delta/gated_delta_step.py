@@ -11,12 +11,20 @@ from ...ptx import WARP, Builder, Pointer, Value, all_of, f32, kernel, s32, u32
 from ..activation import LOG2_E, sigmoid, softplus
 from ..reduce import across_warps
 from ..vectors import RUN, dot
-from .columns import StateColumns, StateConfig, Token, check_heads, k_head_of, lane_runs
+from .columns import StateColumns, StateConfig, Token, check_sizes, k_head_of, lane_runs
 
 
 @dataclass(frozen=True)
 class GatedDeltaStepConfig(StateConfig):
-    """As StateConfig. A block has a whole head, in turns where it cannot hold all columns at once."""
+    """As StateConfig. A block has a whole head, in turns where it holds less at once.
+
+    Attributes:
+      resident_blocks: that a multiprocessor's registers must have room for.
+    """
+
+    lanes: int = 8
+    columns: int = 4
+    resident_blocks: int = 1
 
 
 @dataclass(frozen=True)
@@ -27,11 +35,13 @@ class _Channel:
       place: its number among a block's channels: query, key, values.
       number: that among all channels.
       there: whether there is one (None: there is).
+      of_head: whether it is the v head's own; else other v heads may share it.
     """
 
     place: Value
     number: Value
     there: Value | None
+    of_head: Value | bool
 
 
 def _channels(
@@ -43,10 +53,18 @@ def _channels(
     query, key = k_head * key_dim, (k_head + (num_k_heads - 1)) * key_dim
     value = head * value_dim + 2 * key_dim * (num_k_heads - 1)
     for start in range(0, total, threads):
-        place = k.thread_id + start
-        base = k.select(place < key_dim, query, k.select(place < 2 * key_dim, key, value))
-        there = place < total if start + threads > total else None
-        found.append(_Channel(place, base + place, there))
+        place, last = k.thread_id + start, start + threads - 1
+        base: Value = query
+        of_head: Value | bool = False
+        for bound, other in ((key_dim, key), (2 * key_dim, value)):
+            if start < bound <= last:
+                of_head = place >= bound
+                base = k.select(of_head, other, base)
+            else:
+                of_head = start >= bound
+                base = other if of_head else base
+        there = place < total if last >= total else None
+        found.append(_Channel(place, base + place, there, of_head))
     return found
 
 
@@ -64,9 +82,7 @@ class _Convolution:
         """
         self._k, self._channels, self._width = k, channels, weight.shape[1]
         self._newest = [newest.at(c.number).load(where=c.there) for c in channels]
-        self._taps = [
-            weight.at(c.number).load_run(0, self._width, where=c.there) for c in channels
-        ]
+        self._taps = [weight.at(c.number).load_run(0, self._width, where=c.there) for c in channels]
 
     def outputs(self, ring: Pointer, sequence: Value, position: Value) -> list[Value]:
         """silu of each channel's sum of taps; those before position 0 count as zeros.
@@ -89,17 +105,17 @@ class _Convolution:
         ]
         return [total * sigmoid(k, total) for total in totals]
 
-    def store(
-        self, ring: Pointer, sequence: Value, position: Value, owned: Value | None, key_dim: int
-    ) -> None:
+    def store(self, ring: Pointer, sequence: Value, position: Value, first: Value | None) -> None:
         """Puts the newest inputs into the position's slot of the ring.
 
-        Those of query and key only where the block owns them (None: it does).
+        Those of query and key where the v head is the first of its k head's (None: it is).
         """
         slot = position.bits(u32) % self._width
         for c, newest in zip(self._channels, self._newest, strict=True):
-            own = None if owned is None else owned | (c.place >= 2 * key_dim)
-            ring.at(sequence, slot, c.number).store(0, newest, where=all_of(c.there, own))
+            stores = first
+            if first is not None and c.of_head is not False:
+                stores = None if c.of_head is True else first | c.of_head
+            ring.at(sequence, slot, c.number).store(0, newest, where=all_of(c.there, stores))
 
 
 def _token(
@@ -124,13 +140,14 @@ def _token(
 
 
 def _inverse_rms(
-    k: Builder, outputs: Sequence[Value], leads: Value, value_dim: int, eps: float, warps: int
+    k: Builder, outputs: Sequence[Value], value_dim: int, eps: float, config: StateConfig
 ) -> Value:
     """1 / sqrt(mean(o^2) + eps) of a block's outputs, which all lanes of a column have."""
-    share = k.select(leads, dot(k, outputs, outputs), k.const(f32, 0.0))
-    parts = k.shared("parts", f32, (warps,))
-    total = across_warps(k, parts, share, operator.add, warps=warps)
-    return k.instruction("rsqrt.approx.f32", k.fma(total, 1 / value_dim, eps))
+    parts = k.shared("parts", f32, (config.warps,))
+    squares = dot(k, outputs, outputs)
+    total = across_warps(k, parts, squares, operator.add, warps=config.warps)
+    mean = total * (1 / (value_dim * config.lanes))
+    return k.instruction("rsqrt.approx.f32", mean + eps)
 
 
 @kernel
@@ -155,7 +172,7 @@ def gated_delta_step(
     columns before it. At a negative one columns and state stay, and y is zeros. A block has a v
     head of a sequence; the state is asked for before the position is known.
     """
-    check_heads(num_k_heads, num_v_heads, key_dim, value_dim, config)
+    check_sizes(num_k_heads, num_v_heads, key_dim, value_dim, config)
     values = num_v_heads * value_dim
     channels, group = 2 * num_k_heads * key_dim + values, num_v_heads // num_k_heads
     y = k.output("y", f32, (batch, values))
@@ -211,9 +228,9 @@ def gated_delta_step(
             given = vectors.at(2 * key_dim).at(start).load_run(0, config.columns)
             outputs += columns.absorb(held, keys, queries, given, token)
             columns.store(place, value_dim, held)
-        owned = None if group == 1 else head < num_k_heads if tiled else head % group == 0
-        convolution.store(ring, sequence, position, owned, key_dim)
-        inverse = _inverse_rms(k, outputs, columns.leads, value_dim, eps, config.warps)
+        first = None if group == 1 else head < num_k_heads if tiled else head % group == 0
+        convolution.store(ring, sequence, position, first)
+        inverse = _inverse_rms(k, outputs, value_dim, eps, config)
         results = [o * inverse * factor for o, factor in zip(outputs, factors, strict=True)]
         for i, start in enumerate(starts):
             run = results[i * config.columns :][: config.columns]

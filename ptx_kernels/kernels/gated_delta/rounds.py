@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...ptx import WARP, Builder, KernelError, Pointer, Value, all_of, f32, u32
+from ...ptx import Builder, KernelError, Pointer, Value, all_of, f32, u32
 from ..activation import LOG2_E
 from ..vectors import RUN, dot
 from .columns import Token, lane_runs
@@ -82,12 +82,10 @@ class Rounds:
         return token < self._time if self._time % self._tokens else None
 
     def place(self, round: Value, slot: Value) -> Place:
-        base, offset = self._memory.at(round & 1, slot), 0
-        pointers = []
-        for rows in self._vectors:
-            pointers.append(base.at(offset))
-            offset += rows.count
-        return Place(*pointers, base.at(offset))
+        base = self._memory.at(round & 1, slot)
+        query, key, values = (rows.count for rows in self._vectors)
+        ends = query, query + key, query + key + values
+        return Place(base, *(base.at(end) for end in ends))
 
     def fetch(self, round: Value) -> None:
         """Starts the copies of a round's tokens, all zeros of those that the sequence lacks."""

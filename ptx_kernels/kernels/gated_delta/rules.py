@@ -34,15 +34,17 @@ def _gated_delta_rule(
 def _gated_delta_step(key_dim: int, value_dim: int) -> GatedDeltaStepConfig:
     """Config for heads of a size: four columns of at most 16 rows a lane, loads of 16 bytes.
 
-    Registers have room for two blocks of eight warps. A head that eight warps cannot hold takes
-    turns.
+    Of eight warps that hold a head at once, registers have room for two blocks. A head that eight
+    cannot hold takes turns.
     """
-    lanes = max(4, 1 << (-(-key_dim // 16) - 1).bit_length())
-    if value_dim * lanes % (4 * WARP):
-        lanes *= 2
-    warps = value_dim * lanes // (4 * WARP)
-    warps = max(n for n in range(1, 9) if warps % n == 0)
-    return GatedDeltaStepConfig(warps, lanes, columns=4, resident_blocks=1 + (warps == 8))
+    lanes = next(
+        n
+        for n in (4, 8, 16, 32)
+        if key_dim % n == 0 and key_dim <= 16 * n and value_dim * n % (4 * WARP) == 0
+    )
+    whole = value_dim * lanes // (4 * WARP)
+    warps = max(n for n in range(1, 9) if whole % n == 0)
+    return GatedDeltaStepConfig(warps, lanes, columns=4, resident_blocks=2 if whole == 8 else 1)
 
 
 gated_delta_rule_rule: Rule[GatedDeltaRuleConfig] = Rule("gated_delta_rule", _gated_delta_rule)
