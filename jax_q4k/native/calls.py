@@ -17,7 +17,7 @@ from ..arrays import QuantizedArray
 from ..indexed import Packed
 from . import call, prepare
 
-MAX_HEAD_DIM = 256  # of attention; a multiple of 16
+MAX_HEAD_DIM = 256  # of attention and of a delta net; a multiple of 16
 
 
 def linear(
@@ -268,3 +268,40 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -
     return call(
         "rotate", [jax.ShapeDtypeStruct(x.shape, jnp.float32)], x, cos, sin, interleaved=interleaved
     )[0]
+
+
+def has_heads(*dims: int) -> bool:
+    """True if there are kernels for heads of these sizes."""
+    return all(dim % 16 == 0 and dim <= MAX_HEAD_DIM for dim in dims)
+
+
+def gated_delta_rule(*operands: jax.Array, scale: float, tiled: bool) -> list[jax.Array]:
+    """o and the state after the last token, in place of the old one.
+
+    The operands are those of the primitive `gated_delta_rule`.
+    """
+    v, state = operands[2], operands[5]
+    return call(
+        "gated_delta_rule",
+        [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (v, state)],
+        *operands,
+        aliases={5: 1},
+        scale=float(scale),
+        tiled=tiled,
+    )
+
+
+def gated_delta_step(*operands: jax.Array, eps: float, tiled: bool) -> list[jax.Array]:
+    """y, and columns and state in place of the old ones.
+
+    The operands are those of the primitive `gated_delta_step`.
+    """
+    z, columns, state = operands[1], operands[4], operands[5]
+    return call(
+        "gated_delta_step",
+        [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (z, columns, state)],
+        *operands,
+        aliases={4: 1, 5: 2},
+        eps=float(eps),
+        tiled=tiled,
+    )

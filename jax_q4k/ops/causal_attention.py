@@ -124,7 +124,7 @@ def reference(
 
 def native(q: jax.Array, *others: Any, **params: Any) -> jax.Array:
     """`causal_attention` by the CPU's kernels, or in plain JAX if there is none for head_dim."""
-    if q.shape[-1] % 16 or q.shape[-1] > calls.MAX_HEAD_DIM:
+    if not calls.has_heads(q.shape[-1]):
         return reference(q, *others, **params)
     return calls.causal_attention(q, *others, **params)
 

@@ -11,13 +11,14 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import gated_delta_takes
 
+from ..native import calls
 from ..sharding import Layout
 from . import checks
 from .op import KernelCall, Op
 from .vmaps import by_rows
 
 #: Tokens that plain JAX takes at a time, and the time up to which it goes token by token.
-CHUNK, FEW = 64, 8
+CHUNK, FEW = 64, 16
 
 
 def gated_delta_rule(
@@ -228,6 +229,13 @@ def ptx(launch: KernelCall, *operands: jax.Array, scale: float, tiled: bool) -> 
     return launch(kernel, *operands)
 
 
+def native(*operands: jax.Array, scale: float, tiled: bool) -> Any:
+    """`gated_delta_rule` by the CPU's kernels, in place, or in plain JAX if there is none."""
+    if not calls.has_heads(*operands[-1].shape[2:]):
+        return reference(*operands, scale=scale, tiled=tiled)
+    return tuple(calls.gated_delta_rule(*operands, scale=scale, tiled=tiled))
+
+
 def _layout(*_: Any, scale: float, tiled: bool) -> Layout:
     # tiled: the k heads of a device's v heads are not a part of all k heads
     keys, values, h = ("b", "b", "_") if tiled else ("b _ h _", "b _ h _", "h")
@@ -240,6 +248,7 @@ _op = Op(
     reference,
     shapes=lambda q, k, v, g, beta, state, **_: (v, state),
     ptx=ptx,
+    native=native,
     vmap=functools.partial(by_rows, operands=6),  # examples are a larger batch
     derivative="reference",
     layout=_layout,

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from ptx_kernels.limits import gated_delta_takes
 
+from ..native import calls
 from ..sharding import Layout
 from . import checks, gated_delta_rule, rms_norm
 from .op import KernelCall, Op
@@ -200,6 +201,13 @@ def convolved(
     return jax.nn.silu(jnp.sum(seen * weights, axis=1)), ring
 
 
+def native(*operands: jax.Array, eps: float, tiled: bool) -> Any:
+    """`gated_delta_step` by the CPU's kernels, in place, or in plain JAX if there is none."""
+    if not calls.has_heads(*operands[5].shape[2:]):
+        return reference(*operands, eps=eps, tiled=tiled)
+    return tuple(calls.gated_delta_step(*operands, eps=eps, tiled=tiled))
+
+
 def _layout(*_: Any, **__: Any) -> Layout:
     # channels are q, k and v after each other: a part of them has no heads of its own
     return Layout((*["b"] * 7, "_", "_", "_", "_"), "b")
@@ -210,6 +218,7 @@ _op = Op(
     reference,
     shapes=lambda qkv, z, alpha, beta, columns, state, *_, **__: (z, columns, state),
     ptx=ptx,
+    native=native,
     vmap=functools.partial(by_rows, operands=7),  # examples are a larger batch
     layout=_layout,
     computed=lambda results: results[:1],  # columns and state may hold anything at the start

@@ -628,8 +628,8 @@ def attentions() -> list[Case]:
 
 def deltas() -> list[Case]:
     """Of gated delta nets: two k heads of 8, four v heads of 16."""
-    q, k, v = normal(2, 11, 2, 8) / 3, normal(2, 11, 2, 8)[::-1] / 3, normal(2, 11, 4, 16)
-    g, beta, state = -abs(normal(2, 11, 4)), 1 / (1 + abs(normal(2, 11, 4))), normal(2, 4, 8, 16)
+    q, k, v = normal(2, 18, 2, 8) / 3, normal(2, 18, 2, 8)[::-1] / 3, normal(2, 18, 4, 16)
+    g, beta, state = -abs(normal(2, 18, 4)), 1 / (1 + abs(normal(2, 18, 4))), normal(2, 4, 8, 16)
     rule = functools.partial(jq.gated_delta_rule, tiled=True)
     weights = normal(96, 3), normal(4), -abs(normal(4)), normal(16)
     one = normal(2, 96), normal(2, 64), normal(2, 4), normal(2, 4)[::-1]

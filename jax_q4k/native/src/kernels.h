@@ -17,6 +17,7 @@ constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
 constexpr int kGemvRows = 8;     // rows of activations up to which weights are unpacked in registers
 constexpr int kFloatGemvRows = 4;  // the same of activations that stay floats
 constexpr int kMaxHeadDim = 256;
+constexpr int kDeltaColumns = 32;  // of a state (key_dim, value_dim) that go through all tokens before the next
 constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it, a sequence's only one may not
 
 // Element types of matrices (the block formats of GGUF, and floats) and of caches' pages.
@@ -94,6 +95,15 @@ struct Query {
 enum Activation { kSilu, kGelu, kSwigluOai, kActivations };
 constexpr std::string_view kActivationNames[kActivations] = {"silu", "gelu", "swiglu_oai"};
 
+// Tokens of a head of the gated delta rule: of the first one q and k (key_dim,), v and o from some column on, the decay's
+// logarithm and beta; the steps lead to the next token's.
+struct DeltaTokens {
+  const float *q, *k, *v, *g, *beta;
+  float* o;
+  int64_t count, key_step, value_step, gate_step, key_dim;
+  float scale;
+};
+
 struct AttentionOptions {
   float scale, soft_cap;  // soft_cap 0: none
 };
@@ -132,6 +142,15 @@ struct Kernels {
   void (*gate)(const float* gate, const float* up, int64_t count, Activation activation, float* y);
   // to[j * stride + r] = from[r * pitch + j], j < m <= 16, r < count; 16 of a row of `from` can be read.
   void (*transpose)(const float* from, int64_t pitch, int64_t count, int64_t m, float* to, int64_t stride);
+  // The gated delta rule on `columns` columns, kDeltaColumns or 16, of a state with rows `stride` apart; uses key_dim *
+  // columns floats of memory, aligned to 64 bytes.
+  void (*delta)(const DeltaTokens&, int64_t columns, float* state, int64_t stride, float* memory);
+  // y = silu(sum over the last `width` tokens of column * tap) of `count` channels, a multiple of 16. The column of the
+  // token at `position` is x, an earlier one is slot t % width of the ring (width, channels); weight (count, width).
+  void (*convolve)(const float* x, const float* ring, int64_t channels, int64_t width, int64_t position, const float* weight,
+                   int64_t count, float* y);
+  // x /= sqrt(sum(x^2) + eps), of a multiple of 16 elements.
+  void (*make_unit)(float* x, int64_t count, float eps);
 };
 
 // Those of other machines are not there.

@@ -108,6 +108,8 @@ PAGES, TABLES, IDS = (
 PAGED = dict(scale=1.0, soft_cap=0.0, window=0, contiguous=False, sinks=False)
 ROPE = dict(rope=False, interleaved=False, norms=False, eps=0.0)
 TURN = ROPE | {"rope": True}
+STATE = np.zeros((1, 2, 32, 32), np.float32)
+DELTA, STEP = {"scale": 1.0, "tiled": False}, {"eps": 0.0, "tiled": False}
 BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
 
 
@@ -167,6 +169,14 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
          "k_pages has shape"),
         ("rope_append", [PAGES, PAGES, Q[:, :1], Q[:, :1], LENS], ROPE, PAGES.shape,
          "v_pages is missing"),
+        ("gated_delta_rule", [Q[None]] * 5, DELTA, (1, *Q.shape), r"g has shape.*\(1, 1, 2\)"),
+        ("gated_delta_rule", [Q[None, :, :, :20]] * 3, DELTA, (1, *Q.shape),
+         "key_dim and value_dim must be multiples of 16"),
+        ("gated_delta_rule", [*[Q[None]] * 2, Q[None, :, :1]], DELTA, (1, *Q.shape),
+         "num_v_heads must be a multiple"),
+        ("gated_delta_rule", [*[Q[None, :, :0]] * 2, Q[None]], DELTA, (1, *Q.shape),
+         "num_v_heads must be a multiple"),
+        ("gated_delta_step", [*[X] * 4, Q], STEP, X.shape, "columns has shape"),
         ("rotate", [Q, ANGLES, ANGLES], {"interleaved": False}, Q.shape,
          "more angles than half of head_dim"),
         ("rotate", [Q, ANGLES[:, :9], ANGLES[:, :8]], {"interleaved": False}, Q.shape,
@@ -215,6 +225,8 @@ def test_q_and_k_must_have_as_many_tokens():
         ("causal_attention", [Q[None, :0], Q[None, :0], Q[None, :0], LENS], CAUSAL,
          [(1, 0, 2, 32)]),
         ("rope_append", [PAGES, PAGES, Q[:0, :1], Q[:0, :1], LENS[:0]], ROPE, [PAGES.shape] * 2),
+        ("gated_delta_rule", [*[Q[None, :0]] * 3, *[Q[None, :0, :, 0]] * 2, STATE], DELTA,
+         [(1, 0, 2, 32), STATE.shape]),
         ("rotate", [Q[:0], ANGLES[:0], ANGLES[:0]], {"interleaved": False}, [(0, 2, 32)]),
         ("rotate", [Q[:, :0], ANGLES[:, :8], ANGLES[:, :8]], {"interleaved": False}, [(1, 0, 32)]),
     ],
@@ -222,7 +234,7 @@ def test_q_and_k_must_have_as_many_tokens():
 def test_nothing_is_no_fault(name, operands, attributes, results):
     """Zeros where sums are empty, NaN for rows that a table without any lacks."""
     structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in results]
-    aliases = {0: 0, 1: 1} if name == "rope_append" else None
+    aliases = {"rope_append": {0: 0, 1: 1}, "gated_delta_rule": {5: 1}}.get(name)
     got = native.call(name, structs, *map(jnp.asarray, operands), aliases=aliases, **attributes)
     for array in map(np.asarray, got):
         assert np.isnan(array).all() if name == "embedding" else not array.any()
