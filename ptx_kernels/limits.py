@@ -38,3 +38,9 @@ def gemm_takes(format: str, columns: int) -> bool:
     layout = formats.get(format)
     aligned = columns > 0 and columns % max(GEMM_COLUMNS, layout.block_size) == 0
     return aligned and layout.int8_tile is not None
+
+
+def gated_delta_takes(key_dim: int, value_dim: int) -> bool:
+    """True if the gated delta net's kernels take heads of these sizes."""
+    keys = key_dim <= 256 and key_dim % (8 if key_dim <= 128 else 16) == 0
+    return keys and value_dim <= 256 and value_dim % 16 == 0

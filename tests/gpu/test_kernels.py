@@ -13,6 +13,7 @@ from helpers import nmse
 from ptx_kernels import driver, formats, simulator
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import paged_attention_rule
+from ptx_kernels.kernels.gated_delta import gated_delta_rule_rule, gated_delta_step_rule
 from ptx_kernels.kernels.gemm import F16_FORMATS, GemmConfig, gemm_rule
 from ptx_kernels.kernels.matvec import PRESETS, matvec_rule
 from ptx_kernels.kernels.operands import random_operands
@@ -73,6 +74,17 @@ def attention(
         config=config,
         **options,
     )
+
+
+def delta(family: str, key_dim: int, value_dim: int, tiled: bool) -> tuple[str, dict[str, Any]]:
+    """Four sequences of six heads: a prompt of 21 tokens, or a step."""
+    sizes = dict(batch=4, num_k_heads=2, num_v_heads=6, key_dim=key_dim, value_dim=value_dim)
+    options = dict(scale=key_dim**-0.5, tiled=tiled)
+    if family == "gated_delta_rule":
+        config = choose(gated_delta_rule_rule, 4, 6, key_dim, value_dim)
+        return family, dict(time=21, config=config) | sizes | options
+    config = choose(gated_delta_step_rule, key_dim, value_dim)
+    return family, dict(width=4, eps=1e-6, config=config) | sizes | options
 
 
 #: Ragged shapes: rows that fill no block, super-blocks that fill no round, a sequence of length 0.
@@ -168,6 +180,11 @@ SHAPES = [
     *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
     attention("f16", 96, 4, splits=5, contiguous=True, window=70, soft_cap=20.0, sinks=True),
     attention("int8", 112, 3, splits=3, window=100),
+    *(
+        delta(family, key_dim, value_dim, tiled)
+        for family in ("gated_delta_rule", "gated_delta_step")
+        for key_dim, value_dim, tiled in ((128, 128, True), (48, 80, False), (256, 256, True))
+    ),
     *(
         ("merge_attention", dict(batch=2, num_heads=5, head_dim=80, splits=splits))
         for splits in (2, 37)

@@ -190,6 +190,46 @@ def test_rope_append(jq, dtype, interleaved):
         assert nmse(result, expected) <= 1e-4
 
 
+@pytest.mark.parametrize("time", [1, 75])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_gated_delta_rule(jq, time, tiled):
+    import jax
+    import jax.numpy as jnp
+
+    q, k = (activations((3, time, 2, 128), seed=seed) for seed in (1, 2))
+    k /= jnp.linalg.norm(k, axis=-1, keepdims=True)
+    v, gates = activations((3, time, 6, 64), seed=3), activations((3, time, 6), seed=4)
+    state = activations((3, 6, 128, 64), seed=5)
+    arrays = q, k, v, -jnp.exp(gates), jax.nn.sigmoid(gates), state
+    got, want = both(jq.gated_delta_rule, *arrays, tiled=tiled)
+    for result, expected in zip(got, want, strict=True):
+        assert nmse(result, expected) <= 1e-10
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_gated_delta_step(jq, tiled):
+    import jax.numpy as jnp
+
+    given = [
+        activations(shape, seed=seed)
+        for seed, shape in enumerate(
+            ((4, 896), (4, 384), (4, 6), (4, 6), (4, 4, 896), (4, 6, 128, 64))
+        )
+    ]
+    got, want = both(
+        jq.gated_delta_step,
+        *(*given, jnp.array([0, 1, -1, 1000])),
+        conv_weight=activations((896, 4), seed=7),
+        dt_bias=activations((6,), seed=8),
+        decay=-jnp.exp(activations((6,), seed=9)),
+        norm_weight=activations((64,), seed=10),
+        eps=1e-6,
+        tiled=tiled,
+    )
+    for result, expected in zip(got, want, strict=True):
+        assert nmse(result, expected) <= 1e-10
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 4096), (7, 96)])
 def test_quantize_q8_1(jq, shape, dtype):

@@ -16,11 +16,13 @@ from dataclasses import replace
 from format_lists import PRODUCTS
 
 from ptx_kernels.kernels.attention import MergeConfig, PagedAttentionConfig
+from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig, GatedDeltaStepConfig
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
 from .attention import attention_subject, merge_subject
 from .base import Subject
+from .deltas import delta_rule_subject, delta_step_subject
 from .experts import (
     expert_gated_subject,
     expert_gemm_subject,
@@ -180,6 +182,24 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         value_dim=64,
     ),
     "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
+    "gated_delta_rule": functools.partial(
+        delta_rule_subject, GatedDeltaRuleConfig(warps=4, lanes=16, tokens=4), True
+    ),
+    "gated_delta_rule-grouped": functools.partial(
+        delta_rule_subject, GatedDeltaRuleConfig(warps=2, lanes=16, columns=4, tokens=4), False
+    ),
+    "gated_delta_rule-whole": functools.partial(
+        delta_rule_subject, GatedDeltaRuleConfig(warps=2, lanes=4, tokens=4), True, time=12
+    ),
+    "gated_delta_step": functools.partial(
+        delta_step_subject, GatedDeltaStepConfig(warps=2, lanes=4, columns=2), False
+    ),
+    "gated_delta_step-turns": functools.partial(
+        delta_step_subject, GatedDeltaStepConfig(warps=1), True, width=3
+    ),
+    "gated_delta_step-alone": functools.partial(
+        delta_step_subject, GatedDeltaStepConfig(warps=1, lanes=4, columns=4), True, num_v_heads=2
+    ),
     "argmax": argmax_subject,
     "argmax-candidates": argmax_of_candidates_subject,
     "top_k": top_k_subject,
