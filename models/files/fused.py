@@ -35,7 +35,7 @@ def split(
 
     Raises GGUFError for one of another shape, or beside its parts.
     """
-    fused = {name: parts for name in tensors if (parts := _parts(config, name))}
+    fused = {name: parts for name in tensors if (parts := parts_of(config, name))}
     if not fused:
         return dict(tensors)
     expected, found = expected_tensors(config), {}
@@ -67,7 +67,7 @@ def split(
     return found
 
 
-def _parts(config: Config, name: str) -> tuple[str, ...]:
+def parts_of(config: Config, name: str) -> tuple[str, ...]:
     """The names of the tensors whose rows one of this name holds; (): it is one of its own."""
     match = _NAME.fullmatch(name)
     if match is None:
@@ -98,7 +98,7 @@ def _wholes(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tup
         range(config.num_layers), config.kind.fused, ("weight", "bias")
     ):
         whole = f"blk.{layer}.{short}.{suffix}"
-        parts = _parts(config, whole)
+        parts = parts_of(config, whole)
         if all(part in names for part in parts):
             yield whole, parts
 
