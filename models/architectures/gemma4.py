@@ -28,6 +28,7 @@ ARCHITECTURE = Architecture(
     mlp=(*GATED_MLP, *_OF_NETWORK),
     experts=DENSE_BESIDE_EXPERTS,
     further=PER_LAYER + OUTPUT_SCALE,
+    fused=("ffn_gate_up_exps",),
     activation="gelu",
     windowed=lambda layer: layer % 6 < 5,
     value_norm=True,

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from jax_q4k import GGUFError, gguf
 
 from ..architecture_tensors import SCALES
@@ -33,7 +35,7 @@ def split(
 
     Raises GGUFError for one of another shape, or beside its parts.
     """
-    fused = {name: parts for name in tensors if (parts := _parts(config, name))}
+    fused = {name: parts for name in tensors if (parts := parts_of(config, name))}
     if not fused:
         return dict(tensors)
     expected, found = expected_tensors(config), {}
@@ -65,7 +67,7 @@ def split(
     return found
 
 
-def _parts(config: Config, name: str) -> tuple[str, ...]:
+def parts_of(config: Config, name: str) -> tuple[str, ...]:
     """The names of the tensors whose rows one of this name holds; (): it is one of its own."""
     match = _NAME.fullmatch(name)
     if match is None:
@@ -96,7 +98,7 @@ def _wholes(config: Config, names: Mapping[str, Any]) -> Iterator[tuple[str, tup
         range(config.num_layers), config.kind.fused, ("weight", "bias")
     ):
         whole = f"blk.{layer}.{short}.{suffix}"
-        parts = _parts(config, whole)
+        parts = parts_of(config, whole)
         if all(part in names for part in parts):
             yield whole, parts
 
@@ -126,10 +128,20 @@ def joined(
             found[_beside(whole, suffix)] = scale
         for part in parts:
             del found[part]
-        first, *rest = (piece.shape for piece in pieces)
-        shape = (first[0] + sum(other[0] for other in rest), *first[1:])
-        found[whole] = gguf.TensorPieces(types[0], shape, _chained(pieces))
+        shape = _shape([piece.shape for piece in pieces], _of_experts(whole))
+        found[whole] = gguf.TensorPieces(types[0], shape, _chained(pieces, _of_experts(whole)))
     return found
+
+
+def _of_experts(whole: str) -> bool:
+    """True of what holds rows of several for each expert."""
+    return "_exps." in whole
+
+
+def _shape(parts: list[tuple[int, ...]], of_experts: bool) -> tuple[int, ...]:
+    """The shape of what holds the rows of these."""
+    first = parts[0]
+    return (*first[:of_experts], sum(part[of_experts] for part in parts), *first[of_experts + 1 :])
 
 
 def _scales(
@@ -146,8 +158,21 @@ def _scales(
     }
 
 
-def _chained(pieces: list[gguf.TensorPieces]) -> Callable[[], Iterator[Any]]:
-    return lambda: itertools.chain.from_iterable(piece.pieces() for piece in pieces)
+def _chained(pieces: list[gguf.TensorPieces], of_experts: bool) -> Callable[[], Iterator[Any]]:
+    """The bytes of parts behind one another, of the whole or of each expert."""
+    if not of_experts:
+        return lambda: itertools.chain.from_iterable(piece.pieces() for piece in pieces)
+    return lambda: itertools.chain.from_iterable(zip(*map(_by_expert, pieces), strict=True))
+
+
+def _by_expert(stack: gguf.TensorPieces) -> Iterator[bytes]:
+    """The bytes of one expert after another."""
+    held, size = bytearray(), stack.nbytes // stack.shape[0]
+    for piece in stack.pieces():
+        held += np.ascontiguousarray(piece).tobytes()
+        while len(held) >= size:
+            yield bytes(held[:size])
+            del held[:size]
 
 
 def types_by_file(
@@ -161,10 +186,9 @@ def types_by_file(
     """
     wholes, in_files = dict(_wholes(config, shapes)), dict(shapes)
     for whole, parts in wholes.items():
-        rows, columns = sum(shapes[part][0] for part in parts), shapes[parts[0]][1:]
         for part in parts:
             del in_files[part]
-        in_files[whole] = (rows, *columns)
+        in_files[whole] = _shape([shapes[part] for part in parts], _of_experts(whole))
     chosen = types(in_files)
     of_parts = {part: chosen[whole] for whole, parts in wholes.items() for part in parts}
     return {name: of_parts[name] if name in of_parts else chosen[name] for name in shapes}

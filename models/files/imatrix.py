@@ -1,4 +1,4 @@
-"""llama.cpp's importance matrices: weights of the squared errors of a matrix's columns."""
+"""llama.cpp's importance matrices: weights of the squared errors of matrices' columns."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ _SUMS, _COUNTS = ".in_sum2", ".counts"
 
 
 def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
-    """GGUF tensor name -> float32 (k,): the mean square of the activations that met each column.
+    """GGUF tensor name -> float32 (k,), or (experts, k): the mean square of what met each column.
 
     The layout is that of llama.cpp's `llama-imatrix`: per tensor NAME.in_sum2 (k,), sums of squares
-    over rows of activations, and NAME.counts (1,), the number of rows. A tensor that met none has
-    weights of 1.
+    over rows of activations, and NAME.counts (1,), the number of rows; of experts (experts, k) and
+    (experts, 1). Where several heads have a matrix each, whose rows are counted together, the sums
+    of all heads are one row, and so are the weights: (heads * k,). What met no row, such as an
+    expert that no token had, has weights of 1.
 
-    Raises:
-      jax_q4k.GGUFError: no such file, or sums of experts, which no model here has.
+    Raises jax_q4k.GGUFError: no such file.
     """
     file = os.fsdecode(path)
     read = gguf.read(path)
@@ -36,18 +37,23 @@ def read_imatrix(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
         }
         for end in (_SUMS, _COUNTS)
     )
-    importance = {}
-    for name, total in sums.items():
-        count = counts.get(name, np.zeros(0))
-        if count.size != 1:
-            problem = f"must hold one number, not {count.size}"
-            raise GGUFError(file, f"tensor {name + _COUNTS!r}", problem)
-        importance[name] = total / count if count[0] > 0 else np.ones_like(total)
-    return importance
+    return {name: _means(file, name, total, counts.get(name)) for name, total in sums.items()}
+
+
+def _means(file: str, name: str, sums: np.ndarray, counts: np.ndarray | None) -> np.ndarray:
+    """Means of sums (k,), or (experts, k), by one count, or one of each expert."""
+    experts = 1 if sums.ndim == 1 else len(sums)
+    if counts is None or sums.ndim > 2 or counts.size not in (1, experts):
+        found = "is missing" if counts is None else f"has shape {counts.shape}"
+        problem = f"{found}, but sums have shape {sums.shape}"
+        raise GGUFError(file, f"tensor {name + _COUNTS!r}", problem)
+    rows = counts.reshape(-1, 1)
+    means = np.where(rows > 0, sums.reshape(len(rows), -1) / np.where(rows > 0, rows, 1), 1)
+    return means.astype(np.float32).reshape(sums.shape)
 
 
 def _numbers(file: str, name: str, tensor: Any) -> np.ndarray:
     packed = isinstance(tensor, QuantizedArray)
     if packed or tensor.dtype != np.float32 or (values := np.asarray(tensor)).min() < 0:
         raise GGUFError(file, f"tensor {name!r}", "must hold non-negative float32 numbers")
-    return values.reshape(-1)
+    return values

@@ -24,7 +24,8 @@ from .sources import open_source
 
 _PIECE = 1 << 21  # weights decoded and quantized at a time: a few tens of megabytes
 
-#: GGUF tensor name -> non-negative weights (k,) of its columns' squared errors.
+#: GGUF tensor name -> non-negative weights (k,) of its columns' squared errors; of a stack of
+#: matrices those of each, (matrices, k) or in one row, or those of all, (k,).
 Importance = Mapping[str, Any]
 
 
@@ -37,8 +38,9 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
 
     Args:
       type: "Q4_K_M", "Q8_0" or another name of `recipes.RECIPES`.
-      importance: GGUF tensor name -> (k,) non-negative weights, as an imatrix holds them; tensors
-        without an entry are quantized without.
+      importance: GGUF tensor name -> (k,) non-negative weights, of experts (experts, k), as
+        `read_imatrix` reads them; tensors without an entry are quantized without. A name of what
+        files may hold fused stands for all its parts.
 
     Returns:
       A new model with the same configuration and tokenizer; its metadata says `type` in
@@ -57,7 +59,7 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
     named = named_tensors(model)
     check_tensors(model.config, named, "model")
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
-    importance = _checked(importance, shapes)
+    importance = _checked(importance, model.config, shapes)
     tensors = {}
     for name, kind in _types(recipe, model.config, shapes, importance).items():
         pieces = list(
@@ -97,7 +99,7 @@ def quantize_file(
             name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in shapes.items()
         }
         config, _ = describe(opened.metadata, described, opened.name)
-        importance = _checked(importance, shapes)
+        importance = _checked(importance, config, shapes)
 
         def pieces(name: str, kind: str) -> Iterator[np.ndarray]:
             return _pieces(name, opened.read(name), kind, importance.get(name))
@@ -128,21 +130,28 @@ def _pieces(
     if isinstance(tensor, QuantizedArray) and tensor.format == kind:
         yield from gguf.TensorPieces.of(name, tensor).pieces()
         return
-    for start, rows in _decoded(tensor):
+    of_each = np.ndim(importance) > 1
+    for start, rows in _decoded(tensor, one_by_one=of_each):
+        weights = importance[start // math.prod(tensor.shape[1:-1])] if of_each else importance
         try:
             yield (
                 _floats(rows, kind)
                 if kind in gguf.PLAIN
-                else quantizers.quantize(rows, kind, importance)
+                else quantizers.quantize(rows, kind, weights)
             )
         except ValueError as error:
             raise ValueError(f"tensor {name!r}, rows from {start} on: {error}") from error
 
 
-def _decoded(tensor: QuantizedArray | np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """(first row, rows as floats (rows, k)) of a matrix, of experts', or of a vector as one row."""
+def _decoded(
+    tensor: QuantizedArray | np.ndarray, *, one_by_one: bool
+) -> Iterator[tuple[int, np.ndarray]]:
+    """(first row, rows as floats (rows, k)) of a matrix, of experts', or of a vector as one row.
+
+    one_by_one: never rows of several experts.
+    """
     of_one = math.prod(tensor.shape[1:-1])  # rows of an expert
-    step = max(1, _PIECE // (of_one * tensor.shape[-1]))
+    step = 1 if one_by_one else max(1, _PIECE // (of_one * tensor.shape[-1]))
     for start in range(0, tensor.shape[0] if tensor.ndim > 1 else 1, step):
         part = tensor[start : start + step] if tensor.ndim > 1 else tensor
         rows = (
@@ -176,13 +185,30 @@ def _array(pieces: list[Any], kind: str, shape: tuple[int, ...]) -> QuantizedArr
     return jax.device_put(data.view(gguf.PLAIN[kind].dtype).reshape(shape))
 
 
-def _checked(importance: Importance | None, shapes: Mapping[str, tuple[int, ...]]) -> Importance:
-    for name, weights in (importance or {}).items():
-        if name not in shapes:
+def _checked(
+    importance: Importance | None, config: Config, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, np.ndarray]:
+    """By the tensors of `shapes`: weights (k,), or (matrices, k) of a stack."""
+    checked: dict[str, np.ndarray] = {}
+    given = importance or {}
+    for name, weights in given.items():
+        parts = [part for part in fused.parts_of(config, name) if part in shapes]
+        if any(part in given and part != name for part in parts):
+            parts = []
+        if not parts and name not in shapes:
             raise ValueError(f"importance names {name!r}, which is no tensor of the model")
-        if np.shape(weights) != shapes[name][-1:]:
-            raise ValueError(
-                f"importance of {name!r} has shape {np.shape(weights)}; "
-                f"it must be {shapes[name][-1:]}"
-            )
-    return importance or {}
+        for part in parts or [name]:
+            checked[part] = _of_matrices(name, np.asarray(weights), shapes[part])
+    return checked
+
+
+def _of_matrices(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Weights (k,), or (matrices, k) of a stack of this shape, which may be given in one row."""
+    k = shape[-1]
+    of_each = (shape[0], k) if len(shape) == 3 else (k,)
+    if weights.shape == (math.prod(of_each),):
+        return weights.reshape(of_each)
+    if weights.shape not in ((k,), of_each):
+        expected = " or ".join(str(allowed) for allowed in dict.fromkeys((of_each, (k,))))
+        raise ValueError(f"importance of {name!r} has shape {weights.shape}; it must be {expected}")
+    return weights

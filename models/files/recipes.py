@@ -27,6 +27,8 @@ class Dimensions(Protocol):
     def num_heads(self) -> int: ...
     @property
     def num_kv_heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> tuple[int, ...] | None: ...
 
 
 class Place(NamedTuple):
@@ -167,7 +169,8 @@ def tensor_types(
     quantized = sorted((n for n, s in shapes.items() if not kept(n, s)), key=_in_order)
     parts = {name: _part(name) for name in quantized}
     totals = {"attn_v": list(parts.values()).count("attn_v")}
-    groups = model.num_heads // model.num_kv_heads
+    kv_heads = model.num_kv_heads if model.kv_heads is None else model.kv_heads[0]
+    groups = model.num_heads // kv_heads if kv_heads else 0  # llama.cpp's, of the first layer
     seen: dict[str, int] = {}
     types = {name: "BF16" if _KEPT_AS_BF16 in name else "F32" for name in shapes}
     for name in quantized:

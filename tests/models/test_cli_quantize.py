@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jax_q4k as jq
-from jax_q4k import models
+from jax_q4k import models, quantizers
 from jax_q4k.models import cli
 
 from .golden import model, path
@@ -84,6 +84,69 @@ def test_importance_matrix(run, tmp_path):
     assert jq.gguf.read(target).tensors[name].to_gguf_bytes() == want[name].to_gguf_bytes()
 
 
+def test_importance_of_experts_and_heads(run, tmp_path):
+    """As llama-imatrix counts: of each expert its own rows, of all heads those of the whole."""
+    rng, experts, heads = np.random.default_rng(0), "blk.1.ffn_down_exps.weight", (4, 64)
+    sums, counts = (
+        rng.uniform(0.01, 10, (8, 64)),
+        np.array([[3], [5], [0], [1], [9], [2], [4], [7]]),
+    )
+    of_heads = rng.uniform(0.01, 10, heads).astype(np.float32)
+    entries = {
+        experts: (sums, counts),
+        "blk.0.attn_k_b.weight": (of_heads.reshape(-1), [4]),
+        "blk.2.ffn_gate_exps.weight": (rng.uniform(0.01, 10, 256), [4]),  # of all experts
+    }
+    imatrix = write_imatrix(tmp_path / "i.gguf", entries)
+    read = models.read_imatrix(imatrix)
+    want = np.where(counts > 0, sums / np.maximum(counts, 1), 1).astype(np.float32)
+    np.testing.assert_allclose(read[experts], want, rtol=1e-6)
+    np.testing.assert_array_equal(read[experts][2], np.ones(64))
+    np.testing.assert_array_equal(read["blk.0.attn_k_b.weight"], of_heads.reshape(-1) / 4)
+
+    packed = jq.gguf.read(path("deepseek2"))
+    floats = {
+        name: tensor.dequantize() if jq.is_quantized(tensor) else tensor
+        for name, tensor in packed.tensors.items()
+    }
+    source, target = tmp_path / "in.gguf", tmp_path / "out.gguf"
+    jq.gguf.write(source, packed.metadata, floats)
+    assert run("quantize", source, target, "--type", "Q4_K_S", "--imatrix", imatrix)[0] == 0
+    got = jq.gguf.read(target).tensors
+    for name in entries:
+        for i, matrix in enumerate(np.asarray(floats[name])):
+            weights = read[name].reshape(-1, matrix.shape[-1])
+            blocks = quantizers.quantize(
+                matrix, got[name].format, weights[i if len(weights) > 1 else 0]
+            )
+            assert got[name][i].to_gguf_bytes() == blocks.tobytes(), (name, i)
+
+
+def test_importance_of_what_is_fused(tmp_path):
+    """Gate and up in one tensor, as a file has them: the weights are those of both."""
+    weights = np.random.default_rng(0).uniform(0.01, 10, (6, 256)).astype(np.float32)
+    names = [f"blk.0.ffn_{part}_exps.weight" for part in ("gate", "up")]
+    got, want = (
+        models.named_tensors(models.quantize(model("gemma4-moe"), "Q3_K_M", importance))
+        for importance in (
+            {"blk.0.ffn_gate_up_exps.weight": weights},
+            dict.fromkeys(names, weights),
+        )
+    )
+    even = models.named_tensors(models.quantize(model("gemma4-moe"), "Q3_K_M"))
+    for name in names:
+        assert got[name].to_gguf_bytes() == want[name].to_gguf_bytes()
+        assert got[name].to_gguf_bytes() != even[name].to_gguf_bytes()
+
+
+def test_importance_of_experts_that_does_not_fit():
+    for shape in ((6, 255), (5, 256), (2, 3, 256)):
+        importance = {"blk.0.ffn_gate_up_exps.weight": np.ones(shape)}
+        message = rf"has shape \({', '.join(map(str, shape))}\); it must be \(6, 256\) or \(256,\)"
+        with pytest.raises(ValueError, match=message):
+            models.quantize(model("gemma4-moe"), "Q5_K_S", importance)
+
+
 @pytest.mark.parametrize(
     ("entries", "kind", "message"),
     [
@@ -95,7 +158,7 @@ def test_importance_matrix(run, tmp_path):
         (
             {"output.weight": (np.ones(256), [1, 1])},
             "imatrix",
-            "'output.weight.counts': must hold one number, not 2",
+            r"'output.weight.counts': has shape \(2,\), but sums have shape \(256,\)",
         ),
         (
             {"output.weight": (-np.ones(256), [1])},
@@ -125,7 +188,7 @@ def test_importance_matrices_of_other_tensors(tmp_path):
     sums, file = np.ones(256, np.float32), tmp_path / "i.gguf"
     metadata = {"general.architecture": "", "general.type": "imatrix"}
     jq.gguf.write(file, metadata, {"output.weight.in_sum2": sums})
-    with pytest.raises(jq.GGUFError, match=r"'output.weight.counts': must hold one number, not 0"):
+    with pytest.raises(jq.GGUFError, match=r"'output.weight.counts': is missing, but sums"):
         models.read_imatrix(file)
     for wrong in (sums.astype(np.float16), jq.quantize(sums, "Q8_0")):
         jq.gguf.write(

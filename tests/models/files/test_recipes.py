@@ -26,6 +26,10 @@ CASES = json.loads((DATA / "recipes.json").read_text())
 ARCHITECTURES = json.loads((DATA / "recipes_of_architectures.json").read_text())
 
 
+def dimensions(**sizes):
+    return SimpleNamespace(**{"architecture": "llama", "kv_heads": None} | sizes)
+
+
 def unrolled(runs):
     counted = [run.rpartition("x") for run in runs.split()]
     return [kind for count, _, kind in counted for _ in range(int(count or 1))]
@@ -101,7 +105,7 @@ def test_types_of_every_architecture(name):
             for layer in layers_of(layers):
                 want[tensor.format(layer)] = type
                 shapes[tensor.format(layer)] = tuple(map(int, shape.split("x")))
-    assert recipes.tensor_types(recipes.get(case["type"]), SimpleNamespace(**case), shapes) == want
+    assert recipes.tensor_types(recipes.get(case["type"]), dimensions(**case), shapes) == want
 
 
 @pytest.mark.parametrize("kv_heads, importance", [(2, False), (4, True)])
@@ -122,7 +126,7 @@ def test_types_of_every_architecture(name):
 )
 def test_mixtures_of_three_bits_and_less(type, attn_v, ffn_down, attn_output, kv_heads, importance):
     """Read off llama.cpp's rules: 16 layers of 8 heads, grouped by four or by two."""
-    model = SimpleNamespace(architecture="llama", num_layers=16, num_heads=8, num_kv_heads=kv_heads)
+    model = dimensions(num_layers=16, num_heads=8, num_kv_heads=kv_heads)
     parts = {"attn_v": attn_v, "ffn_down": ffn_down, "attn_output": attn_output}
     shapes = {f"blk.{i}.{part}.weight": (256, 256) for i in range(16) for part in parts}
     shapes["output.weight"] = (96, 256)
@@ -145,14 +149,14 @@ def test_mixtures_of_three_bits_and_less(type, attn_v, ffn_down, attn_output, kv
     ],
 )
 def test_rows_that_are_no_multiple_of_the_block(type, k, want):
-    model = SimpleNamespace(architecture="llama", num_layers=1, num_heads=1, num_kv_heads=1)
+    model = dimensions(num_layers=1, num_heads=1, num_kv_heads=1)
     shapes = {"blk.0.attn_q.weight": (8, k), "output.weight": (8, 256)}
     assert recipes.tensor_types(recipes.get(type), model, shapes)["blk.0.attn_q.weight"] == want
 
 
 @pytest.mark.parametrize("type, output", [("Q2_K", "Q5_K"), ("Q3_K_L", "Q3_K"), ("Q6_K", "Q6_K")])
 def test_eight_experts(type, output):
-    model = SimpleNamespace(architecture="llama", num_layers=1, num_heads=8, num_kv_heads=2)
+    model = dimensions(num_layers=1, num_heads=8, num_kv_heads=2)
     names = ["attn_q", "attn_k", "attn_v", "attn_output"]
     shapes = {f"blk.0.{name}.weight": (256, 256) for name in names}
     shapes |= {"blk.0.ffn_down_exps.weight": (8, 256, 256), "blk.0.ffn_gate_inp.weight": (8, 256)}
@@ -166,3 +170,15 @@ def test_eight_experts(type, output):
 def test_unknown_names_list_the_known(name):
     with pytest.raises(ValueError, match=f"must be one of {', '.join(recipes.RECIPES)}$"):
         recipes.get(name)
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "type", "attn_v"),
+    [((2, 8), "Q2_K", "Q4_K"), ((8, 2), "Q2_K", "Q3_K"), ((0, 2), "IQ4_XS", "IQ4_XS")],
+)
+def test_groups_are_those_of_the_first_layer(kv_heads, type, attn_v):
+    """Whatever the others', and none where it has a convolution in the place of attention."""
+    model = dimensions(num_layers=2, num_heads=8, num_kv_heads=8, kv_heads=kv_heads)
+    shapes = {"blk.1.attn_v.weight": (256, 256), "output.weight": (96, 256)}
+    got = recipes.tensor_types(recipes.get(type), model, shapes)
+    assert got["blk.1.attn_v.weight"] == attn_v
