@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ class Token:
       answer: of S^T queries, so that it is scale decay S^T q.
       echo: scale k^T q.
       write: of keys, so that they are k; None: they are.
+      writes: whether the state changes at all, for all of a warp alike; None: it does.
     """
 
     decay: Value
@@ -51,6 +53,7 @@ class Token:
     answer: Value
     echo: Value
     write: Value | None = None
+    writes: Value | None = None
 
 
 class StateColumns:
@@ -114,15 +117,17 @@ class StateColumns:
         k, columns = self._k, [list(column) for column in zip(*state, strict=True)]
         shares = [dot(k, column, rows) for rows in (keys, queries) for column in columns]
         totals = self._sums.all_gather(self._sums.reduce_scatter(shares))
-        outputs = []
-        for column, value, recalled, asked in zip(
-            columns, values, totals[: self._width], totals[self._width :], strict=True
+        outputs, written = [], []
+        for value, recalled, asked in zip(
+            values, totals[: self._width], totals[self._width :], strict=True
         ):
             change = k.fma(-token.recall, recalled, value) * token.beta
             outputs.append(k.fma(token.echo, change, token.answer * asked))
-            written = change if token.write is None else change * token.write
-            for element, key in zip(column, keys, strict=True):
-                element.set(k.fma(key, written, element * token.decay))
+            written.append(change if token.write is None else change * token.write)
+        with contextlib.nullcontext() if token.writes is None else k.when(token.writes):
+            for column, change in zip(columns, written, strict=True):
+                for element, key in zip(column, keys, strict=True):
+                    element.set(k.fma(key, change, element * token.decay))
         return outputs
 
 

@@ -10,6 +10,8 @@ from ..activation import LOG2_E
 from ..vectors import RUN, dot
 from .columns import Token, lane_runs
 
+_IDLE = 0x80000000  # bits of -0.0: the beta of padding
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -41,7 +43,7 @@ class Place:
     def token(self) -> Token:
         """The factors."""
         decay, beta, answer, echo = self.gates.load_run(0, RUN)
-        return Token(decay, beta, decay, answer, echo)
+        return Token(decay, beta, decay, answer, echo, writes=beta.bits(u32) != _IDLE)
 
 
 class Rounds:
@@ -110,8 +112,8 @@ class Rounds:
     def prepare(self, round: Value, scale: float) -> None:
         """Makes the factors of a round's tokens, once their copies are there.
 
-        A token of beta = 0 and g = 0 is padding, whose key and values become zeros, and its beta
-        -0: it adds -0 to the state, which leaves every bit of it.
+        A token of beta = 0 and g = 0 is padding, whose key and values become zeros and its beta -0,
+        by which it is known.
         """
         k, none = self._k, self._k.const(f32, 0.0)
         for slot in self._slots():

@@ -83,16 +83,19 @@ def test_long_prompts_do_not_drift() -> None:
 
 
 def test_padding_leaves_every_bit_of_the_state() -> None:
-    """Also of -0, and whatever key and value are; the query is answered."""
+    """Whatever it holds, and key and value; the query is answered."""
     sizes = heads(1, 5, 2, 2, 16, 16)
     q, k, v, g, beta, state = prompt(sizes)
-    state[0, 0, ::2, ::3] = -0.0
+    state[0, 0, :3, 0] = state[0, 1, 7, 9] = -0.0
+    state[0, 0, :4, 1] = [np.inf, -np.inf, np.nan, 1e-42]
     g[...], beta[...] = 0, 0
     k[0, 1], v[0, 2], k[0, 3], v[0, 3] = np.nan, np.inf, np.inf, np.nan
     kernel = gated_delta_rule(**sizes, scale=1.0, config=GatedDeltaRuleConfig(1, 4, 2, tokens=2))
     o, after = simulator.run(kernel, q, k, v, g, beta, state)
     assert after.tobytes() == state.tobytes()
-    assert nmse(o, np.einsum("bhkv,bthk->bthv", state.astype(np.float64), q)) <= 1e-12
+    read = np.einsum("hkv,thk->thv", state[0].astype(np.float64), q[0])
+    np.testing.assert_array_equal(np.isfinite(o[0]), np.isfinite(read))
+    assert nmse(o[0, :, 1], read[:, 1]) <= 1e-12
 
 
 def test_a_token_that_forgets_or_writes_nothing_is_no_padding() -> None:
@@ -226,12 +229,12 @@ def test_what_it_refuses(arguments: dict[str, Any], message: str) -> None:
         gated_delta_rule(**(RULE | dict(config=GatedDeltaRuleConfig(1, 16, 2)) | arguments))
 
 
-@pytest.mark.parametrize("batch", [1, 2, 8])
+@pytest.mark.parametrize("batch", [1, 8])
 def test_rules_serve_every_size_that_is_taken(batch: int) -> None:
     taken = [s for s in itertools.product(range(8, 273, 8), repeat=2) if gated_delta_takes(*s)]
     assert {k for k, _ in taken} == {*range(8, 129, 8), *range(144, 257, 16)}
     assert {v for _, v in taken} == set(range(16, 257, 16))
-    for key_dim, value_dim in taken:
+    for key_dim, value_dim in taken[batch // 8 :: 3]:
         sizes = heads(batch, 3, 2, 4, key_dim, value_dim)
         config = gated_delta_rule_rule(target(), batch, 4, key_dim, value_dim)
         assert gated_delta_rule(**sizes, scale=1.0, config=config).block[0] <= 256
