@@ -204,7 +204,7 @@ def page_shapes(
         return []
     kinds, head_dim = 2, config.head_dim_of(layer)
     if config.latent is not None:  # keys, whose first elements are the values
-        kinds, head_dim = 1, config.latent.rank + config.rope_dim
+        kinds, head_dim = 1, config.latent.stored_dim(config.rope_dim)
     shapes: list[tuple[tuple[int, ...], Any]] = [((count, heads, page_size, head_dim), dtype)]
     if dtype == jnp.int8:
         return shapes * kinds + [((count, heads, page_size), jnp.float32)] * kinds
