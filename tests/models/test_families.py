@@ -148,7 +148,8 @@ def test_a_saved_file_holds_the_tensors_of_the_one_it_was_loaded_from(name, tmp_
     """Under their names, fused ones whole; in other files of the architecture they are apart."""
     loaded = model(name)
     models.save_gguf(loaded, tmp_path / "model.gguf")
-    metadata, want = jq.gguf.read(path(name))[:2]
+    read = jq.gguf.read(path(name))
+    metadata, want = read.metadata, read.tensors
     got = jq.gguf.read(tmp_path / "model.gguf").tensors
     fused = {} if loaded.config.kind.fused else {n for n in want if "attn_qkv" in n}
     missing = want.keys() - got.keys() - set(unused_tensors(metadata, want))
