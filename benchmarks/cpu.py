@@ -33,7 +33,7 @@ from tools.results import write_results
 from .common import RESULTS, core_sets, on_cores
 
 #: Names of `random_file.SHAPES`.
-SHAPES = ("llama-1b", "gemma3-1b", "moe-3b")
+SHAPES = ("llama-1b", "gemma3-1b", "moe-3b", "qwen35-800m")
 
 FIRST_PROMPT = (1, 300, 301, 302)
 PROMPTS = (128, 512)

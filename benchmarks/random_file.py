@@ -15,10 +15,15 @@ from jax_q4k.models.config import Config
 from jax_q4k.models.files import recipes
 from jax_q4k.models.files.gguf import completed
 from jax_q4k.models.tensors import expected_tensors
-from tools.random_model import GEMMA_3_1B, LLAMA_1B, MOE_3B
+from tools.random_model import GEMMA_3_1B, LLAMA_1B, MOE_3B, QWEN_3_5_800M
 
 #: Models of other architectures than llama, too.
-SHAPES = {"llama-1b": LLAMA_1B, "gemma3-1b": GEMMA_3_1B, "moe-3b": MOE_3B}
+SHAPES = {
+    "llama-1b": LLAMA_1B,
+    "gemma3-1b": GEMMA_3_1B,
+    "moe-3b": MOE_3B,
+    "qwen35-800m": QWEN_3_5_800M,
+}
 
 _PIECE = 1 << 21  # weights made of a type and a row's length
 
@@ -52,8 +57,8 @@ def write(
 
 
 def _pieces(name: str, kind: str, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
-    if len(shape) == 1:
-        yield np.ones(shape, np.float32)
+    if len(shape) == 1:  # norms; and the decay of states, which is negative
+        yield np.full(shape, -1 if name.endswith("ssm_a") else 1, np.float32)
         return
     random, (*leading, k) = np.random.default_rng([*name.encode()]), shape
     rows, left = _rows(kind, k), math.prod(leading)

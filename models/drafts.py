@@ -35,8 +35,8 @@ class PromptLookup:
     """
 
     tokens: int | None = None
-    longest: int = 4
-    shortest: int = 2
+    longest: int = 5
+    shortest: int = 3
 
     def __post_init__(self) -> None:
         _check_tokens(self.tokens)

@@ -139,7 +139,8 @@ class Programs:
         decoder, drafting = self._decoder(self._own(weights)), None
         if self.draft is not None:
             drafter_cache = self._draft_cache(weights, tokens, lengths, cache)
-            drafting = speculation.begin(tokens, cache.capacity, drafter_cache)
+            count = self.draft_tokens
+            drafting = speculation.begin(tokens, cache.capacity, count, drafter_cache)
         logits, cache = decoder.prefill(self._rows(tokens), lengths, cache)
         batch = tokens.shape[0]
         needs_seen = self.sampling.needs_seen
@@ -202,14 +203,7 @@ class Programs:
             draft.model.decoder(weights[1]) if isinstance(draft, DraftModel) else None,
         )
 
-        def unfinished(state: State) -> jax.Array:
-            return ~state.finished & (state.counts < until)
-
-        return jax.lax.while_loop(
-            lambda state: jnp.any(unfinished(state)),
-            lambda state: steps.step(state, unfinished(state)),
-            state,
-        )
+        return steps.run(state, until)
 
     def _decode(
         self, weights: Weights, token: jax.Array, cache: PagedCache

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .decoder import Decoder
     from .programs import State
 
-#: Most steps without a draft after drafts that were wrong from their first token on: the wait
-#: doubles with each, so that a text that cannot be guessed costs little.
-LONGEST_WAIT = 64
+#: Steps without a draft after one that was wrong from its first token on, and most of them: the
+#: wait doubles with each, so that a text that cannot be guessed costs little.
+FIRST_WAIT, LONGEST_WAIT = 4, 64
 
 
 @exportable
@@ -30,12 +30,16 @@ class Drafting:
 
     Attributes:
       text: int32 (batch, capacity), prompts and new tokens.
+      drafts: int32 (batch, tokens), those that were looked up.
+      found: bool (batch,), whether there is a draft.
       wait, pause: int32 (batch,), steps without a draft after the next failure, and now.
       drafted, accepted: int32 (batch,), tokens of drafts in all, and those that stayed.
       cache: the draft model's, of all tokens but the last; None: there is no such model.
     """
 
     text: jax.Array
+    drafts: jax.Array
+    found: jax.Array
     wait: jax.Array
     pause: jax.Array
     drafted: jax.Array
@@ -43,13 +47,14 @@ class Drafting:
     cache: PagedCache | None = None
 
 
-def begin(tokens: jax.Array, capacity: int, cache: PagedCache | None) -> Drafting:
-    """The state before the first draft, of prompts (batch, time)."""
+def begin(tokens: jax.Array, capacity: int, count: int, cache: PagedCache | None) -> Drafting:
+    """The state before the first draft of `count` tokens, of prompts (batch, time)."""
     batch, time = tokens.shape
     text = jnp.zeros((batch, capacity), jnp.int32)
     text = jax.lax.dynamic_update_slice(text, tokens[:, :capacity], (0, 0))
     zeros = jnp.zeros(batch, jnp.int32)
-    return Drafting(text, zeros, zeros, zeros, zeros, cache)
+    drafts, found = jnp.zeros((batch, count), jnp.int32), jnp.ones(batch, bool)
+    return Drafting(text, drafts, found, zeros, zeros, zeros, zeros, cache)
 
 
 def with_first_token(state: State) -> State:
@@ -76,39 +81,57 @@ class Speculation:
     decoder: Decoder
     drafter: Decoder | None = None
 
-    def step(self, state: State, active: jax.Array) -> State:
-        """One pass: a token at least of every row that is `active`, bool (batch,)."""
-        state, drafts, found = self._drafts(state, active)
-        tried = active & found & (_of(state).pause == 0)
+    def run(self, state: State, until: jax.Array) -> State:
+        """Passes until every row has `until` new tokens, some a few more, or is finished.
 
-        def checked(state: State) -> State:
-            return self._checked(state, drafts, active, tried)
+        Steps with drafts and those without are loops of their own, inside another: branches of a
+        condition would copy the cache.
+        """
+
+        def unfinished(state: State) -> jax.Array:
+            return ~state.finished & (state.counts < until)
+
+        def tried(state: State) -> jax.Array:
+            drafting = _of(state)
+            return unfinished(state) & drafting.found & (drafting.pause == 0)
+
+        def going_on(state: State, with_drafts: bool) -> jax.Array:
+            return jnp.any(unfinished(state)) & (jnp.any(tried(state)) == with_drafts)
 
         def single(state: State) -> State:
-            return self._checked(state, drafts[:, :0], active, jnp.zeros_like(tried))
+            nothing = jnp.zeros((len(state.token), 0), jnp.int32)
+            none = jnp.zeros_like(state.finished)
+            return self._looked_up(self._checked(state, nothing, unfinished(state), none))
 
-        return jax.lax.cond(jnp.any(tried), checked, single, state)
+        def checked(state: State) -> State:
+            state, drafts = self._drafts(state, tried(state))
+            return self._looked_up(self._checked(state, drafts, unfinished(state), tried(state)))
 
-    def _drafts(self, state: State, active: jax.Array) -> tuple[State, jax.Array, jax.Array]:
-        """Drafts (batch, tokens), and whether there is one, bool (batch,)."""
+        def both(state: State) -> State:
+            state = jax.lax.while_loop(lambda s: going_on(s, False), single, state)
+            return jax.lax.while_loop(lambda s: going_on(s, True), checked, state)
+
+        first = self._looked_up(state)
+        return jax.lax.while_loop(lambda s: jnp.any(unfinished(s)), both, first)
+
+    def _looked_up(self, state: State) -> State:
+        """The state that knows whether there is a draft."""
+        if not isinstance(self.draft, PromptLookup):
+            return state
         drafting = _of(state)
         lengths = state.cache.context_lens + 1  # with the last token, which is not stored
-        if isinstance(self.draft, PromptLookup):
-            return state, *self.draft.found(drafting.text, lengths, self.tokens)
-        assert self.drafter is not None and drafting.cache is not None
-        tried = active & (drafting.pause == 0)
+        drafts, found = self.draft.found(drafting.text, lengths, self.tokens)
+        drafting = dataclasses.replace(drafting, drafts=drafts, found=found)
+        return dataclasses.replace(state, drafting=drafting)
 
-        def guessed(cache: PagedCache) -> tuple[jax.Array, PagedCache]:
-            assert self.drafter is not None
-            return model_drafts(self.drafter, state.token, cache, self.tokens, tried)
-
-        def nothing(cache: PagedCache) -> tuple[jax.Array, PagedCache]:
-            return jnp.zeros((len(tried), self.tokens), jnp.int32), cache
-
-        drafts, cache = jax.lax.cond(jnp.any(tried), guessed, nothing, drafting.cache)
+    def _drafts(self, state: State, tried: jax.Array) -> tuple[State, jax.Array]:
+        """Drafts (batch, tokens) of the rows that have some."""
+        drafting = _of(state)
+        if self.drafter is None or drafting.cache is None:
+            return state, drafting.drafts
+        drafts, cache = model_drafts(self.drafter, state.token, drafting.cache, self.tokens, tried)
         drafting = dataclasses.replace(drafting, cache=cache)
-        state = dataclasses.replace(state, drafting=drafting)
-        return state, drafts, jnp.ones_like(tried)
+        return dataclasses.replace(state, drafting=drafting), drafts
 
     def _checked(
         self, state: State, drafts: jax.Array, active: jax.Array, tried: jax.Array
@@ -169,7 +192,8 @@ class Speculation:
     ) -> Drafting:
         """How drafts have fared with this one: stayed (batch,), -1 where there was none."""
         failed, tried = stayed == 0, stayed >= 0
-        wait = jnp.where(failed, jnp.minimum(2 * drafting.wait + 1, LONGEST_WAIT), drafting.wait)
+        longer = jnp.clip(2 * drafting.wait, FIRST_WAIT, LONGEST_WAIT)
+        wait = jnp.where(failed, longer, drafting.wait)
         wait = jnp.where(tried & ~failed, wait // 4, wait)
         pause = jnp.where(failed, wait, jnp.maximum(drafting.pause - 1, 0))
         cache = drafting.cache

@@ -10,12 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_q4k import QuantizedArray
+from jax_q4k.models.architecture import MixerKind
 from jax_q4k.models.build import build
 from jax_q4k.models.config import Config
 from jax_q4k.models.expert_fields import Experts
+from jax_q4k.models.mixer_fields import Delta
 from jax_q4k.models.model import Model
 from jax_q4k.models.tensors import expected_tensors
 from ptx_kernels import formats
+
+
+def hybrid(layers: int) -> tuple[MixerKind, ...]:
+    """Attention in every fourth layer, gated delta nets in the others."""
+    return tuple("attention" if i % 4 == 3 else "delta" for i in range(layers))
+
 
 LLAMA_3_1_8B = Config(
     architecture="llama",
@@ -92,6 +100,63 @@ QWEN_3_30B_A3B = Config(
     norm_eps=1e-6,
     rope_theta=1e6,
     experts=Experts(count=128, used=8, size=768),
+)
+
+#: 0.75 billion parameters, 0.25 of them embeddings: Qwen 3.5 0.8B. Three of four layers are
+#: recurrent.
+QWEN_3_5_800M = Config(
+    architecture="qwen35",
+    vocab_size=248320,
+    context_length=32768,
+    hidden_size=1024,
+    intermediate_size=3584,
+    num_layers=24,
+    num_heads=8,
+    num_kv_heads=2,
+    head_dim=256,
+    norm_eps=1e-6,
+    rope_theta=1e7,
+    rope_dim=64,
+    mixers=hybrid(24),
+    delta=Delta(key_heads=16, value_heads=16, head_dim=128, width=4),
+)
+
+QWEN_3_6_35B_A3B = Config(
+    architecture="qwen35moe",
+    vocab_size=248320,
+    context_length=262144,
+    hidden_size=2048,
+    intermediate_size=512,
+    num_layers=40,
+    num_heads=16,
+    num_kv_heads=2,
+    head_dim=256,
+    norm_eps=1e-6,
+    rope_theta=1e7,
+    rope_dim=64,
+    experts=Experts(count=256, used=8, size=512, shared_size=512),
+    mixers=hybrid(40),
+    delta=Delta(key_heads=16, value_heads=32, head_dim=128, width=4),
+)
+
+GEMMA_4_31B = Config(
+    architecture="gemma4",
+    vocab_size=262144,
+    context_length=262144,
+    hidden_size=5376,
+    intermediate_size=21504,
+    num_layers=60,
+    num_heads=32,
+    num_kv_heads=16,
+    head_dim=512,
+    norm_eps=1e-6,
+    rope_theta=1e6,
+    window=1024,
+    local_rope_theta=10000.0,
+    final_soft_cap=30.0,
+    kv_heads=tuple(16 if i % 6 < 5 else 4 for i in range(60)),
+    local_head_dim=256,
+    local_rope_dim=256,
 )
 
 #: Values of the f16 fields that give random bytes zero mean and about unit variance.
