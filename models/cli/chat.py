@@ -30,7 +30,7 @@ from .options import (
     model_path,
     sampling_fields,
 )
-from .output import UsageError, load_model, printable, timings_line
+from .output import UsageError, load_model, loaded_draft, printable, timings_line
 
 MAX_NEW_TOKENS = 1024
 
@@ -66,7 +66,8 @@ def _chat(options: argparse.Namespace, notes: Console) -> int:
     if model.tokenizer is None:
         raise UsageError(f"{path} holds no tokenizer: a chat needs one")
     model.kept = options.kept
-    session = Session(Conversation(model, options.system), sampling, options.cache_dtype, notes)
+    running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
+    session = Session(Conversation(model, options.system), sampling, running, notes)
     with jq.implementation(options.implementation):
         return session.run()
 
@@ -75,11 +76,16 @@ class Session:
     """Reads messages and commands until the user ends; writes answers as they come."""
 
     def __init__(
-        self, conversation: Conversation, sampling: Sampling, cache_dtype: str, notes: Console
+        self,
+        conversation: Conversation,
+        sampling: Sampling,
+        running: dict[str, Any],
+        notes: Console,
     ) -> None:
+        """running: further arguments of `stream`."""
         self.conversation = conversation
         self.sampling = sampling
-        self.cache_dtype = cache_dtype
+        self.running = running
         self.notes = notes
         self.interactive = sys.stdin.isatty()
         self.saved: set[str] = set()  # files that may be written again
@@ -179,7 +185,7 @@ class Session:
                 prompt.tokens,
                 self.sampling,
                 max_new_tokens=prompt.max_new_tokens,
-                cache_dtype=self.cache_dtype,
+                **self.running,
             )
             text, timings = self.write(pieces)
         except ValueError:  # of the template, or the message is too long

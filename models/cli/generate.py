@@ -24,7 +24,7 @@ from .options import (
     model_path,
     sampling_fields,
 )
-from .output import UsageError, load_model, printable, timings_line
+from .output import UsageError, load_model, loaded_draft, printable, timings_line
 
 
 def add_parser(commands: Any) -> None:
@@ -46,10 +46,10 @@ def add_parser(commands: Any) -> None:
 def _generate(options: argparse.Namespace, notes: Console) -> None:
     model = load_model(model_path(options), notes, options.devices)
     model.kept = options.kept
-    prompt = _prompt(options, model)
+    prompt, draft = _prompt(options, model), loaded_draft(options, notes)
     with jq.implementation(options.implementation):
         try:
-            fields = sampling_fields(options)
+            fields = sampling_fields(options) | {"draft": draft}
             pieces = stream(model, prompt, cache_dtype=options.cache_dtype, **fields)
         except (ValueError, TypeError) as error:
             raise UsageError(error) from error

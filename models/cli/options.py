@@ -36,6 +36,7 @@ def model_path(options: argparse.Namespace) -> str:
 def add_running(parser: argparse.ArgumentParser) -> None:
     """Options of how programs of generation run."""
     add_cache_dtype(parser)
+    add_draft(parser)
     add_devices(parser)
     add_implementation(parser)
     add_no_cache(parser)
@@ -72,6 +73,16 @@ def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
         choices=[str(d) for d in jq.PAGE_DTYPES],
         default="float32",
         help="of cached keys and values; default: float32",
+    )
+
+
+def add_draft(parser: argparse.ArgumentParser) -> None:
+    """--draft: what guesses the next tokens."""
+    parser.add_argument(
+        "--draft",
+        metavar="lookup|MODEL",
+        help="guess tokens, and check several in one pass: lookup, what followed the last ones "
+        "before; or a smaller model with the same vocabulary",
     )
 
 

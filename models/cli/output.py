@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import unicodedata
 import warnings
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -72,6 +74,8 @@ def timings_line(timings: Timings) -> str:
     parts = [f"{timings.new_tokens} tokens"]
     if timings.decoded_tokens:
         parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
+    if timings.drafted_tokens:
+        parts.append(f"{timings.accepted_tokens} of {timings.drafted_tokens} drafted tokens kept")
     parts.append(
         f"first token after {timings.first_token:.3f} s ({timings.prompt_tokens} prompt tokens)"
     )
@@ -124,3 +128,9 @@ def load_model(path: str, notes: Console, count: int = 1) -> Model:
         mesh = Mesh(np.array(found[:count]), ("tp",), axis_types=(AxisType.Explicit,))
     with warnings_in_a_line(notes), bytes_progress("Loading", notes) as report:
         return load(path, progress=report, mesh=mesh)
+
+
+def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
+    """What `generate` takes as a draft."""
+    named = options.draft
+    return named if named in (None, "lookup") else load_model(named, notes, options.devices)

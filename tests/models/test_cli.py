@@ -57,6 +57,24 @@ def test_generate_tokens(run):
     assert code == 0 and [int(part) for part in out.split()] == golden["greedy_f32"]
 
 
+def test_generate_with_drafts(run):
+    """The same tokens; how many drafts were right, in the line below."""
+    golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
+    prompt = ",".join(map(str, golden["prompt"] * 2))
+    plain = run("generate", TOKEN_MODEL, "--tokens", prompt, "-n", "24")
+    for draft in ("lookup", TOKEN_MODEL):
+        code, out, err = run(
+            "generate", TOKEN_MODEL, "--tokens", prompt, "-n", "24", "--draft", draft
+        )
+        assert (code, out) == (0, plain[1])
+        drafted = re.search(r"(\d+) of (\d+) drafted tokens kept", err)
+        assert (draft == "lookup") or drafted[1] == drafted[2]
+    code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1", "--draft", str(path("lfm2")))
+    assert code == 2 and "draft has a vocabulary of 272 tokens, the model one of" in err
+    code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1", "--draft", "nothing.gguf")
+    assert code != 0 and "nothing.gguf" in err
+
+
 def test_generate_over_devices(run):
     """In a process of its own, which makes two devices of the CPU; the tokens are one device's."""
     golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
@@ -96,6 +114,7 @@ def test_options_reach_generation(run, monkeypatch):
         "--seed": 7,
         "--max-new-tokens": 9,
         "--cache-dtype": "bfloat16",
+        "--draft": "lookup",
     }
     flags = [str(part) for pair in options.items() for part in pair]
     code, _, err = run(
