@@ -33,7 +33,7 @@ from .ops.append_kv import append_kv
 from .ops.attention import attention
 from .ops.backends import default_implementation
 from .ops.causal_attention import causal_attention
-from .ops.checks import HEAD_DIMS, PAGE_DTYPES, page_dtype
+from .ops.checks import HEAD_DIMS, LATENT_DIMS, PAGE_DTYPES, page_dtype
 from .ops.dequantize import dequantize
 from .ops.embedding import embedding
 from .ops.expert_matmul import expert_matmul
@@ -84,6 +84,7 @@ __all__ = [
     "FUSIONS",
     "GGUFError",
     "HEAD_DIMS",
+    "LATENT_DIMS",
     "IMPLEMENTATIONS",
     "NativeUnavailableWarning",
     "PAGE_DTYPES",

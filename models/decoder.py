@@ -131,6 +131,34 @@ class Decoder(nnx.Module):
         Raises:
           ValueError: more tokens at a time than windowed layers have room for.
         """
+        x, after = self._continued(tokens, lengths, cache)
+        logits = self._logits(x if every else _last(x, lengths))
+        return logits, self._stored(cache, after, cache.context_lens + lengths)
+
+    def try_tokens(
+        self, tokens: Array, lengths: Array, cache: PagedCache
+    ) -> tuple[Array, Callable[[Array], PagedCache]]:
+        """As `extend`, of tokens of which only the first may stay.
+
+        Returns:
+          Logits float32 (batch, time, vocab_size), and a function: how many of each sequence's
+          tokens stay, int32 (batch,), to the cache with these.
+        """
+        x, after = self._continued(tokens, lengths, cache, trial=True)
+
+        def accepted(counts: Array) -> PagedCache:
+            kept: list[KV | Memory] = []
+            for layer, memory in zip(self.layers, after, strict=True):
+                mixer: Any = layer.mixer
+                kept.append(mixer.accepted(memory, counts) if isinstance(memory, Chunk) else memory)
+            return self._stored(cache, kept, cache.context_lens + counts)
+
+        return self._logits(x), accepted
+
+    def _continued(
+        self, tokens: Array, lengths: Array, cache: PagedCache, *, trial: bool = False
+    ) -> tuple[Array, list[KV | Memory]]:
+        """The last layer's vectors (batch, time, hidden_size), and each layer's memory."""
         batch, time = tokens.shape
         self._check_ahead(time, cache)
         steps = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
@@ -143,16 +171,14 @@ class Decoder(nnx.Module):
 
         def memory(layer: int, **options: Any) -> KV | Memory:
             if self._is_recurrent(layer):
-                return Chunk(lengths, first, cache.states[layer])
+                return Chunk(lengths, first, cache.states[layer], trial)
             window, pages = self.config.window_of(layer), cache.pages[layer]
             options |= {"slots": slots[window], "block_tables": of_tokens[window]}
             return Paged(pages=pages, lens=lens, **options)
 
         flat = tokens.reshape(-1), positions.reshape(-1)
         x, after = self._hidden(*flat, memory, cache.capacity)
-        x = x.reshape(batch, time, -1)
-        logits = self._logits(x if every else _last(x, lengths))
-        return logits, self._stored(cache, after, first + lengths)
+        return x.reshape(batch, time, -1), after
 
     def decode(
         self, token: Array, cache: PagedCache, active: Array | None = None

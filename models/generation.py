@@ -14,6 +14,7 @@ import numpy as np
 from jax_q4k import current_selection, page_dtype, selected
 
 from .buckets import bucket
+from .drafts import Draft, DraftModel, PromptLookup
 from .kept import kept_program
 from .kv_cache import PagedCache
 from .model import Model
@@ -43,6 +44,7 @@ class Timings:
     Attributes:
       prompt_tokens, new_tokens: sums over the rows.
       compile: tracing and compiling; 0 once a program for the shapes exists.
+      drafted_tokens, accepted_tokens: of drafts in all, and those that stayed.
       first_token: from the checked prompt to the first token of every row.
       decode: from there to the last token.
       decoded_tokens: tokens that `decode` covers: all but each row's first.
@@ -54,6 +56,8 @@ class Timings:
     first_token: float = 0.0
     decode: float = 0.0
     decoded_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -101,6 +105,7 @@ def generate(
     sampling: Sampling | None = None,
     *,
     cache_dtype: Any = jnp.float32,
+    draft: Any = None,
     **fields: Any,
 ) -> Any:
     """Continues prompts.
@@ -114,6 +119,10 @@ def generate(
       sampling: how; None takes the most likely of up to 64 tokens.
       cache_dtype: of the cached keys and values: float32, bfloat16, float16, int8 (with a scale per
         token and head) or float8_e4m3fn.
+      draft: guesses of the next tokens, which one pass over all of them checks; None: none are
+        made. "lookup", or a `drafts.PromptLookup`: what followed the last tokens where they stood
+        before; a smaller Model with the same vocabulary, or a `drafts.DraftModel`. The tokens are
+        those without drafts, but for rounding: with activations="f32" they are the same.
       fields: of `Sampling`, instead of those of `sampling`: `max_new_tokens=100`.
 
     Returns:
@@ -126,7 +135,7 @@ def generate(
     """
     sampling = _sampling(sampling, fields)
     rows, single = _rows(model, prompts)
-    run = _Run(model, rows, sampling, cache_dtype)
+    run = _Run(model, rows, sampling, cache_dtype, draft)
     run.start()
     while not run.done:
         run.advance(INTERVAL if run.has_stops else sampling.max_new_tokens)
@@ -140,6 +149,7 @@ def stream(
     sampling: Sampling | None = None,
     *,
     cache_dtype: Any = jnp.float32,
+    draft: Any = None,
     **fields: Any,
 ) -> Iterator[Piece]:
     """Continues one prompt token by token; arguments, checks and result as `generate`'s.
@@ -152,7 +162,7 @@ def stream(
     rows, single = _rows(model, prompt)
     if not single:
         raise TypeError("prompt is a list of prompts; stream takes one")
-    return _pieces(_Run(model, rows, sampling, cache_dtype))
+    return _pieces(_Run(model, rows, sampling, cache_dtype, draft))
 
 
 def _sampling(sampling: Sampling | None, fields: dict[str, Any]) -> Sampling:
@@ -213,6 +223,22 @@ def _ids(model: Model, prompt: Any, name: str) -> np.ndarray:
     return ids.astype(np.int32)
 
 
+def _draft(draft: Any, model: Model) -> Draft | None:
+    """The drafts that an argument asks for."""
+    if isinstance(draft, Model):
+        draft = DraftModel(draft)
+    elif isinstance(draft, str) and draft == "lookup":
+        draft = PromptLookup()
+    if draft is not None and not isinstance(draft, PromptLookup | DraftModel):
+        shown = repr(draft) if isinstance(draft, str) else f"a {type(draft).__name__}"
+        raise TypeError(f"draft is {shown}; it must be 'lookup', a Model, or one of models.drafts")
+    if isinstance(draft, DraftModel):
+        theirs, ours = draft.model.config.vocab_size, model.config.vocab_size
+        if theirs != ours:
+            raise ValueError(f"draft has a vocabulary of {theirs} tokens, the model one of {ours}")
+    return draft
+
+
 class _Row:
     """One sequence on the host: its new tokens, and their text as far as it is certain."""
 
@@ -228,6 +254,7 @@ class _Row:
         self._stop = stop
         self._end_ids = end_ids
         self._taken = 0
+        self.taken = 0  # of the tokens that the device has sampled
 
     def push(self, token: int) -> None:
         """Takes the next token; ignored once the row is finished."""
@@ -269,6 +296,7 @@ class _Run:
         prompts: list[np.ndarray],
         sampling: Sampling,
         cache_dtype: Any,
+        draft: Any,
     ) -> None:
         longest = max(map(len, prompts))
         context = model.config.context_length
@@ -286,7 +314,11 @@ class _Run:
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
         self.shared = model.placement is not None and model.placement.spans_processes
         self._model = model
-        self._programs = model.programs(sampling, end_ids)
+        kind = _draft(draft, model)
+        self._programs = model.programs(sampling, end_ids, kind)
+        self._weights: Any = model.weights
+        if isinstance(kind, DraftModel):
+            self._weights = model.weights, kind.model.weights
         batch = model.padded_batch(len(prompts))
         self._lengths = np.zeros(batch, np.int32)  # 0: a row that only fills up the batch
         self._prompts = np.zeros((batch, model.padded_length(longest)), np.int32)
@@ -319,16 +351,17 @@ class _Run:
                 len(self._prompts),
                 self._capacity,
                 dtype=self._cache_dtype,
+                ahead=self._programs.draft_tokens + 1,
                 placement=model.placement,
             )
             others = cache, None if sampling.greedy else sampling.key()
-        arguments = model.weights, *prompts, *others
+        arguments = self._weights, *prompts, *others
         self.timings.first_token = self._call("start", program, *arguments)
 
     def advance(self, count: int) -> float:
         """Samples up to `count` more tokens per row; returns the seconds without compiling."""
         until = np.int32(min(self._pushed + count, self._sampling.max_new_tokens))
-        arguments = self._model.weights, self._state, until
+        arguments = self._weights, self._state, until
         seconds = self._call("loop", self._programs.loop, *arguments)
         self.timings.decode += seconds
         return seconds
@@ -355,15 +388,22 @@ class _Run:
         with jax.transfer_guard_device_to_host("allow"):
             tokens, counts = (np.asarray(array)[: len(self.rows)] for array in arrays)
             counts = counts.tolist()
+        most = self._sampling.max_new_tokens
         for row, new, count in zip(self.rows, tokens, counts, strict=True):
-            for token in new[self._pushed : count].tolist():
+            wanted = min(count, most)  # drafts may have given some more
+            for token in new[row.taken : wanted].tolist():
                 row.push(token)
-        first = max(self._pushed, 1)
-        self.timings.decoded_tokens += sum(max(count - first, 0) for count in counts)
-        self._pushed = max(counts)
-        if self._pushed == self._sampling.max_new_tokens:
-            for row in self.rows:
+            self.timings.decoded_tokens += max(wanted - max(row.taken, 1), 0)
+            row.taken = wanted
+            if wanted == most:
                 row.finish("length")
+        going_on = [row.taken for row in self.rows if row.finish_reason is None]
+        self._pushed = max(going_on, default=self._pushed)
+        if (drafting := self._state.drafting) is not None:
+            with jax.transfer_guard_device_to_host("allow"):
+                drafted, accepted = (np.asarray(x) for x in (drafting.drafted, drafting.accepted))
+            self.timings.drafted_tokens = int(drafted[: len(self.rows)].sum())
+            self.timings.accepted_tokens = int(accepted[: len(self.rows)].sum())
         if self.has_stops:
             finished = np.ones(len(self._prompts), bool)
             finished[: len(self.rows)] = [row.finish_reason is not None for row in self.rows]
@@ -379,7 +419,8 @@ class _Run:
         with selected(self._selection), self._model.on_devices(), allowed:
             if key not in self._programs.ready:
                 began = time.perf_counter()
-                if self._model.kept is None or self._model.placement is not None:
+                drafts_too = self._programs.draft is not None
+                if self._model.kept is None or self._model.placement is not None or drafts_too:
                     program.lower(*arguments).compile()  # calling it reuses what this compiles
                     ready = program
                 else:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jax_q4k import HEAD_DIMS
+from jax_q4k import HEAD_DIMS, LATENT_DIMS
 from jax_q4k.gguf import Fields
 
 from .architecture import Architecture
@@ -31,6 +31,20 @@ class Latent(NamedTuple):
     rank: int
     query_rank: int  # of the vector that queries are projections of; 0: there is none
     value_dim: int  # of each head's values
+
+    @property
+    def stored_rank(self) -> int:
+        """Elements of the vector in a cache, with zeros up to a unit of pages."""
+        return _whole(self.rank)
+
+    def stored_dim(self, rope_dim: int) -> int:
+        """Elements of the vector and the key in a cache, with zeros up to a unit of pages."""
+        return _whole(self.stored_rank + rope_dim)
+
+
+def _whole(size: int) -> int:
+    unit = LATENT_DIMS[1] - LATENT_DIMS[0]
+    return max(-(-size // unit) * unit, LATENT_DIMS[0])
 
 
 def read(
@@ -113,6 +127,11 @@ def _latent_sizes(get: Fields, latent: Latent, kv_heads: int) -> dict[str, int]:
     rope_dim = get.integer("rope.dimension_count", least=2, most=head_dim - 1)
     if rope_dim % 2:
         get.fail("rope.dimension_count", f"{rope_dim} must be even")
+    if (stored := latent.stored_dim(rope_dim)) > LATENT_DIMS[-1]:
+        problem = (
+            f"{stored} elements of a latent vector and its key are more than {LATENT_DIMS[-1]}"
+        )
+        get.fail("attention.kv_lora_rank", f"{problem}, which is not supported")
     if kv_heads != 1:
         get.fail(_KV_COUNT, f"is {kv_heads}, expected 1, the latent vector")
     sizes = {"attention.key_length": latent.rank + rope_dim, "attention.value_length": latent.rank}

@@ -9,7 +9,7 @@ import jax
 
 from .compiled import fingerprint
 from .config import Config
-from .kv_cache import PagedCache
+from .kv_cache import PagedCache, page_shapes, state_shapes
 from .model import Model
 from .programs import Programs, State
 from .sampling import Sampling
@@ -49,5 +49,12 @@ def _structure(config: Config, sampling: Sampling, cache_dtype: Any) -> Any:
     """A State's, which nobody traces to see."""
     array: Any = 0
     key, seen = None if sampling.greedy else array, array if sampling.needs_seen else None
-    cache = jax.eval_shape(lambda: PagedCache.create(config, 1, 1, dtype=cache_dtype))
+    layers = range(config.num_layers)
+    cache = PagedCache(
+        [(array,) * len(page_shapes(config, i, 1, 1, cache_dtype)) for i in layers],
+        array,
+        array,
+        [array] * len(config.windows),
+        [(array,) * len(state_shapes(config, i, 1)) for i in layers],
+    )
     return jax.tree.structure(State(cache, array, array, array, array, array, key, seen))

@@ -105,17 +105,9 @@ class PagedCache:
 
         def pages(layer: int) -> Pages:
             """A layer's."""
-            if config.mixer_of(layer) != "attention" or config.kv_layer_of(layer) != layer:
-                return ()
-            window, head_dim = config.window_of(layer), config.head_dim_of(layer)
+            own = min(per_sequence, window_pages(config.window_of(layer), page_size, ahead))
             heads, over = _heads(config.kv_heads_of(layer), config.num_heads, placement)
-            kinds = 2
-            if config.latent is not None:  # keys, whose first values are the values
-                kinds, head_dim = 1, config.latent.rank + config.rope_dim
-            count = batch * min(per_sequence, window_pages(window, page_size, ahead))
-            shape = count, heads, page_size, head_dim
-            scales = [(shape[:3], jnp.float32)] * kinds if dtype == jnp.int8 else []
-            arrays = [(shape, dtype)] * kinds + scales
+            arrays = page_shapes(config, layer, batch * own, page_size, dtype, heads)
             return tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
 
         def state(layer: int) -> State:
@@ -202,6 +194,21 @@ def window_pages(window: int | None, page_size: int, ahead: int = 1) -> int:
     if window is None:
         return np.iinfo(np.int32).max
     return -(-(window + ahead - 2) // page_size) + 1
+
+
+def page_shapes(
+    config: Config, layer: int, count: int, page_size: int, dtype: Any, heads: int = 1
+) -> list[tuple[tuple[int, ...], Any]]:
+    """Shapes and dtypes of a layer's `Pages`, `count` of them."""
+    if config.mixer_of(layer) != "attention" or config.kv_layer_of(layer) != layer:
+        return []
+    kinds, head_dim = 2, config.head_dim_of(layer)
+    if config.latent is not None:  # keys, whose first elements are the values
+        kinds, head_dim = 1, config.latent.stored_dim(config.rope_dim)
+    shapes: list[tuple[tuple[int, ...], Any]] = [((count, heads, page_size, head_dim), dtype)]
+    if dtype == jnp.int8:
+        return shapes * kinds + [((count, heads, page_size), jnp.float32)] * kinds
+    return shapes * kinds
 
 
 def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...], ...]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jax_q4k.kept import KeptPrograms
 
     from .decoder import Decoder
+    from .drafts import Draft
 
 
 class Parts(NamedTuple):
@@ -179,15 +180,22 @@ class Model:
                 f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
             )
 
-    def programs(self, sampling: Sampling, end_ids: tuple[int, ...] = ()) -> Programs:
+    def programs(
+        self, sampling: Sampling, end_ids: tuple[int, ...] = (), draft: Draft | None = None
+    ) -> Programs:
         """The jitted programs of generation and scoring.
 
-        They are made once per way of sampling and set of end tokens.
+        They are made once per way of sampling, set of end tokens and kind of drafts.
         """
-        key = sampling.static, end_ids
+        key = sampling.static, end_ids, draft
         if key not in self._programs:
             self._programs[key] = Programs(
-                self._merge, sampling, end_ids, on_gpu=self._on_gpu(), placement=self.placement
+                self._merge,
+                sampling,
+                end_ids,
+                draft=draft,
+                on_gpu=self._on_gpu(),
+                placement=self.placement,
             )
         return self._programs[key]
 

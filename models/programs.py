@@ -14,11 +14,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from . import speculation
 from .config import Config
+from .drafts import Draft, DraftModel, tokens_of
 from .exportable import exportable
 from .kv_cache import PagedCache
 from .placement import Placement
-from .sampling import Sampling, mark_seen, sample, seen_tokens
+from .sampling import Sampling, mark_seen, row_keys, sample, seen_tokens
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -31,7 +33,8 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
     "xla_gpu_graph_min_graph_size": "1",
 }
 
-Weights = list[jax.Array]
+#: Of a model; with a draft model, a tuple of both models'.
+Weights = Any
 
 
 @exportable
@@ -46,9 +49,11 @@ class State:
       tokens: int32 (batch, the cache's capacity), new tokens; those from counts[b] on mean nothing.
       counts: int32 (batch,), new tokens of each row, an end token included.
       finished: bool (batch,), rows that sampled an end token or were stopped.
-      step: int32, new tokens of a row that is not finished.
-      key: uint32, data of a random key; greedy sampling leaves it as it is, and takes None too.
+      step: int32, passes, which without drafts are the new tokens of a row that is not finished.
+      key: uint32, data of a random key that those of all draws come from; greedy sampling takes
+        None too.
       seen: bool (batch, vocab_size), tokens that a repetition penalty applies to; None without one.
+      drafting: None: there are no drafts.
     """
 
     cache: PagedCache
@@ -59,6 +64,7 @@ class State:
     step: jax.Array
     key: jax.Array | None
     seen: jax.Array | None
+    drafting: speculation.Drafting | None = None
 
 
 class Programs:
@@ -76,7 +82,7 @@ class Programs:
         donated.
       score: (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows,): -log p of tokens
         1 to length - 1 of each row, summed. It depends on no sampling.
-      sampling, end_ids: that they are for.
+      sampling, end_ids, draft: that they are for.
       on_gpu: whether they run on one.
       ready: what `generate` has compiled so far, or found in `jax_q4k.kept`.
     """
@@ -87,10 +93,13 @@ class Programs:
         sampling: Sampling,
         end_ids: tuple[int, ...] = (),
         *,
+        draft: Draft | None = None,
         on_gpu: bool,
         placement: Placement | None = None,
     ) -> None:
         self._decoder = decoder
+        self.draft = draft
+        self.draft_tokens = 0 if draft is None else tokens_of(draft, on_gpu)
         self.sampling = sampling
         self.end_ids = end_ids
         self._placement = placement
@@ -112,7 +121,8 @@ class Programs:
         def begin(
             weights: Weights, tokens: jax.Array, lengths: jax.Array, seed: jax.Array
         ) -> State:
-            cache = PagedCache.create(config, tokens.shape[0], capacity, dtype=cache_dtype)
+            ahead = {"dtype": cache_dtype, "ahead": self.draft_tokens + 1}
+            cache = PagedCache.create(config, tokens.shape[0], capacity, **ahead)
             key = None if self.sampling.greedy else jax.random.key(seed)
             return self._start(weights, tokens, lengths, cache, key)
 
@@ -126,7 +136,10 @@ class Programs:
         cache: PagedCache,
         key: jax.Array | None,
     ) -> State:
-        decoder = self._decoder(weights)
+        decoder, drafting = self._decoder(self._own(weights)), None
+        if self.draft is not None:
+            drafter_cache = self._draft_cache(weights, tokens, lengths, cache)
+            drafting = speculation.begin(tokens, cache.capacity, drafter_cache)
         logits, cache = decoder.prefill(self._rows(tokens), lengths, cache)
         batch = tokens.shape[0]
         needs_seen = self.sampling.needs_seen
@@ -139,11 +152,30 @@ class Programs:
             step=jnp.int32(0),
             key=None if key is None else jax.random.key_data(key),
             seen=seen_tokens(tokens, lengths, decoder.config.vocab_size) if needs_seen else None,
+            drafting=drafting,
         )
-        return self._take(state, logits, cache)
+        state = self._take(state, logits, cache)
+        return state if drafting is None else speculation.with_first_token(state)
+
+    def _own(self, weights: Weights) -> Weights:
+        """The model's, of both models' where there is a draft model."""
+        return weights[0] if isinstance(self.draft, DraftModel) else weights
+
+    def _draft_cache(
+        self, weights: Weights, tokens: jax.Array, lengths: jax.Array, cache: PagedCache
+    ) -> PagedCache | None:
+        """The draft model's, with the prompts; None: there is no such model."""
+        if not isinstance(self.draft, DraftModel):
+            return None
+        drafter = self.draft.model.decoder(weights[1])
+        options = {"dtype": cache.dtype, "ahead": self.draft_tokens + 1}
+        empty = PagedCache.create(drafter.config, len(tokens), cache.capacity, **options)
+        return drafter.prefill(tokens, lengths, empty)[1]
 
     def _loop(self, weights: Weights, state: State, until: jax.Array) -> State:
-        decoder = self._decoder(weights)
+        decoder = self._decoder(self._own(weights))
+        if self.draft is not None:
+            return self._drafting_loop(weights, decoder, state, until)
 
         def unfinished(state: State) -> jax.Array:
             return (state.step < until) & ~jnp.all(state.finished)
@@ -154,6 +186,30 @@ class Programs:
             return self._take(state, logits, cache)
 
         return jax.lax.while_loop(unfinished, step, state)
+
+    def _drafting_loop(
+        self, weights: Weights, decoder: Decoder, state: State, until: jax.Array
+    ) -> State:
+        """`_loop` with drafts, by which a row may get some tokens more than `until`."""
+        draft = self.draft
+        assert draft is not None
+        steps = speculation.Speculation(
+            draft,
+            self.draft_tokens,
+            self.sampling,
+            self.end_ids,
+            decoder,
+            draft.model.decoder(weights[1]) if isinstance(draft, DraftModel) else None,
+        )
+
+        def unfinished(state: State) -> jax.Array:
+            return ~state.finished & (state.counts < until)
+
+        return jax.lax.while_loop(
+            lambda state: jnp.any(unfinished(state)),
+            lambda state: steps.step(state, unfinished(state)),
+            state,
+        )
 
     def _decode(
         self, weights: Weights, token: jax.Array, cache: PagedCache
@@ -175,16 +231,17 @@ class Programs:
         active = ~state.finished
         if not self.sampling.greedy or state.seen is not None:
             logits = _whole(logits)
-        key, draw = state.key, None
-        if key is not None and not self.sampling.greedy:
-            after, draw = jax.random.split(jax.random.wrap_key_data(key))
-            key = jax.random.key_data(after)
-        token = sample(logits, draw, self.sampling, state.seen)
+        draws = None
+        if state.key is not None and not self.sampling.greedy:
+            rows = jnp.arange(len(state.counts), dtype=jnp.int32)
+            draws = row_keys(jax.random.wrap_key_data(state.key), rows, state.counts)
+        token = sample(logits, draws, self.sampling, state.seen)
         if self._placement is not None:
             token = self._placement.all_rows(token)
         token = jnp.where(active, token, state.token)
         ended = jnp.isin(token, jnp.array(self.end_ids, jnp.int32)) if self.end_ids else False
-        return State(
+        return dataclasses.replace(
+            state,
             cache=cache,
             token=token,
             tokens=jax.lax.dynamic_update_slice(
@@ -193,7 +250,6 @@ class Programs:
             counts=state.counts + active.astype(jnp.int32),
             finished=state.finished | ended,
             step=state.step + 1,
-            key=key,
             seen=None if state.seen is None else mark_seen(state.seen, token),
         )
 

@@ -141,8 +141,8 @@ def sample(
 ) -> jax.Array:
     """Next tokens, int32 (batch,).
 
-    logits: float (batch, vocab). key: a random key, a new one for each step; greedy ignores it, and
-    takes None.
+    logits: float (batch, vocab). key: a random key, a new one for each step, or (batch,) of them,
+    one for each row; greedy ignores it, and takes None.
     seen: bool or counts (batch, vocab), needed if `sampling.needs_seen`; see `seen_tokens` and
     `mark_seen`. Raises ValueError at trace time where shapes do not fit.
     """
@@ -158,9 +158,17 @@ def sample(
     logits = (logits - jnp.max(logits, axis=-1, keepdims=True)) / sampling.temperature
     if key is None:
         raise ValueError("key is None; only greedy sampling needs no random key")
-    choice = jax.random.categorical(key, logits, axis=-1).astype(jnp.int32)
+    draw = jax.random.categorical if key.ndim == 0 else jax.vmap(jax.random.categorical)
+    choice = draw(key, logits).astype(jnp.int32)
     return (
         choice if indices is None else jnp.take_along_axis(indices, choice[:, None], axis=-1)[:, 0]
+    )
+
+
+def row_keys(key: jax.Array, rows: jax.Array, steps: jax.Array) -> jax.Array:
+    """The random keys of rows' draws, each by its row and by how many it has made: (n,)."""
+    return jax.vmap(lambda row, step: jax.random.fold_in(jax.random.fold_in(key, row), step))(
+        rows, steps
     )
 
 

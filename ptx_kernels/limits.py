@@ -5,7 +5,10 @@ from __future__ import annotations
 from . import formats
 
 #: Sizes of a head that the kernels of a KV cache take.
-HEAD_DIMS = tuple(range(32, 257, 16))
+HEAD_DIMS = tuple(range(32, 513, 16))
+
+#: Sizes of a row of latent pages: keys whose first elements are the values, too.
+LATENT_DIMS = tuple(range(32, 577, 32))
 
 #: Values of quantized activations that share a scale.
 GROUP = 32
@@ -35,3 +38,9 @@ def gemm_takes(format: str, columns: int) -> bool:
     layout = formats.get(format)
     aligned = columns > 0 and columns % max(GEMM_COLUMNS, layout.block_size) == 0
     return aligned and layout.int8_tile is not None
+
+
+def gated_delta_takes(key_dim: int, value_dim: int) -> bool:
+    """True if the gated delta net's kernels take heads of these sizes."""
+    keys = key_dim <= 256 and key_dim % (8 if key_dim <= 128 else 16) == 0
+    return keys and value_dim <= 256 and value_dim % 16 == 0

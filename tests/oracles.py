@@ -140,10 +140,10 @@ def attention(
     soft_cap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Token by token in float64: (batch, heads, head_dim)."""
+    """Token by token in float64: (batch, heads, width of the values)."""
     batch, heads, _ = q.shape
     num_pages, kv_heads, page_size, _ = k_pages.shape
-    out = np.zeros(q.shape)
+    out = np.zeros((batch, heads, v_pages.shape[-1]))
     for b in range(batch):
         length = min(max(int(context_lens[b]), 0), block_tables.shape[1] * page_size)
         first = 0 if window is None else max(0, length - window)
@@ -163,6 +163,80 @@ def attention(
             total = p.sum() if sinks is None else p.sum() + np.exp(np.float64(sinks[h]) - highest)
             out[b, h] = p @ values / total
     return out
+
+
+def gated_delta_rule(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    g: np.ndarray,
+    beta: np.ndarray,
+    state: np.ndarray,
+    *,
+    scale: float,
+    tiled: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Token by token in float64: o (batch, time, num_v_heads, value_dim) and the state.
+
+    q and k are (batch, time, num_k_heads, key_dim), the state (batch, num_v_heads, key_dim,
+    value_dim).
+    """
+    q, k, v, g, beta, state = (x.astype(np.float64) for x in (q, k, v, g, beta, state))
+    k_heads, v_heads = k.shape[2], v.shape[2]
+    heads = np.arange(v_heads)
+    mine = heads % k_heads if tiled else heads // (v_heads // k_heads)
+    out = np.zeros(v.shape)
+    for t in range(v.shape[1]):
+        state *= np.exp(g[:, t, :, None, None])
+        recalled = np.einsum("bhkv,bhk->bhv", state, k[:, t, mine])
+        change = beta[:, t, :, None] * (v[:, t] - recalled)
+        state += k[:, t, mine, :, None] * change[:, :, None]
+        out[:, t] = scale * np.einsum("bhkv,bhk->bhv", state, q[:, t, mine])
+    return out, state
+
+
+def gated_delta_step(
+    qkv: np.ndarray,
+    z: np.ndarray,
+    alpha: np.ndarray,
+    beta: np.ndarray,
+    columns: np.ndarray,
+    state: np.ndarray,
+    positions: np.ndarray,
+    conv_weight: np.ndarray,
+    dt_bias: np.ndarray,
+    decay: np.ndarray,
+    norm_weight: np.ndarray,
+    *,
+    scale: float,
+    eps: float,
+    tiled: bool = False,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A decode step, sequence by sequence in float64: y, columns and state."""
+    y, columns, after = np.zeros(z.shape), columns.copy(), state.astype(np.float64)
+    (_, v_heads, key_dim, value_dim), width = state.shape, columns.shape[1]
+    keys = (qkv.shape[1] - v_heads * value_dim) // 2
+    for b, position in enumerate(positions):
+        if position < 0:
+            continue
+        columns[b, position % width] = qkv[b]
+        past = [columns[b, (position - age) % width] for age in range(min(width, position + 1))]
+        taps = np.stack(past).astype(np.float64) * conv_weight.T[::-1][: len(past)]
+        u = silu(taps.sum(0))
+        q, k = (x.reshape(1, 1, -1, key_dim) for x in (u[:keys], u[keys : 2 * keys]))
+        q, k = (x / np.sqrt((x**2).sum(-1, keepdims=True) + eps) for x in (q, k))
+        v = u[2 * keys :].reshape(1, 1, v_heads, value_dim)
+        g = np.logaddexp(0, alpha[b].astype(np.float64) + dt_bias) * decay
+        share = 1 / (1 + np.exp(-beta[b].astype(np.float64)))
+        before = np.zeros_like(after[b : b + 1]) if position == 0 else after[b : b + 1]
+        gates = g[None, None], share[None, None]
+        o, after[b : b + 1] = gated_delta_rule(q, k, v, *gates, before, scale=scale, tiled=tiled)
+        y[b] = rms_norm_oracle(o[0, 0], norm_weight, eps).ravel() * silu(z[b].astype(np.float64))
+    return y, columns, after
+
+
+def silu(x: np.ndarray) -> np.ndarray:
+    return x / (1 + np.exp(-x))
 
 
 def stored(x: np.ndarray, dtype: str) -> np.ndarray:

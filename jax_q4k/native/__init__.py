@@ -32,6 +32,8 @@ HANDLERS = (
     "causal_attention",
     "rope_append",
     "rotate",
+    "gated_delta_rule",
+    "gated_delta_step",
 )
 #: XLA's names of the handlers.
 TARGETS = tuple(f"jax_q4k_{name}" for name in HANDLERS)

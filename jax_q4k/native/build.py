@@ -121,7 +121,7 @@ def compile_library(target: Path, *, flags: Sequence[str] = ()) -> list[str]:
             f'-DJAX_Q4K_FINGERPRINT="{fingerprint()}"',
             *(f"-DJAX_Q4K_HAS_{name.upper()}" for name in known),
         ]
-        for name in ("products_handlers", "experts_handlers", "attention_handlers", "library"):
+        for name in (*sorted(path.stem for path in _SOURCES.glob("*_handlers.cpp")), "library"):
             commands.append(
                 [
                     *include,

@@ -17,7 +17,7 @@ from ..arrays import QuantizedArray
 from ..indexed import Packed
 from . import call, prepare
 
-MAX_HEAD_DIM = 256  # of attention; a multiple of 16
+MAX_HEAD_DIM = 576  # of attention and of a delta net, keys and values; multiples of 16
 
 
 def linear(
@@ -184,20 +184,23 @@ def paged_attention(
     scale: float,
     soft_cap: float | None,
     window: int | None,
+    value_dim: int | None,
     contiguous: bool,
     sinks: bool,
 ) -> jax.Array:
     """Attention of q, the first of `arrays`, over pages.
 
-    The arrays are the operands of the primitive `paged_attention`.
+    The arrays are the operands of the primitive `paged_attention`; value_dim: of latent pages.
     """
+    q = arrays[0]
     return call(
         "paged_attention",
-        [jax.ShapeDtypeStruct(arrays[0].shape, jnp.float32)],
+        [jax.ShapeDtypeStruct((*q.shape[:2], value_dim or q.shape[2]), jnp.float32)],
         *arrays,
         scale=float(scale),
         soft_cap=float(soft_cap or 0.0),
         window=int(window or 0),
+        value_dim=int(value_dim or 0),
         contiguous=contiguous,
         sinks=sinks,
     )[0]
@@ -216,12 +219,12 @@ def causal_attention(
 ) -> jax.Array:
     """Attention of every token over its own past.
 
-    q, k, v and the result are float32 (batch, time, heads, head_dim), lengths int32 (batch,), sinks
-    float32 (heads,).
+    q and k are float32 (batch, time, heads, head_dim), v and the result (batch, time, heads,
+    value_dim), lengths int32 (batch,), sinks float32 (heads,).
     """
     return call(
         "causal_attention",
-        [jax.ShapeDtypeStruct(q.shape, jnp.float32)],
+        [jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), jnp.float32)],
         *(q, k, v, lengths),
         *([] if sinks is None else [sinks]),
         scale=float(scale),
@@ -236,13 +239,14 @@ def rope_append(
     others: Sequence[jax.Array],
     *,
     rope: bool,
+    latent: bool = False,
     interleaved: bool = False,
     eps: float = 0.0,
 ) -> list[Any]:
     """The pages with k and v at their slots, in place of the old ones, then with `rope` q, rotated.
 
     `others`: with `rope` q, k, v, slot_mapping, cos, sin and the two norms or none; without k, v,
-    slot_mapping.
+    slot_mapping; `latent`, without v and its pages.
     """
     results = [jax.ShapeDtypeStruct(page.shape, page.dtype) for page in pages]
     if rope:
@@ -254,6 +258,7 @@ def rope_append(
         *others,
         aliases={i: i for i in range(len(pages))},
         rope=rope,
+        latent=latent,
         interleaved=interleaved,
         norms=len(others) == 8,
         eps=float(eps),
@@ -268,3 +273,40 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, *, interleaved: bool) -
     return call(
         "rotate", [jax.ShapeDtypeStruct(x.shape, jnp.float32)], x, cos, sin, interleaved=interleaved
     )[0]
+
+
+def has_heads(*dims: int) -> bool:
+    """True if there are kernels for heads of these sizes."""
+    return all(dim % 16 == 0 and dim <= MAX_HEAD_DIM for dim in dims)
+
+
+def gated_delta_rule(*operands: jax.Array, scale: float, tiled: bool) -> list[jax.Array]:
+    """o and the state after the last token, in place of the old one.
+
+    The operands are those of the primitive `gated_delta_rule`.
+    """
+    v, state = operands[2], operands[5]
+    return call(
+        "gated_delta_rule",
+        [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (v, state)],
+        *operands,
+        aliases={5: 1},
+        scale=float(scale),
+        tiled=tiled,
+    )
+
+
+def gated_delta_step(*operands: jax.Array, eps: float, tiled: bool) -> list[jax.Array]:
+    """y, and columns and state in place of the old ones.
+
+    The operands are those of the primitive `gated_delta_step`.
+    """
+    z, columns, state = operands[1], operands[4], operands[5]
+    return call(
+        "gated_delta_step",
+        [jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in (z, columns, state)],
+        *operands,
+        aliases={4: 1, 5: 2},
+        eps=float(eps),
+        tiled=tiled,
+    )

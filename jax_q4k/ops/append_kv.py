@@ -29,6 +29,8 @@ def append_kv(
 ) -> tuple[jax.Array, ...]:
     """Writes k[t] and v[t] at slot slot_mapping[t] of the pages, rounded to the pages' dtype.
 
+    Latent pages are a single array, of rows that hold keys and values; v_pages and v are None then.
+
     A slot is page * page_size + offset. A slot below 0 is skipped (padding), and so is one beyond
     the last page. Two tokens of one slot: which of them is kept is not specified. The updated pages
     take the place of the old ones where those are donated.
@@ -40,27 +42,39 @@ def append_kv(
     Args:
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
         int8 or float8_e4m3fn (what is beyond its largest value, 448, becomes that); page_size a
-        multiple of 16, head_dim one of 32, 48, ..., 256.
+        multiple of 16, head_dim one of 32, 48, ..., 512. v_pages None: k_pages are latent, head_dim
+        one of 32, 64, ..., 576.
       k, v: (tokens, num_kv_heads, head_dim) float32, bfloat16 or float16.
       slot_mapping: (tokens,) integers, or (groups, tokens / groups).
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32. A vector's
-        scale is its largest magnitude / 127, its int8 the values over that, rounded.
+        scale is its largest magnitude / 127, its int8 the values over that, rounded. Latent ones
+        have k_scales alone.
 
     Returns:
-      The updated (k_pages, v_pages), of int8 pages (k_pages, v_pages, k_scales, v_scales).
+      The updated (k_pages, v_pages), of int8 pages (k_pages, v_pages, k_scales, v_scales); of
+      latent ones (k_pages,) or (k_pages, k_scales).
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also a slot
         beyond the last page.
       NotImplementedError: a derivative is asked for; there is none.
     """
-    given = checks.pages(k_pages, v_pages, k_scales, v_scales)
+    latent = v_pages is None
+    if latent and v is not None:
+        raise TypeError("v belongs to v_pages, which is None")
+    given = (
+        checks.latent_pages(k_pages, k_scales, v_scales)
+        if latent
+        else checks.pages(k_pages, v_pages, k_scales, v_scales)
+    )
     pages = tuple(array for array in given if array is not None)
-    k, v, slot_mapping = checks.new_tokens(k, v, slot_mapping, pages[0])
+    rows, slot_mapping = checks.new_tokens(
+        {"k": k} if latent else {"k": k, "v": v}, slot_mapping, pages[0]
+    )
     if slot_mapping.size == 0:
         return pages
     check_slots(slot_mapping, pages[0])
-    updated: tuple[jax.Array, ...] = _op.bind(pages, k, v, slot_mapping)
+    updated: tuple[jax.Array, ...] = _op.bind(pages, tuple(rows), slot_mapping)
     return updated
 
 
@@ -78,9 +92,13 @@ def check_slots(slot_mapping: jax.Array, pages: jax.Array) -> None:
         )
 
 
-def reference(
-    pages: tuple[jax.Array, ...], k: jax.Array, v: jax.Array, slot_mapping: jax.Array
-) -> tuple[jax.Array, ...]:
+#: k_pages and v_pages or, latent, k_pages alone; then, of int8 ones, the scales of each.
+Pages = tuple[jax.Array, ...]
+#: New keys and values, or latent keys alone.
+Rows = tuple[jax.Array, ...]
+
+
+def reference(pages: Pages, rows: Rows, slot_mapping: jax.Array) -> Pages:
     """`append_kv` in plain JAX."""
     num_pages, _, page_size, _ = pages[0].shape
     slot_mapping = ungrouped(slot_mapping, 1, num_pages * page_size)
@@ -89,53 +107,46 @@ def reference(
     offset = slot_mapping % page_size
     return tuple(
         old.at[page, :, offset].set(new, mode="drop")
-        for old, new in zip(pages, as_stored(k, v, pages[0].dtype), strict=True)
+        for old, new in zip(pages, as_stored(rows, pages[0].dtype), strict=True)
     )
 
 
-def as_stored(k: jax.Array, v: jax.Array, dtype: Any) -> list[jax.Array]:
-    """Rows of float32 k and v as pages of that dtype hold them, rounded.
+def as_stored(rows: Rows, dtype: Any) -> list[jax.Array]:
+    """Rows of float32 as pages of that dtype hold them, rounded.
 
     For int8 also the scales are returned, without head_dim.
     """
     if dtype == jnp.float8_e4m3fn:
         largest = float(jnp.finfo(dtype).max)  # beyond it, the conversion would give NaN
-        return [jnp.clip(x, -largest, largest).astype(dtype) for x in (k, v)]
+        return [jnp.clip(x, -largest, largest).astype(dtype) for x in rows]
     if dtype != jnp.int8:
-        return [x.astype(dtype) for x in (k, v)]
-    rows, scales = zip(*(to_int8(x) for x in (k, v)), strict=True)
-    return [*rows, *scales]
+        return [x.astype(dtype) for x in rows]
+    quants, scales = zip(*map(to_int8, rows), strict=True)
+    return [*quants, *scales]
 
 
-def ptx(
-    launch: KernelCall,
-    pages: tuple[jax.Array, ...],
-    k: jax.Array,
-    v: jax.Array,
-    slot_mapping: jax.Array,
-) -> list[jax.Array]:
+def ptx(launch: KernelCall, pages: Pages, rows: Rows, slot_mapping: jax.Array) -> list[jax.Array]:
     """`append_kv` by a PTX kernel."""
     from ptx_kernels.kernels.append_kv import append_kv as append_kernel
 
     num_pages, num_kv_heads, page_size, head_dim = pages[0].shape
     slot_mapping = ungrouped(slot_mapping, 1, num_pages * page_size)
     kernel = append_kernel(
-        tokens=k.shape[0],
+        tokens=rows[0].shape[0],
         num_pages=num_pages,
         num_kv_heads=num_kv_heads,
         page_size=page_size,
         head_dim=head_dim,
         dtype=ptx_name(pages[0].dtype),
+        latent=len(rows) == 1,
     )
-    return launch(kernel, *pages, k, v, slot_mapping)
+    return launch(kernel, *pages, *rows, slot_mapping)
 
 
-def native(
-    pages: tuple[jax.Array, ...], k: jax.Array, v: jax.Array, slot_mapping: jax.Array
-) -> list[jax.Array]:
+def native(pages: Pages, rows: Rows, slot_mapping: jax.Array) -> list[jax.Array]:
     """`append_kv` by the CPU's kernels, in place."""
     slot_mapping = ungrouped(slot_mapping, 1, pages[0].shape[0] * pages[0].shape[2])
-    return calls.rope_append(pages, (k, v, slot_mapping), rope=False)
+    return calls.rope_append(pages, (*rows, slot_mapping), rope=False, latent=len(rows) == 1)
 
 
 def layout_names(slot_mapping: jax.Array) -> tuple[str, str, str]:
@@ -143,9 +154,9 @@ def layout_names(slot_mapping: jax.Array) -> tuple[str, str, str]:
     return ("t h", "t h _", "t") if slot_mapping.ndim == 2 else ("_ h", "_ h _", "_")
 
 
-def _layout(pages: tuple[jax.Array, ...], k: Any, v: Any, slot_mapping: Any) -> Layout:
-    of_pages, rows, slots = layout_names(slot_mapping)
-    return Layout((of_pages, rows, rows, slots), of_pages)
+def _layout(pages: Pages, rows: Rows, slot_mapping: Any) -> Layout:
+    of_pages, of_rows, slots = layout_names(slot_mapping)
+    return Layout((of_pages, of_rows, slots), of_pages)
 
 
 _op = Op(

@@ -22,12 +22,13 @@ class Operands(NamedTuple):
     """The primitive's operands.
 
     `k` and `v`: (num_pages, num_kv_heads, page_size, head_dim), or without block tables (batch,
-    num_kv_heads, capacity, head_dim); int8 ones have scales of the first three axes.
+    num_kv_heads, capacity, head_dim); int8 ones have scales of the first three axes. `v` None: the
+    rows of `k` are latent, and begin with the values.
     """
 
     q: jax.Array
     k: jax.Array
-    v: jax.Array
+    v: jax.Array | None
     k_scales: jax.Array | None
     v_scales: jax.Array | None
     block_tables: jax.Array | None
@@ -54,9 +55,17 @@ class Operands(NamedTuple):
 
 
 def checked(
-    operands: Operands, *, scale: float | None, window: int | None, soft_cap: float | None
+    operands: Operands,
+    *,
+    scale: float | None,
+    window: int | None,
+    soft_cap: float | None,
+    value_dim: int | None = None,
 ) -> tuple[Operands, dict[str, Any]]:
-    """The primitive's operands and parameters, checked beyond what arrays and windows alone say."""
+    """The primitive's operands and parameters, checked beyond what arrays and windows alone say.
+
+    `value_dim`: of latent rows, else None.
+    """
     num_kv_heads = operands.k.shape[1]
     _, num_heads, head_dim = operands.q.shape
     if num_heads % num_kv_heads:
@@ -65,23 +74,28 @@ def checked(
         "scale": head_dim**-0.5 if scale is None else checks.positive("scale", scale),
         "window": window,
         "soft_cap": None if soft_cap is None else checks.positive("soft_cap", soft_cap),
+        "value_dim": value_dim,
     }
 
 
 def attend(operands: Operands, params: dict[str, Any]) -> jax.Array:
-    """The attention of what `checked` gives; (batch, num_heads, head_dim) of q's dtype."""
+    """The attention of what `checked` gives; (batch, num_heads, width of values) of q's dtype."""
     if operands.q.shape[0] == 0:
-        return operands.q
+        return operands.q[..., : params["value_dim"]]
     out: jax.Array = op.bind(*operands.computed_in_float32(), **params)
     return out.astype(operands.q.dtype)
 
 
 def reference(
-    *operands: jax.Array | None, scale: float, window: int | None, soft_cap: float | None
+    *operands: jax.Array | None,
+    scale: float,
+    window: int | None,
+    soft_cap: float | None,
+    value_dim: int | None,
 ) -> jax.Array:
     """The primitive in plain JAX."""
     given = Operands(*operands).without_groups()  # type: ignore[arg-type]
-    keys, values, known = _tokens(given)
+    keys, values, known = _tokens(given, value_dim)
     batch, num_kv_heads, capacity, head_dim = keys.shape
     lengths = jnp.clip(given.context_lens, 0, capacity)[:, None]
     visible = (jnp.arange(capacity) < lengths) & known
@@ -107,25 +121,27 @@ def reference(
         total += jnp.exp(logits - top)
     out = jnp.einsum("bhgt,bhtd->bhgd", weights, values, precision=highest)
     out = jnp.where(jnp.any(mask, axis=-1, keepdims=True), out / total, 0.0)
-    return out.reshape(given.q.shape)
+    return out.reshape(*given.q.shape[:2], values.shape[-1])
 
 
-def _tokens(given: Operands) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys and values, float32 (batch, num_kv_heads, capacity, head_dim), and `known`.
+def _tokens(given: Operands, value_dim: int | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Keys and values, float32 (batch, num_kv_heads, capacity, width), and `known`.
 
     `known` is bool (batch, capacity): which tokens lie in real pages.
     """
-    rows, scales = (given.k, given.v), (given.k_scales, given.v_scales)
+    rows = [given.k] if given.v is None else [given.k, given.v]
     floats = [r.astype(jnp.float32) for r in rows]
-    floats = [f if s is None else f * s[..., None] for f, s in zip(floats, scales, strict=True)]
+    scales = (given.k_scales, given.v_scales)
+    floats = [f if s is None else f * s[..., None] for f, s in zip(floats, scales, strict=False)]
     if given.block_tables is None:
-        return floats[0], floats[1], jnp.ones((given.k.shape[0], given.k.shape[2]), jnp.bool_)
+        known = jnp.ones((given.k.shape[0], given.k.shape[2]), jnp.bool_)
+        return floats[0], floats[-1][..., :value_dim], known
     num_pages, num_kv_heads, page_size, head_dim = given.k.shape
     known = (given.block_tables >= 0) & (given.block_tables < num_pages)
     pages = jnp.where(known, given.block_tables, 0)
     shape = (pages.shape[0], num_kv_heads, pages.shape[1] * page_size, head_dim)
-    keys, values = (jnp.moveaxis(f[pages], 2, 1).reshape(shape) for f in floats)
-    return keys, values, jnp.repeat(known, page_size, axis=1)
+    floats = [jnp.moveaxis(f[pages], 2, 1).reshape(shape) for f in floats]
+    return floats[0], floats[-1][..., :value_dim], jnp.repeat(known, page_size, axis=1)
 
 
 def ptx(launch: KernelCall, *operands: jax.Array | None, **params: Any) -> jax.Array:
@@ -140,6 +156,7 @@ def launches(
     scale: float,
     window: int | None,
     soft_cap: float | None,
+    value_dim: int | None,
     output: str = "f32",
 ) -> list[jax.Array]:
     """The primitive by one kernel, or two where the contexts are split.
@@ -161,7 +178,8 @@ def launches(
     per_sequence = 1 if given.block_tables is None else given.block_tables.shape[1]
     capacity = min(per_sequence * page_size, window or per_sequence * page_size)
     dtype = ptx_name(given.k.dtype)
-    config = choose(paged_attention_rule, batch, num_heads, num_kv_heads, head_dim, capacity, dtype)
+    heads = num_heads, num_kv_heads, head_dim
+    config = choose(paged_attention_rule, batch, *heads, capacity, dtype, value_dim)
     kernel = paged_attention(
         batch=batch,
         num_heads=num_heads,
@@ -176,19 +194,21 @@ def launches(
         window=window,
         soft_cap=soft_cap,
         sinks=given.sinks is not None,
+        value_dim=value_dim,
         output=output if config.splits == 1 else "f32",
         config=config,
     )
     results = launch(kernel, *given.given())
     if config.splits == 1:
         return results
+    out_dim = value_dim or head_dim
     merge = merge_attention(
         batch=batch,
         num_heads=num_heads,
-        head_dim=head_dim,
+        head_dim=out_dim,
         splits=config.splits,
         output=output,
-        config=choose(merge_attention_rule, head_dim, config.splits),
+        config=choose(merge_attention_rule, out_dim, config.splits),
     )
     return launch(merge, *results)
 
@@ -200,10 +220,19 @@ def native(*operands: jax.Array | None, **params: Any) -> jax.Array:
     return calls.paged_attention(given.given(), **options, **params)
 
 
+def shapes(q: Any, *_: Any, value_dim: int | None, **__: Any) -> Any:
+    """The result: as q, or as wide as latent rows' values."""
+    return jax.ShapeDtypeStruct((*q.shape[:2], value_dim or q.shape[2]), q.dtype)
+
+
 def layout(*operands: Any, **_: Any) -> Layout:
-    """Batch and heads; pages, which serve any sequence of their group, by groups and heads."""
-    tables = Operands(*operands).block_tables
-    rows = "b h" if tables is None or tables.ndim == 3 else "_ h"
+    """Batch and heads; pages, which serve any sequence of their group, by groups and heads.
+
+    A single KV head lies whole on every device that has some of its query heads.
+    """
+    given = Operands(*operands)
+    tables, heads = given.block_tables, "h" if given.k.shape[1] > 1 else "_"
+    rows = f"b {heads}" if tables is None or tables.ndim == 3 else f"_ {heads}"
     names = Operands("b h _", rows, rows, rows, rows, "b _", "b", "h")  # type: ignore[arg-type]
     return Layout(tuple(names), "b h _")
 
@@ -212,7 +241,7 @@ def layout(*operands: Any, **_: Any) -> Layout:
 op = Op(
     "paged_attention",
     reference,
-    shapes=lambda q, *_, **__: q,
+    shapes=shapes,
     ptx=ptx,
     native=native,
     layout=layout,

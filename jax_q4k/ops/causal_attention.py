@@ -36,14 +36,14 @@ def causal_attention(
     Args:
       q: (batch, time, num_heads, head_dim) float32, bfloat16 or float16.
       k, v: (batch, time, num_kv_heads, head_dim) of these dtypes; query head h uses head h //
-        (num_heads / num_kv_heads).
+        (num_heads / num_kv_heads). v may have another last axis, value_dim.
       lengths: (batch,) integers.
       scale: None means head_dim ** -0.5.
       window: sliding window: a token sees the last `window` tokens, itself included, or None: all.
       soft_cap, sinks: see `paged_attention`.
 
     Returns:
-      (batch, time, num_heads, head_dim) of q's dtype; what padding gets means nothing.
+      (batch, time, num_heads, value_dim) of q's dtype; what padding gets means nothing.
       Differentiable.
 
     Raises:
@@ -61,7 +61,12 @@ def causal_attention(
         )
     if k.shape[2] < 1 or num_heads % k.shape[2]:
         raise ValueError(f"num_heads={num_heads} must be a multiple of num_kv_heads={k.shape[2]}")
-    checks.same_shape("v", v, k.shape, "k's shape")
+    if v.ndim != 4 or v.shape[:3] != k.shape[:3]:
+        raise ValueError(
+            f"v has shape {v.shape}; it must be ({batch}, {time}, {k.shape[2]}, value_dim), as k is"
+        )
+    if not head_dim and v.size:
+        raise ValueError(f"q has shape {q.shape}; head_dim=0 must be positive")
     checks.same_shape("lengths", lengths, (batch,), "(batch,)")
     sinks = checks.sinks(sinks, num_heads)
     given = None if scale is None else checks.positive("scale", scale)
@@ -69,8 +74,8 @@ def causal_attention(
         "window": checks.window(window),
         "soft_cap": None if soft_cap is None else checks.positive("soft_cap", soft_cap),
     }
-    if q.size == 0:
-        return q
+    if q.size == 0 or v.shape[3] == 0:
+        return jnp.zeros((*q.shape[:3], v.shape[3]), q.dtype)
     params["scale"] = head_dim**-0.5 if given is None else given
     floats = (x.astype(jnp.float32) for x in (q, k, v))
     out: jax.Array = _op.bind(*floats, lengths, sinks, **params)
@@ -113,26 +118,27 @@ def reference(
         weights = jax.nn.softmax(scores, axis=-1)[..., :time]
         return jnp.einsum("bhgqk,bkhd->bqhgd", weights, v, precision=highest)
 
+    value_dim = v.shape[3]
     if time <= QUERY_BLOCK:
-        return block(q, positions).reshape(batch, time, num_heads, head_dim)
+        return block(q, positions).reshape(batch, time, num_heads, value_dim)
     padded = -(-time // QUERY_BLOCK) * QUERY_BLOCK
     q = jnp.pad(q, ((0, 0), (0, padded - time), (0, 0), (0, 0), (0, 0)))
     q = jnp.moveaxis(q.reshape(batch, -1, QUERY_BLOCK, *q.shape[2:]), 1, 0)
     out = jax.lax.map(lambda args: block(*args), (q, jnp.arange(padded).reshape(-1, QUERY_BLOCK)))
-    return jnp.moveaxis(out, 0, 1).reshape(batch, padded, num_heads, head_dim)[:, :time]
+    return jnp.moveaxis(out, 0, 1).reshape(batch, padded, num_heads, value_dim)[:, :time]
 
 
-def native(q: jax.Array, *others: Any, **params: Any) -> jax.Array:
-    """`causal_attention` by the CPU's kernels, or in plain JAX if there is none for head_dim."""
-    if q.shape[-1] % 16 or q.shape[-1] > calls.MAX_HEAD_DIM:
-        return reference(q, *others, **params)
-    return calls.causal_attention(q, *others, **params)
+def native(q: jax.Array, k: jax.Array, v: jax.Array, *others: Any, **params: Any) -> jax.Array:
+    """`causal_attention` by the CPU's kernels, or in plain JAX if there is none for the widths."""
+    if not calls.has_heads(q.shape[-1], v.shape[-1]):
+        return reference(q, k, v, *others, **params)
+    return calls.causal_attention(q, k, v, *others, **params)
 
 
 _op = Op(
     "causal_attention",
     reference,
-    shapes=lambda q, *_, **__: q,
+    shapes=lambda q, _, v, *__, **___: jax.ShapeDtypeStruct((*q.shape[:3], v.shape[3]), q.dtype),
     native=native,
     derivative="reference",
     layout=lambda *_, **__: Layout((*["b _ h _"] * 3, "b", "h"), "b _ h _"),

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ptx_kernels.limits import HEAD_DIMS
+from ptx_kernels.limits import HEAD_DIMS, LATENT_DIMS
 
 from .. import float_types
 from ..arrays import QuantizedArray
@@ -232,14 +232,43 @@ def pages(
 
     Pages are (num_pages, num_kv_heads, page_size, head_dim).
     """
-    axes = "(num_pages, num_kv_heads, page_size, head_dim)"
-    k_pages, v_pages = _keys_and_values("k_pages", k_pages, "v_pages", v_pages, axes)
+    k_pages, v_pages = _keys_and_values("k_pages", k_pages, "v_pages", v_pages, _PAGE_AXES)
+    _page_axes(k_pages)
+    scales = _scales("k_pages", k_pages, {"k_scales": k_scales, "v_scales": v_scales})
+    return k_pages, v_pages, scales["k_scales"], scales["v_scales"]
+
+
+def latent_pages(
+    k_pages: Any, k_scales: Any = None, v_scales: Any = None
+) -> tuple[jax.Array, None, jax.Array | None, None]:
+    """Pages of keys that hold values, too, of one of PAGE_DTYPES, and int8's scales; as `pages`."""
+    k_pages = _keys("k_pages", k_pages, _PAGE_AXES, LATENT_DIMS)
+    _page_axes(k_pages)
+    if v_scales is not None:
+        raise TypeError("v_scales belongs to v_pages, which is None")
+    return k_pages, None, _scales("k_pages", k_pages, {"k_scales": k_scales})["k_scales"], None
+
+
+_PAGE_AXES = "(num_pages, num_kv_heads, page_size, head_dim)"
+
+
+def _page_axes(k_pages: jax.Array) -> None:
     num_pages, num_kv_heads, page_size, _ = k_pages.shape
     if num_pages < 1 or num_kv_heads < 1:
         raise ValueError(f"k_pages has shape {k_pages.shape}; no axis may be empty")
     if page_size < MIN_PAGE_SIZE or page_size % MIN_PAGE_SIZE:
         raise ValueError(f"page_size={page_size} must be a multiple of {MIN_PAGE_SIZE}")
-    return k_pages, v_pages, *_scales("k_pages", k_pages, k_scales, v_scales)
+
+
+def value_dim(value: Any, head_dim: int) -> int:
+    """The first elements of a latent row that are its values: a multiple of 32 of the head_dim."""
+    checked = integer("value_dim", value)
+    if checked not in LATENT_DIMS or checked > head_dim:
+        raise ValueError(
+            f"value_dim={checked} must be a multiple of {LATENT_DIMS[0]}, at most "
+            f"head_dim={head_dim}"
+        )
+    return checked
 
 
 def contiguous(
@@ -252,38 +281,42 @@ def contiguous(
     k, v = _keys_and_values("k", k, "v", v, "(batch, num_kv_heads, capacity, head_dim)")
     if k.shape[1] < 1 or k.shape[2] < 1:
         raise ValueError(f"k has shape {k.shape}; only the batch may be empty")
-    return k, v, *_scales("k", k, k_scales, v_scales)
+    scales = _scales("k", k, {"k_scales": k_scales, "v_scales": v_scales})
+    return k, v, scales["k_scales"], scales["v_scales"]
 
 
 def _keys_and_values(
     k_name: str, k: Any, v_name: str, v: Any, axes: str
 ) -> tuple[jax.Array, jax.Array]:
-    k, v = float_array(k_name, k, PAGE_DTYPES), float_array(v_name, v, PAGE_DTYPES)
-    if k.ndim != 4:
-        raise ValueError(f"{k_name} has shape {k.shape}; it must be {axes}")
+    k, v = _keys(k_name, k, axes, HEAD_DIMS), float_array(v_name, v, PAGE_DTYPES)
     same_shape(v_name, v, k.shape, f"the shape of {k_name}")
     if v.dtype != k.dtype:
         raise TypeError(f"{v_name} has dtype {v.dtype}; it must be that of {k_name}, {k.dtype}")
-    if k.shape[-1] not in HEAD_DIMS:
-        raise ValueError(f"head_dim={k.shape[-1]} must be one of {', '.join(map(str, HEAD_DIMS))}")
     return k, v
 
 
-def _scales(
-    name: str, rows: jax.Array, k_scales: Any, v_scales: Any
-) -> tuple[jax.Array | None, jax.Array | None]:
-    given = {"k_scales": k_scales, "v_scales": v_scales}
+def _keys(name: str, k: Any, axes: str, head_dims: tuple[int, ...]) -> jax.Array:
+    k = float_array(name, k, PAGE_DTYPES)
+    if k.ndim != 4:
+        raise ValueError(f"{name} has shape {k.shape}; it must be {axes}")
+    if k.shape[-1] not in head_dims:
+        raise ValueError(f"head_dim={k.shape[-1]} must be one of {', '.join(map(str, head_dims))}")
+    return k
+
+
+def _scales(name: str, rows: jax.Array, given: dict[str, Any]) -> dict[str, jax.Array | None]:
+    """Checked scales of int8 rows, by their names; None of others."""
     if rows.dtype != jnp.int8:
         for scales_name, scales in given.items():
             if scales is not None:
                 raise TypeError(f"{scales_name} belongs to int8 {name}, which is {rows.dtype}")
-        return None, None
+        return given
     for scales_name, scales in given.items():
         if scales is None:
             raise TypeError(f"int8 {name} needs {scales_name}, float32 of shape {rows.shape[:3]}")
         given[scales_name] = checked = float_array(scales_name, scales, FLOAT32)
         same_shape(scales_name, checked, rows.shape[:3], f"the shape of {name} without head_dim")
-    return given["k_scales"], given["v_scales"]
+    return given
 
 
 def query(q: Any, axis: str, count: int | None, head_dim: int) -> jax.Array:
@@ -321,9 +354,9 @@ def sinks(logits: Any, num_heads: int) -> jax.Array | None:
 
 
 def new_tokens(
-    k: Any, v: Any, slot_mapping: Any, pages: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys, values and slots of a step's tokens, to go into such pages.
+    rows: dict[str, Any], slot_mapping: Any, pages: jax.Array
+) -> tuple[list[jax.Array], jax.Array]:
+    """Keys and values (`rows`, by their names) and slots of a step's tokens, to go into such pages.
 
     Keys and values become float32 (tokens, num_kv_heads, head_dim), slots int32 (tokens,) or
     (groups, tokens / groups).
@@ -336,8 +369,7 @@ def new_tokens(
         page_groups("slot_mapping", slot_mapping, pages)
     expected = (slot_mapping.size, pages.shape[1], pages.shape[3])
     rule = "(tokens, num_kv_heads, head_dim)"
-    k, v = float32("k", k, expected, rule), float32("v", v, expected, rule)
-    return k, v, slot_mapping
+    return [float32(name, x, expected, rule) for name, x in rows.items()], slot_mapping
 
 
 def page_groups(name: str, ids: jax.Array, pages: jax.Array) -> int:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.limits import gated_delta_takes
+
+from ..native import calls
 from ..sharding import Layout
 from . import checks
-from .op import Op
+from .op import KernelCall, Op
 from .vmaps import by_rows
 
 #: Tokens that plain JAX takes at a time, and the time up to which it goes token by token.
-CHUNK, FEW = 64, 8
+CHUNK, FEW = 64, 16
 
 
 def gated_delta_rule(
@@ -36,7 +40,8 @@ def gated_delta_rule(
         S *= exp(g);  S += k (beta (v - S^T k))^T;  o = scale * S^T q
 
     This is the rule of Gated Delta Networks (https://arxiv.org/abs/2412.06464). The caller
-    normalizes q and k. `ptx` and `sim` have no kernel of their own for it: plain JAX, as `xla`.
+    normalizes q and k. Kernels take a key_dim that is a multiple of 8 up to 128 or of 16 up to 256,
+    and a value_dim that is one of 16 up to 256; other heads plain JAX computes.
 
     A token of beta = 0 and g = 0 is padding: the state stays bit for bit as it is, whatever k and v
     hold, NaN included, and derivatives in its k, v and beta are zero. Its o is what its q reads.
@@ -199,6 +204,38 @@ def reference(*operands: jax.Array, scale: float, tiled: bool) -> tuple[jax.Arra
     return form(*operands, scale=scale, tiled=tiled)
 
 
+def ptx(launch: KernelCall, *operands: jax.Array, scale: float, tiled: bool) -> Sequence[jax.Array]:
+    """`gated_delta_rule` by a PTX kernel; heads of sizes that it does not take, in plain JAX."""
+    from ptx_kernels.kernels.gated_delta import gated_delta_rule as rule_kernel
+    from ptx_kernels.kernels.gated_delta import gated_delta_rule_rule
+    from ptx_kernels.tuning import choose
+
+    (batch, time, num_k_heads, key_dim), (_, _, num_v_heads, value_dim) = (
+        x.shape for x in (operands[0], operands[2])
+    )
+    if not gated_delta_takes(key_dim, value_dim):
+        return reference(*operands, scale=scale, tiled=tiled)
+    kernel = rule_kernel(
+        batch=batch,
+        time=time,
+        num_k_heads=num_k_heads,
+        num_v_heads=num_v_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        scale=scale,
+        tiled=tiled,
+        config=choose(gated_delta_rule_rule, batch, num_v_heads, key_dim, value_dim),
+    )
+    return launch(kernel, *operands)
+
+
+def native(*operands: jax.Array, scale: float, tiled: bool) -> Any:
+    """`gated_delta_rule` by the CPU's kernels, in place, or in plain JAX if there is none."""
+    if not calls.has_heads(*operands[-1].shape[2:]):
+        return reference(*operands, scale=scale, tiled=tiled)
+    return tuple(calls.gated_delta_rule(*operands, scale=scale, tiled=tiled))
+
+
 def _layout(*_: Any, scale: float, tiled: bool) -> Layout:
     # tiled: the k heads of a device's v heads are not a part of all k heads
     keys, values, h = ("b", "b", "_") if tiled else ("b _ h _", "b _ h _", "h")
@@ -210,6 +247,8 @@ _op = Op(
     "gated_delta_rule",
     reference,
     shapes=lambda q, k, v, g, beta, state, **_: (v, state),
+    ptx=ptx,
+    native=native,
     vmap=functools.partial(by_rows, operands=6),  # examples are a larger batch
     derivative="reference",
     layout=_layout,

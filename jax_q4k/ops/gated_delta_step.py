@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from ptx_kernels.limits import gated_delta_takes
+
+from ..native import calls
 from ..sharding import Layout
 from . import checks, gated_delta_rule, rms_norm
-from .op import Op
+from .op import KernelCall, Op
 from .vmaps import by_rows
 
 
@@ -36,8 +40,8 @@ def gated_delta_step(
     silu; q and k of each head are normalized, x / sqrt(sum(x^2) + eps); `gated_delta_rule` with
     g = softplus(alpha + dt_bias) * decay, beta = sigmoid(beta) and a scale of key_dim ** -0.5;
     y = rms_norm(o, norm_weight) * silu(z), by v head. All in float32. This is the mixer of Gated
-    Delta Networks (https://arxiv.org/abs/2412.06464) as Qwen 3.5 has it. `ptx` and `sim` have no
-    kernel of their own for it: plain JAX, as `xla`.
+    Delta Networks (https://arxiv.org/abs/2412.06464) as Qwen 3.5 has it. Kernels take the heads
+    that `gated_delta_rule`'s take.
 
     Columns are a ring: that of token t lies in slot t % width. Only this slot is written, so that
     heads which share a k head may read the others meanwhile. The updated columns and state take the
@@ -161,6 +165,30 @@ def reference(
     )
 
 
+def ptx(launch: KernelCall, *operands: jax.Array, eps: float, tiled: bool) -> Sequence[jax.Array]:
+    """`gated_delta_step` by a PTX kernel; heads of sizes that it does not take, in plain JAX."""
+    from ptx_kernels.kernels.gated_delta import gated_delta_step as step_kernel
+    from ptx_kernels.kernels.gated_delta import gated_delta_step_rule
+    from ptx_kernels.tuning import choose
+
+    channels, (batch, num_v_heads, key_dim, value_dim) = operands[0].shape[1], operands[5].shape
+    if not gated_delta_takes(key_dim, value_dim):
+        return reference(*operands, eps=eps, tiled=tiled)
+    kernel = step_kernel(
+        batch=batch,
+        num_k_heads=(channels - num_v_heads * value_dim) // (2 * key_dim),
+        num_v_heads=num_v_heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        width=operands[4].shape[1],
+        scale=key_dim**-0.5,
+        eps=eps,
+        tiled=tiled,
+        config=choose(gated_delta_step_rule, key_dim, value_dim),
+    )
+    return launch(kernel, *operands)
+
+
 def convolved(
     qkv: jax.Array, columns: jax.Array, position: jax.Array, conv_weight: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -173,6 +201,13 @@ def convolved(
     return jax.nn.silu(jnp.sum(seen * weights, axis=1)), ring
 
 
+def native(*operands: jax.Array, eps: float, tiled: bool) -> Any:
+    """`gated_delta_step` by the CPU's kernels, in place, or in plain JAX if there is none."""
+    if not calls.has_heads(*operands[5].shape[2:]):
+        return reference(*operands, eps=eps, tiled=tiled)
+    return tuple(calls.gated_delta_step(*operands, eps=eps, tiled=tiled))
+
+
 def _layout(*_: Any, **__: Any) -> Layout:
     # channels are q, k and v after each other: a part of them has no heads of its own
     return Layout((*["b"] * 7, "_", "_", "_", "_"), "b")
@@ -182,6 +217,8 @@ _op = Op(
     "gated_delta_step",
     reference,
     shapes=lambda qkv, z, alpha, beta, columns, state, *_, **__: (z, columns, state),
+    ptx=ptx,
+    native=native,
     vmap=functools.partial(by_rows, operands=7),  # examples are a larger batch
     layout=_layout,
     computed=lambda results: results[:1],  # columns and state may hold anything at the start

@@ -25,6 +25,7 @@ def paged_attention(
     sinks: Any = None,
     k_scales: Any = None,
     v_scales: Any = None,
+    value_dim: int | None = None,
 ) -> jax.Array:
     """softmax(scale * q . K) V over the first context_lens[b] tokens of every sequence, in float32.
 
@@ -34,6 +35,9 @@ def paged_attention(
     0..num_pages-1 are left out. What lies in pages beyond a sequence's length, NaN included, does
     not matter.
 
+    Latent pages (multi-head latent attention, https://arxiv.org/abs/2405.04434) are a single array,
+    k_pages, whose rows begin with the values; a row is read once. v_pages is None then.
+
     Sequences may come in groups, each with its part of the pages: block tables (groups, batch /
     groups, pages_per_sequence) hold ids that count from the first page of the group's part. Groups,
     and their pages, may be split over devices.
@@ -41,20 +45,24 @@ def paged_attention(
     Args:
       q: (batch, num_heads, head_dim) float32, bfloat16 or float16.
       k_pages, v_pages: (num_pages, num_kv_heads, page_size, head_dim) float32, bfloat16, float16,
-        int8 or float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 256.
+        int8 or float8_e4m3fn; page_size a multiple of 16, head_dim one of 32, 48, ..., 512. v_pages
+        None: k_pages are latent, head_dim one of 32, 64, ..., 576.
       block_tables: (batch, pages_per_sequence) integers, or (groups, batch / groups,
         pages_per_sequence).
       context_lens: (batch,) integers.
-      scale: None means head_dim ** -0.5.
+      scale: None means head_dim ** -0.5, which of latent pages is no model's.
       window: sliding window: only the last `window` tokens of a context are seen, or None: all.
       soft_cap: scores become soft_cap * tanh(score / soft_cap), or None: they stay.
       sinks: (num_heads,) floats, finite or -inf: a logit per query head that takes part in the
         softmax and has no value; or None.
       k_scales, v_scales: of int8 pages, (num_pages, num_kv_heads, page_size) float32, as
         `append_kv` writes them: a value is its int8 times the scale of its page, head and slot.
+        Latent pages have k_scales alone.
+      value_dim: of latent pages, and of those alone: how many elements of a row are its values, a
+        multiple of 32.
 
     Returns:
-      (batch, num_heads, head_dim) of q's dtype.
+      (batch, num_heads, head_dim) of q's dtype; of latent pages (batch, num_heads, value_dim).
 
     Raises:
       TypeError, ValueError: dtypes or shapes that don't fit; outside a traced program also lengths
@@ -73,6 +81,7 @@ def paged_attention(
         scale,
         window,
         soft_cap,
+        value_dim,
     )
     return attend(operands, params)
 
@@ -89,10 +98,22 @@ def checked_pages(
     scale: float | None,
     window: int | None,
     soft_cap: float | None,
+    value_dim: int | None,
 ) -> tuple[Operands, dict[str, Any]]:
     """The primitive's operands and parameters of `paged_attention`'s arguments."""
-    k_pages, v_pages, k_scales, v_scales = checks.pages(k_pages, v_pages, k_scales, v_scales)
+    if (v_pages is None) != (value_dim is not None):
+        raise TypeError(
+            f"value_dim={value_dim} with v_pages {'None' if v_pages is None else 'given'}: latent "
+            "pages have the one and not the other"
+        )
+    k_pages, v_pages, k_scales, v_scales = (
+        checks.latent_pages(k_pages, k_scales, v_scales)
+        if v_pages is None
+        else checks.pages(k_pages, v_pages, k_scales, v_scales)
+    )
     num_pages, _, page_size, head_dim = k_pages.shape
+    if value_dim is not None:
+        value_dim = checks.value_dim(value_dim, head_dim)
     q, window = checks.query(q, "batch", None, head_dim), checks.window(window)
     batch = q.shape[0]
     block_tables = checks.int32_array("block_tables", block_tables)
@@ -110,7 +131,7 @@ def checked_pages(
         tables = np.asarray(block_tables).reshape(batch, per_sequence)
         _check_values(tables, np.asarray(context_lens), num_pages, page_size, window)
     operands = Operands(q, k_pages, v_pages, k_scales, v_scales, block_tables, context_lens, sinks)
-    return checked(operands, scale=scale, window=window, soft_cap=soft_cap)
+    return checked(operands, scale=scale, window=window, soft_cap=soft_cap, value_dim=value_dim)
 
 
 def _check_values(

@@ -54,6 +54,7 @@ def paged_attention_matmul(
         asked for.
     """
     activations = activations_of(activations)
+    v_pages = checks.float_array("v_pages", v_pages, checks.PAGE_DTYPES)
     given, params = checked_pages(
         q,
         k_pages,
@@ -66,6 +67,7 @@ def paged_attention_matmul(
         scale,
         window,
         soft_cap,
+        None,
     )
     dtype, given = given.q.dtype, given.computed_in_float32()
     w = checks.weight("w", w)

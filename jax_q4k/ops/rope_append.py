@@ -59,7 +59,7 @@ def rope_append(
     """
     given = checks.pages(k_pages, v_pages, k_scales, v_scales)
     pages = tuple(array for array in given if array is not None)
-    k, v, slot_mapping = checks.new_tokens(k, v, slot_mapping, pages[0])
+    (k, v), slot_mapping = checks.new_tokens({"k": k, "v": v}, slot_mapping, pages[0])
     tokens, _, head_dim = k.shape
     q = checks.query(q, "tokens", tokens, head_dim)
     dtype, q = q.dtype, q.astype(jnp.float32)
@@ -123,7 +123,7 @@ def reference(
             rms_norm.reference(x, weight, eps=eps) for x, weight in zip((q, k), norms, strict=True)
         )
     q, k = (rotate.reference(x, cos, sin, interleaved=interleaved) for x in (q, k))
-    return *append_kv.reference(pages, k, v, slot_mapping), q
+    return *append_kv.reference(pages, (k, v), slot_mapping), q
 
 
 def ptx(

@@ -77,8 +77,15 @@ class DecoderLayer(nnx.Module):
             x = self.per_layer(x, given)
         return x if self.output_scale is None else x * self.output_scale.get_value(), memory
 
+    @property
+    def mixer(self) -> Attention | LatentAttention | GatedDeltaNet | ShortConvolution:
+        """What mixes tokens."""
+        mixer = self.attention or self.delta or self.convolution
+        assert mixer is not None
+        return mixer
+
     def _mixed(self, x: Array, memory: Any) -> tuple[Array, Any]:
-        mixer: Any = self.attention or self.delta or self.convolution
+        mixer: Any = self.mixer
         if self.norm is None:
             x, memory = mixer(x, memory)
             return self.mlp(x), memory

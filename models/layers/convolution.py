@@ -36,5 +36,11 @@ class ShortConvolution(nnx.Module):
         rows = memory.rows(given) if isinstance(memory, Chunk) else given
         y, ring = memory.convolved(rows, self.taps.get_value())
         y = behind * y.reshape(given.shape).astype(given.dtype)
-        after = memory if ring is None else memory.kept((ring,))
-        return linear(y, self.output, residual=residual)[0], after
+        if ring is not None:
+            memory = memory.kept((ring,), rows)
+        return linear(y, self.output, residual=residual)[0], memory
+
+    def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
+        """A trial's memory with its state after the first `lengths` (batch,) of its tokens."""
+        memory, (given,) = trial.shortened(lengths), trial.inputs
+        return memory.kept((memory.ring(given, self.taps.get_value().shape[1]),))

@@ -96,15 +96,29 @@ class GatedDeltaNet(nnx.Module):
         q, k, v = (part.reshape(batch, time, -1, shape.head_dim) for part in parts)
         eps = self.output_norm.eps
         q, k = unit_length(q, eps), unit_length(k, eps)
-        real = memory.real(time)[..., None]
         step = jax.nn.softplus(alpha.astype(jnp.float32) + self.step_bias.get_value())
-        g = jnp.where(real, step * self.decay.get_value(), 0.0)
-        learned = jnp.where(real, jax.nn.sigmoid(beta.astype(jnp.float32)), 0.0)
-        shape_of_state = batch, shape.value_heads, shape.head_dim, shape.head_dim
-        matrices = memory.state[1] if memory.state else jnp.zeros(shape_of_state, jnp.float32)
-        o, after = jq.gated_delta_rule(
-            q, k, v, g, learned, memory.before(matrices), tiled=self.tiled
-        )
+        g, learned = step * self.decay.get_value(), jax.nn.sigmoid(beta.astype(jnp.float32))
+        o, after = self._rule(memory, q, k, v, g, learned)
         y = jq.rms_norm(o, self.output_norm.weight.get_value(), eps=eps)
         y = y.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))
-        return y, memory if ring is None else memory.kept((ring, after))
+        if ring is not None:
+            memory = memory.kept((ring, after), qkv, q, k, v, g, learned)
+        return y, memory
+
+    def _rule(
+        self, memory: Chunk, q: Array, k: Array, v: Array, g: Array, beta: Array
+    ) -> tuple[Array, Array]:
+        """The rule's outcome and matrices; padding changes nothing."""
+        shape, batch = self.shape, len(q)
+        before = batch, shape.value_heads, shape.head_dim, shape.head_dim
+        matrices = memory.state[1] if memory.state else jnp.zeros(before, jnp.float32)
+        real = memory.real(q.shape[1])[..., None]
+        g, beta = (jnp.where(real, x, 0.0) for x in (g, beta))
+        o, after = jq.gated_delta_rule(q, k, v, g, beta, memory.before(matrices), tiled=self.tiled)
+        return o, after
+
+    def accepted(self, trial: Chunk, lengths: Array) -> Chunk:
+        """A trial's memory with its state after the first `lengths` (batch,) of its tokens."""
+        memory, (qkv, *given) = trial.shortened(lengths), trial.inputs
+        _, after = self._rule(memory, *given)
+        return memory.kept((memory.ring(qkv, self.shape.width), after))

@@ -57,20 +57,28 @@ class LatentAttention(nnx.Module):
         part = self.head_dim - self.rope_dim
         turned = q[..., part:], shared[..., None, :]
         turned_q, turned_k = (jq.rotate(y, **kv.rotation._asdict()) for y in turned)
-        kv = kv.store(jnp.concatenate([latent[..., None, :], turned_k], axis=-1))
+        kv = kv.store(self._stored(latent[..., None, :], turned_k))
         if isinstance(kv, Fresh):
             q = jnp.concatenate([q[..., :part], turned_q], axis=-1)
             y = self._unabsorbed(kv, q, latent, turned_k)
         else:
-            q = jnp.concatenate([_of_heads(self.key_b, q[..., :part]), turned_q], axis=-1)
-            y = kv.latent_attention(q, self.shape.rank, scale=self._scale)
-            y = _of_heads(self.value_b, y)
+            q = self._stored(_of_heads(self.key_b, q[..., :part]), turned_q)
+            y = kv.latent_attention(q, self.shape.stored_rank, scale=self._scale)
+            y = _of_heads(self.value_b, y[..., : self.shape.rank])
         y = y.reshape(*y.shape[:-2], -1)
         return linear(y, self.output, residual=residual)[0], kv
 
     @property
     def _scale(self) -> float:
         return self.head_dim**-0.5 if self.scale is None else self.scale
+
+    def _stored(self, latent: Array, rotated: Array) -> Array:
+        """Both parts (..., rank) and (..., rope_dim) behind each other, as pages have them."""
+        shape, dim = self.shape, self.shape.stored_dim(self.rope_dim)
+        between = shape.stored_rank - shape.rank
+        behind = dim - shape.stored_rank - self.rope_dim
+        parts = (_widened(latent, between), _widened(rotated, behind))
+        return jnp.concatenate(parts, axis=-1)
 
     def _projected(self, x: Array) -> tuple[Array, Array, Array]:
         """Queries (..., heads, head_dim), the latent vectors, and the shared keys."""
@@ -92,6 +100,11 @@ class LatentAttention(nnx.Module):
         of_heads = jnp.broadcast_to(shared, (*k.shape[:-1], self.rope_dim))
         k = jnp.concatenate([k, of_heads], axis=-1)
         return jq.causal_attention(q, k, v, kv.lengths, scale=self._scale)
+
+
+def _widened(x: Array, zeros: int) -> Array:
+    """x with zeros behind the last axis."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, zeros)]) if zeros else x
 
 
 def _of_heads(matrices: ExpertLinear, x: Array) -> Array:

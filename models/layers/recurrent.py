@@ -29,11 +29,15 @@ class Chunk:
       lengths: int32 (batch,), tokens that are not padding.
       first: int32 (batch,), the position of each row's first token; None: 0.
       state: (): nothing is kept.
+      trial: the state stays that before the tokens, since not all of them may stay.
+      inputs: of a trial: what the state after some of the tokens is computed from.
     """
 
     lengths: Array
     first: Array | None = None
     state: State = ()
+    trial: bool = False
+    inputs: tuple[Array, ...] = ()
 
     def rows(self, x: Array) -> Array:
         """Vectors of tokens as (batch, time, n)."""
@@ -54,7 +58,7 @@ class Chunk:
         y = jnp.zeros_like(x)
         for i in range(width):
             y = y + padded[:, i : i + time] * taps[:, i]
-        return y, self._ring(x, width) if self.state else None
+        return y, self.ring(x, width) if self.state else None
 
     def before(self, matrices: Array) -> Array:
         """A state's matrices before the first token."""
@@ -66,10 +70,10 @@ class Chunk:
         """True of tokens that are not padding, bool (batch, time)."""
         return jnp.arange(time) < self.lengths[:, None]
 
-    def kept(self, after: State) -> Chunk:
-        """With a state after the tokens; rows without any keep theirs."""
-        if not self.state:
-            return self
+    def kept(self, after: State, *inputs: Array) -> Chunk:
+        """With a state after the tokens, or a trial's inputs; rows without tokens keep theirs."""
+        if self.trial:
+            return dataclasses.replace(self, inputs=inputs)
         some = self.lengths > 0
 
         def chosen(new: Array, old: Array) -> Array:
@@ -77,10 +81,14 @@ class Chunk:
 
         return dataclasses.replace(self, state=tuple(map(chosen, after, self.state)))
 
+    def shortened(self, lengths: Array) -> Chunk:
+        """Of a trial, of whose tokens the first `lengths` (batch,) stay."""
+        return dataclasses.replace(self, lengths=lengths, trial=False, inputs=())
+
     def _first(self) -> Array:
         return jnp.zeros_like(self.lengths) if self.first is None else self.first
 
-    def _ring(self, x: Array, width: int) -> Array:
+    def ring(self, x: Array, width: int) -> Array:
         """The last inputs of each row, of x (batch, time, channels) or those before them."""
         first, slots = self._first()[:, None], jnp.arange(width)
         last = first + self.lengths[:, None] - 1
@@ -113,7 +121,7 @@ class Step:
         seen = jnp.where(at[..., None] < 0, 0.0, seen)
         return jnp.sum(seen * taps.T, axis=1), ring
 
-    def kept(self, after: State) -> Step:
+    def kept(self, after: State, *_: Array) -> Step:
         """With a state after the token."""
         return dataclasses.replace(self, state=after)
 

@@ -10,6 +10,7 @@ from .argmax import ARGMAX
 from .attention import MERGE_ATTENTION, PAGED_ATTENTION
 from .decode import DECODE
 from .family import Case, Family
+from .gated_delta import GATED_DELTA_RULE, GATED_DELTA_STEP
 from .gemm import GEMM
 from .matvec import GATED_MATVEC, MATVEC, MIXTURE_MATVEC, QKV_MATVEC
 from .quantize_f16 import QUANTIZE_F16
@@ -36,6 +37,8 @@ FAMILIES: dict[str, Family] = {
         ROPE_APPEND,
         PAGED_ATTENTION,
         MERGE_ATTENTION,
+        GATED_DELTA_RULE,
+        GATED_DELTA_STEP,
         ARGMAX,
         TOP_K,
         ROUTER,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ..ptx import Builder, Value, f32, u32
 
@@ -13,6 +13,9 @@ SWIGLU_OAI_LIMIT, SWIGLU_OAI_SLOPE = 7.0, 1.702
 #: tanh(x) = x + x^3 P(x^2) for |x| < 0.625 within 2^-26 relative: fitted to the relative error,
 #: lowest power first.
 _TANH = (-0.333332819, 0.133314422, -0.0537397122, 0.0206390787, -0.00570497837)
+#: log(1 + t) = s (2 + s^2 P(s^2)) with s = t / (2 + t), for t from 0 to 1 within 2^-27 relative:
+#: fitted to the relative error, lowest power first.
+_LOG_1P = (0.666664183, 0.400215268, 0.280018061, 0.280119896)
 
 
 def tanh(k: Builder, x: Value) -> Value:
@@ -25,11 +28,27 @@ def tanh(k: Builder, x: Value) -> Value:
     large = (1.0 - power) * k.reciprocal(power + 1.0)
     signed = (large.bits(u32) | (x.bits(u32) & 0x80000000)).bits(f32)
     square = x * x
-    *rest, last = _TANH
-    series = functools.reduce(
-        lambda total, c: k.fma(total, square, c), reversed(rest), k.const(f32, last)
-    )
+    series = _polynomial(k, _TANH, square)
     return k.select(magnitude < 0.625, k.fma(x * square, series, x), signed)
+
+
+def _polynomial(k: Builder, coefficients: Sequence[float], x: Value) -> Value:
+    """The coefficients' polynomial at x, lowest power first, by Horner's rule."""
+    *rest, last = coefficients
+    return functools.reduce(lambda total, c: k.fma(total, x, c), reversed(rest), k.const(f32, last))
+
+
+def sigmoid(k: Builder, x: Value) -> Value:
+    """1 / (1 + exp(-x)), within a few ulp."""
+    return k.reciprocal(k.exp2(x * -LOG2_E) + 1.0)
+
+
+def softplus(k: Builder, x: Value) -> Value:
+    """log(1 + exp(x)) as max(x, 0) + log(1 + exp(-|x|)), which nothing large or small spoils."""
+    power = k.exp2(k.abs(x) * -LOG2_E)
+    s = power * k.reciprocal(power + 2.0)
+    square = s * s
+    return k.maximum(x, 0.0) + s * k.fma(square, _polynomial(k, _LOG_1P, square), 2.0)
 
 
 def silu(k: Builder, x: Value) -> Value:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..ptx import WARP, Builder, f32, kernel, s32, u32
 from .family import Case, Family, once
@@ -25,18 +26,19 @@ def append_kv(
     page_size: int,
     head_dim: int,
     dtype: str = "f32",
+    latent: bool = False,
     config: AppendConfig = AppendConfig(),
 ) -> None:
-    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v.
+    """pages[slot / page_size, :, slot % page_size] = new[token] for k and v; if latent, for k.
 
     A slot outside the pages is skipped. Lanes share a head's vector, 16 bytes of f32 each; how it
     is stored is `Pages.store`.
     """
-    k_pages, v_pages = declare_pages(k.inout, dtype, (num_pages, num_kv_heads, page_size, head_dim))
-    k_new = k.input("k", f32, (tokens, num_kv_heads, head_dim))
-    v_new = k.input("v", f32, (tokens, num_kv_heads, head_dim))
+    shape = num_pages, num_kv_heads, page_size, head_dim
+    pages = declare_pages(k.inout, dtype, shape, latent=latent)
+    new = [k.input(name, f32, (tokens, num_kv_heads, head_dim)) for name in "kv"[: len(pages)]]
     slot_mapping = k.input("slot_mapping", s32, (tokens,))
-    spread = Spread(k, head_dim, RUN)
+    spread = Spread.in_runs(k, head_dim, RUN)
     vectors, at_once = tokens * num_kv_heads, config.warps * WARP // spread.lanes
     k.launch((-(-vectors // at_once),), WARP * config.warps)
 
@@ -45,7 +47,7 @@ def append_kv(
     known = vector < vectors
     slot = slot_mapping.at(token).load(where=known).bits(u32)  # a negative slot is a huge u32
     known = known & (slot < min(num_pages * page_size, 1 << 31))
-    for source, target in ((k_new, k_pages), (v_new, v_pages)):
+    for source, target in zip(new, pages, strict=True):
         values = spread.load(source.at(token, head), known)
         target.store(
             k,
@@ -56,16 +58,19 @@ def append_kv(
         )
 
 
+def _case(label: str, dtype: str, num_kv_heads: int, head_dim: int, **options: Any) -> Case:
+    sizes = dict(tokens=4, num_pages=1024, num_kv_heads=num_kv_heads, page_size=16)
+    shape = dict(head_dim=head_dim, dtype=dtype)
+    return Case(f"append_kv-{label}", "append_kv", sizes | shape | options)
+
+
 APPEND_KV = Family(
     "append_kv",
     append_kv,
-    tuple(
-        Case(
-            f"append_kv-{dtype}",
-            "append_kv",
-            dict(tokens=4, num_pages=1024, num_kv_heads=8, page_size=16, head_dim=128, dtype=dtype),
-        )
-        for dtype in ("f32", "bf16", "f16", "int8", "fp8")
+    (
+        *(_case(dtype, dtype, 8, 128) for dtype in ("f32", "bf16", "f16", "int8", "fp8")),
+        _case("bf16-d512", "bf16", 4, 512),
+        *(_case(f"{t}-latent", t, 1, 576, latent=True) for t in ("bf16", "int8")),
     ),
     touched=touched_slots,
     passes=once,

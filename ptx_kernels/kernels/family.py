@@ -191,8 +191,11 @@ class Family:
       weights: arguments -> the packed weights that a launch multiplies by; None: it is no product.
       touched: (buffer, arguments) -> the share of a buffer that a launch touches; more than 1
         counts as 1.
+      rewritten: buffers that a launch reads as a whole and then writes: they count twice.
       passes: arguments -> how often the hot loop reads the weights, or the bytes of all inputs;
         None: these do not tell how many trips it takes.
+      stores: arguments -> global stores of all warps in the hot loop, which tell the trips where
+        its loads do not.
       operands: an integer or special buffer's name -> its random values, by (buffer, all buffers by
         name, generator).
     """
@@ -203,5 +206,7 @@ class Family:
     rules: tuple[Rule, ...] = ()
     weights: Callable[[Arguments], PackedWeights] | None = None
     touched: Callable[[Buffer, Arguments], float] = all_of_it
+    rewritten: tuple[str, ...] = ()
     passes: Callable[[Arguments], int] | None = None
+    stores: Callable[[Arguments], int] | None = None
     operands: Mapping[str, RandomValues] = field(default_factory=dict)

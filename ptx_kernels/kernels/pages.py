@@ -10,8 +10,22 @@ import numpy as np
 
 from ..formats import e4m3 as fp8
 from ..formats.words import signed_byte_floats
-from ..limits import HEAD_DIMS
-from ..ptx import WARP, Buffer, Builder, KernelError, Pointer, Value, all_of, e4m3, f32, s8, u8, u32
+from ..limits import HEAD_DIMS, LATENT_DIMS
+from ..ptx import (
+    WARP,
+    Buffer,
+    Builder,
+    KernelError,
+    Pointer,
+    Value,
+    all_of,
+    e4m3,
+    f32,
+    s8,
+    u8,
+    u16,
+    u32,
+)
 from ..ptx.types import Type
 from .family import Arguments, RandomValues
 from .quantize_q8_1 import to_int8
@@ -26,37 +40,69 @@ PAGE_BUFFERS = ("k_pages", "v_pages", "k_scales", "v_scales")
 Place = tuple[Value, Value, Value]  # page, head, slot in the page
 
 
+@dataclass(frozen=True)
 class Spread:
-    """Layout of a vector over a power of two of `lanes`, as runs of `run` values.
+    """Layout of a vector over a power of two of `lanes`, as runs of neighbouring values.
 
-    The last lanes may have fewer runs or none.
+    Attributes:
+      parts: of each of a lane's runs its first element, its length, and whether the vector has it
+        (None: it does).
     """
 
-    def __init__(self, k: Builder, head_dim: int, run: int) -> None:
+    lanes: int
+    parts: tuple[tuple[Value, int, Value | None], ...]
+
+    @classmethod
+    def in_runs(cls, k: Builder, head_dim: int, run: int) -> Spread:
+        """In runs of one length, of which the last lanes may have fewer or none."""
         runs = head_dim // run
-        self.run, self.lanes = run, min(WARP, 1 << (runs - 1).bit_length())
-        starts = range(0, runs, self.lanes)
-        firsts = [(k.lane_id % self.lanes + start) * run for start in starts]
-        self.parts = [
-            (f, f < head_dim if s + self.lanes > runs else None)
-            for f, s in zip(firsts, starts, strict=True)
+        lanes = min(WARP, 1 << (runs - 1).bit_length())
+        starts = range(0, runs, lanes)
+        firsts = [(k.lane_id % lanes + start) * run for start in starts]
+        insides = [
+            f < head_dim if s + lanes > runs else None for f, s in zip(firsts, starts, strict=True)
         ]
-        self.width = len(firsts) * run  # values of a vector that a lane holds
+        return cls(lanes, tuple((f, run, i) for f, i in zip(firsts, insides, strict=True)))
+
+    @classmethod
+    def evenly(cls, k: Builder, dims: Sequence[int], run: int) -> Spread:
+        """Over a whole warp, in runs of `run` and less, so that no lane has more than another.
+
+        Each of `dims`, multiples of 32 that make up the vector, is spread by itself.
+        """
+        parts: list[tuple[Value, int, Value | None]] = []
+        first = 0
+        for left in dims:
+            while left:
+                length = min(run, 1 << (left // WARP).bit_length() - 1)
+                parts.append((k.lane_id * length + first, length, None))
+                first, left = first + length * WARP, left - length * WARP
+        return cls(WARP, tuple(parts))
+
+    @property
+    def width(self) -> int:
+        """Values of a vector that a lane holds."""
+        return sum(length for _, length, _ in self.parts)
+
+    def front(self, width: int) -> Spread:
+        """The layout of a lane's first values alone, a whole number of its runs."""
+        ends = list(itertools.accumulate(length for _, length, _ in self.parts))
+        return Spread(self.lanes, self.parts[: ends.index(width) + 1])
 
     def load(self, row: Pointer, condition: Value | None = None) -> list[Value]:
         """This lane's f32 of the vector of floats at `row`; zeros where the condition fails."""
         parts = [
-            load_floats(row.at(first), self.run, where=all_of(inside, condition))
-            for first, inside in self.parts
+            load_floats(row.at(first), length, where=all_of(inside, condition))
+            for first, length, inside in self.parts
         ]
         return [value for part in parts for value in part]
 
     def runs(self, values: Sequence[Value]) -> list[Run]:
         """This lane's values of a vector, as runs to be stored."""
-        pieces = [values[i : i + self.run] for i in range(0, self.width, self.run)]
+        left = iter(values)
         return [
-            Run(first, piece, inside)
-            for (first, inside), piece in zip(self.parts, pieces, strict=True)
+            Run(first, list(itertools.islice(left, length)), inside)
+            for first, length, inside in self.parts
         ]
 
 
@@ -72,29 +118,40 @@ class Pages:
     scales: Pointer | None
 
     def load(self, spread: Spread, place: Place, where: Value) -> list[Value]:
-        """A lane's share of a stored vector: four bytes in a register, then int8's scale."""
+        """A lane's share of a stored vector: four bytes in a register, then int8's scale.
+
+        A run of less than four bytes has a register by itself.
+        """
         row = self.rows.at(*place)
         loaded: list[Value] = []
-        for first, inside in spread.parts:
-            words = row.at(first) if row.type is f32 else row.at(first).cast(u32)
-            loaded += words.load_run(
-                0, spread.run * row.type.size // 4, where=all_of(inside, where)
-            )
+        for first, length, inside in spread.parts:
+            nbytes, start = length * row.type.size, row.at(first)
+            words = start if row.type is f32 else start.cast({1: u8, 2: u16}.get(nbytes, u32))
+            loaded += words.load_run(0, -(-nbytes // 4), where=all_of(inside, where))
         return (
             loaded if self.scales is None else [*loaded, self.scales.at(*place).load(where=where)]
         )
 
     def values(
-        self, k: Builder, loaded: Sequence[Value]
+        self, k: Builder, spread: Spread, loaded: Sequence[Value]
     ) -> tuple[Sequence[Value], Value | float | None]:
         """The values that `load` gave, as f32, and their factor (None: 1)."""
         if self.rows.type is f32:
             return loaded, None
+        words, factor = (loaded, None) if self.scales is None else (loaded[:-1], loaded[-1])
         if self.rows.type is s8:
-            return signed_byte_floats(k, loaded[:-1]), loaded[-1]
-        if self.rows.type is e4m3:
-            return fp8.decode(loaded), fp8.UNIT
-        return [x for word in loaded for x in two_floats(word, self.rows.type)], None
+            values = signed_byte_floats(k, words)
+        elif self.rows.type is e4m3:
+            values = fp8.decode(words)
+        else:
+            values = [x for word in words for x in two_floats(word, self.rows.type)]
+        left, per_word = iter(values), 4 // self.rows.type.size
+        kept = [  # of a register with a short run its first ones
+            value
+            for _, length, _ in spread.parts
+            for value in list(itertools.islice(left, max(length, per_word)))[:length]
+        ]
+        return kept, fp8.UNIT if self.rows.type is e4m3 else factor
 
     def store(
         self,
@@ -127,22 +184,27 @@ def declare_pages(
     buffer: Callable[[str, Type, tuple[int, ...]], Pointer],
     dtype: str,
     shape: tuple[int, int, int, int],
-) -> tuple[Pages, Pages]:
+    *,
+    latent: bool = False,
+) -> list[Pages]:
     """Buffers `k_pages`, `v_pages` and, of int8, `k_scales`, `v_scales`, by `k.input` or `k.inout`.
 
+    Latent pages are those of keys alone.
+
     Raises KernelError for a dtype that is none of PAGE_TYPES, or a head_dim (the last axis) that is
-    none of HEAD_DIMS.
+    none of HEAD_DIMS, or of latent pages none of LATENT_DIMS.
     """
     if dtype not in PAGE_TYPES:
         raise KernelError(f"dtype={dtype!r} must be one of {', '.join(PAGE_TYPES)}")
-    if shape[-1] not in HEAD_DIMS:
-        raise KernelError(f"head_dim={shape[-1]} must be one of {HEAD_DIMS}")
-    rows = [buffer(name, PAGE_TYPES[dtype], shape) for name in ("k_pages", "v_pages")]
+    dims, of = (LATENT_DIMS, " of latent pages") if latent else (HEAD_DIMS, "")
+    if shape[-1] not in dims:
+        raise KernelError(f"head_dim={shape[-1]}{of} must be one of {dims}")
+    kinds = "k" if latent else "kv"
+    rows = [buffer(f"{kind}_pages", PAGE_TYPES[dtype], shape) for kind in kinds]
     scales = [
-        buffer(name, f32, shape[:3]) if dtype == "int8" else None
-        for name in ("k_scales", "v_scales")
+        buffer(f"{kind}_scales", f32, shape[:3]) if dtype == "int8" else None for kind in kinds
     ]
-    return Pages(rows[0], scales[0]), Pages(rows[1], scales[1])
+    return list(map(Pages, rows, scales))
 
 
 def store_runs(k: Builder, row: Pointer, runs: Sequence[Run], where: Value | None = None) -> None:

@@ -149,6 +149,8 @@ _EXAMPLES = (
     _case("partial-f16", "f16", 96, 40, interleaved=False),
     _case("qwen3-int8", "int8", 128, 128, interleaved=False, qk_norm=True),
     _case("llama-fp8", "fp8", 128, 128, interleaved=True),
+    _case("gemma4-bf16", "bf16", 512, 512, interleaved=False, qk_norm=True),
+    _case("gemma4-int8", "int8", 512, 512, interleaved=False, qk_norm=True),
 )
 
 

@@ -59,10 +59,15 @@ def packed_weights(kernel: Kernel) -> PackedWeights | None:
 def traffic(kernel: Kernel) -> int:
     """Bytes of its buffers that a launch must move.
 
-    Of pages and looked-up rows, only what the launch touches counts, and once.
+    Of pages and looked-up rows, only what the launch touches counts. What it reads and writes again
+    counts twice, all else once.
     """
-    touched = _family(kernel).touched
-    return round(sum(min(1, touched(b, kernel.arguments)) * b.nbytes for b in kernel.buffers))
+    family = _family(kernel)
+    shares = (
+        min(1, family.touched(b, kernel.arguments)) * (1 + (b.name in family.rewritten))
+        for b in kernel.buffers
+    )
+    return round(sum(share * b.nbytes for share, b in zip(shares, kernel.buffers, strict=True)))
 
 
 def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
@@ -115,6 +120,8 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
     if whole:
         warps = math.prod(kernel.grid) * math.ceil(math.prod(kernel.block) / WARP)
         return Work(nbytes, warps, quant_bytes or None)
+    if (stores := _family(kernel).stores) is not None:
+        return Work(nbytes, stores(kernel.arguments) / loop.count("store global"), None)
     if passes is None:
         return Work(nbytes, None, quant_bytes or None)
     again = passes(kernel.arguments)

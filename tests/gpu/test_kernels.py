@@ -13,6 +13,7 @@ from helpers import nmse
 from ptx_kernels import driver, formats, simulator
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import paged_attention_rule
+from ptx_kernels.kernels.gated_delta import gated_delta_rule_rule, gated_delta_step_rule
 from ptx_kernels.kernels.gemm import F16_FORMATS, GemmConfig, gemm_rule
 from ptx_kernels.kernels.matvec import PRESETS, matvec_rule
 from ptx_kernels.kernels.operands import random_operands
@@ -47,11 +48,16 @@ def decode(format: str, dtype: str, lookups: int) -> tuple[str, dict[str, Any]]:
 
 
 def attention(
-    dtype: str, head_dim: int, group: int, splits: int = 1, contiguous: bool = False, **options: Any
+    dtype: str,
+    head_dim: int,
+    group: int,
+    splits: int = 1,
+    contiguous: bool = False,
+    value_dim: int | None = None,
+    **options: Any,
 ) -> tuple[str, dict[str, Any]]:
-    config = replace(
-        choose(paged_attention_rule, 3, 2 * group, 2, head_dim, 192, dtype), splits=splits
-    )
+    shape = 3, 2 * group, 2, head_dim, 192, dtype, value_dim
+    config = replace(choose(paged_attention_rule, *shape), splits=splits)
     pages = (3, 192, 1) if contiguous else (40, 16, 12)
     return "paged_attention", dict(
         batch=3,
@@ -64,9 +70,21 @@ def attention(
         scale=head_dim**-0.5,
         dtype=dtype,
         contiguous=contiguous,
+        value_dim=value_dim,
         config=config,
         **options,
     )
+
+
+def delta(family: str, key_dim: int, value_dim: int, tiled: bool) -> tuple[str, dict[str, Any]]:
+    """Four sequences of six heads: a prompt of 21 tokens, or a step."""
+    sizes = dict(batch=4, num_k_heads=2, num_v_heads=6, key_dim=key_dim, value_dim=value_dim)
+    options = dict(scale=key_dim**-0.5, tiled=tiled)
+    if family == "gated_delta_rule":
+        config = choose(gated_delta_rule_rule, 4, 6, key_dim, value_dim)
+        return family, dict(time=21, config=config) | sizes | options
+    config = choose(gated_delta_step_rule, key_dim, value_dim)
+    return family, dict(width=4, eps=1e-6, config=config) | sizes | options
 
 
 #: Ragged shapes: rows that fill no block, super-blocks that fill no round, a sequence of length 0.
@@ -112,9 +130,18 @@ SHAPES = [
     *(
         (
             "append_kv",
-            dict(tokens=11, num_pages=9, num_kv_heads=3, page_size=16, head_dim=96, dtype=dtype),
+            dict(
+                tokens=11,
+                num_pages=9,
+                num_kv_heads=3,
+                page_size=16,
+                head_dim=head_dim,
+                dtype=dtype,
+                latent=head_dim == 576,
+            ),
         )
         for dtype in ("f32", "bf16", "f16", "int8", "fp8")
+        for head_dim in (96, 512, 576)
     ),
     *(
         (
@@ -141,10 +168,23 @@ SHAPES = [
             ("fp8", 96, True),
         )
     ),
-    *(attention(dtype, head_dim, 4) for dtype in PAGE_TYPES for head_dim in (32, 80, 128, 256)),
+    *(
+        attention(dtype, head_dim, 4)
+        for dtype in PAGE_TYPES
+        for head_dim in (32, 80, 128, 256, 272, 512)
+    ),
+    *(attention(dtype, 512, 8) for dtype in PAGE_TYPES),
+    *(attention(dtype, 576, 16, value_dim=512) for dtype in PAGE_TYPES),
+    *(attention("bf16", 576, group, value_dim=512) for group in (1, 20, 40)),
+    attention("int8", 288, 16, splits=5, value_dim=256, window=70, soft_cap=20.0, sinks=True),
     *(attention("bf16", 64, group) for group in (1, 3, 7, 9)),
     attention("f16", 96, 4, splits=5, contiguous=True, window=70, soft_cap=20.0, sinks=True),
     attention("int8", 112, 3, splits=3, window=100),
+    *(
+        delta(family, key_dim, value_dim, tiled)
+        for family in ("gated_delta_rule", "gated_delta_step")
+        for key_dim, value_dim, tiled in ((128, 128, True), (48, 80, False), (256, 256, True))
+    ),
     *(
         ("merge_attention", dict(batch=2, num_heads=5, head_dim=80, splits=splits))
         for splits in (2, 37)

@@ -190,6 +190,46 @@ def test_rope_append(jq, dtype, interleaved):
         assert nmse(result, expected) <= 1e-4
 
 
+@pytest.mark.parametrize("time", [1, 75])
+@pytest.mark.parametrize("tiled", [False, True])
+def test_gated_delta_rule(jq, time, tiled):
+    import jax
+    import jax.numpy as jnp
+
+    q, k = (activations((3, time, 2, 128), seed=seed) for seed in (1, 2))
+    k /= jnp.linalg.norm(k, axis=-1, keepdims=True)
+    v, gates = activations((3, time, 6, 64), seed=3), activations((3, time, 6), seed=4)
+    state = activations((3, 6, 128, 64), seed=5)
+    arrays = q, k, v, -jnp.exp(gates), jax.nn.sigmoid(gates), state
+    got, want = both(jq.gated_delta_rule, *arrays, tiled=tiled)
+    for result, expected in zip(got, want, strict=True):
+        assert nmse(result, expected) <= 1e-10
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+def test_gated_delta_step(jq, tiled):
+    import jax.numpy as jnp
+
+    given = [
+        activations(shape, seed=seed)
+        for seed, shape in enumerate(
+            ((4, 896), (4, 384), (4, 6), (4, 6), (4, 4, 896), (4, 6, 128, 64))
+        )
+    ]
+    got, want = both(
+        jq.gated_delta_step,
+        *(*given, jnp.array([0, 1, -1, 1000])),
+        conv_weight=activations((896, 4), seed=7),
+        dt_bias=activations((6,), seed=8),
+        decay=-jnp.exp(activations((6,), seed=9)),
+        norm_weight=activations((64,), seed=10),
+        eps=1e-6,
+        tiled=tiled,
+    )
+    for result, expected in zip(got, want, strict=True):
+        assert nmse(result, expected) <= 1e-10
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 4096), (7, 96)])
 def test_quantize_q8_1(jq, shape, dtype):
@@ -232,7 +272,7 @@ def test_append_kv(jq, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", range(32, 257, 32))
+@pytest.mark.parametrize("head_dim", [*range(32, 257, 32), 384, 512])
 def test_paged_attention_head_dims(jq, dtype, head_dim):
     check_attention(jq, dtype, head_dim, num_heads=8, num_kv_heads=2)
 
@@ -240,6 +280,22 @@ def test_paged_attention_head_dims(jq, dtype, head_dim):
 @pytest.mark.parametrize("num_heads, num_kv_heads", [(4, 4), (6, 2), (14, 2), (18, 2), (32, 8)])
 def test_paged_attention_groups(jq, num_heads, num_kv_heads):
     check_attention(jq, "bfloat16", 128, num_heads, num_kv_heads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_heads", [16, 128])
+def test_latent_pages(jq, num_heads, dtype):
+    """Rows of 576 elements, the first 512 of which are values, appended and attended to."""
+    import jax.numpy as jnp
+
+    pages, k = activations((9, 1, 16, 576), dtype, 1), activations((3, 1, 576), seed=3)
+    slots, tables = jnp.array([17, 0, 143]), jnp.arange(9)[None]
+    (got,), (want,) = both(jq.append_kv, pages, None, k, None, slots)
+    np.testing.assert_array_equal(got, want)
+    q = activations((1, num_heads, 576)) * 0.1
+    lengths = jnp.array([140])
+    (got,), (want,) = both(jq.paged_attention, q, pages, None, tables, lengths, value_dim=512)
+    assert nmse(got, want) <= TOLERANCE
 
 
 def check_attention(jq, dtype: str, head_dim: int, num_heads: int, num_kv_heads: int) -> None:

@@ -40,8 +40,8 @@ SLOTS, TABLES, SEEN = jnp.arange(3), jnp.zeros((3, 1), jnp.int32), jnp.array([1,
 ANGLES = jnp.cos(Q[:, 0, :8]), jnp.sin(Q[:, 0, :8])
 
 # of a gated delta net: two k heads of 16, four v heads of 32, and its ring of columns
-DELTA_K, DELTA_V = jnp.cos(ramp(0, 1e3, 2, 12, 2, 16)) / 4, jnp.sin(ramp(0, 1e3, 2, 12, 4, 32))
-DECAY, BETA = ramp(-2, 0, 2, 12, 4), ramp(0, 1, 2, 12, 4)
+DELTA_K, DELTA_V = jnp.cos(ramp(0, 1e3, 2, 18, 2, 16)) / 4, jnp.sin(ramp(0, 1e3, 2, 18, 4, 32))
+DECAY, BETA = ramp(-2, 0, 2, 18, 4), ramp(0, 1, 2, 18, 4)
 STATE, RING = ramp(-1, 1, 2, 4, 16, 32), jnp.cos(ramp(0, 1e3, 2, 4, 192))
 AT, CONVOLUTION = jnp.array([7, 0]), ramp(-1, 1, 192, 4)
 

@@ -268,6 +268,15 @@ def attentions() -> dict[str, Case]:
             **{"norm_weight": normal(32), "eps": 1e-6},
         )
 
+    def latent(q: Any, pages: Any) -> jax.Array:
+        return jq.paged_attention(q, pages, None, TABLE, LENGTHS, value_dim=32)
+
+    def grouped_latent(q: Any, pages: Any) -> jax.Array:
+        return jq.paged_attention(q, pages, None, GROUPED_TABLE, LENGTHS, value_dim=32)
+
+    def append_latent(k: Any, pages: Any) -> Any:
+        return jq.append_kv(pages, None, k, None, GROUPED_SLOTS)
+
     def append(k: Any, pages: Any) -> Any:
         return jq.append_kv(pages, pages, k, k, np.array([3, 17]))
 
@@ -300,6 +309,7 @@ def attentions() -> dict[str, Case]:
     one_token = normal(4, 512), normal(4, 256), gates[:, 0], normal(4, 3, 512), state
     wide = normal(2, 32, 32)
     both = P("dp", "tp")
+    rows, single, row = normal(4, 1, 16, 64), normal(2, 8, 64), normal(2, 1, 64)
     return {
         "causal_attention-batch": Case(causal, (q, k, k), (BATCH,) * 3, (BATCH,), (0, 1, 2)),
         "causal_attention-heads": Case(causal, (q, k, k), (heads,) * 3, (heads,), (0, 1, 2)),
@@ -319,6 +329,14 @@ def attentions() -> dict[str, Case]:
         "gated_delta_step": Case(step, one_token, of_batch, (BATCH,) * 3),
         "paged_attention-heads": Case(paged, (one, pages, pages), (HEADS,) * 3, (HEADS,)),
         "paged_attention-batch": Case(paged, (one, pages, pages), (BATCH, WHOLE, WHOLE), (BATCH,)),
+        "paged_attention-one-kv-head": Case(  # on every device
+            paged, (one, pages[:, :1], pages[:, 1:2]), (HEADS, WHOLE, WHOLE), (HEADS,)
+        ),
+        "paged_attention-latent": Case(latent, (single, rows), (HEADS, WHOLE), (HEADS,)),
+        "paged_attention-latent-groups": Case(
+            grouped_latent, (single, rows), (both, BATCH), (both,)
+        ),
+        "append_kv-latent-groups": Case(append_latent, (row, rows), (BATCH, BATCH), (BATCH,)),
         "paged_attention_matmul": Case(
             projected,
             (wide, pages, packed(64, 1024), normal(2, 64)),

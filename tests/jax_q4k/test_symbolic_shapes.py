@@ -88,7 +88,7 @@ CASES = {
     ),
 }
 #: These XLA compiles for a GPU, for any shape.
-OF_XLA = ("matmul of floats", "rotate", "causal_attention", *(n for n in CASES if "delta" in n))
+OF_XLA = ("matmul of floats", "rotate", "causal_attention")
 
 
 def exported(name, platform):

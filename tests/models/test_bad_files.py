@@ -72,7 +72,7 @@ ARRAYS = [
     for key, message in (
         (
             "general.architecture",
-            r"array\(.*\) is not supported; supported are cohere2, command-r, gemma, gemma2",
+            r"array\(.*\) is not supported; supported are cohere2, command-r, deepseek2",
         ),
         ("tokenizer.ggml.model", "is of type ndarray, expected str"),
         ("llama.rope.scaling.type", r"array\(.*\) is not supported; supported are none, linear"),
@@ -128,7 +128,7 @@ ARRAYS = [
         ),
         (
             text("general.architecture", "x" * 10**6),
-            r"'x{499} \.\.\. x+' is not supported; supported are cohere2, command-r, gemma, gemma2",
+            r"'x{499} \.\.\. x+' is not supported; supported are cohere2, command-r, deepseek2",
         ),
     ],
 )

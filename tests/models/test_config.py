@@ -106,12 +106,16 @@ def test_vocab_size_from_the_tokens():
         ({"block_count": "2"}, "llama.block_count: must be an integer"),
         ({"embedding_length": 0}, "llama.embedding_length: must be"),
         (
-            {"feed_forward_length": np.array([768, 512])},
-            "llama.feed_forward_length: must be an integer",
+            {"feed_forward_length": np.array([768, 0])},
+            "llama.feed_forward_length: must hold integers from 1 to",
         ),
         (
             {"feed_forward_length": np.array([], int)},
-            "llama.feed_forward_length: must be an integer",
+            "llama.feed_forward_length: has 0 entries, expected one for each of 2 layers",
+        ),
+        (
+            {"feed_forward_length": np.array([0.5, 1.5])},
+            "llama.feed_forward_length: is not an array of integers",
         ),
         ({"attention.head_count": 0}, "head_count: must be an integer"),
         ({"attention.head_count": 7}, "head_count: 7 must divide embedding_length=512"),

@@ -58,6 +58,8 @@ def prefill_and_decode(
         ("gemma2", 0),  # windows, soft caps
         ("gpt-oss-mxfp4", 0),  # experts, sinks, YaRN, MXFP4
         ("qwen3moe", 9),  # rows of a prompt sorted by expert
+        ("gemma4-e", 4),  # heads of two sizes, shared keys, embeddings of layers
+        ("gemma4-moe", 0),  # a dense network beside experts
     ],
 )
 def test_golden_models(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,14 +104,23 @@ def test_fused_paths_switched_off(
     assert nmse(simulated, golden["logits_f32"][:2]) <= 1e-2
 
 
-def test_f32_activations(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name, prompt",
+    [
+        ("llama-gqa", 0),
+        ("qwen35", 5),  # gated delta nets, attention with a gate
+        ("deepseek2-noyarn", 3),  # latent attention
+    ],
+)
+def test_f32_activations(name: str, prompt: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps by mat-vecs that multiply packed weights by activations as they are."""
-    golden = np.load(GOLDEN / "llama-gqa.npz")
-    model = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
+    golden = np.load(path(name).parent / f"{name}.npz")
+    model = models.from_gguf(path(name))
     simulated = check_simulated(
-        model, golden["prompt"], monkeypatch, prompt=0, steps=2, activations="f32"
+        model, golden["prompt"], monkeypatch, prompt=prompt, steps=2, activations="f32"
     )
-    assert nmse(simulated, golden["logits_f32"][:2]) <= 1e-6
+    first = max(prompt - 1, 0)
+    assert nmse(simulated, golden["logits_f32"][first : prompt + 2]) <= 1e-8
 
 
 @functools.cache

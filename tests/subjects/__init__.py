@@ -16,11 +16,13 @@ from dataclasses import replace
 from format_lists import PRODUCTS
 
 from ptx_kernels.kernels.attention import MergeConfig, PagedAttentionConfig
+from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig, GatedDeltaStepConfig
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
 from .attention import attention_subject, merge_subject
 from .base import Subject
+from .deltas import delta_rule_subject, delta_step_subject
 from .experts import (
     expert_gated_subject,
     expert_gemm_subject,
@@ -139,6 +141,10 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "decode-bf16": functools.partial(decode_subject, "Q6_K", "bf16"),
     "embedding": embedding_subject,
     **{f"append-{t}": functools.partial(append_subject, t) for t in ("f32", "bf16", "int8", "fp8")},
+    **{
+        f"append-latent-{t}": functools.partial(append_subject, t, latent=True)
+        for t in ("f16", "int8")
+    },
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
     "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
@@ -155,7 +161,45 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     ),
     "attention-steep": functools.partial(attention_subject, q_size=40.0),
     "attention-q8_1": functools.partial(attention_subject, output="q8_1", tolerance=1e-7),
+    "attention-wide": functools.partial(
+        attention_subject,
+        272,
+        "bf16",
+        PagedAttentionConfig(warps=4, queries=1, teams=2, unroll=1),
+    ),
+    "attention-latent": functools.partial(
+        attention_subject,
+        160,
+        "bf16",
+        PagedAttentionConfig(warps=2, queries=2, teams=2),
+        value_dim=96,
+    ),
+    "attention-latent-int8": functools.partial(
+        attention_subject,
+        96,
+        "int8",
+        PagedAttentionConfig(warps=4, queries=2, teams=2, splits=2, unroll=1),
+        value_dim=64,
+    ),
     "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
+    "gated_delta_rule": functools.partial(
+        delta_rule_subject, GatedDeltaRuleConfig(warps=4, lanes=16, tokens=4), True
+    ),
+    "gated_delta_rule-grouped": functools.partial(
+        delta_rule_subject, GatedDeltaRuleConfig(warps=2, lanes=16, columns=4, tokens=4), False
+    ),
+    "gated_delta_rule-whole": functools.partial(
+        delta_rule_subject, GatedDeltaRuleConfig(warps=2, lanes=4, tokens=4), True, time=12
+    ),
+    "gated_delta_step": functools.partial(
+        delta_step_subject, GatedDeltaStepConfig(warps=2, lanes=4, columns=2), False
+    ),
+    "gated_delta_step-turns": functools.partial(
+        delta_step_subject, GatedDeltaStepConfig(warps=1), True, width=3
+    ),
+    "gated_delta_step-alone": functools.partial(
+        delta_step_subject, GatedDeltaStepConfig(warps=1, lanes=4, columns=4), True, num_v_heads=2
+    ),
     "argmax": argmax_subject,
     "argmax-candidates": argmax_of_candidates_subject,
     "top_k": top_k_subject,

@@ -46,9 +46,12 @@ def attention_subject(
     output: str = "f32",
     q_size: float = 1.0,
     tolerance: float = 1e-11,
+    value_dim: int | None = None,
     **options: Any,
 ) -> Subject:
     """Two KV heads of three query heads each; contexts of 37, 0, 1 and 48 tokens.
+
+    With a `value_dim` the pages are latent.
 
     The last context fills its pages.
 
@@ -72,7 +75,9 @@ def attention_subject(
                 used[table[t // page_size], t % page_size] = True
         if not contiguous:
             table[-(-length // page_size) :] = num_pages
-    exact = [rng.standard_normal((num_pages, 2, page_size, head_dim), np.float32) for _ in range(2)]
+    kinds = 2 if value_dim is None else 1
+    shape = num_pages, 2, page_size, head_dim
+    exact = [rng.standard_normal(shape, np.float32) for _ in range(kinds)]
     pages = [cached(x, dtype) for x in exact]
     unused = np.broadcast_to(~used[:, None], (num_pages, 2, page_size))
     for page in pages:
@@ -95,12 +100,14 @@ def attention_subject(
         dtype=dtype,
         contiguous=contiguous,
         sinks=sinks,
+        value_dim=value_dim,
         config=config,
         **options,
     )
     given = (q, *page_operands(pages), None if contiguous else tables, lengths, logits)
     operands = tuple(x for x in given if x is not None)
-    want = attention(q, held[0], held[1], tables, lengths, head_dim**-0.5, sinks=logits, **options)
+    values = held[-1][..., :value_dim]
+    want = attention(q, held[0], values, tables, lengths, head_dim**-0.5, sinks=logits, **options)
     if config.splits > 1:
         return Subject(build(), operands, (want,), tolerance, merged)
     if output == "q8_1":

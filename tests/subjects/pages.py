@@ -16,18 +16,18 @@ from ptx_kernels.kernels.rope_append import rope_append
 from .base import Subject, rng_of
 
 
-def append_subject(dtype: str) -> Subject:
-    """Seven tokens, the second and third of which have no slot.
+def append_subject(dtype: str, *, latent: bool = False) -> Subject:
+    """Seven tokens, the second and third of which have no slot; latent ones have no values.
 
     One's is negative, the other's is the first behind the pages. Many values lie halfway between
     two of a narrower type.
     """
-    rng = rng_of(6)
-    pages = [cached(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in range(2)]
+    rng, kinds = rng_of(6), "k" if latent else "kv"
+    pages = [cached(rng.standard_normal((3, 2, 4, 32), np.float32), dtype) for _ in kinds]
     shape = (7, 2, 32)
     new = [
         (rng.integers(-4096, 4097, shape) * 2.0 ** rng.integers(-20, -4, shape)).astype(np.float32)
-        for _ in "kv"
+        for _ in kinds
     ]
     slots = np.array([7, -1, 12, 2, 0, 11, 5], np.int32)
     wants = [tuple(part.copy() for part in page) for page in pages]
@@ -35,7 +35,8 @@ def append_subject(dtype: str) -> Subject:
         for token in (0, 3, 4, 5, 6):
             for part, held in zip(want, cached(values[token], dtype), strict=True):
                 part[slots[token] // 4, :, slots[token] % 4] = held
-    kernel = append_kv(tokens=7, num_pages=3, num_kv_heads=2, page_size=4, head_dim=32, dtype=dtype)
+    sizes = dict(tokens=7, num_pages=3, num_kv_heads=2, page_size=4, head_dim=32)
+    kernel = append_kv(**sizes, dtype=dtype, latent=latent)
     return Subject(kernel, (*page_operands(pages), *new, slots), page_operands(wants), 0)
 
 
@@ -45,7 +46,7 @@ def cached(x: np.ndarray, dtype: str) -> tuple[np.ndarray, ...]:
 
 
 def page_operands(pages: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    """(k rows, v rows, k scales, v scales): the order of a kernel's operands."""
+    """(k rows, v rows, k scales, v scales), or of keys alone: the order of a kernel's operands."""
     return tuple(part for parts in zip(*pages, strict=True) for part in parts)
 
 

@@ -480,6 +480,15 @@ def _paged(q: Any, k_pages: Any, v_pages: Any, table: Any, lengths: Any) -> Any:
     return _attention(q, k, v, lengths)
 
 
+def _latent(q: Any, pages: Any, table: Any, lengths: Any) -> Any:
+    """Of rows whose first 32 elements are the values."""
+    rows = jnp.repeat(pages[table].reshape(q.shape[0], 1, -1, q.shape[2]), q.shape[1], axis=1)
+    scores = jnp.einsum("bhd,bhtd->bht", q, rows) / q.shape[2] ** 0.5
+    seen = jnp.arange(rows.shape[2]) < lengths[:, None, None]
+    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    return jnp.einsum("bht,bhtd->bhd", weights, rows[..., :HEAD_DIM])
+
+
 def _append(k_pages: Any, v_pages: Any, k: Any, v: Any, slots: Any) -> Any:
     size = k_pages.shape[2]
     return tuple(
@@ -587,6 +596,19 @@ def attentions() -> list[Case]:
             refuses=no_derivative("paged_attention"),
         ),
         Case(
+            "paged_attention",
+            lambda q, pages, table, lengths: jq.paged_attention(
+                q, pages, None, table, lengths, value_dim=HEAD_DIM
+            ),
+            _latent,
+            (normal(2, 4, 64), normal(4, 1, 16, 64), TABLE, LENGTHS),
+            (HEADS, WHOLE, WHOLE, WHOLE),
+            HEADS,
+            variant="of latent pages",
+            examples=(0, 2, 3),
+            refuses=no_derivative("paged_attention"),
+        ),
+        Case(
             "paged_attention_matmul",
             jq.paged_attention_matmul,
             lambda q, k, v, t, n, w: _paged(q, k, v, t, n).reshape(2, -1) @ w.T,
@@ -611,6 +633,20 @@ def attentions() -> list[Case]:
             refuses=no_derivative("append_kv"),
         ),
         Case(
+            "append_kv",
+            lambda pages, k, slots: jq.append_kv(pages, None, k, None, slots),
+            lambda pages, k, slots: (pages.at[slots // 16, :, slots % 16].set(k),),
+            (pages[0], k, SLOTS),
+            (HEADS, HEADS, WHOLE),
+            (HEADS,),
+            variant="of latent pages",
+            examples=(1, 2),
+            weights=(0,),
+            activations=(1,),
+            moving=(1,),
+            refuses=no_derivative("append_kv"),
+        ),
+        Case(
             "rope_append",
             functools.partial(jq.rope_append, interleaved=False),
             _rope_append,
@@ -628,8 +664,8 @@ def attentions() -> list[Case]:
 
 def deltas() -> list[Case]:
     """Of gated delta nets: two k heads of 8, four v heads of 16."""
-    q, k, v = normal(2, 11, 2, 8) / 3, normal(2, 11, 2, 8)[::-1] / 3, normal(2, 11, 4, 16)
-    g, beta, state = -abs(normal(2, 11, 4)), 1 / (1 + abs(normal(2, 11, 4))), normal(2, 4, 8, 16)
+    q, k, v = normal(2, 18, 2, 8) / 3, normal(2, 18, 2, 8)[::-1] / 3, normal(2, 18, 4, 16)
+    g, beta, state = -abs(normal(2, 18, 4)), 1 / (1 + abs(normal(2, 18, 4))), normal(2, 4, 8, 16)
     rule = functools.partial(jq.gated_delta_rule, tiled=True)
     weights = normal(96, 3), normal(4), -abs(normal(4)), normal(16)
     one = normal(2, 96), normal(2, 64), normal(2, 4), normal(2, 4)[::-1]

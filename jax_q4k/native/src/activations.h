@@ -119,6 +119,13 @@ inline Floats clipped(const Floats& v, float low, float high) {
   return y;
 }
 
+inline Floats sigmoid(const Floats& z) {
+  const Floats one = Floats::all(1), e = exp_of(Floats::all(0) - larger(z, Floats::all(0) - z));  // e^-|z| cannot overflow
+  Floats numerator;
+  for (int p = 0; p < Floats::kParts; ++p) numerator.part[p] = z.part[p] > 0 ? one.part[p] : e.part[p];
+  return numerator / (one + e);
+}
+
 // activation(gate, up): x / (1 + e^-z) * factor, with x, z and the factor of each activation.
 inline void gate(const float* gates, const float* up, int64_t count, Activation activation, float* y) {
   for (int64_t i = 0; i < count; i += kLanes) {
@@ -126,18 +133,14 @@ inline void gate(const float* gates, const float* up, int64_t count, Activation 
     const int64_t n = count - i < kLanes ? count - i : kLanes;
     if (n < kLanes) std::memcpy(ends[0], gates + i, n * 4), std::memcpy(ends[1], up + i, n * 4);
     Floats x = Floats::load(n < kLanes ? ends[0] : gates + i), factor = Floats::load(n < kLanes ? ends[1] : up + i);
-    const Floats one = Floats::all(1);
     Floats z = x;
     if (activation == kGelu) {  // by tanh: x / (1 + exp(-2 u)), u = sqrt(2 / pi) * (x + 0.044715 x^3)
       z = Floats::all(1.5957691216f) * fma(Floats::all(0.044715f) * x * x, x, x);
     } else if (activation == kSwigluOai) {
       x = clipped(x, -__builtin_inff(), 7.0f);
-      z = Floats::all(1.702f) * x, factor = clipped(factor, -7.0f, 7.0f) + one;
+      z = Floats::all(1.702f) * x, factor = clipped(factor, -7.0f, 7.0f) + Floats::all(1);
     }
-    const Floats e = exp_of(Floats::all(0) - larger(z, Floats::all(0) - z));  // e^-|z|, which cannot overflow
-    Floats sigmoid;
-    for (int p = 0; p < Floats::kParts; ++p) sigmoid.part[p] = z.part[p] > 0 ? one.part[p] : e.part[p];
-    const Floats gated = x * (sigmoid / (one + e)) * factor;
+    const Floats gated = x * sigmoid(z) * factor;
     gated.store(ends[0]);
     std::memcpy(y + i, ends[0], n * 4);
   }

@@ -134,22 +134,22 @@ struct TokenRows {
 template <class T>
 TokenRows<T> rows_of(const Tokens& tokens, int64_t page, int64_t head, int64_t offset, int from, int to) {
   TokenRows<T> rows;
-  const int64_t at = page * tokens.page_stride + head * tokens.head_stride;
+  const int64_t first = page * tokens.page_stride + head * tokens.head_stride;
   const int64_t scale_at = (page * tokens.num_heads + head) * tokens.page_size;
   for (int t = 0; t < kTokens; ++t) {
-    const int64_t token = offset + (t < from ? from : t < to ? t : to - 1);
-    rows.k[t] = static_cast<const T*>(tokens.k) + at + token * tokens.token_stride;
-    rows.v[t] = static_cast<const T*>(tokens.v) + at + token * tokens.token_stride;
+    const int64_t token = offset + (t < from ? from : t < to ? t : to - 1), at = first + token * tokens.token_stride;
+    rows.k[t] = static_cast<const T*>(tokens.k) + at * tokens.head_dim;
+    rows.v[t] = tokens.latent ? rows.k[t] : static_cast<const T*>(tokens.v) + at * tokens.value_dim;
     if (!std::is_same_v<T, int8_t>) continue;
     rows.k_scales[t] = tokens.k_scales[scale_at + token];
-    rows.v_scales[t] = tokens.v_scales[scale_at + token];
+    rows.v_scales[t] = tokens.latent ? rows.k_scales[t] : tokens.v_scales[scale_at + token];
   }
   return rows;
 }
 
 // Adds tokens [from, to) of sixteen, which all of Q queries see, to their sums: for few queries, as of a decode step.
 template <int Q, class T>
-void attend_rows(const TokenRows<T>& rows, const TokenRows<T>& next, int64_t dims, int from, int to, Query* queries,
+void attend_rows(const TokenRows<T>& rows, const TokenRows<T>& next, const Tokens& tokens, int from, int to, Query* queries,
                  const AttentionOptions& options) {
   constexpr int kRows = at_once(kWidth == 64 ? 16 : 8, Q);
   Floats parts[Q][kTokens], dots[Q], weights[Q];
@@ -158,7 +158,7 @@ void attend_rows(const TokenRows<T>& rows, const TokenRows<T>& next, int64_t dim
     Floats sums[kRows][Q];
     for (int t = 0; t < kRows; ++t)
       for (int i = 0; i < Q; ++i) sums[t][i] = Floats::all(0);
-    for (int64_t d = 0; d < dims; d += kLanes)
+    for (int64_t d = 0; d < tokens.head_dim; d += kLanes)
       for (int t = 0; t < kRows; ++t) {
         prefetch(next.k[first + t], d);
         const Floats k = load_lanes(rows.k[first + t] + d);
@@ -174,53 +174,61 @@ void attend_rows(const TokenRows<T>& rows, const TokenRows<T>& next, int64_t dim
     dots[i] = parts[i][0];
     if (std::is_same_v<T, int8_t>) dots[i] = dots[i] * Floats::load(rows.k_scales);
   }
-  weigh(dots, from, to, dims, queries, options, weights);
+  weigh(dots, from, to, tokens.value_dim, queries, options, weights);
   if (std::is_same_v<T, int8_t>)
     for (int i = 0; i < Q; ++i) weights[i] = weights[i] * Floats::load(rows.v_scales);
-  add_values(rows.v, next.v, from, to, dims, weights, queries);
+  add_values(rows.v, next.v, from, to, tokens.value_dim, weights, queries);
 }
 
-// Sixteen tokens as floats, for many queries: k (dims, 16), v (16, dims).
+// Sixteen tokens as floats, for many queries: k (head_dim, 16), v (16, value_dim).
 struct alignas(64) TokenTile {
   float k[kMaxHeadDim][kTokens], v[kTokens][kMaxHeadDim];
 };
 
 template <class T>
-void load_tile(const TokenRows<T>& rows, const TokenRows<T>& next, int64_t dims, TokenTile* tile) {
-  for (int64_t d = 0; d < dims; d += kLanes) {
+JAX_Q4K_INLINE Floats load_scaled(const T* from, const float& scale) {
+  const Floats loaded = load_lanes(from);
+  return std::is_same_v<T, int8_t> ? loaded * Floats::all(scale) : loaded;
+}
+
+template <class T>
+void load_tile(const TokenRows<T>& rows, const TokenRows<T>& next, const Tokens& tokens, TokenTile* tile) {
+  for (int64_t d = 0; d < tokens.head_dim; d += kLanes) {
     Floats k[kTokens];
+    const bool is_value = tokens.latent && d < tokens.value_dim;
 #pragma GCC unroll 16
     for (int t = 0; t < kTokens; ++t) {
-      prefetch(next.k[t], d), prefetch(next.v[t], d);
-      k[t] = load_lanes(rows.k[t] + d);
-      Floats v = load_lanes(rows.v[t] + d);
-      if (std::is_same_v<T, int8_t>) {
-        k[t] = k[t] * Floats::all(rows.k_scales[t]);
-        v = v * Floats::all(rows.v_scales[t]);
-      }
-      v.store(tile->v[t] + d);
+      prefetch(next.k[t], d);
+      k[t] = load_scaled(rows.k[t] + d, rows.k_scales[t]);
+      if (is_value) k[t].store(tile->v[t] + d);
     }
     transpose(k);
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) k[i].store(tile->k[d + i]);
   }
+  for (int64_t d = 0; !tokens.latent && d < tokens.value_dim; d += kLanes)
+    for (int t = 0; t < kTokens; ++t) {
+      prefetch(next.v[t], d);
+      load_scaled(rows.v[t] + d, rows.v_scales[t]).store(tile->v[t] + d);
+    }
 }
 
 // As `attend_rows`, from a tile.
 template <int Q>
-void attend_tile(const TokenTile& tile, int64_t dims, int from, int to, Query* queries, const AttentionOptions& options) {
+void attend_tile(const TokenTile& tile, const Tokens& tokens, int from, int to, Query* queries,
+                 const AttentionOptions& options) {
   Floats sums[2][Q], dots[Q], weights[Q];  // two chains of additions each
   for (int i = 0; i < Q; ++i) sums[0][i] = sums[1][i] = Floats::all(0);
-  for (int64_t d = 0; d < dims; d += 2)
+  for (int64_t d = 0; d < tokens.head_dim; d += 2)
     for (int j = 0; j < 2; ++j) {
       const Floats k = Floats::load(tile.k[d + j]);
       for (int i = 0; i < Q; ++i) sums[j][i] = fma(Floats::all(queries[i].q[d + j]), k, sums[j][i]);
     }
   for (int i = 0; i < Q; ++i) dots[i] = sums[0][i] + sums[1][i];
-  weigh(dots, from, to, dims, queries, options, weights);
+  weigh(dots, from, to, tokens.value_dim, queries, options, weights);
   const float* values[kTokens];
   for (int t = 0; t < kTokens; ++t) values[t] = tile.v[t];
-  add_values(values, values, from, to, dims, weights, queries);
+  add_values(values, values, from, to, tokens.value_dim, weights, queries);
 }
 
 template <class T>
@@ -228,7 +236,7 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
                    int count, const AttentionOptions& options) {
   auto page_of = [&](int64_t at) { return at < last ? int64_t{pages[at / tokens.page_size]} : -1; };
   auto usable = [&](int64_t page) { return page >= 0 && page < tokens.num_pages; };
-  bool few = count <= kFewQueries;
+  bool few = count <= kFewQueries && !tokens.latent;  // latent rows become floats once, and not for keys and for values
   for (int i = 0; i < count; ++i) few = few && queries[i].first <= first && queries[i].last >= last;
   TokenTile tile;
   for (int64_t start = first / kTokens * kTokens; start < last; start += kTokens) {
@@ -240,7 +248,7 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
     const int64_t offset = start % tokens.page_size, next_offset = (start + kTokens) % tokens.page_size;
     const auto rows = rows_of<T>(tokens, page, head, offset, bound(first), bound(last));
     const auto next = usable(next_page) ? rows_of<T>(tokens, next_page, head, next_offset, 0, bound(last - kTokens)) : rows;
-    if (!few) load_tile(rows, next, tokens.head_dim, &tile);
+    if (!few) load_tile(rows, next, tokens, &tile);
     for (int i = 0, taken; i < count; i += taken) {  // queries that see the same tokens, or one
       const int from = bound(queries[i].first), to = bound(queries[i].last);
       auto same = [&](int j) { return j < count && bound(queries[j].first) == from && bound(queries[j].last) == to; };
@@ -248,9 +256,9 @@ void attend_tokens(const Tokens& tokens, const int32_t* pages, int64_t head, int
       auto attend = [&](auto number) {
         constexpr int Q = decltype(number)::value;
         if (few)
-          attend_rows<Q>(rows, next, tokens.head_dim, bound(first), bound(last), queries + i, options);
+          attend_rows<Q>(rows, next, tokens, bound(first), bound(last), queries + i, options);
         else if (from < to)
-          attend_tile<Q>(tile, tokens.head_dim, from, to, queries + i, options);
+          attend_tile<Q>(tile, tokens, from, to, queries + i, options);
       };
       taken == 4 ? attend(std::integral_constant<int, 4>()) : taken == 2 ? attend(std::integral_constant<int, 2>())
                                                                           : attend(std::integral_constant<int, 1>());
@@ -263,8 +271,11 @@ void append_token(const Tokens& tokens, int64_t page, int64_t offset, const floa
   for (int64_t head = 0; head < tokens.num_heads; ++head) {
     const int64_t at = page * tokens.page_stride + head * tokens.head_stride + offset * tokens.token_stride;
     const int64_t scale_at = (page * tokens.num_heads + head) * tokens.page_size + offset;
-    append_vector(k + head * tokens.head_dim, tokens.head_dim, static_cast<T*>(tokens.k) + at, tokens.k_scales, scale_at);
-    append_vector(v + head * tokens.head_dim, tokens.head_dim, static_cast<T*>(tokens.v) + at, tokens.v_scales, scale_at);
+    auto append = [&](const float* x, int64_t dims, void* to, float* scales) {
+      append_vector(x + head * dims, dims, static_cast<T*>(to) + at * dims, scales, scale_at);
+    };
+    append(k, tokens.head_dim, tokens.k, tokens.k_scales);
+    if (!tokens.latent) append(v, tokens.value_dim, tokens.v, tokens.v_scales);
   }
 }
 

@@ -17,8 +17,8 @@ PageType page_type(ffi::DataType type) {
   }
 }
 
-void check_head_dim(int64_t head_dim) {
-  if (head_dim < 16 || head_dim > kMaxHeadDim || head_dim % 16) fail("head_dim must be a multiple of 16 up to 256");
+void check_dim(const char* name, int64_t dim, int64_t most = kMaxHeadDim) {
+  if (dim < 16 || dim > most || dim % 16) fail(std::string(name) + " must be a multiple of 16 up to " + std::to_string(most));
 }
 
 struct Pages {
@@ -26,51 +26,55 @@ struct Pages {
   PageType type;
 };
 
-// (num_pages, num_kv_heads, page_size, head_dim) of keys and of values, and the scales of int8 ones; those of a
-// contiguous cache are as long as it is.
+// (num_pages, num_kv_heads, page_size, head_dim) of keys and, where not latent, of values, and the scales of int8 ones;
+// those of a contiguous cache are as long as it is.
 template <class Buffers>
-Pages take_pages(OperandReader<Buffers>& from, bool contiguous = false) {
+Pages take_pages(OperandReader<Buffers>& from, bool latent, bool contiguous = false) {
   auto k = from.next("k_pages", {ffi::F32, ffi::F16, ffi::BF16, ffi::S8, ffi::F8E4M3FN}, {-1, -1, -1, -1});
   const auto d = k.dimensions();
-  auto v = from.next("v_pages", {k.element_type()}, {d[0], d[1], d[2], d[3]});
+  void* v = latent ? nullptr : from.next("v_pages", {k.element_type()}, {d[0], d[1], d[2], d[3]}).untyped_data();
   if (d[1] < 1 || d[2] < 1) fail("pages must have at least one head and one token");
   if (!contiguous && d[2] % kTokens) fail("page_size must be a multiple of 16");
-  check_head_dim(d[3]);
-  Tokens tokens{k.untyped_data(), v.untyped_data(), nullptr, nullptr, d[0], d[1], d[2], d[3], d[1] * d[2] * d[3], d[2] * d[3], d[3]};
+  check_dim("head_dim", d[3]);
+  Tokens tokens{k.untyped_data(), v, nullptr, nullptr, d[0], d[1], d[2], d[3], d[3], d[1] * d[2], d[2], 1, latent};
   if (k.element_type() == ffi::S8) {
     tokens.k_scales = from.floats("k_scales", {d[0], d[1], d[2]});
-    tokens.v_scales = from.floats("v_scales", {d[0], d[1], d[2]});
+    if (!latent) tokens.v_scales = from.floats("v_scales", {d[0], d[1], d[2]});
   }
   return {tokens, page_type(k.element_type())};
 }
 
-void start_query(Query& query, const float* q, int64_t first, int64_t last, int64_t head_dim) {
+void start_query(Query& query, const float* q, int64_t first, int64_t last, int64_t value_dim) {
   query.q = q, query.first = first, query.last = last;
   query.highest = -std::numeric_limits<float>::infinity(), query.total = 0, query.seen = false;
-  std::fill_n(query.values, head_dim, 0.0f);
+  std::fill_n(query.values, value_dim, 0.0f);
 }
 
-void finish_query(const Query& query, const float* sink, int64_t head_dim, float* out) {
+void finish_query(const Query& query, const float* sink, int64_t value_dim, float* out) {
   float total = query.total, factor = 1;
   if (sink && query.seen) {  // a logit in the denominator that has no value
     const float highest = std::max(query.highest, *sink);
     factor = std::exp(query.highest - highest);
     total = total * factor + std::exp(*sink - highest);
   }
-  for (int64_t d = 0; d < head_dim; ++d) out[d] = query.seen ? query.values[d] * factor / total : 0.0f;
+  for (int64_t d = 0; d < value_dim; ++d) out[d] = query.seen ? query.values[d] * factor / total : 0.0f;
 }
 
 constexpr int64_t kPart = 256;  // at most so many tokens of a context are a task's; so that sums do not depend on threads
 
-// One query token per sequence: softmax(scale * q . K) V over the tokens that the block tables name.
-void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bool contiguous, bool has_sinks) {
+// One query token per sequence: softmax(scale * q . K) V over the tokens that the block tables name. `latent_values`: a key
+// begins with its value, of so many elements; 0: values have pages of their own.
+void paged_attention(Call& call, float scale, float soft_cap, int64_t window, int64_t latent_values, bool contiguous,
+                     bool has_sinks) {
   auto& [threads, operands, results] = call;
   auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1});
   const int64_t batch = q_buffer.dimensions()[0], num_heads = q_buffer.dimensions()[1], head_dim = q_buffer.dimensions()[2];
   const float* q = static_cast<const float*>(q_buffer.untyped_data());
-  const Pages pages = take_pages(operands, contiguous);
-  const Tokens& tokens = pages.tokens;
+  Pages pages = take_pages(operands, latent_values != 0, contiguous);
+  Tokens& tokens = pages.tokens;
   if (tokens.head_dim != head_dim || num_heads % tokens.num_heads) fail("q's heads do not fit the pages");
+  if (tokens.latent) check_dim("value_dim", tokens.value_dim = latent_values, head_dim);
+  const int64_t value_dim = tokens.value_dim;
   const int32_t* tables = nullptr;
   int64_t per_sequence = 1;
   if (!contiguous) {
@@ -83,7 +87,7 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bo
   const int32_t* lens = operands.ints("context_lens", {batch});
   const float* sinks = has_sinks ? operands.floats("sinks", {num_heads}) : nullptr;
   operands.finish();
-  float* out = results.floats("out", {batch, num_heads, head_dim});
+  float* out = results.floats("out", {batch, num_heads, value_dim});
   results.finish();
 
   const int64_t group = num_heads / tokens.num_heads, page_size = tokens.page_size;
@@ -105,12 +109,12 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bo
   const AttentionOptions options{scale, soft_cap};
   int64_t seen = 0;
   for (const Task& task : tasks) seen += task.last - task.first;
-  const int64_t work = 2 * seen * group * head_dim / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
+  const int64_t work = seen * group * (head_dim + value_dim) / static_cast<int64_t>(std::max<size_t>(tasks.size(), 1));
   threads.run(static_cast<int64_t>(tasks.size()), work, [&](int64_t t) {
     const Task& task = tasks[t];
     Query* mine = queries + t * group;
     for (int64_t i = 0; i < group; ++i)
-      start_query(mine[i], q + (task.sequence * num_heads + task.head * group + i) * head_dim, task.first, task.last, head_dim);
+      start_query(mine[i], q + (task.sequence * num_heads + task.head * group + i) * head_dim, task.first, task.last, value_dim);
     const int32_t row = static_cast<int32_t>(task.sequence);  // of a contiguous cache, its only page
     const int32_t* table = contiguous ? &row : tables + task.sequence * per_sequence;
     kernels->attend[pages.type](tokens, table, task.head, task.first, task.last, mine, static_cast<int>(group), options);
@@ -122,9 +126,9 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bo
     while (end < tasks.size() && tasks[end].sequence == tasks[t].sequence && tasks[end].head == tasks[t].head) ++end;
     for (int64_t i = 0; i < group; ++i) {
       Query& merged = queries[t * group + i];
-      for (size_t part = t + 1; part < end; ++part) kernels->merge(queries[part * group + i], head_dim, &merged);
+      for (size_t part = t + 1; part < end; ++part) kernels->merge(queries[part * group + i], value_dim, &merged);
       const int64_t head = tasks[t].head * group + i;
-      finish_query(merged, sinks ? sinks + head : nullptr, head_dim, out + (tasks[t].sequence * num_heads + head) * head_dim);
+      finish_query(merged, sinks ? sinks + head : nullptr, value_dim, out + (tasks[t].sequence * num_heads + head) * value_dim);
     }
     t = end;
   }
@@ -132,8 +136,8 @@ void paged_attention(Call& call, float scale, float soft_cap, int64_t window, bo
 
 constexpr int64_t kQueryTokens = 16;  // of a prompt, that share what is read of keys and values
 
-// softmax(scale * q . K) V over each token's own past, or the last `window` tokens of it (0: all), of fresh keys and
-// values (batch, time, heads, head_dim).
+// softmax(scale * q . K) V over each token's own past, or the last `window` tokens of it (0: all), of fresh keys (batch,
+// time, heads, head_dim) and values (batch, time, heads, value_dim).
 void causal_attention(Call& call, float scale, float soft_cap, int64_t window, bool has_sinks) {
   auto& [threads, operands, results] = call;
   auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1, -1});
@@ -142,35 +146,36 @@ void causal_attention(Call& call, float scale, float soft_cap, int64_t window, b
   const float* q = static_cast<const float*>(q_buffer.untyped_data());
   auto k_buffer = operands.next("k", {ffi::F32}, {batch, time, -1, head_dim});
   const int64_t kv_heads = k_buffer.dimensions()[2];
-  float* v = operands.floats("v", {batch, time, kv_heads, head_dim});
+  auto v_buffer = operands.next("v", {ffi::F32}, {batch, time, kv_heads, -1});
+  const int64_t value_dim = v_buffer.dimensions()[3];
   const int32_t* lengths = operands.ints("lengths", {batch});
   const float* sinks = has_sinks ? operands.floats("sinks", {num_heads}) : nullptr;
   operands.finish();
-  float* out = results.floats("out", {batch, time, num_heads, head_dim});
+  float* out = results.floats("out", {batch, time, num_heads, value_dim});
   results.finish();
   if (kv_heads < 1 || num_heads % kv_heads) fail("num_heads must be a multiple of num_kv_heads");
-  check_head_dim(head_dim);
-  const Tokens tokens{k_buffer.untyped_data(), v, nullptr, nullptr, batch, kv_heads, time, head_dim,
-                      time * kv_heads * head_dim, head_dim, kv_heads * head_dim};
+  check_dim("head_dim", head_dim), check_dim("value_dim", value_dim);
+  const Tokens tokens{k_buffer.untyped_data(), v_buffer.untyped_data(), nullptr, nullptr, batch, kv_heads, time, head_dim,
+                      value_dim, time * kv_heads, 1, kv_heads, false};
   const int64_t group = num_heads / kv_heads, steps = (time + kQueryTokens - 1) / kQueryTokens;
   const AttentionOptions options{scale, soft_cap};
   auto first_seen = [&](int64_t token) { return window > 0 ? std::max<int64_t>(token + 1 - window, 0) : 0; };
   const int64_t seen = window > 0 ? std::min(time, window + kQueryTokens) : time;
-  threads.run(batch * kv_heads * steps, kQueryTokens * group * seen * head_dim, [&](int64_t t) {
+  threads.run(batch * kv_heads * steps, kQueryTokens * group * seen * (head_dim + value_dim) / 2, [&](int64_t t) {
     const int64_t step = steps - 1 - t % steps, head = t / steps % kv_heads, b = t / steps / kv_heads;  // long ones first
     const int64_t first = step * kQueryTokens, count = std::min(kQueryTokens, time - first) * group;
     const int64_t length = std::clamp<int64_t>(lengths[b], 0, time);
     Query* queries = scratch<Query>(kQueries, count);
-    auto place = [&](int64_t i) { return ((b * time + first + i / group) * num_heads + head * group + i % group) * head_dim; };
+    auto place = [&](int64_t i) { return (b * time + first + i / group) * num_heads + head * group + i % group; };
     for (int64_t i = 0; i < count; ++i) {
       const int64_t token = first + i / group;
-      start_query(queries[i], q + place(i), first_seen(token), std::min(token + 1, length), head_dim);
+      start_query(queries[i], q + place(i) * head_dim, first_seen(token), std::min(token + 1, length), value_dim);
     }
     const int32_t page = static_cast<int32_t>(b);
     kernels->attend[kPageF32](tokens, &page, head, first_seen(first), std::min(first + kQueryTokens, length), queries,
                               static_cast<int>(count), options);
     for (int64_t i = 0; i < count; ++i)
-      finish_query(queries[i], sinks ? sinks + head * group + i % group : nullptr, head_dim, out + place(i));
+      finish_query(queries[i], sinks ? sinks + head * group + i % group : nullptr, value_dim, out + place(i) * value_dim);
   });
 }
 
@@ -193,11 +198,11 @@ Angles take_angles(Operands& operands, int64_t count, int64_t head_dim, bool int
 
 constexpr int64_t kAppendTasks = 16;  // each has pages of its own, so that the last token of a slot is the one that stays
 
-// Rotated q and k, k and v appended to the pages, which are updated in place.
-void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps) {
+// Rotated q and k, k and, where not latent, v appended to the pages, which are updated in place.
+void rope_append(Call& call, bool rope, bool latent, bool interleaved, bool norms, float eps) {
   auto& [threads, operands, results] = call;
-  const Tokens old = take_pages(operands).tokens;
-  const Pages pages = take_pages(results);
+  const Tokens old = take_pages(operands, latent).tokens;
+  const Pages pages = take_pages(results, latent);
   const Tokens& tokens = pages.tokens;
   if (old.k != tokens.k || old.v != tokens.v || old.k_scales != tokens.k_scales || old.v_scales != tokens.v_scales)
     fail("pages must be updated in place");
@@ -213,7 +218,7 @@ void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps)
   const int64_t count = k_buffer.dimensions()[0];
   const float* k = static_cast<const float*>(k_buffer.untyped_data());
   if (rope && q_count != count) fail("q has " + std::to_string(q_count) + " tokens; k has " + std::to_string(count));
-  const float* v = operands.floats("v", {count, kv_heads, head_dim});
+  const float* v = latent ? nullptr : operands.floats("v", {count, kv_heads, head_dim});
   const int32_t* slots = operands.ints("slot_mapping", {count});
   float* out = nullptr;
   if (rope) {
@@ -247,7 +252,7 @@ void rope_append(Call& call, bool rope, bool interleaved, bool norms, float eps)
     for (int64_t t = 0; t < count; ++t) {
       const int64_t page = slots[t] / tokens.page_size, offset = slots[t] % tokens.page_size;
       if (slots[t] >= 0 && slots[t] < slots_in_all && page % tasks == task)
-        kernels->append[pages.type](tokens, page, offset, k + t * kv_size, v + t * kv_size);
+        kernels->append[pages.type](tokens, page, offset, k + t * kv_size, latent ? nullptr : v + t * kv_size);
     }
   });
 }
@@ -274,8 +279,10 @@ void rotate(Call& call, bool interleaved) {
 
 #pragma GCC visibility push(default)
 JAX_Q4K_HANDLER(paged_attention)
-    .Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("contiguous").Attr<bool>("sinks"));
+    .Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<int64_t>("value_dim").Attr<bool>("contiguous")
+    .Attr<bool>("sinks"));
 JAX_Q4K_HANDLER(causal_attention).Attr<float>("scale").Attr<float>("soft_cap").Attr<int64_t>("window").Attr<bool>("sinks"));
-JAX_Q4K_HANDLER(rope_append).Attr<bool>("rope").Attr<bool>("interleaved").Attr<bool>("norms").Attr<float>("eps"));
+JAX_Q4K_HANDLER(rope_append)
+    .Attr<bool>("rope").Attr<bool>("latent").Attr<bool>("interleaved").Attr<bool>("norms").Attr<float>("eps"));
 JAX_Q4K_HANDLER(rotate).Attr<bool>("interleaved"));
 #pragma GCC visibility pop

@@ -4,6 +4,7 @@
 
 #include "activations.h"
 #include "attention.h"
+#include "delta.h"
 #include "float_products.h"
 #include "formats.h"
 #include "products.h"
@@ -34,6 +35,9 @@ const Kernels JAX_Q4K_KERNELS = {
     rotate_pairs,
     gate,
     transpose_totals,
+    delta,
+    convolve,
+    make_unit,
 };
 
 }  // namespace jax_q4k

@@ -16,7 +16,8 @@ constexpr int kLanes = 16;  // rows of activations that are multiplied at once, 
 constexpr int kTile = 64;   // rows of weights that are then unpacked at a time
 constexpr int kGemvRows = 8;     // rows of activations up to which weights are unpacked in registers
 constexpr int kFloatGemvRows = 4;  // the same of activations that stay floats
-constexpr int kMaxHeadDim = 256;
+constexpr int kDeltaColumns = 32;  // of a state (key_dim, value_dim) that go through all tokens before the next
+constexpr int kMaxHeadDim = 576;  // of keys, and of values
 constexpr int kTokens = 16;  // that attention sees at a time; pages hold a multiple of it, a sequence's only one may not
 
 // Element types of matrices (the block formats of GGUF, and floats) and of caches' pages.
@@ -72,13 +73,15 @@ struct alignas(64) BlockSpan {
   int32_t zero_point[8][kLanes];
 };
 
-// Where keys and values lie: element (page, head, token, dimension) at page * page_stride + head * head_stride +
-// token * token_stride + dimension. Scales (of int8): contiguous (page, head, token).
+// Where keys (head_dim elements each) and values (value_dim) lie: those of (page, head, token) are vector page * page_stride +
+// head * head_stride + token * token_stride of their array. Scales (of int8): contiguous (page, head, token). Latent: a key
+// begins with its value, and there are no v and v_scales.
 struct Tokens {
   void *k, *v;
   float *k_scales, *v_scales;
-  int64_t num_pages, num_heads, page_size, head_dim;
+  int64_t num_pages, num_heads, page_size, head_dim, value_dim;
   int64_t page_stride, head_stride, token_stride;
+  bool latent;
 };
 
 // A query that sees tokens [first, last) of its sequence, and its running softmax.
@@ -93,6 +96,15 @@ struct Query {
 // How two products gate each other (`jax_q4k.ACTIVATION_FUNCTIONS`).
 enum Activation { kSilu, kGelu, kSwigluOai, kActivations };
 constexpr std::string_view kActivationNames[kActivations] = {"silu", "gelu", "swiglu_oai"};
+
+// Tokens of a head of the gated delta rule: of the first one q and k (key_dim,), v and o from some column on, the decay's
+// logarithm and beta; the steps lead to the next token's.
+struct DeltaTokens {
+  const float *q, *k, *v, *g, *beta;
+  float* o;
+  int64_t count, key_step, value_step, gate_step, key_dim;
+  float scale;
+};
 
 struct AttentionOptions {
   float scale, soft_cap;  // soft_cap 0: none
@@ -123,8 +135,8 @@ struct Kernels {
   void (*attend[kPageTypes])(const Tokens&, const int32_t* pages, int64_t head, int64_t first, int64_t last, Query*, int count,
                              const AttentionOptions&);
   // Adds what another part of a query's tokens came to.
-  void (*merge)(const Query& part, int64_t head_dim, Query* to);
-  // Stores a token's vectors (num_heads, head_dim) in a page.
+  void (*merge)(const Query& part, int64_t value_dim, Query* to);
+  // Stores a token's vectors, k (num_heads, head_dim) and, where not latent, v (num_heads, value_dim), in a page.
   void (*append[kPageTypes])(const Tokens&, int64_t page, int64_t offset, const float* k, const float* v);
   // Rotates the first 2 * half dimensions by angles: pairs (2 i, 2 i + 1) if interleaved, else (i, i + half).
   void (*rotate)(float* x, const float* cos, const float* sin, int64_t half, bool interleaved);
@@ -132,6 +144,15 @@ struct Kernels {
   void (*gate)(const float* gate, const float* up, int64_t count, Activation activation, float* y);
   // to[j * stride + r] = from[r * pitch + j], j < m <= 16, r < count; 16 of a row of `from` can be read.
   void (*transpose)(const float* from, int64_t pitch, int64_t count, int64_t m, float* to, int64_t stride);
+  // The gated delta rule on `columns` columns, kDeltaColumns or 16, of a state with rows `stride` apart; uses key_dim *
+  // columns floats of memory, aligned to 64 bytes.
+  void (*delta)(const DeltaTokens&, int64_t columns, float* state, int64_t stride, float* memory);
+  // y = silu(sum over the last `width` tokens of column * tap) of `count` channels, a multiple of 16. The column of the
+  // token at `position` is x, an earlier one is slot t % width of the ring (width, channels); weight (count, width).
+  void (*convolve)(const float* x, const float* ring, int64_t channels, int64_t width, int64_t position, const float* weight,
+                   int64_t count, float* y);
+  // x /= sqrt(sum(x^2) + eps), of a multiple of 16 elements.
+  void (*make_unit)(float* x, int64_t count, float eps);
 };
 
 // Those of other machines are not there.

@@ -19,19 +19,29 @@ from .rules import merge_attention_rule, paged_attention_rule
 
 
 def _attention(
-    dtype: str, head_dim: int, group: int, *, label: str = "", splits: int = 1, **options: Any
+    dtype: str,
+    head_dim: int,
+    group: int,
+    *,
+    label: str = "",
+    splits: int = 1,
+    num_kv_heads: int = 8,
+    value_dim: int | None = None,
+    **options: Any,
 ) -> Case:
     """As the rule has it for a device that `splits` blocks per sequence and head fill."""
     contiguous = options.get("contiguous", False)
-    chosen = paged_attention_rule(target(), 4, 8 * group, 8, head_dim, 4096, dtype)
+    heads = num_kv_heads * group, num_kv_heads, head_dim
+    chosen = paged_attention_rule(target(), 4, *heads, 4096, dtype, value_dim)
     return Case(
         f"paged_attention-{dtype}-d{head_dim}-g{group}{label}",
         "paged_attention",
         dict(
             batch=4,
-            num_heads=group * 8,
-            num_kv_heads=8,
+            num_heads=group * num_kv_heads,
+            num_kv_heads=num_kv_heads,
             head_dim=head_dim,
+            value_dim=value_dim,
             num_pages=4 if contiguous else 1024,
             page_size=4096 if contiguous else 16,
             pages_per_sequence=1 if contiguous else 256,
@@ -41,6 +51,12 @@ def _attention(
             **options,
         ),
     )
+
+
+def _latent(dtype: str, group: int, *, label: str = "", splits: int = 64) -> Case:
+    """Rows of 576, of which 512 are values, as DeepSeek-V2's."""
+    options: dict[str, Any] = {"label": f"-latent{label}", "splits": splits}
+    return _attention(dtype, 576, group, num_kv_heads=1, value_dim=512, **options)
 
 
 def _merge(name: str, head_dim: int, **options: Any) -> Case:
@@ -68,12 +84,18 @@ _ATTENTIONS = (
     _attention("bf16", 256, 2, label="-window-soft_cap", window=4096, soft_cap=50.0),
     _attention("bf16", 64, 8, label="-window-sinks", window=128, sinks=True),
     _attention("bf16", 128, 4, label="-q8_1", output="q8_1"),
+    *(_attention(dtype, 512, 8, num_kv_heads=4) for dtype in ("bf16", "f32", "int8", "fp8")),
+    *(_latent(dtype, 16) for dtype in ("bf16", "f32", "f16", "int8", "fp8")),
+    _latent("bf16", 20, splits=33),
+    _latent("bf16", 128, splits=8),
+    _latent("bf16", 16, label="-whole", splits=1),
 )
 
 _MERGES = (
     _merge("f32", 128),
     _merge("q8_1", 128, output="q8_1"),
     _merge("d80", 80),
+    _merge("d512", 512),
 )
 
 
@@ -89,7 +111,7 @@ def _touched(buffer: Buffer, arguments: Arguments) -> float:
 
 
 def _passes(arguments: Arguments) -> int:
-    """A block that has some of a group's queries reads all of K and V."""
+    """A team that has some of a group's queries reads all of K and V."""
     group = arguments["num_heads"] / arguments["num_kv_heads"]
     return math.ceil(group / arguments["config"].queries)
 

@@ -8,7 +8,7 @@ from ...ptx import WARP, Builder, f32, kernel
 from ..pages import Spread
 from ..vectors import RUN
 from .head_output import declare_result
-from .online_softmax import OnlineSoftmax, merge_block
+from .online_softmax import OnlineSoftmax, Team, merge_block
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def merge_attention(
     marks = k.input("marks", f32, (batch, num_heads, splits, 2))
     write = declare_result(k, batch, num_heads, head_dim, output)
     k.launch((num_heads, batch), WARP * config.warps)
-    spread = Spread(k, head_dim, RUN)
+    spread = Spread.in_runs(k, head_dim, RUN)
     streams = WARP // spread.lanes * config.warps
     sequence, head, stream = k.block_id("y"), k.block_id(), k.thread_id // spread.lanes
     softmax = OnlineSoftmax(k, 1, spread)
@@ -50,5 +50,5 @@ def merge_attention(
         values = [(spread.load(parts.at(sequence, head, split), ok), None) for split, ok in each]
         scores, totals = zip(*both, strict=True)
         softmax.add([[score] for score in scores], seen, values, totals)
-    for _, merged in merge_block(softmax, head_dim, config.warps):
+    for _, merged in merge_block(softmax, head_dim, Team(k, config.warps)):
         write((sequence, head), merged)

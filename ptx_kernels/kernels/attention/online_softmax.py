@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from ...ptx import WARP, Builder, LanePartition, Pointer, Value, Var, all_of, f3
 from ..pages import Spread
 from ..vectors import dot, store_floats
 
+_MOST_STATIC = 47 << 10  # bytes of static shared memory, of 48 KB, that leave room for the marks
 LOWEST = -3.0e38  # below every score; finite, so that no difference of two of them is NaN
 
 
@@ -109,29 +111,55 @@ class Merged:
         return [value * scale for value in self.o]
 
 
-def merge_block(softmax: OnlineSoftmax, head_dim: int, warps: int) -> Iterator[tuple[int, Merged]]:
-    """Merges every query over the block's lanes and warps, in shared memory.
+@dataclass(frozen=True)
+class Team:
+    """The warps of a block that have the same queries, from a warp's point of view.
 
-    The memory is (queries, warps, head_dim). Yields each query and its softmax; the body runs in
-    one warp. All threads must come here.
+    Attributes:
+      warps: of a team.
+      count: teams of the block.
+    """
+
+    k: Builder
+    warps: int
+    count: int = 1
+
+    @property
+    def warp(self) -> Value:
+        """The warp's number in its team."""
+        return self.k.warp_id if self.count == 1 else self.k.warp_id % self.warps
+
+    def member(self, i: int, each: int) -> Value | int:
+        """The number in the block of what is number i of the `each` that every team has."""
+        return i if self.count == 1 else self.k.warp_id // self.warps * each + i
+
+
+def merge_block(softmax: OnlineSoftmax, head_dim: int, team: Team) -> Iterator[tuple[int, Merged]]:
+    """Merges every query of a team over its lanes and warps, in shared memory.
+
+    The memory is (queries of all teams, a team's warps, head_dim). Yields each query's number in
+    its team and its softmax; the body runs in one warp. All threads must come here.
     """
     k, spread, queries = softmax.k, softmax.spread, len(softmax.o)
     if spread.lanes < WARP:
         _merge_lanes(softmax)
-    marks = k.shared("warp_marks", f32, (queries, warps, 2))
-    parts = k.shared("warp_parts", f32, (queries, warps, head_dim))
+    sums = team.count * queries, team.warps
+    marks = k.shared("warp_marks", f32, (*sums, 2))
+    over = math.prod(sums) * head_dim * f32.size > _MOST_STATIC
+    parts = k.shared("warp_parts", f32, (*sums, head_dim), dynamic=over)
+    rows = [team.member(i, queries) for i in range(queries)]
     first_vector = k.lane_id < spread.lanes  # the other lanes hold the same
     for i, values in enumerate(softmax.o):
         slot = i % softmax.lanes.slots
         mark = softmax.m[slot], softmax.l[slot]
-        marks.at(i, k.warp_id).store(0, mark, where=k.lane_id == softmax.lanes.owner(i))
-        row = parts.at(i, k.warp_id)
+        marks.at(rows[i], team.warp).store(0, mark, where=k.lane_id == softmax.lanes.owner(i))
+        row = parts.at(rows[i], team.warp)
         for run in spread.runs(values):
             store_floats(row.at(run.first), run.values, where=all_of(run.inside, first_vector))
     k.barrier()
     for i in range(queries):
-        with k.when(k.warp_id == i % warps):
-            yield i, _merge_warps(k, marks, parts, i)
+        with k.when(team.warp == i % team.warps):
+            yield i, _merge_warps(k, marks, parts, rows[i])
 
 
 def _merge_lanes(softmax: OnlineSoftmax) -> None:
@@ -143,7 +171,7 @@ def _merge_lanes(softmax: OnlineSoftmax) -> None:
         value.set(k.warp_sum(value, **apart))
 
 
-def _merge_warps(k: Builder, marks: Pointer, parts: Pointer, query: int) -> Merged:
+def _merge_warps(k: Builder, marks: Pointer, parts: Pointer, query: Value | int) -> Merged:
     _, warps, head_dim = parts.shape
     each = [marks.at(query, w).load(vector=2) for w in range(warps)]
     highest = functools.reduce(k.maximum, [m for m, _ in each])

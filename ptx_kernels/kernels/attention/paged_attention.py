@@ -11,7 +11,7 @@ from ..activation import LOG2_E, tanh
 from ..pages import Pages, Spread, declare_pages
 from ..vectors import dot
 from .head_output import declare_result
-from .online_softmax import OnlineSoftmax, merge_block
+from .online_softmax import OnlineSoftmax, Team, merge_block
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class PagedAttentionConfig:
         one leave partial results, which `merge_attention` puts together.
       load_bytes: width of a lane's loads of K and V, 16 or 8; with 8 a lane holds half as many
         values of each query.
+      teams: of the block's warps, each with `queries` query heads of its own. Every team reads K
+        and V; the first-level cache has them for all but the first.
     """
 
     warps: int = 4
@@ -36,11 +38,14 @@ class PagedAttentionConfig:
     resident_blocks: int = 2
     splits: int = 1
     load_bytes: int = 16
+    teams: int = 1
 
 
 @dataclass(frozen=True)
 class Token:
     """A token of the cache: one lane's share of its vectors, as they are stored (see `Pages.load`).
+
+    `value` is empty where the key has the values.
 
     Attributes:
       seen: whether the token is part of the context and has a page (predicate); where not, all
@@ -80,11 +85,12 @@ class _Prefetched:
 class _Context:
     """The tokens of one sequence and KV head, from a split's first to below its `stop`.
 
-    `block_tables`: s32 (batch, pages_per_sequence); None: the sequence is a page by itself.
+    `values`: None if latent. `block_tables`: s32 (batch, pages_per_sequence); None: the sequence is
+    a page by itself.
     """
 
     keys: Pages
-    values: Pages
+    values: Pages | None
     spread: Spread
     block_tables: Pointer | None
     sequence: Value
@@ -106,46 +112,50 @@ class _Context:
         return Token(
             seen,
             self.keys.load(self.spread, place, seen),
-            self.values.load(self.spread, place, seen),
+            [] if self.values is None else self.values.load(self.spread, place, seen),
         )
 
 
 class _Streams:
-    """Groups of lanes with tokens of their own: stream s of a block takes tokens s, s + count, ...
+    """Groups of lanes with tokens of their own: stream s of a team takes tokens s, s + count, ...
 
     Attributes:
       number: of the lane's stream (u32).
-      count: streams of a block.
-      step: tokens of a block in a round, `unroll` of each stream.
+      count: streams of a team.
+      step: tokens of a team in a round, `unroll` of each stream.
     """
 
-    def __init__(self, k: Builder, lanes: int, config: PagedAttentionConfig) -> None:
-        self.number = k.thread_id // lanes
-        self.count = WARP // lanes * config.warps
-        self.unroll, self.step = config.unroll, WARP // lanes * config.warps * config.unroll
+    def __init__(self, k: Builder, lanes: int, team: Team, unroll: int) -> None:
+        thread = k.thread_id if team.count == 1 else k.thread_id % (WARP * team.warps)
+        self.number = thread // lanes
+        self.count = WARP // lanes * team.warps
+        self.unroll, self.step = unroll, WARP // lanes * team.warps * unroll
 
 
 class _QueryHeads:
-    """A block's query heads: `count` of the `group` heads that share a KV head.
+    """A team's query heads: `count` of the `group` heads that share a KV head.
 
     In a group's last block, whose heads may be fewer, the last head repeats.
     """
 
-    def __init__(self, k: Builder, group: int, count: int) -> None:
-        blocks = -(-group // count)
+    def __init__(self, k: Builder, group: int, count: int, team: Team) -> None:
+        together = count * team.count
+        blocks = -(-group // together)
         self._k, self._group = k, group
-        self.kv_head, self._first = k.block_id() // blocks, (k.block_id() % blocks) * count
-        self._ragged = group % count != 0
+        self.kv_head, self._first = k.block_id() // blocks, (k.block_id() % blocks) * together
+        if team.count > 1:
+            self._first = self._first + team.member(0, count)
+        self._ragged = group % together != 0
 
     def _in_group(self, i: Value | int) -> Value:
         return self._k.minimum(self._first + i, self._group - 1)
 
     def index(self, i: int) -> Value:
-        """The query head that is number i of the block."""
+        """The query head that is number i of the team."""
         return self.kv_head * self._group + self._in_group(i)
 
     def load(self, logits: Pointer, numbers: Sequence[Value]) -> list[Value]:
-        """Logits of the heads with these numbers in the block, in base 2."""
+        """Logits of the heads with these numbers in the team, in base 2."""
         members = [self._in_group(i) for i in numbers]
         return [logits.at(self.kv_head * self._group + i).load() * LOG2_E for i in members]
 
@@ -173,6 +183,7 @@ def paged_attention(
     window: int | None = None,
     soft_cap: float | None = None,
     sinks: bool = False,
+    value_dim: int | None = None,
     output: str = "f32",
     config: PagedAttentionConfig = PagedAttentionConfig(),
 ) -> None:
@@ -187,6 +198,8 @@ def paged_attention(
       window: only the last `window` tokens of a context are seen.
       soft_cap: scores become soft_cap * tanh(score / soft_cap).
       sinks: an extra logit per query head in the softmax's denominator, with no value.
+      value_dim: the pages are latent: values are the first `value_dim` elements of the keys' rows,
+        which are read once. None: they have pages of their own, as wide as the keys'.
       output: `f32`, or with one split `q8_1`; see `declare_result`.
     """
     pages = batch, num_pages, pages_per_sequence
@@ -194,23 +207,33 @@ def paged_attention(
     splits, group = config.splits, num_heads // num_kv_heads
     queries = min(config.queries, group)
     q = k.input("q", f32, (batch, num_heads, head_dim))
-    keys, values = declare_pages(k.input, dtype, (num_pages, num_kv_heads, page_size, head_dim))
+    shape = num_pages, num_kv_heads, page_size, head_dim
+    keys, *own_values = declare_pages(k.input, dtype, shape, latent=value_dim is not None)
+    values = own_values[0] if own_values else None
+    out_dim = _value_dim(head_dim, value_dim)
     block_tables = None if contiguous else k.input("block_tables", s32, (batch, pages_per_sequence))
     context_lens = k.input("context_lens", s32, (batch,))
     sink_logits = k.input("sinks", f32, (num_heads,)) if sinks else None
-    write = declare_result(k, batch, num_heads, head_dim, output, splits)
+    write = declare_result(k, batch, num_heads, out_dim, output, splits)
 
-    grid = (num_kv_heads * -(-group // queries), batch, splits)
+    grid = (num_kv_heads * -(-group // (queries * config.teams)), batch, splits)
     k.launch(grid, WARP * config.warps, resident_blocks=config.resident_blocks)
-    spread = Spread(k, head_dim, config.load_bytes // keys.rows.type.size)
+    run = config.load_bytes // keys.rows.type.size
+    if values is None:
+        spread = Spread.evenly(k, (out_dim, head_dim - out_dim), run)
+        held = spread.front(out_dim // WARP)
+    else:
+        spread = held = Spread.in_runs(k, head_dim, run)
     sequence, split = k.block_id("y"), k.block_id("z")
-    heads, streams = _QueryHeads(k, group, queries), _Streams(k, spread.lanes, config)
+    team = Team(k, config.warps // config.teams, config.teams)
+    heads = _QueryHeads(k, group, queries, team)
+    streams = _Streams(k, spread.lanes, team, config.unroll)
     mine = [heads.index(i) for i in range(queries)]
 
     # scores are exponents of 2; without a soft cap, their factor goes into q
     factor = scale * LOG2_E if soft_cap is None else scale / soft_cap
     query = [[x * factor for x in spread.load(q.at(sequence, head))] for head in mine]
-    softmax = OnlineSoftmax(k, queries, spread)
+    softmax = OnlineSoftmax(k, queries, held)
     if sink_logits is not None:
         logits = heads.load(sink_logits, softmax.owned())
         softmax.add_sinks(logits, (streams.number == 0) & (split == 0))
@@ -218,12 +241,15 @@ def paged_attention(
     start, stop = _share_of(k, length, window, split, splits, streams.step)
     context = _Context(keys, values, spread, block_tables, sequence, heads.kv_head, stop)
     for tokens in _rounds(k, context, streams, start):
-        k_rows = [keys.values(k, token.key) for token in tokens]
-        v_rows = [values.values(k, token.value) for token in tokens]
+        k_rows = [keys.values(k, spread, token.key) for token in tokens]
+        if values is None:
+            v_rows = [(row[: held.width], unit) for row, unit in k_rows]
+        else:
+            v_rows = [values.values(k, held, token.value) for token in tokens]
         scores = _scores(k, softmax, query, k_rows, soft_cap)
         softmax.add(scores, [token.seen for token in tokens], v_rows)
 
-    for i, merged in merge_block(softmax, head_dim, config.warps):
+    for i, merged in merge_block(softmax, out_dim, team):
         with heads.owns(i):
             write((sequence, mine[i], split) if splits > 1 else (sequence, mine[i]), merged)
 
@@ -244,12 +270,25 @@ def _check(
         raise KernelError(f"soft_cap={soft_cap} must be positive")
     if config.load_bytes not in (8, 16):
         raise KernelError(f"load_bytes={config.load_bytes} must be 8 or 16")
+    if config.warps % config.teams:
+        raise KernelError(f"warps={config.warps} must be a multiple of teams={config.teams}")
     if contiguous is not None:
         batch, num_pages, pages_per_sequence = contiguous
         if (num_pages, pages_per_sequence) != (batch, 1):
             raise KernelError(
                 f"contiguous: num_pages={num_pages} must be batch={batch}, pages_per_sequence 1"
             )
+
+
+def _value_dim(head_dim: int, value_dim: int | None) -> int:
+    """Width of the values, of a kernel's `value_dim`."""
+    if value_dim is None:
+        return head_dim
+    if value_dim % WARP or value_dim > head_dim:
+        raise KernelError(
+            f"value_dim={value_dim} must be a multiple of {WARP}, at most head_dim={head_dim}"
+        )
+    return value_dim
 
 
 def _length(k: Builder, context_len: Pointer, capacity: int) -> Value:

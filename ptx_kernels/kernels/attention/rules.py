@@ -9,6 +9,23 @@ from ..pages import PAGE_TYPES
 from .merge_attention import MergeConfig
 from .paged_attention import PagedAttentionConfig
 
+_VALUES = 148  # of queries, and weighted ones, that a lane has registers for
+_WARPS = 8  # of a multiprocessor whose lanes have 255 registers
+
+
+def _per_lane(
+    head_dim: int, value_dim: int | None, size: int, load_bytes: int
+) -> tuple[int, int, int]:
+    """Tokens of a warp at once; a lane's registers of a query, and of a token as it is stored."""
+    if value_dim is not None:
+        per_query = (head_dim + value_dim) // WARP + 1
+        return 1, per_query, -(-head_dim * size // (4 * WARP))
+    loads = -(-head_dim * size // load_bytes)
+    runs = -(-loads // WARP)  # loads of a vector by a lane
+    streams = WARP // min(WARP, 1 << (loads - 1).bit_length())
+    per_query = 2 * runs * load_bytes // size + 1  # values of the query, and weighted ones
+    return streams, per_query, 2 * runs * load_bytes // 4
+
 
 def _paged_attention(
     device: Target,
@@ -18,8 +35,9 @@ def _paged_attention(
     head_dim: int,
     capacity: int,
     dtype: str,
+    value_dim: int | None = None,
 ) -> PagedAttentionConfig:
-    """Config for contexts (or windows) of up to `capacity` tokens.
+    """Config for contexts (or windows) of up to `capacity` tokens; `value_dim`: of latent pages.
 
     A group is num_heads / num_kv_heads query heads. A whole group shares a block, up to eight query
     heads. A lane's load is 16 bytes; of int8 and fp8, where that is 16 values of each query, 8 for
@@ -28,26 +46,34 @@ def _paged_attention(
     flight, two where a split has fewer tokens. A context is split to fill two blocks on each
     multiprocessor, no more, into parts of 64 tokens or more; below 256 tokens a second launch costs
     more.
+
+    Of heads wider than 256, and of latent pages, a lane has registers for fewer query heads (four
+    of 512 dimensions), and two tokens or one in flight. Then a block's warps are teams with query
+    heads of their own: up to four of two blocks on a multiprocessor, up to eight of one.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
-    queries = min(group, 8)
-    load_bytes = 8 if size == 1 and queries > 4 else 16
-    loads = -(-head_dim * size // load_bytes)
-    runs = -(-loads // WARP)  # loads of a vector by a lane
-    streams = WARP // min(WARP, 1 << (loads - 1).bit_length())  # tokens that a warp holds at once
-    per_query = 2 * runs * load_bytes // size + 1  # values of the query, and weighted ones
-    # as they are stored; scales and where
-    per_token = 2 * runs * load_bytes // 4 + (4 if dtype == "int8" else 0)
-    blocks = batch * num_kv_heads * -(-group // queries)
+    queries, teams, latent = min(group, 8), 1, value_dim is not None
+    load_bytes = 8 if size == 1 and queries > 4 and not latent else 16
+    streams, per_query, per_token = _per_lane(head_dim, value_dim, size, load_bytes)
+    per_token += 4 if dtype == "int8" else 0  # scales and where
+    wide = head_dim > 256 or latent
+    if wide and group > (most := min(8, 1 << (_VALUES // per_query).bit_length() - 1)):
+        teams = -(-min(group, _WARPS * most) // most)
+        queries = -(-group // (teams * -(-group // (teams * most))))
+    blocks = batch * num_kv_heads * -(-group // (teams * queries))
+    resident = 1 if teams > _WARPS // 2 else 2
     splits = 1
     if capacity >= 256:
-        splits = max(1, min(2 * device.multiprocessors // blocks, capacity // 64))
-    for unroll in (4, 2):
-        registers = queries * per_query + unroll * per_token  # beside some for addresses and sums
+        splits = max(1, min(resident * device.multiprocessors // blocks, capacity // 64))
+    for unroll in (2, 1) if wide else (4, 2):
+        # beside some for addresses and sums; latent values stay floats from scores to sums
+        registers = queries * per_query + unroll * per_token + latent * head_dim // WARP
         warps = 8 if registers <= 80 else 6 if registers <= 114 else 4
-        if registers <= 190 and streams * warps * unroll <= capacity // splits:
+        if teams > 1:
+            warps = max(1, 4 // teams) * teams
+        if registers <= 190 and streams * warps // teams * unroll <= capacity // splits:
             break
-    return PagedAttentionConfig(warps, queries, unroll, splits=splits, load_bytes=load_bytes)
+    return PagedAttentionConfig(warps, queries, unroll, resident, splits, load_bytes, teams)
 
 
 def _merge_attention(head_dim: int, splits: int) -> MergeConfig:

@@ -69,6 +69,56 @@ def test_pages_of_every_type(kernels, dtype):
     assert nmse(got, want) <= 1e-11
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("heads", [2, 16])  # few queries, and more than read pages as they lie
+def test_heads_of_512_dimensions(kernels, heads, dtype):
+    (k, v), scales = cache(dtype, 6, 1, 512)
+    arrays = k, v, np.array([[5, 0, 3], [1, 4, 2]], np.int32), np.array([17, 48], np.int32)
+    held = [np.asarray(x.astype(jnp.float32)) for x in (k, v)]
+    if scales:
+        held = [x * np.asarray(s)[..., None] for x, s in zip(held, scales.values(), strict=True)]
+    q = normal(2, heads, 512)
+    got = jq.implementation("native")(jq.paged_attention)(q, *arrays, **scales)
+    assert nmse(got, oracles.attention(q, *held, *arrays[2:], 512**-0.5)) <= 1e-11
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "heads, kv_heads, head_dim, value_dim", [(16, 1, 576, 512), (20, 1, 288, 256), (6, 2, 64, 32)]
+)
+def test_latent_pages(kernels, heads, kv_heads, head_dim, value_dim, dtype):
+    """A context of one part, and one of two."""
+    k = normal(24 * PAGE_SIZE, kv_heads, head_dim, seed=1)
+    pages = jnp.zeros((24, kv_heads, PAGE_SIZE, head_dim), dtype)
+    scales = {"k_scales": jnp.zeros(pages.shape[:3])} if dtype == jnp.int8 else {}
+    append = jq.implementation("xla")(jq.append_kv)
+    pages, *steps = append(pages, None, k, None, np.arange(len(k)), **scales)
+    scales = dict(zip(scales, steps, strict=True))
+    held = np.asarray(pages.astype(jnp.float32))
+    if scales:
+        held = held * np.asarray(scales["k_scales"])[..., None]
+    tables = np.random.default_rng(0).permutation(24)[:19].astype(np.int32)
+    tables, lens = np.stack([tables, tables[::-1]]), np.array([300, 21], np.int32)
+    q, options = normal(2, heads, head_dim), {"scale": 0.07, "window": 290}
+    got = jq.implementation("native")(jq.paged_attention)(
+        q, pages, None, tables, lens, value_dim=value_dim, **scales, **options
+    )
+    want = oracles.attention(q, held, held[..., :value_dim], tables, lens, **options)
+    assert nmse(got, want) <= 1e-11
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_latent_rows_are_stored_as_keys_are(kernels, dtype):
+    """Bit for bit, whatever follows them; the last of several tokens for a slot stays."""
+    (pages, _), scales = cache(dtype, 3, 2, 96)
+    k, slots = normal(5, 2, 96, seed=3) * 100, np.array([17, -1, 47, 3, 17], np.int32)
+    both = jq.implementation("native")(jq.append_kv)(pages, pages, k, k, slots, **scales)
+    scales.pop("v_scales", None)
+    got = jq.implementation("native")(jq.append_kv)(pages, None, k, None, slots, **scales)
+    for one, other in zip(got, both[::2], strict=True):
+        np.testing.assert_array_equal(one.astype(jnp.float32), other.astype(jnp.float32))
+
+
 def test_page_ids_outside_the_pages_are_not_read(kernels):
     (k, v), _ = cache(jnp.float32, 4, 2, 32)
     tables = np.array([[0, -1, 3], [4, 2, 2**31 - 1], [-(2**31), 7, 9]], np.int32)
@@ -169,10 +219,11 @@ def test_the_last_of_several_tokens_for_a_slot_stays(kernels):
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rope_append(kernels, dtype, interleaved):
-    (k_pages, v_pages), scales = cache(dtype, 3, 2, 32)
-    q, k, v = normal(5, 4, 32), normal(5, 2, 32, seed=3) * 100, normal(5, 2, 32, seed=4) * 1e-3
-    angles = np.random.default_rng(0).uniform(0, 6, (5, 12)).astype(np.float32)
+@pytest.mark.parametrize("dim, half", [(32, 12), (512, 256), (512, 64)])
+def test_rope_append(kernels, dim, half, dtype, interleaved):
+    (k_pages, v_pages), scales = cache(dtype, 3, 2, dim)
+    q, k, v = normal(5, 4, dim), normal(5, 2, dim, seed=3) * 100, normal(5, 2, dim, seed=4) * 1e-3
+    angles = np.random.default_rng(0).uniform(0, 6, (5, half)).astype(np.float32)
     arrays = (
         q,
         k,
@@ -184,7 +235,9 @@ def test_rope_append(kernels, dtype, interleaved):
         np.sin(angles),
     )
     norms = (
-        dict(q_norm=normal(32, seed=5), k_norm=normal(32, seed=6), eps=1e-5) if interleaved else {}
+        dict(q_norm=normal(dim, seed=5), k_norm=normal(dim, seed=6), eps=1e-5)
+        if interleaved
+        else {}
     )
     for got, want in zip(
         *(
@@ -217,6 +270,17 @@ def test_causal_attention(kernels, time, window, capped):
     want = causal_attention.reference(*given, **options)
     for row, length in enumerate(lengths):
         assert nmse(got[row, :length], np.asarray(want)[row, :length]) <= 1e-12
+
+
+@pytest.mark.parametrize("head_dim, value_dim", [(192, 128), (512, 512), (32, 576)])
+def test_causal_attention_with_values_of_another_width(kernels, head_dim, value_dim):
+    q, k = normal(2, 37, 4, head_dim), normal(2, 37, 4, head_dim, seed=1)
+    given = *map(jnp.asarray, (q, k, normal(2, 37, 4, value_dim, seed=2))), jnp.array([37, 30])
+    got = np.asarray(jq.implementation("native")(jq.causal_attention)(*given, window=20))
+    options = {"scale": head_dim**-0.5, "window": 20, "soft_cap": None}
+    want = np.asarray(causal_attention.reference(*given, None, **options))
+    for row, length in enumerate((37, 30)):
+        assert nmse(got[row, :length], want[row, :length]) <= 1e-12
 
 
 def test_a_bad_key_spoils_what_sees_it_alone(kernels):

@@ -82,6 +82,7 @@ def test_a_result_of_another_shape_is_refused():
     "heads, page_size, head_dim, message",
     [
         (1, 16, 24, "head_dim must be a multiple of 16"),
+        (1, 16, 592, "head_dim must be a multiple of 16 up to 576"),
         (1, 8, 32, "page_size must be a multiple of 16"),
         (0, 16, 32, "at least one head"),
         (1, 0, 32, "one token"),
@@ -94,9 +95,9 @@ def test_pages_without_kernels_are_refused(heads, page_size, head_dim, message):
         np.zeros((1, 2), np.int32),
     )
     struct = jax.ShapeDtypeStruct(q.shape, jnp.float32)
-    options = dict(scale=1.0, soft_cap=0.0, window=0, contiguous=False, sinks=False)
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        native.call("paged_attention", [struct], q, pages, pages, tables, lens, **options)
+        (out,) = native.call("paged_attention", [struct], q, pages, pages, tables, lens, **PAGED)
+        out.block_until_ready()
 
 
 Q, LENS = np.zeros((1, 2, 32), np.float32), np.ones(1, np.int32)
@@ -105,9 +106,11 @@ PAGES, TABLES, IDS = (
     np.zeros((1, 2), np.int32),
     np.zeros(2, np.int32),
 )
-PAGED = dict(scale=1.0, soft_cap=0.0, window=0, contiguous=False, sinks=False)
-ROPE = dict(rope=False, interleaved=False, norms=False, eps=0.0)
+PAGED = dict(scale=1.0, soft_cap=0.0, window=0, value_dim=0, contiguous=False, sinks=False)
+ROPE = dict(rope=False, latent=False, interleaved=False, norms=False, eps=0.0)
 TURN = ROPE | {"rope": True}
+STATE = np.zeros((1, 2, 32, 32), np.float32)
+DELTA, STEP = {"scale": 1.0, "tiled": False}, {"eps": 0.0, "tiled": False}
 BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
 
 
@@ -155,6 +158,22 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
         ("paged_attention", [Q, PAGES, PAGES, TABLES.repeat(2, 0), LENS], PAGED, Q.shape,
          "block_tables has shape"),
         ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED, (1, 2, 31), "out has shape"),
+        ("paged_attention", [Q, PAGES, PAGES, TABLES, LENS], PAGED | {"value_dim": 32}, Q.shape,
+         "block_tables has an element type"),
+        ("paged_attention", [Q, PAGES, TABLES, LENS], PAGED | {"value_dim": 24}, (1, 2, 24),
+         "value_dim must be a multiple of 16 up to 32"),
+        ("paged_attention", [Q, PAGES, TABLES, LENS], PAGED | {"value_dim": 48}, (1, 2, 48),
+         "value_dim must be a multiple of 16 up to 32"),
+        ("paged_attention", [Q, PAGES, TABLES, LENS], PAGED | {"value_dim": -16}, (1, 2, 16),
+         "value_dim must be a multiple of 16 up to 32"),
+        ("paged_attention", [Q, PAGES, TABLES, LENS], PAGED | {"value_dim": 16}, Q.shape,
+         "out has shape"),
+        ("paged_attention", [Q, BYTES, TABLES, LENS], PAGED | {"value_dim": 16}, (1, 2, 16),
+         "k_scales has"),
+        ("causal_attention", [Q[None], Q[None], Q[None, :, :, :24], LENS], CAUSAL, (1, 1, 2, 24),
+         "value_dim must be a multiple of 16"),
+        ("causal_attention", [Q[None], Q[None], Q[None, :, :, :16], LENS], CAUSAL, (1, *Q.shape),
+         "out has shape"),
         ("causal_attention", [Q[None], Q[None], Q[None, :, :1], LENS], CAUSAL, (1, *Q.shape),
          "v has shape"),
         ("causal_attention", [Q[None], *[Q[None, :, :0]] * 2, LENS], CAUSAL, (1, *Q.shape),
@@ -167,6 +186,16 @@ BYTES, ANGLES = PAGES.astype(np.int8), np.zeros((1, 17), np.float32)
          "k_pages has shape"),
         ("rope_append", [PAGES, PAGES, Q[:, :1], Q[:, :1], LENS], ROPE, PAGES.shape,
          "v_pages is missing"),
+        ("gated_delta_rule", [Q[None]] * 5, DELTA, (1, *Q.shape), r"g has shape.*\(1, 1, 2\)"),
+        ("gated_delta_rule", [Q[None, :, :, :20]] * 3, DELTA, (1, *Q.shape),
+         "key_dim and value_dim must be multiples of 16"),
+        ("gated_delta_rule", [*[Q[None]] * 2, Q[None, :, :1]], DELTA, (1, *Q.shape),
+         "num_v_heads must be a multiple"),
+        ("gated_delta_rule", [*[Q[None, :, :0]] * 2, Q[None]], DELTA, (1, *Q.shape),
+         "num_v_heads must be a multiple"),
+        ("gated_delta_step", [*[X] * 4, Q], STEP, X.shape, "columns has shape"),
+        ("rope_append", [PAGES, Q[:, :1], LENS], ROPE | {"latent": True}, PAGES.shape,
+         "in place"),
         ("rotate", [Q, ANGLES, ANGLES], {"interleaved": False}, Q.shape,
          "more angles than half of head_dim"),
         ("rotate", [Q, ANGLES[:, :9], ANGLES[:, :8]], {"interleaved": False}, Q.shape,
@@ -212,9 +241,13 @@ def test_q_and_k_must_have_as_many_tokens():
         ("embedding", [IDS, X[:0]], {"format": "F32"}, [(2, 256)]),
         ("paged_attention", [Q[:0], PAGES, PAGES, TABLES[:0], LENS[:0]], PAGED, [(0, 2, 32)]),
         ("paged_attention", [Q, PAGES, PAGES, TABLES[:, :0], LENS], PAGED, [(1, 2, 32)]),
+        ("paged_attention", [Q, PAGES, TABLES[:, :0], LENS], PAGED | {"value_dim": 16},
+         [(1, 2, 16)]),
         ("causal_attention", [Q[None, :0], Q[None, :0], Q[None, :0], LENS], CAUSAL,
          [(1, 0, 2, 32)]),
         ("rope_append", [PAGES, PAGES, Q[:0, :1], Q[:0, :1], LENS[:0]], ROPE, [PAGES.shape] * 2),
+        ("gated_delta_rule", [*[Q[None, :0]] * 3, *[Q[None, :0, :, 0]] * 2, STATE], DELTA,
+         [(1, 0, 2, 32), STATE.shape]),
         ("rotate", [Q[:0], ANGLES[:0], ANGLES[:0]], {"interleaved": False}, [(0, 2, 32)]),
         ("rotate", [Q[:, :0], ANGLES[:, :8], ANGLES[:, :8]], {"interleaved": False}, [(1, 0, 32)]),
     ],
@@ -222,7 +255,7 @@ def test_q_and_k_must_have_as_many_tokens():
 def test_nothing_is_no_fault(name, operands, attributes, results):
     """Zeros where sums are empty, NaN for rows that a table without any lacks."""
     structs = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in results]
-    aliases = {0: 0, 1: 1} if name == "rope_append" else None
+    aliases = {"rope_append": {0: 0, 1: 1}, "gated_delta_rule": {5: 1}}.get(name)
     got = native.call(name, structs, *map(jnp.asarray, operands), aliases=aliases, **attributes)
     for array in map(np.asarray, got):
         assert np.isnan(array).all() if name == "embedding" else not array.any()

@@ -1,5 +1,6 @@
 """Operations by the CPU's kernels, its default, inside JAX's transformations and programs."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -33,6 +34,13 @@ def lowered(function, *arrays):
 def test_operations_with_kernels_take_them_by_default():
     x, w, ids = normal(2, 256), packed("Q4_K", 8, 256), jnp.array([1, 2])
     q, pages, tables = normal(1, 2, 32), jnp.zeros((2, 2, 16, 32)), jnp.zeros((1, 2), jnp.int32)
+    state, states, taps = (
+        jnp.zeros((1, 2, 32, 32)),
+        jnp.zeros((2, 1, 32, 32)),
+        jnp.zeros((2, 4, 96)),
+    )
+    weights = {"conv_weight": normal(96, 4), "dt_bias": normal(1), "decay": -abs(normal(1))}
+    step = functools.partial(jq.gated_delta_step, **weights, norm_weight=normal(32), eps=1e-6)
     for function, arrays, handler in (
         (jq.matmul, (x, w), "linear"),
         (jq.matmul, (x, w.dequantize(jnp.bfloat16)), "linear"),
@@ -41,6 +49,8 @@ def test_operations_with_kernels_take_them_by_default():
         (jq.paged_attention, (q, pages, pages, tables, tables[:, 0]), "paged_attention"),
         (jq.causal_attention, (q[None], q[None], q[None], ids[:1]), "causal_attention"),
         (jq.append_kv, (pages, pages, q, q, ids[:1]), "rope_append"),
+        (jq.gated_delta_rule, (*[q[None]] * 3, *[q[None, :, :, 0]] * 2, state), "gated_delta_rule"),
+        (step, (x[:, :96], x[:, :32], *[x[:, :1]] * 2, taps, states, ids), "gated_delta_step"),
     ):
         assert f"@jax_q4k_{handler}(" in lowered(function, *arrays)
         with jq.implementation("xla"):
@@ -173,6 +183,16 @@ attended = jq.paged_attention(normal(1, 4, 32), *pages, tables, np.array([1270],
 digest.update(np.asarray(attended).tobytes())
 q, k = normal(2, 90, 4, 32), normal(2, 90, 2, 32)
 digest.update(np.asarray(jq.causal_attention(q, k, k, np.array([90, 41]))).tobytes())
+for time in (1, 70):
+    q, v, gate = normal(2, time, 2, 32) / 6, normal(2, time, 4, 48), abs(normal(2, time, 4))
+    found = jq.gated_delta_rule(q, q[::-1], v, -gate, gate / 9, normal(2, 4, 32, 48))
+    for y in found:
+        digest.update(np.asarray(y).tobytes())
+weights = {"conv_weight": normal(5120, 4), "dt_bias": normal(24), "decay": -abs(normal(24))}
+token = normal(2, 5120), normal(2, 3072), normal(2, 24), normal(2, 24)
+cache = normal(2, 4, 5120), normal(2, 24, 128, 128), np.array([9, 2])
+for y in jq.gated_delta_step(*token, *cache, **weights, norm_weight=normal(128), eps=1e-6):
+    digest.update(np.asarray(y).tobytes())
 names = [path.read_text().strip() for path in pathlib.Path("/proc/self/task").glob("*/comm")]
 print(names.count("tf_XLAEigen"), digest.hexdigest())
 """,

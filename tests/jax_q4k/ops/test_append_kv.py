@@ -3,8 +3,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
 from helpers import nmse
+from implementations import IMPLEMENTATIONS
 
 import jax_q4k as jq
 
@@ -53,6 +55,70 @@ def test_quantized_by_the_kernels_as_by_plain_jax(dtype):
             and got[2][4, 0, 15] == 0
         )
         assert jnp.isnan(got[3][1, 1, 1]) and jnp.isinf(got[3][1, 0, 4])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [96, 576])
+def test_latent_pages_are_a_single_array(dim, dtype, implementation):
+    pages = jnp.asarray(rng.standard_normal((PAGES, 1, SIZE, dim)), jnp.float32).astype(dtype)
+    k = jnp.asarray(rng.standard_normal((4, 1, dim)), jnp.float32).at[1, 0, 3].set(1e3)
+    slots = np.array([17, -1, 79, 3])
+    scales = jnp.ones((PAGES, 1, SIZE)) if dtype == jnp.int8 else None
+    want = np.array(pages.astype(jnp.float32))
+    rows, steps = np.asarray(k), np.ones((4, 1), np.float32)
+    if dtype == jnp.int8:
+        rows, steps = oracles.int8_vectors(rows)
+    for t, slot in enumerate(slots):
+        if slot >= 0:
+            stored = jnp.asarray(rows[t]).astype(dtype)
+            want[slot // SIZE, :, slot % SIZE] = stored.astype(jnp.float32)
+    call = jax.jit(lambda pages, k, scales: jq.append_kv(pages, None, k, None, slots, **scales))
+    got = jq.implementation(implementation)(call)(
+        pages, k, {} if scales is None else {"k_scales": scales}
+    )
+    assert len(got) == (1 if scales is None else 2) and got[0].dtype == dtype
+    np.testing.assert_array_equal(got[0].astype(jnp.float32), want)
+    if scales is not None:
+        want = np.ones((PAGES, 1, SIZE), np.float32)
+        want[slots[[0, 2, 3]] // SIZE, :, slots[[0, 2, 3]] % SIZE] = steps[[0, 2, 3]]
+        np.testing.assert_array_equal(got[1], want)
+
+
+def test_donated_latent_pages_are_updated_in_place():
+    pages, k = jnp.zeros((PAGES, 1, SIZE, 576), jnp.bfloat16), jnp.ones((1, 1, 576))
+    program = jax.jit(
+        lambda pages, k: jq.append_kv(pages, None, k, None, jnp.array([2])), donate_argnums=0
+    )
+    pointer = pages.unsafe_buffer_pointer()
+    (got,) = program(pages, k)
+    assert got.unsafe_buffer_pointer() == pointer and got[0, 0, 2, 575] == 1
+
+
+def test_no_latent_tokens():
+    pages = jnp.ones((PAGES, 1, SIZE, 64))
+    (got,) = jq.append_kv(pages, None, jnp.ones((0, 1, 64)), None, jnp.zeros(0, jnp.int32))
+    np.testing.assert_array_equal(got, pages)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(v=jnp.ones((3, 1, 64))), TypeError, "v belongs to v_pages, which is None"),
+        (dict(v_scales=jnp.ones((5, 1, 16))), TypeError, "v_scales belongs to v_pages"),
+        (dict(k_scales=jnp.ones((5, 1, 16))), TypeError, "k_scales belongs to int8 k_pages"),
+        (dict(k_pages=jnp.zeros((5, 1, 16, 64), jnp.int8)), TypeError, "needs k_scales"),
+        (dict(k_pages=jnp.zeros((5, 1, 16, 80))), ValueError, "head_dim=80 must be .*544, 576"),
+        (dict(k_pages=jnp.zeros((5, 1, 24, 64))), ValueError, "page_size=24"),
+        (dict(k=jnp.ones((3, 1, 32))), ValueError, r"k has shape \(3, 1, 32\).*\(3, 1, 64\)"),
+        (dict(v_pages=jnp.zeros((5, 1, 16, 64))), TypeError, "v is of type NoneType"),
+    ],
+)
+def test_latent_arguments_that_do_not_fit(change, error, message):
+    good = dict(k_pages=jnp.zeros((5, 1, 16, 64)), v_pages=None, v=None)
+    good |= dict(k=jnp.ones((3, 1, 64)), slot_mapping=jnp.arange(3))
+    with pytest.raises(error, match=message):
+        jq.append_kv(**(good | change))
 
 
 def test_slots_outside_the_pages_are_skipped_inside_a_program():

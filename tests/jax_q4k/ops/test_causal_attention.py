@@ -21,9 +21,9 @@ def arrays(time, head_dim=32, seed=0):
 SINKS = np.array([0.5, -1.0, 3.0, -np.inf], np.float32)
 
 
-def definition(q, k, v, lengths, scale, window, soft_cap=np.inf, sinks=(-np.inf,) * 4):
+def definition(q, k, v, lengths, scale, window=1 << 30, soft_cap=np.inf, sinks=(-np.inf,) * 4):
     """The attention of every token that is no padding, in float64, and zeros for the others."""
-    out = np.zeros(q.shape)
+    out = np.zeros((*q.shape[:3], v.shape[3]))
     for b, t, h in np.ndindex(*q.shape[:3]):
         if t >= lengths[b]:
             continue
@@ -51,6 +51,46 @@ def test_a_token_sees_the_last_ones_of_its_window(implementation, time, window):
     want = definition(q, k, v, lengths, 0.3, window)
     for row, length in enumerate(lengths):
         assert nmse(np.asarray(got)[row, :length], want[row, :length]) <= 1e-12
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "time, head_dim, value_dim",
+    [(37, 192, 128), (21, 512, 512), (21, 48, 576), (9, 40, 24), (QUERY_BLOCK + 9, 48, 32)],
+)
+def test_values_of_another_width(implementation, time, head_dim, value_dim):
+    q, k, _ = arrays(time, head_dim)
+    *_, v = arrays(time, value_dim, seed=1)
+    lengths = np.array([time, time - 3])
+    k[1, lengths[1] :] = v[1, lengths[1] :] = np.nan
+    with jq.implementation(implementation):
+        got = np.asarray(jax.jit(jq.causal_attention)(q, k, v, lengths))
+    want = definition(q, k, v, lengths, head_dim**-0.5)
+    assert got.shape == want.shape
+    for row, length in enumerate(lengths):
+        assert nmse(got[row, :length], want[row, :length]) <= 1e-12
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_derivative_with_values_of_another_width(implementation):
+    q, k, _ = arrays(12, 48)
+    *_, v = arrays(12, 32, seed=1)
+
+    def plain(q, k, v):
+        groups = q.reshape(2, 12, 2, 2, 48)
+        scores = jnp.einsum("bqhgd,bkhd->bhgqk", groups, k, precision="highest") * 48**-0.5
+        seen = jnp.arange(12)[:, None] >= jnp.arange(12)
+        weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf))
+        out = jnp.einsum("bhgqk,bkhd->bqhgd", weights, v, precision="highest")
+        return jnp.sum(out**2)
+
+    def ours(q, k, v):
+        return jnp.sum(jq.causal_attention(q, k, v, jnp.array([12, 12])) ** 2)
+
+    with jq.implementation(implementation):
+        got = jax.grad(ours, argnums=(0, 1, 2))(q, k, v)
+    for one, other in zip(got, jax.grad(plain, argnums=(0, 1, 2))(q, k, v), strict=True):
+        assert one.shape == other.shape and nmse(one, other) <= 1e-10
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -108,6 +148,20 @@ def test_nothing_to_attend_to(shape):
     assert jq.causal_attention(q, kv, kv, np.ones(lengths, "i4")).shape == shape
     with pytest.raises(ValueError, match="scale=0.0 must be positive"):
         jq.causal_attention(q, kv, kv, np.ones(lengths, "i4"), scale=0.0)
+
+
+def test_values_without_elements():
+    q, k, v = arrays(5)
+    assert jq.causal_attention(q, k, v[..., :0], np.array([5, 5])).shape == (2, 5, 4, 0)
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 2), (2, 5, 1, 32), (2, 4, 2, 32), (1, 5, 2, 32)])
+def test_values_that_do_not_fit(shape):
+    q, k, _ = arrays(5)
+    with pytest.raises(ValueError, match=r"v has shape .* must be \(2, 5, 2, value_dim\), as k"):
+        jq.causal_attention(q, k, np.ones(shape, np.float32), np.array([5, 5]))
+    with pytest.raises(ValueError, match="head_dim=0 must be positive"):
+        jq.causal_attention(q[..., :0], k[..., :0], k, np.array([5, 5]))
 
 
 @pytest.mark.parametrize(

@@ -41,8 +41,16 @@ CALLS = {
             **{"norm_weight": jnp.ones(4), "eps": 1e-6},
         )[0].sum(),
     ),
+    "paged_attention-latent": (
+        "paged_attention",
+        lambda x: jq.paged_attention(x, PAGES, None, TABLES, LENGTHS, value_dim=32).sum(),
+    ),
     "attention": ("paged_attention", lambda x: jq.attention(x, PAGES, PAGES, LENGTHS).sum()),
     "append_kv": ("append_kv", lambda x: jq.append_kv(PAGES, PAGES, x, NEW, SLOTS)[0].sum()),
+    "append_kv-latent": (
+        "append_kv",
+        lambda x: jq.append_kv(PAGES, None, x, None, SLOTS)[0].sum(),
+    ),
     "rope_append": (
         "rope_append",
         lambda x: jq.rope_append(

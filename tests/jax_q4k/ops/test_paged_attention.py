@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -61,12 +63,137 @@ def quantized(pages, dtype):
     return jnp.asarray(rows), jnp.asarray(scales), rows * scales[..., None].astype(np.float64)
 
 
+def latent(dtype, heads=16, head_dim=288, value_dim=256, num_kv_heads=1):
+    """(q, pages, scales, tables), what the pages stand for, and the values in front of it."""
+    q, pages, _, tables = arrays(4, heads, num_kv_heads, head_dim)
+    rows, scales, keys = quantized(pages, dtype)
+    return (q, rows, scales, tables), keys, keys[..., :value_dim]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "heads, head_dim, value_dim, num_kv_heads",
+    [(16, 576, 512, 1), (20, 288, 256, 1), (6, 96, 64, 2), (3, 64, 64, 1)],
+)
+def test_latent_pages(heads, head_dim, value_dim, num_kv_heads, dtype, implementation):
+    """One array, whose rows begin with the values; what no context sees is not read."""
+    (q, pages, scales, tables), keys, values = latent(
+        dtype, heads, head_dim, value_dim, num_kv_heads
+    )
+    lens = np.array([0, 20, 33, 48])
+    want = attention(q, keys, values, tables, lens, 0.1)
+    if dtype == jnp.int8:
+        scales = scales.at[tables[0]].set(jnp.nan)
+    else:
+        pages = pages.at[tables[0]].set(jnp.nan)
+    call = jax.jit(
+        lambda q, pages, scales: jq.paged_attention(
+            q, pages, None, tables, lens, k_scales=scales, value_dim=value_dim, scale=0.1
+        )
+    )
+    with jq.implementation(implementation):
+        got = call(q.astype(jnp.bfloat16).astype(jnp.float32), pages, scales)
+        half = call(q.astype(jnp.bfloat16), pages, scales)
+    want = attention(q.astype(jnp.bfloat16).astype(jnp.float32), keys, values, tables, lens, 0.1)
+    assert got.shape == (4, heads, value_dim) and nmse(got, want) <= 1e-11
+    assert half.dtype == jnp.bfloat16 and nmse(half, want) <= 1e-5
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("options", [dict(window=20, soft_cap=1.5), dict(window=1)], ids="-".join)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8])
+def test_options_of_latent_pages(dtype, options, implementation):
+    (q, pages, scales, tables), keys, values = latent(dtype, 4, 96, 32)
+    lens = np.array([0, 20, 33, 48])
+    options = options | dict(sinks=np.array([0.5, -1.0, 3.0, -np.inf], np.float32))
+    got = jq.implementation(implementation)(jq.paged_attention)(
+        q, pages, None, tables, lens, k_scales=scales, value_dim=32, **options
+    )
+    assert nmse(got, attention(q, keys, values, tables, lens, **options)) <= 1e-11
+
+
+def test_groups_and_vmap_of_latent_pages():
+    (q, pages, _, tables), keys, values = latent(jnp.float32, 4, 96, 32)
+    lens = np.array([48, 20, 33, 1])
+    attend = functools.partial(jq.paged_attention, value_dim=32)
+    want = attention(q, keys, values, tables, lens)
+    twice = jax.vmap(lambda q: attend(q, pages, None, tables, lens))(jnp.stack([q, 2 * q]))
+    assert nmse(twice, [want, attention(2 * q, keys, values, tables, lens)]) <= 1e-11
+    own = np.stack([tables[:2] % 7, tables[2:] % 7])  # of 14 pages in two groups
+    both = np.concatenate([own[0], own[1] + 7])
+    got = attend(q, pages, None, own, lens)
+    assert nmse(got, attention(q, keys, values, both, lens)) <= 1e-11
+
+
+def test_no_sequences_over_latent_pages():
+    (q, pages, _, _), _, _ = latent(jnp.float32)
+    tables, lens = jnp.zeros((0, 3), jnp.int32), jnp.zeros(0, jnp.int32)
+    got = jq.paged_attention(q[:0], pages, None, tables, lens, value_dim=256)
+    assert got.shape == (0, 16, 256)
+
+
+def test_long_contexts_of_latent_pages_are_split_by_the_kernels():
+    q, pages, _, tables = arrays(2, 16, 1, 96, 64, per_sequence=16)
+    lens = np.array([0, 900])
+    call = jax.jit(jq.implementation("sim")(functools.partial(jq.paged_attention, value_dim=64)))
+    lowered = call.lower(q, pages, None, tables, lens).as_text()
+    assert lowered.count("custom_call @") == 2  # the second merges
+    want = attention(q, pages, np.asarray(pages)[..., :64], tables, lens)
+    assert nmse(call(q, pages, None, tables, lens), want) <= 1e-11
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (dict(value_dim=None), TypeError, "value_dim=None with v_pages None"),
+        (dict(v_pages=jnp.zeros((14, 1, 16, 64))), TypeError, "value_dim=32 with v_pages given"),
+        (dict(value_dim=48), ValueError, "value_dim=48 must be a multiple of 32, at most head_dim"),
+        (dict(value_dim=0), ValueError, "value_dim=0 must be a multiple of 32"),
+        (dict(value_dim=96), ValueError, "value_dim=96 must be .* at most head_dim=64"),
+        (dict(value_dim=32.0), TypeError, "value_dim is of type float; it must be an integer"),
+        (dict(k_pages=jnp.zeros((14, 1, 16, 48))), ValueError, "head_dim=48 must be .*32, 64, 96"),
+        (dict(k_pages=jnp.zeros((14, 1, 16, 608))), ValueError, "head_dim=608 must be .*544, 576"),
+        (dict(k_pages=jnp.zeros((14, 1, 8, 64))), ValueError, "page_size=8 must be a multiple"),
+        (dict(k_pages=jnp.zeros((14, 0, 16, 64))), ValueError, "no axis may be empty"),
+        (dict(k_pages=jnp.zeros((14, 16, 64))), ValueError, "k_pages has shape"),
+        (dict(k_pages=jnp.zeros((14, 1, 16, 64), jnp.int8)), TypeError, "int8 k_pages needs k_sca"),
+        (dict(k_scales=jnp.zeros((14, 1, 16))), TypeError, "k_scales belongs to int8 k_pages"),
+        (dict(v_scales=jnp.zeros((14, 1, 16))), TypeError, "v_scales belongs to v_pages, which is"),
+        (dict(q=jnp.zeros((4, 16, 32))), ValueError, "q has shape .*head_dim=64"),
+    ],
+)
+def test_latent_arguments_that_do_not_fit(change, error, message):
+    (q, pages, _, tables), _, _ = latent(jnp.float32, 16, 64, 32)
+    good = dict(q=q, k_pages=pages, v_pages=None, block_tables=tables, value_dim=32)
+    with pytest.raises(error, match=message):
+        jq.paged_attention(**(good | dict(context_lens=np.array([1, 2, 3, 4])) | change))
+
+
 OPTIONS = [
     dict(window=1),
     dict(window=20, soft_cap=1.5),
     dict(sinks=np.array([0.5, -1.0, 3.0, -np.inf], np.float32)),
     dict(window=33, soft_cap=30.0, sinks=np.zeros(4, np.float32)),
 ]
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", jq.PAGE_DTYPES, ids=str)
+def test_heads_of_512_dimensions(dtype, implementation):
+    q, k_pages, v_pages, tables = arrays(3, 16, 2, 512)
+    (k, k_scales, keys), (v, v_scales, values) = (quantized(p, dtype) for p in (k_pages, v_pages))
+    lens, scales = np.array([0, 20, 48]), dict(k_scales=k_scales, v_scales=v_scales)
+    want = attention(q, keys, values, tables, lens, 1.0)
+    with jq.implementation(implementation):
+        got = jax.jit(functools.partial(jq.paged_attention, scale=1.0))(
+            q, k, v, tables, lens, **scales
+        )
+        k, v, *scales = (
+            None if a is None else contiguous(a, tables) for a in (k, v, k_scales, v_scales)
+        )
+        run = jq.attention(q, k, v, lens, scale=1.0, k_scales=scales[0], v_scales=scales[1])
+    assert nmse(got, want) <= 1e-11 and nmse(run, want) <= 1e-11
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -41,10 +41,39 @@ def operands(
 
 
 def chain(
-    q, k_pages, v_pages, block_tables, context_lens, w, *, bias=None, residual=None, **options
+    q,
+    k_pages,
+    v_pages,
+    block_tables,
+    context_lens,
+    w,
+    *,
+    bias=None,
+    residual=None,
+    activations=None,
+    **options,
 ):
     out = jq.paged_attention(q, k_pages, v_pages, block_tables, context_lens, **options)
-    return jq.matmul(out.reshape(out.shape[0], -1), w, bias=bias, residual=residual)
+    rest = dict(bias=bias, residual=residual, activations=activations)
+    return jq.matmul(out.reshape(out.shape[0], -1), w, **rest)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "sim"])
+def test_heads_of_512_dimensions(implementation):
+    given, addends = operands(2, num_heads=4, head_dim=512)
+    with jq.implementation(implementation):
+        got = jax.jit(functools.partial(jq.paged_attention_matmul, activations="f32"))(
+            *given, **addends
+        )
+        want = chain(*given, **addends, activations="f32")
+    assert nmse(got, want) <= 1e-11
+
+
+def test_latent_pages_are_refused():
+    """What follows attention over latent rows is another product, of each head."""
+    (q, pages, _, *others), _ = operands(2)
+    with pytest.raises(TypeError, match="v_pages is of type NoneType; it must be a float array"):
+        jq.paged_attention_matmul(q, pages, None, *others)
 
 
 @pytest.mark.parametrize("fused", [None, False])

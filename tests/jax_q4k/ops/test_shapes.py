@@ -16,6 +16,7 @@ from .random_weights import random_weights
 W, DOWN = random_weights("Q4_K", 256, 256), random_weights("Q6_K", 24, 256)
 X, NORM = jnp.ones((3, 256)), jnp.ones(256)
 Q, PAGES = jnp.ones((3, 8, 32)), jnp.ones((4, 2, 16, 32), jnp.bfloat16)
+LATENT = jnp.ones((4, 1, 16, 64), jnp.bfloat16)
 INT8 = PAGES.astype(jnp.int8), PAGES.astype(jnp.int8)
 SCALES = dict(zip(("k_scales", "v_scales"), [jnp.ones((4, 2, 16))] * 2, strict=True))
 CHOSEN = jnp.zeros((3, 1), jnp.int32)
@@ -76,7 +77,16 @@ CALLS = {
     "rope_append": lambda: jq.rope_append(
         Q, Q[:, :2], Q[:, :2], *INT8, SLOTS, Q[:, 0, :8], Q[:, 0, :8], interleaved=True, **SCALES
     ),
+    "causal_attention of other values": lambda: jq.causal_attention(
+        PROMPT, PROMPT[:, :, :2], PROMPT[:, :, :2, :24], jnp.array([5, 3])
+    ),
     "append_kv": lambda: jq.append_kv(PAGES, PAGES, Q[:, :2], Q[:, :2], SLOTS),
+    "append_kv of latent pages": lambda: jq.append_kv(
+        INT8[0], None, Q[:, :2], None, SLOTS, k_scales=SCALES["k_scales"]
+    ),
+    "paged_attention of latent pages": lambda: jq.paged_attention(
+        jnp.ones((3, 8, 64)), LATENT, None, *ATTENTION[3:], value_dim=32
+    ),
     "paged_attention": lambda: jq.paged_attention(*ATTENTION),
     "paged_attention_matmul": lambda: jq.paged_attention_matmul(*ATTENTION, W),
     "embedding": lambda: jq.embedding(SLOTS, W, jnp.float16),

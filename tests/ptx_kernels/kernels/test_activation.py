@@ -8,7 +8,7 @@ from helpers import nmse
 from oracles import gated
 
 from ptx_kernels import simulator
-from ptx_kernels.kernels.activation import GATES
+from ptx_kernels.kernels.activation import GATES, sigmoid, softplus
 from ptx_kernels.ptx import Builder, f32, kernel
 
 
@@ -51,3 +51,25 @@ def test_clipped_gate_keeps_nan() -> None:
     most = 7 / (1 + np.exp(-1.702 * 7))
     want = [most * 8, most * 8, most * 8, np.nan, np.nan, most * -6, 0]
     np.testing.assert_allclose(y[:7], want, rtol=1e-6)
+
+
+@kernel
+def one_of(k: Builder, *, name: str, count: int) -> None:
+    x, y = k.input("x", f32, (count,)), k.output("y", f32, (count,))
+    k.launch((count // 32,), 32)
+    thread = k.block_id() * 32 + k.thread_id
+    y.store(thread, {"sigmoid": sigmoid, "softplus": softplus}[name](k, x.load(thread)))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "softplus"])
+def test_functions_of_gates(name: str) -> None:
+    """Within their digits, also where the result is tiny or the exponential is too large."""
+    x = np.linspace(-40, 40, 2048, dtype=np.float32)
+    x[:8] = [-1e30, 1e30, -np.inf, np.inf, np.nan, -0.0, 200, -80]
+    (y,) = simulator.run(one_of(name=name, count=2048), x)
+    exact = x.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        want = 1 / (1 + np.exp(-exact)) if name == "sigmoid" else np.logaddexp(0, exact)
+    np.testing.assert_allclose(y, want, rtol=8e-6, atol=1e-38)  # exp(x) has |x| ulp of error
+    near = np.abs(x) < 4
+    np.testing.assert_allclose(y[near], want[near], rtol=1e-6)

@@ -41,7 +41,8 @@ def simulate(
     if splits == 1:
         return simulator.run(paged_attention(**arguments, output=output), *operands)
     parts, marks = simulator.run(paged_attention(**arguments), *operands)
-    shape = {name: arguments[name] for name in ("batch", "num_heads", "head_dim")}
+    shape = {name: arguments[name] for name in ("batch", "num_heads")}
+    shape["head_dim"] = arguments.get("value_dim") or arguments["head_dim"]
     return simulator.run(merge_attention(**shape, splits=splits, output=output), parts, marks)
 
 
@@ -80,12 +81,13 @@ def run(
     num_pages: int | None = None,
     rounded: bool = True,
     q_size: float = 2.0,
+    value_dim: int | None = None,
     config: PagedAttentionConfig = DEFAULT,
     **options: Any,
 ) -> tuple[np.ndarray, np.ndarray]:
     """(simulated, wanted); slots that no sequence sees are poison unless `poison` is off.
 
-    `rounded`: so are the oracle's keys and values.
+    `rounded`: so are the oracle's keys and values. With a `value_dim` the pages are latent.
     """
     rng = np.random.default_rng(len(lengths) + head_dim)
     batch, heads = len(lengths), kv_heads * group
@@ -121,14 +123,17 @@ def run(
         dtype=dtype,
         contiguous=contiguous,
         sinks=sinks is not None,
+        value_dim=value_dim,
         config=config,
         **options,
     )
-    operands = [q, k[0], v[0], k[1], v[1], None if contiguous else tables, lens, logits]
+    pages = [k[0], v[0], k[1], v[1]] if value_dim is None else [k[0], k[1]]
+    operands = [q, *pages, None if contiguous else tables, lens, logits]
     (got,) = simulate(arguments, *(a for a in operands if a is not None))
     which = 2 if rounded else 3
+    values = v[which] if value_dim is None else k[which][..., :value_dim]
     return got, attention(
-        q, k[which], v[which], tables, lens, head_dim**-0.5, sinks=logits, **options
+        q, k[which], values, tables, lens, head_dim**-0.5, sinks=logits, **options
     )
 
 
@@ -140,11 +145,51 @@ def test_head_dims(head_dim: int, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [32, 112, 256])
+@pytest.mark.parametrize("head_dim", [32, 112, 256, 512])
 def test_loads_of_8_bytes(head_dim: int, dtype: str) -> None:
     config = PagedAttentionConfig(load_bytes=8, unroll=4, warps=1)
     got, want = run([21, 3], head_dim=head_dim, dtype=dtype, kv_heads=1, group=5, config=config)
     assert nmse(got, want) <= TOLERANCE
+
+
+def sectors(
+    tokens: int,
+    group: int,
+    head_dim: int,
+    dtype: str,
+    config: PagedAttentionConfig,
+    value_dim: int | None = None,
+) -> int:
+    """Sectors of 32 bytes that warps read for so many tokens of a KV head."""
+    shape = dict(
+        batch=1, num_heads=group, num_kv_heads=1, head_dim=head_dim, num_pages=1, page_size=tokens
+    )
+    options = dict(dtype=dtype, contiguous=True, value_dim=value_dim, config=config)
+    kernel = paged_attention(**shape, pages_per_sequence=1, scale=0.1, **options)
+    found = []
+    for length in (0, tokens):
+        traffic = simulator.Traffic()
+        *operands, _ = random_operands(kernel)
+        out = np.zeros((1, group, value_dim or head_dim), np.float32)
+        buffers = [*operands, np.array([length], np.int32), out]
+        dynamic = kernel.dynamic_shared_bytes
+        simulator.launch(
+            kernel.text,
+            buffers,
+            kernel.grid,
+            kernel.block,
+            dynamic_shared_bytes=dynamic,
+            traffic=traffic,
+        )
+        found.append(total(traffic.global_).moved)
+    return found[1] - found[0]
+
+
+def chosen(
+    group: int, head_dim: int, dtype: str, value_dim: int | None = None
+) -> PagedAttentionConfig:
+    """Tuning's Config for a sequence of 64 tokens and one KV head."""
+    return choose(paged_attention_rule, 1, group, 1, head_dim, 64, dtype, value_dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -155,27 +200,10 @@ def test_a_group_reads_its_keys_and_values_once(group: int, dtype: str) -> None:
     The Config is tuning's.
     """
     tokens, head_dim = 64, 128
-    config = choose(paged_attention_rule, 1, group, 1, head_dim, tokens, dtype)
-    shape = dict(
-        batch=1, num_heads=group, num_kv_heads=1, head_dim=head_dim, num_pages=1, page_size=tokens
-    )
-    kernel = paged_attention(
-        **shape, pages_per_sequence=1, scale=0.1, dtype=dtype, contiguous=True, config=config
-    )
-    sectors = []
-    for length in (0, tokens):
-        traffic = simulator.Traffic()
-        *operands, _ = random_operands(kernel)
-        buffers = [
-            *operands,
-            np.array([length], np.int32),
-            np.zeros((1, group, head_dim), np.float32),
-        ]
-        simulator.launch(kernel.text, buffers, kernel.grid, kernel.block, traffic=traffic)
-        sectors.append(total(traffic.global_).moved)
+    read = sectors(tokens, group, head_dim, dtype, chosen(group, head_dim, dtype))
     once = 2 * tokens * head_dim * PAGE_TYPES[dtype].size // 32
     scales = 2 * tokens if dtype == "int8" else 0  # each token's in a sector by itself, at most
-    assert once <= sectors[1] - sectors[0] <= once + scales
+    assert once <= read <= once + scales
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -192,6 +220,62 @@ def test_what_the_pages_dtype_costs(dtype: str) -> None:
 def test_query_heads_per_kv_head(group: int, queries: int) -> None:
     got, want = run([18], group=group, config=PagedAttentionConfig(queries=queries, warps=2))
     assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [4, 8])
+def test_wide_heads_as_tuning_has_them(group: int, dtype: str) -> None:
+    config = chosen(group, 512, dtype)
+    assert config.queries * config.teams == group
+    got, want = run([37, 3], head_dim=512, dtype=dtype, kv_heads=1, group=group, config=config)
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "head_dim, value_dim, group",
+    [(576, 512, 16), (288, 256, 20), (64, 64, 3), (96, 32, 1), (160, 96, 35)],
+)
+def test_latent_pages(head_dim: int, value_dim: int, group: int, dtype: str) -> None:
+    config = chosen(group, head_dim, dtype, value_dim)
+    sizes = dict(head_dim=head_dim, value_dim=value_dim, group=group)
+    got, want = run([21, 3], dtype=dtype, kv_heads=1, config=config, **sizes)
+    assert got.shape == (2, group, value_dim)
+    assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "group, teams, warps, queries",
+    [(4, 2, 2, 2), (4, 2, 6, 2), (5, 2, 4, 2), (7, 3, 3, 1), (3, 4, 4, 1)],
+)
+def test_teams_of_warps(group: int, teams: int, warps: int, queries: int, dtype: str) -> None:
+    """Some blocks have fewer query heads than their teams could take."""
+    config = PagedAttentionConfig(warps=warps, queries=queries, teams=teams, unroll=1)
+    for splits in (1, 3):
+        options = dict(dtype=dtype, config=replace(config, splits=splits), sinks=[0.5, -1.0, 2.0])
+        got, want = run([50, 0, 17], group=group, head_dim=48, window=40, **options)
+        assert nmse(got, want) <= TOLERANCE
+        got, want = run([50, 0, 17], group=group, head_dim=96, value_dim=64, **options)
+        assert nmse(got, want) <= TOLERANCE
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("group", [16, 128])
+def test_a_team_reads_latent_rows_once(group: int, dtype: str) -> None:
+    """Sectors of 32 bytes beyond an empty context's are rows' and int8's scales, for each team.
+
+    All teams of 16 query heads are in one block, those of 128 in four.
+    """
+    tokens, head_dim = 64, 576
+    config = replace(chosen(group, head_dim, dtype, 512), splits=1)
+    assert group % (config.queries * config.teams) == 0
+    assert group // (config.queries * config.teams) == (1 if group == 16 else 4)
+    teams = group // config.queries
+    once = sectors(tokens, group, head_dim, dtype, config, value_dim=512)
+    least = tokens * head_dim * PAGE_TYPES[dtype].size // 32
+    scales = tokens if dtype == "int8" else 0
+    assert teams * least <= once <= teams * (least + scales)
 
 
 LENGTHS = [0, 1, 15, 16, 17, 63, 113, 129]
@@ -413,7 +497,16 @@ def test_nan_in_fp8_pages_stays_nan() -> None:
     "change, message",
     [
         (dict(head_dim=40), "head_dim=40 must be one of"),
-        (dict(head_dim=272), "head_dim=272 must be one of"),
+        (dict(head_dim=520), "head_dim=520 must be one of"),
+        (dict(head_dim=528), "head_dim=528 must be one of"),
+        (dict(head_dim=48, value_dim=32), "head_dim=48 of latent pages must be one of"),
+        (dict(head_dim=608, value_dim=32), "head_dim=608 of latent pages must be one of"),
+        (dict(head_dim=64, value_dim=48), "value_dim=48 must be a multiple of 32, at most .*=64"),
+        (dict(head_dim=64, value_dim=96), "value_dim=96 must be a multiple of 32, at most .*=64"),
+        (
+            dict(config=PagedAttentionConfig(warps=4, teams=3)),
+            "warps=4 must be a multiple of teams=3",
+        ),
         (dict(num_heads=3, num_kv_heads=2), "num_heads=3 must be a multiple of num_kv_heads=2"),
         (dict(dtype="f64"), "dtype='f64' must be one of f32, f16, bf16, int8, fp8"),
         (dict(contiguous=True, batch=2), "num_pages=1 must be batch=2"),

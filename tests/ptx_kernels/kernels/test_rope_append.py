@@ -52,6 +52,10 @@ def operands(
         (2, 2, 2, 256, 256, "bf16", True),
         (5, 3, 3, 80, 80, "f32", False),
         (2, 2, 1, 48, 48, "fp8", False),
+        (2, 3, 1, 512, 512, "f32", True),
+        (2, 2, 1, 512, 128, "bf16", True),
+        (2, 2, 1, 496, 272, "f16", False),
+        (2, 2, 1, 512, 384, "fp8", False),
     ],
 )
 def test_equals_numpy(
@@ -89,7 +93,9 @@ def test_equals_numpy(
         )
 
 
-@pytest.mark.parametrize("head_dim, interleaved", [(32, True), (96, False), (256, True)])
+@pytest.mark.parametrize(
+    "head_dim, interleaved", [(32, True), (96, False), (256, True), (512, False)]
+)
 def test_int8_pages_get_a_scale_per_token_and_head(head_dim: int, interleaved: bool) -> None:
     _, (q, k, v), _, angles, norms = operands(3, 2, 2, head_dim, 32, "f32", True)
     pages, scales = (

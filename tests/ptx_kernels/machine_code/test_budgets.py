@@ -7,6 +7,8 @@ of the issue slots.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from assembled import spilled
 from format_lists import PRODUCTS
@@ -22,6 +24,7 @@ from ptx_kernels.kernels.matvec import (
     float_matvec_rule,
     matvec_rule,
 )
+from ptx_kernels.kernels.pages import PAGE_TYPES
 from ptx_kernels.machine_code.model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
 from ptx_kernels.machine_code.report import Figures, figures
 from ptx_kernels.ptx import Kernel
@@ -108,19 +111,30 @@ def test_q4_k_four_rows(n, k):
     assert found.mix["load global 128"] >= quant_loads(found)
 
 
-def attention_kernel(dtype: str, head_dim: int, group: int, batch: int = 1) -> Kernel:
-    """Eight KV heads and contexts of 4096 tokens, as tuning has it."""
+def attention_kernel(
+    dtype: str,
+    head_dim: int,
+    group: int,
+    batch: int = 1,
+    num_kv_heads: int = 8,
+    value_dim: int | None = None,
+    **options: Any,
+) -> Kernel:
+    """Contexts of 4096 tokens, as tuning has it."""
+    heads = num_kv_heads * group, num_kv_heads, head_dim
     return KERNELS["paged_attention"](
         batch=batch,
-        num_heads=group * 8,
-        num_kv_heads=8,
+        num_heads=group * num_kv_heads,
+        num_kv_heads=num_kv_heads,
         head_dim=head_dim,
+        value_dim=value_dim,
         num_pages=1024,
         page_size=16,
         pages_per_sequence=256,
         scale=head_dim**-0.5,
         dtype=dtype,
-        config=choose(paged_attention_rule, batch, group * 8, 8, head_dim, 4096, dtype),
+        config=choose(paged_attention_rule, batch, *heads, 4096, dtype, value_dim),
+        **options,
     )
 
 
@@ -178,6 +192,39 @@ def test_paged_attention_never_spills():
             kernel = attention_kernel(dtype, head_dim, group, batch=4)
             assert kernel.arguments["config"].queries == group
             kernels[kernel.text] = f"{dtype} head_dim={head_dim} group={group}"
+    assert spilled(kernels) == {}
+
+
+#: What takes most registers beside keys and values.
+SCORING = dict(window=1000, soft_cap=30.0, sinks=True)
+
+
+def test_attention_of_wide_heads_never_spills():
+    """A block holds groups of up to 16 query heads of 512 dimensions, on every architecture."""
+    kernels = {}
+    for dtype in PAGE_TYPES:
+        for head_dim, group in ((512, 1), (512, 2), (512, 4), (512, 8), (512, 16), (272, 8)):
+            for options in ({}, SCORING) if group in (4, 8) else ({},):
+                kernel = attention_kernel(dtype, head_dim, group, num_kv_heads=2, **options)
+                config = kernel.arguments["config"]
+                assert config.queries * config.teams == group
+                kernels[kernel.text] = f"{dtype} head_dim={head_dim} group={group} {options}"
+    assert spilled(kernels) == {}
+
+
+def test_attention_of_latent_pages_never_spills():
+    """A block holds any group of up to 32 query heads, and so 128 are four, on every one."""
+    kernels = {}
+    for dtype in PAGE_TYPES:
+        for group in (1, 2, 5, 16, 20, 32, 128):
+            for options in ({}, SCORING) if group == 16 else ({},):
+                latent = dict(num_kv_heads=1, value_dim=512)
+                kernel = attention_kernel(dtype, 576, group, **latent, **options)
+                assert kernel.grid[0] == -(-group // 32)
+                kernels[kernel.text] = f"{dtype} group={group} {options}"
+        for head_dim, value_dim in ((576, 576), (288, 256), (64, 32), (544, 96)):
+            kernel = attention_kernel(dtype, head_dim, 16, num_kv_heads=1, value_dim=value_dim)
+            kernels[kernel.text] = f"{dtype} {head_dim}/{value_dim}"
     assert spilled(kernels) == {}
 
 

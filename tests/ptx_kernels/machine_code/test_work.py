@@ -9,6 +9,7 @@ from format_lists import PRODUCTS
 
 from ptx_kernels.kernels import CASES, KERNELS
 from ptx_kernels.kernels.attention import PagedAttentionConfig
+from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig
 from ptx_kernels.kernels.matvec import PRESETS, matvec_rule
 from ptx_kernels.machine_code import work
 from ptx_kernels.machine_code.ptxas import assemble
@@ -133,12 +134,26 @@ def test_attention_reads_its_pages_by_16_byte_loads():
     assert found.trips == work.traffic(kernel) / (wide * 16 * 32)
 
 
+def test_a_state_is_read_and_written():
+    """Stores of results tell the trips where the hot loop loads from shared memory alone."""
+    heads = dict(num_k_heads=1, num_v_heads=2, key_dim=128, value_dim=64)
+    config = GatedDeltaRuleConfig(4, 8, 2, tokens=4)
+    kernel = KERNELS["gated_delta_rule"](batch=3, time=10, scale=1.0, config=config, **heads)
+    loop = loop_of(kernel)
+    found = work.work(kernel, loop)
+    state, tokens = 3 * 2 * 128 * 64 * 4, 3 * 10 * (2 * 128 + 2 * 2 * 64 + 2 * 2) * 4
+    assert found.nbytes == 2 * state + tokens
+    # three rounds of four tokens, 24 blocks of four warps
+    assert found.trips * loop.count("store global") == 3 * 4 * (3 * 2 * 2) * 4
+
+
 def test_every_case_is_understood():
     """Bytes of any kernel; of products also weights and formats."""
     for case in CASES:
         kernel = KERNELS[case.family](**case.arguments)
         touched = sum(b.nbytes for b in kernel.buffers if b.name not in ("k_pages", "v_pages"))
-        assert 0 < work.traffic(kernel) <= sum(b.nbytes for b in kernel.buffers)
+        moved = sum(b.nbytes for b in (*kernel.operands, *kernel.results))
+        assert 0 < work.traffic(kernel) <= moved
         if packed := work.packed_weights(kernel):
             assert set(packed.formats) <= set(work.QUANT_BITS)
             bits = 8 * touched / packed.count

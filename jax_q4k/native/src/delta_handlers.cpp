@@ -1,0 +1,151 @@
+// Handlers of the gated delta rule: of sequences, and of all of a decode step between the projections around it.
+
+#include <cmath>
+
+#include "ffi.h"
+
+namespace jax_q4k {
+namespace {
+
+// Heads of a gated delta net, and which k head a v head uses.
+struct Heads {
+  int64_t keys, values, key_dim, value_dim;
+  bool tiled;
+
+  int64_t group() const { return values / keys; }
+  int64_t key_of(int64_t value) const { return tiled ? value % keys : value / group(); }
+  int64_t value_of(int64_t key, int64_t i) const { return tiled ? i * keys + key : key * group() + i; }
+  int64_t size() const { return key_dim * value_dim; }  // of a head's state
+};
+
+void check(const Heads& heads) {
+  if (heads.keys < 1 || heads.values < 1 || heads.values % heads.keys) fail("num_v_heads must be a multiple of num_k_heads");
+  for (int64_t dim : {heads.key_dim, heads.value_dim})
+    if (dim < kLanes || dim > kMaxHeadDim || dim % kLanes) fail("key_dim and value_dim must be multiples of 16 up to 576");
+}
+
+// The operand and the result of that name, which are one array, and its shape.
+std::pair<float*, Dims> take_in_place(Call& call, const char* name, std::initializer_list<int64_t> dims) {
+  auto buffer = call.operands.next(name, {ffi::F32}, dims);
+  if (call.results.next(name, {ffi::F32}, buffer.dimensions()).untyped_data() != buffer.untyped_data())
+    fail(std::string(name) + " must be updated in place");
+  return {static_cast<float*>(buffer.untyped_data()), buffer.dimensions()};
+}
+
+// Columns [0, columns) of a head's state, rows `stride` apart, go through its tokens.
+void run_columns(DeltaTokens tokens, int64_t columns, float* state, int64_t stride) {
+  float* block = scratch<float>(kBlocks, tokens.key_dim * kDeltaColumns);
+  for (int64_t at = 0; at < columns; at += kDeltaColumns) {
+    kernels->delta(tokens, std::min<int64_t>(kDeltaColumns, columns - at), state + at, stride, block);
+    tokens.v += kDeltaColumns, tokens.o += kDeltaColumns;
+  }
+}
+
+// Multiply-adds of a token for a column of a head's state: it is read twice, and changed.
+constexpr int64_t kPasses = 3;
+
+// q, k (batch, time, keys, key_dim), v (batch, time, values, value_dim), their decays' logarithms and betas; o and the
+// state.
+void gated_delta_rule(Call& call, float scale, bool tiled) {
+  auto& [threads, operands, results] = call;
+  auto q_buffer = operands.next("q", {ffi::F32}, {-1, -1, -1, -1});
+  const auto d = q_buffer.dimensions();
+  const int64_t batch = d[0], time = d[1];
+  const float* q = static_cast<const float*>(q_buffer.untyped_data());
+  const float* k = operands.floats("k", {batch, time, d[2], d[3]});
+  auto v_buffer = operands.next("v", {ffi::F32}, {batch, time, -1, -1});
+  const float* v = static_cast<const float*>(v_buffer.untyped_data());
+  const Heads heads{d[2], v_buffer.dimensions()[2], d[3], v_buffer.dimensions()[3], tiled};
+  check(heads);
+  const float* g = operands.floats("g", {batch, time, heads.values});
+  const float* beta = operands.floats("beta", {batch, time, heads.values});
+  float* o = results.floats("o", {batch, time, heads.values, heads.value_dim});
+  float* state = take_in_place(call, "state", {batch, heads.values, heads.key_dim, heads.value_dim}).first;
+  operands.finish();
+  results.finish();
+  if (time == 0) return;
+  // Of one token a head's columns stay together, as they come from memory.
+  const int64_t columns = time > 1 ? kDeltaColumns : heads.value_dim, blocks = (heads.value_dim + columns - 1) / columns;
+  threads.run(batch * heads.values * blocks, (kPasses * time + kEasy) * heads.key_dim * columns, [&](int64_t task) {
+    const int64_t column = task % blocks * columns, head = task / blocks % heads.values, b = task / blocks / heads.values;
+    const int64_t key = (b * time * heads.keys + heads.key_of(head)) * heads.key_dim;
+    const int64_t gate = b * time * heads.values + head, value = gate * heads.value_dim + column;
+    const DeltaTokens tokens{q + key, k + key, v + value, g + gate, beta + gate, o + value, time,
+                             heads.keys * heads.key_dim, heads.values * heads.value_dim, heads.values, heads.key_dim, scale};
+    run_columns(tokens, std::min(columns, heads.value_dim - column),
+                state + (b * heads.values + head) * heads.size() + column, heads.value_dim);
+  });
+}
+
+float softplus(float x) { return (x > 0 ? x : 0) + std::log1p(std::exp(-std::abs(x))); }
+
+// One token per sequence: x (batch, channels) is its q | k | v; of the ring (batch, width, channels) its slot is written.
+void gated_delta_step(Call& call, float eps, bool tiled) {
+  auto& [threads, operands, results] = call;
+  auto x_buffer = operands.next("qkv", {ffi::F32}, {-1, -1});
+  const int64_t batch = x_buffer.dimensions()[0], channels = x_buffer.dimensions()[1];
+  const float* x = static_cast<const float*>(x_buffer.untyped_data());
+  auto z_buffer = operands.next("z", {ffi::F32}, {batch, -1});
+  const int64_t out_dim = z_buffer.dimensions()[1];
+  const float* z = static_cast<const float*>(z_buffer.untyped_data());
+  auto alpha_buffer = operands.next("alpha", {ffi::F32}, {batch, -1});
+  const int64_t num_values = alpha_buffer.dimensions()[1];
+  const float* alpha = static_cast<const float*>(alpha_buffer.untyped_data());
+  const float* beta = operands.floats("beta", {batch, num_values});
+  float* y = results.floats("y", {batch, out_dim});
+  auto [ring, ring_dims] = take_in_place(call, "columns", {batch, -1, channels});
+  auto [state, state_dims] = take_in_place(call, "state", {batch, num_values, -1, -1});
+  const int64_t width = ring_dims[1], key_dim = state_dims[2];
+  const Heads heads{(channels - out_dim) / 2 / std::max<int64_t>(key_dim, 1), num_values, key_dim, state_dims[3], tiled};
+  check(heads);
+  if (width < 1) fail("columns must have a slot");
+  if (out_dim != num_values * heads.value_dim || channels - out_dim != 2 * heads.keys * key_dim)
+    fail("qkv and z do not fit the state");
+  const int32_t* positions = operands.ints("positions", {batch});
+  const float* taps = operands.floats("conv_weight", {channels, width});
+  const float* bias = operands.floats("dt_bias", {num_values});
+  const float* decay = operands.floats("decay", {num_values});
+  const float* norm = operands.floats("norm_weight", {heads.value_dim});
+  operands.finish();
+  results.finish();
+  const float scale = 1 / std::sqrt(static_cast<float>(key_dim));
+  const int64_t value_dim = heads.value_dim, keys = heads.keys * key_dim;
+  // A task is a k head and the v heads that use it, which share what is convolved for it.
+  threads.run(batch * heads.keys, (kPasses + kEasy) * heads.group() * heads.size(), [&](int64_t task) {
+    const int64_t key = task % heads.keys, b = task / heads.keys, position = positions[b];
+    auto out = [&](int64_t head) { return y + b * out_dim + head * value_dim; };
+    if (position < 0) {
+      for (int64_t i = 0; i < heads.group(); ++i) std::fill_n(out(heads.value_of(key, i)), value_dim, 0.0f);
+      return;
+    }
+    float* mine = ring + b * width * channels;
+    auto convolved = [&](int64_t first, int64_t count, float* u) {
+      const float* from = x + b * channels + first;
+      kernels->convolve(from, mine + first, channels, width, position, taps + first * width, count, u);
+      std::copy_n(from, count, mine + position % width * channels + first);
+    };
+    float* q = scratch<float>(kRows, 2 * key_dim + 3 * value_dim);
+    float *k = q + key_dim, *v = k + key_dim, *o = v + value_dim, *normalized = o + value_dim;
+    convolved(key * key_dim, key_dim, q);
+    convolved(keys + key * key_dim, key_dim, k);
+    for (float* each : {q, k}) kernels->make_unit(each, key_dim, eps);
+    for (int64_t i = 0; i < heads.group(); ++i) {
+      const int64_t head = heads.value_of(key, i), gate = b * num_values + head;
+      convolved(2 * keys + head * value_dim, value_dim, v);
+      float* s = state + gate * heads.size();
+      if (position == 0) std::fill_n(s, heads.size(), 0.0f);
+      const float g = softplus(alpha[gate] + bias[head]) * decay[head], rate = 1 / (1 + std::exp(-beta[gate]));
+      run_columns({q, k, v, &g, &rate, o, 1, 0, 0, 0, key_dim, scale}, value_dim, s, value_dim);
+      kernels->normalize(o, norm, eps, value_dim, normalized);
+      kernels->gate(z + b * out_dim + head * value_dim, normalized, value_dim, kSilu, out(head));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace jax_q4k
+
+#pragma GCC visibility push(default)
+JAX_Q4K_HANDLER(gated_delta_rule).Attr<float>("scale").Attr<bool>("tiled"));
+JAX_Q4K_HANDLER(gated_delta_step).Attr<float>("eps").Attr<bool>("tiled"));
+#pragma GCC visibility pop

@@ -1,0 +1,116 @@
+"""Drafts: guesses of a text's next tokens, which one pass over all of them checks.
+
+A token of a draft stays if it is what sampling takes at its place, so that the text is the one that
+it would be without drafts; a pass over several tokens takes little longer than one over one where
+reading the weights is what takes time (https://arxiv.org/abs/2211.17192).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from .kv_cache import PagedCache
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
+    from .model import Model
+
+#: Most tokens of a draft.
+MAX_TOKENS = 63
+
+
+@dataclasses.dataclass(frozen=True)
+class PromptLookup:
+    """Drafts of what followed where the last tokens stood before in the prompt or in the text.
+
+    It costs next to nothing, and pays where a text repeats itself: code, summaries, extracts.
+
+    Attributes:
+      tokens: of a draft; None: as many as pay on the device.
+      longest, shortest: how many of the last tokens are looked for, the longest run first.
+    """
+
+    tokens: int | None = None
+    longest: int = 4
+    shortest: int = 2
+
+    def __post_init__(self) -> None:
+        _check_tokens(self.tokens)
+        if not 1 <= self.shortest <= self.longest <= 64:
+            found = f"shortest={self.shortest} and longest={self.longest}"
+            raise ValueError(f"{found} must be 1 to 64, the longest not below the shortest")
+
+    def found(self, text: jax.Array, lengths: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+        """Drafts int32 (batch, count), and whether there is one, bool (batch,).
+
+        text: int32 (batch, capacity), of which the first `lengths` (batch,) tokens are there. A run
+        that reaches the text's end goes on with its own beginning.
+        """
+        at = jnp.arange(text.shape[1], dtype=jnp.int32)
+        found = jnp.full(lengths.shape, -1, jnp.int32)  # where the tokens behind the run begin
+        for size in range(self.shortest, self.longest + 1):
+            alike = (at + size < lengths[:, None]) & (lengths[:, None] > size)
+            for i in range(size):
+                place = jnp.maximum(lengths - size + i, 0)[:, None]
+                last = jnp.take_along_axis(text, place, axis=1)
+                alike &= jnp.roll(text, -i, axis=1) == last
+            latest = jnp.max(jnp.where(alike, at + size, -1), axis=1)
+            found = jnp.where(latest >= 0, latest, found)  # a longer run counts more
+        period = jnp.maximum(lengths - found, 1)[:, None]
+        behind = found[:, None] + jnp.arange(count, dtype=jnp.int32) % period
+        drafts = jnp.take_along_axis(text, jnp.maximum(behind, 0), axis=1)
+        return drafts, found >= 0
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftModel:
+    """Drafts of a smaller model with the same vocabulary.
+
+    Attributes:
+      tokens: of a draft; None: as many as pay on the device.
+    """
+
+    model: Model
+    tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_tokens(self.tokens)
+
+
+Draft: TypeAlias = PromptLookup | DraftModel
+
+
+def tokens_of(draft: Draft, on_gpu: bool) -> int:
+    """Tokens of a draft, where it does not say.
+
+    On a GPU a pass over eight tokens reads the weights once and has little to compute; a CPU
+    computes about as long as it reads at four.
+    """
+    return draft.tokens or (7 if on_gpu else 3)
+
+
+def _check_tokens(tokens: int | None) -> None:
+    if tokens is not None and not 1 <= tokens <= MAX_TOKENS:
+        raise ValueError(f"tokens={tokens} must be 1 to {MAX_TOKENS}")
+
+
+def model_drafts(
+    decoder: Decoder, token: jax.Array, cache: PagedCache, count: int, active: jax.Array
+) -> tuple[jax.Array, PagedCache]:
+    """The likeliest next tokens one after another, int32 (batch, count), behind `token` (batch,).
+
+    The cache that is returned has the same tokens as before; its pages are updated in place, where
+    what is beyond its lengths means nothing.
+    """
+    drafts, before = [], cache
+    for _ in range(count):
+        logits, cache = decoder.decode(token, cache, active)
+        token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        drafts.append(token)
+    lens, states = before.context_lens, before.states
+    cache = dataclasses.replace(cache, context_lens=lens, states=states)
+    return jnp.stack(drafts, axis=1), cache

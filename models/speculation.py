@@ -1,0 +1,216 @@
+"""Steps of generation that check drafts: several tokens in one pass, the same as one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from .drafts import Draft, PromptLookup, model_drafts
+from .exportable import exportable
+from .kv_cache import PagedCache
+from .sampling import Sampling, row_keys, sample
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
+    from .programs import State
+
+#: Most steps without a draft after drafts that were wrong from their first token on: the wait
+#: doubles with each, so that a text that cannot be guessed costs little.
+LONGEST_WAIT = 64
+
+
+@exportable
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Drafting:
+    """What drafts are made of, and how they have fared.
+
+    Attributes:
+      text: int32 (batch, capacity), prompts and new tokens.
+      wait, pause: int32 (batch,), steps without a draft after the next failure, and now.
+      drafted, accepted: int32 (batch,), tokens of drafts in all, and those that stayed.
+      cache: the draft model's, of all tokens but the last; None: there is no such model.
+    """
+
+    text: jax.Array
+    wait: jax.Array
+    pause: jax.Array
+    drafted: jax.Array
+    accepted: jax.Array
+    cache: PagedCache | None = None
+
+
+def begin(tokens: jax.Array, capacity: int, cache: PagedCache | None) -> Drafting:
+    """The state before the first draft, of prompts (batch, time)."""
+    batch, time = tokens.shape
+    text = jnp.zeros((batch, capacity), jnp.int32)
+    text = jax.lax.dynamic_update_slice(text, tokens[:, :capacity], (0, 0))
+    zeros = jnp.zeros(batch, jnp.int32)
+    return Drafting(text, zeros, zeros, zeros, zeros, cache)
+
+
+def with_first_token(state: State) -> State:
+    """The state whose text has the token that the prompts' pass has sampled."""
+    drafting = _of(state)
+    rows, at = jnp.arange(len(state.token)), state.cache.context_lens
+    text = drafting.text.at[rows, at].set(state.token, mode="drop")
+    return dataclasses.replace(state, drafting=dataclasses.replace(drafting, text=text))
+
+
+@dataclasses.dataclass(frozen=True)
+class Speculation:
+    """The steps of one model, one way of sampling and one kind of drafts.
+
+    Attributes:
+      tokens: of a draft.
+      decoder, drafter: the model's, and that of a draft model.
+    """
+
+    draft: Draft
+    tokens: int
+    sampling: Sampling
+    end_ids: tuple[int, ...]
+    decoder: Decoder
+    drafter: Decoder | None = None
+
+    def step(self, state: State, active: jax.Array) -> State:
+        """One pass: a token at least of every row that is `active`, bool (batch,)."""
+        state, drafts, found = self._drafts(state, active)
+        tried = active & found & (_of(state).pause == 0)
+
+        def checked(state: State) -> State:
+            return self._checked(state, drafts, active, tried)
+
+        def single(state: State) -> State:
+            return self._checked(state, drafts[:, :0], active, jnp.zeros_like(tried))
+
+        return jax.lax.cond(jnp.any(tried), checked, single, state)
+
+    def _drafts(self, state: State, active: jax.Array) -> tuple[State, jax.Array, jax.Array]:
+        """Drafts (batch, tokens), and whether there is one, bool (batch,)."""
+        drafting = _of(state)
+        lengths = state.cache.context_lens + 1  # with the last token, which is not stored
+        if isinstance(self.draft, PromptLookup):
+            return state, *self.draft.found(drafting.text, lengths, self.tokens)
+        assert self.drafter is not None and drafting.cache is not None
+        tried = active & (drafting.pause == 0)
+
+        def guessed(cache: PagedCache) -> tuple[jax.Array, PagedCache]:
+            assert self.drafter is not None
+            return model_drafts(self.drafter, state.token, cache, self.tokens, tried)
+
+        def nothing(cache: PagedCache) -> tuple[jax.Array, PagedCache]:
+            return jnp.zeros((len(tried), self.tokens), jnp.int32), cache
+
+        drafts, cache = jax.lax.cond(jnp.any(tried), guessed, nothing, drafting.cache)
+        drafting = dataclasses.replace(drafting, cache=cache)
+        state = dataclasses.replace(state, drafting=drafting)
+        return state, drafts, jnp.ones_like(tried)
+
+    def _checked(
+        self, state: State, drafts: jax.Array, active: jax.Array, tried: jax.Array
+    ) -> State:
+        """The state with the tokens of drafts (batch, count) that stay, and one more."""
+        count = drafts.shape[1]
+        lengths = active + jnp.where(tried, count, 0)
+        given = jnp.concatenate([state.token[:, None], drafts], axis=1)
+        if count == 0:
+            logits, cache = self.decoder.decode(state.token, state.cache, active)
+            logits = logits[:, None]
+        else:
+            logits, accepted = self.decoder.try_tokens(given, lengths, state.cache)
+        sampled, seen = self._sampled(state, logits, drafts)
+        right = (sampled[:, :-1] == drafts) & tried[:, None]
+        stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1)
+        counts = jnp.where(active, stayed + 1, 0)
+        ends = jnp.isin(sampled, jnp.array(self.end_ids, jnp.int32))
+        first_end = jnp.where(ends.any(axis=1), jnp.argmax(ends, axis=1), count + 1)
+        ended = active & (first_end < counts)
+        counts = jnp.minimum(counts, first_end.astype(jnp.int32) + 1)
+        if count:
+            cache = accepted(counts)
+        state = _with_tokens(state, sampled, counts, seen)
+        drafting = self._learned(_of(state), state, given, counts, jnp.where(tried, stayed, -1))
+        drafting = dataclasses.replace(
+            drafting, drafted=drafting.drafted + jnp.where(tried, count, 0)
+        )
+        return dataclasses.replace(
+            state, cache=cache, finished=state.finished | ended, drafting=drafting
+        )
+
+    def _sampled(
+        self, state: State, logits: jax.Array, drafts: jax.Array
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """What sampling takes behind each token (batch, count + 1); and the tokens seen by then."""
+        batch, time, vocab = logits.shape
+        steps = (state.counts[:, None] + jnp.arange(time)).reshape(-1)
+        keys, seen = None, None
+        if state.key is not None and not self.sampling.greedy:
+            rows = jnp.repeat(jnp.arange(batch), time)
+            keys = row_keys(jax.random.wrap_key_data(state.key), rows, steps)
+        if state.seen is not None:
+            new = jax.nn.one_hot(drafts, vocab, dtype=jnp.int32).cumsum(axis=1) > 0
+            new = jnp.pad(new, ((0, 0), (1, 0), (0, 0)))
+            seen = state.seen[:, None] | new
+        flat = None if seen is None else seen.reshape(-1, vocab)
+        tokens = sample(logits.reshape(-1, vocab), keys, self.sampling, flat)
+        return tokens.reshape(batch, time), seen
+
+    def _learned(
+        self,
+        drafting: Drafting,
+        state: State,
+        given: jax.Array,
+        counts: jax.Array,
+        stayed: jax.Array,
+    ) -> Drafting:
+        """How drafts have fared with this one: stayed (batch,), -1 where there was none."""
+        failed, tried = stayed == 0, stayed >= 0
+        wait = jnp.where(failed, jnp.minimum(2 * drafting.wait + 1, LONGEST_WAIT), drafting.wait)
+        wait = jnp.where(tried & ~failed, wait // 4, wait)
+        pause = jnp.where(failed, wait, jnp.maximum(drafting.pause - 1, 0))
+        cache = drafting.cache
+        if self.drafter is not None and cache is not None:
+            _, cache = self.drafter.extend(given, counts, cache, every=False)
+        accepted = drafting.accepted + jnp.maximum(stayed, 0)
+        return dataclasses.replace(drafting, wait=wait, pause=pause, accepted=accepted, cache=cache)
+
+
+def _of(state: State) -> Drafting:
+    assert state.drafting is not None
+    return state.drafting
+
+
+def _with_tokens(
+    state: State, sampled: jax.Array, counts: jax.Array, seen: jax.Array | None
+) -> State:
+    """The state with the first `counts` (batch,) of the tokens sampled (batch, time)."""
+    batch, time = sampled.shape
+    rows, steps = jnp.arange(batch)[:, None], jnp.arange(time)
+    capacity, valid = state.tokens.shape[1], steps < counts[:, None]
+
+    def written(array: jax.Array, first: jax.Array) -> jax.Array:
+        at = jnp.where(valid, first[:, None] + steps, capacity)  # beyond the last: dropped
+        return array.at[rows, at].set(sampled, mode="drop")
+
+    drafting = _of(state)
+    # The last token of the text so far lies behind the stored ones.
+    text = written(drafting.text, state.cache.context_lens + 1)
+    last = jnp.maximum(counts - 1, 0)[:, None]
+    token = jnp.where(counts > 0, jnp.take_along_axis(sampled, last, axis=1)[:, 0], state.token)
+    if seen is not None and state.seen is not None:
+        of_last = jnp.take_along_axis(seen, last[:, :, None], axis=1)[:, 0]
+        new = jax.nn.one_hot(token, seen.shape[-1], dtype=bool)
+        seen = jnp.where((counts > 0)[:, None], of_last | new, state.seen)
+    return dataclasses.replace(
+        state,
+        token=token,
+        tokens=written(state.tokens, state.counts),
+        counts=state.counts + counts,
+        step=state.step + 1,
+        seen=seen,
+        drafting=dataclasses.replace(drafting, text=text),
+    )

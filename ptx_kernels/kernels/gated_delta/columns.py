@@ -1,0 +1,171 @@
+"""Columns of a gated delta net's state in registers, and what a token does to them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ptx import WARP, Builder, KernelError, LanePartition, Pointer, Value, Var, f32
+from ..vectors import RUN, dot
+
+
+@dataclass(frozen=True)
+class StateConfig:
+    """Tiling of a head's state, f32 (key_dim, value_dim), over the lanes of a block.
+
+    Attributes:
+      warps: per block.
+      lanes: that share a column, each with as many of its rows; a power of two.
+      columns: neighbouring columns of a lane: 1, 2 or 4. It loads and stores as many at once.
+    """
+
+    warps: int = 8
+    lanes: int = 4
+    columns: int = 2
+
+    @property
+    def block_columns(self) -> int:
+        """Columns that a block holds at once."""
+        return self.warps * WARP // self.lanes * self.columns
+
+
+@dataclass(frozen=True)
+class Token:
+    """Factors of one token, f32, for keys and queries as they come.
+
+    With S the state, k the key's and q the query's unit vector:
+
+    Attributes:
+      decay: of the state, exp(g).
+      beta: share of the value that is written.
+      recall: of S^T keys, so that it is decay S^T k.
+      answer: of S^T queries, so that it is scale decay S^T q.
+      echo: scale k^T q.
+      write: of keys, so that they are k; None: they are.
+      writes: whether the state changes at all, for all of a warp alike; None: it does.
+    """
+
+    decay: Value
+    beta: Value
+    recall: Value
+    answer: Value
+    echo: Value
+    write: Value | None = None
+    writes: Value | None = None
+
+
+class StateColumns:
+    """A block's columns of a head's state: `config.columns` of each lane.
+
+    The rows of a lane are runs of up to four, the lanes of a column in turn, so that the lanes of a
+    warp together read a vector over the rows without bank conflicts.
+
+    Attributes:
+      row: the lane's first row (u32).
+      column: its first column among the block's (u32).
+      leads: whether it is the first of its columns' lanes.
+    """
+
+    def __init__(self, k: Builder, key_dim: int, config: StateConfig) -> None:
+        lanes, width = config.lanes, config.columns
+        self._k, self._width = k, width
+        self._run = math.gcd(key_dim // lanes, RUN)
+        self._starts = range(0, key_dim, lanes * self._run)
+        self._sums = LanePartition(k, 2 * width, lanes)
+        place = k.lane_id % lanes
+        self.row, self.column = place * self._run, k.thread_id // lanes * width
+        self.leads = place == 0
+
+    def load(self, place: Pointer, value_dim: int) -> list[list[Var]]:
+        """The lane's columns, (rows, columns); `place`: where the first row of them lies."""
+        rows = [place.load_run(row * value_dim, self._width) for row in self._rows()]
+        return [[self._k.var(f32, value) for value in values] for values in rows]
+
+    def store(self, place: Pointer, value_dim: int, state: Sequence[Sequence[Value]]) -> None:
+        """Puts the lane's columns where `load` found them."""
+        for row, values in zip(self._rows(), state, strict=True):
+            place.store_run(row * value_dim, values)
+
+    def _rows(self) -> list[int]:
+        """Rows of the lane behind its first."""
+        return [start + i for start in self._starts for i in range(self._run)]
+
+    def vector(self, vector: Pointer) -> list[Value]:
+        """The lane's rows of a vector f32 (key_dim,)."""
+        mine = vector.at(self.row)
+        return [x for start in self._starts for x in mine.load_run(start, self._run)]
+
+    def absorb(
+        self,
+        state: Sequence[Sequence[Var]],
+        keys: Sequence[Value],
+        queries: Sequence[Value],
+        values: Sequence[Value],
+        token: Token,
+    ) -> list[Value]:
+        """Updates the state by a token; the token's outputs in the lane's columns.
+
+        d = beta (v - decay S^T k) and o = scale (decay S^T q + (k^T q) d) need the state of before
+        alone, so that one reduction over lanes serves both.
+
+        Args:
+          keys, queries: the lane's rows of these.
+          values: the lane's columns.
+        """
+        k, columns = self._k, [list(column) for column in zip(*state, strict=True)]
+        shares = [dot(k, column, rows) for rows in (keys, queries) for column in columns]
+        totals = self._sums.all_gather(self._sums.reduce_scatter(shares))
+        outputs, written = [], []
+        for value, recalled, asked in zip(
+            values, totals[: self._width], totals[self._width :], strict=True
+        ):
+            change = k.fma(-token.recall, recalled, value) * token.beta
+            outputs.append(k.fma(token.echo, change, token.answer * asked))
+            written.append(change if token.write is None else change * token.write)
+        with contextlib.nullcontext() if token.writes is None else k.when(token.writes):
+            for column, change in zip(columns, written, strict=True):
+                for element, key in zip(column, keys, strict=True):
+                    element.set(k.fma(key, change, element * token.decay))
+        return outputs
+
+
+def lane_runs(k: Builder, count: int) -> list[tuple[Value, Value | None]]:
+    """A lane's runs of a vector over a warp: their first floats, and whether it has them.
+
+    None: it has.
+    """
+    span, found = RUN * WARP, []
+    for start in range(0, count, span):
+        first = k.lane_id * RUN + start if start else k.lane_id * RUN
+        found.append((first, first < count if start + span > count else None))
+    return found
+
+
+def check_sizes(
+    num_k_heads: int, num_v_heads: int, key_dim: int, value_dim: int, config: StateConfig
+) -> None:
+    """Raises KernelError unless the tiling is one and fits the heads, and v heads share k heads."""
+    lanes, width = config.lanes, config.columns
+    if lanes & (lanes - 1) or not 2 <= lanes <= WARP or width not in (1, 2, 4):
+        raise KernelError(
+            f"lanes={lanes} must be a power of two from 2 to {WARP}, and columns={width} 1, 2 or 4"
+        )
+    if num_v_heads % num_k_heads:
+        raise KernelError(
+            f"num_v_heads={num_v_heads} must be a multiple of num_k_heads={num_k_heads}"
+        )
+    if key_dim % RUN or key_dim % lanes:
+        raise KernelError(f"key_dim={key_dim} must be a multiple of {RUN} and of lanes={lanes}")
+    count = config.block_columns
+    if value_dim % count or count % RUN:
+        raise KernelError(
+            f"the columns={count} of a block must divide value_dim={value_dim} and be a multiple of"
+            f" {RUN}"
+        )
+
+
+def k_head_of(head: Value, num_k_heads: int, num_v_heads: int, tiled: bool) -> Value:
+    """The k head that a v head uses: heads of one stand together, or num_k_heads apart (tiled)."""
+    return head % num_k_heads if tiled else head // (num_v_heads // num_k_heads)

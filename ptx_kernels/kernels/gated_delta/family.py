@@ -1,0 +1,96 @@
+"""The gated delta net's kernels as families: a prompt's rule, and a decode step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ...devices import target
+from ...ptx import WARP, Buffer
+from ..family import Arguments, Case, Family, once
+from .gated_delta_rule import gated_delta_rule
+from .gated_delta_step import gated_delta_step
+from .rules import gated_delta_rule_rule, gated_delta_step_rule
+
+_QWEN = dict(num_k_heads=16, num_v_heads=32, key_dim=128, value_dim=128)  # 3.6-35B-A3B
+
+
+def _rule(label: str, *, batch: int = 1, time: int = 512, **changes: Any) -> Case:
+    sizes = _QWEN | changes
+    config = gated_delta_rule_rule(
+        target(), batch, *(sizes[name] for name in ("num_v_heads", "key_dim", "value_dim"))
+    )
+    arguments = dict(batch=batch, time=time, scale=128**-0.5, tiled=True, config=config) | sizes
+    return Case(f"gated_delta_rule-{label}", "gated_delta_rule", arguments)
+
+
+def _step(label: str, *, batch: int = 1, **changes: Any) -> Case:
+    sizes = _QWEN | changes
+    config = gated_delta_step_rule(target(), sizes["key_dim"], sizes["value_dim"])
+    arguments = dict(batch=batch, width=4, scale=128**-0.5, eps=1e-6, tiled=True, config=config)
+    return Case(f"gated_delta_step-{label}", "gated_delta_step", arguments | sizes)
+
+
+def _tokens_stored(arguments: Arguments) -> int:
+    """Stores of a token's results, by all warps; tokens that fill up a round count."""
+    config = arguments["config"]
+    tokens = -(-arguments["time"] // config.tokens) * config.tokens
+    columns = arguments["batch"] * arguments["num_v_heads"] * arguments["value_dim"]
+    return tokens * columns * config.lanes // (config.columns * WARP)
+
+
+def _negative(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
+    """Logarithms of a decay, or rates of one."""
+    return -rng.exponential(0.5, buffer.shape)
+
+
+def _unit(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
+    """Vectors of length 1."""
+    vectors = rng.standard_normal(buffer.shape)
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def _between(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
+    """Between 0 and 1."""
+    return rng.uniform(0, 1, buffer.shape)
+
+
+def _positions(buffer: Buffer, buffers: Mapping[str, Buffer], rng: Any) -> np.ndarray:
+    """Some of long sequences, the start of one, and one of padding."""
+    positions = rng.integers(0, 1 << 20, buffer.shape)
+    positions[1:3] = [0, -1][: max(0, len(positions) - 1)]
+    return positions
+
+
+GATED_DELTA_RULE = Family(
+    "gated_delta_rule",
+    gated_delta_rule,
+    (
+        _rule("512"),
+        _rule("512-b4", batch=4),
+        _rule("100-16-heads", time=100, num_v_heads=16),
+        _rule("64-d256", time=64, num_k_heads=4, num_v_heads=4, key_dim=256, value_dim=256),
+        _rule("64-d48x80", time=64, num_v_heads=32, key_dim=48, value_dim=80),
+    ),
+    rules=(gated_delta_rule_rule,),
+    rewritten=("state",),
+    stores=_tokens_stored,
+    operands={"keys": _unit, "g": _negative, "beta": _between},
+)
+GATED_DELTA_STEP = Family(
+    "gated_delta_step",
+    gated_delta_step,
+    (
+        _step("b1"),
+        _step("b32", batch=32),
+        _step("grouped", tiled=False),
+        _step("d256", key_dim=256, value_dim=256),
+        _step("d48x80", batch=3, num_k_heads=4, num_v_heads=4, key_dim=48, value_dim=80),
+    ),
+    rules=(gated_delta_step_rule,),
+    rewritten=("state",),
+    passes=once,
+    operands={"decay": _negative, "positions": _positions},
+)

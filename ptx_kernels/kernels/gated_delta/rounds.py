@@ -1,0 +1,142 @@
+"""Tokens of a prompt in shared memory, a round of them after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...ptx import Builder, KernelError, Pointer, Value, all_of, f32, u32
+from ..activation import LOG2_E
+from ..vectors import RUN, dot
+from .columns import Token, lane_runs
+
+_IDLE = 0x80000000  # bits of -0.0: the beta of padding
+
+
+@dataclass(frozen=True)
+class Rows:
+    """`count` floats of each token of a sequence and head, f32 in global memory.
+
+    `first`: those of the first token; the next one's lie `stride` floats on.
+    """
+
+    first: Pointer
+    stride: int
+    count: int
+
+    def of(self, token: Value) -> Pointer:
+        return self.first.reshape(1, self.stride).at(token)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A token in shared memory: pointers to its query, key, values, and gates (g, beta).
+
+    From the gates come the factors: decay, beta, scale decay, scale k^T q.
+    """
+
+    query: Pointer
+    key: Pointer
+    values: Pointer
+    gates: Pointer
+
+    def token(self) -> Token:
+        """The factors."""
+        decay, beta, answer, echo = self.gates.load_run(0, RUN)
+        return Token(decay, beta, decay, answer, echo, writes=beta.bits(u32) != _IDLE)
+
+
+class Rounds:
+    """Rounds of `tokens` tokens in two places: while one is read, the other is filled.
+
+    Each warp fetches and prepares its tokens alone, a lane what it fetched itself, so that no
+    barrier stands before the factors are made.
+
+    Attributes:
+      count: of rounds.
+    """
+
+    def __init__(
+        self,
+        k: Builder,
+        *,
+        vectors: Sequence[Rows],
+        gates: Sequence[Rows],
+        time: int,
+        tokens: int,
+        warps: int,
+    ) -> None:
+        """Vectors are query, key and values, gates g and beta."""
+        if tokens % warps:
+            raise KernelError(f"tokens={tokens} must be a multiple of warps={warps}")
+        self._k, self._vectors, self._gates = k, vectors, gates
+        self._time, self._tokens, self._warps = time, tokens, warps
+        self.count = -(-time // tokens)
+        pitch = sum(rows.count for rows in vectors) + RUN
+        self._memory = k.shared("tokens", f32, (2, tokens, pitch))
+
+    def token(self, round: Value, slot: Value) -> Value:
+        """Number of the token in a round's slot."""
+        return round * self._tokens + slot
+
+    def inside(self, token: Value) -> Value | None:
+        """Whether the sequence has a token (None: it does)."""
+        return token < self._time if self._time % self._tokens else None
+
+    def place(self, round: Value, slot: Value) -> Place:
+        base = self._memory.at(round & 1, slot)
+        query, key, values = (rows.count for rows in self._vectors)
+        ends = query, query + key, query + key + values
+        return Place(base, *(base.at(end) for end in ends))
+
+    def fetch(self, round: Value) -> None:
+        """Starts the copies of a round's tokens, all zeros of those that the sequence lacks."""
+        k = self._k
+        for slot in self._slots():
+            token, place = self.token(round, slot), self.place(round, slot)
+            inside = self.inside(token)
+            run, word = (
+                None if inside is None else k.select(inside, k.const(u32, nbytes), 0)
+                for nbytes in (4 * RUN, 4)
+            )
+            targets = (place.query, place.key, place.values)
+            for rows, target in zip(self._vectors, targets, strict=True):
+                for first, there in lane_runs(k, rows.count):
+                    source = rows.of(token).at(first)
+                    k.cp_async(target.at(first), source, 4 * RUN, size=run, where=there)
+            for i, rows in enumerate(self._gates):
+                target = place.gates.at(i)
+                k.cp_async(target, rows.of(token), 4, size=word, where=k.lane_id == 0)
+        k.cp_async_commit()
+
+    def prepare(self, round: Value, scale: float) -> None:
+        """Makes the factors of a round's tokens, once their copies are there.
+
+        A token of beta = 0 and g = 0 is padding, whose key and values become zeros and its beta -0,
+        by which it is known.
+        """
+        k, none = self._k, self._k.const(f32, 0.0)
+        for slot in self._slots():
+            place = self.place(round, slot)
+            g, beta = place.gates.load_run(0, 2, where=k.lane_id == 0)
+            idle = k.select((g == 0.0) & (beta == 0.0), k.const(u32, 1), 0)
+            idle = k.shuffle(idle, 0) != 0
+            share = none
+            for first, there in lane_runs(k, self._vectors[1].count):
+                queries, keys = (
+                    vector.at(first).load_run(0, RUN, where=there)
+                    for vector in (place.query, place.key)
+                )
+                keys = [k.select(idle, none, key) for key in keys]
+                share = share + dot(k, queries, keys)
+            for rows, vector in zip(self._vectors[1:], (place.key, place.values), strict=True):
+                for first, there in lane_runs(k, rows.count):
+                    vector.at(first).store_run(0, [none] * RUN, where=all_of(idle, there))
+            decay = k.exp2(g * LOG2_E)
+            beta = k.select(idle, k.const(f32, -0.0), beta)
+            factors = [decay, beta, decay * scale, k.warp_sum(share) * scale]
+            place.gates.store_run(0, factors, where=k.lane_id == 0)
+
+    def _slots(self) -> list[Value]:
+        """The warp's slots of a round."""
+        return [self._k.warp_id + start for start in range(0, self._tokens, self._warps)]

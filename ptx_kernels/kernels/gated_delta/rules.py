@@ -1,0 +1,51 @@
+"""Rules of choice of the gated delta net's kernels."""
+
+from __future__ import annotations
+
+import math
+
+from ...devices import Target
+from ...ptx import WARP
+from ..family import Rule
+from .gated_delta_rule import GatedDeltaRuleConfig
+from .gated_delta_step import GatedDeltaStepConfig
+
+_ROWS = 32  # of a lane at most: its columns, keys and queries must fit in registers
+
+
+def _gated_delta_rule(
+    device: Target, batch: int, num_v_heads: int, key_dim: int, value_dim: int
+) -> GatedDeltaRuleConfig:
+    """Config for a prompt: two columns a lane, and the fewest lanes a column that fill the device.
+
+    The fewer lanes, the fewer instructions all in all, and the longer the chain of them from one
+    token to the next, which takes as long as five warps of a multiprocessor take to issue theirs.
+    """
+    columns = batch * num_v_heads * value_dim
+    fitting = [n for n in (4, 8, 16, 32) if key_dim % n == 0 and key_dim <= _ROWS * n]
+    warps_at = {lanes: columns * lanes / (2 * WARP) for lanes in fitting}
+    filling = (n for n in fitting if warps_at[n] >= 5 * device.multiprocessors)
+    lanes = next(filling, fitting[-1])
+    warps = math.gcd(value_dim * lanes // (2 * WARP), 8 if lanes >= 16 else 4)
+    tokens = 16 if key_dim <= 128 else 8
+    return GatedDeltaRuleConfig(warps=warps, lanes=lanes, columns=2, tokens=tokens)
+
+
+def _gated_delta_step(key_dim: int, value_dim: int) -> GatedDeltaStepConfig:
+    """Config for heads of a size: four columns of at most 16 rows a lane, loads of 16 bytes.
+
+    Of eight warps that hold a head at once, registers have room for two blocks. A head that eight
+    cannot hold takes turns.
+    """
+    lanes = next(
+        n
+        for n in (4, 8, 16, 32)
+        if key_dim % n == 0 and key_dim <= 16 * n and value_dim * n % (4 * WARP) == 0
+    )
+    whole = value_dim * lanes // (4 * WARP)
+    warps = max(n for n in range(1, 9) if whole % n == 0)
+    return GatedDeltaStepConfig(warps, lanes, columns=4, resident_blocks=2 if whole == 8 else 1)
+
+
+gated_delta_rule_rule: Rule[GatedDeltaRuleConfig] = Rule("gated_delta_rule", _gated_delta_rule)
+gated_delta_step_rule: Rule[GatedDeltaStepConfig] = Rule("gated_delta_step", _gated_delta_step)
