@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,12 +36,12 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
     types = fields.array("layer_types", [])
     if not types and layers % 6:
         fields.fail("layer_types", f"is missing, and {layers} layers do not end a pattern of 6")
-    full = [i for i in range(layers) if (types[i : i + 1] or [None])[0] != "sliding_attention"]
-    full = full if types else [i for i in range(layers) if i % 6 == 5]
+    full = [i for i in range(layers) if (types[i] == "full_attention" if types else i % 6 == 5)]
     key, vocab_size = "vocab_size_per_layer_input", fields.integer("vocab_size")
     if fields.integer("hidden_size_per_layer_input") and fields.integer(key) != vocab_size:
         fields.fail(key, f"is {fields.integer(key)}, expected vocab_size={vocab_size}")
-    local, kv_local = fields.integer("head_dim"), fields.integer("num_key_value_heads")
+    size = functools.partial(fields.integer, least=1, most=1 << 24)
+    local, kv_local = size("head_dim"), size("num_key_value_heads")
     head_dim, kv_heads = _of_full_layers(fields, layers, full, local, kv_local)
     values: dict[str, Any] = {
         "attention.head_count_kv": np.array(
@@ -49,11 +50,11 @@ def sizes(fields: JSONFields) -> dict[str, Any]:
         "final_logit_softcapping": fields.number("final_logit_softcapping", 0.0),
         "embedding_length_per_layer_input": fields.integer("hidden_size_per_layer_input"),
     }
-    for suffix, size in (("", head_dim), ("_swa", local)):
+    for suffix, dim in (("", head_dim), ("_swa", local)):
         keys = ("attention.key_length", "attention.value_length", "rope.dimension_count")
-        values |= {f"{key}{suffix}": size for key in keys}
+        values |= {f"{key}{suffix}": dim for key in keys}
     if fields.boolean("use_double_wide_mlp"):
-        inner, shared = fields.integer("intermediate_size"), fields.integer("num_kv_shared_layers")
+        inner, shared = size("intermediate_size"), fields.integer("num_kv_shared_layers")
         first = layers - shared
         values["feed_forward_length"] = np.array(
             [inner * (2 if 0 < first <= i else 1) for i in range(layers)], np.int32
@@ -78,7 +79,7 @@ def _of_full_layers(
     if given is None:
         said = fields.boolean("attention_k_eq_v") and "num_global_key_value_heads" in fields
         if said:
-            kv_heads = fields.integer("num_global_key_value_heads")
+            kv_heads = fields.integer("num_global_key_value_heads", least=1, most=1 << 24)
         return fields.integer("global_head_dim", 512), kv_heads
     known = {str(i) for i in full}
     for layer in given.values:
@@ -91,7 +92,7 @@ def _of_full_layers(
             of_layer.fail(min(other), "is not supported")
         sizes = (
             of_layer.integer("head_dim", head_dim),
-            of_layer.integer("num_key_value_heads", kv_heads),
+            of_layer.integer("num_key_value_heads", kv_heads, least=1, most=1 << 24),
         )
         found.append(sizes)
         if sizes != found[0]:

@@ -26,7 +26,7 @@ STORED = (
 def kv_heads(fields: JSONFields) -> dict[str, Any]:
     """Of each layer; 0 where it has a convolution in the place of attention."""
     layers = fields.integer("num_hidden_layers", least=1, most=1024)
-    count = fields.integer("num_key_value_heads", least=1)
+    count = fields.integer("num_key_value_heads", least=1, most=1 << 24)
     if (types := fields.array("layer_types", None)) is not None:
         attention = [kind != "conv" for kind in types]
     else:
@@ -37,10 +37,11 @@ def kv_heads(fields: JSONFields) -> dict[str, Any]:
 
 def sizes(fields: JSONFields) -> dict[str, Any]:
     """Heads, and the inner size, which config.json may say as that before it is adjusted."""
-    inner = fields.integer("block_ff_dim" if "block_ff_dim" in fields else "intermediate_size")
+    key = "block_ff_dim" if "block_ff_dim" in fields else "intermediate_size"
+    inner = fields.integer(key, least=1, most=1 << 24)
     if fields.boolean("block_auto_adjust_ff_dim", True):
-        multiplier = fields.number("block_ffn_dim_multiplier", 1.0)
-        multiple = fields.integer("block_multiple_of", 256, least=1)
+        multiplier = fields.number("block_ffn_dim_multiplier", 1.0, above=0.0, most=1e6)
+        multiple = fields.integer("block_multiple_of", 256, least=1, most=1 << 24)
         inner = int(multiplier * int(2 * inner / 3))
         inner = -(-inner // multiple) * multiple
     return {**kv_heads(fields), "feed_forward_length": inner}

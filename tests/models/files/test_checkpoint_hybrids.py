@@ -323,6 +323,15 @@ REFUSED = [
     ("lfm2", {"layer_types": ["conv", FULL]}, "layer_types: has 2 entries, expected 4"),
     ("lfm2", {"layer_types": ["conv", LINEAR] * 2}, "layer_types: 'linear_attention' is not"),
     ("lfm2", {"norm_eps": None}, "norm_eps: is missing"),
+    ("lfm2", {"num_key_value_heads": 1 << 40}, "num_key_value_heads: must be an integer from 1"),
+    ("lfm2", {"intermediate_size": 1 << 40}, "intermediate_size: must be an integer from 1"),
+    ("gemma4", {"num_key_value_heads": 1 << 40}, "num_key_value_heads: must be an integer from 1"),
+    (
+        "gemma4",
+        {"per_layer_config.2": {"num_key_value_heads": 0}},
+        "per_layer_config.2.num_key_value_heads: must be an integer from 1",
+    ),
+    ("gemma4-e", {"intermediate_size": 1 << 40}, "intermediate_size: must be an integer from 1"),
     ("lfm2moe", {"use_expert_bias": False}, "use_expert_bias: is False"),
     ("lfm2moe", {"routed_scaling_factor": 2.0}, "routed_scaling_factor: is 2.0"),
     ("lfm2moe", {"norm_topk_prob": False}, "norm_topk_prob: is False"),
@@ -338,7 +347,7 @@ def test_configs_that_are_refused(name, changes, message):
 def test_layers_and_tensors_that_predict_further_tokens(tmp_path):
     further = {"mtp.fc.weight": np.zeros((2, 4), np.float32)}
     further["mtp.layers.0.mlp.gate_proj.weight"] = further["mtp.fc.weight"]
-    for name in ("qwen35", "qwen35-long", "qwen3next"):
+    for name in ("qwen35", "qwen35moe", "qwen3next"):
         tensors = in_the_checkpoint(name) | further
         with pytest.warns(UserWarning, match="2 tensors are skipped, .*: further tokens"):
             models.CheckpointSource(folder(tmp_path, name, tensors=tensors))
