@@ -24,6 +24,16 @@ class Stored:
       transposed: matrices are (k, n); None: those of transformers 4 are, as their shapes tell.
       bare: its name has no `.weight`, and that of its bias ends in `_bias`.
       as_row: a vector, stored as a matrix of one row.
+      suffix: what `holds` have behind their names in GGUF files; None: they are weights and their
+        biases. Where it is given, `name` is whole.
+      optional: where it is missing, the tensors' usual places are meant.
+      channels: of a convolution: (channels, 1, width).
+      logarithms: of minus the values.
+      plain: a norm whose weights are those of GGUF files whatever `norm_offset` is.
+      value_heads: (axis, the size of a head's part by its name in `tensors.sizes`): along this axis
+        the last parts are those of value heads, the heads of each key head side by side.
+      groups: a size's name: rows lie in so many groups, each of which has rows of all `parts`.
+      parts: (tensor of GGUF files, rows in a group by the name of this size).
     """
 
     name: str
@@ -32,6 +42,14 @@ class Stored:
     transposed: bool | None = False
     bare: bool = False
     as_row: bool = False
+    suffix: str | None = None
+    optional: bool = False
+    channels: bool = False
+    logarithms: bool = False
+    plain: bool = False
+    value_heads: tuple[int, str] | None = None
+    groups: str = ""
+    parts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,23 +60,32 @@ class CheckpointClass:
       stored: tensors that have other names than `Tensor.checkpoint`, or another layout.
       interleaved_rope: rope rotates dimensions (2i, 2i + 1), as in GGUF files of the architecture.
       required: keys of config.json that other classes may leave out.
+      optional: those that it may leave out, and other classes may not.
       defaults: keys that config.json may leave out -> what they then are.
       renamed: the usual key of config.json -> what this class calls it.
       biases: keys of config.json that may ask for biases -> the groups that they ask for.
       tensors: keys of config.json that may ask for tensors -> these, by GGUF's names.
+      held: tensors that GGUF files may lack, and such checkpoints do not.
+      lacking: keys of config.json that may say that layers lack some of them -> (config, layer) ->
+        these.
       window: whether sliding_window counts; or the boolean key that says so.
       every_layer_windowed: the window is that of every layer, although GGUF files have none.
       partial_rope: partial_rotary_factor may say how much of a head is rotated.
       sections: mrope_section says how many pairs rotate by time, height and width.
       keys: further metadata: GGUF's key -> that of config.json.
       optional_keys: the same, of keys that config.json may leave out.
+      computed: config.json -> still further metadata, or in the place of what other keys say.
+      layer_types: which layers are windowed is what the key of this name says; the last is not.
       implied: keys of config.json that may only say what they must: key -> config -> its value.
       activations: what hidden_act may say, too, and means the architecture's activation.
+      accepted: keys that are refused elsewhere -> what they may say here.
       tied: whether the output layer is the embedding where tie_word_embeddings does not say.
+      tied_key: another key that says it, and is believed before that one.
       text_config: a class that takes images, too: the object of this name describes the decoder.
       flat: config.json itself may describe it, as early files do.
       further_layers: the key of config.json that counts the layers behind the last, which predict
         further tokens and are not run.
+      further_tensors: what the names of their tensors begin with, where they are no layers.
       quant_method: what quantization_config may say; experts are then MXFP4's blocks and scales.
     """
 
@@ -66,22 +93,32 @@ class CheckpointClass:
     stored: tuple[Stored, ...] = ()
     interleaved_rope: bool = False
     required: tuple[str, ...] = ("num_key_value_heads",)
+    optional: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     biases: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     tensors: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    held: tuple[str, ...] = ()
+    lacking: Mapping[str, Callable[[Any, int], tuple[str, ...]]] = dataclasses.field(
+        default_factory=dict
+    )
     window: bool | str = False
     every_layer_windowed: bool = False
     partial_rope: bool = False
     sections: bool = False
     keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
     optional_keys: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    computed: Callable[[Any], Mapping[str, Any]] = lambda fields: {}
+    layer_types: bool = False
     implied: Mapping[str, Callable[[Any], Any]] = dataclasses.field(default_factory=dict)
     activations: tuple[str, ...] = ()
+    accepted: Mapping[str, tuple[Any, ...]] = dataclasses.field(default_factory=dict)
     tied: bool = False
+    tied_key: str = "tie_word_embeddings"
     text_config: bool = False
     flat: bool = False
     further_layers: str | None = None
+    further_tensors: str | None = None
     quant_method: str | None = None
 
 

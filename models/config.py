@@ -246,7 +246,7 @@ class Config:
         blocks = integer("block_count", least=1, most=MAX_LAYERS)
         # Files count layers that predict further tokens, which are not run.
         layers = blocks - integer("nextn_predict_layers", 0, least=0, most=blocks - 1)
-        inner = head_fields.by_layer(get, "feed_forward_length", layers, blocks, most=_MAX_SIZE)
+        inner = _inner_sizes(get, kind, layers, blocks)
         hidden_size = integer("embedding_length", least=1, most=_MAX_SIZE)
         heads = head_fields.read(get, kind, hidden_size, layers, blocks)
         windowed_layers = _windowed_layers(get, kind, layers, blocks)
@@ -363,6 +363,14 @@ def _windowed_layers(
         n = get.integer(key, least=0, most=MAX_LAYERS)
         pattern = tuple(n == 0 or i % n < n - 1 for i in range(layers))
     return None if pattern == tuple(map(kind.windowed, range(layers))) else pattern
+
+
+def _inner_sizes(get: Fields, kind: Architecture, layers: int, blocks: int) -> tuple[int, ...]:
+    """Of each layer's network, if it is dense; where none is, files need not say it."""
+    key = "feed_forward_length"
+    if not kind.mlp and key not in get:
+        key = f"expert_{key}"
+    return head_fields.by_layer(get, key, layers, blocks, most=_MAX_SIZE)
 
 
 def _per_layer_size(get: Fields, kind: Architecture) -> int:

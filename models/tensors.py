@@ -35,15 +35,15 @@ def layer_tensors(config: Config, layer: int) -> tuple[Tensor, ...]:
     tensors = {"attention": kind.attention, "delta": kind.delta, "convolution": kind.convolution}
     network = kind.experts if config.has_experts(layer) else kind.mlp
     norms = tuple(_of_mixer(tensor, mixer) for tensor in kind.norms)
-    sizes = _sizes(config, layer)
+    lengths = sizes(config, layer)
     every = (*tensors[mixer], *norms, *network, *kind.further)
-    return tuple(tensor for tensor in every if _is_there(tensor, sizes))
+    return tuple(tensor for tensor in every if _is_there(tensor, lengths))
 
 
-def _is_there(tensor: Tensor, sizes: Mapping[str, int]) -> bool:
+def _is_there(tensor: Tensor, lengths: Mapping[str, int]) -> bool:
     """True of a tensor whose axes, and what it goes with, a model has."""
     needed = (*tensor.shape.split(), *tensor.where.split())
-    return all(sizes[name] for name in needed) and not sizes.get(tensor.unless, 0)
+    return all(lengths[name] for name in needed) and not lengths.get(tensor.unless, 0)
 
 
 def _of_mixer(tensor: Tensor, mixer: str) -> Tensor:
@@ -53,13 +53,13 @@ def _of_mixer(tensor: Tensor, mixer: str) -> Tensor:
     return dataclasses.replace(tensor, module=module)
 
 
-def _sizes(config: Config, layer: int | None) -> dict[str, int]:
+def sizes(config: Config, layer: int | None) -> dict[str, int]:
     """The lengths of axes by their names; 0: no tensor with it is there. layer: None: of none."""
     at = 0 if layer is None else layer
     head_dim, kv_heads = config.head_dim_of(at), config.kv_heads_of(at)
     owns_kv = layer is None or config.kv_layer_of(at) == at
     q = config.num_heads * head_dim
-    sizes = {
+    lengths = {
         "vocab": config.vocab_size,
         "hidden": config.hidden_size,
         "hidden*3": 3 * config.hidden_size,
@@ -81,16 +81,18 @@ def _sizes(config: Config, layer: int | None) -> dict[str, int]:
         "one": 1,
     }
     if (delta := config.delta) is not None:
-        sizes |= {
+        lengths |= {
             "delta_channels": delta.channels,
             "delta_values": delta.values,
             "delta_heads": delta.value_heads,
             "delta_heads*2": 2 * delta.value_heads,
             "delta_head": delta.head_dim,
             "delta_width": delta.width,
+            "key_heads": delta.key_heads,
+            "values_of_key_head": delta.values // delta.key_heads,
         }
     if (latent := config.latent) is not None:
-        sizes |= {
+        lengths |= {
             "query_rank": latent.query_rank,
             "latent": latent.rank,
             "latent_key": latent.rank + config.rope_dim,
@@ -98,13 +100,13 @@ def _sizes(config: Config, layer: int | None) -> dict[str, int]:
             "value": latent.value_dim,
             "values": config.num_heads * latent.value_dim,
         }
-    return sizes
+    return lengths
 
 
 def table(config: Config) -> Iterator[tuple[Tensor, str, str, int | None]]:
     """(tensor, what is before its name in GGUF files and in checkpoints, layer) of all of them."""
-    sizes, kind = _sizes(config, None), config.kind
-    held = (tensor for tensor in kind.input if _is_there(tensor, sizes))
+    lengths, kind = sizes(config, None), config.kind
+    held = (tensor for tensor in kind.input if _is_there(tensor, lengths))
     yield from ((tensor, "", "", None) for tensor in held)
     for i in range(config.num_layers):
         for tensor in layer_tensors(config, i):
@@ -135,10 +137,10 @@ def expected_tensors(config: Config) -> dict[str, Expected]:
     """GGUF's name -> every tensor that a file of this configuration may hold."""
     expected: dict[str, Expected] = {}
     biases = config.kind.biases
-    of_layer = {layer: _sizes(config, layer) for layer in (None, *range(config.num_layers))}
+    of_layer = {layer: sizes(config, layer) for layer in (None, *range(config.num_layers))}
     for tensor, gguf, _, layer in table(config):
-        sizes = of_layer[layer]
-        shape = tuple(sizes[name] for name in tensor.shape.split())
+        lengths = of_layer[layer]
+        shape = tuple(lengths[name] for name in tensor.shape.split())
         expected[gguf + tensor.name] = Expected(shape, tensor.required, tensor.split, tensor, None)
         if tensor.bias in (*biases, *OPTIONAL_BIASES):
             split = 0 if tensor.split == 0 else None  # partial sums are added before it is

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..architecture import Architecture, Routing
+from ..architecture import Architecture, CheckpointClass, Routing, Stored
 from ..architecture_tensors import (
     EXPERTS,
     LATENT_ATTENTION,
@@ -13,6 +14,7 @@ from ..architecture_tensors import (
     SHARED_EXPERT,
     optional,
 )
+from ..json_fields import JSONFields
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -31,8 +33,109 @@ def default_gating(layers: int, vocab_size: int) -> str:
     return "sigmoid" if is_glm else "softmax"
 
 
+def sizes(fields: JSONFields) -> dict[str, Any]:
+    """Those of a head, and of the vector in the place of its keys and values."""
+    rank, rope_dim = fields.integer("kv_lora_rank"), fields.integer("qk_rope_head_dim")
+    return {
+        "attention.head_count_kv": 1,
+        "attention.key_length": rank + rope_dim,
+        "attention.value_length": rank,
+        "attention.key_length_mla": fields.integer("qk_nope_head_dim") + rope_dim,
+    }
+
+
+def with_softmax(fields: JSONFields) -> dict[str, Any]:
+    """Those sizes, and how experts are chosen in DeepSeek V2: without groups."""
+    return {**sizes(fields), "expert_gating_func": 1, "expert_weights_norm": False}
+
+
+def with_sigmoid(fields: JSONFields) -> dict[str, Any]:
+    """Those sizes, and how experts are chosen in DeepSeek V3."""
+    return {**sizes(fields), "expert_gating_func": 2}
+
+
+def of_glm(fields: JSONFields) -> dict[str, Any]:
+    """As DeepSeek V3, and which layers have experts: all but the first ones."""
+    layers = fields.array("mlp_layer_types", None)
+    dense = fields.integer("first_k_dense_replace", 1)
+    if layers is not None:
+        dense = layers.index("sparse") if "sparse" in layers else len(layers)
+        expected = fields.integer("num_hidden_layers", least=dense, most=1024) - dense
+        if layers != ["dense"] * dense + ["sparse"] * expected:
+            fields.fail("mlp_layer_types", "must say dense of the first layers, sparse of the rest")
+    return {**with_sigmoid(fields), "leading_dense_block_count": dense}
+
+
+_KV_B = ("attn_k_b", "key_part"), ("attn_v_b", "value")
+
+V3 = CheckpointClass(
+    "DeepseekV3ForCausalLM",
+    stored=(
+        Stored("self_attn.kv_b_proj", ("attn_k_b",), groups="heads", parts=_KV_B, transposed=True),
+        Stored("self_attn.kv_b_proj", ("attn_v_b",), groups="heads", parts=_KV_B),
+        *(
+            Stored(f"mlp.shared_experts.{name}_proj", (f"ffn_{name}_shexp",))
+            for name in ("gate", "up", "down")
+        ),
+    ),
+    interleaved_rope=True,
+    required=(),
+    defaults={"norm_topk_prob": True},
+    keys={
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "attention.value_length_mla": "v_head_dim",
+        "rope.dimension_count": "qk_rope_head_dim",
+        "expert_count": "n_routed_experts",
+        "expert_used_count": "num_experts_per_tok",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_count": "n_shared_experts",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_weights_scale": "routed_scaling_factor",
+        "leading_dense_block_count": "first_k_dense_replace",
+    },
+    optional_keys={
+        "attention.q_lora_rank": "q_lora_rank",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+    },
+    computed=with_sigmoid,
+    implied={
+        "num_key_value_heads": lambda config: config.num_heads,
+        "attention_bias": lambda _: False,
+        "mlp_bias": lambda _: False,
+        "rope_interleave": lambda _: True,
+        "moe_layer_freq": lambda _: 1,
+        "scoring_func": lambda _: "sigmoid",
+        "topk_method": lambda _: "noaux_tc",
+    },
+    held=("exp_probs_b",),
+    further_layers="num_nextn_predict_layers",
+)
+V2 = dataclasses.replace(
+    V3,
+    name="DeepseekV2ForCausalLM",
+    defaults={"norm_topk_prob": False},
+    keys={key: name for key, name in V3.keys.items() if name != "norm_topk_prob"},
+    optional_keys={"attention.q_lora_rank": "q_lora_rank"},
+    computed=with_softmax,
+    implied={
+        **V3.implied,
+        "norm_topk_prob": lambda _: False,
+        "scoring_func": lambda _: "softmax",
+        "topk_method": lambda _: "greedy",
+    },
+    held=(),
+)
+GLM = dataclasses.replace(
+    V3,
+    name="Glm4MoeLiteForCausalLM",
+    keys={key: n for key, n in V3.keys.items() if n != "first_k_dense_replace"},
+    computed=of_glm,
+)
+
 ARCHITECTURE = Architecture(
     "deepseek2",
+    checkpoints=(V3, V2, GLM),
     attention=LATENT_ATTENTION,
     experts=EXPERTS + SHARED_EXPERT + optional(SELECTION_BIAS),
     routing=Routing(gating=None, normalize=None, default_gating=default_gating),

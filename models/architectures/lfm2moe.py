@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ..architecture import Architecture, Routing
+import dataclasses
+
+from ..architecture import Architecture, Routing, Stored
 from ..architecture_tensors import (
     ATTENTION,
     CONVOLUTION,
@@ -11,9 +13,37 @@ from ..architecture_tensors import (
     QK_NORMS,
     SELECTION_BIAS,
 )
+from . import lfm2
+from .qwen3moe import EXPERT_KEYS
+
+TEXT = dataclasses.replace(
+    lfm2.TEXT,
+    name="Lfm2MoeForCausalLM",
+    stored=(
+        *lfm2.STORED,
+        Stored("feed_forward.gate", ("ffn_gate_inp",)),
+        Stored("feed_forward.expert_bias", ("exp_probs_b",)),
+        Stored("feed_forward.experts.{expert}.w1", ("ffn_gate_exps",)),
+        Stored("feed_forward.experts.{expert}.w3", ("ffn_up_exps",)),
+        Stored("feed_forward.experts.{expert}.w2", ("ffn_down_exps",)),
+    ),
+    keys={
+        **lfm2.TEXT.keys,
+        **EXPERT_KEYS,
+        "leading_dense_block_count": "num_dense_layers",
+    },
+    computed=lambda fields: {**lfm2.kv_heads(fields), "expert_gating_func": 2},
+    implied={
+        **lfm2.TEXT.implied,
+        "use_expert_bias": lambda _: True,
+        "norm_topk_prob": lambda _: True,
+        "routed_scaling_factor": lambda _: 1.0,
+    },
+)
 
 ARCHITECTURE = Architecture(
     "lfm2moe",
+    checkpoints=(TEXT,),
     output=OUTPUT_BESIDE_EMBEDDING,
     attention=ATTENTION + QK_NORMS,
     convolution=CONVOLUTION,

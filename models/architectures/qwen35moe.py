@@ -4,13 +4,47 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..architecture import CheckpointClass, Stored
 from ..architecture_tensors import EXPERTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 from . import qwen35
+from .qwen3moe import EXPERT_KEYS
+
+#: Experts in stacks, where they are not one by one, and the gate of the one that all tokens have.
+STORED = (
+    Stored("mlp.experts.gate_up_proj", ("ffn_gate_exps", "ffn_up_exps"), bare=True, optional=True),
+    Stored("mlp.experts.down_proj", ("ffn_down_exps",), bare=True, optional=True),
+    Stored("mlp.shared_expert_gate", ("ffn_gate_inp_shexp",), as_row=True),
+)
+
+
+def with_experts(checkpoint: CheckpointClass, name: str) -> CheckpointClass:
+    """The class of this name: `checkpoint` with experts."""
+    return dataclasses.replace(
+        checkpoint,
+        name=name,
+        stored=(*checkpoint.stored, *STORED),
+        keys={
+            **checkpoint.keys,
+            **EXPERT_KEYS,
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+        optional=("intermediate_size",),
+        implied={
+            **checkpoint.implied,
+            "norm_topk_prob": lambda _: True,
+            "mlp_only_layers": lambda _: [],
+            "decoder_sparse_step": lambda _: 1,
+        },
+    )
+
 
 ARCHITECTURE = dataclasses.replace(
     qwen35.ARCHITECTURE,
     name="qwen35moe",
-    checkpoints=(),
+    checkpoints=(
+        with_experts(qwen35.TEXT, "Qwen3_5MoeForCausalLM"),
+        with_experts(qwen35.TEXT_AND_IMAGES, "Qwen3_5MoeForConditionalGeneration"),
+    ),
     mlp=(),
     experts=EXPERTS + SHARED_EXPERT + SHARED_EXPERT_GATE,
 )

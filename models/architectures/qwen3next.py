@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 
+from ..architecture import Stored
 from ..architecture_tensors import DELTA, Tensor
-from . import qwen35moe
+from . import qwen35, qwen35moe
 
 #: For each key head, the betas of its value heads and then their alphas.
 BETA_ALPHA = Tensor("ssm_ba", "delta.beta_alpha", "linear_attn.in_proj_ba", "delta_heads*2 hidden")
 
+_QKVZ = Stored(
+    "linear_attn.in_proj_qkvz",
+    ("attn_qkv", "attn_gate"),
+    groups="key_heads",
+    parts=(
+        ("attn_qkv", "delta_head"),
+        ("attn_qkv", "delta_head"),
+        ("attn_qkv", "values_of_key_head"),
+        ("attn_gate", "values_of_key_head"),
+    ),
+)
+_TEXT = qwen35moe.with_experts(qwen35.TEXT, "Qwen3NextForCausalLM")
+
 ARCHITECTURE = dataclasses.replace(
     qwen35moe.ARCHITECTURE,
     name="qwen3next",
-    checkpoints=(),
+    checkpoints=(
+        dataclasses.replace(
+            _TEXT,
+            stored=(*qwen35.STORED, *qwen35moe.STORED, _QKVZ),
+            sections=False,
+        ),
+    ),
     delta=(BETA_ALPHA, *(t for t in DELTA if t.gguf not in ("ssm_alpha", "ssm_beta"))),
     tiled_heads=False,
     metadata=lambda config: {},

@@ -36,7 +36,11 @@ from .safetensors import PACKED, TYPES, Weights
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 # Of classes that take images, too: their decoder's prefixes, of transformers 4 and 5, and the rest.
 _DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
-_NO_DECODER = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual)\.")
+_BESIDE_THE_DECODER = {
+    "images": re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|embed_vision)\."),
+    "sound": re.compile(r"(model\.)?(audio_tower|embed_audio)\."),
+}
+_KEYS_AND_VALUES = re.compile(r"model\.layers\.(\d+)\.self_attn\.(k_proj|v_proj|k_norm)\.")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -82,7 +86,7 @@ class CheckpointSource:
         self._decoder = self._of_the_decoder()
         self._expected = expected_tensors(self.config)
         checkpoint, packed = self.description.checkpoint, self.description.packed
-        of_class = checkpoint_tensors.places(self.config, checkpoint, packed)
+        of_class = checkpoint_tensors.places(self.config, checkpoint, packed, self._decoder)
         self._places = self._match(
             {name: place for name, place in of_class.items() if self._is_part(name)}
         )
@@ -121,7 +125,8 @@ class CheckpointSource:
             return values
         if values.ndim == 1 or is_bias or entry.is_norm or entry.exact:
             values = values.astype(np.float32)
-        if entry.is_norm and not is_bias and self.config.kind.norm_offset:
+        offset = entry.is_norm and not is_bias and not self._places[name].plain
+        if offset and self.config.kind.norm_offset:
             values += np.float32(self.config.kind.norm_offset)
         stays = not self.config.interleaved_rope or self.description.checkpoint.interleaved_rope
         if entry.rotated is not None and not stays:
@@ -141,7 +146,8 @@ class CheckpointSource:
         """A decoder's names of its tensors -> the checkpoint's; warns of tensors beside them."""
         names = dict.fromkeys(self._weights.stored)
         if self.description.multimodal:
-            self._skip(names, [name for name in names if _NO_DECODER.match(name)], "images")
+            for what, beside in _BESIDE_THE_DECODER.items():
+                self._skip(names, [name for name in names if beside.match(name)], what)
         found = {name: name for name in names}
         if self.description.multimodal:
             found = {
@@ -152,8 +158,20 @@ class CheckpointSource:
         unused = [
             name for name in found if (m := _LAYER.match(name)) and int(m.group(1)) in further
         ]
+        if beginning := self.description.checkpoint.further_tensors:
+            unused += [name for name in found if name.removeprefix("model.").startswith(beginning)]
         self._skip(found, unused, "further tokens")
+        shared = [
+            name
+            for name in found
+            if (m := _KEYS_AND_VALUES.match(name)) and self._shares(int(m.group(1)))
+        ]
+        self._skip(found, shared, "keys and values of layers that take those of others")
         return found
+
+    def _shares(self, layer: int) -> bool:
+        """True of a layer that attends to another's keys and values."""
+        return layer < self.config.num_layers and self.config.kv_layer_of(layer) != layer
 
     @staticmethod
     def _skip(names: dict[str, Any], unused: list[str], what: str) -> None:
@@ -227,6 +245,8 @@ class CheckpointSource:
             return not self.description.tied
         if self._expected[name].is_bias:
             return entry.bias in (*self.config.kind.biases, *self.description.biases)
+        if name.removesuffix(".weight") in self.description.lacking:
+            return False
         return entry.required or entry.gguf in self.description.tensors
 
 

@@ -1,21 +1,23 @@
 """Where a checkpoint keeps each tensor of a GGUF file, and how it is read from there.
 
 A checkpoint's tensor may hold the rows of several, an expert may have a tensor of its own, and
-matrices may be transposed; rows or one expert are in memory at a time beside the result.
+matrices may be transposed; rows or one expert are in memory at a time beside the result. Heads and
+their parts may be in another order: then it is the whole tensor.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Container, Mapping
 
 import numpy as np
 
-from jax_q4k import QuantizedArray
+from jax_q4k import CheckpointError, QuantizedArray
 
 from ..architecture import CheckpointClass, Stored
-from ..architecture_tensors import Tensor
+from ..architecture_tensors import SCALES, Tensor
 from ..config import Config
-from ..tensors import Expected, expected_tensors, table
+from ..tensors import Expected, expected_tensors, sizes, table
 from .safetensors import Weights
 
 _MXFP4 = 32  # weights of a block: 16 bytes, and one of scale
@@ -30,7 +32,11 @@ class Place:
       shape: that the checkpoint's tensor, or each of them, has to have.
       rows: which are this tensor's, of each expert if it is of experts.
       of_experts: (experts, n, k), or biases (experts, n).
-      transposed, as_row: as `Stored` has them.
+      transposed, as_row, channels, logarithms, plain: as `Stored` has them.
+      tiled: (axis, key heads, value heads, elements of each) of heads that files have in another
+        order; None: there are none.
+      groups: 0, or how many groups its rows lie in.
+      parts: the rows of a group that are this tensor's.
       packed: names are those of MXFP4's blocks; their scales have the names `scales`.
     """
 
@@ -40,6 +46,12 @@ class Place:
     of_experts: bool = False
     transposed: bool | None = False
     as_row: bool = False
+    channels: bool = False
+    logarithms: bool = False
+    plain: bool = False
+    tiled: tuple[int, int, int, int] | None = None
+    groups: int = 0
+    parts: tuple[slice, ...] = ()
     packed: bool = False
 
     @property
@@ -57,29 +69,50 @@ class Place:
         return dataclasses.replace(self, transposed=False, shape=stored)
 
 
-def places(config: Config, checkpoint: CheckpointClass, packed: bool = False) -> dict[str, Place]:
+def places(
+    config: Config,
+    checkpoint: CheckpointClass,
+    packed: bool = False,
+    held: Container[str] | None = None,
+) -> dict[str, Place]:
     """GGUF's name -> its place, of every tensor that checkpoints of this class may hold.
 
-    packed: experts are MXFP4's blocks and scales.
+    packed: experts are MXFP4's blocks and scales. held: names that the checkpoint holds, which tell
+    between places; None: all are.
     """
     expected, found = expected_tensors(config), {}
-    stored = {name: entry for entry in checkpoint.stored for name in entry.holds}
-    for tensor, gguf, prefix, _ in table(config):
-        if tensor.checkpoint is None:
-            continue
-        where = stored.get(tensor.gguf, Stored(tensor.checkpoint, (tensor.gguf,)))
-        for suffix in dict.fromkeys((tensor.suffix, "bias")):
-            name = f"{gguf}{tensor.gguf}.{suffix}"
-            if name in expected:
-                wholes = [expected[f"{gguf}{part}.{suffix}"] for part in where.holds]
-                full = prefix + where.name + _suffix(where, tensor, suffix)
-                place = _place(where, full, wholes, where.holds.index(tensor.gguf))
-                found[name] = _of_blocks(place) if packed and _is_packed(place) else place
+    stored = {(name, entry.suffix): entry for entry in checkpoint.stored for name in entry.holds}
+    for tensor, gguf, prefix, layer in table(config):
+        for suffix in dict.fromkeys((tensor.suffix, "bias", *SCALES)):
+            name = f"{gguf}{tensor.gguf}.{suffix}" if suffix else f"{gguf}{tensor.gguf}"
+            where = stored.get((tensor.gguf, suffix))
+            if where is None and (suffix == tensor.suffix or suffix not in SCALES):
+                where = _usual(tensor, stored.get((tensor.gguf, None)), prefix, held)
+            if where is None or name not in expected:
+                continue
+            full = prefix + where.name + _suffix(where, tensor, suffix)
+            beside = f".{suffix}" if suffix else ""
+            wholes = [expected[f"{gguf}{part}{beside}"] for part in where.holds]
+            place = _place(where, full, wholes, where.holds.index(tensor.gguf))
+            if where.value_heads or where.groups:
+                place = _ordered(config, where, place, tensor, sizes(config, layer))
+            found[name] = _of_blocks(place) if packed and _is_packed(place) else place
     return found
 
 
+def _usual(
+    tensor: Tensor, where: Stored | None, prefix: str, held: Container[str] | None
+) -> Stored | None:
+    """Where a tensor is that no `Stored` of its suffix names; None: nowhere."""
+    if where is not None and where.optional and held is not None:
+        where = where if prefix + where.name in held else None
+    if where is None and tensor.checkpoint is not None:
+        where = Stored(tensor.checkpoint, (tensor.gguf,))
+    return where
+
+
 def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:
-    if suffix == tensor.suffix == "bias":  # all that there is of it
+    if where.suffix is not None or suffix == tensor.suffix == "bias":  # all that there is of it
         return ""
     if where.bare:
         return "" if suffix == "weight" else f"_{suffix}"
@@ -89,7 +122,7 @@ def _suffix(where: Stored, tensor: Tensor, suffix: str) -> str:
 def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
     """The place of the tensor `held[at]` in one that holds the rows of all of `held`."""
     entry, shape = held[at].entry, held[at].shape
-    of_experts = entry.bias == "experts"
+    of_experts = entry.bias == "experts" and held[at].beside not in SCALES
     experts, leading = (shape[0], shape[:1]) if of_experts else (1, ())
     counts = [part.shape[len(leading)] for part in held]
     start = sum(counts[:at])
@@ -102,7 +135,38 @@ def _place(where: Stored, name: str, held: list[Expected], at: int) -> Place:
     else:
         names = (name,)
     whole = (1, *whole) if where.as_row else whole
-    return Place(names, (*leading, *whole), rows, of_experts, transposed, where.as_row)
+    whole = (*whole[:-1], 1, whole[-1]) if where.channels else whole
+    return Place(
+        names,
+        (*leading, *whole),
+        rows,
+        of_experts,
+        transposed,
+        where.as_row,
+        where.channels,
+        where.logarithms,
+        where.plain,
+    )
+
+
+def _ordered(
+    config: Config, where: Stored, place: Place, tensor: Tensor, lengths: Mapping[str, int]
+) -> Place:
+    """The place with how heads, and parts of them, lie in it."""
+    if where.value_heads is not None and config.kind.tiled_heads and config.delta is not None:
+        axis, size = where.value_heads
+        heads = config.delta.key_heads, config.delta.value_heads
+        place = dataclasses.replace(place, tiled=(axis, *heads, lengths[size]))
+    if where.groups:
+        groups, stop, parts = lengths[where.groups], 0, []
+        for name, size in where.parts:
+            start, stop = stop, stop + lengths[size]
+            if name == tensor.gguf:
+                parts.append(slice(start, stop))
+        columns = lengths[tensor.shape.split()[1 if place.transposed else -1]]
+        shape = groups * stop, columns
+        place = dataclasses.replace(place, shape=shape, groups=groups, parts=tuple(parts))
+    return place
 
 
 def _is_packed(place: Place) -> bool:
@@ -122,11 +186,52 @@ def read(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray |
     """A tensor of this shape from its place."""
     if place.packed:
         return _mxfp4(weights, place, shape)
-    if not place.of_experts:
-        [name] = place.names
-        if place.as_row:
-            return weights.read(name)[0]
-        return weights.read(name, place.rows)
+    if place.of_experts:
+        return _experts(weights, place, shape)
+    [name] = place.names
+    if place.as_row:
+        return weights.read(name)[0]
+    if place.groups:
+        values = _parts(weights.read(name), place, shape)
+    else:
+        values = weights.read(name, place.rows)
+    values = values[..., 0, :] if place.channels else values
+    values = values if place.tiled is None else _tiled(values, *place.tiled)
+    if place.logarithms:
+        with np.errstate(over="ignore"):  # an infinity is then found
+            values = -np.exp(values.astype(np.float32))
+        if not np.isfinite(values).all():
+            stored = weights.stored[name]
+            problem = "holds logarithms of numbers that are too large"
+            raise CheckpointError(str(stored.file), f"tensor {name!r}", problem)
+    return values
+
+
+def _parts(whole: np.ndarray, place: Place, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows that lie in groups: each part's behind one another, or a stack of matrices by group."""
+    groups = whole.reshape(place.groups, -1, whole.shape[-1])
+    if len(shape) == 2:
+        parts = [groups[:, part].reshape(-1, whole.shape[-1]) for part in place.parts]
+        return np.concatenate(parts)
+    [part] = place.parts
+    stack = groups[:, part]
+    return np.ascontiguousarray(stack.swapaxes(1, 2) if place.transposed else stack)
+
+
+def _tiled(
+    values: np.ndarray, axis: int, key_heads: int, value_heads: int, size: int
+) -> np.ndarray:
+    """Value heads of the same place among those of their key heads stand together.
+
+    They are the last `value_heads * size` elements along the axis.
+    """
+    start = values.shape[axis] - value_heads * size
+    at = np.arange(values.shape[axis])
+    of_heads = at[start:].reshape(key_heads, -1, size).swapaxes(0, 1)
+    return np.take(values, np.concatenate([at[:start], of_heads.reshape(-1)]), axis)
+
+
+def _experts(weights: Weights, place: Place, shape: tuple[int, ...]) -> np.ndarray:
     first = weights.stored[place.names[0]]
     stacked = np.empty(shape, first.numpy_dtype)
     for expert in range(shape[0]):

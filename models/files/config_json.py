@@ -43,6 +43,18 @@ _READERS: dict[str, Callable[..., Any]] = {
         "expert_group_count",
         "expert_group_used_count",
         "leading_dense_block_count",
+        "attention.kv_lora_rank",
+        "attention.q_lora_rank",
+        "attention.value_length_mla",
+        "rope.dimension_count",
+        "attention.shared_kv_layers",
+        "embedding_length_per_layer_input",
+        "shortconv.l_cache",
+        "ssm.conv_kernel",
+        "ssm.state_size",
+        "ssm.group_count",
+        "ssm.time_step_rank",
+        "full_attention_interval",
     ),
     Fields.integer,
 )
@@ -57,7 +69,9 @@ _REFUSED: dict[str, Any] = {
 }
 #: Of Architecture -> of hidden_act.
 _ACTIVATIONS = {"silu": "silu", "gelu": "gelu_pytorch_tanh", "swiglu_oai": "silu"}
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+_FULL, _WINDOWED = "full_attention", "sliding_attention"
+#: What mixes tokens -> layer_types.
+_MIXERS = {"delta": "linear_attention", "convolution": "conv"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +83,7 @@ class Description:
     metadata: dict[str, Any]
     biases: tuple[str, ...]  # groups of them, beside the architecture's own
     tensors: tuple[str, ...]  # of those that files may lack, by GGUF's names
+    lacking: frozenset[str]  # what layers have none of, "blk.0.attn_v"
     tied: bool  # the output layer is the embedding
     rope_divisors: dict[str, np.ndarray]  # GGUF's names -> float32 (rope_dim / 2,)
     multimodal: bool  # the checkpoint holds more than the decoder, which has a prefix of its own
@@ -79,11 +94,11 @@ class Description:
 def describe(fields: JSONFields) -> Description:
     """The decoder of a config.json. Raises CheckpointError naming the key at fault."""
     architecture, checkpoint = _architecture(fields)
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, checkpoint)
     packed = _is_packed(fields, checkpoint)
-    tied = fields.boolean("tie_word_embeddings", checkpoint.tied)
+    tied = _tied(fields, checkpoint, checkpoint.tied)
     fields = _of_the_decoder(fields, checkpoint)
-    _refuse_unsupported(fields)
+    _refuse_unsupported(fields, checkpoint)
     activations = _ACTIVATIONS[architecture.activation], *checkpoint.activations
     for key in ("hidden_act", "hidden_activation"):
         _accept(fields, key, activations)
@@ -111,13 +126,24 @@ def describe(fields: JSONFields) -> Description:
         checkpoint=checkpoint,
         metadata=config.to_metadata() | metadata,
         biases=_asked_for(fields, checkpoint.biases),
-        tensors=_asked_for(fields, checkpoint.tensors),
-        tied=fields.boolean("tie_word_embeddings", tied),
+        tensors=checkpoint.held + _asked_for(fields, checkpoint.tensors),
+        lacking=frozenset(
+            f"blk.{layer}.{tensor}"
+            for key, without in checkpoint.lacking.items()
+            if fields.boolean(key, False)
+            for layer in range(config.num_layers)
+            for tensor in without(config, layer)
+        ),
+        tied=_tied(fields, checkpoint, tied),
         rope_divisors=rope.divisors(config),
         multimodal=checkpoint.text_config,
         further_layers=0 if further is None else fields.integer(further, 0, least=0, most=1024),
         packed=packed,
     )
+
+
+def _tied(fields: JSONFields, checkpoint: CheckpointClass, default: bool) -> bool:
+    return fields.boolean(checkpoint.tied_key, fields.boolean("tie_word_embeddings", default))
 
 
 def _of_the_decoder(fields: JSONFields, checkpoint: CheckpointClass) -> JSONFields:
@@ -136,7 +162,10 @@ def _keys(
     epsilon = f"attention.layer_norm_{'' if architecture.layer_norm else 'rms_'}epsilon"
     keys = _KEYS | {epsilon: ("rms_norm_eps", Fields.number, REQUIRED)}
     renamed = checkpoint.renamed
-    return {key: (renamed.get(name, name), *rest) for key, (name, *rest) in keys.items()}
+    return {
+        key: (renamed.get(name, name), read, None if name in checkpoint.optional else default)
+        for key, (name, read, default) in keys.items()
+    }
 
 
 def _values(
@@ -159,13 +188,14 @@ def _values(
         value = _READERS.get(key, Fields.number)(fields, json_key, None)
         if value is not None:
             values[key] = value
-    window = _window(fields, architecture, checkpoint)
+    values |= _layer_types(fields, architecture, checkpoint)
+    window = _window(fields, checkpoint)
     if window is not None:
         values["attention.sliding_window"] = window
         if checkpoint.every_layer_windowed:
             layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
             values["attention.sliding_window_pattern"] = np.ones(layers, bool)
-    return values
+    return {**values, **checkpoint.computed(fields)}
 
 
 def _asked_for(fields: JSONFields, asked: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
@@ -200,9 +230,9 @@ def _architecture(fields: JSONFields) -> tuple[Architecture, CheckpointClass]:
     return known[names[0]]
 
 
-def _refuse_unsupported(fields: JSONFields) -> None:
+def _refuse_unsupported(fields: JSONFields, checkpoint: CheckpointClass) -> None:
     for key, neutral in _REFUSED.items():
-        _accept(fields, key, (neutral,))
+        _accept(fields, key, (neutral, *checkpoint.accepted.get(key, ())))
 
 
 def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
@@ -213,18 +243,42 @@ def _accept(fields: JSONFields, key: str, values: tuple[Any, ...]) -> None:
         fields.fail(key, f"is {found!r:.100}, which is not supported")
 
 
-def _window(
+def _layer_types(
     fields: JSONFields, architecture: Architecture, checkpoint: CheckpointClass
-) -> int | None:
-    """Tokens that the layers with a sliding window attend to."""
-    for i, kind in enumerate(fields.array("layer_types", [])):
-        if kind not in _LAYER_TYPES:
-            supported = ", ".join(_LAYER_TYPES)
-            problem = f"{kind!r:.100} is not supported; supported are {supported}"
+) -> dict[str, Any]:
+    """What layer_types says of each layer, where GGUF files say it; where not, it must be so."""
+    types = fields.array("layer_types", [])
+    other = _MIXERS.get(_recurrent(architecture), _WINDOWED)
+    for i, kind in enumerate(types):
+        if kind not in (_FULL, other):
+            problem = f"{kind!r:.100} is not supported; supported are {_FULL}, {other}"
             fields.fail("layer_types", problem)
-        if architecture.windowed is not None and kind != _LAYER_TYPES[architecture.windowed(i)]:
-            expected = _LAYER_TYPES[architecture.windowed(i)]
+        if architecture.windowed is None or other != _WINDOWED or checkpoint.layer_types:
+            continue
+        expected = _WINDOWED if architecture.windowed(i) else _FULL
+        if kind != expected:
             fields.fail("layer_types", f"says {kind} of layer {i}, expected {expected}")
+    if not types or not (checkpoint.layer_types or other != _WINDOWED):
+        return {}
+    layers = fields.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+    if len(types) != layers:
+        fields.fail("layer_types", f"has {len(types)} entries, expected {layers}")
+    if checkpoint.layer_types:
+        if types[-1] != _FULL:
+            fields.fail("layer_types", f"says {types[-1]} of the last layer, expected {_FULL}")
+        return {"attention.sliding_window_pattern": np.array([t == _WINDOWED for t in types])}
+    if architecture.delta:
+        return {"attention.recurrent_layers": np.array([t == other for t in types])}
+    return {}
+
+
+def _recurrent(architecture: Architecture) -> str:
+    """What may stand in the place of attention."""
+    return "delta" if architecture.delta else "convolution" if architecture.convolution else ""
+
+
+def _window(fields: JSONFields, checkpoint: CheckpointClass) -> int | None:
+    """Tokens that the layers with a sliding window attend to."""
     counts = checkpoint.window
     if isinstance(counts, str):
         counts = fields.boolean(counts, False)

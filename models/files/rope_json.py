@@ -15,7 +15,9 @@ from ..rope import frequencies
 from ..rope_fields import MIN_DIVISOR
 
 _ORIGINAL = "original_max_position_embeddings"
-_KINDS = ("default", "linear", "llama3", "yarn", "longrope")
+_KINDS = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
+#: Divides the frequencies of what is not rotated, as llama.cpp's converter has it.
+_STANDS_STILL = 1e30
 
 
 class Rope:
@@ -45,11 +47,14 @@ class Rope:
         theta = self._fields if "rope_theta" in self._fields else fields
         self.values["rope.freq_base"] = theta.number("rope_theta", 10000.0)
         self._kind = self._kind_of_scaling(checkpoint) if given else "default"
-        if (part := self._partial(checkpoint)) != 1.0:
+        part = 1.0 if self._kind == "proportional" else self._partial(checkpoint)
+        if part != 1.0:
             self.values["rope.dimension_count"] = int(self._head_dim() * part)
         if checkpoint.sections:
             self.values["rope.dimension_sections"] = self._sections(part)
-        if self._kind == "linear":
+        if self._kind == "proportional" and "factor" not in self._fields:
+            pass
+        elif self._kind in ("linear", "proportional"):
             self.values |= {"rope.scaling.type": "linear", "rope.scaling.factor": self._factor()}
         elif self._kind == "yarn":
             self.values |= self._yarn()
@@ -65,6 +70,8 @@ class Rope:
         """GGUF's names -> divisors of frequencies, float32 (rope_dim / 2,)."""
         if self._kind == "llama3":
             return {"rope_freqs.weight": self._llama3(config)}
+        if self._kind == "proportional":
+            return {"rope_freqs.weight": self._proportional(config)}
         if self._kind != "longrope":
             return {}
         return {
@@ -78,6 +85,8 @@ class Rope:
             return
         if (kind := local.string("rope_type", "default")) != "default":
             local.fail("rope_type", f"{kind[:100]!r} is not supported, expected 'default'")
+        if (part := local.number("partial_rotary_factor", 1.0)) != 1.0:
+            local.fail("partial_rotary_factor", f"is {part}, which is not supported, expected 1")
         self.values["rope.freq_base_swa"] = local.number("rope_theta", 10000.0)
 
     def _kind_of_scaling(self, checkpoint: CheckpointClass) -> str:
@@ -99,6 +108,10 @@ class Rope:
         part = where.number(key, 1.0)
         if not checkpoint.partial_rope and part != 1.0:
             where.fail(key, f"is {part}, which is not supported, expected 1")
+        return self._checked_part(where, key, part)
+
+    @staticmethod
+    def _checked_part(where: JSONFields, key: str, part: float) -> float:
         if not 0 < part <= 1:
             where.fail(key, f"must be above 0 and up to 1, not {part}")
         return part
@@ -111,7 +124,7 @@ class Rope:
     def _sections(self, part: float) -> np.ndarray:
         """Pairs that rotate by time, height and width."""
         key, pairs = "mrope_section", int(self._head_dim() * part) // 2
-        sections = self._fields.array(key)
+        sections = (self._fields if key in self._fields else self._config).array(key)
         whole = all(type(count) is int and 0 <= count <= pairs for count in sections)
         if len(sections) != 3 or not whole or sum(sections) != pairs:
             problem = f"must be 3 counts of pairs, {pairs} in all, not {sections!r:.100}"
@@ -121,6 +134,7 @@ class Rope:
     def _yarn(self) -> dict[str, Any]:
         """YaRN's keys; what they cannot say of the magnitude is `attn_factor`."""
         get, named = self._fields, self._kind_of_decoder.yarn_keys
+        latent = self._kind_of_decoder.latent
         factor = self._factor()
         growth = 0.1 * math.log(factor) if factor > 1 else 0.0
         log_multiplier = 0.0
@@ -129,6 +143,8 @@ class Rope:
         if all(both):
             magnitude = (1 + both[0] * growth) / (1 + both[1] * growth)
             log_multiplier = both[1] if named else 0.0
+        if latent:  # there the second is part of the scores' factor, a tenth of it by tradition
+            log_multiplier = float(np.float32(0.1 * both[1]))
         magnitude = get.number("attention_factor", magnitude)
         values = {
             "rope.scaling.type": "yarn",
@@ -147,6 +163,8 @@ class Rope:
             message = "truncate: false is not kept: GGUF's YaRN begins and ends at whole pairs"
             warnings.warn(f"{get.file}: {get.prefix}{message}", stacklevel=2)
         implied = (1 + growth) / (1 + log_multiplier * growth)
+        if latent and log_multiplier:
+            implied = 1.0
         return values | self._magnitude(magnitude / implied)
 
     def _longrope(self) -> dict[str, Any]:
@@ -189,6 +207,13 @@ class Rope:
             problem = f"must be {pairs} numbers above {MIN_DIVISOR} and up to 1e6"
             self._fields.fail(key, problem)
         return np.array(divisors, np.float32)
+
+    def _proportional(self, config: Config) -> np.ndarray:
+        """Divisors that leave all but the first pairs of a head as they are."""
+        key, pairs = "partial_rotary_factor", config.rope_dim // 2
+        part = self._checked_part(self._fields, key, self._fields.number(key, 1.0))
+        rotated = int(part * config.rope_dim // 2)
+        return np.where(np.arange(pairs) < rotated, 1.0, _STANDS_STILL).astype(np.float32)
 
     def _llama3(self, config: Config) -> np.ndarray:
         """Divisors of Llama 3.1's frequencies.
