@@ -158,6 +158,8 @@ class Architecture:
       varied_kv_heads: `attention.head_count_kv` may differ between layers.
       local_heads: `attention.key_length_swa` may say how large the heads of windowed layers are.
       latent: attention is multi-head latent attention.
+      predicts_further: the layer behind the last of its files may predict further tokens, by
+        attention.
       per_layer_embeddings: layers may get parts of a token's embedding, and share keys and values.
       experts: those in the place of `mlp` in layers with experts; (): there are no such layers.
       further: those that each layer has beside them.
@@ -205,6 +207,7 @@ class Architecture:
     varied_kv_heads: bool = False
     local_heads: bool = False
     latent: bool = False
+    predicts_further: bool = False
     per_layer_embeddings: bool = False
     norms: tuple[Tensor, ...] = NORMS
     mlp: tuple[Tensor, ...] = GATED_MLP

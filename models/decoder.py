@@ -20,7 +20,7 @@ import jax_q4k as jq
 
 from . import rope
 from .config import Config
-from .kv_cache import PagedCache, window_pages
+from .kv_cache import PagedCache, last_tokens, window_pages
 from .layers import (
     KV,
     Chunk,
@@ -81,7 +81,7 @@ class Decoder(nnx.Module):
             return Fresh(lengths=lengths, **options)
 
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-        return self._logits(self._hidden(tokens, positions, memory, tokens.shape[1])[0])
+        return self.logits(self._hidden(tokens, positions, memory, tokens.shape[1])[0])
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
         """A full causal pass that stores keys and values from position 0 on.
@@ -95,6 +95,16 @@ class Decoder(nnx.Module):
         Returns:
           Logits of each row's last token, float32 (batch, vocab_size), and the cache.
         """
+        x, cache = self.prefill_vectors(tokens, lengths, cache)
+        return self.logits(last_tokens(x, lengths)), cache
+
+    def prefill_vectors(
+        self, tokens: Array, lengths: Array, cache: PagedCache, given: Array | None = None
+    ) -> tuple[Array, PagedCache]:
+        """As `prefill`, of vectors (batch, time, hidden_size) that `logits` makes logits of.
+
+        given: the vectors that the first layer gets; None: the tokens' embeddings.
+        """
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
         slots = {
             window: cache.slots(positions, cache.kept(positions, lengths, window), tables)
@@ -107,9 +117,9 @@ class Decoder(nnx.Module):
             window, pages = self.config.window_of(layer), cache.pages[layer]
             return Fresh(lengths=lengths, slots=slots[window], pages=pages, **options)
 
-        x, after = self._hidden(tokens, positions, memory, cache.capacity)
+        x, after = self._hidden(tokens, positions, memory, cache.capacity, given)
         context_lens = jnp.where(lengths > 0, lengths, cache.context_lens)
-        return self._logits(_last(x, lengths)), self._stored(cache, after, context_lens)
+        return x, self._stored(cache, after, context_lens)
 
     def extend(
         self, tokens: Array, lengths: Array, cache: PagedCache, *, every: bool = True
@@ -131,18 +141,24 @@ class Decoder(nnx.Module):
         Raises:
           ValueError: more tokens at a time than windowed layers have room for.
         """
-        x, after = self._continued(tokens, lengths, cache)
-        logits = self._logits(x if every else _last(x, lengths))
-        return logits, self._stored(cache, after, cache.context_lens + lengths)
+        x, cache = self.extend_vectors(tokens, lengths, cache)
+        return self.logits(x if every else last_tokens(x, lengths)), cache
+
+    def extend_vectors(
+        self, tokens: Array, lengths: Array, cache: PagedCache, given: Array | None = None
+    ) -> tuple[Array, PagedCache]:
+        """As `extend`, of vectors as `prefill_vectors` has them."""
+        x, after = self._continued(tokens, lengths, cache, given)
+        return x, self._stored(cache, after, cache.context_lens + lengths)
 
     def try_tokens(
         self, tokens: Array, lengths: Array, cache: PagedCache
     ) -> tuple[Array, Callable[[Array], PagedCache]]:
-        """As `extend`, of tokens of which only the first may stay.
+        """As `extend_vectors`, of tokens of which only the first may stay.
 
         Returns:
-          Logits float32 (batch, time, vocab_size), and a function: how many of each sequence's
-          tokens stay, int32 (batch,), to the cache with these.
+          The vectors, and a function: how many of each sequence's tokens stay, int32 (batch,), to
+          the cache with these.
         """
         x, after = self._continued(tokens, lengths, cache, trial=True)
 
@@ -153,10 +169,16 @@ class Decoder(nnx.Module):
                 kept.append(mixer.accepted(memory, counts) if isinstance(memory, Chunk) else memory)
             return self._stored(cache, kept, cache.context_lens + counts)
 
-        return self._logits(x), accepted
+        return x, accepted
 
     def _continued(
-        self, tokens: Array, lengths: Array, cache: PagedCache, *, trial: bool = False
+        self,
+        tokens: Array,
+        lengths: Array,
+        cache: PagedCache,
+        given: Array | None = None,
+        *,
+        trial: bool = False,
     ) -> tuple[Array, list[KV | Memory]]:
         """The last layer's vectors (batch, time, hidden_size), and each layer's memory."""
         batch, time = tokens.shape
@@ -177,7 +199,8 @@ class Decoder(nnx.Module):
             return Paged(pages=pages, lens=lens, **options)
 
         flat = tokens.reshape(-1), positions.reshape(-1)
-        x, after = self._hidden(*flat, memory, cache.capacity)
+        given = None if given is None else given.reshape(batch * time, -1)
+        x, after = self._hidden(*flat, memory, cache.capacity, given)
         return x.reshape(batch, time, -1), after
 
     def decode(
@@ -193,6 +216,17 @@ class Decoder(nnx.Module):
         Returns:
           Logits float32 (batch, vocab_size), and the cache.
         """
+        x, cache = self.decode_vectors(token, cache, active)
+        return self.logits(x), cache
+
+    def decode_vectors(
+        self,
+        token: Array,
+        cache: PagedCache,
+        active: Array | None = None,
+        given: Array | None = None,
+    ) -> tuple[Array, PagedCache]:
+        """As `decode`, of vectors (batch, hidden_size), as `prefill_vectors` has them."""
         positions = cache.context_lens
         active = jnp.ones(token.shape, bool) if active is None else active
         tables, lens = cache.tables(self.config), positions + active.astype(jnp.int32)
@@ -208,8 +242,8 @@ class Decoder(nnx.Module):
             options |= {"slots": slots[window], "block_tables": tables[window]}
             return Paged(pages=pages, lens=lens, **options)
 
-        x, after = self._hidden(token, positions, memory, cache.capacity)
-        return self._logits(x), self._stored(cache, after, lens)
+        x, after = self._hidden(token, positions, memory, cache.capacity, given)
+        return x, self._stored(cache, after, lens)
 
     def _is_recurrent(self, layer: int) -> bool:
         return self.config.mixer_of(layer) != "attention"
@@ -247,27 +281,27 @@ class Decoder(nnx.Module):
         positions: Array,
         memory: Callable[..., KV | Memory],
         capacity: int,
+        given: Array | None = None,
     ) -> tuple[Array, list[KV | Memory]]:
         """The last layer's vectors, and each layer's memory after it.
 
-        memory(layer, rotation=, temperature=). capacity: tokens that a sequence may have.
+        memory(layer, rotation=, temperature=). capacity: tokens that a sequence may have. given:
+        the first layer's vectors; None: embeddings.
         """
         after: list[KV | Memory] = []
         config = self.config
         rotations, temperature = self._rotations(positions, capacity), self._temperature(positions)
-        x = jq.embedding(tokens, self.embedding)
-        if config.embedding_scale is not None:
-            x = x * config.embedding_scale
+        x = self.embedded(tokens) if given is None else given
         parts = None if self.per_layer is None else self.per_layer(tokens, x)
         for i, layer in enumerate(self.layers):
             rotation, source = rotations[config.rope_of(i)], config.kv_layer_of(i)
-            given = (
+            held = (
                 memory(i, rotation=rotation, temperature=temperature)
                 if source == i
                 else after[source]
             )
             with jax.named_scope(f"layer{i}"):  # in profiles, and in XLA's names of launches
-                x, memory_after = layer(x, given, None if parts is None else parts[..., i, :])
+                x, memory_after = layer(x, held, None if parts is None else parts[..., i, :])
             after.append(memory_after)
         return x, after
 
@@ -292,15 +326,15 @@ class Decoder(nnx.Module):
         original = config.original_context or config.context_length
         return 1 + scale * jnp.log1p((positions // original).astype(jnp.float32))
 
-    def _logits(self, x: Array) -> Array:
+    def embedded(self, tokens: Array) -> Array:
+        """The vectors (..., hidden_size) of tokens int32 (...)."""
+        x = jq.embedding(tokens, self.embedding)
+        return x if self.config.embedding_scale is None else x * self.config.embedding_scale
+
+    def logits(self, x: Array) -> Array:
+        """Logits float32 (..., vocab_size), of the last layer's vectors (..., hidden_size)."""
         output = self.output or Linear(self.embedding.get_value())
         logits, cap = linear(x, output, norm=self.norm)[0], self.config.final_soft_cap
         if self.config.logit_scale is not None:
             logits = logits * self.config.logit_scale
         return logits if cap is None else cap * jnp.tanh(logits / cap)
-
-
-def _last(x: Array, lengths: Array) -> Array:
-    """Each row's last token, of vectors (batch, time, n)."""
-    last = jnp.maximum(lengths - 1, 0)
-    return jnp.take_along_axis(x, last[:, None, None], axis=1)[:, 0]

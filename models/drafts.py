@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .kv_cache import PagedCache
+from .nextn import NextTokens
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -81,7 +82,7 @@ class DraftModel:
         _check_tokens(self.tokens)
 
 
-Draft: TypeAlias = PromptLookup | DraftModel
+Draft: TypeAlias = PromptLookup | DraftModel | NextTokens
 
 
 def tokens_of(draft: Draft, on_gpu: bool) -> int:

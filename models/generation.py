@@ -14,7 +14,7 @@ import numpy as np
 from jax_q4k import current_selection, page_dtype, selected
 
 from .buckets import bucket
-from .drafts import Draft, DraftModel, PromptLookup
+from .drafts import Draft, DraftModel, NextTokens, PromptLookup
 from .kept import kept_program
 from .kv_cache import PagedCache
 from .model import Model
@@ -121,8 +121,9 @@ def generate(
         token and head) or float8_e4m3fn.
       draft: guesses of the next tokens, which one pass over all of them checks; None: none are
         made. "lookup", or a `drafts.PromptLookup`: what followed the last tokens where they stood
-        before; a smaller Model with the same vocabulary, or a `drafts.DraftModel`. The tokens are
-        those without drafts, but for rounding: with activations="f32" they are the same.
+        before; a smaller Model with the same vocabulary, or a `drafts.DraftModel`; or a
+        `drafts.NextTokens`, the layer of the model's file that predicts further ones. The tokens
+        are those without drafts, but for rounding: with activations="f32" they are the same.
       fields: of `Sampling`, instead of those of `sampling`: `max_new_tokens=100`.
 
     Returns:
@@ -229,13 +230,18 @@ def _draft(draft: Any, model: Model) -> Draft | None:
         draft = DraftModel(draft)
     elif isinstance(draft, str) and draft == "lookup":
         draft = PromptLookup()
-    if draft is not None and not isinstance(draft, PromptLookup | DraftModel):
+    if draft is not None and not isinstance(draft, Draft):
         shown = repr(draft) if isinstance(draft, str) else f"a {type(draft).__name__}"
         raise TypeError(f"draft is {shown}; it must be 'lookup', a Model, or one of models.drafts")
     if isinstance(draft, DraftModel):
         theirs, ours = draft.model.config.vocab_size, model.config.vocab_size
         if theirs != ours:
             raise ValueError(f"draft has a vocabulary of {theirs} tokens, the model one of {ours}")
+    if isinstance(draft, NextTokens):
+        trunk, names = model.config, ("architecture", "hidden_size", "vocab_size")
+        differing = [n for n in names if getattr(trunk, n) != getattr(draft.config, n)]
+        if differing:
+            raise ValueError(f"draft is the layer of another model: its {differing[0]} differs")
     return draft
 
 
@@ -319,6 +325,8 @@ class _Run:
         self._weights: Any = model.weights
         if isinstance(kind, DraftModel):
             self._weights = model.weights, kind.model.weights
+        elif isinstance(kind, NextTokens):
+            self._weights = model.weights, dict(kind.weights)
         batch = model.padded_batch(len(prompts))
         self._lengths = np.zeros(batch, np.int32)  # 0: a row that only fills up the batch
         self._prompts = np.zeros((batch, model.padded_length(longest)), np.int32)

@@ -16,9 +16,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import speculation
 from .config import Config
-from .drafts import Draft, DraftModel, tokens_of
+from .drafts import Draft, DraftModel, NextTokens, tokens_of
 from .exportable import exportable
-from .kv_cache import PagedCache
+from .kv_cache import PagedCache, last_tokens
+from .nextn import Drafter
 from .placement import Placement
 from .sampling import Sampling, mark_seen, row_keys, sample, seen_tokens
 
@@ -141,7 +142,8 @@ class Programs:
             drafter_cache = self._draft_cache(weights, tokens, lengths, cache)
             count = self.draft_tokens
             drafting = speculation.begin(tokens, cache.capacity, count, drafter_cache)
-        logits, cache = decoder.prefill(self._rows(tokens), lengths, cache)
+        vectors, cache = decoder.prefill_vectors(self._rows(tokens), lengths, cache)
+        logits = decoder.logits(last_tokens(vectors, lengths))
         batch = tokens.shape[0]
         needs_seen = self.sampling.needs_seen
         state = State(
@@ -156,20 +158,25 @@ class Programs:
             drafting=drafting,
         )
         state = self._take(state, logits, cache)
-        return state if drafting is None else speculation.with_first_token(state)
+        if drafting is None:
+            return state
+        steps = self._speculation(weights, decoder)
+        return steps.begun(speculation.with_first_token(state), tokens, lengths, vectors)
 
     def _own(self, weights: Weights) -> Weights:
         """The model's, of both models' where there is a draft model."""
-        return weights[0] if isinstance(self.draft, DraftModel) else weights
+        return weights[0] if isinstance(self.draft, DraftModel | NextTokens) else weights
 
     def _draft_cache(
         self, weights: Weights, tokens: jax.Array, lengths: jax.Array, cache: PagedCache
     ) -> PagedCache | None:
         """The draft model's, with the prompts; None: there is no such model."""
+        options = {"dtype": cache.dtype, "ahead": self.draft_tokens + 1}
+        if isinstance(self.draft, NextTokens):  # its prompt's vectors are not there yet
+            return PagedCache.create(self.draft.config, len(tokens), cache.capacity, **options)
         if not isinstance(self.draft, DraftModel):
             return None
         drafter = self.draft.model.decoder(weights[1])
-        options = {"dtype": cache.dtype, "ahead": self.draft_tokens + 1}
         empty = PagedCache.create(drafter.config, len(tokens), cache.capacity, **options)
         return drafter.prefill(tokens, lengths, empty)[1]
 
@@ -192,18 +199,19 @@ class Programs:
         self, weights: Weights, decoder: Decoder, state: State, until: jax.Array
     ) -> State:
         """`_loop` with drafts, by which a row may get some tokens more than `until`."""
+        return self._speculation(weights, decoder).run(state, until)
+
+    def _speculation(self, weights: Weights, decoder: Decoder) -> speculation.Speculation:
         draft = self.draft
         assert draft is not None
-        steps = speculation.Speculation(
-            draft,
-            self.draft_tokens,
-            self.sampling,
-            self.end_ids,
-            decoder,
-            draft.model.decoder(weights[1]) if isinstance(draft, DraftModel) else None,
+        drafter: Decoder | Drafter | None = None
+        if isinstance(draft, DraftModel):
+            drafter = draft.model.decoder(weights[1])
+        elif isinstance(draft, NextTokens):
+            drafter = draft.drafter(weights[1], decoder)
+        return speculation.Speculation(
+            draft, self.draft_tokens, self.sampling, self.end_ids, decoder, drafter
         )
-
-        return steps.run(state, until)
 
     def _decode(
         self, weights: Weights, token: jax.Array, cache: PagedCache

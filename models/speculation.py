@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from .drafts import Draft, PromptLookup, model_drafts
 from .exportable import exportable
 from .kv_cache import PagedCache
+from .nextn import Drafter
 from .sampling import Sampling, row_keys, sample
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ class Drafting:
       wait, pause: int32 (batch,), steps without a draft after the next failure, and now.
       drafted, accepted: int32 (batch,), tokens of drafts in all, and those that stayed.
       cache: the draft model's, of all tokens but the last; None: there is no such model.
+      vector: (batch, hidden_size), what a `Drafter` has behind the last token; None: there is none.
     """
 
     text: jax.Array
@@ -45,6 +47,7 @@ class Drafting:
     drafted: jax.Array
     accepted: jax.Array
     cache: PagedCache | None = None
+    vector: jax.Array | None = None
 
 
 def begin(tokens: jax.Array, capacity: int, count: int, cache: PagedCache | None) -> Drafting:
@@ -71,7 +74,7 @@ class Speculation:
 
     Attributes:
       tokens: of a draft.
-      decoder, drafter: the model's, and that of a draft model.
+      decoder, drafter: the model's, and that of a draft model, or the layer of further tokens.
     """
 
     draft: Draft
@@ -79,7 +82,21 @@ class Speculation:
     sampling: Sampling
     end_ids: tuple[int, ...]
     decoder: Decoder
-    drafter: Decoder | None = None
+    drafter: Decoder | Drafter | None = None
+
+    def begun(
+        self, state: State, tokens: jax.Array, lengths: jax.Array, vectors: jax.Array
+    ) -> State:
+        """The state before the first pass, of prompts' tokens (batch, time) and their vectors."""
+        drafting = _of(state)
+        if not isinstance(self.drafter, Drafter) or drafting.cache is None:
+            return state
+        at = jnp.arange(tokens.shape[1]) == lengths[:, None] - 1
+        behind = jnp.where(at, state.token[:, None], jnp.roll(tokens, -1, axis=1))
+        normalized = self.decoder.norm(vectors)
+        vector, cache = self.drafter.begin(behind, normalized, lengths, drafting.cache)
+        drafting = dataclasses.replace(drafting, vector=vector, cache=cache)
+        return dataclasses.replace(state, drafting=drafting)
 
     def run(self, state: State, until: jax.Array) -> State:
         """Passes until every row has `until` new tokens, some a few more, or is finished.
@@ -129,7 +146,13 @@ class Speculation:
         drafting = _of(state)
         if self.drafter is None or drafting.cache is None:
             return state, drafting.drafts
-        drafts, cache = model_drafts(self.drafter, state.token, drafting.cache, self.tokens, tried)
+        if isinstance(self.drafter, Drafter):
+            assert drafting.vector is not None
+            given = drafting.vector, drafting.cache, self.tokens, tried
+            drafts, cache = self.drafter.drafts(*given)
+        else:
+            given = state.token, drafting.cache, self.tokens, tried
+            drafts, cache = model_drafts(self.drafter, *given)
         drafting = dataclasses.replace(drafting, cache=cache)
         return dataclasses.replace(state, drafting=drafting), drafts
 
@@ -141,11 +164,11 @@ class Speculation:
         lengths = active + jnp.where(tried, count, 0)
         given = jnp.concatenate([state.token[:, None], drafts], axis=1)
         if count == 0:
-            logits, cache = self.decoder.decode(state.token, state.cache, active)
-            logits = logits[:, None]
+            x, cache = self.decoder.decode_vectors(state.token, state.cache, active)
+            x = x[:, None]
         else:
-            logits, accepted = self.decoder.try_tokens(given, lengths, state.cache)
-        sampled, seen = self._sampled(state, logits, drafts)
+            x, accepted = self.decoder.try_tokens(given, lengths, state.cache)
+        sampled, seen = self._sampled(state, self.decoder.logits(x), drafts)
         right = (sampled[:, :-1] == drafts) & tried[:, None]
         stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1)
         counts = jnp.where(active, stayed + 1, 0)
@@ -156,7 +179,8 @@ class Speculation:
         if count:
             cache = accepted(counts)
         state = _with_tokens(state, sampled, counts, seen)
-        drafting = self._learned(_of(state), state, given, counts, jnp.where(tried, stayed, -1))
+        drafting = self._learned(_of(state), jnp.where(tried, stayed, -1))
+        drafting = self._followed(drafting, given, sampled, x, counts)
         drafting = dataclasses.replace(
             drafting, drafted=drafting.drafted + jnp.where(tried, count, 0)
         )
@@ -182,25 +206,38 @@ class Speculation:
         tokens = sample(logits.reshape(-1, vocab), keys, self.sampling, flat)
         return tokens.reshape(batch, time), seen
 
-    def _learned(
+    def _followed(
         self,
         drafting: Drafting,
-        state: State,
         given: jax.Array,
+        sampled: jax.Array,
+        vectors: jax.Array,
         counts: jax.Array,
-        stayed: jax.Array,
     ) -> Drafting:
+        """With the draft model's cache of the tokens that stay, `counts` (batch,) of those given.
+
+        vectors: the model's, (batch, time, hidden_size).
+        """
+        if self.drafter is None or drafting.cache is None:
+            return drafting
+        if not isinstance(self.drafter, Drafter):
+            _, cache = self.drafter.extend(given, counts, drafting.cache, every=False)
+            return dataclasses.replace(drafting, cache=cache)
+        normalized = self.decoder.norm(vectors)
+        vector, cache = self.drafter.follow(sampled, normalized, counts, drafting.cache)
+        assert drafting.vector is not None
+        vector = jnp.where((counts > 0)[:, None], vector, drafting.vector)
+        return dataclasses.replace(drafting, cache=cache, vector=vector)
+
+    def _learned(self, drafting: Drafting, stayed: jax.Array) -> Drafting:
         """How drafts have fared with this one: stayed (batch,), -1 where there was none."""
         failed, tried = stayed == 0, stayed >= 0
         longer = jnp.clip(2 * drafting.wait, FIRST_WAIT, LONGEST_WAIT)
         wait = jnp.where(failed, longer, drafting.wait)
         wait = jnp.where(tried & ~failed, wait // 4, wait)
         pause = jnp.where(failed, wait, jnp.maximum(drafting.pause - 1, 0))
-        cache = drafting.cache
-        if self.drafter is not None and cache is not None:
-            _, cache = self.drafter.extend(given, counts, cache, every=False)
         accepted = drafting.accepted + jnp.maximum(stayed, 0)
-        return dataclasses.replace(drafting, wait=wait, pause=pause, accepted=accepted, cache=cache)
+        return dataclasses.replace(drafting, wait=wait, pause=pause, accepted=accepted)
 
 
 def _of(state: State) -> Drafting:

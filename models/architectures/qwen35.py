@@ -68,6 +68,7 @@ ARCHITECTURE = Architecture(
     norms=NORMS_AFTER_ATTENTION,
     tiled_heads=True,
     output_gate=True,
+    predicts_further=True,
     metadata=rope_sections,
     norm_offset=1.0,
 )

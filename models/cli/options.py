@@ -80,9 +80,10 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
     """--draft: what guesses the next tokens."""
     parser.add_argument(
         "--draft",
-        metavar="lookup|MODEL",
+        metavar="lookup|nextn|MODEL",
         help="guess tokens, and check several in one pass: lookup, what followed the last ones "
-        "before; or a smaller model with the same vocabulary",
+        "before; nextn, by the layer of the model's file that predicts further ones; or a smaller "
+        "model with the same vocabulary",
     )
 
 

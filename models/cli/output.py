@@ -25,6 +25,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from ..drafts import NextTokens
 from ..files.load import load
 from ..generation import Timings
 from ..model import Model
@@ -133,4 +134,8 @@ def load_model(path: str, notes: Console, count: int = 1) -> Model:
 def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
     """What `generate` takes as a draft."""
     named = options.draft
+    if named == "nextn":
+        if options.demo or not os.path.isfile(options.model):
+            raise UsageError("--draft nextn takes a GGUF file that has such a layer")
+        return NextTokens.load(options.model)
     return named if named in (None, "lookup") else load_model(named, notes, options.devices)

@@ -71,6 +71,10 @@ def test_generate_with_drafts(run):
         assert (draft == "lookup") or drafted[1] == drafted[2]
     code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1", "--draft", str(path("lfm2")))
     assert code == 2 and "draft has a vocabulary of 272 tokens, the model one of" in err
+    code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1", "--draft", "nextn")
+    assert code != 0 and "llama.nextn_predict_layers: is 0; drafts take one such layer" in err
+    code, _, err = run("generate", "--demo", "-p", "x", "--draft", "nextn")
+    assert code == 2 and "--draft nextn takes a GGUF file" in err
     code, _, err = run("generate", TOKEN_MODEL, "--tokens", "1", "--draft", "nothing.gguf")
     assert code != 0 and "nothing.gguf" in err
 

@@ -3,15 +3,17 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import nmse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.drafts import DraftModel, PromptLookup
+from jax_q4k.models.drafts import DraftModel, NextTokens, PromptLookup
+from jax_q4k.models.kv_cache import PagedCache
 
-from .golden import model, reference
+from .golden import model, path, reference
 
 SAMPLINGS = {
     "greedy": {},
@@ -99,6 +101,83 @@ def test_streams_stop_strings_and_end_tokens():
         pieces = list(models.stream(loaded, prompt, draft="lookup", **options))
         assert "".join(piece.text for piece in pieces) == want.text
         assert [p.token for p in pieces if p.token is not None] == want.tokens
+
+
+def vectors_by_definition(weights, embedding, tokens, vectors):
+    """What a layer of further tokens gives for pairs (time, ...), normalized, in float64."""
+    w = {name: np.asarray(array, np.float64) for name, array in weights.items()}
+    time, heads, kv_heads, dim, turned = len(tokens), 4, 2, 64, 16
+
+    def norm(x, weight):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w[weight]
+
+    def rotated(x):
+        angle = np.arange(time)[:, None, None] * 1e7 ** (-np.arange(turned // 2) / (turned // 2))
+        pairs = (x[..., : turned // 2] + 1j * x[..., turned // 2 : turned]) * np.exp(1j * angle)
+        return np.concatenate([pairs.real, pairs.imag, x[..., turned:]], axis=-1)
+
+    pairs = [norm(embedding[tokens], "enorm"), norm(vectors, "hnorm")]
+    x = np.concatenate(pairs, axis=-1) @ w["eh_proj"].T
+    h = norm(x, "blk.0.attn_norm.weight")
+    q, gate = np.split((h @ w["blk.0.attn_q.weight"].T).reshape(time, heads, 2 * dim), 2, axis=-1)
+    k, v = (
+        (h @ w[f"blk.0.attn_{part}.weight"].T).reshape(time, kv_heads, dim) for part in ("k", "v")
+    )
+    q = rotated(norm(q, "blk.0.attn_q_norm.weight"))
+    k = np.repeat(rotated(norm(k, "blk.0.attn_k_norm.weight")), heads // kv_heads, axis=1)
+    scores = np.einsum("qhd,khd->hqk", q, k) * dim**-0.5
+    scores = np.where(np.tri(time, dtype=bool), scores, -np.inf)
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    shares /= shares.sum(-1, keepdims=True)
+    out = np.einsum("hqk,khd->qhd", shares, np.repeat(v, heads // kv_heads, axis=1))
+    out = (out / (1 + np.exp(-gate))).reshape(time, -1)
+    x = x + out @ w["blk.0.attn_output.weight"].T
+    h = norm(x, "blk.0.post_attention_norm.weight")
+    gate, up = (h @ w[f"blk.0.ffn_{part}.weight"].T for part in ("gate", "up"))
+    x = x + (gate / (1 + np.exp(-gate)) * up) @ w["blk.0.ffn_down.weight"].T
+    return norm(x, "shared_head_norm")
+
+
+@needs_native
+def test_a_layer_of_further_tokens_is_its_definition():
+    """A prompt's pairs in one pass, then some more, then one more."""
+    layer, trunk = NextTokens.load(path("qwen35-mtp")), model("qwen35-mtp").decoder()
+    drafter = layer.drafter(layer.weights, trunk)
+    rng = np.random.default_rng(5)
+    tokens = rng.integers(0, 272, (1, 20)).astype(np.int32)
+    vectors = rng.standard_normal((1, 20, 256)).astype(np.float32)
+    dense = {
+        name: w.dequantize() if isinstance(w, jq.QuantizedArray) else w
+        for name, w in layer.weights.items()
+    }
+    embedding = np.asarray(trunk.embedding.get_value().dequantize(), np.float64)
+    want = vectors_by_definition(dense, embedding, tokens[0], vectors[0])
+    cache = PagedCache.create(layer.config, 1, 32)
+    got, cache = drafter.begin(tokens[:, :12], vectors[:, :12], jnp.array([12]), cache)
+    assert nmse(got[0], want[11]) <= 1e-10
+    got, cache = drafter.follow(tokens[:, 12:], vectors[:, 12:], jnp.array([7]), cache)
+    assert nmse(got[0], want[18]) <= 1e-10
+    got, cache = drafter.follow(tokens[:, 19:], vectors[:, 19:], jnp.array([1]), cache)
+    assert nmse(got[0], want[19]) <= 1e-10 and cache.context_lens.tolist() == [20]
+
+
+@needs_native
+@pytest.mark.parametrize("sampling", ["greedy", "drawn"])
+def test_drafts_of_the_file_s_own_layer(sampling):
+    loaded, prompt = model("qwen35-mtp"), reference("qwen35-mtp").prompt.tolist()
+    rows, fields = [prompt, prompt[:9]], SAMPLINGS[sampling] | {"max_new_tokens": 30}
+    want = models.generate(loaded, rows, **fields)
+    draft = NextTokens.load(path("qwen35-mtp"), tokens=2)
+    got = models.generate(loaded, rows, draft=draft, **fields)
+    assert [out.tokens for out in got] == [out.tokens for out in want]
+    assert got[0].timings.drafted_tokens >= 4
+
+
+def test_files_without_a_layer_of_further_tokens():
+    with pytest.raises(jq.GGUFError, match="qwen35.nextn_predict_layers: is 0; drafts take one"):
+        NextTokens.load(path("qwen35"))
+    with pytest.raises(ValueError, match="draft is the layer of another model: its architecture"):
+        models.generate(model("lfm2"), [1], draft=NextTokens.load(path("qwen35-mtp")))
 
 
 def test_bad_drafts():

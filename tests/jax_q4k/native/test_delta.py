@@ -74,7 +74,7 @@ def test_the_step(kernels, dims, width):
 
 
 def test_sizes_without_kernels_are_plain_jax():
-    for key_dim, value_dim, taken in ((24, 16, 0), (16, 8, 0), (272, 16, 0), (16, 256, 1)):
+    for key_dim, value_dim, taken in ((24, 16, 0), (16, 8, 0), (592, 16, 0), (16, 576, 1)):
         tokens, weights = delta_nets.projected(1, 1, 1, 1, key_dim, value_dim, 2)
         step = jax.jit(lambda *a, w=weights: jq.gated_delta_step(*a, **w, eps=EPS))
         columns = np.zeros((1, 2, tokens[0].shape[2]), np.float32)
