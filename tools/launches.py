@@ -17,10 +17,23 @@ import jax.numpy as jnp
 from jax_q4k import float_types, models
 
 from . import aot
-from .random_model import LLAMA_3_1_8B, QWEN_3_30B_A3B, random_model
+from .random_model import (
+    GEMMA_4_31B,
+    GLM_4_7_FLASH,
+    LLAMA_3_1_8B,
+    QWEN_3_6_35B_A3B,
+    QWEN_3_30B_A3B,
+    random_model,
+)
 from .thunks import Array, Thunk
 
-SHAPES = {"llama-3.1-8b": LLAMA_3_1_8B, "qwen3-30b-a3b": QWEN_3_30B_A3B}
+SHAPES = {
+    "llama-3.1-8b": LLAMA_3_1_8B,
+    "qwen3-30b-a3b": QWEN_3_30B_A3B,
+    "qwen3.6-35b-a3b": QWEN_3_6_35B_A3B,
+    "gemma-4-31b": GEMMA_4_31B,
+    "glm-4.7-flash": GLM_4_7_FLASH,
+}
 DEFAULT_MODEL = Path(__file__).parents[1] / "tests/data/golden/llama-gqa.Q4_K_M.gguf"
 _XLA_TYPES = {of.dtype.name: of.xla for of in float_types.PAGES}
 
@@ -36,9 +49,9 @@ def layer_launches(program: aot.Program, layer: int) -> list[Thunk]:
 
 
 def page_array(arguments: Any) -> Array:
-    """A KV page array as XLA sees it; taken from the cache in a program's arguments."""
+    """A KV page array as XLA sees it: the first of the cache in a program's arguments."""
     (cache,) = (x for x in jax.tree.leaves(arguments, is_leaf=_is_cache) if _is_cache(x))
-    pages = cache.pages[0][0]
+    pages = next(pages[0] for pages in cache.pages if pages)
     return Array(_XLA_TYPES[str(jnp.dtype(pages.dtype))], tuple(pages.shape))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -14,6 +15,8 @@ from jax_q4k.models.architecture import MixerKind
 from jax_q4k.models.build import build
 from jax_q4k.models.config import Config
 from jax_q4k.models.expert_fields import Experts
+from jax_q4k.models.files import recipes
+from jax_q4k.models.head_fields import Latent
 from jax_q4k.models.mixer_fields import Delta
 from jax_q4k.models.model import Model
 from jax_q4k.models.tensors import expected_tensors
@@ -159,8 +162,53 @@ GEMMA_4_31B = Config(
     local_rope_dim=256,
 )
 
+#: GLM 4.7 Flash: latent attention, and experts in all layers but the first.
+GLM_4_7_FLASH = Config(
+    architecture="deepseek2",
+    vocab_size=154880,
+    context_length=202752,
+    hidden_size=2048,
+    intermediate_size=10240,
+    num_layers=47,
+    num_heads=20,
+    num_kv_heads=1,
+    head_dim=256,
+    norm_eps=1e-5,
+    rope_theta=1e6,
+    rope_dim=64,
+    experts=Experts(
+        count=64,
+        used=4,
+        size=1536,
+        shared_size=1536,
+        dense_layers=1,
+        gating="sigmoid",
+        scale=1.8,
+    ),
+    latent=Latent(rank=512, query_rank=768, value_dim=256),
+)
+
+
+def first_layers(config: Config, count: int) -> Config:
+    """The shape cut to its first layers."""
+    by_layer = {
+        name: values[:count]
+        for name in ("mixers", "kv_heads", "windowed_layers", "inner_sizes")
+        if (values := getattr(config, name)) is not None
+    }
+    return dataclasses.replace(config, num_layers=count, **by_layer)
+
+
 #: Values of the f16 fields that give random bytes zero mean and about unit variance.
-_SCALES = {"Q4_K": {"d": 1 / 260, "dmin": 7.5 / 260}, "Q6_K": {"d": 1 / 1400}}
+_SCALES = {
+    "Q4_K": {"d": 1 / 260, "dmin": 7.5 / 260},
+    "Q6_K": {"d": 1 / 1400},
+    "Q5_0": {"d": 1 / 9.2},
+    "Q8_0": {"d": 1 / 74},
+}
+
+#: Types of tensors that are not packed.
+_FLOATS = {"F32": jnp.float32, "BF16": jnp.bfloat16}
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
@@ -182,21 +230,29 @@ def random_weight(key: jax.Array, format: str, *shape: int) -> QuantizedArray:
     return QuantizedArray(format, shape, planes)
 
 
-def tensor_format(name: str, num_layers: int) -> str | None:
-    """Format of a tensor in a Q4_K_M file; None: F32.
+def tensor_types(config: Config) -> dict[str, str]:
+    """Tensor name -> ggml's type name in a Q4_K_M file with an output matrix of its own."""
+    shapes = {
+        name: tensor.shape
+        for name, tensor in expected_tensors(config).items()
+        if _is_held(config, name, tensor.required)
+    }
+    return recipes.tensor_types(recipes.get("Q4_K_M"), config, shapes)
 
-    The output is Q6_K, and so are attn_v and ffn_down in the layers that llama.cpp chooses: the
-    first and last eighth, and every third between.
+
+def _is_held(config: Config, name: str, required: bool) -> bool:
+    """True of tensors that every file of the shape holds, and of the output matrix.
+
+    Gemma 4's windowed layers have values of their own, and all layers a scale.
     """
-    if "norm" in name or "ffn_gate_inp" in name:
-        return None
-    if name == "output.weight":
-        return "Q6_K"
-    if "attn_v" in name or "ffn_down" in name:
-        i, eighth = int(name.split(".")[1]), num_layers // 8
-        if i < eighth or i >= 7 * num_layers // 8 or (i - eighth) % 3 == 2:
-            return "Q6_K"
-    return "Q4_K"
+    if required or name == "output.weight":
+        return True
+    if config.architecture != "gemma4" or not name.startswith("blk."):
+        return False
+    if name.endswith("attn_v.weight"):
+        layer = int(name.split(".")[1])
+        return config.window_of(layer) is not None and config.kv_layer_of(layer) == layer
+    return name.endswith("layer_output_scale.weight")
 
 
 def random_model(config: Config, seed: int = 0, *, abstract: bool = False) -> Model:
@@ -206,18 +262,17 @@ def random_model(config: Config, seed: int = 0, *, abstract: bool = False) -> Mo
     no memory.
     """
     tensors: dict[str, Any] = {}
-    for i, (name, (shape, required, *_)) in enumerate(expected_tensors(config).items()):
-        if not required and name != "output.weight":
-            continue
-        format = tensor_format(name, config.num_layers)
-        key = jax.random.fold_in(jax.random.key(seed), i)
-        if format is None:
-            tensors[name] = jnp.ones(shape)
+    shapes = {name: tensor.shape for name, tensor in expected_tensors(config).items()}
+    for i, (name, kind) in enumerate(tensor_types(config).items()):
+        shape, key = shapes[name], jax.random.fold_in(jax.random.key(seed), i)
+        if kind in _FLOATS:
+            value = -1 if name.endswith("ssm_a") else 1  # a state's decay is negative
+            tensors[name] = jnp.full(shape, value, _FLOATS[kind])
         elif abstract:
             make = functools.partial(
-                lambda format, shape, key: random_weight(key, format, *shape), format, shape
+                lambda format, shape, key: random_weight(key, format, *shape), kind, shape
             )
             tensors[name] = jax.eval_shape(make, key)
         else:
-            tensors[name] = random_weight(key, format, *shape)
+            tensors[name] = random_weight(key, kind, *shape)
     return Model(build(config, tensors))

@@ -72,7 +72,7 @@ class Attention(nnx.Module):
         if kv_rows:
             k, v = (self.heads(y) for y in (kv_rows[0], kv_rows[-1]))
             if self.value_eps is not None:
-                v = v * jax.lax.rsqrt(jnp.mean(jnp.square(v), -1, keepdims=True) + self.value_eps)
+                v = jq.rms_norm(v, jnp.ones(self.head_dim), eps=self.value_eps)  # one launch
             q, kv = kv.append(q, k, v, norms=norms)  # normalizes, rotates, stores
         else:
             q = kv.query(q, norms[0])

@@ -89,10 +89,10 @@ class Experts(nnx.Module):
         modules = self.gate, self.up, self.down
         plain = all(type(m) is ExpertLinear for m in modules)
         plain = plain and all(m.scale is None for m in modules[:2])
-        fused = plain and self.shared is None and isinstance(self.norm, RMSNorm)
+        fused = plain and isinstance(self.norm, RMSNorm)
         norm, h = (self.norm, x) if fused or self.norm is None else (None, self.norm(x))
         if self.shared is not None:
-            residual = self._shared(h, residual)
+            residual = self._shared(h, residual, norm)
         if plain:
             logits, (bias, options) = self._logits(x, h, norm), self._selection()
             h, norms = normalized(h, norm)
@@ -111,13 +111,14 @@ class Experts(nnx.Module):
         y = (weights[..., None] * self.down(activated, ids)).sum(-2)
         return y if residual is None else residual + y
 
-    def _shared(self, h: Array, residual: Array | None) -> Array:
-        """residual + the shared expert of h."""
+    def _shared(self, h: Array, residual: Array | None, norm: Norm | None) -> Array:
+        """residual + the shared expert of norm(h)."""
         assert self.shared is not None
         if self.shared_gate is None:
-            return self.shared.network(h, residual)
-        logit = jq.matmul(h, self.shared_gate.get_value()[None], activations="f32")
-        y = jax.nn.sigmoid(logit) * self.shared.network(h, None)
+            return self.shared.network(h, residual, norm)
+        x, options = normalized(h, norm)
+        (logit,) = jq.linear(x, [self.shared_gate.get_value()[None]], activations="f32", **options)
+        y = jax.nn.sigmoid(logit) * self.shared.network(h, None, norm)
         return y if residual is None else residual + y
 
 

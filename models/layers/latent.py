@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -89,7 +91,14 @@ class LatentAttention(nnx.Module):
             q, both = linear(x, self.query_a, self.kv_a, norm=self.norm)
             (q,) = linear(q, self.query_b, norm=self.query_a_norm)
         latent, shared = jnp.split(both, (self.shape.rank,), axis=-1)
-        return q.reshape(*q.shape[:-1], -1, self.head_dim), self.kv_a_norm(latent), shared
+        return q.reshape(*q.shape[:-1], -1, self.head_dim), self._normalized(latent), shared
+
+    def _normalized(self, latent: Array) -> Array:
+        """`kv_a_norm` of it, left to XLA: a kernel of ours would need a copy of this slice."""
+        x, norm = latent.astype(jnp.float32), self.kv_a_norm
+        mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+        y = x * jax.lax.rsqrt(mean_square + norm.eps) * norm.weight.get_value()
+        return y.astype(latent.dtype)
 
     def _unabsorbed(self, kv: Fresh, q: Array, latent: Array, shared: Array) -> Array:
         """Attention of a whole prompt, (batch, time, heads, value_dim)."""
@@ -110,7 +119,8 @@ def _widened(x: Array, zeros: int) -> Array:
 def _of_heads(matrices: ExpertLinear, x: Array) -> Array:
     """Each head's product: x (..., heads, k) -> (..., heads, n)."""
     *leading, heads, k = x.shape
-    ids = jnp.broadcast_to(jnp.arange(heads), (*leading, heads)).reshape(-1, 1)
+    every = np.arange(heads, dtype=np.int32)  # a constant: XLA would launch a kernel for an iota
+    ids = jnp.broadcast_to(every, (*leading, heads)).reshape(-1, 1)
     return matrices(x.reshape(-1, k), ids).reshape(*leading, heads, -1)
 
 

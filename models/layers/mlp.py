@@ -44,15 +44,16 @@ class MLP(nnx.Module):
             return self.network(x, residual)
         return added(residual, self.network(x, None), self.post_norm, self.residual_scale)
 
-    def network(self, x: Array, residual: Array | None) -> Array:
-        """The network of x, plus a residual."""
+    def network(self, x: Array, residual: Array | None, norm: Norm | None = None) -> Array:
+        """The network of x, plus a residual; `norm` stands in for the network's own."""
+        norm = self.norm if norm is None else norm
         first = (self.up,) if self.gate is None else (self.gate, self.up)
         modules = *first, self.down
         if len(first) == 2 and fusible(*modules) and all(m.bias is None for m in modules):
-            x, options = normalized(x, self.norm)
+            x, options = normalized(x, norm)
             options |= {"activation": self.activation, "residual": residual}
             return jq.mlp(x, *(m.weight for m in modules), **options)
-        h = activate(self.activation, *linear(x, *first, norm=self.norm))
+        h = activate(self.activation, *linear(x, *first, norm=norm))
         return linear(h, self.down, residual=residual)[0]
 
 

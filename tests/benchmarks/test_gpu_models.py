@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gpu_models import decode_rate, table, weight_bytes_per_token
 from jax_q4k.models.tensors import expected_tensors
 from ptx_kernels import formats
-from tools.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_format
+from tools.random_model import LLAMA_3_1_8B, random_model, random_weight, tensor_types
 
 SMALL = dataclasses.replace(
     LLAMA_3_1_8B,
@@ -27,7 +27,7 @@ SMALL = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize("format", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("format", ["Q4_K", "Q6_K", "Q5_0", "Q8_0"])
 def test_random_weights_have_unit_gain(format):
     values = np.asarray(random_weight(jax.random.key(0), format, 64, 1024).dequantize()) * 32
     assert abs(values.mean()) < 0.1
@@ -37,12 +37,12 @@ def test_random_weights_have_unit_gain(format):
 def test_the_8b_shape_has_the_bytes_of_the_real_file():
     """Llama-3.1-8B in Q4_K_M reads 4.617 GB per token."""
     total = 0
-    for name, (shape, required, *_) in expected_tensors(LLAMA_3_1_8B).items():
-        if name == "token_embd.weight" or not required and name != "output.weight":
+    shapes = expected_tensors(LLAMA_3_1_8B)
+    for name, kind in tensor_types(LLAMA_3_1_8B).items():
+        if name == "token_embd.weight":
             continue
-        format = tensor_format(name, LLAMA_3_1_8B.num_layers)
-        size = math.prod(shape)
-        block = formats.get(format) if format else None
+        size = math.prod(shapes[name][0])
+        block = None if kind == "F32" else formats.get(kind)
         total += 4 * size if block is None else size // block.block_size * block.block_bytes
     assert round(total / 1e9, 3) == 4.617
 

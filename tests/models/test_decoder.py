@@ -13,6 +13,7 @@ from jax_q4k.models.config import Config
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.layers import MLP, Linear
 from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
+from tools.random_model import GEMMA_4_31B, QWEN_3_6_35B_A3B
 
 from .golden import NAMES, model, reference
 
@@ -249,6 +250,59 @@ def test_windowed_layers_keep_what_their_window_sees(record_property):
     record_property("figure", f"{figure}, without windows {2 * 34 * 32768 * token >> 20}")
     assert needed <= held <= 1.2 * needed
     assert cache.capacity == 32768 and cache.pages[5][0].shape[0] == 2 * 2048
+
+
+def bytes_needed(config: Config, context: int) -> int:
+    """Of one sequence: bfloat16 keys and values that a later token attends to, and f32 states.
+
+    A recurrent layer's: a matrix for each head, and the inputs that its convolution looks back at.
+    """
+    total = 0
+    for layer in range(config.num_layers):
+        if config.mixer_of(layer) == "delta":
+            matrices = config.delta.value_heads * config.delta.head_dim**2
+            total += 4 * (matrices + (config.delta.width - 1) * config.delta.channels)
+        elif config.kv_layer_of(layer) == layer:
+            tokens = min(context, config.window_of(layer) or context)
+            total += 2 * 2 * tokens * config.kv_heads_of(layer) * config.head_dim_of(layer)
+    return total
+
+
+#: Gemma 4 E4B: the last 18 layers attend to keys and values of earlier ones.
+GEMMA_4_E4B = dataclasses.replace(
+    GEMMA_4_31B,
+    hidden_size=2560,
+    intermediate_size=10240,
+    num_layers=42,
+    num_heads=8,
+    num_kv_heads=2,
+    kv_heads=None,
+    window=512,
+    shared_kv_layers=18,
+    per_layer_size=256,
+)
+
+
+@pytest.mark.parametrize(
+    "name, config, layers",
+    [
+        ("Qwen 3.6 35B-A3B", QWEN_3_6_35B_A3B, 10),  # the others are recurrent
+        ("Gemma 4 31B", GEMMA_4_31B, 60),
+        ("Gemma 4 E4B", GEMMA_4_E4B, 24),
+    ],
+)
+def test_a_long_context_takes_what_its_layers_keep(name, config, layers, record_property):
+    context = 32768
+    cache = jax.eval_shape(lambda: PagedCache.create(config, 1, context, dtype=jnp.bfloat16))
+    pages = [page for pages in cache.pages for page in pages]
+    states = [part for state in cache.states for part in state]
+    held = sum(part.size * part.dtype.itemsize for part in [*pages, *states])
+    needed = bytes_needed(config, context)
+    figure = f"cache of {name}, a context of {context}: {held / 2**20:.1f} MiB"
+    record_property("figure", f"{figure}, needed {needed / 2**20:.1f}")
+    assert needed <= held <= 1.1 * needed
+    assert len(pages) == 2 * layers
+    assert len(states) == 2 * sum(config.mixer_of(i) == "delta" for i in range(config.num_layers))
 
 
 def test_pages_of_a_window_are_taken_in_turn():

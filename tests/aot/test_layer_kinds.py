@@ -1,0 +1,142 @@
+"""Launches of a decode step by the kind of layer, compiled for an H200 without a GPU.
+
+Delta nets beside attention, windowed beside global layers, and latent attention.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from jax_q4k import models
+from jax_q4k.models.config import Config
+from tools import aot
+from tools.launches import layer_launches, page_array
+from tools.random_model import (
+    GEMMA_4_31B,
+    GLM_4_7_FLASH,
+    QWEN_3_6_35B_A3B,
+    first_layers,
+    random_model,
+)
+from tools.thunks import Array
+
+pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
+
+CAPACITY = 512  # tokens: attention is split, and merging the parts is a launch
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A layer of a shape's first ones, our kernels there, and the most launches of XLA's."""
+
+    name: str
+    config: Config
+    layer: int
+    ours: tuple[str, ...]
+    others: int
+
+    def __str__(self) -> str:
+        return self.name
+
+
+QWEN, GEMMA = first_layers(QWEN_3_6_35B_A3B, 4), first_layers(GEMMA_4_31B, 6)
+GLM = first_layers(GLM_4_7_FLASH, 2)
+
+_ATTENTION = ("paged_attention", "merge_attention")
+_EXPERTS = ("router", "routed_gated_matvec", "mixture_matvec")
+_MLP = ("gated_matvec", "matvec")
+_SANDWICHED = ("matvec", "rms_norm", *_MLP, "rms_norm")  # output and network, each with its norm
+
+KINDS = [
+    # All projections of x are one launch; XLA adds the residual to the shared expert's part.
+    Kind(
+        "delta",
+        QWEN,
+        0,
+        ("qkv_matvec", "gated_delta_step", "matvec", *_MLP, "router", *_EXPERTS),
+        1,
+    ),
+    # XLA also takes queries apart from their gates, and applies these.
+    Kind(
+        "gated-attention",
+        QWEN,
+        3,
+        ("qkv_matvec", "rope_append", *_ATTENTION, "matvec", *_MLP, "router", *_EXPERTS),
+        3,
+    ),
+    # XLA adds residuals to what is normalized, and multiplies by the layer's scale there.
+    Kind(
+        "local",
+        GEMMA,
+        0,
+        ("qkv_matvec", "rms_norm", "rope_append", *_ATTENTION, *_SANDWICHED),
+        2,
+    ),
+    # And XLA makes the value norm's ones, once a step.
+    Kind(
+        "global",
+        GEMMA,
+        5,
+        ("qkv_matvec", "rms_norm", "rope_append", *_ATTENTION, *_SANDWICHED),
+        3,
+    ),
+    # XLA: the latent vector's norm; it and its key in a row; queries in parts, and in rows.
+    Kind(
+        "latent",
+        GLM,
+        1,
+        (
+            *("qkv_matvec", "append_kv", "matvec", "expert_matvec", *_ATTENTION),
+            *("expert_matvec", "matvec", *_MLP, *_EXPERTS),
+        ),
+        4,
+    ),
+]
+
+
+@functools.cache
+def step(config: Config) -> tuple[aot.Program, Any]:
+    """One token's program, and its arguments."""
+    model = random_model(config, abstract=True)
+    function, arguments = models.abstract_programs(
+        model, capacity=CAPACITY, cache_dtype=jnp.bfloat16
+    )["decode"]
+    program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
+    return program, arguments
+
+
+def family(name: str) -> str:
+    """A kernel's name without formats and rows."""
+    return name.partition("_q4_k")[0].partition("_q6_k")[0].partition("_q5_0")[0]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_launches_of_a_layer(kind, record_property):
+    program, _ = step(kind.config)
+    launches = layer_launches(program, kind.layer)
+    ours = [family(t.name) for t in launches if t in program.ptx_launches]
+    record_property(
+        "figure",
+        f"{kind.config.architecture} {kind.name} layer, ahead of time for an H200: "
+        f"{len(launches)} launches, {len(ours)} of them ours",
+    )
+    assert sorted(ours) == sorted(kind.ours)
+    assert len(launches) - len(ours) <= kind.others
+
+
+@pytest.mark.parametrize("config", [QWEN, GEMMA, GLM], ids=lambda config: config.architecture)
+def test_neither_pages_nor_states_are_copied(config):
+    program, arguments = step(config)
+    cache = next(x for x in arguments if isinstance(x, models.PagedCache))
+    kept = [Array("bf16", page.shape) for pages in cache.pages for page in pages]
+    kept += [Array("f32", part.shape) for state in cache.states for part in state]
+    assert len(kept) >= config.num_layers
+    # a ring of columns is as small as what else a step computes; pages and matrices are larger
+    large = {array for array in kept if array.elements > 1 << 16}
+    assert page_array(arguments) in large
+    assert [t for array in large for t in program.rewrites(array)] == []
