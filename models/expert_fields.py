@@ -66,17 +66,20 @@ def read(
     shared = integer(_SHARED_SIZE, 0, least=0, most=most)
     if not shared:
         shared = size * integer(_SHARED_COUNT, 0, least=0, most=most // size)
+    used = integer(_USED, least=1, most=count)
     return Experts(
         count=count,
-        used=integer(_USED, least=1, most=count),
+        used=used,
         size=size,
         shared_size=shared,
         dense_layers=integer(_DENSE, 0, least=0, most=layers),
-        **_routing(get, kind.routing, count, kind.routing.default_gating(layers, vocab_size)),
+        **_routing(get, kind.routing, count, used, kind.routing.default_gating(layers, vocab_size)),
     )
 
 
-def _routing(get: Fields, routing: Routing, count: int, default_gating: str) -> dict[str, Any]:
+def _routing(
+    get: Fields, routing: Routing, count: int, experts_used: int, default_gating: str
+) -> dict[str, Any]:
     gating: str | None = routing.gating
     normalize = routing.normalize
     if gating is None:
@@ -93,6 +96,8 @@ def _routing(get: Fields, routing: Routing, count: int, default_gating: str) -> 
     if count % groups:
         get.fail(_GROUPS, f"{groups} must divide {_COUNT}={count}")
     used = get.integer(_GROUPS_USED, 0, least=0, most=groups) or groups
+    if (most := count // groups * used) < experts_used:
+        get.fail(_USED, f"{experts_used} are more than {most} experts of {_GROUPS_USED}={used}")
     return {
         "gating": gating,
         "normalize": normalize,

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .config import Config
 
 MAX_WIDTH = 64  # tokens of a convolution: far above any real model
-_MAX_HEADS, _MAX_HEAD_DIM = 4096, 1 << 12
+# Of a gated delta net: states grow with the square of a head's size, which tensors do not bound.
+_MAX_HEADS, _MAX_HEAD_DIM = 4096, 512
 
 _INTERVAL, _RECURRENT = "full_attention_interval", "attention.recurrent_layers"
 _WIDTH, _CACHE = "ssm.conv_kernel", "shortconv.l_cache"
@@ -76,6 +77,10 @@ def _delta_layers(get: Fields, layers: int, blocks: int) -> tuple[MixerKind, ...
         if not isinstance(given, np.ndarray) or given.dtype != bool or given.shape != (blocks,):
             get.fail(_RECURRENT, f"must hold a boolean for each of {blocks} layers")
         recurrent = given[:layers].tolist()
+    if all(recurrent):
+        # Pages of attention's keys and values say how many tokens a cache has room for.
+        problem = f"leaves none of {layers} layers with attention, which is not supported"
+        get.fail(_INTERVAL if given is None else _RECURRENT, problem)
     return tuple("delta" if delta else "attention" for delta in recurrent)
 
 

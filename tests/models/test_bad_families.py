@@ -13,8 +13,9 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.architecture_tensors import OPTIONAL_BIASES
 from jax_q4k.models.build import build
+from jax_q4k.models.files.fused import parts_of
 from jax_q4k.models.files.gguf import describe, used_tensors
-from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.tensors import expected_tensors, unused_tensors
 
 from .golden import FAMILIES, WITH_EXPERTS, model, path, reference
 
@@ -28,9 +29,26 @@ def check(metadata, tensors):
 
 
 def header(name):
-    """Metadata and tensors of a golden file."""
+    """Metadata and used tensors of a golden file."""
     read = jq.gguf.read_header(path(name))
-    return dict(read.metadata), dict(read.tensors)
+    unused = unused_tensors(read.metadata, read.tensors)
+    return dict(read.metadata), {n: t for n, t in read.tensors.items() if n not in unused}
+
+
+def of_different_layers(tensors):
+    """Tensors, without those of layers that have the names and shapes of an earlier one's."""
+    layers, found = {}, {}
+    for tensor, info in tensors.items():
+        layer, _, rest = tensor.removeprefix("blk.").partition(".")
+        of_layer = tensor.startswith("blk.")
+        (layers.setdefault(layer, {}) if of_layer else found)[rest if of_layer else tensor] = info
+    shapes = []
+    for layer, infos in layers.items():
+        kind = {rest: info.shape for rest, info in infos.items()}
+        if kind not in shapes:
+            shapes.append(kind)
+            found |= {f"blk.{layer}.{rest}": info for rest, info in infos.items()}
+    return found
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -38,14 +56,10 @@ def test_missing_and_wrongly_shaped_tensors(name):
     metadata, tensors = header(name)
     config, _ = check(metadata, tensors)
     expected = expected_tensors(config)
-    in_parts = {"attn_qkv": "attn_q", "ffn_up": "ffn_gate"} if config.kind.fused else {}
-    for tensor, info in tensors.items():
-        if ".1." in tensor and len(tensors) > 40:
-            continue  # as in layer 0
+    for tensor, info in of_different_layers(tensors).items():
         others = {other: info for other, info in tensors.items() if other != tensor}
-        short = tensor.rpartition(".")[0].rpartition(".")[2]
-        part = tensor.replace(short, in_parts.get(short, short))
-        what = expected[part]
+        parts = [part for part in parts_of(config, tensor) if part in expected]
+        what = expected[parts[0] if parts else tensor]
         optional = tensor.endswith(".bias") and what.entry.bias in OPTIONAL_BIASES
         optional &= what.entry.bias not in config.kind.biases
         if optional or (not what.required and not tensor.startswith("rope_factors")):
@@ -102,10 +116,101 @@ NUMBERS = [
     (("phi3-long",), "rope.dimension_count", 64, "'rope_factors_long.weight': has shape"),
     (("phi3",), "attention.head_count_kv", 2, "'blk.0.attn_qkv.weight': has shape"),
     (("gpt-oss",), "attention.sliding_window", -1, "must be an integer from 0"),
+    (("glm4moe", "deepseek2"), "expert_used_count", 9, "must be an integer from 1 to 8"),
+    (("deepseek2",), "expert_used_count", 5, "5 are more than 4 experts of expert_group_used_c"),
+    (("deepseek2",), "expert_group_count", 8, "2 are more than 1 experts of expert_group_used_c"),
+]
+DELTA, SHORT = ("qwen35", "qwen35moe", "qwen3next"), ("lfm2", "lfm2moe")
+GEMMA, LATENT = ("gemma4", "gemma4-e", "gemma4-moe"), ("deepseek2", "deepseek2-noyarn")
+NONE, EACH = "leaves none of . layers with attention", "must hold a boolean for each of . layers"
+RECURRENCES = [
+    (DELTA, "ssm.group_count", 0, "must be an integer from 1 to 4096"),
+    (DELTA, "ssm.group_count", 1 << 40, "must be an integer from 1 to 4096"),
+    (DELTA, "ssm.group_count", np.array([2, 2]), "must be an integer from 1 to 4096"),
+    (DELTA, "ssm.group_count", 3, "time_step_rank: 4 must be a multiple of ssm.group_count=3"),
+    (DELTA, "ssm.group_count", 4, "'blk.0.attn_qkv.weight': has shape"),
+    (DELTA, "ssm.time_step_rank", 0, "must be an integer from 1"),
+    (DELTA, "ssm.time_step_rank", 6, "inner_size: is 256, expected 384"),
+    (DELTA, "ssm.time_step_rank", None, "is missing"),
+    (DELTA, "ssm.inner_size", 255, "inner_size: is 255, expected 256, ssm.time_step_rank heads"),
+    (DELTA, "ssm.inner_size", "x", "is of type str"),
+    (DELTA, "ssm.conv_kernel", 0, "must be an integer from 1 to 64"),
+    (DELTA, "ssm.conv_kernel", 65, "must be an integer from 1 to 64"),
+    (DELTA, "ssm.conv_kernel", 3, "'blk.0.ssm_conv1d.weight': has shape"),
+    (DELTA, "ssm.state_size", 0, "must be an integer from 1 to 512"),
+    (DELTA, "ssm.state_size", 513, "must be an integer from 1 to 512"),
+    (DELTA, "ssm.state_size", 128, "inner_size: is 256, expected 512"),
+    (DELTA, "full_attention_interval", 0, "must be an integer from 1"),
+    (DELTA, "full_attention_interval", 4.0, "must be an integer from 1"),
+    (DELTA, "full_attention_interval", 2, "'blk.1.attn_qkv.weight': has shape"),
+    (DELTA, "full_attention_interval", 6, f"full_attention_interval: {NONE}"),
+    (DELTA[1:], "attention.recurrent_layers", np.array([True] * 3), f"recurrent_layers: {NONE}"),
+    (DELTA, "attention.recurrent_layers", np.array([True, False]), EACH),
+    (DELTA[:1], "attention.recurrent_layers", np.ones(5, int), EACH),
+    (DELTA, "attention.recurrent_layers", True, EACH),
+    (DELTA[:1], "attention.recurrent_layers", np.zeros(5, bool), "'blk.0.attn_qkv.*has shape"),
+    (("qwen35-mtp",), "nextn_predict_layers", 2, f"full_attention_interval: {NONE}"),
+    (("qwen35-mtp",), "nextn_predict_layers", 3, "must be an integer from 0 to 2"),
+    (("qwen35-mtp",), "feed_forward_length", np.array([256] * 2), "has 2 entries, expected .* 3"),
+    (("qwen35-mtp",), "attention.recurrent_layers", np.array([True, False]), EACH),
+    (("qwen35-mtp",), "attention.recurrent_layers", np.array([True, True, False]), NONE),
+    (SHORT, "shortconv.l_cache", 0, "must be an integer from 1 to 64"),
+    (SHORT, "shortconv.l_cache", 1 << 40, "must be an integer from 1 to 64"),
+    (SHORT, "shortconv.l_cache", None, "is missing"),
+    (SHORT, "shortconv.l_cache", 4, "'blk.0.shortconv.conv.weight': has shape"),
+    (SHORT, "attention.head_count_kv", 0, "head_count_kv: must not be 0 in every layer"),
+    (SHORT[:1], "attention.head_count_kv", np.zeros(4, int), "must not be 0 in every layer"),
+    (SHORT, "attention.head_count_kv", np.array([0, 2]), "has 2 entries, expected one for each"),
+    (SHORT[:1], "attention.head_count_kv", np.array([0, 0, 3, 0]), "3 must divide .*=4"),
+    (SHORT[:1], "attention.head_count_kv", np.array([0, 0, -2, 0]), "hold integers from 0 to 4"),
+    (SHORT[:1], "attention.head_count_kv", np.full(4, 1 << 63, np.uint64), "hold integers from 0"),
+    (SHORT[:1], "attention.head_count_kv", np.array([0, 2, 0, 0]), "'blk.1.attn_q.w.*is missing"),
+    (SHORT[:1], "attention.head_count_kv", np.array([0.0, 0, 2, 0]), "is not an array of integers"),
+    (SHORT[1:], "leading_dense_block_count", 4, "must be an integer from 0 to 3"),
+]
+HEADS = [
+    (GEMMA, "attention.sliding_window_pattern", np.array([True]), "has 1 entries, expected one"),
+    (GEMMA, "attention.sliding_window_pattern", np.ones(3, int), "must be an integer from 0"),
+    (GEMMA, "attention.sliding_window_pattern", 1, "'blk.0.attn_q.weight': has shape"),
+    (GEMMA, "attention.sliding_window", 0, "'blk.0.attn_q.weight': has shape"),
+    (GEMMA[1:2], "attention.sliding_window_pattern", np.arange(7) < 4, "shared_kv_layers: 3 leav"),
+    (GEMMA, "attention.shared_kv_layers", 7, "must be an integer from 0 to"),
+    (GEMMA, "attention.shared_kv_layers", 2, "leaves a layer without one|attn_k.weight': is miss"),
+    (GEMMA[1:2], "attention.shared_kv_layers", 4, "4 leaves a layer without one of its kind"),
+    (GEMMA, "embedding_length_per_layer_input", 1 << 40, "must be an integer from 0"),
+    (GEMMA, "embedding_length_per_layer_input", 1 << 24, "per_layer_token_embd.weight': "),
+    (GEMMA[1:2], "embedding_length_per_layer_input", 0, "'per_layer_.*is not part of"),
+    (GEMMA, "attention.key_length_swa", 65, "a head_dim of 65 is not supported; supported"),
+    (GEMMA, "attention.key_length_swa", 1 << 40, "must be an integer from 1"),
+    (GEMMA, "attention.key_length_swa", 32, "value_length_swa: 64 must equal the key length, 32"),
+    (GEMMA, "attention.value_length", 64, "64 must equal the key length, 128"),
+    (GEMMA, "rope.dimension_count_swa", 63, "63 must be even"),
+    (GEMMA, "rope.dimension_count_swa", 66, "must be an integer from 1 to 64"),
+    (GEMMA, "rope.freq_base_swa", math.nan, "must be a number above 1"),
+    (GEMMA, "attention.head_count_kv", np.zeros(3, int), "must hold integers from 1|has 3 entries"),
+    (GEMMA[:1], "attention.head_count_kv", np.array([2, 2, 3]), "3 must divide .*=4"),
+    (GEMMA[:1], "attention.head_count_kv", np.array([2, 2, 8]), "must hold integers from 1 to 4"),
+    (GEMMA[1:2], "feed_forward_length", np.full(3, 128), "has 3 entries, expected one for each"),
+    (GEMMA[1:2], "feed_forward_length", np.full(7, 128), "'blk.4.ffn_gate.weight': has shape"),
+    (GEMMA[1:2], "feed_forward_length", np.zeros(7, int), "must hold integers from 1 to"),
+    (LATENT, "attention.kv_lora_rank", 0, "must be an integer from 1"),
+    (LATENT, "attention.kv_lora_rank", 577, "640 elements of a latent vector and its key are mo"),
+    (LATENT, "attention.kv_lora_rank", 64, "key_length: is 160, expected 96"),
+    (LATENT, "attention.q_lora_rank", 64, "'blk.0.attn_q_a.weight': has shape"),
+    (LATENT, "attention.q_lora_rank", 0, "'blk.0.attn_q.weight': is missing"),
+    (LATENT, "attention.key_length_mla", 32, "dimension_count: must be an integer from 2 to 31"),
+    (LATENT, "attention.key_length_mla", 34, "'blk.0.attn_q_b.weight': has shape"),
+    (LATENT, "attention.value_length_mla", 0, "must be an integer from 1"),
+    (LATENT, "attention.value_length_mla", 32, "'blk.0.attn_v_b.weight': has shape"),
+    (LATENT, "attention.value_length", 96, "is 96, expected 128, as the latent vector has it"),
+    (LATENT, "rope.dimension_count", 31, "31 must be even"),
+    (LATENT, "attention.head_count_kv", 4, "is 4, expected 1, the latent vector"),
+    (LATENT[:1], "rope.scaling.yarn_log_multiplier", math.nan, "must be a number above"),
+    (LATENT, "nextn_predict_layers", 3, "must be an integer from 0 to"),
 ]
 
 
-@pytest.mark.parametrize(("names", "key", "value", "message"), NUMBERS)
+@pytest.mark.parametrize(("names", "key", "value", "message"), NUMBERS + RECURRENCES + HEADS)
 def test_keys_that_contradict_others_or_are_out_of_range(names, key, value, message):
     for name in names:
         metadata, tensors = header(name)
@@ -122,7 +227,9 @@ def test_fused_tensors_beside_their_parts():
         check(metadata, tensors | beside)
 
 
-@pytest.mark.parametrize("name", ["phi3-long", "gpt-oss-mxfp4"])
+@pytest.mark.parametrize(
+    "name", ["phi3-long", "gpt-oss-mxfp4", "qwen35moe", "lfm2", "gemma4-e", "deepseek2-noyarn"]
+)
 def test_damaged_files(name, tmp_path):
     data, rng, loaded = path(name).read_bytes(), np.random.default_rng(0), 0
     start, damaged = parse(data).data_start, tmp_path / "damaged.gguf"
