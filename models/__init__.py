@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import chat, sampling, tokenizer
+    from . import chat, drafts, sampling, states, tokenizer
     from .assets import demo_path
     from .build import named_tensors
     from .compiled import CompiledStep, compile_step, load_compiled
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .files.gguf import from_gguf, save_gguf
     from .files.imatrix import read_imatrix
     from .files.load import load
+    from .files.nextn import load_nextn
     from .files.quantize import quantize, quantize_file
     from .flax_types import Packed
     from .generation import Output, Piece, Timings, generate, stream
@@ -42,6 +43,7 @@ _HOMES = {
         "files.gguf": ("from_gguf", "save_gguf"),
         "files.imatrix": ("read_imatrix",),
         "files.load": ("load",),
+        "files.nextn": ("load_nextn",),
         "files.quantize": ("quantize", "quantize_file"),
         "flax_types": ("Packed",),
         "generation": ("Output", "Piece", "Timings", "generate", "stream"),
@@ -72,11 +74,13 @@ __all__ = [
     "chat",
     "compile_step",
     "demo_path",
+    "drafts",
     "from_gguf",
     "from_pretrained",
     "generate",
     "load",
     "load_compiled",
+    "load_nextn",
     "named_tensors",
     "quantize",
     "quantize_file",
@@ -84,6 +88,7 @@ __all__ = [
     "sampling",
     "save_gguf",
     "score",
+    "states",
     "stream",
     "tokenizer",
 ]

@@ -8,17 +8,17 @@ reading the weights is what takes time (https://arxiv.org/abs/2211.17192).
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
+from .config import Config
 from .kv_cache import PagedCache
 from .nextn import NextTokens
 
 if TYPE_CHECKING:
     from .decoder import Decoder
-    from .model import Model
 
 #: Most tokens of a draft.
 MAX_TOKENS = 63
@@ -67,15 +67,26 @@ class PromptLookup:
         return drafts, found >= 0
 
 
+class HasDecoder(Protocol):
+    """What drafts need of a Model."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def weights(self) -> list[jax.Array]: ...
+    def decoder(self, weights: list[jax.Array] | None = None) -> Decoder: ...
+
+
 @dataclasses.dataclass(frozen=True)
 class DraftModel:
     """Drafts of a smaller model with the same vocabulary.
 
     Attributes:
+      model: a Model.
       tokens: of a draft; None: as many as pay on the device.
     """
 
-    model: Model
+    model: HasDecoder
     tokens: int | None = None
 
     def __post_init__(self) -> None:

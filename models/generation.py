@@ -18,8 +18,8 @@ from .drafts import Draft, DraftModel, NextTokens, PromptLookup
 from .kept import kept_program
 from .kv_cache import PagedCache
 from .model import Model
-from .programs import State
 from .sampling import Sampling
+from .state import State
 from .stopping import StopStrings
 from .tokenizer import Tokenizer
 
@@ -122,8 +122,8 @@ def generate(
       draft: guesses of the next tokens, which one pass over all of them checks; None: none are
         made. "lookup", or a `drafts.PromptLookup`: what followed the last tokens where they stood
         before; a smaller Model with the same vocabulary, or a `drafts.DraftModel`; or a
-        `drafts.NextTokens`, the layer of the model's file that predicts further ones. The tokens
-        are those without drafts, but for rounding: with activations="f32" they are the same.
+        what `load_nextn` reads, the layer of the model's file that predicts further ones. The
+        tokens are those without drafts, but for rounding: with activations="f32" they are the same.
       fields: of `Sampling`, instead of those of `sampling`: `max_new_tokens=100`.
 
     Returns:

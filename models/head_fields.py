@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from jax_q4k import HEAD_DIMS, LATENT_DIMS
 from jax_q4k.gguf import Fields
 
 from .architecture import Architecture
-
-if TYPE_CHECKING:
-    from .config import Config
 
 # Far above any real model; they bound the work that a malformed file can ask for.
 MAX_HEADS, _MAX_SIZE = 4096, 1 << 24
@@ -177,8 +174,8 @@ def array(by_layer: tuple[int, ...] | None, of_all: int) -> Any:
     return of_all if by_layer is None else np.array(by_layer, np.int32)
 
 
-def write(config: Config) -> dict[str, Any]:
-    """Metadata that `read` turns into the fields again, by keys under the architecture's name."""
+def write(config: Any) -> dict[str, Any]:
+    """Metadata that `read` turns into a Config's fields again, by keys under its name."""
     values: dict[str, Any] = {
         _COUNT: config.num_heads,
         _KV_COUNT: array(config.kv_heads, config.num_kv_heads),

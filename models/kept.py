@@ -11,8 +11,9 @@ from .compiled import fingerprint
 from .config import Config
 from .kv_cache import PagedCache, page_shapes, state_shapes
 from .model import Model
-from .programs import Programs, State
+from .programs import Programs
 from .sampling import Sampling
+from .state import State
 
 
 def kept_program(

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax_q4k.gguf import Fields
 
 from .architecture import Architecture, MixerKind
-
-if TYPE_CHECKING:
-    from .config import Config
 
 MAX_WIDTH = 64  # tokens of a convolution: far above any real model
 # Of a gated delta net: states grow with the square of a head's size, which tensors do not bound.
@@ -100,8 +97,8 @@ def _delta(get: Fields) -> Delta:
     return delta
 
 
-def write(config: Config) -> dict[str, Any]:
-    """Metadata that `read` turns into the fields again, by keys under the architecture's name."""
+def write(config: Any) -> dict[str, Any]:
+    """Metadata that `read` turns into a Config's fields again, by keys under its name."""
     if config.convolution_width:
         return {_CACHE: config.convolution_width}
     if (delta := config.delta) is None:

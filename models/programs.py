@@ -17,11 +17,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from . import speculation
 from .config import Config
 from .drafts import Draft, DraftModel, NextTokens, tokens_of
-from .exportable import exportable
 from .kv_cache import PagedCache, last_tokens
 from .nextn import Drafter
 from .placement import Placement
 from .sampling import Sampling, mark_seen, row_keys, sample, seen_tokens
+from .state import State
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -36,36 +36,6 @@ CUDA_COMPILER_OPTIONS: dict[str, str] = {
 
 #: Of a model; with a draft model, a tuple of both models'.
 Weights = Any
-
-
-@exportable
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class State:
-    """Generation under way; donated from call to call.
-
-    Attributes:
-      cache: of all tokens but the last.
-      token: int32 (batch,), the last one sampled, not yet stored.
-      tokens: int32 (batch, the cache's capacity), new tokens; those from counts[b] on mean nothing.
-      counts: int32 (batch,), new tokens of each row, an end token included.
-      finished: bool (batch,), rows that sampled an end token or were stopped.
-      step: int32, passes, which without drafts are the new tokens of a row that is not finished.
-      key: uint32, data of a random key that those of all draws come from; greedy sampling takes
-        None too.
-      seen: bool (batch, vocab_size), tokens that a repetition penalty applies to; None without one.
-      drafting: None: there are no drafts.
-    """
-
-    cache: PagedCache
-    token: jax.Array
-    tokens: jax.Array
-    counts: jax.Array
-    finished: jax.Array
-    step: jax.Array
-    key: jax.Array | None
-    seen: jax.Array | None
-    drafting: speculation.Drafting | None = None
 
 
 class Programs:

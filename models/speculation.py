@@ -9,45 +9,17 @@ import jax
 import jax.numpy as jnp
 
 from .drafts import Draft, PromptLookup, model_drafts
-from .exportable import exportable
 from .kv_cache import PagedCache
 from .nextn import Drafter
 from .sampling import Sampling, row_keys, sample
+from .state import Drafting, State
 
 if TYPE_CHECKING:
     from .decoder import Decoder
-    from .programs import State
 
 #: Steps without a draft after one that was wrong from its first token on, and most of them: the
 #: wait doubles with each, so that a text that cannot be guessed costs little.
 FIRST_WAIT, LONGEST_WAIT = 4, 64
-
-
-@exportable
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Drafting:
-    """What drafts are made of, and how they have fared.
-
-    Attributes:
-      text: int32 (batch, capacity), prompts and new tokens.
-      drafts: int32 (batch, tokens), those that were looked up.
-      found: bool (batch,), whether there is a draft.
-      wait, pause: int32 (batch,), steps without a draft after the next failure, and now.
-      drafted, accepted: int32 (batch,), tokens of drafts in all, and those that stayed.
-      cache: the draft model's, of all tokens but the last; None: there is no such model.
-      vector: (batch, hidden_size), what a `Drafter` has behind the last token; None: there is none.
-    """
-
-    text: jax.Array
-    drafts: jax.Array
-    found: jax.Array
-    wait: jax.Array
-    pause: jax.Array
-    drafted: jax.Array
-    accepted: jax.Array
-    cache: PagedCache | None = None
-    vector: jax.Array | None = None
 
 
 def begin(tokens: jax.Array, capacity: int, count: int, cache: PagedCache | None) -> Drafting:

@@ -25,8 +25,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from ..drafts import NextTokens
 from ..files.load import load
+from ..files.nextn import load_nextn
 from ..generation import Timings
 from ..model import Model
 
@@ -137,5 +137,5 @@ def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:
     if named == "nextn":
         if options.demo or not os.path.isfile(options.model):
             raise UsageError("--draft nextn takes a GGUF file that has such a layer")
-        return NextTokens.load(options.model)
+        return load_nextn(options.model)
     return named if named in (None, "lookup") else load_model(named, notes, options.devices)

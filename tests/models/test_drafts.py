@@ -10,7 +10,7 @@ from implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.drafts import DraftModel, NextTokens, PromptLookup
+from jax_q4k.models.drafts import DraftModel, PromptLookup
 from jax_q4k.models.kv_cache import PagedCache
 
 from .golden import model, path, reference
@@ -141,7 +141,7 @@ def vectors_by_definition(weights, embedding, tokens, vectors):
 @needs_native
 def test_a_layer_of_further_tokens_is_its_definition():
     """A prompt's pairs in one pass, then some more, then one more."""
-    layer, trunk = NextTokens.load(path("qwen35-mtp")), model("qwen35-mtp").decoder()
+    layer, trunk = models.load_nextn(path("qwen35-mtp")), model("qwen35-mtp").decoder()
     drafter = layer.drafter(layer.weights, trunk)
     rng = np.random.default_rng(5)
     tokens = rng.integers(0, 272, (1, 20)).astype(np.int32)
@@ -167,7 +167,7 @@ def test_drafts_of_the_file_s_own_layer(sampling):
     loaded, prompt = model("qwen35-mtp"), reference("qwen35-mtp").prompt.tolist()
     rows, fields = [prompt, prompt[:9]], SAMPLINGS[sampling] | {"max_new_tokens": 30}
     want = models.generate(loaded, rows, **fields)
-    draft = NextTokens.load(path("qwen35-mtp"), tokens=2)
+    draft = models.load_nextn(path("qwen35-mtp"), tokens=2)
     got = models.generate(loaded, rows, draft=draft, **fields)
     assert [out.tokens for out in got] == [out.tokens for out in want]
     assert got[0].timings.drafted_tokens >= 4
@@ -175,9 +175,9 @@ def test_drafts_of_the_file_s_own_layer(sampling):
 
 def test_files_without_a_layer_of_further_tokens():
     with pytest.raises(jq.GGUFError, match="qwen35.nextn_predict_layers: is 0; drafts take one"):
-        NextTokens.load(path("qwen35"))
+        models.load_nextn(path("qwen35"))
     with pytest.raises(ValueError, match="draft is the layer of another model: its architecture"):
-        models.generate(model("lfm2"), [1], draft=NextTokens.load(path("qwen35-mtp")))
+        models.generate(model("lfm2"), [1], draft=models.load_nextn(path("qwen35-mtp")))
 
 
 def test_bad_drafts():

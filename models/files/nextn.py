@@ -1,0 +1,124 @@
+"""The layer of a GGUF file that predicts further tokens, read for drafts."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_q4k import GGUFError, gguf
+
+from ..config import Config
+from ..nextn import Drafter, NextTokens
+from ..tensors import check_tensors, float_array
+
+if TYPE_CHECKING:
+    from ..decoder import Decoder
+
+#: GGUF's names of its own tensors, behind `blk.N.nextn.`, to the one that takes their place where a
+#: file lacks them.
+_OWN = {
+    "eh_proj": None,
+    "enorm": None,
+    "hnorm": None,
+    "shared_head_norm": "output_norm.weight",
+    "embed_tokens": "token_embd.weight",
+    "shared_head_head": "output.weight",
+}
+_PREFIX = "blk.0."
+
+
+def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> NextTokens:
+    """The layer of a GGUF file that predicts further tokens, for `generate(..., draft=)`.
+
+    Nothing else of the file is read.
+
+    Args:
+      tokens: of a draft; None: as many as pay.
+
+    Raises:
+      jax_q4k.GGUFError: the file is malformed, has no such layer or several, or its tensors are
+        not those of one. OSError: it cannot be read.
+    """
+    file = os.fsdecode(path)
+    header = gguf.read_header(path)
+    trunk = Config.from_metadata(header.metadata, file)
+    key = f"{trunk.architecture}.nextn_predict_layers"
+    count = header.metadata.get(key, 0)
+    if not trunk.kind.predicts_further or count != 1:
+        problem = f"is {count}; drafts take one such layer, of qwen35 or qwen35moe"
+        raise GGUFError(file, key, problem)
+    prefix = f"blk.{trunk.num_layers}."
+    own = re.compile(re.escape(prefix) + r"nextn\.(\w+)\.weight")
+
+    def select(header: gguf.Header) -> dict[str, gguf.TensorInfo]:
+        return {n: info for n, info in header.tensors.items() if n.startswith(prefix)}
+
+    read = gguf.read(path, select=select).tensors
+    config = dataclasses.replace(trunk, num_layers=1, mixers=None)
+    layer, weights = {}, {}
+    for name, tensor in read.items():
+        if match := own.fullmatch(name):
+            weights[match[1]] = tensor
+        else:
+            layer[name.replace(prefix, _PREFIX, 1)] = tensor
+    _check(config, layer, weights, file, prefix)
+    held = {n: t if len(t.shape) > 1 else float_array(t) for n, t in layer.items()}
+    norms = ("enorm", "hnorm", "shared_head_norm")
+    weights = {n: float_array(t) if n in norms else t for n, t in weights.items()}
+    merge = functools.partial(_drafter, config)
+    return NextTokens(config, held | weights, merge, tokens)
+
+
+def _drafter(config: Config, weights: Mapping[str, Any], trunk: Decoder) -> Drafter:
+    """The layer with `weights`, which may be tracers, beside the trunk's modules."""
+    from ..build import build  # with Flax, which only programs need
+    from ..layers import Linear, RMSNorm
+
+    tensors = {n: t for n, t in weights.items() if n.startswith(_PREFIX)}
+    tensors["output_norm.weight"] = weights.get("shared_head_norm", trunk.norm.weight[...])
+    tensors["token_embd.weight"] = weights.get("embed_tokens", trunk.embedding.get_value())
+    head = weights.get("shared_head_head")
+    if head is None and trunk.output is not None:
+        head = trunk.output.weight.get_value()
+    if head is not None:
+        tensors["output.weight"] = head
+    decoder = build(config, tensors)
+    eps = config.norm_eps
+    norms = (RMSNorm(weights[name], eps) for name in ("enorm", "hnorm"))
+    return Drafter(decoder, Linear(weights["eh_proj"]), *norms)
+
+
+def _check(
+    config: Config,
+    layer: Mapping[str, Any],
+    own: Mapping[str, Any],
+    file: str,
+    prefix: str,
+) -> None:
+    """Raises GGUFError unless a layer's tensors, and its own, are all there and fit."""
+    size, vocab = config.hidden_size, config.vocab_size
+    expected: dict[str, tuple[int, ...]] = {"eh_proj": (size, 2 * size)}
+    expected |= dict.fromkeys(("enorm", "hnorm", "shared_head_norm"), (size,))
+    expected |= dict.fromkeys(("embed_tokens", "shared_head_head"), (vocab, size))
+    for name, shape in expected.items():
+        full = f"{prefix}nextn.{name}.weight"
+        if name not in own:
+            if _OWN[name] is None:
+                problem = f"is missing, expected with shape {shape}"
+                raise GGUFError(file, f"tensor {full!r}", problem)
+        elif tuple(own[name].shape) != shape:
+            problem = f"has shape {tuple(own[name].shape)}, expected {shape}"
+            raise GGUFError(file, f"tensor {full!r}", problem)
+    if unknown := own.keys() - expected.keys():
+        name = f"{prefix}nextn.{min(unknown)}.weight"
+        raise GGUFError(file, f"tensor {name!r}", "is not part of a layer of further tokens")
+    zeros = jax.ShapeDtypeStruct((vocab, size), jnp.float32)
+    whole = {"token_embd.weight": zeros, "output_norm.weight": jax.ShapeDtypeStruct((size,), "f4")}
+    check_tensors(config, whole | dict(layer), file)
