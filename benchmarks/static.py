@@ -1,12 +1,13 @@
 """The kernels' cost as far as it shows without a GPU: `python -m benchmarks.static [FILE]`.
 
 Assembles every kernel for every target and compiles the 8B decode loop ahead of time; writes
-registers, spills and, for the H200, the hot loops' instructions and predicted times to
-`benchmarks/results/static.json`.
+registers, spills and, for the H200, the hot loops' instructions and predicted times, of kernels and
+of decoder layers by their kind, to `benchmarks/results/static.json`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter
 
@@ -17,7 +18,7 @@ from ptx_kernels.kernels import CASES, KERNELS, Case
 from ptx_kernels.kernels.matvec import PRESETS, preset_cases
 from ptx_kernels.machine_code.ptxas import TARGETS, tool_version
 from ptx_kernels.machine_code.report import as_dicts, report, table
-from tools import aot
+from tools import aot, layer_times
 from tools.launches import layer_launches, page_array
 from tools.random_model import LLAMA_3_1_8B, random_model
 from tools.results import write_results
@@ -55,9 +56,12 @@ def main(arguments: list[str]) -> int:
     print(table(rows["sm_90"]))
     step = launches_of_8b_step()
     print(step)
+    layers = layer_times.layer_times()
+    print(layer_times.table(layers))
     results = {
         "ptxas": tool_version("ptxas"),
         "llama-3.1-8b generate": step,
+        "layers": [dataclasses.asdict(layer) | {"limit": layer.limit} for layer in layers],
         "kernels": as_dicts(rows["sm_90"]),
         "registers": {
             arch: {f.label: f.registers for f in figures} for arch, figures in rows.items()

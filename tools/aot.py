@@ -48,8 +48,20 @@ class Program:
     @property
     def ptx_texts(self) -> set[str]:
         """The PTX of our kernels, as XLA would hand it to the driver."""
-        texts = re.findall(r'kernel_data = "([^"]*)"', self.hlo)
-        return {re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), text) for text in texts}
+        return set(self._ptx_by_instruction.values())
+
+    def ptx_text(self, launch: Thunk) -> str:
+        """The PTX of one of `ptx_launches`."""
+        assert launch.instruction is not None
+        return self._ptx_by_instruction[launch.instruction.name]
+
+    @functools.cached_property
+    def _ptx_by_instruction(self) -> dict[str, str]:
+        found = re.findall(r'%?([\w.-]+) = [^\n]*kernel_data = "([^"]*)"', self.hlo)
+        return {
+            name: re.sub(r"\\([0-9A-F]{2})", lambda m: chr(int(m[1], 16)), text)
+            for name, text in found
+        }
 
     @property
     def loops(self) -> list[Thunk]:

@@ -1,33 +1,28 @@
 """Launches of a decode step by the kind of layer, compiled for an H200 without a GPU.
 
-Delta nets beside attention, windowed beside global layers, and latent attention.
+Delta nets beside attention, windowed beside global layers, and latent attention. Contexts are of
+512 tokens: attention is split, and merging the parts is a launch.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import Any
 
-import jax.numpy as jnp
 import pytest
 
 from jax_q4k import models
 from jax_q4k.models.config import Config
-from tools import aot
+from tools import aot, layer_times
 from tools.launches import layer_launches, page_array
 from tools.random_model import (
     GEMMA_4_31B,
     GLM_4_7_FLASH,
     QWEN_3_6_35B_A3B,
     first_layers,
-    random_model,
 )
 from tools.thunks import Array
 
 pytestmark = pytest.mark.skipif(aot.unavailable() is not None, reason=str(aot.unavailable()))
-
-CAPACITY = 512  # tokens: attention is split, and merging the parts is a launch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,15 +94,12 @@ KINDS = [
 ]
 
 
-@functools.cache
-def step(config: Config) -> tuple[aot.Program, Any]:
-    """One token's program, and its arguments."""
-    model = random_model(config, abstract=True)
-    function, arguments = models.abstract_programs(
-        model, capacity=CAPACITY, cache_dtype=jnp.bfloat16
-    )["decode"]
-    program = aot.compile_program(function, *arguments, options=models.CUDA_COMPILER_OPTIONS)
-    return program, arguments
+#: Most microseconds that are predicted of a layer, in the order of `layer_times.LAYERS`.
+PREDICTED = [
+    ("Qwen 3.6 35B-A3B", {"delta net": 46, "attention": 67}),
+    ("Gemma 4 31B", {"local": 123, "global": 155}),
+    ("GLM 4.7 Flash", {"latent attention": 108}),
+]
 
 
 def family(name: str) -> str:
@@ -117,7 +109,7 @@ def family(name: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_launches_of_a_layer(kind, record_property):
-    program, _ = step(kind.config)
+    program = layer_times.decode_step(kind.config).program
     launches = layer_launches(program, kind.layer)
     ours = [family(t.name) for t in launches if t in program.ptx_launches]
     record_property(
@@ -129,9 +121,29 @@ def test_launches_of_a_layer(kind, record_property):
     assert len(launches) - len(ours) <= kind.others
 
 
+@pytest.mark.parametrize("model, most", PREDICTED, ids=lambda x: x if isinstance(x, str) else "")
+def test_predicted_time_of_a_layer(model, most, record_property):
+    config, kinds = layer_times.LAYERS[model]
+    times = layer_times.times_of(model, config, kinds)
+    record_property("figure", "\n" + layer_times.table(times))
+    assert {time.kind for time in times} == most.keys()
+    for time in times:
+        assert time.limit < time.seconds <= 1e-6 * most[time.kind]
+
+
+def test_bytes_of_a_layer():
+    """Of a delta net of Qwen 3.6's, counted by hand."""
+    matrices = 2048 * (8192 + 4096 + 2 * 32 + 4096)  # of x, and the output's
+    experts = 9 * 3 * 512 * 2048  # eight that are used, and the shared one
+    floats = 4 * 8192 + 2 * 32 + 128 + 2 * 2048 + (256 + 1) * 2048
+    state = 2 * 32 * 128 * 128 + 4 * 8192
+    packed = (matrices + experts) * 144 // 256
+    assert layer_times.layer_bytes(QWEN, 0) == packed + 4 * (floats + state)
+
+
 @pytest.mark.parametrize("config", [QWEN, GEMMA, GLM], ids=lambda config: config.architecture)
 def test_neither_pages_nor_states_are_copied(config):
-    program, arguments = step(config)
+    _, arguments, program = layer_times.decode_step(config)
     cache = next(x for x in arguments if isinstance(x, models.PagedCache))
     kept = [Array("bf16", page.shape) for pages in cache.pages for page in pages]
     kept += [Array("f32", part.shape) for state in cache.states for part in state]

@@ -15,6 +15,8 @@ def test_writes_figures_of_every_target(monkeypatch, tmp_path, capsys):
     )
     # tests/aot compiles the real one
     monkeypatch.setattr(static, "launches_of_8b_step", lambda: {"launches": 1})
+    layer = static.layer_times.LayerTime("8B", "local", 12, 10, 86_000_000, 40e-6, 4e-6)
+    monkeypatch.setattr(static.layer_times, "layer_times", lambda: [layer])
     monkeypatch.setattr(static.aot, "unavailable", lambda: None)
     assert static.main([str(tmp_path / "static.json")]) == 0
     written = json.loads((tmp_path / "static.json").read_text())
@@ -23,7 +25,12 @@ def test_writes_figures_of_every_target(monkeypatch, tmp_path, capsys):
     assert all(
         registers > 0 for target in written["registers"].values() for registers in target.values()
     )
-    assert "append_kv-bf16" in capsys.readouterr().out
+    assert written["layers"][0]["limit"] == 86e6 / 4.3e12
+    printed = capsys.readouterr().out
+    assert "append_kv-bf16" in printed
+    assert ["8B,", "local", "12", "10", "86.0", "20.0", "40.0", "4.0"] in map(
+        str.split, printed.splitlines()
+    )
 
 
 def test_every_strategy_is_in_it():

@@ -49,7 +49,9 @@ def _paged_attention(
 
     Of heads wider than 256, and of latent pages, a lane has registers for fewer query heads (four
     of 512 dimensions), and two tokens or one in flight. Then a block's warps are teams with query
-    heads of their own: up to four of two blocks on a multiprocessor, up to eight of one.
+    heads of their own: up to four of two blocks on a multiprocessor, up to eight of one. Such a
+    block takes few tokens at a time, so its part may be shorter: 32 of wide heads, 16 of latent
+    pages.
     """
     size, group = PAGE_TYPES[dtype].size, num_heads // num_kv_heads
     queries, teams, latent = min(group, 8), 1, value_dim is not None
@@ -64,7 +66,8 @@ def _paged_attention(
     resident = 1 if teams > _WARPS // 2 else 2
     splits = 1
     if capacity >= 256:
-        splits = max(1, min(resident * device.multiprocessors // blocks, capacity // 64))
+        least = 16 if latent else 32 if wide else 64  # tokens
+        splits = max(1, min(resident * device.multiprocessors // blocks, capacity // least))
     for unroll in (2, 1) if wide else (4, 2):
         # beside some for addresses and sums; latent values stay floats from scores to sums
         registers = queries * per_query + unroll * per_token + latent * head_dim // WARP

@@ -7,6 +7,7 @@ of the issue slots.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from format_lists import PRODUCTS
 
 from ptx_kernels import formats
 from ptx_kernels.kernels import KERNELS
-from ptx_kernels.kernels.attention import paged_attention_rule
+from ptx_kernels.kernels.attention import merge_attention_rule, paged_attention_rule
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import (
     MAX_ROWS,
@@ -279,6 +280,47 @@ def test_attention_splits_a_context_into_one_wave(batch, kv_heads, capacity):
     assert config.splits * blocks <= max(blocks, 264) and capacity / config.splits >= 64
     assert (config.splits + 1) * blocks > 264 or capacity / (config.splits + 1) < 64
     assert choose(paged_attention_rule, batch, 4 * kv_heads, kv_heads, 128, 255, "bf16").splits == 1
+
+
+@pytest.mark.parametrize(
+    "num_heads, num_kv_heads, head_dim, value_dim, least",
+    [(32, 4, 512, None, 32), (20, 1, 576, 512, 16)],
+)
+def test_blocks_of_few_tokens_at_a_time_take_shorter_parts(
+    num_heads, num_kv_heads, head_dim, value_dim, least
+):
+    """As Gemma 4's global layers and GLM 4.7 Flash have them, at contexts that leave blocks idle.
+
+    Predicted for an H200, with what more parts to merge cost.
+    """
+
+    def seconds(splits: int) -> float:
+        shape = dict(batch=1, num_heads=num_heads)
+        attention = KERNELS["paged_attention"](
+            **shape,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            num_pages=32,
+            page_size=16,
+            pages_per_sequence=32,
+            scale=1.0,
+            dtype="bf16",
+            config=replace(config, splits=splits),
+        )
+        merge = KERNELS["merge_attention"](
+            **shape,
+            head_dim=value_dim or head_dim,
+            splits=splits,
+            config=choose(merge_attention_rule, value_dim or head_dim, splits),
+        )
+        times = [figures(kernel, "sm_90").seconds for kernel in (attention, merge)]
+        return sum(time for time in times if time is not None)
+
+    shape = 1, num_heads, num_kv_heads, head_dim, 512, "bf16", value_dim
+    config = choose(paged_attention_rule, *shape)
+    assert config.splits == 512 // least
+    assert seconds(config.splits) < 0.75 * seconds(512 // 64)
 
 
 def test_slim_kernels_live_in_the_registers_of_64_resident_warps():
