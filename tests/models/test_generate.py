@@ -232,7 +232,7 @@ def test_seeds_and_temperature():
 
 @pytest.mark.parametrize("call", [models.generate, models.stream])
 def test_sampling_options_reach_the_programs(call, monkeypatch):
-    def programs(self, sampling, end_ids):
+    def programs(self, sampling, end_ids, draft):
         seen.append(sampling)
         raise InterruptedError
 
