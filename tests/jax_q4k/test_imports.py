@@ -80,7 +80,7 @@ def test_every_public_name_is_there_and_listed(module):
                 "quantizers",
             ],
         ),
-        ("jax_q4k.models", ["chat", "sampling", "tokenizer"]),
+        ("jax_q4k.models", ["chat", "drafts", "sampling", "states", "tokenizer"]),
     ],
 )
 def test_a_function_is_not_hidden_by_a_module_that_was_imported_before(module, modules):
