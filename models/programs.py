@@ -201,6 +201,7 @@ class Programs:
             self.end_ids,
             decoder,
             draft.model.decoder(weights[1]) if isinstance(draft, DraftModel) else None,
+            self._placement,
         )
 
         return steps.run(state, until)

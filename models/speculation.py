@@ -15,6 +15,7 @@ from .sampling import Sampling, row_keys, sample
 
 if TYPE_CHECKING:
     from .decoder import Decoder
+    from .placement import Placement
     from .programs import State
 
 #: Steps without a draft after one that was wrong from its first token on, and most of them: the
@@ -72,6 +73,7 @@ class Speculation:
     Attributes:
       tokens: of a draft.
       decoder, drafter: the model's, and that of a draft model.
+      placement: of the model on several devices.
     """
 
     draft: Draft
@@ -80,6 +82,7 @@ class Speculation:
     end_ids: tuple[int, ...]
     decoder: Decoder
     drafter: Decoder | None = None
+    placement: Placement | None = None
 
     def run(self, state: State, until: jax.Array) -> State:
         """Passes until every row has `until` new tokens, some a few more, or is finished.
@@ -138,16 +141,19 @@ class Speculation:
     ) -> State:
         """The state with the tokens of drafts (batch, count) that stay, and one more."""
         count = drafts.shape[1]
-        lengths = active + jnp.where(tried, count, 0)
+        lengths = active.astype(jnp.int32) + jnp.where(tried, count, 0)
         given = jnp.concatenate([state.token[:, None], drafts], axis=1)
         if count == 0:
-            logits, cache = self.decoder.decode(state.token, state.cache, active)
+            token = self._rows(state.token)
+            logits, cache = self.decoder.decode(token, state.cache, active)
             logits = logits[:, None]
         else:
-            logits, accepted = self.decoder.try_tokens(given, lengths, state.cache)
+            logits, accepted = self.decoder.try_tokens(self._rows(given), lengths, state.cache)
+        if self.placement is not None:
+            logits = self.placement.everywhere(logits)
         sampled, seen = self._sampled(state, logits, drafts)
         right = (sampled[:, :-1] == drafts) & tried[:, None]
-        stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1)
+        stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
         counts = jnp.where(active, stayed + 1, 0)
         ends = jnp.isin(sampled, jnp.array(self.end_ids, jnp.int32))
         first_end = jnp.where(ends.any(axis=1), jnp.argmax(ends, axis=1), count + 1)
@@ -164,12 +170,15 @@ class Speculation:
             state, cache=cache, finished=state.finished | ended, drafting=drafting
         )
 
+    def _rows(self, x: jax.Array) -> jax.Array:
+        return x if self.placement is None else self.placement.rows(x)
+
     def _sampled(
         self, state: State, logits: jax.Array, drafts: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
         """What sampling takes behind each token (batch, count + 1); and the tokens seen by then."""
         batch, time, vocab = logits.shape
-        steps = (state.counts[:, None] + jnp.arange(time)).reshape(-1)
+        steps = (state.counts[:, None] + jnp.arange(time, dtype=jnp.int32)[None]).reshape(-1)
         keys, seen = None, None
         if state.key is not None and not self.sampling.greedy:
             rows = jnp.repeat(jnp.arange(batch), time)
@@ -213,7 +222,7 @@ def _with_tokens(
 ) -> State:
     """The state with the first `counts` (batch,) of the tokens sampled (batch, time)."""
     batch, time = sampled.shape
-    rows, steps = jnp.arange(batch)[:, None], jnp.arange(time)
+    rows, steps = jnp.arange(batch)[:, None], jnp.arange(time, dtype=jnp.int32)[None]
     capacity, valid = state.tokens.shape[1], steps < counts[:, None]
 
     def written(array: jax.Array, first: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -109,9 +110,8 @@ def _widened(x: Array, zeros: int) -> Array:
 
 def _of_heads(matrices: ExpertLinear, x: Array) -> Array:
     """Each head's product: x (..., heads, k) -> (..., heads, n)."""
-    *leading, heads, k = x.shape
-    ids = jnp.broadcast_to(jnp.arange(heads), (*leading, heads)).reshape(-1, 1)
-    return matrices(x.reshape(-1, k), ids).reshape(*leading, heads, -1)
+    ids = jax.lax.broadcasted_iota(jnp.int32, (*x.shape[:-1], 1), x.ndim - 2)
+    return matrices(x, ids)[..., 0, :]
 
 
 def _floats(matrices: ExpertLinear) -> Array:
