@@ -271,6 +271,7 @@ PER_LAYER_INPUT = (
         "per_layer.embedding",
         "model.embed_tokens_per_layer",
         "vocab per_layer*layers",
+        0,
         table=True,
     ),
     Tensor(

@@ -51,7 +51,7 @@ class PromptLookup:
         text: int32 (batch, capacity), of which the first `lengths` (batch,) tokens are there. A run
         that reaches the text's end goes on with its own beginning.
         """
-        at = jnp.arange(text.shape[1], dtype=jnp.int32)
+        at = jnp.arange(text.shape[1], dtype=jnp.int32)[None]
         found = jnp.full(lengths.shape, -1, jnp.int32)  # where the tokens behind the run begin
         for size in range(self.shortest, self.longest + 1):
             alike = (at + size < lengths[:, None]) & (lengths[:, None] > size)
@@ -62,7 +62,7 @@ class PromptLookup:
             latest = jnp.max(jnp.where(alike, at + size, -1), axis=1)
             found = jnp.where(latest >= 0, latest, found)  # a longer run counts more
         period = jnp.maximum(lengths - found, 1)[:, None]
-        behind = found[:, None] + jnp.arange(count, dtype=jnp.int32) % period
+        behind = found[:, None] + jnp.arange(count, dtype=jnp.int32)[None] % period
         drafts = jnp.take_along_axis(text, jnp.maximum(behind, 0), axis=1)
         return drafts, found >= 0
 

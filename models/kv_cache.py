@@ -106,7 +106,7 @@ class PagedCache:
         def pages(layer: int) -> Pages:
             """A layer's."""
             own = min(per_sequence, window_pages(config.window_of(layer), page_size, ahead))
-            heads, over = _heads(config.kv_heads_of(layer), config.num_heads, placement)
+            heads, over = _heads(config, layer, placement)
             arrays = page_shapes(config, layer, batch * own, page_size, dtype, heads)
             return tuple(_zeros(shape, dtype, over) for shape, dtype in arrays)
 
@@ -223,12 +223,15 @@ def state_shapes(config: Config, layer: int, batch: int) -> tuple[tuple[int, ...
 
 
 def _heads(
-    num_kv_heads: int, num_heads: int, placement: Placement | None
+    config: Config, layer: int, placement: Placement | None
 ) -> tuple[int, NamedSharding | None]:
-    """Heads that pages hold, and where they lie."""
+    """Heads that a layer's pages hold, and where they lie; latent vectors are whole."""
+    num_kv_heads, num_heads = config.kv_heads_of(layer), config.num_heads
     if placement is None:
         return num_kv_heads, None
     devices = placement.devices
+    if config.latent is not None:
+        return num_kv_heads, NamedSharding(placement.mesh, PartitionSpec(placement.data))
     if num_kv_heads % devices == 0:
         heads = num_kv_heads
     elif devices % num_kv_heads == 0 and num_heads % devices == 0:

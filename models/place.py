@@ -22,6 +22,8 @@ TENSOR_AXES = ("tp", "model", "tensor")
 #: Names of the mesh axis that a batch's rows and their pages are split over.
 DATA_AXES = ("dp", "data", "batch")
 
+_OF_KV = ("attn_k", "attn_v")
+
 #: GGUF's name of a tensor, without `blk.N.` and `.weight` or `.bias`, to where its axes are split.
 Rules = Mapping[str, PartitionSpec]
 
@@ -93,17 +95,16 @@ def _megatron(
     config: Config, tensors: Mapping[str, Any], mesh: Mesh, axis: str | None
 ) -> dict[str, PartitionSpec]:
     devices, expected = mesh.shape[axis] if axis else 1, expected_tensors(config)
-    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
-    heads["attn_v"] = config.num_kv_heads
     specs, whole = {}, set()
     for name, info in tensors.items():
-        split, short, units = expected[name].split, short_name(name), _units(info)
+        what, short, units = expected[name], short_name(name), _units(info)
+        split, is_matrix = what.split, what.beside is None and what.entry.is_matrix
         fits = [at for at in (split, 0) if at is not None and units[at] % devices == 0]
-        if heads.get(short, devices) % devices:
+        if _heads_of(config, name, devices) % devices:
             fits = []
         if split is None or not fits:
             specs[name] = PartitionSpec()
-            if split is not None:
+            if split is not None or is_matrix:
                 whole.add(short)
         else:
             specs[name] = PartitionSpec(*[None] * fits[0], axis)
@@ -113,6 +114,14 @@ def _megatron(
             f"whole on each of {devices} devices, which cannot split them: {names}", stacklevel=4
         )
     return specs
+
+
+def _heads_of(config: Config, name: str, otherwise: int) -> int:
+    """Heads that a tensor of attention's projections has rows of."""
+    short = short_name(name)
+    if short == "attn_q":
+        return config.num_heads
+    return config.kv_heads_of(int(name.split(".")[1])) if short in _OF_KV else otherwise
 
 
 def _ruled(tensors: Mapping[str, Any], mesh: Mesh, rules: Rules) -> dict[str, PartitionSpec]:

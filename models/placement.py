@@ -57,7 +57,11 @@ class Placement(NamedTuple):
 
     def all_rows(self, x: jax.Array) -> jax.Array:
         """Inside a program: a small x (batch, ...), whole on every device."""
-        return x if self.data is None else self._moved(x, PartitionSpec())
+        return x if self.data is None else self.everywhere(x)
+
+    def everywhere(self, x: jax.Array) -> jax.Array:
+        """Inside a program: x, whole on every device."""
+        return self._moved(x, PartitionSpec())
 
     def _moved(self, x: jax.Array, spec: PartitionSpec) -> jax.Array:
         moved = jax.sharding.reshard if self.explicit else jax.lax.with_sharding_constraint

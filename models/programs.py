@@ -180,7 +180,13 @@ class Programs:
         elif isinstance(draft, NextTokens):
             drafter = draft.drafter(weights[1], decoder)
         return speculation.Speculation(
-            draft, self.draft_tokens, self.sampling, self.end_ids, decoder, drafter
+            draft,
+            self.draft_tokens,
+            self.sampling,
+            self.end_ids,
+            decoder,
+            drafter,
+            self._placement,
         )
 
     def _decode(

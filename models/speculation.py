@@ -16,6 +16,7 @@ from .state import Drafting, State
 
 if TYPE_CHECKING:
     from .decoder import Decoder
+    from .placement import Placement
 
 #: Steps without a draft after one that was wrong from its first token on, and most of them: the
 #: wait doubles with each, so that a text that cannot be guessed costs little.
@@ -47,6 +48,7 @@ class Speculation:
     Attributes:
       tokens: of a draft.
       decoder, drafter: the model's, and that of a draft model, or the layer of further tokens.
+      placement: of the model on several devices.
     """
 
     draft: Draft
@@ -55,6 +57,7 @@ class Speculation:
     end_ids: tuple[int, ...]
     decoder: Decoder
     drafter: Decoder | Drafter | None = None
+    placement: Placement | None = None
 
     def begun(
         self, state: State, tokens: jax.Array, lengths: jax.Array, vectors: jax.Array
@@ -63,7 +66,7 @@ class Speculation:
         drafting = _of(state)
         if not isinstance(self.drafter, Drafter) or drafting.cache is None:
             return state
-        at = jnp.arange(tokens.shape[1]) == lengths[:, None] - 1
+        at = jnp.arange(tokens.shape[1], dtype=jnp.int32)[None] == lengths[:, None] - 1
         behind = jnp.where(at, state.token[:, None], jnp.roll(tokens, -1, axis=1))
         normalized = self.decoder.norm(vectors)
         vector, cache = self.drafter.begin(behind, normalized, lengths, drafting.cache)
@@ -133,16 +136,20 @@ class Speculation:
     ) -> State:
         """The state with the tokens of drafts (batch, count) that stay, and one more."""
         count = drafts.shape[1]
-        lengths = active + jnp.where(tried, count, 0)
+        lengths = active.astype(jnp.int32) + jnp.where(tried, count, 0)
         given = jnp.concatenate([state.token[:, None], drafts], axis=1)
         if count == 0:
-            x, cache = self.decoder.decode_vectors(state.token, state.cache, active)
+            token = self._rows(state.token)
+            x, cache = self.decoder.decode_vectors(token, state.cache, active)
             x = x[:, None]
         else:
-            x, accepted = self.decoder.try_tokens(given, lengths, state.cache)
-        sampled, seen = self._sampled(state, self.decoder.logits(x), drafts)
+            x, accepted = self.decoder.try_tokens(self._rows(given), lengths, state.cache)
+        logits = self.decoder.logits(x)
+        if self.placement is not None:
+            logits = self.placement.everywhere(logits)
+        sampled, seen = self._sampled(state, logits, drafts)
         right = (sampled[:, :-1] == drafts) & tried[:, None]
-        stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1)
+        stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
         counts = jnp.where(active, stayed + 1, 0)
         ends = jnp.isin(sampled, jnp.array(self.end_ids, jnp.int32))
         first_end = jnp.where(ends.any(axis=1), jnp.argmax(ends, axis=1), count + 1)
@@ -160,12 +167,15 @@ class Speculation:
             state, cache=cache, finished=state.finished | ended, drafting=drafting
         )
 
+    def _rows(self, x: jax.Array) -> jax.Array:
+        return x if self.placement is None else self.placement.rows(x)
+
     def _sampled(
         self, state: State, logits: jax.Array, drafts: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
         """What sampling takes behind each token (batch, count + 1); and the tokens seen by then."""
         batch, time, vocab = logits.shape
-        steps = (state.counts[:, None] + jnp.arange(time)).reshape(-1)
+        steps = (state.counts[:, None] + jnp.arange(time, dtype=jnp.int32)[None]).reshape(-1)
         keys, seen = None, None
         if state.key is not None and not self.sampling.greedy:
             rows = jnp.repeat(jnp.arange(batch), time)
@@ -222,7 +232,7 @@ def _with_tokens(
 ) -> State:
     """The state with the first `counts` (batch,) of the tokens sampled (batch, time)."""
     batch, time = sampled.shape
-    rows, steps = jnp.arange(batch)[:, None], jnp.arange(time)
+    rows, steps = jnp.arange(batch)[:, None], jnp.arange(time, dtype=jnp.int32)[None]
     capacity, valid = state.tokens.shape[1], steps < counts[:, None]
 
     def written(array: jax.Array, first: jax.Array) -> jax.Array:

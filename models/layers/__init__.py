@@ -75,7 +75,9 @@ class DecoderLayer(nnx.Module):
         x, memory = self._mixed(x, memory)
         if self.per_layer is not None and given is not None:
             x = self.per_layer(x, given)
-        return x if self.output_scale is None else x * self.output_scale.get_value(), memory
+        if self.output_scale is not None:
+            x = x * self.output_scale.get_value().reshape(())
+        return x, memory
 
     @property
     def mixer(self) -> Attention | LatentAttention | GatedDeltaNet | ShortConvolution:

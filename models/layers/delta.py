@@ -96,8 +96,9 @@ class GatedDeltaNet(nnx.Module):
         q, k, v = (part.reshape(batch, time, -1, shape.head_dim) for part in parts)
         eps = self.output_norm.eps
         q, k = unit_length(q, eps), unit_length(k, eps)
-        step = jax.nn.softplus(alpha.astype(jnp.float32) + self.step_bias.get_value())
-        g, learned = step * self.decay.get_value(), jax.nn.sigmoid(beta.astype(jnp.float32))
+        step_bias, decay = (x.get_value()[None, None] for x in (self.step_bias, self.decay))
+        step = jax.nn.softplus(alpha.astype(jnp.float32) + step_bias)
+        g, learned = step * decay, jax.nn.sigmoid(beta.astype(jnp.float32))
         o, after = self._rule(memory, q, k, v, g, learned)
         y = jq.rms_norm(o, self.output_norm.weight.get_value(), eps=eps)
         y = y.reshape(gate.shape) * jax.nn.silu(gate.astype(jnp.float32))

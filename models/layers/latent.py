@@ -97,7 +97,8 @@ class LatentAttention(nnx.Module):
         """`kv_a_norm` of it, left to XLA: a kernel of ours would need a copy of this slice."""
         x, norm = latent.astype(jnp.float32), self.kv_a_norm
         mean_square = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
-        y = x * jax.lax.rsqrt(mean_square + norm.eps) * norm.weight.get_value()
+        weight = jnp.expand_dims(norm.weight.get_value(), range(x.ndim - 1))
+        y = x * jax.lax.rsqrt(mean_square + norm.eps) * weight
         return y.astype(latent.dtype)
 
     def _unabsorbed(self, kv: Fresh, q: Array, latent: Array, shared: Array) -> Array:
@@ -118,10 +119,10 @@ def _widened(x: Array, zeros: int) -> Array:
 
 def _of_heads(matrices: ExpertLinear, x: Array) -> Array:
     """Each head's product: x (..., heads, k) -> (..., heads, n)."""
-    *leading, heads, k = x.shape
-    every = np.arange(heads, dtype=np.int32)  # a constant: XLA would launch a kernel for an iota
-    ids = jnp.broadcast_to(every, (*leading, heads)).reshape(-1, 1)
-    return matrices(x.reshape(-1, k), ids).reshape(*leading, heads, -1)
+    *leading, heads, _ = x.shape
+    # A constant: XLA would launch a kernel for an iota.
+    every = np.arange(heads, dtype=np.int32)[:, None]
+    return matrices(x, jnp.broadcast_to(every, (*leading, heads, 1)))[..., 0, :]
 
 
 def _floats(matrices: ExpertLinear) -> Array:

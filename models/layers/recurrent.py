@@ -46,18 +46,16 @@ class Chunk:
     def convolved(self, x: Array, taps: Array) -> tuple[Array, Array | None]:
         """The convolution of x (batch, time, channels), float32; and the ring with x."""
         x = x.astype(jnp.float32)
-        batch, time, channels = x.shape
-        width, first = taps.shape[1], self._first()
+        width, time = taps.shape[1], x.shape[1]
         if self.first is None:
-            before = jnp.zeros((batch, width - 1, channels), jnp.float32)
+            padded = jnp.pad(x, [(0, 0), (width - 1, 0), (0, 0)])
         else:
-            at = first[:, None] - (width - 1) + jnp.arange(width - 1)
+            at = self.first[:, None] - (width - 1) + _counted(width - 1)
             ring = jnp.take_along_axis(self.state[0], (at % width)[..., None], axis=1)
-            before = jnp.where(at[..., None] < 0, 0.0, ring)
-        padded = jnp.concatenate([before, x], axis=1)
+            padded = jnp.concatenate([jnp.where(at[..., None] < 0, 0.0, ring), x], axis=1)
         y = jnp.zeros_like(x)
         for i in range(width):
-            y = y + padded[:, i : i + time] * taps[:, i]
+            y = y + padded[:, i : i + time] * taps[None, None, :, i]
         return y, self.ring(x, width) if self.state else None
 
     def before(self, matrices: Array) -> Array:
@@ -68,7 +66,7 @@ class Chunk:
 
     def real(self, time: int) -> Array:
         """True of tokens that are not padding, bool (batch, time)."""
-        return jnp.arange(time) < self.lengths[:, None]
+        return _counted(time) < self.lengths[:, None]
 
     def kept(self, after: State, *inputs: Array) -> Chunk:
         """With a state after the tokens, or a trial's inputs; rows without tokens keep theirs."""
@@ -90,7 +88,7 @@ class Chunk:
 
     def ring(self, x: Array, width: int) -> Array:
         """The last inputs of each row, of x (batch, time, channels) or those before them."""
-        first, slots = self._first()[:, None], jnp.arange(width)
+        first, slots = self._first()[:, None], _counted(width)
         last = first + self.lengths[:, None] - 1
         at = last - (last - slots) % width  # the last position of each slot
         new = jnp.clip(at - first, 0, x.shape[1] - 1)
@@ -113,17 +111,21 @@ class Step:
     def convolved(self, x: Array, taps: Array) -> tuple[Array, Array]:
         """The convolution of x (batch, channels), float32; and the ring with x."""
         width, positions = taps.shape[1], self.positions
-        slot = jnp.where(positions < 0, width, positions % width)  # beyond the last: dropped
-        x = x.astype(jnp.float32)
-        ring = self.state[0].at[jnp.arange(len(x)), slot].set(x, mode="drop")
-        at = positions[:, None] - (width - 1) + jnp.arange(width)
+        new = (_counted(width) == positions[:, None] % width) & (positions >= 0)[:, None]
+        ring = jnp.where(new[..., None], x.astype(jnp.float32)[:, None], self.state[0])
+        at = positions[:, None] - (width - 1) + _counted(width)
         seen = jnp.take_along_axis(ring, (at % width)[..., None], axis=1)
         seen = jnp.where(at[..., None] < 0, 0.0, seen)
-        return jnp.sum(seen * taps.T, axis=1), ring
+        return jnp.sum(seen * taps.T[None], axis=1), ring
 
     def kept(self, after: State, *_: Array) -> Step:
         """With a state after the token."""
         return dataclasses.replace(self, state=after)
+
+
+def _counted(count: int) -> Array:
+    """0, 1, ...: int32 (1, count)."""
+    return jnp.arange(count, dtype=jnp.int32)[None]
 
 
 def unit_length(x: Array, eps: float) -> Array:

@@ -62,6 +62,22 @@ def test_a_step_that_was_compiled_before_runs(file, tmp_path):
     jax.block_until_ready(step(token, step.create_cache()))
 
 
+@pytest.mark.cpu_kernels
+@pytest.mark.parametrize("name", ["qwen35", "gemma4-e", "deepseek2-noyarn"])
+def test_states_and_pages_of_other_kinds(name, tmp_path):
+    model = golden.model(name)
+    models.compile_step(model, tmp_path / "step.bin", batch=2, context=64)
+    step = models.load_compiled(tmp_path / "step.bin", model)
+    cache, tokens, given = step.create_cache(), [], list(PROMPT)
+    while len(tokens) < COUNT:
+        token = given.pop(0) if given else tokens[-1]
+        logits, cache = step(np.full(step.batch, token, np.int32), cache)
+        if not given:
+            tokens.append(int(np.argmax(logits[-1])))
+    want = models.generate(model, PROMPT, max_new_tokens=COUNT, ignore_end=True).tokens
+    assert tokens == want
+
+
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "step.bin"
     arguments = ["compile", str(golden.path(NAME)), "--context", "32", "--cache-dtype", "bfloat16"]

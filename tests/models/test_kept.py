@@ -45,6 +45,16 @@ def test_the_tokens_are_those_of_compiling(what, folder, monkeypatch):
     assert tokens(file, folder, **options) == want
 
 
+@pytest.mark.parametrize("name", ["qwen35", "gemma4-e", "deepseek2-noyarn"])
+def test_states_and_pages_of_other_kinds(name, folder, monkeypatch):
+    file, options = golden.path(name), {"ignore_end": True}
+    want = tokens(file, **options)
+    assert tokens(file, folder, **options) == want
+    assert len(list(folder.folder.iterdir())) == 2
+    monkeypatch.setattr(build, "build", None)  # as tracing would
+    assert tokens(file, folder, **options) == want
+
+
 def test_a_seed_is_no_part_of_a_program(folder):
     file, options = golden.path("llama-gqa"), CALLS["sampled, with a penalty"]
     tokens(file, folder, **options)

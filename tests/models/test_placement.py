@@ -162,6 +162,71 @@ def test_two_sums_a_layer() -> None:
     assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 2 * config.num_layers + 1
 
 
+#: With states, convolutions, heads that differ between layers, latent vectors.
+OTHERS = ["qwen35", "lfm2moe", "gemma4-e", "deepseek2-noyarn"]
+PROMPTS = [TOKENS[0], TOKENS[0, 3:9]]
+
+
+def of_prompts(model: models.Model, **options: Any) -> list[list[int]]:
+    """Tokens behind PROMPTS."""
+    options = {"max_new_tokens": 6, "ignore_end": True} | options
+    return [out.tokens for out in models.generate(model, PROMPTS, **options)]
+
+
+@pytest.mark.parametrize(
+    ("axes", "kind"),
+    [
+        ({"tp": 2}, AxisType.Auto),
+        ({"dp": 2}, AxisType.Auto),
+        ({"dp": 2, "tp": 2}, AxisType.Explicit),
+    ],
+)
+@pytest.mark.parametrize("name", OTHERS)
+def test_layers_of_other_kinds(name: str, axes: dict[str, int], kind: AxisType) -> None:
+    """Logits, tokens, and tokens by drafts are one device's; rows of states are split."""
+    count = int(np.prod([*axes.values()]))
+    on = jax.make_mesh(
+        tuple(axes.values()), tuple(axes), (kind,) * len(axes), devices=jax.devices()[:count]
+    )
+    (file,) = GOLDEN.glob(f"{name}.*.gguf")
+    one, several = models.load(file), quietly(file, mesh=on)
+    tokens = np.concatenate([TOKENS, TOKENS[:, ::-1]])
+    with jq.implementation(activations="f32"):
+        assert nmse(several.logits(tokens), one.logits(tokens)) <= 1e-10
+        want = of_prompts(one)
+        assert of_prompts(several) == want
+        assert of_prompts(several, draft="lookup") == want
+    groups, heads = axes.get("dp", 1), axes.get("tp", 1)
+    cache = models.PagedCache.create(several.config, 2, 64, placement=several.placement)
+    for state in jax.tree.leaves(cache.states):
+        assert state.addressable_shards[0].data.shape[0] == 2 // groups
+    for layer, (keys, *_) in ((i, pages) for i, pages in enumerate(cache.pages) if pages):
+        held = keys.addressable_shards[0].data.shape[1]
+        kv_heads = several.config.kv_heads_of(layer)
+        assert held == (1 if several.config.latent else max(kv_heads // heads, 1))
+
+
+def test_heads_of_each_layer_decide_what_is_split() -> None:
+    """Of two KV heads or one over two devices: rows of whole heads."""
+    (file,) = GOLDEN.glob("gemma4-e.*.gguf")
+    with pytest.warns(UserWarning, match="attn_k, attn_v, inp_gate, per_layer_model_proj, proj$"):
+        model = models.load(file, mesh=mesh(2))
+    tensors = models.named_tensors(model)
+    assert tensors["blk.0.attn_k.weight"].sharding.spec == P("tp")
+    assert tensors["blk.3.attn_k.weight"].sharding.is_fully_replicated
+    assert tensors["per_layer_token_embd.weight"].sharding.spec == P("tp")
+
+
+@pytest.mark.parametrize("axes", [{"tp": 2}, {"dp": 2}])
+def test_drafts(axes: dict[str, int]) -> None:
+    """Sampled with a penalty, where rows or the vocabulary are split in arrays' types."""
+    on = jax.make_mesh((2,), tuple(axes), (AxisType.Explicit,), devices=jax.devices()[:2])
+    one, several = models.load(path("llama-gqa")), quietly(path("llama-gqa"), mesh=on)
+    options: dict[str, Any] = {"temperature": 0.5, "repetition_penalty": 1.3, "seed": 2}
+    with jq.implementation(activations="f32"):
+        assert of_prompts(several, draft="lookup", **options) == of_prompts(one, **options)
+
+
 def random_model(config: models.Config, on: Mesh) -> models.Model:
     """A model of zeros in Q4_K with the configuration's shapes."""
     from jax_q4k.models.build import build

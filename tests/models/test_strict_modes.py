@@ -13,6 +13,7 @@ from implementations import NATIVE
 
 import jax_q4k as jq
 from jax_q4k import models, native
+from jax_q4k.models.drafts import DraftModel
 
 from . import golden
 
@@ -22,6 +23,10 @@ SAMPLINGS = {
     "nucleus": {"temperature": 0.7, "top_p": 0.9},
     "penalized": {"repetition_penalty": 1.3, "temperature": 0.5},
 }
+
+
+#: With states, convolutions, layers that share keys, experts beside a network, latent vectors.
+FAMILIES = ("qwen35", "lfm2", "gemma4-e", "gemma4-moe", "deepseek2-noyarn")
 
 
 @contextlib.contextmanager
@@ -40,7 +45,11 @@ def strict():
     [
         ("qwen2-bias", "xla"),
         ("qwen3-qknorm", "xla"),
-        *(pytest.param(name, *NATIVE.values, marks=NATIVE.marks) for name in golden.NAMES),
+        ("qwen35", "xla"),
+        *(
+            pytest.param(name, *NATIVE.values, marks=NATIVE.marks)
+            for name in (*golden.NAMES, *FAMILIES)
+        ),
     ],
 )
 def test_logits_and_greedy_tokens(name, implementation):
@@ -51,6 +60,25 @@ def test_logits_and_greedy_tokens(name, implementation):
             out = models.generate(model, prompt, max_new_tokens=4)
         np.testing.assert_array_equal(logits, golden.model(name).logits(prompt[None]))
         assert out.tokens == models.generate(golden.model(name), prompt, max_new_tokens=4).tokens
+
+
+@pytest.mark.parametrize(
+    ("draft", "sampling"),
+    [("lookup", "greedy"), ("lookup", "penalized"), ("model", "drawn"), ("layer", "greedy")],
+)
+def test_drafts(draft, sampling):
+    """Of states that go on from a draft's first tokens, and of pages."""
+    name = {"lookup": "qwen35", "model": "llama-gqa", "layer": "qwen35-mtp"}[draft]
+    model, prompts = models.from_gguf(golden.path(name)), [[1, 5, 9, 2, 1, 5, 9], [7]]
+    fields = SAMPLINGS[sampling] | {"max_new_tokens": 8, "ignore_end": True}
+    if draft == "model":
+        draft = DraftModel(models.from_gguf(golden.path(name)))
+    if draft == "layer":
+        draft = models.load_nextn(golden.path(name))
+    with strict():
+        outs = models.generate(model, prompts, draft=draft, **fields)
+    again = models.generate(golden.model(name), prompts, **fields)
+    assert [out.tokens for out in outs] == [out.tokens for out in again]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -103,9 +131,9 @@ def test_nan_is_reported_by_the_primitive():
             models.generate(model, prompt, max_new_tokens=2)
 
 
-def dtypes_and_tokens():
+def dtypes_and_tokens(name):
     """The dtypes of a model's programs, as they are lowered, and tokens of two samplings."""
-    model = models.load(golden.path("qwen3-qknorm"))
+    model = models.load(golden.path(name))
     dtypes = {}
     for implementation in ("xla", "native") if native.available() else ("xla",):
         for name, (function, arguments) in models.abstract_programs(model).items():
@@ -113,11 +141,12 @@ def dtypes_and_tokens():
                 results = jax.tree.leaves(function.trace(*arguments).lower().out_info)
             dtypes[f"{implementation}, {name}"] = [str(leaf.dtype) for leaf in results]
     outs = [
-        models.generate(model, [[1, 2, 3], [4]], max_new_tokens=4, **SAMPLINGS[name])
-        for name in ("greedy", "drawn")
+        models.generate(model, [[1, 2, 3], [4]], max_new_tokens=4, draft=draft, **SAMPLINGS[name])
+        for name, draft in (("greedy", None), ("drawn", None), ("penalized", "lookup"))
     ]
     return [dtypes, [[one.tokens for one in out] for out in outs]]
 
 
-def test_64_bit_mode_gives_the_same_tokens():
-    assert in_64_bit_mode(dtypes_and_tokens) == dtypes_and_tokens()
+@pytest.mark.parametrize("name", ["qwen3-qknorm", "qwen35"])
+def test_64_bit_mode_gives_the_same_tokens(name):
+    assert in_64_bit_mode(dtypes_and_tokens, name) == dtypes_and_tokens(name)
