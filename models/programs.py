@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from . import speculation
 from .config import Config
-from .drafts import Draft, DraftModel, NextTokens, tokens_of
+from .drafts import Draft, DraftModel, NextTokens, cost_of, tokens_of
 from .kv_cache import PagedCache, last_tokens
 from .nextn import Drafter
 from .placement import Placement
@@ -182,6 +182,7 @@ class Programs:
         return speculation.Speculation(
             draft,
             self.draft_tokens,
+            cost_of(self.draft_tokens, self.on_gpu),
             self.sampling,
             self.end_ids,
             decoder,

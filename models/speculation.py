@@ -18,9 +18,12 @@ if TYPE_CHECKING:
     from .decoder import Decoder
     from .placement import Placement
 
-#: Steps without a draft after one that was wrong from its first token on, and most of them: the
-#: wait doubles with each, so that a text that cannot be guessed costs little.
-FIRST_WAIT, LONGEST_WAIT = 4, 64
+#: Share of the time without drafts that they may lose in the long run, in a text that cannot be
+#: guessed.
+LOSS = 1 / 64
+
+#: Drafts that may fail after many that were right: a text that repeats itself no more loses little.
+MOST_CREDIT = 4.0
 
 
 def begin(tokens: jax.Array, capacity: int, count: int, cache: PagedCache | None) -> Drafting:
@@ -30,7 +33,7 @@ def begin(tokens: jax.Array, capacity: int, count: int, cache: PagedCache | None
     text = jax.lax.dynamic_update_slice(text, tokens[:, :capacity], (0, 0))
     zeros = jnp.zeros(batch, jnp.int32)
     drafts, found = jnp.zeros((batch, count), jnp.int32), jnp.ones(batch, bool)
-    return Drafting(text, drafts, found, zeros, zeros, zeros, zeros, cache)
+    return Drafting(text, drafts, found, jnp.float32(1), zeros, zeros, cache)
 
 
 def with_first_token(state: State) -> State:
@@ -47,12 +50,14 @@ class Speculation:
 
     Attributes:
       tokens: of a draft.
+      cost: of checking a draft, in steps without one.
       decoder, drafter: the model's, and that of a draft model, or the layer of further tokens.
       placement: of the model on several devices.
     """
 
     draft: Draft
     tokens: int
+    cost: float
     sampling: Sampling
     end_ids: tuple[int, ...]
     decoder: Decoder
@@ -85,7 +90,7 @@ class Speculation:
 
         def tried(state: State) -> jax.Array:
             drafting = _of(state)
-            return unfinished(state) & drafting.found & (drafting.pause == 0)
+            return unfinished(state) & drafting.found & (drafting.credit >= 0)
 
         def going_on(state: State, with_drafts: bool) -> jax.Array:
             return jnp.any(unfinished(state)) & (jnp.any(tried(state)) == with_drafts)
@@ -158,7 +163,7 @@ class Speculation:
         if count:
             cache = accepted(counts)
         state = _with_tokens(state, sampled, counts, seen)
-        drafting = self._learned(_of(state), jnp.where(tried, stayed, -1))
+        drafting = self._learned(_of(state), jnp.where(tried, stayed, 0), active, count)
         drafting = self._followed(drafting, given, sampled, x, counts)
         drafting = dataclasses.replace(
             drafting, drafted=drafting.drafted + jnp.where(tried, count, 0)
@@ -211,15 +216,16 @@ class Speculation:
         vector = jnp.where((counts > 0)[:, None], vector, drafting.vector)
         return dataclasses.replace(drafting, cache=cache, vector=vector)
 
-    def _learned(self, drafting: Drafting, stayed: jax.Array) -> Drafting:
-        """How drafts have fared with this one: stayed (batch,), -1 where there was none."""
-        failed, tried = stayed == 0, stayed >= 0
-        longer = jnp.clip(2 * drafting.wait, FIRST_WAIT, LONGEST_WAIT)
-        wait = jnp.where(failed, longer, drafting.wait)
-        wait = jnp.where(tried & ~failed, wait // 4, wait)
-        pause = jnp.where(failed, wait, jnp.maximum(drafting.pause - 1, 0))
-        accepted = drafting.accepted + jnp.maximum(stayed, 0)
-        return dataclasses.replace(drafting, wait=wait, pause=pause, accepted=accepted)
+    def _learned(
+        self, drafting: Drafting, stayed: jax.Array, active: jax.Array, count: int
+    ) -> Drafting:
+        """With what drafts of `count` tokens have saved, of which stayed (batch,) were right."""
+        rows = jnp.maximum(active.sum(dtype=jnp.float32), 1.0)
+        saved = LOSS + stayed.sum(dtype=jnp.float32) / rows  # steps; each row's counts alike
+        credit = drafting.credit + saved / self.cost - (1.0 if count else 0.0)
+        credit = jnp.minimum(credit, MOST_CREDIT)
+        accepted = drafting.accepted + stayed
+        return dataclasses.replace(drafting, credit=credit, accepted=accepted)
 
 
 def _of(state: State) -> Drafting:

@@ -20,7 +20,7 @@ class Drafting:
       text: int32 (batch, capacity), prompts and new tokens.
       drafts: int32 (batch, tokens), those that were looked up.
       found: bool (batch,), whether there is a draft.
-      wait, pause: int32 (batch,), steps without a draft after the next failure, and now.
+      credit: float32 (), how many drafts in a row may fail before generation waits with them.
       drafted, accepted: int32 (batch,), tokens of drafts in all, and those that stayed.
       cache: the draft model's, of all tokens but the last; None: there is no such model.
       vector: (batch, hidden_size), what a `Drafter` has behind the last token; None: there is none.
@@ -29,8 +29,7 @@ class Drafting:
     text: jax.Array
     drafts: jax.Array
     found: jax.Array
-    wait: jax.Array
-    pause: jax.Array
+    credit: jax.Array
     drafted: jax.Array
     accepted: jax.Array
     cache: PagedCache | None = None
