@@ -16,6 +16,8 @@ from .architecture import Architecture
 MAX_HEADS, _MAX_SIZE = 4096, 1 << 24
 
 _COUNT, _KV_COUNT = "attention.head_count", "attention.head_count_kv"
+#: The size of keys that latent vectors stand for. Files without it have that of `key_length`.
+LATENT_KEY = "attention.key_length_mla"
 
 
 class Latent(NamedTuple):
@@ -63,7 +65,7 @@ def read(
         "latent": latent,
     }
     if latent is not None:
-        return fields | _latent_sizes(get, latent, kv_heads)
+        return fields | _latent_sizes(get, latent, heads, kv_heads)
     head_dim, rope_dim = _sizes(get, hidden_size // heads, "")
     fields |= {"head_dim": head_dim, "rope_dim": rope_dim}
     if kind.local_heads:
@@ -115,12 +117,14 @@ def _latent(get: Fields, kind: Architecture) -> Latent | None:
     return Latent(
         rank=rank,
         query_rank=get.integer("attention.q_lora_rank", 0, least=0, most=_MAX_SIZE),
-        value_dim=size("attention.value_length_mla"),
+        value_dim=size(f"attention.value_length{'_mla' if LATENT_KEY in get else ''}"),
     )
 
 
-def _latent_sizes(get: Fields, latent: Latent, kv_heads: int) -> dict[str, int]:
-    head_dim = get.integer("attention.key_length_mla", least=1, most=_MAX_SIZE)
+def _latent_sizes(get: Fields, latent: Latent, heads: int, kv_heads: int) -> dict[str, Any]:
+    is_today = LATENT_KEY in get  # earlier files describe the heads that latent vectors stand for
+    key = LATENT_KEY if is_today else "attention.key_length"
+    head_dim = get.integer(key, least=1, most=_MAX_SIZE)
     rope_dim = get.integer("rope.dimension_count", least=2, most=head_dim - 1)
     if rope_dim % 2:
         get.fail("rope.dimension_count", f"{rope_dim} must be even")
@@ -129,13 +133,18 @@ def _latent_sizes(get: Fields, latent: Latent, kv_heads: int) -> dict[str, int]:
             f"{stored} elements of a latent vector and its key are more than {LATENT_DIMS[-1]}"
         )
         get.fail("attention.kv_lora_rank", f"{problem}, which is not supported")
+    fields = {"head_dim": head_dim, "rope_dim": rope_dim}
+    if not is_today:
+        if kv_heads != heads:
+            get.fail(_KV_COUNT, f"is {kv_heads}, expected {heads}, or {LATENT_KEY} beside it")
+        return {**fields, "num_kv_heads": 1}
     if kv_heads != 1:
         get.fail(_KV_COUNT, f"is {kv_heads}, expected 1, the latent vector")
     sizes = {"attention.key_length": latent.rank + rope_dim, "attention.value_length": latent.rank}
     for key, size in sizes.items():
         if (given := get.integer(key, size)) != size:
             get.fail(key, f"is {given}, expected {size}, as the latent vector has it")
-    return {"head_dim": head_dim, "rope_dim": rope_dim}
+    return fields
 
 
 def by_layer(
@@ -185,7 +194,7 @@ def write(config: Any) -> dict[str, Any]:
         values |= {
             "attention.key_length": latent.rank + config.rope_dim,
             "attention.value_length": latent.rank,
-            "attention.key_length_mla": config.head_dim,
+            LATENT_KEY: config.head_dim,
             "attention.value_length_mla": latent.value_dim,
             "attention.kv_lora_rank": latent.rank,
         }

@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from gguf.constants import LlamaFileType
@@ -29,7 +30,7 @@ from ..rope_fields import MIN_DIVISOR
 from ..tensors import check_tensors, float_array, unused_tensors, without_unused_layers
 from ..tokenizer import Tokenizer
 from ..unbuilt import unbuilt
-from . import fused
+from . import earlier, fused
 
 _FLOAT_FILES = (LlamaFileType.ALL_F32, LlamaFileType.MOSTLY_F16, LlamaFileType.MOSTLY_BF16)
 
@@ -66,9 +67,11 @@ def from_gguf(
     placements: list[Placement] = []
 
     def check(header: gguf.Header) -> None:
-        described.append(describe(header.metadata, header.tensors, file))
+        config = Config.from_metadata(header.metadata, file)
+        tensors = earlier.described(config, header.tensors, file)
+        described.append(describe(header.metadata, tensors, file))
         if mesh is not None:
-            placements.append(place(described[0][0], header.tensors, mesh, rules))
+            placements.append(place(described[0][0], tensors, mesh, rules))
 
     loaded = gguf.read(
         path,
@@ -76,16 +79,20 @@ def from_gguf(
         check=check,
         check_scales=check_scales,
         progress=progress,
-        place=None if mesh is None else lambda info: placements[0].tensors[info.name],
+        place=None if mesh is None else lambda info: placements[0].tensors.get(info.name),
     )
+    config, text_tokenizer = described[0]
+    placement = placements[0] if placements else None
+    tensors = earlier.as_today(config, loaded.tensors)
+    if placement is not None:
+        new = tensors.keys() - loaded.tensors.keys()
+        tensors |= {name: jax.device_put(tensors[name], placement.tensors[name]) for name in new}
     for name in DIVISORS:
-        divisors = loaded.tensors.get(name)
+        divisors = tensors.get(name)
         if divisors is not None and not (float_array(divisors) > MIN_DIVISOR).all():
             raise GGUFError(file, f"tensor {name!r}", f"must hold numbers above {MIN_DIVISOR}")
-    config, text_tokenizer = described[0]
-    metadata = without_unused_layers(loaded.metadata)
-    placement = placements[0] if placements else None
-    return Model(unbuilt(config, loaded.tensors), text_tokenizer, metadata, placement)
+    metadata = earlier.metadata_as_today(config, without_unused_layers(loaded.metadata))
+    return Model(unbuilt(config, tensors), text_tokenizer, metadata, placement)
 
 
 def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:

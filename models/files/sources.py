@@ -8,11 +8,14 @@ import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from jax_q4k import QuantizedArray, gguf
 
+from ..config import Config
 from ..tensors import without_unused_layers
+from . import earlier
 from .checkpoint import CheckpointSource
 from .gguf import used_tensors
 
@@ -45,8 +48,23 @@ class GGUFSource(gguf.TensorFile):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.name = os.fsdecode(path)
         super().__init__(path, select=functools.partial(used_tensors, file=self.name))
-        self.metadata = without_unused_layers(self.header.metadata)
-        self.tensors = {name: info.shape for name, info in self.header.tensors.items()}
+        header = self.header
+        self._config = config = Config.from_metadata(header.metadata, self.name)
+        described = earlier.described(config, header.tensors, self.name)
+        self.metadata = earlier.metadata_as_today(config, without_unused_layers(header.metadata))
+        self.tensors = {name: info.shape for name, info in described.items()}
+        self._whole = {
+            part: (name, take)
+            for name in header.tensors
+            for part, take in earlier.parts_of(config, name).items()
+        }
+
+    def read(self, name: str) -> QuantizedArray | np.ndarray:
+        """As `TensorSource.read`."""
+        if name not in self._whole:
+            return super().read(name)
+        whole, take = self._whole[name]
+        return jax.tree.map(np.asarray, take(super().read(whole)))
 
 
 def is_checkpoint(path: str | os.PathLike[str]) -> bool:

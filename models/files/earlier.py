@@ -1,0 +1,142 @@
+"""Tensors and metadata of files that earlier converters wrote, as today's files have them.
+
+DeepSeek's `attn_kv_b` is each head's `attn_k_b`, its axes exchanged, and behind it its `attn_v_b`.
+Qwen3-Next's `ssm_in` is, for each key head, its rows of queries, keys and values (`attn_qkv`) and
+those of gates (`attn_gate`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from gguf.constants import GGMLQuantizationType
+
+from jax_q4k import GGUFError, QuantizedArray, gguf
+
+from .. import head_fields
+from ..config import Config
+from ..tensors import expected_tensors, float_array
+
+_NAME = re.compile(r"(blk\.\d+\.)(attn_kv_b|ssm_in)\.weight")
+
+#: A whole tensor -> one of today's.
+Part: TypeAlias = Callable[[Any], Any]
+
+
+def parts_of(config: Config, name: str) -> dict[str, Part]:
+    """Today's names of what a tensor holds, and how to get it; {}: it is one of today's."""
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return {}
+    layer, short = match.groups()
+    if short == "attn_kv_b" and config.latent is not None:
+        parts = {"attn_k_b": _key, "attn_v_b": _value}
+    elif short == "ssm_in" and config.delta is not None:
+        parts = {"attn_qkv": _qkv, "attn_gate": _gate}
+    else:
+        return {}
+    return {f"{layer}{part}.weight": functools.partial(f, config) for part, f in parts.items()}
+
+
+def described(
+    config: Config, tensors: Mapping[str, gguf.TensorInfo], file: str
+) -> dict[str, gguf.TensorInfo]:
+    """A file's tensors by today's names, types and shapes; their places in the file mean nothing.
+
+    Raises GGUFError for an earlier one of another shape, or beside what it holds.
+    """
+    expected, found = expected_tensors(config), {}
+    for name, info in tensors.items():
+        parts = parts_of(config, name)
+        if not parts:
+            found[name] = info
+            continue
+        if beside := [part for part in parts if part in tensors]:
+            raise GGUFError(file, f"tensor {name!r}", f"is there beside {beside[0]!r}")
+        if not all(part in expected for part in parts):  # in a layer of another kind
+            raise GGUFError(file, f"tensor {name!r}", "is not part of this layer")
+        if info.shape != (whole := _whole(config, name)):
+            problem = f"has shape {info.shape}, expected {whole}"
+            raise GGUFError(file, f"tensor {name!r}", problem)
+        for part in parts:
+            turned = part.endswith("attn_k_b.weight") and info.type.name not in gguf.PLAIN
+            kind = GGMLQuantizationType.F32 if turned else info.type
+            shape = expected[part].shape
+            found[part] = dataclasses.replace(info, name=part, shape=shape, type=kind)
+    return found
+
+
+def as_today(config: Config, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors by today's names. A packed `attn_k_b` becomes float32: its blocks lie across."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        parts = parts_of(config, name)
+        found |= {part: take(tensor) for part, take in parts.items()} if parts else {name: tensor}
+    return found
+
+
+def metadata_as_today(config: Config, metadata: Mapping[str, Any]) -> gguf.Metadata:
+    """Metadata that says of attention's heads what today's files say."""
+    found, prefix = gguf.Metadata(metadata), metadata["general.architecture"]
+    if config.latent is not None and f"{prefix}.{head_fields.LATENT_KEY}" not in found:
+        for key, value in head_fields.write(config).items():
+            found[f"{prefix}.{key}"] = value
+    return found
+
+
+def _whole(config: Config, name: str) -> tuple[int, int]:
+    """The shape of an earlier tensor."""
+    if config.latent is not None:
+        of_head = config.head_dim - config.rope_dim + config.latent.value_dim
+        return config.num_heads * of_head, config.latent.rank
+    assert config.delta is not None, name
+    return config.delta.channels + config.delta.values, config.hidden_size
+
+
+def _rows(tensor: Any, heads: int, take: Callable[[Any], Any]) -> Any:
+    """Rows by `take`, of arrays (heads, rows of a head, ...): the tensor, or each of its planes."""
+
+    def of_array(array: Any) -> jax.Array:
+        return take(jnp.asarray(array).reshape(heads, -1, *array.shape[1:]))
+
+    if not isinstance(tensor, QuantizedArray):
+        return of_array(tensor)
+    planes = [of_array(plane) for plane in tensor.planes]
+    # Planes are (rows ..., blocks, bytes of one); a matrix's columns stay.
+    return QuantizedArray(tensor.format, (*planes[0].shape[:-2], tensor.shape[-1]), planes)
+
+
+def _key(config: Config, whole: Any) -> jax.Array:
+    part = config.head_dim - config.rope_dim
+    key = _rows(whole, config.num_heads, lambda x: x[:, :part])
+    return jnp.swapaxes(float_array(key) if isinstance(key, QuantizedArray) else key, 1, 2)
+
+
+def _value(config: Config, whole: Any) -> Any:
+    part = config.head_dim - config.rope_dim
+    return _rows(whole, config.num_heads, lambda x: x[:, part:])
+
+
+def _qkv(config: Config, whole: Any) -> Any:
+    delta = config.delta
+    assert delta is not None
+    dim, ends = delta.head_dim, 2 * delta.head_dim + delta.values // delta.key_heads
+
+    def take(x: jax.Array) -> jax.Array:
+        parts = x[:, :dim], x[:, dim : 2 * dim], x[:, 2 * dim : ends]
+        return jnp.concatenate([part.reshape(-1, *x.shape[2:]) for part in parts])
+
+    return _rows(whole, delta.key_heads, take)
+
+
+def _gate(config: Config, whole: Any) -> Any:
+    delta = config.delta
+    assert delta is not None
+    rows = delta.values // delta.key_heads
+    return _rows(whole, delta.key_heads, lambda x: x[:, -rows:].reshape(-1, *x.shape[2:]))
