@@ -102,6 +102,8 @@ def used_tensors(header: gguf.Header, file: str) -> dict[str, gguf.TensorInfo]:
         kinds = sorted({re.sub(r"\d+", "N", name.rpartition(".")[0]) for name in unused})
         shown = ", ".join(kinds[:3]) + (", ..." if len(kinds) > 3 else "")
         message = f"{len(unused)} tensors are skipped, which generating text does not use: {shown}"
+        if any(".nextn." in name for name in unused):
+            message += "; a layer that predicts further tokens is read for drafts alone"
         warnings.warn(message, stacklevel=2)
     used = {name: info for name, info in header.tensors.items() if name not in unused}
     return fused.split(Config.from_metadata(header.metadata, file), used, file)
