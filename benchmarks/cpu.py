@@ -88,9 +88,7 @@ def peak_of_prompt(path: str, tokens: int) -> float:
 
 
 def _programs(model: Any) -> Any:
-    from jax_q4k.models.sampling import Sampling
-
-    return model.programs(Sampling(temperature=0.0))
+    return model.programs()
 
 
 def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
@@ -99,6 +97,8 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
     import numpy as np
 
     from jax_q4k.models.kv_cache import PagedCache
+    from jax_q4k.models.sampler import Parameters
+    from jax_q4k.models.sampling import Sampling
 
     cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
     ids = (
@@ -106,7 +106,9 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
         .integers(300, model.config.vocab_size, (1, tokens))
         .astype(np.int32)
     )
-    return _programs(model).start(model.weights, ids, np.array([tokens], np.int32), cache, None)
+    parameters = Parameters.of([Sampling(max_new_tokens=room)])
+    lengths = np.array([tokens], np.int32)
+    return _programs(model).start(model.weights, ids, lengths, cache, parameters)
 
 
 def _prefill_seconds(model: Any, tokens: int) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.model import Model
+from jax_q4k.models.sampler import Parameters
 from jax_q4k.models.sampling import Sampling
 from ptx_kernels.machine_code.report import plain_table
 
@@ -72,13 +73,14 @@ def decode_rate(
 
     The prompt is random and has `context` tokens.
     """
-    programs = model.programs(Sampling())
+    programs = model.programs()
     room = (segments + 2) * tokens
     prompt = np.random.default_rng(0).integers(0, model.config.vocab_size, (1, context), np.int32)
     cache = PagedCache.create(model.config, 1, context + room, dtype=cache_dtype)
     started = time.perf_counter()
     lengths = jnp.full(1, context, jnp.int32)
-    state = programs.start(model.weights, jnp.asarray(prompt), lengths, cache, jax.random.key(0))
+    parameters = jax.device_put(Parameters.of([Sampling(max_new_tokens=room)]))
+    state = programs.start(model.weights, jnp.asarray(prompt), lengths, cache, parameters)
     state = jax.block_until_ready(programs.loop(model.weights, state, jnp.int32(tokens)))
     compile_seconds = time.perf_counter() - started
 

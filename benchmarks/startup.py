@@ -46,9 +46,10 @@ HOST = f"""
 import statistics, sys, time
 import jax
 from jax_q4k import models
+from jax_q4k.models.sampler import Way
 model, sampling = models.load("demo"), models.Sampling(max_new_tokens=310, ignore_end=True)
 sys.modules[models.stream.__module__].FLUENT_CALL = 0.0  # a token a call
-programs, ran = model.programs(sampling), []
+programs, ran = model.programs(Way.of([sampling])), []
 loop = programs.loop
 def timed(*arguments):
     began = time.perf_counter()

@@ -18,6 +18,7 @@ from .drafts import Draft, DraftModel, NextTokens, PromptLookup
 from .kept import kept_program
 from .kv_cache import PagedCache
 from .model import Model
+from .sampler import Parameters, Way
 from .sampling import Sampling
 from .state import State
 from .stopping import StopStrings
@@ -102,7 +103,7 @@ class Piece:
 def generate(
     model: Model,
     prompts: Any,
-    sampling: Sampling | None = None,
+    sampling: Sampling | Sequence[Sampling] | None = None,
     *,
     cache_dtype: Any = jnp.float32,
     draft: Any = None,
@@ -111,12 +112,14 @@ def generate(
     """Continues prompts.
 
     The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is
-    entered again every INTERVAL tokens. A row's greedy tokens depend on the other rows no more than
-    by rounding. Prompts are padded to `model.padded_length`.
+    entered again every INTERVAL tokens. A row's tokens depend on its prompt, way of sampling and
+    seed, and on the other rows no more than by rounding. Prompts are padded to
+    `model.padded_length`.
 
     Args:
       prompts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
-      sampling: how; None takes the most likely of up to 64 tokens.
+      sampling: how, or a list of ways, one for each prompt; None takes the most likely of up to 64
+        tokens. Other numbers compile nothing. Of one way for all, row i draws with `seed + i`.
       cache_dtype: of the cached keys and values: float32, bfloat16, float16, int8 (with a scale per
         token and head) or float8_e4m3fn.
       draft: guesses of the next tokens, which one pass over all of them checks; None: none are
@@ -134,12 +137,12 @@ def generate(
         context length, a text without a tokenizer, a field out of range. TypeError: prompts or
         fields of another type. All of them before any work.
     """
-    sampling = _sampling(sampling, fields)
     rows, single = _rows(model, prompts)
-    run = _Run(model, rows, sampling, cache_dtype, draft)
+    samplings = _samplings(sampling, fields, len(rows))
+    run = _Run(model, rows, samplings, cache_dtype, draft)
     run.start()
     while not run.done:
-        run.advance(INTERVAL if run.has_stops else sampling.max_new_tokens)
+        run.advance(INTERVAL if run.has_stops else run.most_tokens)
     outputs = run.outputs()
     return outputs[0] if single else outputs
 
@@ -159,19 +162,32 @@ def stream(
     stream. The texts of all pieces together are the text of the last piece's
     `output`.
     """
-    sampling = _sampling(sampling, fields)
     rows, single = _rows(model, prompt)
     if not single:
         raise TypeError("prompt is a list of prompts; stream takes one")
-    return _pieces(_Run(model, rows, sampling, cache_dtype, draft))
+    return _pieces(_Run(model, rows, _samplings(sampling, fields, 1), cache_dtype, draft))
 
 
-def _sampling(sampling: Sampling | None, fields: dict[str, Any]) -> Sampling:
+def _samplings(sampling: Any, fields: dict[str, Any], rows: int) -> list[Sampling]:
+    """The ways of rows, each with its own seed."""
+    if isinstance(sampling, Sequence):
+        if len(sampling) != rows:
+            problem = f"sampling holds {len(sampling)} ways for {rows} prompts"
+            raise ValueError(f"{problem}; it must be one, or one for each")
+        return [_sampling(one, fields) for one in sampling]
+    one = _sampling(sampling, fields)
+    # `dataclasses.replace` checks every field again.
+    return [
+        dataclasses.replace(one, seed=(one.seed + i) % 2**32) if i else one for i in range(rows)
+    ]
+
+
+def _sampling(sampling: Any, fields: dict[str, Any]) -> Sampling:
     if sampling is None:
         return Sampling(**fields)
     if not isinstance(sampling, Sampling):
         raise TypeError(f"sampling is of type {type(sampling).__name__}; it must be a Sampling")
-    return dataclasses.replace(sampling, **fields)
+    return dataclasses.replace(sampling, **fields) if fields else sampling
 
 
 def _pieces(run: _Run) -> Iterator[Piece]:
@@ -245,11 +261,28 @@ def _draft(draft: Any, model: Model) -> Draft | None:
     return draft
 
 
+def _check(model: Model, prompts: list[np.ndarray], samplings: list[Sampling]) -> None:
+    """Raises ValueError where a row does not fit the model."""
+    context = model.config.context_length
+    for ids, sampling in zip(prompts, samplings, strict=True):
+        if len(ids) + sampling.max_new_tokens > context:
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens and max_new_tokens={sampling.max_new_tokens} are "
+                f"more than the context length, {context}"
+            )
+        if sampling.stop and model.tokenizer is None:
+            raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model has not")
+        vocab_size = model.config.vocab_size
+        most = max((token for token, _ in sampling.biases), default=0)
+        if most >= vocab_size:
+            raise ValueError(f"logit_bias names token {most}; ids must be 0 to {vocab_size - 1}")
+
+
 class _Row:
     """One sequence on the host: its new tokens, and their text as far as it is certain."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, stop: StopStrings, end_ids: tuple[int, ...]
+        self, tokenizer: Tokenizer | None, sampling: Sampling, end_ids: tuple[int, ...]
     ) -> None:
         self.tokens: list[int] = []
         self.ends: list[int] = []  # of the text that was certain with each token
@@ -257,9 +290,10 @@ class _Row:
         self.finish_reason: FinishReason | None = None
         # The ids continue a text, so their first space counts.
         self._decoder = None if tokenizer is None else tokenizer.stream(strip_prefix=False)
-        self._stop = stop
-        self._end_ids = end_ids
+        self._stop = StopStrings(sampling.stop)
+        self._end_ids = () if sampling.ignore_end else end_ids
         self._taken = 0
+        self.most_tokens = sampling.max_new_tokens
         self.taken = 0  # of the tokens that the device has sampled
 
     def push(self, token: int) -> None:
@@ -300,28 +334,24 @@ class _Run:
         self,
         model: Model,
         prompts: list[np.ndarray],
-        sampling: Sampling,
+        samplings: list[Sampling],
         cache_dtype: Any,
         draft: Any,
     ) -> None:
         longest = max(map(len, prompts))
-        context = model.config.context_length
-        if longest + sampling.max_new_tokens > context:
-            raise ValueError(
-                f"a prompt of {longest} tokens and max_new_tokens={sampling.max_new_tokens} are "
-                f"more than the context length, {context}"
-            )
-        self.has_stops = bool(sampling.stop)
-        if self.has_stops and model.tokenizer is None:
-            raise ValueError(f"stop={sampling.stop!r} needs a tokenizer, which the model has not")
-        ends = None if sampling.ignore_end else model.tokenizer
-        end_ids = () if ends is None else tuple(ends.eos_token_ids)
-        self.rows = [_Row(model.tokenizer, StopStrings(sampling.stop), end_ids) for _ in prompts]
+        _check(model, prompts, samplings)
+        self.most_tokens = max(sampling.max_new_tokens for sampling in samplings)
+        self.has_stops = any(sampling.stop for sampling in samplings)
+        end_ids = () if model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
+        self.rows = [_Row(model.tokenizer, sampling, end_ids) for sampling in samplings]
         self.timings = Timings(prompt_tokens=sum(map(len, prompts)))
         self.shared = model.placement is not None and model.placement.spans_processes
         self._model = model
         kind = _draft(draft, model)
-        self._programs = model.programs(sampling, end_ids, kind)
+        if all(sampling.ignore_end for sampling in samplings):
+            end_ids = ()
+        way = Way.of(samplings, end_ids)
+        self._programs = model.programs(way, kind)
         self._weights: Any = model.weights
         if isinstance(kind, DraftModel):
             self._weights = model.weights, kind.model.weights
@@ -332,9 +362,14 @@ class _Run:
         self._prompts = np.zeros((batch, model.padded_length(longest)), np.int32)
         for row, ids in enumerate(prompts):
             self._lengths[row], self._prompts[row, : len(ids)] = len(ids), ids
-        self._capacity = max(bucket(longest + sampling.max_new_tokens), MIN_CAPACITY)
+        filling = [Sampling()] * (batch - len(prompts))
+        self._parameters = Parameters.of([*samplings, *filling], end_ids, way)
+        needed = max(
+            len(ids) + sampling.max_new_tokens
+            for ids, sampling in zip(prompts, samplings, strict=True)
+        )
+        self._capacity = max(bucket(needed), MIN_CAPACITY)
         self._cache_dtype = page_dtype(cache_dtype, "cache_dtype")
-        self._sampling = sampling
         # of the call: a stream's steps run wherever it is read
         self._selection = current_selection()
         self._state: State
@@ -346,11 +381,11 @@ class _Run:
 
     def start(self) -> None:
         """Runs the prompts and samples each row's first token."""
-        model, sampling = self._model, self._sampling
+        model = self._model
         prompts: Any = self._prompts, self._lengths
         if model.placement is None:
             program = self._programs.begin(model.config, self._capacity, self._cache_dtype)
-            others: Any = (np.uint32(sampling.seed),)
+            others: Any = (self._parameters,)
         else:
             program = self._programs.start
             prompts = model.put(prompts)  # else XLA chooses where lengths, a result too, lie
@@ -362,13 +397,13 @@ class _Run:
                 ahead=self._programs.draft_tokens + 1,
                 placement=model.placement,
             )
-            others = cache, None if sampling.greedy else sampling.key()
+            others = cache, model.put(self._parameters)
         arguments = self._weights, *prompts, *others
         self.timings.first_token = self._call("start", program, *arguments)
 
     def advance(self, count: int) -> float:
         """Samples up to `count` more tokens per row; returns the seconds without compiling."""
-        until = np.int32(min(self._pushed + count, self._sampling.max_new_tokens))
+        until = np.int32(min(self._pushed + count, self.most_tokens))
         arguments = self._weights, self._state, until
         seconds = self._call("loop", self._programs.loop, *arguments)
         self.timings.decode += seconds
@@ -396,14 +431,13 @@ class _Run:
         with jax.transfer_guard_device_to_host("allow"):
             tokens, counts = (np.asarray(array)[: len(self.rows)] for array in arrays)
             counts = counts.tolist()
-        most = self._sampling.max_new_tokens
         for row, new, count in zip(self.rows, tokens, counts, strict=True):
-            wanted = min(count, most)  # drafts may have given some more
+            wanted = min(count, row.most_tokens)  # drafts may have given some more
             for token in new[row.taken : wanted].tolist():
                 row.push(token)
             self.timings.decoded_tokens += max(wanted - max(row.taken, 1), 0)
             row.taken = wanted
-            if wanted == most:
+            if wanted == row.most_tokens:
                 row.finish("length")
         going_on = [row.taken for row in self.rows if row.finish_reason is None]
         self._pushed = max(going_on, default=self._pushed)

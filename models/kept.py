@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from .config import Config
 from .kv_cache import PagedCache, page_shapes, state_shapes
 from .model import Model
 from .programs import Programs
-from .sampling import Sampling
+from .sampler import Parameters, Way
 from .state import State
 
 
@@ -31,12 +32,11 @@ def kept_program(
     assert model.kept is not None
     (device,) = model.weights[0].devices()
     about = {
-        "sampling": programs.sampling.static,
-        "end_ids": programs.end_ids,
+        "way": tuple(programs.way),
         "cache_dtype": str(cache_dtype),
     }
     loaded = model.kept.get(name, program, arguments, device, model=fingerprint(model), about=about)
-    tree = _structure(model.config, programs.sampling, cache_dtype)
+    tree = _structure(model.config, programs.way, cache_dtype)
 
     def run(*arguments: Any) -> State:
         leaves = jax.tree.leaves(arguments)
@@ -46,10 +46,11 @@ def kept_program(
     return run
 
 
-def _structure(config: Config, sampling: Sampling, cache_dtype: Any) -> Any:
+def _structure(config: Config, way: Way, cache_dtype: Any) -> Any:
     """A State's, which nobody traces to see."""
     array: Any = 0
-    key, seen = None if sampling.greedy else array, array if sampling.needs_seen else None
+    parameters = Parameters(*[array] * len(dataclasses.fields(Parameters)))
+    seen = array if way.penalizes else None
     layers = range(config.num_layers)
     cache = PagedCache(
         [(array,) * len(page_shapes(config, i, 1, 1, cache_dtype)) for i in layers],
@@ -58,4 +59,4 @@ def _structure(config: Config, sampling: Sampling, cache_dtype: Any) -> Any:
         [array] * len(config.windows),
         [(array,) * len(state_shapes(config, i, 1)) for i in layers],
     )
-    return jax.tree.structure(State(cache, array, array, array, array, array, key, seen))
+    return jax.tree.structure(State(cache, array, array, array, array, array, parameters, seen))

@@ -20,7 +20,7 @@ from .buckets import bucket, fine_bucket
 from .config import Config
 from .placement import Placement
 from .programs import Programs
-from .sampling import Sampling
+from .sampler import Way
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -180,19 +180,17 @@ class Model:
                 f"{name} holds token id {wrong[0]}; ids must be 0 to {self.config.vocab_size - 1}"
             )
 
-    def programs(
-        self, sampling: Sampling, end_ids: tuple[int, ...] = (), draft: Draft | None = None
-    ) -> Programs:
+    def programs(self, way: Way | None = None, draft: Draft | None = None) -> Programs:
         """The jitted programs of generation and scoring.
 
-        They are made once per way of sampling, set of end tokens and kind of drafts.
+        They are made once per way of sampling, None: greedy, and kind of drafts.
         """
-        key = sampling.static, end_ids, draft
+        way = Way() if way is None else way
+        key = way, draft
         if key not in self._programs:
             self._programs[key] = Programs(
                 self._merge,
-                sampling,
-                end_ids,
+                way,
                 draft=draft,
                 on_gpu=self._on_gpu(),
                 placement=self.placement,

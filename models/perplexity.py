@@ -10,7 +10,6 @@ import numpy as np
 
 from .buckets import bucket
 from .model import Model
-from .sampling import Sampling
 
 BATCH = 8  # windows in one call
 
@@ -80,7 +79,7 @@ def score(
     context_only = len(start) or 1  # tokens of a window that are not predicted
     targets = [token for window in windows for token in window[context_only:]]
 
-    nats, total = model.programs(Sampling()).score, 0.0
+    nats, total = model.programs().score, 0.0
     for first in range(0, len(windows), BATCH):
         rows = windows[first : first + BATCH]
         tokens, lengths = model.put(_padded(rows, length))

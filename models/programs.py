@@ -20,7 +20,8 @@ from .drafts import Draft, DraftModel, NextTokens, cost_of, tokens_of
 from .kv_cache import PagedCache, last_tokens
 from .nextn import Drafter
 from .placement import Placement
-from .sampling import Sampling, mark_seen, row_keys, sample, seen_tokens
+from .sampler import Parameters, Way, count_token, count_tokens, sample
+from .sampling import Sampling
 from .state import State
 
 if TYPE_CHECKING:
@@ -39,13 +40,13 @@ Weights = Any
 
 
 class Programs:
-    """Programs of one model, one way of sampling and one set of end tokens.
+    """Programs of one model and one way of sampling.
 
     Each compiles per shape.
 
     Attributes:
-      start: (weights, tokens (batch, time), lengths (batch,), cache, key) -> State: stores the
-        prompts and samples each row's first token; a row of length 0 is finished. The cache is
+      start: (weights, tokens (batch, time), lengths (batch,), cache, parameters) -> State: stores
+        the prompts and samples each row's first token; a row of length 0 is finished. The cache is
         donated.
       loop: (weights, state, until) -> State: one `lax.while_loop` that goes on until `until` tokens
         are sampled in all or every row is finished. The state is donated.
@@ -53,7 +54,7 @@ class Programs:
         donated.
       score: (weights, tokens (rows, time), lengths (rows,)) -> float32 (rows,): -log p of tokens
         1 to length - 1 of each row, summed. It depends on no sampling.
-      sampling, end_ids, draft: that they are for.
+      way, draft: that they are for.
       on_gpu: whether they run on one.
       ready: what `generate` has compiled so far, or found in `jax_q4k.kept`.
     """
@@ -61,8 +62,7 @@ class Programs:
     def __init__(
         self,
         decoder: Callable[[Weights], Decoder],
-        sampling: Sampling,
-        end_ids: tuple[int, ...] = (),
+        way: Way,
         *,
         draft: Draft | None = None,
         on_gpu: bool,
@@ -71,8 +71,7 @@ class Programs:
         self._decoder = decoder
         self.draft = draft
         self.draft_tokens = 0 if draft is None else tokens_of(draft, on_gpu)
-        self.sampling = sampling
-        self.end_ids = end_ids
+        self.way = way
         self._placement = placement
         self.ready: dict[Any, Callable[..., State]] = {}
         self.on_gpu = on_gpu
@@ -84,18 +83,17 @@ class Programs:
         self.score = jax.jit(self._score)
 
     def begin(self, config: Config, capacity: int, cache_dtype: Any) -> Any:
-        """`start` for one device, with a cache and a key of its own.
+        """`start` for one device, with a cache of its own.
 
-        (weights, tokens, lengths, seed) -> State.
+        (weights, tokens, lengths, parameters) -> State.
         """
 
         def begin(
-            weights: Weights, tokens: jax.Array, lengths: jax.Array, seed: jax.Array
+            weights: Weights, tokens: jax.Array, lengths: jax.Array, parameters: Parameters
         ) -> State:
             ahead = {"dtype": cache_dtype, "ahead": self.draft_tokens + 1}
             cache = PagedCache.create(config, tokens.shape[0], capacity, **ahead)
-            key = None if self.sampling.greedy else jax.random.key(seed)
-            return self._start(weights, tokens, lengths, cache, key)
+            return self._start(weights, tokens, lengths, cache, parameters)
 
         return self._jit_whole(begin)
 
@@ -105,7 +103,7 @@ class Programs:
         tokens: jax.Array,
         lengths: jax.Array,
         cache: PagedCache,
-        key: jax.Array | None,
+        parameters: Parameters,
     ) -> State:
         decoder, drafting = self._decoder(self._own(weights)), None
         if self.draft is not None:
@@ -115,7 +113,7 @@ class Programs:
         vectors, cache = decoder.prefill_vectors(self._rows(tokens), lengths, cache)
         logits = decoder.logits(last_tokens(vectors, lengths))
         batch = tokens.shape[0]
-        needs_seen = self.sampling.needs_seen
+        vocab_size = decoder.config.vocab_size
         state = State(
             cache=cache,
             token=jnp.zeros(batch, jnp.int32),
@@ -123,8 +121,8 @@ class Programs:
             counts=jnp.zeros(batch, jnp.int32),
             finished=lengths == 0,  # rows that only fill up the batch
             step=jnp.int32(0),
-            key=None if key is None else jax.random.key_data(key),
-            seen=seen_tokens(tokens, lengths, decoder.config.vocab_size) if needs_seen else None,
+            parameters=parameters,
+            seen=count_tokens(tokens, lengths, vocab_size) if self.way.penalizes else None,
             drafting=drafting,
         )
         state = self._take(state, logits, cache)
@@ -183,8 +181,7 @@ class Programs:
             draft,
             self.draft_tokens,
             cost_of(self.draft_tokens, self.on_gpu),
-            self.sampling,
-            self.end_ids,
+            self.way,
             decoder,
             drafter,
             self._placement,
@@ -208,17 +205,14 @@ class Programs:
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
         """Samples a token for every row that is not finished."""
         active = ~state.finished
-        if not self.sampling.greedy or state.seen is not None:
+        if self.way != Way(ends=self.way.ends):  # else it is an argmax, of parts
             logits = _whole(logits)
-        draws = None
-        if state.key is not None and not self.sampling.greedy:
-            rows = jnp.arange(len(state.counts), dtype=jnp.int32)
-            draws = row_keys(jax.random.wrap_key_data(state.key), rows, state.counts)
-        token = sample(logits, draws, self.sampling, state.seen)
+        token = sample(logits, self.way, state.parameters, state.counts, state.seen)
         if self._placement is not None:
             token = self._placement.all_rows(token)
         token = jnp.where(active, token, state.token)
-        ended = jnp.isin(token, jnp.array(self.end_ids, jnp.int32)) if self.end_ids else False
+        counts = state.counts + active.astype(jnp.int32)
+        ended = state.parameters.are_ends(token) | (counts >= state.parameters.max_new_tokens)
         return dataclasses.replace(
             state,
             cache=cache,
@@ -226,10 +220,10 @@ class Programs:
             tokens=jax.lax.dynamic_update_slice(
                 state.tokens, token[:, None], (jnp.int32(0), state.step)
             ),
-            counts=state.counts + active.astype(jnp.int32),
+            counts=counts,
             finished=state.finished | ended,
             step=state.step + 1,
-            seen=None if state.seen is None else mark_seen(state.seen, token),
+            seen=None if state.seen is None else count_token(state.seen, token),
         )
 
 
@@ -259,17 +253,18 @@ def abstract_programs(
     pass CUDA_COMPILER_OPTIONS to `compile` then. Keys: `prefill`, `decode`, `generate` (the whole
     loop).
     """
-    programs = Programs(model.decoder, sampling or Sampling(), on_gpu=False)
+    samplings = [sampling or Sampling()] * batch
+    programs = Programs(model.decoder, Way.of(samplings), on_gpu=False)
     struct = jax.ShapeDtypeStruct
     weights = jax.tree.map(lambda leaf: struct(leaf.shape, leaf.dtype), model.weights)
     cache = jax.eval_shape(
         lambda: PagedCache.create(model.config, batch, capacity, dtype=cache_dtype)
     )
     tokens, vector = struct((batch, prompt_length), jnp.int32), struct((batch,), jnp.int32)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    state = jax.eval_shape(programs.start, weights, tokens, vector, cache, key)
+    parameters = jax.tree.map(lambda x: struct(x.shape, x.dtype), Parameters.of(samplings))
+    state = jax.eval_shape(programs.start, weights, tokens, vector, cache, parameters)
     return {
-        "prefill": (programs.start, (weights, tokens, vector, cache, key)),
+        "prefill": (programs.start, (weights, tokens, vector, cache, parameters)),
         "decode": (programs.decode, (weights, vector, cache)),
         "generate": (programs.loop, (weights, state, struct((), jnp.int32))),
     }

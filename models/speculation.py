@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from .drafts import Draft, PromptLookup, model_drafts
 from .kv_cache import PagedCache
 from .nextn import Drafter
-from .sampling import Sampling, row_keys, sample
+from .sampler import Way, sample
 from .state import Drafting, State
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ class Speculation:
     draft: Draft
     tokens: int
     cost: float
-    sampling: Sampling
-    end_ids: tuple[int, ...]
+    way: Way
     decoder: Decoder
     drafter: Decoder | Drafter | None = None
     placement: Placement | None = None
@@ -156,7 +155,7 @@ class Speculation:
         right = (sampled[:, :-1] == drafts) & tried[:, None]
         stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
         counts = jnp.where(active, stayed + 1, 0)
-        ends = jnp.isin(sampled, jnp.array(self.end_ids, jnp.int32))
+        ends = state.parameters.are_ends(sampled)
         first_end = jnp.where(ends.any(axis=1), jnp.argmax(ends, axis=1), count + 1)
         ended = active & (first_end < counts)
         counts = jnp.minimum(counts, first_end.astype(jnp.int32) + 1)
@@ -168,6 +167,7 @@ class Speculation:
         drafting = dataclasses.replace(
             drafting, drafted=drafting.drafted + jnp.where(tried, count, 0)
         )
+        ended |= state.counts >= state.parameters.max_new_tokens
         return dataclasses.replace(
             state, cache=cache, finished=state.finished | ended, drafting=drafting
         )
@@ -178,19 +178,16 @@ class Speculation:
     def _sampled(
         self, state: State, logits: jax.Array, drafts: jax.Array
     ) -> tuple[jax.Array, jax.Array | None]:
-        """What sampling takes behind each token (batch, count + 1); and the tokens seen by then."""
+        """What sampling takes behind each token (batch, count + 1); and `State.seen` by then."""
         batch, time, vocab = logits.shape
         steps = (state.counts[:, None] + jnp.arange(time, dtype=jnp.int32)[None]).reshape(-1)
-        keys, seen = None, None
-        if state.key is not None and not self.sampling.greedy:
-            rows = jnp.repeat(jnp.arange(batch), time)
-            keys = row_keys(jax.random.wrap_key_data(state.key), rows, steps)
+        seen = None
         if state.seen is not None:
-            new = jax.nn.one_hot(drafts, vocab, dtype=jnp.int32).cumsum(axis=1) > 0
-            new = jnp.pad(new, ((0, 0), (1, 0), (0, 0)))
-            seen = state.seen[:, None] | new
+            new = jax.nn.one_hot(drafts, vocab, dtype=jnp.int32).cumsum(axis=1, dtype=jnp.int32)
+            seen = state.seen[:, None] + jnp.pad(new, ((0, 0), (1, 0), (0, 0)))
         flat = None if seen is None else seen.reshape(-1, vocab)
-        tokens = sample(logits.reshape(-1, vocab), keys, self.sampling, flat)
+        parameters = state.parameters.repeated(time)
+        tokens = sample(logits.reshape(-1, vocab), self.way, parameters, steps, flat)
         return tokens.reshape(batch, time), seen
 
     def _followed(
@@ -252,8 +249,8 @@ def _with_tokens(
     token = jnp.where(counts > 0, jnp.take_along_axis(sampled, last, axis=1)[:, 0], state.token)
     if seen is not None and state.seen is not None:
         of_last = jnp.take_along_axis(seen, last[:, :, None], axis=1)[:, 0]
-        new = jax.nn.one_hot(token, seen.shape[-1], dtype=bool)
-        seen = jnp.where((counts > 0)[:, None], of_last | new, state.seen)
+        new = jax.nn.one_hot(token, seen.shape[-1], dtype=jnp.int32)
+        seen = jnp.where((counts > 0)[:, None], of_last + new, state.seen)
     return dataclasses.replace(
         state,
         token=token,

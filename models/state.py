@@ -8,6 +8,7 @@ import jax
 
 from .exportable import exportable
 from .kv_cache import PagedCache
+from .sampler import Parameters
 
 
 @exportable
@@ -49,9 +50,9 @@ class State:
       counts: int32 (batch,), new tokens of each row, an end token included.
       finished: bool (batch,), rows that sampled an end token or were stopped.
       step: int32, passes, which without drafts are the new tokens of a row that is not finished.
-      key: uint32, data of a random key that those of all draws come from; greedy sampling takes
-        None too.
-      seen: bool (batch, vocab_size), tokens that a repetition penalty applies to; None without one.
+      parameters: of rows' ways of sampling.
+      seen: int32 (batch, vocab_size), how often tokens that penalties apply to were there; None
+        without any.
       drafting: None: there are no drafts.
     """
 
@@ -61,6 +62,6 @@ class State:
     counts: jax.Array
     finished: jax.Array
     step: jax.Array
-    key: jax.Array | None
+    parameters: Parameters
     seen: jax.Array | None
     drafting: Drafting | None = None

@@ -50,8 +50,9 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
         options: dict[str, Any] = {"help": field.metadata["help"]}
         if field.type == "bool":
             options |= {"action": "store_true"}
-        elif field.name == "stop":
+        elif field.name in ("stop", "logit_bias"):
             options |= {"action": "append", "default": [], "metavar": metavar}
+            options |= {"type": _bias} if field.name == "logit_bias" else {}
         else:
             kind = int if field.type == "int" else float
             options |= {"type": kind, "default": field.default, "metavar": metavar}
@@ -59,6 +60,15 @@ def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
             default = defaults[field.name]
             options |= {"default": default, "help": f"default: {default}"}
         parser.add_argument(*names, **options)
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """`ID=X` of --logit-bias."""
+    token, _, bias = text.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a token id, =, and a number") from None
 
 
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from jax_q4k import models
 from jax_q4k.models import build as model_build
 from jax_q4k.models.place import place
 from jax_q4k.models.placement import Placement
+from jax_q4k.models.sampler import Parameters
 from jax_q4k.models.tensors import expected_tensors
 from tools import aot
 from tools.random_model import LLAMA_3_1_8B
@@ -99,8 +100,12 @@ def test_two_sums_a_layer(kind: AxisType, groups: int, program: str) -> None:
     cache = jax.tree.map(lambda a: placed(a, parts if a.ndim == 4 else where.whole), cache)
     ids = placed(jax.ShapeDtypeStruct((groups,), jnp.int32), where.whole)
     prompt = placed(jax.ShapeDtypeStruct((groups, 128), jnp.int32), where.whole)
-    arguments = (ids, cache) if program == "decode" else (prompt, ids, cache, None)
-    function = getattr(model.programs(models.Sampling()), program)
+    parameters = jax.tree.map(
+        lambda x: placed(jax.ShapeDtypeStruct(x.shape, x.dtype), where.whole),
+        Parameters.of([models.Sampling()] * groups),
+    )
+    arguments = (ids, cache) if program == "decode" else (prompt, ids, cache, parameters)
+    function = getattr(model.programs(), program)
     with model.on_devices():
         lowered = function.trace(weights, *arguments).lower(lowering_platforms=("cuda",))
         text = lowered.compile(compiler_options=models.CUDA_COMPILER_OPTIONS).as_text()

@@ -81,16 +81,16 @@ def test_decode_steps_with_quantized_activations(golden):
     import jax.numpy as jnp
 
     from jax_q4k.models.kv_cache import PagedCache
+    from jax_q4k.models.sampler import Parameters
     from jax_q4k.models.sampling import Sampling
 
     model, want = golden
-    programs = model.programs(Sampling())
+    programs = model.programs()
     prompt, following = want["prompt"], want["greedy_f32"]
     cache = PagedCache.create(model.config, 1, len(prompt) + len(following))
     lengths = jnp.array([len(prompt)], jnp.int32)
-    state = programs.start(
-        model.weights, jnp.asarray(prompt[None]), lengths, cache, jax.random.key(0)
-    )
+    parameters = jax.device_put(Parameters.of([Sampling()]))
+    state = programs.start(model.weights, jnp.asarray(prompt[None]), lengths, cache, parameters)
     cache, rows = state.cache, []
     for token in following:
         logits, cache = programs.decode(model.weights, jnp.array([token], jnp.int32), cache)

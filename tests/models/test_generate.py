@@ -1,4 +1,7 @@
+import dataclasses
 import json
+import math
+import random
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +13,10 @@ import jax_q4k as jq
 from jax_q4k import Selection, current_selection, models
 from jax_q4k.models.buckets import bucket, fine_bucket
 from jax_q4k.models.decoder import Decoder
+from jax_q4k.models.drafts import PromptLookup
 from jax_q4k.models.generation import _Row, _Run
+from jax_q4k.models.sampler import Parameters
 from jax_q4k.models.sampling import Sampling
-from jax_q4k.models.stopping import StopStrings
 
 from .golden import NAMES, model, reference
 
@@ -91,7 +95,7 @@ def test_prompt_and_text_together_are_the_whole_text():
 
 
 def test_bytes_that_are_no_character_yet_come_with_the_end():
-    row = _Row(model("text-spm").tokenizer, StopStrings(), ())
+    row = _Row(model("text-spm").tokenizer, models.Sampling(), ())
     row.push(3 + 0xE2)  # <0xE2>
     assert row.text == ""
     row.finish("length")
@@ -232,17 +236,95 @@ def test_seeds_and_temperature():
 
 @pytest.mark.parametrize("call", [models.generate, models.stream])
 def test_sampling_options_reach_the_programs(call, monkeypatch):
-    def programs(self, sampling, end_ids, draft):
-        seen.append(sampling)
+    def of(cls, samplings, end_ids, way):
+        seen.extend(samplings)
         raise InterruptedError
 
     seen = []
-    monkeypatch.setattr(models.Model, "programs", programs)
+    monkeypatch.setattr(Parameters, "of", classmethod(of))
     options = dict(temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, repetition_penalty=1.5, seed=7)
+    options |= dict(presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={3: 1.5})
     options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True)
+    assert {*options} == {field.name for field in dataclasses.fields(Sampling)}
     with pytest.raises(InterruptedError):
         call(model("text-spm"), [1], **options)
     assert seen == [Sampling(**options)]
+
+
+WAYS = {
+    "greedy": {},
+    "drawn": {"temperature": 1.0},
+    "top_k": {"temperature": 0.7, "top_k": 5},
+    "top_p": {"temperature": 1.5, "top_p": 0.9, "min_p": 0.01},
+    "penalized": {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    "biased": {"logit_bias": {7: 4.0, 9: -math.inf}},
+}
+
+
+@pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
+@pytest.mark.usefixtures("exact")
+def test_a_row_is_what_it_is_alone(draft):
+    """Rows of different prompts, lengths, ways of sampling and seeds, beside each other."""
+    loaded, prompt = model("llama-gqa"), reference("llama-gqa").prompt.tolist()
+    samplings = [
+        Sampling(max_new_tokens=5 + 3 * i, seed=10 * i, **fields)
+        for i, fields in enumerate(WAYS.values())
+    ]
+    prompts = [prompt[i : 12 + 3 * i] for i in range(len(samplings))]
+    together = models.generate(loaded, prompts, samplings, draft=draft)
+    for ids, sampling, out in zip(prompts, samplings, together, strict=True):
+        alone = models.generate(loaded, ids, sampling)
+        assert out.tokens == alone.tokens and len(out.tokens) == sampling.max_new_tokens, sampling
+        assert out.finish_reason == alone.finish_reason == "length"
+
+
+@pytest.mark.usefixtures("exact")
+def test_rows_of_one_way_draw_by_seeds_of_their_own():
+    loaded, fields = model("llama-gqa"), {"max_new_tokens": 12, "temperature": 1.2}
+    together = models.generate(loaded, [[1, 2, 3]] * 3, seed=2**32 - 2, **fields)
+    assert len({tuple(out.tokens) for out in together}) == 3
+    for seed, out in zip((2**32 - 2, 2**32 - 1, 0), together, strict=True):
+        assert models.generate(loaded, [1, 2, 3], seed=seed, **fields).tokens == out.tokens
+
+
+def test_ways_that_do_not_fit():
+    loaded = model("llama-gqa")
+    with pytest.raises(ValueError, match="sampling holds 1 ways for 2 prompts"):
+        models.generate(loaded, [[1], [2]], [Sampling()])
+    with pytest.raises(TypeError, match="sampling is of type int"):
+        models.generate(loaded, [[1]], [3])
+    with pytest.raises(ValueError, match="logit_bias names token 99999; ids must be 0 to"):
+        models.generate(loaded, [1], logit_bias={3: 1, 99999: 1})
+    long = Sampling(max_new_tokens=loaded.config.context_length - 2)
+    with pytest.raises(ValueError, match=r"a prompt of 3 tokens and max_new_tokens=\d+ are more"):
+        models.generate(loaded, [[1, 2], [1, 2, 3]], [long, long])
+
+
+def test_parameters_do_not_recompile(compilations):
+    """Random numbers of random stages: after one program for each set of stages, none."""
+    loaded, rng = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf"), random.Random(1)
+
+    def fields():
+        return {
+            "temperature": rng.uniform(0.1, 2),
+            "top_k": rng.randint(1, 64),
+            "top_p": rng.uniform(0.1, 1),
+            "min_p": rng.uniform(0, 0.3),
+            "repetition_penalty": rng.uniform(1.01, 2),
+            "presence_penalty": rng.uniform(-1, 1),
+            "frequency_penalty": rng.uniform(-1, 1),
+            "logit_bias": {
+                rng.randrange(256): rng.uniform(-5, 5) for _ in range(rng.randint(1, 8))
+            },
+            "seed": rng.randrange(2**32),
+            "max_new_tokens": rng.randint(1, 16),
+        }
+
+    models.generate(loaded, [1, 2, 3], **fields())
+    compilations[0] = 0
+    for _ in range(40):
+        models.generate(loaded, [1, 2, 3], **fields())
+    assert compilations[0] == 0
 
 
 def test_a_sampling_object_and_fields_in_its_place():

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_q4k as jq
 from jax_q4k import models
+from jax_q4k.models.sampler import Parameters
 
 FAMILIES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 TOKENS = np.array([[1, 5, 9, 2, 7, 11, 3, 4, 8, 6]])
@@ -40,7 +41,7 @@ def quietly(*arguments: Any, **options: Any) -> models.Model:
 
 def decode_step(model: models.Model, batch: int = 1) -> jax.stages.Compiled:
     """A compiled decode step of a cache of 64 tokens."""
-    program = model.programs(models.Sampling()).decode
+    program = model.programs().decode
     cache = models.PagedCache.create(model.config, batch, 64, placement=model.placement)
     tokens = model.put(np.ones(batch, np.int32))
     with model.on_devices():
@@ -60,7 +61,8 @@ def decoded(model: models.Model) -> Decoded:
     with jq.implementation(activations="f32"), model.on_devices():
         cache = models.PagedCache.create(model.config, 1, 64, placement=model.placement)
         prompt = (model.put(TOKENS), model.put(np.array([TOKENS.size], np.int32)))
-        state = model.programs(models.Sampling()).start(model.weights, *prompt, cache, None)
+        parameters = model.put(Parameters.of([models.Sampling()]))
+        state = model.programs().start(model.weights, *prompt, cache, parameters)
         token, cache, step = state.token, state.cache, decode_step(model)
         logits, tokens = [], [int(token[0])]
         for _ in range(6):

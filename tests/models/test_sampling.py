@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_q4k.models import sampling
-from jax_q4k.models.sampling import Sampling, sample
+from jax_q4k.models import sampler
+from jax_q4k.models.sampler import Parameters, Way
+from jax_q4k.models.sampling import Sampling
 
 VOCAB = 50
 
@@ -31,21 +32,21 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def probabilities(
-    logits: np.ndarray, params: Sampling, seen: np.ndarray | None = None
+    logits: np.ndarray, params: Sampling, counts: np.ndarray | None = None
 ) -> np.ndarray:
     """Distribution of one row (vocab,), in float64.
 
     Filters are in llama.cpp's order, one token at a time.
     """
     logits = logits.astype(np.float64)
-    if seen is not None:
+    for token, bias in params.biases:
+        logits[token] += bias
+    if counts is not None:
         penalty = params.repetition_penalty
-        logits = np.array(
-            [
-                x if not s else x / penalty if x > 0 else x * penalty
-                for x, s in zip(logits, seen, strict=True)
-            ]
-        )
+        for token in np.flatnonzero(counts):
+            x = logits[token]
+            x = x / penalty if x > 0 else x * penalty
+            logits[token] = x - params.presence_penalty - params.frequency_penalty * counts[token]
     kept = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     if params.top_k:
         kept = kept[: params.top_k]
@@ -60,14 +61,30 @@ def probabilities(
     return result
 
 
-@functools.partial(jax.jit, static_argnames=("params", "draws"))
-def draw(
-    logits: jax.Array, key: jax.Array, params: Sampling, draws: int, seen: Any = None
+def sample(
+    logits: Any, params: Sampling | list[Sampling], counts: Any = None, way: Way | None = None
 ) -> jax.Array:
-    """Tokens (draws,) from one row (vocab,)."""
+    """Tokens (batch,) of logits (batch, vocab), rows' first draws."""
+    samplings = [params] * len(logits) if isinstance(params, Sampling) else params
+    way = Way.of(samplings) if way is None else way
+    parameters, steps = Parameters.of(samplings, way=way), jnp.zeros(len(logits), jnp.int32)
+    return sampler.sample(jnp.asarray(logits), way, parameters, steps, counts)
+
+
+@functools.partial(jax.jit, static_argnames=("params", "draws"))
+def draw(logits: jax.Array, params: Sampling, draws: int, counts: Any = None) -> jax.Array:
+    """The first tokens (draws,) of one row (vocab,)."""
     rows = jnp.broadcast_to(logits, (draws, logits.shape[-1]))
-    mask = None if seen is None else jnp.broadcast_to(seen, rows.shape)
-    return sample(rows, key, params, mask)
+    counts = None if counts is None else jnp.broadcast_to(counts, rows.shape)
+    parameters = jax.tree.map(jnp.asarray, Parameters.of([params])).repeated(draws)
+    return sampler.sample(rows, Way.of([params]), parameters, jnp.arange(draws), counts)
+
+
+def filtered(logits: Any, params: Sampling, way: Way | None = None) -> Any:
+    """What stays of one row, and its tokens."""
+    way = Way.of([params]) if way is None else way
+    kept, tokens = sampler.filtered(jnp.asarray(logits), way, Parameters.of([params], way=way))
+    return np.asarray(kept)[0], np.asarray(tokens)[0]
 
 
 CASES = [
@@ -86,6 +103,7 @@ CASES = [
     Sampling(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
     Sampling(temperature=1.0, top_k=8, top_p=0.7),
     Sampling(temperature=1.0, top_p=0.95, min_p=0.1),
+    Sampling(temperature=1.0, logit_bias={3: 2.5, 7: -math.inf, 0: -1}),
 ]
 
 
@@ -93,7 +111,7 @@ CASES = [
 def test_distribution(params: Sampling) -> None:
     logits, draws = logits_of(1)[0], 40_000
     want = probabilities(logits, params)
-    tokens = np.asarray(draw(jnp.asarray(logits), jax.random.key(7), params, draws))
+    tokens = np.asarray(draw(jnp.asarray(logits), params, draws))
     assert tokens.dtype == np.int32
     counts = np.bincount(tokens, minlength=VOCAB)
     assert counts.shape == (VOCAB,)
@@ -114,28 +132,29 @@ def test_distribution(params: Sampling) -> None:
 def test_which_tokens_stay(params: Sampling) -> None:
     for seed in range(20):
         logits = logits_of(seed, scale=0.5 + seed / 4)
-        kept, indices = sampling.filter_logits(jnp.asarray(logits), params)
-        tokens = np.arange(VOCAB) if indices is None else np.asarray(indices)[0]
-        got = set(tokens[np.isfinite(np.asarray(kept)[0])].tolist())
-        assert got == set(np.flatnonzero(probabilities(logits[0], params)).tolist())
+        params = dataclasses.replace(params, logit_bias=())
+        want = set(np.flatnonzero(probabilities(logits[0], params)).tolist())
+        for way in (Way.of([params]), Way(draws=True, candidates=sampler.ALL)):
+            kept, tokens = filtered(logits, params, way)
+            assert set(tokens[np.isfinite(kept)].tolist()) == want
 
 
 def test_equal_logits_keep_the_lower_tokens() -> None:
-    logits = jnp.zeros((1, 8))
-    kept, indices = sampling.filter_logits(logits, Sampling(temperature=1, top_k=3))
-    assert indices[0].tolist() == [0, 1, 2]
-    kept, indices = sampling.filter_logits(logits, Sampling(temperature=1, top_p=0.5))
-    assert indices[0][np.isfinite(kept[0])].tolist() == [0, 1, 2, 3]
-    jaxpr = jax.make_jaxpr(
-        lambda x: sampling.filter_logits(x, Sampling(temperature=1, top_p=0.5))[0]
-    )(logits)
+    for vocab in (8, 300):
+        logits = jnp.zeros((1, vocab))
+        kept, tokens = filtered(logits, Sampling(temperature=1, top_k=3))
+        assert tokens[np.isfinite(kept)].tolist() == [0, 1, 2]
+    kept, tokens = filtered(logits[:, :8], Sampling(temperature=1, top_p=0.5))
+    assert tokens[np.isfinite(kept)].tolist() == [0, 1, 2, 3]
+    top_p = Sampling(temperature=1, top_p=0.5)
+    jaxpr = jax.make_jaxpr(lambda x: sample(x, top_p))(logits)
     assert "is_stable=True" in str(jaxpr)  # a GPU's sort would not be by itself
 
 
 def test_greedy_is_an_argmax_and_nothing_else() -> None:
     logits = logits_of(3, batch=4)
     params = Sampling(temperature=0, top_k=3, top_p=0.5, min_p=0.3)
-    tokens = sample(jnp.asarray(logits), jax.random.key(0), params)
+    tokens = sample(logits, params)
     assert tokens.dtype == jnp.int32
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
     for given, sorts in (
@@ -143,15 +162,15 @@ def test_greedy_is_an_argmax_and_nothing_else() -> None:
         (Sampling(temperature=1, min_p=0.1), 0),
         (Sampling(temperature=1, top_p=0.5), 1),
     ):
-        text = str(jax.make_jaxpr(lambda x, p=given: sample(x, jax.random.key(0), p))(logits))
+        text = str(jax.make_jaxpr(lambda x, p=given: sample(x, p))(logits))
         assert text.count(" sort[") + text.count(" top_k[") == sorts
-        assert ("random_bits" in text) != given.greedy
+        assert ("random_fold_in" in text) != given.greedy
 
 
 @pytest.mark.parametrize("temperature", [1e-4, 1e-30])
 def test_tiny_temperatures_are_greedy(temperature: float) -> None:
     logits = logits_of(4, batch=3)
-    tokens = sample(jnp.asarray(logits), jax.random.key(0), Sampling(temperature=temperature))
+    tokens = sample(logits, Sampling(temperature=temperature))
     np.testing.assert_array_equal(tokens, logits.argmax(-1))
     assert Sampling(temperature=9e-6).greedy and not Sampling(temperature=1e-5).greedy
 
@@ -160,26 +179,29 @@ def test_repetition_penalty() -> None:
     logits = np.array([[2.0, 1.5, -1.0, -1.1], [2.0, 1.5, -1.0, -1.1]], np.float32)
     seen = np.array([[True, False, True, False], [False, False, False, False]])
     greedy = Sampling(repetition_penalty=1.5)
-    assert sample(jnp.asarray(logits), jax.random.key(0), greedy, jnp.asarray(seen)).tolist() == [
-        1,
-        0,
-    ]
-    params = Sampling(temperature=1, repetition_penalty=1.5)
-    want = probabilities(logits[0], params, seen[0])
-    tokens = draw(jnp.asarray(logits[0]), jax.random.key(1), params, 40_000, jnp.asarray(seen[0]))
-    np.testing.assert_allclose(
-        np.bincount(np.asarray(tokens), minlength=4) / 40_000, want, atol=0.01
-    )
-    counts = jnp.asarray(seen * 3)
-    assert sample(jnp.asarray(logits), jax.random.key(0), greedy, counts).tolist() == [1, 0]
+    counts = jnp.asarray(seen * np.array([1, 0, 3, 0], np.int32))
+    assert sample(logits, greedy, counts).tolist() == [1, 0]
+    assert sample(logits, Sampling(presence_penalty=0.6), counts).tolist() == [1, 0]
+    assert sample(logits, Sampling(frequency_penalty=0.6), 2 * counts).tolist() == [1, 0]
+    for fields in (
+        {"repetition_penalty": 1.5},
+        {"presence_penalty": 0.7, "frequency_penalty": -0.4},
+        {"repetition_penalty": 0.8, "frequency_penalty": 0.3},
+    ):
+        params = Sampling(temperature=1, **fields)
+        want = probabilities(logits[0], params, np.asarray(counts)[0])
+        tokens = draw(jnp.asarray(logits[0]), params, 40_000, counts[0])
+        np.testing.assert_allclose(
+            np.bincount(np.asarray(tokens), minlength=4) / 40_000, want, atol=0.01
+        )
 
 
 def test_tokens_seen_in_prompts() -> None:
     tokens = jnp.array([[3, 1, 1, 9], [7, 5, 0, 0]], jnp.int32)
-    seen = sampling.seen_tokens(tokens, jnp.array([4, 1]), 10)
-    assert [np.flatnonzero(row).tolist() for row in np.asarray(seen)] == [[1, 3, 9], [7]]
-    seen = sampling.mark_seen(seen, jnp.array([0, 7]))
-    assert [np.flatnonzero(row).tolist() for row in np.asarray(seen)] == [[0, 1, 3, 9], [7]]
+    counts = sampler.count_tokens(tokens, jnp.array([4, 1]), 10)
+    assert counts.tolist() == [[0, 2, 0, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [1, 0, 0]]
+    counts = sampler.count_token(counts, jnp.array([0, 7]))
+    assert counts.tolist() == [[1, 2, 0, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [2, 0, 0]]
 
 
 def test_in_a_while_loop_with_seen() -> None:
@@ -190,12 +212,11 @@ def test_in_a_while_loop_with_seen() -> None:
     @jax.jit
     def run(logits: jax.Array) -> jax.Array:
         def step(state: Any) -> Any:
-            i, seen, out, key = state
-            key, now = jax.random.split(key)
-            token = sample(logits, now, params, seen)
-            return i + 1, sampling.mark_seen(seen, token), out.at[:, i].set(token), key
+            i, counts, out = state
+            token = sample(logits, params, counts)
+            return i + 1, sampler.count_token(counts, token), out.at[:, i].set(token)
 
-        start = (0, jnp.zeros(logits.shape, bool), jnp.zeros((2, 6), jnp.int32), params.key())
+        start = (0, jnp.zeros(logits.shape, jnp.int32), jnp.zeros((2, 6), jnp.int32))
         return jax.lax.while_loop(lambda state: state[0] < 6, step, start)[2]
 
     penalized = np.asarray(run(logits))
@@ -207,24 +228,69 @@ def test_in_a_while_loop_with_seen() -> None:
 def test_seeds() -> None:
     logits = jnp.asarray(logits_of(6)[0])
     runs = [
-        draw(logits, p.key(), p, 100).tolist()
-        for p in (Sampling(temperature=1, seed=s) for s in (3, 3, 4))
+        draw(logits, p, 100).tolist() for p in (Sampling(temperature=1, seed=s) for s in (3, 3, 4))
     ]
     assert runs[0] == runs[1] != runs[2]
-    assert Sampling(seed=1).static == Sampling(seed=2).static
-    assert Sampling(seed=1) != Sampling(seed=2)
-    Sampling(seed=2**32 - 1).key()
+    draw(logits, Sampling(temperature=1, seed=2**32 - 1), 2)
 
 
-def test_what_programs_do_not_depend_on() -> None:
-    options = {"max_new_tokens": 3, "seed": 7, "stop": "x", "ignore_end": True}
-    assert Sampling(**options).static == Sampling().static
-    for name, value in options.items():
-        assert Sampling(**{name: value}) != Sampling(), name
-    others = {"temperature": 1, "top_k": 1, "top_p": 0.5, "min_p": 0.5, "repetition_penalty": 2}
-    for name, value in others.items():
-        assert Sampling(**{name: value}).static != Sampling().static, name
-    assert {*options, *others} == {field.name for field in dataclasses.fields(Sampling)}
+#: Rows of all kinds, which one program samples.
+MIXED = [
+    Sampling(),
+    Sampling(repetition_penalty=2, temperature=1),
+    Sampling(temperature=1, frequency_penalty=0.5, logit_bias={1: 5}),
+    *CASES,
+]
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 3000])
+def test_a_row_gets_what_it_gets_alone(vocab: int) -> None:
+    """Whatever stages the rows beside it need."""
+    logits = logits_of(11, batch=len(MIXED), vocab=vocab)
+    counts = jnp.asarray(np.random.default_rng(1).integers(0, 3, logits.shape), jnp.int32)
+    samplings = [dataclasses.replace(s, seed=i) for i, s in enumerate(MIXED)]
+    together = sample(logits, samplings, counts)
+    for row, one in enumerate(samplings):
+        of_row = counts[row : row + 1] if one.penalizes else None
+        assert sample(logits[row : row + 1], one, of_row)[0] == together[row], one
+
+
+def test_ways() -> None:
+    top_k, top_p = Sampling(temperature=1, top_k=40), Sampling(temperature=1, top_p=0.9)
+    assert Way.of([Sampling()]) == Way.of([Sampling(top_k=5, top_p=0.5)]) == Way()
+    assert Way.of([top_k, Sampling()]) == Way(draws=True, candidates=64)
+    assert Way.of([top_k, Sampling(temperature=1, top_k=100)]).candidates == 128
+    assert Way.of([top_k, top_p]).candidates == Way.of([top_p]).candidates == sampler.ALL
+    assert Way.of([Sampling(temperature=1, top_k=1025)]).candidates == sampler.ALL
+    assert Way.of([Sampling(frequency_penalty=1)]) == Way(penalizes=True)
+    assert Way.of([Sampling(logit_bias={i: 1 for i in range(9)})]) == Way(biases=16)
+    assert Way.of([Sampling()], (1, 2)) == Way(ends=8)
+
+
+def test_ends() -> None:
+    parameters = Parameters.of([Sampling(), Sampling(ignore_end=True)], (3, 4))
+    parameters = jax.tree.map(jnp.asarray, parameters)
+    assert parameters.are_ends(jnp.array([4, 4])).tolist() == [True, False]
+    assert parameters.are_ends(jnp.array([[4, 5], [3, 4]])).tolist() == [[1, 0], [0, 0]]
+    none = jax.tree.map(jnp.asarray, Parameters.of([Sampling()]))
+    assert none.are_ends(jnp.array([4])).tolist() == [False]
+
+
+def test_bias() -> None:
+    assert Sampling(logit_bias={5: 1, 2: -3}).biases == ((2, -3.0), (5, 1.0))
+    assert Sampling(logit_bias=[(5, 1)]) == Sampling(logit_bias={5: 1.0})
+    for bias, problem in (
+        ({-1: 1}, "has -1: 1.0"),
+        ({1: math.nan}, "has 1: nan"),
+        ({1: math.inf}, "has 1: inf"),
+        ([(1, 2), (1, 3)], "names token 1 twice"),
+        ({i: 1 for i in range(5000)}, "names 5000 tokens"),
+    ):
+        with pytest.raises(ValueError, match=f"logit_bias.*{problem}"):
+            Sampling(logit_bias=bias)
+    for bias in ("ab", {"a": 1}, [3], 7):
+        with pytest.raises(TypeError, match="logit_bias"):
+            Sampling(logit_bias=bias)
 
 
 def test_stops_are_a_tuple() -> None:
@@ -238,8 +304,10 @@ def test_stops_are_a_tuple() -> None:
 
 def test_rows_are_independent_draws() -> None:
     logits = jnp.zeros((64, 1000))
-    tokens = np.asarray(sample(logits, jax.random.key(0), Sampling(temperature=1)))
+    tokens = np.asarray(sample(logits, [Sampling(temperature=1, seed=i) for i in range(64)]))
     assert len(set(tokens.tolist())) > 50
+    again = np.asarray(sample(logits[:1], Sampling(temperature=1, seed=7)))
+    assert again[0] == tokens[7]
 
 
 def test_a_row_of_nan_leaves_the_others_alone() -> None:
@@ -247,8 +315,7 @@ def test_a_row_of_nan_leaves_the_others_alone() -> None:
     broken = logits.copy()
     broken[1] = np.nan
     for params in (Sampling(), *CASES):
-        good = np.asarray(sample(jnp.asarray(logits), jax.random.key(2), params))
-        got = np.asarray(sample(jnp.asarray(broken), jax.random.key(2), params))
+        good, got = (np.asarray(sample(rows, params)) for rows in (logits, broken))
         assert (got[[0, 2]] == good[[0, 2]]).all()
         assert 0 <= got[1] < VOCAB
 
@@ -261,6 +328,8 @@ def test_a_row_of_nan_leaves_the_others_alone() -> None:
         ("top_p", [0.0, -1, 1.01, math.nan], r"must be float in \(0, 1\]"),
         ("min_p", [-0.01, 1.01, math.nan], r"must be float in \[0, 1\]"),
         ("repetition_penalty", [0, -1, 101, math.nan], r"must be float in \[0.01, 100\]"),
+        ("presence_penalty", [-101, 101, math.nan], r"must be float in \[-100, 100\]"),
+        ("frequency_penalty", [-101, math.inf], r"must be float in \[-100, 100\]"),
         ("seed", [-1, 2**32], r"must be int in \[0, 4294967295\]"),
     ],
 )
@@ -287,12 +356,12 @@ def test_parameters_of_the_wrong_type() -> None:
 
 
 def test_shapes_that_do_not_fit() -> None:
-    key = jax.random.key(0)
     with pytest.raises(ValueError, match=r"logits of shape \(5,\) must be \(batch, vocab\)"):
-        sample(jnp.zeros(5), key, Sampling())
-    with pytest.raises(ValueError, match="repetition_penalty=2.0 needs the tokens seen so far"):
-        sample(jnp.zeros((1, 5)), key, Sampling(repetition_penalty=2))
+        sample(jnp.zeros(5), Sampling())
+    penalized = Sampling(repetition_penalty=2)
+    with pytest.raises(ValueError, match="penalties need the tokens seen so far"):
+        sample(jnp.zeros((1, 5)), penalized)
     with pytest.raises(
-        ValueError, match=r"seen of shape \(1, 4\) must be \(batch, vocab\) as logits, \(1, 5\)"
+        ValueError, match=r"counts of shape \(1, 4\) must be \(batch, vocab\) as logits, \(1, 5\)"
     ):
-        sample(jnp.zeros((1, 5)), key, Sampling(repetition_penalty=2), jnp.zeros((1, 4), bool))
+        sample(jnp.zeros((1, 5)), penalized, jnp.zeros((1, 4), jnp.int32))
