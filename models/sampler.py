@@ -182,7 +182,7 @@ def sample(
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     temperature = parameters.temperature[:, None]
     drawn = logits / jnp.maximum(temperature, 1e-30) + _noise(parameters.seed, steps, tokens)
-    at = jnp.argmax(jnp.where(temperature < 1e-5, logits, drawn), axis=-1)
+    at = jq.argmax(jnp.where(temperature < 1e-5, logits, drawn))
     return jnp.take_along_axis(tokens, at[:, None], axis=-1)[:, 0]
 
 
