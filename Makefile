@@ -9,7 +9,7 @@ JOBS   ?= 2
 BIN    := $(VENV)/bin
 MODEL  := jax_q4k/assets/tiny-austen.Q4_K_M.gguf
 PROMPT := It is a truth universally acknowledged, that
-SAMPLING := -n 80 --temperature 0.6 --min-p 0.05 --seed 3
+SAMPLING := -n 80 --temperature 0.6 --min-p 0.05 --seed 1
 comma  := ,
 
 # Without CUDA libraries JAX must not look for a GPU: it would warn at length.
