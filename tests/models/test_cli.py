@@ -1,6 +1,7 @@
 import importlib.resources
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -101,6 +102,13 @@ def test_devices_that_are_not_there(run, count):
     assert code == 2 and f"--devices {count} must be 1 to 8, the devices that there are" in err
 
 
+@pytest.mark.parametrize("bias", ["3", "a=1", "3=x", "=", ""])
+def test_biases_that_are_none(capsys, bias):
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["generate", str(TEXT_MODEL), "-p", "x", "--logit-bias", bias])
+    assert f"{bias!r} must be a token id, =, and a number" in capsys.readouterr().err
+
+
 def test_options_reach_generation(run, monkeypatch):
     seen = {}
 
@@ -115,6 +123,8 @@ def test_options_reach_generation(run, monkeypatch):
         "--top-p": 0.75,
         "--min-p": 0.25,
         "--repetition-penalty": 1.5,
+        "--presence-penalty": 0.5,
+        "--frequency-penalty": -0.5,
         "--seed": 7,
         "--max-new-tokens": 9,
         "--cache-dtype": "bfloat16",
@@ -131,6 +141,10 @@ def test_options_reach_generation(run, monkeypatch):
         "a",
         "--stop",
         "b",
+        "--logit-bias",
+        "3=-inf",
+        "--logit-bias",
+        "7=1.5",
         "--ignore-end",
         "--implementation",
         "sim",
@@ -140,6 +154,7 @@ def test_options_reach_generation(run, monkeypatch):
     assert seen == expected | {
         "prompt": "x",
         "stop": ["a", "b"],
+        "logit_bias": [(3, -math.inf), (7, 1.5)],
         "ignore_end": True,
         "implementation": "sim",
     }
