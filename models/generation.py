@@ -13,6 +13,7 @@ import numpy as np
 
 from jax_q4k import current_selection, page_dtype, selected
 
+from . import batches
 from .buckets import bucket
 from .drafts import Draft, DraftModel, NextTokens, PromptLookup
 from .kept import kept_program
@@ -114,7 +115,7 @@ def generate(
     The tokens come from one jitted `lax.while_loop` over a donated cache; with stop strings it is
     entered again every INTERVAL tokens. A row's tokens depend on its prompt, way of sampling and
     seed, and on the other rows no more than by rounding. Prompts are padded to
-    `model.padded_length`.
+    `model.padded_length`; where memory does not suffice for all, some run after others.
 
     Args:
       prompts: a text, a sequence of token ids, or a list of either kind, whose lengths may differ.
@@ -139,11 +140,20 @@ def generate(
     """
     rows, single = _rows(model, prompts)
     samplings = _samplings(sampling, fields, len(rows))
-    run = _Run(model, rows, samplings, cache_dtype, draft)
-    run.start()
-    while not run.done:
-        run.advance(INTERVAL if run.has_stops else run.most_tokens)
-    outputs = run.outputs()
+    _check(model, rows, samplings)
+    outputs: list[Output] = []
+    timings: list[Timings] = []
+    most = _rows_at_once(model, rows, samplings, cache_dtype)
+    for batch in batches.cut(rows, most):
+        run = _Run(model, rows[batch], samplings[batch], cache_dtype, draft, filled_to=most)
+        run.start()
+        while not run.done:
+            run.advance(INTERVAL if run.has_stops else run.most_tokens)
+        outputs += run.outputs()
+        timings.append(run.timings)
+    if len(timings) > 1:
+        whole = Timings(*map(sum, zip(*map(dataclasses.astuple, timings), strict=True)))
+        outputs = [dataclasses.replace(output, timings=whole) for output in outputs]
     return outputs[0] if single else outputs
 
 
@@ -165,7 +175,9 @@ def stream(
     rows, single = _rows(model, prompt)
     if not single:
         raise TypeError("prompt is a list of prompts; stream takes one")
-    return _pieces(_Run(model, rows, _samplings(sampling, fields, 1), cache_dtype, draft))
+    samplings = _samplings(sampling, fields, 1)
+    _check(model, rows, samplings)
+    return _pieces(_Run(model, rows, samplings, cache_dtype, draft))
 
 
 def _samplings(sampling: Any, fields: dict[str, Any], rows: int) -> list[Sampling]:
@@ -278,6 +290,21 @@ def _check(model: Model, prompts: list[np.ndarray], samplings: list[Sampling]) -
             raise ValueError(f"logit_bias names token {most}; ids must be 0 to {vocab_size - 1}")
 
 
+def _capacity(prompts: list[np.ndarray], samplings: list[Sampling]) -> int:
+    """Tokens that caches have room for."""
+    rows = zip(prompts, samplings, strict=True)
+    needed = max(len(ids) + sampling.max_new_tokens for ids, sampling in rows)
+    return max(bucket(needed), MIN_CAPACITY)
+
+
+def _rows_at_once(
+    model: Model, prompts: list[np.ndarray], samplings: list[Sampling], cache_dtype: Any
+) -> int:
+    longest, capacity = max(map(len, prompts)), _capacity(prompts, samplings)
+    dtype = page_dtype(cache_dtype, "cache_dtype")
+    return batches.rows_at_once(model, len(prompts), longest, capacity, dtype)
+
+
 class _Row:
     """One sequence on the host: its new tokens, and their text as far as it is certain."""
 
@@ -337,9 +364,10 @@ class _Run:
         samplings: list[Sampling],
         cache_dtype: Any,
         draft: Any,
+        filled_to: int = 1,
     ) -> None:
+        """filled_to: rows of the batch at least, as batches before it had."""
         longest = max(map(len, prompts))
-        _check(model, prompts, samplings)
         self.most_tokens = max(sampling.max_new_tokens for sampling in samplings)
         self.has_stops = any(sampling.stop for sampling in samplings)
         end_ids = () if model.tokenizer is None else tuple(model.tokenizer.eos_token_ids)
@@ -357,18 +385,14 @@ class _Run:
             self._weights = model.weights, kind.model.weights
         elif isinstance(kind, NextTokens):
             self._weights = model.weights, dict(kind.weights)
-        batch = model.padded_batch(len(prompts))
+        batch = model.padded_batch(max(len(prompts), filled_to))
         self._lengths = np.zeros(batch, np.int32)  # 0: a row that only fills up the batch
         self._prompts = np.zeros((batch, model.padded_length(longest)), np.int32)
         for row, ids in enumerate(prompts):
             self._lengths[row], self._prompts[row, : len(ids)] = len(ids), ids
         filling = [Sampling()] * (batch - len(prompts))
         self._parameters = Parameters.of([*samplings, *filling], end_ids, way)
-        needed = max(
-            len(ids) + sampling.max_new_tokens
-            for ids, sampling in zip(prompts, samplings, strict=True)
-        )
-        self._capacity = max(bucket(needed), MIN_CAPACITY)
+        self._capacity = _capacity(prompts, samplings)
         self._cache_dtype = page_dtype(cache_dtype, "cache_dtype")
         # of the call: a stream's steps run wherever it is read
         self._selection = current_selection()

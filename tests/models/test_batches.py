@@ -1,0 +1,76 @@
+"""More prompts than memory has room for at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models import batches
+from jax_q4k.models.sampling import Sampling
+
+from .golden import model
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("implementation", ["native", "xla"])
+def test_batches_one_after_another(monkeypatch, implementation):
+    """Rows get what they get in one batch; timings are those of all."""
+    loaded = model("llama-gqa")
+    prompts = [[1 + i, 2, 3 + i][: 1 + i % 3] for i in range(7)]
+    samplings = [Sampling(max_new_tokens=3 + i, temperature=i % 2, seed=i) for i in range(7)]
+    with jq.implementation(implementation, activations="f32"):
+        want = models.generate(loaded, prompts, samplings)
+        monkeypatch.setattr(batches, "MAX_ROWS", 3)
+        got = models.generate(loaded, prompts, samplings)
+    assert [out.tokens for out in got] == [out.tokens for out in want]
+    timings = got[0].timings
+    assert all(out.timings is timings for out in got)
+    assert timings.new_tokens == sum(range(3, 10)) == want[0].timings.new_tokens
+    assert timings.prompt_tokens == sum(map(len, prompts))
+    assert timings.decoded_tokens == want[0].timings.decoded_tokens
+
+
+def test_the_last_batch_takes_the_programs_of_the_first(monkeypatch):
+    loaded = model("llama-gqa")
+    monkeypatch.setattr(batches, "MAX_ROWS", 4)
+    models.generate(loaded, [[1, 2]] * 4, max_new_tokens=2)
+    out = models.generate(loaded, [[1, 2]] * 9, max_new_tokens=2)
+    assert out[0].timings.compile == 0
+
+
+def test_memory_bounds_a_batch(monkeypatch):
+    loaded = model("llama-gqa")
+
+    def rows(free, prompts=100_000, longest=100, capacity=1024):
+        monkeypatch.setattr(batches, "free_bytes", lambda _: free)
+        return batches.rows_at_once(loaded, prompts, longest, capacity, "float32")
+
+    assert rows(1024 * GIB) == rows(None) == 256
+    assert rows(1024 * GIB, prompts=5) == 5
+    assert rows(0) == rows(0, prompts=1) == 1
+    some = rows(GIB // 4)
+    assert 1 < some < 256
+    assert rows(GIB // 4, capacity=4096) < some
+    assert rows(GIB // 4, longest=1000) < some
+
+
+def test_free_memory(monkeypatch, tmp_path):
+    loaded = model("llama-gqa")
+    machine = batches.free_bytes(loaded)
+    assert machine is not None and 0 < machine < 2**50
+    monkeypatch.setattr(batches, "_CGROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert batches.free_bytes(loaded) == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert batches.free_bytes(loaded) > 2000
+
+
+def test_a_wrong_row_is_found_before_any_work(monkeypatch):
+    loaded = model("llama-gqa")
+    monkeypatch.setattr(batches, "MAX_ROWS", 1)
+    monkeypatch.setattr(models.Model, "programs", None)
+    with pytest.raises(ValueError, match="are more than the context length"):
+        models.generate(loaded, [[1]] * 3, [*[Sampling()] * 2, Sampling(max_new_tokens=10**6)])
