@@ -87,10 +87,6 @@ def peak_of_prompt(path: str, tokens: int) -> float:
     return _peak_megabytes()
 
 
-def _programs(model: Any) -> Any:
-    return model.programs()
-
-
 def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
     """The state after a random prompt, with a cache for `room` tokens more."""
     import jax.numpy as jnp
@@ -108,7 +104,7 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
     )
     parameters = Parameters.of([Sampling(max_new_tokens=room)])
     lengths = np.array([tokens], np.int32)
-    return _programs(model).start(model.weights, ids, lengths, cache, parameters)
+    return model.programs().start(model.weights, ids, lengths, cache, parameters)
 
 
 def _prefill_seconds(model: Any, tokens: int) -> float:
@@ -125,7 +121,7 @@ def _decode_seconds(model: Any, context: int) -> float:
 
     before = _prefill(model, max(context, 1), NEW_TOKENS + 1)
     return _median(
-        lambda state: _programs(model).loop(model.weights, state, before.step + NEW_TOKENS),
+        lambda state: model.programs().loop(model.weights, state, before.step + NEW_TOKENS),
         lambda: jax.tree.map(jnp.copy, before),  # the loop takes it over
     )
 

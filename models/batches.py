@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
+from .config import Config
 from .kv_cache import PagedCache
 from .model import Model
 
@@ -40,12 +41,18 @@ def rows_at_once(model: Model, prompts: int, longest: int, capacity: int, cache_
 def _row_bytes(model: Model, longest: int, capacity: int, cache_dtype: Any) -> int:
     """About the memory that a prompt takes: its cache, vectors of its tokens, and its logits."""
     config = model.config
-    cache = jax.eval_shape(lambda: PagedCache.create(config, 1, capacity, dtype=cache_dtype))
-    held = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
     inner = max(config.inner_size_of(layer) for layer in range(config.num_layers))
     # Some vectors of each kind are there at a time; sampling has some copies of logits.
     of_token = 8 * config.hidden_size + 4 * inner
+    held = _cache_bytes(config, capacity, cache_dtype)
     return held + 4 * (model.padded_length(longest) * of_token + 6 * config.vocab_size)
+
+
+@functools.lru_cache(maxsize=64)  # tracing takes as long as some decode steps
+def _cache_bytes(config: Config, capacity: int, cache_dtype: Any) -> int:
+    """The size of one sequence's cache."""
+    cache = jax.eval_shape(lambda: PagedCache.create(config, 1, capacity, dtype=cache_dtype))
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(cache))
 
 
 def free_bytes(model: Model) -> int | None:
@@ -77,6 +84,6 @@ def _in_cgroup() -> int | None:
         return None
 
 
-def cut(prompts: list[np.ndarray], rows: int) -> list[slice]:
-    """Batches of up to `rows` prompts, in order."""
-    return [slice(at, at + rows) for at in range(0, len(prompts), rows)]
+def cut(prompts: int, rows: int) -> list[slice]:
+    """Batches of up to `rows` of some prompts, in order."""
+    return [slice(at, at + rows) for at in range(0, prompts, rows)]

@@ -144,7 +144,7 @@ def generate(
     outputs: list[Output] = []
     timings: list[Timings] = []
     most = _rows_at_once(model, rows, samplings, cache_dtype)
-    for batch in batches.cut(rows, most):
+    for batch in batches.cut(len(rows), most):
         run = _Run(model, rows[batch], samplings[batch], cache_dtype, draft, filled_to=most)
         run.start()
         while not run.done:

@@ -205,7 +205,7 @@ class Programs:
     def _take(self, state: State, logits: jax.Array, cache: PagedCache) -> State:
         """Samples a token for every row that is not finished."""
         active = ~state.finished
-        if self.way != Way(ends=self.way.ends):  # else it is an argmax, of parts
+        if not self.way.is_argmax:  # which is one of parts
             logits = _whole(logits)
         token = sample(logits, self.way, state.parameters, state.counts, state.seen)
         if self._placement is not None:

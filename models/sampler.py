@@ -19,7 +19,7 @@ import jax_q4k as jq
 
 from .buckets import bucket
 from .exportable import exportable
-from .sampling import Sampling
+from .sampling import LEAST_TEMPERATURE, Sampling
 
 #: As `Way.candidates`: every token, in order.
 ALL = -1
@@ -57,6 +57,11 @@ class Way(NamedTuple):
             biases=bucket(most) if most else 0,
             ends=bucket(len(end_ids)) if end_ids else 0,
         )
+
+    @property
+    def is_argmax(self) -> bool:
+        """True where a token is the likeliest one by the logits as they are."""
+        return self == Way(ends=self.ends)
 
 
 def _candidates(drawn: Sequence[Sampling]) -> int:
@@ -182,7 +187,7 @@ def sample(
     logits = logits - jnp.max(logits, axis=-1, keepdims=True)
     temperature = parameters.temperature[:, None]
     drawn = logits / jnp.maximum(temperature, 1e-30) + _noise(parameters.seed, steps, tokens)
-    at = jq.argmax(jnp.where(temperature < 1e-5, logits, drawn))
+    at = jq.argmax(jnp.where(temperature < LEAST_TEMPERATURE, logits, drawn))
     return jnp.take_along_axis(tokens, at[:, None], axis=-1)[:, 0]
 
 

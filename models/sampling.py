@@ -10,6 +10,8 @@ from typing import Any
 
 from .stopping import StopStrings
 
+#: Temperatures below it take the likeliest token.
+LEAST_TEMPERATURE = 1e-5
 #: Most tokens that `logit_bias` may name.
 MAX_BIASES = 4096
 
@@ -83,7 +85,7 @@ class Sampling:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature < 1e-5
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def penalizes(self) -> bool:

@@ -140,7 +140,8 @@ class Speculation:
     ) -> State:
         """The state with the tokens of drafts (batch, count) that stay, and one more."""
         count = drafts.shape[1]
-        lengths = active.astype(jnp.int32) + jnp.where(tried, count, 0)
+        drafted = jnp.where(tried, count, 0)
+        lengths = active.astype(jnp.int32) + drafted
         given = jnp.concatenate([state.token[:, None], drafts], axis=1)
         if count == 0:
             token = self._rows(state.token)
@@ -162,11 +163,8 @@ class Speculation:
         if count:
             cache = accepted(counts)
         state = _with_tokens(state, sampled, counts, seen)
-        drafting = self._learned(_of(state), jnp.where(tried, stayed, 0), active, count)
+        drafting = self._learned(_of(state), drafted, stayed, active, checks=count > 0)
         drafting = self._followed(drafting, given, sampled, x, counts)
-        drafting = dataclasses.replace(
-            drafting, drafted=drafting.drafted + jnp.where(tried, count, 0)
-        )
         ended |= state.counts >= state.parameters.max_new_tokens
         return dataclasses.replace(
             state, cache=cache, finished=state.finished | ended, drafting=drafting
@@ -214,15 +212,21 @@ class Speculation:
         return dataclasses.replace(drafting, cache=cache, vector=vector)
 
     def _learned(
-        self, drafting: Drafting, stayed: jax.Array, active: jax.Array, count: int
+        self,
+        drafting: Drafting,
+        drafted: jax.Array,
+        stayed: jax.Array,
+        active: jax.Array,
+        *,
+        checks: bool,
     ) -> Drafting:
-        """With what drafts of `count` tokens have saved, of which stayed (batch,) were right."""
+        """With what a pass has saved, of whose drafts `stayed` (batch,) tokens were right."""
         rows = jnp.maximum(active.sum(dtype=jnp.float32), 1.0)
         saved = LOSS + stayed.sum(dtype=jnp.float32) / rows  # steps; each row's counts alike
-        credit = drafting.credit + saved / self.cost - (1.0 if count else 0.0)
+        credit = drafting.credit + saved / self.cost - float(checks)
         credit = jnp.minimum(credit, MOST_CREDIT)
-        accepted = drafting.accepted + stayed
-        return dataclasses.replace(drafting, credit=credit, accepted=accepted)
+        drafted, accepted = drafting.drafted + drafted, drafting.accepted + stayed
+        return dataclasses.replace(drafting, credit=credit, drafted=drafted, accepted=accepted)
 
 
 def _of(state: State) -> Drafting:

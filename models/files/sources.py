@@ -49,7 +49,7 @@ class GGUFSource(gguf.TensorFile):
         self.name = os.fsdecode(path)
         super().__init__(path, select=functools.partial(used_tensors, file=self.name))
         header = self.header
-        self._config = config = Config.from_metadata(header.metadata, self.name)
+        config = Config.from_metadata(header.metadata, self.name)
         described = earlier.described(config, header.tensors, self.name)
         self.metadata = earlier.metadata_as_today(config, without_unused_layers(header.metadata))
         self.tensors = {name: info.shape for name, info in described.items()}

@@ -1,5 +1,7 @@
 """Drafts: the text is the one without them, in fewer passes where they are right."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,6 +14,8 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.drafts import DraftModel, PromptLookup
 from jax_q4k.models.kv_cache import PagedCache
+from jax_q4k.models.sampler import Way
+from jax_q4k.models.speculation import LOSS, MOST_CREDIT, Speculation, begin
 
 from .golden import model, path, reference
 
@@ -83,6 +87,34 @@ def test_a_draft_model(drafter):
         assert timings.accepted_tokens == timings.drafted_tokens >= 21
     else:
         assert timings.accepted_tokens < timings.drafted_tokens < 60  # it waits after failures
+
+
+def test_what_drafts_may_cost():
+    """One that fails after another; after many that were right; and no more than their share."""
+    steps = Speculation(PromptLookup(), tokens=3, cost=1.5, way=Way(), decoder=None)
+    active, none = jnp.ones(2, bool), jnp.zeros(2, jnp.int32)
+
+    def tries(drafting, passes, stayed):
+        found = 0
+        for _ in range(passes):
+            checks = bool(drafting.credit >= 0)
+            found += checks
+            right = none + stayed if checks else none
+            given = drafting, none + 3 * checks, right, active
+            drafting = steps._learned(*given, checks=checks)
+        assert drafting.accepted.tolist() == [found * stayed] * 2
+        assert drafting.drafted.tolist() == [found * 3] * 2
+        return found, dataclasses.replace(drafting, accepted=none, drafted=none)
+
+    first = begin(jnp.zeros((2, 4), jnp.int32), 8, 3, None)
+    found, failing = tries(first, 1000, 0)
+    assert 2 + 1000 * LOSS / 1.5 - 2 <= found <= 2 + 1000 * LOSS / 1.5
+    found, failing = tries(failing, 1000, 0)
+    assert found <= 1000 * LOSS / 1.5 + 1
+    found, right = tries(first, 50, 3)
+    assert found == 50 and right.credit == MOST_CREDIT
+    found, _ = tries(right, 20, 0)
+    assert found == MOST_CREDIT + 1
 
 
 @needs_native
