@@ -17,7 +17,7 @@ ifeq ($(findstring cuda,$(EXTRAS)),)
 export JAX_PLATFORMS ?= cpu
 endif
 
-.PHONY: demo test sanitize lint types clean
+.PHONY: demo test sanitize lint types docs clean
 
 demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo
@@ -37,7 +37,7 @@ demo: $(VENV)/.installed-base$(if $(EXTRAS),$(comma)$(EXTRAS))
 	@echo 'A model of your own: $(BIN)/jax-q4k generate MODEL.gguf -p "..." -n 64'
 
 test: $(VENV)/.installed-test$(if $(EXTRAS),$(comma)$(EXTRAS))
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -q --disable-warnings
 
 sanitize: $(VENV)/.installed-test
 	.ci/sanitize $(abspath $(BIN)/python)
@@ -47,6 +47,10 @@ lint: $(VENV)/.installed-lint
 
 types: $(VENV)/.installed-lint
 	$(BIN)/mypy
+
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo 'site/index.html'
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or newer is needed: make PYTHON=...")'
@@ -60,4 +64,4 @@ $(VENV)/.installed-%: pyproject.toml setup.py jax_q4k/native/build.py $(wildcard
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) build dist site *.egg-info

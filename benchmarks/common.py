@@ -67,6 +67,16 @@ def milliseconds(
     return {name: 1e3 * summary(taken) for name, taken in times.items()}
 
 
+def part_of(program: str, description: str | None) -> None:
+    """The command line of a module that is no program but part of one: its help, or an error."""
+    parser = argparse.ArgumentParser(
+        description=f"{description}\n\npython -m benchmarks.{program} runs it.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args()
+    parser.error(f"run python -m benchmarks.{program}")
+
+
 def results_file(arguments: list[str], name: str, description: str | None) -> Path:
     """File that a command line names, or else the repository's results of the benchmark `name`."""
     parser = argparse.ArgumentParser(
@@ -79,3 +89,7 @@ def results_file(arguments: list[str], name: str, description: str | None) -> Pa
         "file", nargs="?", type=Path, default=default, metavar="FILE", help="JSON to write"
     )
     return parser.parse_args(arguments).file
+
+
+if __name__ == "__main__":
+    part_of("NAME", __doc__)

@@ -93,8 +93,6 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
     import numpy as np
 
     from jax_q4k.models.kv_cache import PagedCache
-    from jax_q4k.models.sampler import Parameters
-    from jax_q4k.models.sampling import Sampling
 
     cache = PagedCache.create(model.config, 1, tokens + room, dtype=jnp.float16)
     ids = (
@@ -102,9 +100,16 @@ def _prefill(model: Any, tokens: int, room: int = 16) -> Any:
         .integers(300, model.config.vocab_size, (1, tokens))
         .astype(np.int32)
     )
-    parameters = Parameters.of([Sampling(max_new_tokens=room)])
     lengths = np.array([tokens], np.int32)
-    return model.programs().start(model.weights, ids, lengths, cache, parameters)
+    return model.programs().start(model.weights, ids, lengths, cache, _parameters(room))
+
+
+def _parameters(tokens: int) -> Any:
+    """Of one row that takes the likeliest tokens."""
+    from jax_q4k.models.sampling import Sampling
+    from jax_q4k.models.ways import Parameters
+
+    return Parameters.of([Sampling(max_new_tokens=tokens)])
 
 
 def _prefill_seconds(model: Any, tokens: int) -> float:
@@ -120,8 +125,10 @@ def _decode_seconds(model: Any, context: int) -> float:
     import jax.numpy as jnp
 
     before = _prefill(model, max(context, 1), NEW_TOKENS + 1)
+    parameters = _parameters(NEW_TOKENS + 1)
+    until = before.step + NEW_TOKENS
     return _median(
-        lambda state: model.programs().loop(model.weights, state, before.step + NEW_TOKENS),
+        lambda state: model.programs().loop(model.weights, state, parameters, until),
         lambda: jax.tree.map(jnp.copy, before),  # the loop takes it over
     )
 

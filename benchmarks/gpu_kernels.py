@@ -21,6 +21,8 @@ from ptx_kernels.ptx import Kernel
 from ptx_kernels.tuning import choose
 from tools.spaces import FORMATS
 
+from .common import part_of
+
 ROWS = (1, 2, 4, 8)
 CONTEXTS = (1024, 8192, 32768)
 PRESET = "preset"  # in front of the names of strategies
@@ -227,3 +229,7 @@ def chart(rows: list[Measurement], path: Path, title: str) -> Path | None:
     axes.legend()
     figure.savefig(path, dpi=120)
     return path
+
+
+if __name__ == "__main__":
+    part_of("gpu", __doc__)

@@ -13,9 +13,11 @@ import numpy as np
 
 from jax_q4k.models.kv_cache import PagedCache
 from jax_q4k.models.model import Model
-from jax_q4k.models.sampler import Parameters
 from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.ways import Parameters
 from ptx_kernels.machine_code.report import plain_table
+
+from .common import part_of
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,16 @@ def decode_rate(
     lengths = jnp.full(1, context, jnp.int32)
     parameters = jax.device_put(Parameters.of([Sampling(max_new_tokens=room)]))
     state = programs.start(model.weights, jnp.asarray(prompt), lengths, cache, parameters)
-    state = jax.block_until_ready(programs.loop(model.weights, state, jnp.int32(tokens)))
+    state = jax.block_until_ready(
+        programs.loop(model.weights, state, parameters, jnp.int32(tokens))
+    )
     compile_seconds = time.perf_counter() - started
 
     milliseconds = []
     for segment in range(segments):
         until = jnp.int32((segment + 2) * tokens)
         started = time.perf_counter()
-        state = jax.block_until_ready(programs.loop(model.weights, state, until))
+        state = jax.block_until_ready(programs.loop(model.weights, state, parameters, until))
         milliseconds.append(1e3 * (time.perf_counter() - started) / tokens)
     if int(state.step) != (segments + 1) * tokens:
         raise RuntimeError(
@@ -134,3 +138,7 @@ def table(rows: list[DecodeRate]) -> str:
         "compile s",
     )
     return plain_table(header, cells)
+
+
+if __name__ == "__main__":
+    part_of("gpu", __doc__)

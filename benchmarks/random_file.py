@@ -1,7 +1,11 @@
-"""A model of random weights as a GGUF file: something of a real model's size to measure."""
+"""A model of random weights as a GGUF file: something of a real model's size to measure.
+
+python -m benchmarks.random_file OUT.gguf --shape gemma3-1b
+"""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import math
 import os
@@ -89,3 +93,23 @@ def _vocabulary(size: int) -> dict[str, Any]:
         "tokenizer.ggml.bos_token_id": 1,
         "tokenizer.ggml.eos_token_id": 2,
     }
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.random_file",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="OUT.gguf")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-1b", help="default: %(default)s")
+    parser.add_argument(
+        "--type", choices=recipes.RECIPES, default="Q4_K_M", help="default: %(default)s"
+    )
+    options = parser.parse_args(arguments)
+    write(options.path, SHAPES[options.shape], options.type)
+    print(f"{options.path}: {os.path.getsize(options.path):,} bytes")
+
+
+if __name__ == "__main__":
+    main()

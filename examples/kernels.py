@@ -5,7 +5,7 @@ python examples/kernels.py MODEL.gguf
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -65,6 +65,8 @@ def _axes(sizes: tuple[int, ...]) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit(__doc__)
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", metavar="MODEL.gguf", help="or a checkpoint's folder, or demo")
+    main(parser.parse_args().model)

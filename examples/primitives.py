@@ -8,6 +8,8 @@ can be simulated.
 
 from __future__ import annotations
 
+import argparse
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,9 @@ def random_q4_k(key: jax.Array, n: int, k: int) -> jq.QuantizedArray:
     return jq.QuantizedArray.from_gguf_bytes(blocks, "Q4_K", (n, k))
 
 
+argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+).parse_args()
 keys = jax.random.split(jax.random.key(0), LAYERS + 1)
 layers = [random_q4_k(key, SIZE, SIZE) for key in keys[1:]]
 # A QuantizedArray is a pytree of uint8 planes: it stacks, scans and shards like any other.

@@ -6,10 +6,13 @@ domain), a SWORD module.
 
     apt-get download r-cran-janeaustenr sword-text-web    # fetched so, unpacked by dpkg, nothing is
     installed
+
+    python examples/tiny_corpus.py FOLDER    # how long each book is
 """
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import re
 import struct
@@ -117,3 +120,12 @@ def _plain(osis: str) -> str:
         re.sub(r"<[^>]*>", "", osis).replace("&amp;", "&").replace("&lt;", "<").replace("&gt;", ">")
     )
     return _paragraphs(text.replace("\n", "\n\n").splitlines())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=pathlib.Path, help="where the packages are, or are put")
+    for number, book in enumerate(load(parser.parse_args().folder), 1):
+        print(f"book {number}: {len(book):,} characters")

@@ -62,12 +62,12 @@ from .planes import from_planes
 from .quantize import quantize
 
 if TYPE_CHECKING:
-    from . import compiled, gguf, kept, quantizers
+    from . import compiled, gguf, kept, quantizers, replacing
 else:
 
     def __getattr__(name: str) -> Any:
         """Packages that few programs need, when they are first used."""
-        if name not in ("compiled", "gguf", "kept", "quantizers"):
+        if name not in ("compiled", "gguf", "kept", "quantizers", "replacing"):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return importlib.import_module(f".{name}", __name__)
 
@@ -126,6 +126,7 @@ __all__ = [
     "quantize",
     "quantize_q8_1",
     "quantizers",
+    "replacing",
     "rms_norm",
     "rms_norm_matmul",
     "rope_append",

@@ -9,15 +9,21 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+__all__ = ["remove_partials", "replacing"]
+
+_partials: set[Path] = set()  # of this process
+
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str], suffix: str = "") -> Iterator[Path]:
     """A path beside `path` for a new file, which replaces it unless the block raises.
 
-    A process that is killed leaves the part it wrote there, `.HEX` + suffix + `.partial`.
+    A process that is killed leaves the part it wrote there, `.HEX` + suffix + `.partial`; one that
+    ends of its own accord, inside the block and without an exception, calls `remove_partials`.
     """
     target = Path(os.path.realpath(os.fsdecode(path)))  # a link stays one
     partial = target.parent / f".{secrets.token_hex(8)}{suffix}.partial"
+    _partials.add(partial)
     try:
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -31,3 +37,11 @@ def replacing(path: str | os.PathLike[str], suffix: str = "") -> Iterator[Path]:
         raise OSError(error.errno, error.strerror or str(error), os.fsdecode(path)) from error
     finally:
         partial.unlink(missing_ok=True)
+        _partials.discard(partial)
+
+
+def remove_partials() -> None:
+    """Removes what this process has written in part, for a signal's handler that ends it."""
+    for partial in list(_partials):
+        with contextlib.suppress(OSError):
+            partial.unlink()

@@ -15,19 +15,25 @@ if TYPE_CHECKING:
     from .build import named_tensors
     from .compiled import CompiledStep, compile_step, load_compiled
     from .config import Config
+    from .conversation import Conversation
     from .decoder import Decoder
+    from .embeddings import embed
     from .files.checkpoint import CheckpointSource, from_pretrained
     from .files.gguf import from_gguf, save_gguf
     from .files.imatrix import read_imatrix
     from .files.load import load
+    from .files.lora import with_lora
     from .files.nextn import load_nextn
     from .files.quantize import quantize, quantize_file
     from .flax_types import Packed
-    from .generation import Output, Piece, Timings, generate, stream
+    from .generation import generate, stream
     from .kv_cache import PagedCache
     from .model import Model
+    from .outputs import Output, Piece, Timings, TokenLogprobs
     from .perplexity import Score, score
+    from .prefix import Prefix
     from .programs import CUDA_COMPILER_OPTIONS, abstract_programs
+    from .run import ContextShift
     from .sampling import Sampling
 
 #: Name -> the module that has it, where that is not a module itself.
@@ -38,19 +44,25 @@ _HOMES = {
         "build": ("named_tensors",),
         "compiled": ("CompiledStep", "compile_step", "load_compiled"),
         "config": ("Config",),
+        "conversation": ("Conversation",),
         "decoder": ("Decoder",),
+        "embeddings": ("embed",),
         "files.checkpoint": ("CheckpointSource", "from_pretrained"),
         "files.gguf": ("from_gguf", "save_gguf"),
         "files.imatrix": ("read_imatrix",),
         "files.load": ("load",),
+        "files.lora": ("with_lora",),
         "files.nextn": ("load_nextn",),
         "files.quantize": ("quantize", "quantize_file"),
         "flax_types": ("Packed",),
-        "generation": ("Output", "Piece", "Timings", "generate", "stream"),
+        "generation": ("generate", "stream"),
         "kv_cache": ("PagedCache",),
         "model": ("Model",),
+        "outputs": ("Output", "Piece", "Timings", "TokenLogprobs"),
+        "prefix": ("Prefix",),
         "perplexity": ("Score", "score"),
         "programs": ("CUDA_COMPILER_OPTIONS", "abstract_programs"),
+        "run": ("ContextShift",),
         "sampling": ("Sampling",),
     }.items()
     for name in names
@@ -61,20 +73,25 @@ __all__ = [
     "CheckpointSource",
     "CompiledStep",
     "Config",
+    "ContextShift",
+    "Conversation",
     "Decoder",
     "Model",
     "Output",
     "Packed",
     "PagedCache",
     "Piece",
+    "Prefix",
     "Sampling",
     "Score",
     "Timings",
+    "TokenLogprobs",
     "abstract_programs",
     "chat",
     "compile_step",
     "demo_path",
     "drafts",
+    "embed",
     "from_gguf",
     "from_pretrained",
     "generate",
@@ -91,6 +108,7 @@ __all__ = [
     "states",
     "stream",
     "tokenizer",
+    "with_lora",
 ]
 
 if not TYPE_CHECKING:

@@ -1,12 +1,17 @@
-"""A conversation with a model: its messages, and prompts of them that fit the model's context."""
+"""A conversation with a model: its messages, its answers, and prompts that fit the context."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import chat
+from . import chat, generation
 from .model import Model
+from .outputs import Output, Piece
+from .prefix import Prefix
+from .sampling import Sampling
 
 #: For files without a template, which are seldom trained for chats: a transcript.
 TRANSCRIPT = (
@@ -40,14 +45,67 @@ class Prompt:
 class Conversation:
     """Messages of a user and a model that has a tokenizer.
 
+    What is computed of them stays for the next answer.
+
     Attributes:
       system: the system message; None: none.
       turns: dicts with "role" and "content", without the system message.
+      prefix: the last prompt and answer, computed.
     """
 
     model: Model
     system: str | None = None
     turns: list[dict[str, Any]] = field(default_factory=list)
+    prefix: Prefix = field(default_factory=Prefix, repr=False, compare=False)
+
+    def answer(self, message: str, sampling: Sampling | None = None, **options: Any) -> Output:
+        """The model's answer to a message; both are turns then. Arguments as `generate`'s."""
+        *_, last = self.stream(message, sampling, **options)
+        assert last.output is not None
+        return last.output
+
+    def stream(
+        self, message: str, sampling: Sampling | None = None, **options: Any
+    ) -> Iterator[Piece]:
+        """As `answer`, piece by piece; what has come when the iterator is closed is the answer.
+
+        The oldest turns are dropped where the context is full, as `prompt` says.
+
+        Raises:
+          TooLongError: no room is left for an answer. chat.ChatTemplateError, ValueError,
+            TypeError: as `chat.encode` and `generate` do. The turns are as before then.
+        """
+        turns = list(self.turns)
+        self.turns.append({"role": "user", "content": message})
+        try:
+            fields = {f.name for f in dataclasses.fields(Sampling)}
+            given = {name: options.pop(name) for name in [*options] if name in fields}
+            sampling = dataclasses.replace(sampling or Sampling(), **given)
+            if not self.has_template:
+                stops = (*sampling.stops, TRANSCRIPT_STOP)
+                sampling = dataclasses.replace(sampling, stop=stops)
+            prompt = self.prompt(sampling.max_new_tokens)
+            sampling = dataclasses.replace(sampling, max_new_tokens=prompt.max_new_tokens)
+            options = {"prefix": self.prefix} | options
+            pieces = generation.stream(self.model, prompt.tokens, sampling, **options)
+        except BaseException:
+            self.turns[:] = turns
+            raise
+        return self._answering(self.turns.pop(), pieces)
+
+    def _answering(self, asked: dict[str, Any], pieces: Iterator[Piece]) -> Iterator[Piece]:
+        text = ""
+        self.turns.append(asked)
+        try:
+            for piece in pieces:
+                text += piece.text
+                yield piece
+        finally:
+            pieces.close()  # type: ignore[attr-defined]  # which leaves its cache to the prefix
+            if text.strip():
+                self.add_answer(text.strip())
+            else:
+                self.turns.pop()  # no template takes two messages of the user in a row
 
     @property
     def messages(self) -> list[dict[str, Any]]:

@@ -72,6 +72,10 @@ class Decoder(nnx.Module):
 
         lengths: int32 (batch,), where rows are padded on the right; None: no padding.
         """
+        return self.logits(self.vectors(tokens, lengths))
+
+    def vectors(self, tokens: Array, lengths: Array | None = None) -> Array:
+        """As a call, of vectors (batch, time, hidden_size) that `logits` makes logits of."""
         if lengths is None:
             lengths = jnp.full(tokens.shape[:1], tokens.shape[1], jnp.int32)
 
@@ -81,7 +85,7 @@ class Decoder(nnx.Module):
             return Fresh(lengths=lengths, **options)
 
         positions = jax.lax.broadcasted_iota(jnp.int32, tokens.shape, 1)
-        return self.logits(self._hidden(tokens, positions, memory, tokens.shape[1])[0])
+        return self._hidden(tokens, positions, memory, tokens.shape[1])[0]
 
     def prefill(self, tokens: Array, lengths: Array, cache: PagedCache) -> tuple[Array, PagedCache]:
         """A full causal pass that stores keys and values from position 0 on.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +12,9 @@ from .config import Config
 from .kv_cache import PagedCache, page_shapes, state_shapes
 from .model import Model
 from .programs import Programs
-from .sampler import Parameters, Way
+from .sampler import Logprobs
 from .state import State
+from .ways import Way
 
 
 def kept_program(
@@ -49,8 +49,9 @@ def kept_program(
 def _structure(config: Config, way: Way, cache_dtype: Any) -> Any:
     """A State's, which nobody traces to see."""
     array: Any = 0
-    parameters = Parameters(*[array] * len(dataclasses.fields(Parameters)))
     seen = array if way.penalizes else None
+    text = array if way.reads_text else None
+    logprobs = None if way.logprobs is None else Logprobs(array, array, array)
     layers = range(config.num_layers)
     cache = PagedCache(
         [(array,) * len(page_shapes(config, i, 1, 1, cache_dtype)) for i in layers],
@@ -59,4 +60,5 @@ def _structure(config: Config, way: Way, cache_dtype: Any) -> Any:
         [array] * len(config.windows),
         [(array,) * len(state_shapes(config, i, 1)) for i in layers],
     )
-    return jax.tree.structure(State(cache, array, array, array, array, array, parameters, seen))
+    state = State(cache, array, array, array, array, array, seen, text, logprobs)
+    return jax.tree.structure(state)

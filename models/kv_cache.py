@@ -189,6 +189,21 @@ class PagedCache:
         return slots.reshape(*groups, -1)
 
 
+def grown(cache: PagedCache, config: Config, capacity: int, ahead: int) -> PagedCache:
+    """The cache of one sequence with room for `capacity` tokens, at least as many as before."""
+    if capacity <= cache.capacity:
+        return cache
+    options = {"page_size": cache.page_size, "dtype": cache.dtype, "ahead": ahead}
+    larger = PagedCache.create(config, 1, capacity, **options)
+    pages = [
+        tuple(new.at[: len(old)].set(old) for new, old in zip(*both, strict=True))
+        for both in zip(larger.pages, cache.pages, strict=True)
+    ]
+    return dataclasses.replace(
+        larger, pages=pages, states=cache.states, context_lens=cache.context_lens
+    )
+
+
 def window_pages(window: int | None, page_size: int, ahead: int = 1) -> int:
     """Pages that the windows of `ahead` tokens can see parts of, the last anywhere in a page."""
     if window is None:

@@ -20,14 +20,19 @@ from .buckets import bucket, fine_bucket
 from .config import Config
 from .placement import Placement
 from .programs import Programs
-from .sampler import Way
+from .recent import Recent
 from .tokenizer import Tokenizer
+from .ways import Way
 
 if TYPE_CHECKING:
     from jax_q4k.kept import KeptPrograms
 
     from .decoder import Decoder
     from .drafts import Draft
+
+
+#: Compiled programs of a model that are kept in memory, of about 10 MB each.
+MOST_PROGRAMS = 64
 
 
 class Parts(NamedTuple):
@@ -66,6 +71,7 @@ class Model:
       weights: the arrays of the decoder, packed ones as their planes.
       layout: their names in the decoder, as text, and the formats of packed ones.
       placement: how they lie on several devices; None: on one.
+      ready: compiled programs for shapes; those used last.
       kept: where programs of generation come from, if they were compiled before; None: nowhere. For
         modules of this package alone: what others do is not part of a program's name.
     """
@@ -96,17 +102,27 @@ class Model:
         # Programs keep this and not the model: a cycle of references would keep the weights after
         # the last use.
         put_together = parts.merge
+        self._tree, self._put_together = tree, put_together
 
         def merge(weights: list[jax.Array]) -> Decoder:
             return put_together(jax.tree.unflatten(tree, weights))
 
         self._merge = merge
         self.kept: KeptPrograms | None = None
-        self._programs: dict[Any, Programs] = {}
+        self.ready = Recent(MOST_PROGRAMS)
+        self._programs = Recent(MOST_PROGRAMS)
         rows = (lambda x: x) if placement is None else placement.rows
-        self._full_pass = jax.jit(
-            lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest)
-        )
+
+        def full_pass() -> Any:
+            return jax.jit(lambda weights, tokens, *rest: merge(weights)(rows(tokens), *rest))
+
+        self._full_pass = full_pass
+
+        def normed(weights: list[jax.Array], tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+            decoder = merge(weights)
+            return decoder.norm(decoder.vectors(rows(tokens), lengths))
+
+        self._vectors_pass = lambda: jax.jit(normed)
 
     def decoder(self, weights: list[jax.Array] | None = None) -> Decoder:
         """The decoder's modules with `weights`, which may be tracers.
@@ -114,6 +130,11 @@ class Model:
         None takes the model's own.
         """
         return self._merge(self.weights if weights is None else weights)
+
+    def parts(self) -> Parts:
+        """The decoder's parts, with this model's weights."""
+        state = jax.tree.unflatten(self._tree, self.weights)
+        return Parts(self.config, state, self._put_together)
 
     def logits(self, tokens: Any) -> jax.Array:
         """Logits, float32 (batch, time, vocab_size), of tokens (batch, time), integers.
@@ -145,7 +166,18 @@ class Model:
         padded[:, :time] = array
         given = self.put((padded, np.full(batch, time, np.int32)))
         with self.on_devices():
-            return _first(self._full_pass(self.weights, *given), time)
+            full_pass = self.ready.get(("logits", padded.shape), self._full_pass)
+            return _first(full_pass(self.weights, *given), time)
+
+    def vectors(self, tokens: np.ndarray, lengths: np.ndarray) -> jax.Array:
+        """The final norm's output (batch, time, hidden_size) of tokens int32 (batch, time).
+
+        lengths: int32 (batch,), beyond which a row is padding.
+        """
+        given = self.put((tokens, lengths))
+        with self.on_devices():
+            full_pass = self.ready.get(("vectors", tokens.shape), self._vectors_pass)
+            return full_pass(self.weights, *given)
 
     def put(self, arrays: Any) -> Any:
         """NumPy's arrays on the model's devices, whole on each; alike in every process."""
@@ -166,8 +198,14 @@ class Model:
         return bucket(time) if self._on_gpu() else fine_bucket(time)
 
     def padded_batch(self, rows: int) -> int:
-        """Rows that a batch is padded to, so that devices split its pages evenly."""
+        """Rows that a batch is padded to.
+
+        Devices split its pages evenly, and few programs serve all batches of more than 8.
+        """
         groups = 1 if self.placement is None else self.placement.groups
+        if rows > 8:
+            step = bucket(rows) // 8
+            rows = -(-rows // step) * step
         return -(-rows // groups) * groups
 
     def check_ids(self, name: str, ids: np.ndarray) -> None:
@@ -186,16 +224,13 @@ class Model:
         They are made once per way of sampling, None: greedy, and kind of drafts.
         """
         way = Way() if way is None else way
-        key = way, draft
-        if key not in self._programs:
-            self._programs[key] = Programs(
-                self._merge,
-                way,
-                draft=draft,
-                on_gpu=self._on_gpu(),
-                placement=self.placement,
-            )
-        return self._programs[key]
+        of_users = draft is not None or bool(way.processors)
+        are_kept = self.kept is not None and self.placement is None and not of_users
+        given: dict[str, Any] = {"on_gpu": self._on_gpu(), "placement": self.placement}
+        make = functools.partial(
+            Programs, self._merge, way, draft=draft, are_kept=are_kept, **given
+        )
+        return self._programs.get((way, draft, are_kept), make)
 
     def _on_gpu(self) -> bool:
         # none: weights that stand for shapes only

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from .stopping import StopStrings
 
@@ -14,6 +14,12 @@ from .stopping import StopStrings
 LEAST_TEMPERATURE = 1e-5
 #: Most tokens that `logit_bias` may name.
 MAX_BIASES = 4096
+#: Most likely tokens whose probabilities `logprobs` may ask for.
+MAX_LOGPROBS = 1024
+
+#: (logits float32 (vocab_size,), tokens int32 (capacity,), length int32 ()) -> logits, in jit. The
+#: first `length` of the tokens are the prompt and what was generated.
+Processor: TypeAlias = Callable[[Any, Any, Any], Any]
 
 
 def _field(default: Any, help: str, **metadata: Any) -> Any:
@@ -25,9 +31,9 @@ def _field(default: Any, help: str, **metadata: Any) -> Any:
 class Sampling:
     """A way to continue a prompt; validated and hashable.
 
-    Filters apply in llama.cpp's order: bias, penalties, top-k, top-p, min-p, then temperature, so
-    which tokens stay does not depend on the temperature. Numbers are data of the compiled programs:
-    others compile nothing (`sampler.Way` has what does).
+    Filters apply in llama.cpp's order: bias, penalties, DRY, `processors`, top-k, top-p, min-p,
+    then temperature, so which tokens stay does not depend on the temperature. Numbers are data of
+    the compiled programs: others compile nothing (`ways.Way` has what does).
 
     Attributes:
       max_new_tokens: at least 1.
@@ -42,10 +48,21 @@ class Sampling:
       presence_penalty: -100 to 100: is subtracted from logits of tokens seen before, prompt
         included.
       frequency_penalty: -100 to 100: is subtracted as often as they were seen.
+      dry_multiplier: 0 to 100: what a token costs that makes a run of `dry_allowed_length` tokens,
+        which stood in the text before, longer; each token of a longer run multiplies it by
+        `dry_base`, 1 to 100. 0: nothing.
+      dry_penalty_last_n: the last tokens that runs are looked for in; -1: all.
+      dry_sequence_breakers: texts; no run goes across a token that holds one. Kept as a tuple.
       logit_bias: token ids -> what is added to their logits; -inf excludes one. Kept as a tuple of
         pairs, by id.
+      processors: functions of a row's logits, in jit, one behind the other: (logits float32
+        (vocab_size,), tokens int32 (capacity,), length int32 ()) -> logits. The first `length`
+        tokens are the text so far. Each function is traced once for a program: give the same object
+        again. Kept as a tuple.
+      logprobs: 0 to 1024: an Output holds the log-probability of each token, and of as many of the
+        likeliest ones, by the model's own logits. None: it does not.
       seed: 0 to 2^32 - 1. Row i of a batch draws as a prompt alone does with `seed + i`.
-      stop: strings that end a text, or one; they need a tokenizer. Kept as a tuple.
+      stop: strings that end a text, or one; they need a tokenizer. Kept as a tuple. None: none.
       ignore_end: does not end at the tokenizer's end tokens.
     """
 
@@ -57,16 +74,30 @@ class Sampling:
     repetition_penalty: float = _field(1.0, "default: 1, none", range=(0.01, 100), metavar="X")
     presence_penalty: float = _field(0.0, "default: 0, none", range=(-100, 100), metavar="X")
     frequency_penalty: float = _field(0.0, "default: 0, none", range=(-100, 100), metavar="X")
+    dry_multiplier: float = _field(0.0, "default: 0, none", range=(0, 100), metavar="X")
+    dry_base: float = _field(1.75, "default: 1.75", range=(1, 100), metavar="X")
+    dry_allowed_length: int = _field(2, "default: 2", range=(1, 2**31 - 1), metavar="N")
+    dry_penalty_last_n: int = _field(
+        -1, "default: -1, the whole text", range=(-1, 2**31 - 1), metavar="N"
+    )
+    dry_sequence_breakers: str | Sequence[str] = _field(
+        ("\n", ":", '"', "*"), "runs end at tokens with TEXT; may be repeated", metavar="TEXT"
+    )
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = _field(
         (), "add X to the logits of token ID; may be repeated", metavar="ID=X"
     )
+    processors: Sequence[Processor] = dataclasses.field(default=(), metadata={})
+    logprobs: int | None = _field(
+        None, "also the N likeliest tokens' log-probabilities", range=(0, MAX_LOGPROBS), metavar="N"
+    )
     seed: int = _field(0, "default: 0", range=(0, 2**32 - 1))
-    stop: str | Sequence[str] = _field((), "end here; may be repeated", metavar="TEXT")
+    stop: str | Sequence[str] | None = _field((), "end here; may be repeated", metavar="TEXT")
     ignore_end: bool = _field(False, "go on beyond the model's end token")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if "range" in field.metadata:
+            given = getattr(self, field.name)
+            if "range" in field.metadata and not (given is None and field.default is None):
                 object.__setattr__(self, field.name, _in_range(field, getattr(self, field.name)))
         given = self.max_new_tokens
         try:
@@ -76,12 +107,24 @@ class Sampling:
         if given < 1:
             raise ValueError(f"max_new_tokens={given} must be at least 1")
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
-        object.__setattr__(self, "stop", StopStrings(self.stop).stops)
+        object.__setattr__(self, "stop", StopStrings(self.stop or ()).stops)
+        object.__setattr__(self, "processors", _processors(self.processors))
+        breakers = StopStrings(self.dry_sequence_breakers or ()).stops
+        object.__setattr__(self, "dry_sequence_breakers", breakers)
+
+    def replaced(self, **fields: Any) -> Sampling:
+        """With other values of some fields, checked."""
+        return dataclasses.replace(self, **fields)
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
         """`logit_bias` as pairs, by id."""
         return self.logit_bias  # type: ignore[return-value]
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return self.stop  # type: ignore[return-value]
 
     @property
     def greedy(self) -> bool:
@@ -115,8 +158,21 @@ def _biases(given: Any) -> tuple[tuple[int, float], ...]:
     return tuple(found)
 
 
+def _processors(given: Any) -> tuple[Processor, ...]:
+    given = (given,) if callable(given) else given
+    try:
+        found = tuple(given)
+        for one in found:
+            hash(one)
+    except TypeError:
+        found = (None,)
+    if not all(map(callable, found)):
+        raise TypeError(f"processors={given!r} must be functions of logits, tokens and a length")
+    return found
+
+
 def _in_range(field: dataclasses.Field[Any], value: Any) -> float:
-    kind = int if field.type == "int" else float
+    kind = int if str(field.type).startswith("int") else float
     (low, high), open_low = field.metadata["range"], field.metadata.get("open_low", False)
     bracket = "(" if open_low else "["
     message = f"{field.name}={value!r} must be {kind.__name__} in {bracket}{low}, {high}]"

@@ -11,8 +11,10 @@ import jax.numpy as jnp
 from .drafts import Draft, PromptLookup, model_drafts
 from .kv_cache import PagedCache
 from .nextn import Drafter
-from .sampler import Way, sample
+from .penalties import Text
+from .sampler import Logprobs, logprobs_of, sample
 from .state import Drafting, State
+from .ways import Parameters, Way
 
 if TYPE_CHECKING:
     from .decoder import Decoder
@@ -26,22 +28,11 @@ LOSS = 1 / 64
 MOST_CREDIT = 4.0
 
 
-def begin(tokens: jax.Array, capacity: int, count: int, cache: PagedCache | None) -> Drafting:
-    """The state before the first draft of `count` tokens, of prompts (batch, time)."""
-    batch, time = tokens.shape
-    text = jnp.zeros((batch, capacity), jnp.int32)
-    text = jax.lax.dynamic_update_slice(text, tokens[:, :capacity], (0, 0))
+def begin(batch: int, count: int, cache: PagedCache | None) -> Drafting:
+    """The state before the first draft of `count` tokens."""
     zeros = jnp.zeros(batch, jnp.int32)
     drafts, found = jnp.zeros((batch, count), jnp.int32), jnp.ones(batch, bool)
-    return Drafting(text, drafts, found, jnp.float32(1), zeros, zeros, cache)
-
-
-def with_first_token(state: State) -> State:
-    """The state whose text has the token that the prompts' pass has sampled."""
-    drafting = _of(state)
-    rows, at = jnp.arange(len(state.token)), state.cache.context_lens
-    text = drafting.text.at[rows, at].set(state.token, mode="drop")
-    return dataclasses.replace(state, drafting=dataclasses.replace(drafting, text=text))
+    return Drafting(drafts, found, jnp.float32(1), zeros, zeros, cache)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +42,7 @@ class Speculation:
     Attributes:
       tokens: of a draft.
       cost: of checking a draft, in steps without one.
+      parameters: of rows' ways of sampling.
       decoder, drafter: the model's, and that of a draft model, or the layer of further tokens.
       placement: of the model on several devices.
     """
@@ -59,6 +51,7 @@ class Speculation:
     tokens: int
     cost: float
     way: Way
+    parameters: Parameters
     decoder: Decoder
     drafter: Decoder | Drafter | None = None
     placement: Placement | None = None
@@ -114,9 +107,10 @@ class Speculation:
         """The state that knows whether there is a draft."""
         if not isinstance(self.draft, PromptLookup):
             return state
-        drafting = _of(state)
+        drafting, text = _of(state), state.text
+        assert text is not None
         lengths = state.cache.context_lens + 1  # with the last token, which is not stored
-        drafts, found = self.draft.found(drafting.text, lengths, self.tokens)
+        drafts, found = self.draft.found(text, lengths, self.tokens)
         drafting = dataclasses.replace(drafting, drafts=drafts, found=found)
         return dataclasses.replace(state, drafting=drafting)
 
@@ -156,16 +150,16 @@ class Speculation:
         right = (sampled[:, :-1] == drafts) & tried[:, None]
         stayed = jnp.cumprod(right.astype(jnp.int32), axis=1).sum(axis=1, dtype=jnp.int32)
         counts = jnp.where(active, stayed + 1, 0)
-        ends = state.parameters.are_ends(sampled)
+        ends = self.parameters.are_ends(sampled)
         first_end = jnp.where(ends.any(axis=1), jnp.argmax(ends, axis=1), count + 1)
         ended = active & (first_end < counts)
         counts = jnp.minimum(counts, first_end.astype(jnp.int32) + 1)
         if count:
             cache = accepted(counts)
-        state = _with_tokens(state, sampled, counts, seen)
+        state = _with_tokens(state, sampled, counts, seen, self._logprobs(logits, sampled))
         drafting = self._learned(_of(state), drafted, stayed, active, checks=count > 0)
         drafting = self._followed(drafting, given, sampled, x, counts)
-        ended |= state.counts >= state.parameters.max_new_tokens
+        ended |= state.counts >= self.parameters.max_new_tokens
         return dataclasses.replace(
             state, cache=cache, finished=state.finished | ended, drafting=drafting
         )
@@ -178,15 +172,32 @@ class Speculation:
     ) -> tuple[jax.Array, jax.Array | None]:
         """What sampling takes behind each token (batch, count + 1); and `State.seen` by then."""
         batch, time, vocab = logits.shape
-        steps = (state.counts[:, None] + jnp.arange(time, dtype=jnp.int32)[None]).reshape(-1)
+        first = state.counts + self.parameters.first_step
+        steps = (first[:, None] + jnp.arange(time, dtype=jnp.int32)[None]).reshape(-1)
         seen = None
         if state.seen is not None:
             new = jax.nn.one_hot(drafts, vocab, dtype=jnp.int32).cumsum(axis=1, dtype=jnp.int32)
             seen = state.seen[:, None] + jnp.pad(new, ((0, 0), (1, 0), (0, 0)))
         flat = None if seen is None else seen.reshape(-1, vocab)
-        parameters = state.parameters.repeated(time)
-        tokens = sample(logits.reshape(-1, vocab), self.way, parameters, steps, flat)
+        text = None
+        if self.way.reads_text and state.text is not None:
+            lengths = state.cache.context_lens + 1  # with the last token
+            at = lengths[:, None] + jnp.arange(time - 1, dtype=jnp.int32)[None]
+            rows = jnp.arange(batch, dtype=jnp.int32)[:, None]
+            drafted = state.text.at[rows, at].set(drafts, mode="drop")
+            lengths = lengths[:, None] + jnp.arange(time, dtype=jnp.int32)[None]
+            text = Text(jnp.repeat(drafted, time, axis=0), lengths.reshape(-1))
+        parameters = self.parameters.repeated(time)
+        tokens = sample(logits.reshape(-1, vocab), self.way, parameters, steps, flat, text)
         return tokens.reshape(batch, time), seen
+
+    def _logprobs(self, logits: jax.Array, sampled: jax.Array) -> Logprobs | None:
+        """Of tokens (batch, time)."""
+        if self.way.logprobs is None:
+            return None
+        flat = logits.reshape(-1, logits.shape[-1]), sampled.reshape(-1)
+        found = logprobs_of(*flat, self.way.logprobs)
+        return jax.tree.map(lambda x: x.reshape(*sampled.shape, *x.shape[1:]), found)
 
     def _followed(
         self,
@@ -235,20 +246,27 @@ def _of(state: State) -> Drafting:
 
 
 def _with_tokens(
-    state: State, sampled: jax.Array, counts: jax.Array, seen: jax.Array | None
+    state: State,
+    sampled: jax.Array,
+    counts: jax.Array,
+    seen: jax.Array | None,
+    logprobs: Logprobs | None,
 ) -> State:
     """The state with the first `counts` (batch,) of the tokens sampled (batch, time)."""
     batch, time = sampled.shape
     rows, steps = jnp.arange(batch)[:, None], jnp.arange(time, dtype=jnp.int32)[None]
     capacity, valid = state.tokens.shape[1], steps < counts[:, None]
 
-    def written(array: jax.Array, first: jax.Array) -> jax.Array:
+    def written(array: jax.Array, new: jax.Array, first: jax.Array) -> jax.Array:
         at = jnp.where(valid, first[:, None] + steps, capacity)  # beyond the last: dropped
-        return array.at[rows, at].set(sampled, mode="drop")
+        return array.at[rows, at].set(new, mode="drop")
 
-    drafting = _of(state)
+    assert state.text is not None
     # The last token of the text so far lies behind the stored ones.
-    text = written(drafting.text, state.cache.context_lens + 1)
+    text = written(state.text, sampled, state.cache.context_lens + 1)
+    if logprobs is not None:
+        given = state.logprobs, logprobs
+        logprobs = jax.tree.map(lambda all, new: written(all, new, state.counts), *given)
     last = jnp.maximum(counts - 1, 0)[:, None]
     token = jnp.where(counts > 0, jnp.take_along_axis(sampled, last, axis=1)[:, 0], state.token)
     if seen is not None and state.seen is not None:
@@ -258,9 +276,10 @@ def _with_tokens(
     return dataclasses.replace(
         state,
         token=token,
-        tokens=written(state.tokens, state.counts),
+        tokens=written(state.tokens, sampled, state.counts),
+        text=text,
+        logprobs=logprobs,
         counts=state.counts + counts,
         step=state.step + 1,
         seen=seen,
-        drafting=dataclasses.replace(drafting, text=text),
     )

@@ -8,7 +8,7 @@ import jax
 
 from .exportable import exportable
 from .kv_cache import PagedCache
-from .sampler import Parameters
+from .sampler import Logprobs
 
 
 @exportable
@@ -18,7 +18,6 @@ class Drafting:
     """What drafts are made of, and how they have fared.
 
     Attributes:
-      text: int32 (batch, capacity), prompts and new tokens.
       drafts: int32 (batch, tokens), those that were looked up.
       found: bool (batch,), whether there is a draft.
       credit: float32 (), how many drafts in a row may fail before generation waits with them.
@@ -27,7 +26,6 @@ class Drafting:
       vector: (batch, hidden_size), what a `Drafter` has behind the last token; None: there is none.
     """
 
-    text: jax.Array
     drafts: jax.Array
     found: jax.Array
     credit: jax.Array
@@ -50,9 +48,11 @@ class State:
       counts: int32 (batch,), new tokens of each row, an end token included.
       finished: bool (batch,), rows that sampled an end token or were stopped.
       step: int32, passes, which without drafts are the new tokens of a row that is not finished.
-      parameters: of rows' ways of sampling.
       seen: int32 (batch, vocab_size), how often tokens that penalties apply to were there; None
         without any.
+      text: int32 (batch, capacity), prompts and new tokens; the last one lies behind those of the
+        cache. None where nothing reads it.
+      logprobs: of `tokens`, alike; None: they are not kept.
       drafting: None: there are no drafts.
     """
 
@@ -62,6 +62,7 @@ class State:
     counts: jax.Array
     finished: jax.Array
     step: jax.Array
-    parameters: Parameters
-    seen: jax.Array | None
+    seen: jax.Array | None = None
+    text: jax.Array | None = None
+    logprobs: Logprobs | None = None
     drafting: Drafting | None = None

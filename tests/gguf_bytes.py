@@ -65,6 +65,10 @@ def text_entry(key: str | bytes, text: str | bytes) -> bytes:
     return entry(key, Value.STRING, string(text))
 
 
+def float_entry(key: str | bytes, value: float) -> bytes:
+    return entry(key, Value.FLOAT32, struct.pack("<f", value))
+
+
 def array_entry(key: str, kind: int, elements: list[bytes], count: int | None = None) -> bytes:
     count = len(elements) if count is None else count
     return entry(key, Value.ARRAY, u32(kind) + u64(count) + b"".join(elements))

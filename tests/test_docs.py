@@ -1,31 +1,76 @@
-"""The Python snippets of docs/ run as they stand: a section's after those before the first."""
+"""The snippets of docs/ run as they stand; so do the `jax-q4k` lines of docs/ and README.md.
+
+Python: a section's blocks in one namespace, after those before the first section. Lines of the
+command line: a page's, in order, in a folder that has the files which they name.
+"""
 
 from __future__ import annotations
 
+import io
 import re
+import shlex
+import shutil
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-DOCS = Path(__file__).parent.parent / "docs"
+import jax_q4k as jq
+from jax_q4k import models
+from jax_q4k.models import cli
+from tools import snippets
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+CHECKPOINT = ROOT / "tests" / "data" / "checkpoints" / "llama"
+
 #: What a snippet may need beyond the package's dependencies: module -> where it is used.
 OPTIONAL = {"orbax.checkpoint": "import orbax", "flatbuffers": ".serialize()"}
+
+#: Blocks that do not run here, by page and the first line's beginning: everything else does.
+NOT_RUN = {
+    ("docs/bench.md", "jax-q4k bench MODEL.gguf -p 512"): "takes minutes",
+    ("docs/files.md", "jax-q4k generate NAME-00001-of-00003.gguf"): "needs files of a split model",
+    ("docs/files.md", "jax-q4k generate ORG/NAME"): "needs a network",
+    ("docs/kernels.md", "$ python -m tools.tune"): "measures on an NVIDIA GPU",
+}
+
+TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
+TEXT = "It is a truth universally acknowledged, that a single man must be in want of a wife.\n"
 
 
 def sections() -> list:
     """(setup, code) of each section that has any, by page and heading."""
     found = []
-    for page in sorted(DOCS.glob("*.md")):
-        head, *parts = re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
-        setup = snippets(head)
-        for part in parts:
-            if code := snippets(part):
-                found.append(pytest.param(setup, code, id=f"{page.stem}-{part.splitlines()[0]}"))
+    for page in snippets.pages():
+        if page == "README.md":
+            continue  # tests/test_readme.py
+        code: dict[str, str] = {}
+        for block in snippets.blocks(page):
+            if block.language == "python" and not block.not_run:
+                code[block.section] = code.get(block.section, "") + block.code
+        setup = code.pop("", "")
+        name = page.removeprefix("docs/").removesuffix(".md")
+        if name in IN_ORDER:
+            code = {"all": "".join(code.values())} if code or setup else {}
+        elif setup and not code:
+            code = {"all": ""}
+        found += [pytest.param(setup, text, id=f"{name}-{part}") for part, text in code.items()]
     return found
 
 
-def snippets(text: str) -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+#: Pages that tell one story: sections go on from those before.
+IN_ORDER = (
+    "index",
+    "jax",
+    "flax",
+    "quantizing",
+    "simulator",
+    "add-architecture",
+    "add-format",
+    "add-operation",
+)
 
 
 @pytest.mark.parametrize("setup, code", sections())
@@ -37,7 +82,96 @@ def test_snippets(setup, code, tmp_path, monkeypatch):
     exec(compile(f"{setup}\n{code}", "snippets", "exec"), {"__name__": "snippets"})
 
 
+def pages_with_commands() -> list[str]:
+    return [page for page in snippets.pages() if commands(page)]
+
+
+def commands(page: str) -> list[snippets.Command]:
+    """The lines of the command line of a page that run here."""
+    shown = (b for b in snippets.blocks(page) if b.language != "python" and not b.not_run)
+    return [command for block in shown for command in snippets.commands(block)]
+
+
+def adapter():
+    """A LoRA adapter of one matrix of the demo, which changes nothing."""
+    about = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 4.0}
+    a, b = np.zeros((4, 256), np.float32), np.zeros((256, 4), np.float32)
+    name = "blk.0.attn_output.weight"
+    about["general.architecture"] = "llama"
+    return about, {f"{name}.lora_a": a, f"{name}.lora_b": b}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """A folder with the files that pages name: the demo with a chat template, a checkpoint."""
+    folder = tmp_path_factory.mktemp("files")
+    demo = jq.gguf.read(models.demo_path())
+    more = {"tokenizer.chat_template": TEMPLATE, "llama.context_length": 8192}  # as pages ask for
+    jq.gguf.write(folder / "MODEL.gguf", {**demo.metadata, **more}, demo.tensors)
+    shutil.copy(folder / "MODEL.gguf", folder / "IN.gguf")
+    shutil.copytree(CHECKPOINT, folder / "FOLDER")
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(CHECKPOINT / file, folder)
+    shutil.copy(CHECKPOINT / "model.safetensors", folder / "IN.safetensors")
+    (folder / "TEXT.txt").write_text(TEXT * 8)
+    (folder / "TEXTS.txt").write_text(TEXT * 2)
+    (folder / "question.txt").write_text("Why is the sea salt?\n")
+    jq.gguf.write(folder / "ADAPTER", *adapter())
+    return folder
+
+
+@pytest.mark.parametrize("page", pages_with_commands())
+def test_commands(page, files, tmp_path, monkeypatch, capfd):
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    for command in commands(page):
+        program, name, *arguments = command.words
+        assert program == "jax-q4k"
+        if name == "quantize":
+            Path(arguments[1]).unlink(missing_ok=True)  # of an alternative before
+        with monkeypatch.context() as settings:
+            for key, value in command.environment.items():
+                settings.setenv(key, value)
+            settings.setattr(sys, "stdin", io.StringIO("Good morning.\n"))
+            code = cli.main([name, *arguments])
+        assert code == 0, f"{page}:{command.line}: {command}\n{capfd.readouterr().err}"
+
+
+def test_every_line_of_the_command_line_is_found():
+    """A line that merely looks like one, such as `$ FOO=1 jax-q4k`, is run, too."""
+    for page in snippets.pages():
+        text = (ROOT / page).read_text()
+        looking = re.findall(r"^(?:    )?\$? ?(?:\w+=\S+ )*jax-q4k (\w+)", text, re.MULTILINE)
+        of_blocks = [
+            command.words[1]
+            for block in snippets.blocks(page)
+            if block.language != "python"
+            for command in {c.line: c for c in snippets.commands(block)}.values()
+        ]
+        assert [word for word in looking if word in cli.COMMANDS] == of_blocks, page
+
+
+def test_what_is_not_run_says_why():
+    found = {
+        (page, line): block.not_run
+        for page in snippets.pages()
+        for block in snippets.blocks(page)
+        if block.not_run
+        for (_, line) in [key for key in NOT_RUN if block.code.startswith(key[1])] or [(0, "?")]
+    }
+    assert found == NOT_RUN
+
+
+def test_a_block_that_is_marked_and_its_alternatives():
+    block = snippets.Block("a.md", 3, "", "", '$ X=1 jax-q4k generate A.gguf|B -p "a b"  # c\n', "")
+    assert [str(command) for command in snippets.commands(block)] == [
+        "X=1 jax-q4k generate A.gguf -p 'a b'",
+        "X=1 jax-q4k generate B -p 'a b'",
+    ]
+    assert shlex.split(str(snippets.commands(block)[0]))[0] == "X=1"
+
+
 def test_links():
-    for page in DOCS.glob("*.md"):
+    for page in DOCS.rglob("*.md"):
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
-            assert (DOCS / target).exists(), f"{page.name}: {target}"
+            assert (page.parent / target).exists(), f"{page.name}: {target}"

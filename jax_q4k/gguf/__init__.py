@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from ..errors import GGUFError
 from .fields import REQUIRED, Fields
-from .header import Header, read_header
+from .header import Header
 from .load import QUANTIZATION_VERSION, GGUFFile, TensorFile, read
 from .metadata import Metadata
+from .parts import part_names, read_header
 from .tensors import PLAIN, TensorInfo, supported_types
 from .write import TensorPieces, write
 
@@ -26,6 +27,7 @@ __all__ = [
     "TensorFile",
     "TensorInfo",
     "TensorPieces",
+    "part_names",
     "read",
     "read_header",
     "supported_types",

@@ -26,7 +26,11 @@ _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-    """A checked header: every tensor's bytes lie inside the file, and no two overlap."""
+    """A checked header: every tensor's bytes lie inside the file, and no two overlap.
+
+    Of a model in several files it is that of all: `parts` has their names, `file_size` is their
+    sum, and offsets count from the first byte of the first.
+    """
 
     version: int
     alignment: int  # bytes
@@ -34,15 +38,7 @@ class Header:
     tensors: dict[str, TensorInfo]
     data_start: int  # byte of the file that tensor offsets count from
     file_size: int
-
-
-def read_header(path: str | os.PathLike[str]) -> Header:
-    """The header of a file, without its tensors; GGUFError if it is malformed.
-
-    Tensor types that this package does not run are listed like any other (`TensorInfo.supported`).
-    """
-    with open_source(path) as file:
-        return parse_source(Source(file, os.fsdecode(path)))
+    parts: tuple[str, ...] = ()  # none: one file
 
 
 def open_source(path: str | os.PathLike[str]) -> io.FileIO:
@@ -53,7 +49,7 @@ def open_source(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def parse_source(source: Source) -> Header:
-    """The header of a source that is already open."""
+    """The header of a source that is already open: of one file, which may be a part of a model."""
     cursor = Cursor(source)
     version, tensor_count, entry_count = _preamble(cursor)
     metadata = values.Metadata()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable, Mapping
@@ -12,8 +13,9 @@ import jax
 import numpy as np
 
 from ..arrays import QuantizedArray
-from .header import Header, open_source, parse_source
+from .header import Header, open_source
 from .metadata import Metadata
+from .parts import opened
 from .source import Source
 from .tensor_reader import TensorReader
 from .tensors import PLAIN, TensorInfo, supported_types
@@ -43,8 +45,8 @@ class GGUFFile:
 class TensorFile:
     """An open file whose tensors are read one at a time, into host memory; its header is checked.
 
-    A context manager; the file stays open until it is left, so that the checked file is the one
-    that is read.
+    A context manager; the file, or all parts of a split one, stay open until it is left, so that
+    the checked file is the one that is read.
     """
 
     def __init__(
@@ -55,20 +57,18 @@ class TensorFile:
         check_scales: bool = True,
     ) -> None:
         """Raises GGUFError for a malformed file and for tensor types that are not supported."""
-        self._file = open_source(path)
-        try:
-            self._source = Source(self._file, os.fsdecode(path))
-            self.header = _loadable_header(self._source, select)
-        except BaseException:
-            self._file.close()
-            raise
+        with contextlib.ExitStack() as stack:
+            first = Source(stack.enter_context(open_source(path)), os.fsdecode(path))
+            self._source, header = stack.enter_context(opened(first))
+            self.header = _loadable(self._source, header, select)
+            self._files = stack.pop_all()
         self._check_scales = check_scales
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self._files.close()
 
     def read(self, name: str) -> QuantizedArray | np.ndarray:
         """A tensor as NumPy's arrays (planes of a packed one); checked as `gguf.read` does."""
@@ -86,6 +86,9 @@ def read(
     place: Place | None = None,
 ) -> GGUFFile:
     """Loads a GGUF file: packed tensors as QuantizedArray, F32, F16 and BF16 as jax.Array.
+
+    Of a model in several files, NAME-00001-of-00003.gguf, the first is given; the others are found
+    beside it.
 
     Shapes are row-major: a matrix is (n, k), y = x @ w.T. Everything the file claims is checked
     before it is used.
@@ -123,9 +126,20 @@ def load(
     place: Place | None = None,
 ) -> GGUFFile:
     """`read` from a source that is already open."""
-    header = _loadable_header(source, select)
-    if check is not None:
-        check(header)
+    with opened(source) as (whole, header):
+        header = _loadable(whole, header, select)
+        if check is not None:
+            check(header)
+        return GGUFFile(header, _tensors(whole, header, check_scales, progress, place))
+
+
+def _tensors(
+    source: Source,
+    header: Header,
+    check_scales: bool,
+    progress: Callable[[int, int], object] | None,
+    place: Place | None,
+) -> dict[str, QuantizedArray | jax.Array]:
     infos = header.tensors.values()
     total, done = sum(info.nbytes for info in infos), 0
     reader = TensorReader(source, header.data_start, check_scales)
@@ -147,11 +161,10 @@ def load(
             done += info.nbytes
             if progress is not None:
                 progress(done, total)
-    return GGUFFile(header, tensors)
+    return tensors
 
 
-def _loadable_header(source: Source, select: Select | None) -> Header:
-    header = parse_source(source)
+def _loadable(source: Source, header: Header, select: Select | None) -> Header:
     if select is not None:
         header = dataclasses.replace(header, tensors=dict(select(header)))
     _check_loadable(source, header)
@@ -159,10 +172,7 @@ def _loadable_header(source: Source, select: Select | None) -> Header:
 
 
 def _check_loadable(source: Source, header: Header) -> None:
-    """Refuses parts of split files, unsupported tensor types and unknown block layouts."""
-    parts = header.metadata.get("split.count", 1)
-    if not isinstance(parts, int) or parts not in (0, 1):  # 0: merged by llama.cpp
-        source.fail("split.count", f"must be 1, not {parts!r}: merge the parts into one file first")
+    """Refuses unsupported tensor types and unknown block layouts."""
     for info in header.tensors.values():
         if not info.supported:
             problem = (

@@ -36,6 +36,10 @@ class Source:
     def fail(self, field: str, problem: str) -> NoReturn:
         raise GGUFError(self.name, field, problem)
 
+    def file_at(self, offset: int) -> Source:
+        """What has the byte at `offset`, for errors: this file."""
+        return self
+
     def read_into(self, offset: int, target: memoryview, field: str) -> None:
         """Fills `target` with the bytes from `offset`, which the caller has checked."""
         self._fill(offset, target, field)

@@ -6,8 +6,10 @@ A box is a range along each of these axes: a whole tensor, or what a device hold
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ from .tensors import PLAIN, TensorInfo
 
 #: Bytes read, checked and split at a time, while in a cache: all memory beside the tensors.
 CHUNK = 1 << 20
+#: Bytes of arrays that are mapped, and of those that ask for huge pages, as NumPy's do.
+MAPPED, HUGE = 1 << 16, 1 << 22
 BUFFER_ALIGNMENT = 64  # bytes; JAX takes over a CPU buffer that is so aligned, without a copy
 
 #: (first, end) along each axis.
@@ -109,7 +113,8 @@ class TensorReader:
         _, box = blocks.in_file(box)
         (at,) = blocks.numbers([[first + int(i)] for (first, _), i in zip(box, index, strict=True)])
         found = f"{blocks.finite_name} {at} is NaN or infinite"
-        self.source.fail(blocks.field, f"{found} (check_scales=False loads it all the same)")
+        file = self.source.file_at(self.data_start + blocks.info.offset)
+        file.fail(blocks.field, f"{found} (check_scales=False loads it all the same)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,8 +230,18 @@ def _within(inner: Box, outer: Box) -> tuple[slice, ...]:
 
 
 def _aligned(shape: tuple[int, ...]) -> np.ndarray:
-    """An empty array of bytes that begins at a multiple of BUFFER_ALIGNMENT."""
+    """An empty array of bytes that begins at a multiple of BUFFER_ALIGNMENT.
+
+    A large one is mapped, so that the system has its memory back once it is dropped: glibc would
+    keep what several threads have asked it for, several times a model's size after some loads.
+    """
     nbytes = math.prod(shape)
+    if nbytes >= MAPPED:
+        mapped = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                mapped.madvise(mmap.MADV_HUGEPAGE)  # fewer misses where addresses are looked up
+        return np.frombuffer(mapped, np.uint8).reshape(shape)
     buffer = np.empty(nbytes + BUFFER_ALIGNMENT, np.uint8)
     start = -buffer.ctypes.data % BUFFER_ALIGNMENT
     return buffer[start : start + nbytes].reshape(shape)

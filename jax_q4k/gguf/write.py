@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import gguf
@@ -16,6 +17,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from .. import float_types
 from ..arrays import QuantizedArray
 from ..replacing import replacing
+from . import parts
 from .header import MAX_ALIGNMENT
 from .tensors import MAX_DIMS, MAX_NAME, PLAIN, supported_types
 from .value_types import typed
@@ -72,8 +74,9 @@ def write(
     metadata: Mapping[str, Any],
     tensors: Mapping[str, Any],
     *,
+    max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
-) -> None:
+) -> list[Path]:
     """Writes a GGUF file of version 3, which then replaces the file at `path`.
 
     A failure or an interruption leaves `path` as it was, and nothing beside it; a process that is
@@ -84,29 +87,81 @@ def write(
         arrays with one axis, or lists of one of these kinds; `value_types.typed` says which type
         each has in the file. Tensors are aligned to `general.alignment` bytes, 32 without it.
       tensors: name -> QuantizedArray, float32, float16 or bfloat16 array, or `TensorPieces`.
+      max_bytes: tensor data of a file; more goes into several, NAME-00001-of-00003.gguf, ... for a
+        `path` of NAME.gguf, as llama-gguf-split makes them. A larger tensor has one to itself.
       progress: called with (bytes of tensor data written, bytes in all).
 
+    Returns:
+      The files that were written.
+
     Raises:
-      TypeError, ValueError: a key, value, name, type or shape that GGUF does not hold, naming it.
-      OSError: the file cannot be written, naming `path`.
+      TypeError, ValueError: a key, value, name, type or shape that GGUF does not hold, naming it;
+        `max_bytes` is no positive integer, or makes more files than can be read. OSError: a file
+        cannot be written, naming it.
     """
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str):
         raise ValueError(
             f"metadata 'general.architecture' is {architecture!r}, expected the architecture's name"
         )
+    _check_max_bytes(max_bytes)
     entries = {key: typed(metadata, key) for key in metadata}
     alignment = _alignment(entries)
     described = {name: TensorPieces.of(name, tensor) for name, tensor in tensors.items()}
-    with (
-        replacing(path, ".gguf") as partial,
-        contextlib.closing(_Writer(partial, architecture)) as writer,
-    ):
+    sizes = {name: -(-t.nbytes // alignment) * alignment for name, t in described.items()}
+    groups = parts.grouped(sizes, max_bytes)
+    paths = parts.names_for(path, len(groups))
+    report = _Report(progress, sum(tensor.nbytes for tensor in described.values()))
+    with contextlib.ExitStack() as stack:
+        # They are replaced in the opposite order, so that the first part is there when all are.
+        partials = [stack.enter_context(replacing(file, ".gguf")) for file in paths]
+        for number, (partial, names) in enumerate(zip(partials, groups, strict=True)):
+            if len(groups) > 1:
+                said = parts.metadata_of_part(metadata, number, len(groups), len(described))
+                entries = {key: typed(said, key) for key in said}
+            _write_file(
+                partial, architecture, entries, alignment, {n: described[n] for n in names}, report
+            )
+    return paths
+
+
+def _check_max_bytes(max_bytes: Any) -> None:
+    if max_bytes is None:
+        return
+    if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
+        raise ValueError(f"max_bytes={max_bytes!r} must be a positive integer")
+
+
+class _Report:
+    """What `progress` is told over all files: bytes of those before, and of the one at work."""
+
+    def __init__(self, progress: Callable[[int, int], object] | None, total: int) -> None:
+        self.progress, self.total, self.done = progress, total, 0
+        self(0)
+
+    def __call__(self, written: int) -> None:
+        """written: bytes of the tensor at work."""
+        if self.progress is not None:
+            self.progress(self.done + written, self.total)
+
+
+def _write_file(
+    path: Path,
+    architecture: str,
+    entries: Mapping[str, tuple[GGUFValueType, GGUFValueType | None, Any]],
+    alignment: int,
+    tensors: Mapping[str, TensorPieces],
+    report: _Report,
+) -> None:
+    """One file, which `path` does not name for long."""
+    with contextlib.closing(_Writer(path, architecture)) as writer:
         writer.data_alignment = alignment
+        if "general.architecture" not in entries:  # as in parts behind the first
+            writer.kv_data[0].clear()
         for key, (kind, element, value) in entries.items():
             if key not in writer.kv_data[0]:  # as the architecture is, unless it is empty
                 writer.add_key_value(key, value, kind, element)
-        for name, tensor in described.items():
+        for name, tensor in tensors.items():
             writer.add_tensor_info(
                 name,
                 tensor.shape,
@@ -117,7 +172,7 @@ def write(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        _write_data(writer, described, progress)
+        _write_data(writer, tensors, report)
 
 
 class _Writer(gguf.GGUFWriter):
@@ -144,14 +199,10 @@ def _alignment(entries: Mapping[str, tuple[GGUFValueType, GGUFValueType | None, 
 
 
 def _write_data(
-    writer: gguf.GGUFWriter,
-    tensors: Mapping[str, TensorPieces],
-    progress: Callable[[int, int], object] | None,
+    writer: gguf.GGUFWriter, tensors: Mapping[str, TensorPieces], report: _Report
 ) -> None:
     assert writer.fout is not None
-    file, total, done = writer.fout[0], sum(tensor.nbytes for tensor in tensors.values()), 0
-    report = progress or (lambda done, total: None)
-    report(0, total)
+    file = writer.fout[0]
     writer.write_padding(file, file.tell())
     for name, tensor in tensors.items():
         written = 0
@@ -161,13 +212,13 @@ def _write_data(
             if written > tensor.nbytes:
                 break
             file.write(data)
-            report(done + written, total)
+            report(written)
         if written != tensor.nbytes:
             found = f"more than {tensor.nbytes}" if written > tensor.nbytes else f"{written}"
             takes = f"{tensor.type} of shape {tensor.shape} takes {tensor.nbytes}"
             raise ValueError(f"tensor {name!r} has {found} bytes; {takes}")
         writer.write_padding(file, written)
-        done += written
+        report.done += written
     file.flush()
     os.fsync(file.fileno())
 

@@ -19,7 +19,7 @@ import numpy as np
 from ptx_kernels.formats import code_books
 
 from ..errors import NativeUnavailableWarning
-from . import build
+from . import build, elf
 
 #: Name of each handler, without the prefix of its symbol and XLA target.
 HANDLERS = (
@@ -49,6 +49,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     if not path.exists():
         return None, f"{build.LIBRARY} was not built; {build.HOW_TO}"
     try:
+        if missing := elf.bytes_missing(path):
+            return None, f"{path} is cut: {missing} bytes are missing at its end; {build.HOW_TO}"
         library = ctypes.CDLL(str(path))
         library.jax_q4k_fingerprint.restype = ctypes.c_char_p
         built, now = library.jax_q4k_fingerprint().decode(), build.fingerprint()

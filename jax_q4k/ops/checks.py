@@ -46,9 +46,13 @@ def float_array(name: str, x: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) 
 
 def float_dtype(name: str, dtype: Any, dtypes: tuple[np.dtype, ...] = FLOAT_DTYPES) -> np.dtype:
     """`dtype` as one of `dtypes`; TypeError otherwise."""
-    checked = jnp.dtype(dtype)
-    if checked not in dtypes:
-        raise TypeError(f"{name}={checked} must be {_names(dtypes)}")
+    try:
+        checked = None if dtype is None else jnp.dtype(dtype)  # NumPy's None is float64
+    except TypeError:
+        checked = None
+    if checked is None or checked not in dtypes:
+        shown = repr(dtype) if checked is None else checked
+        raise TypeError(f"{name}={shown} must be {_names(dtypes)}")
     return checked
 
 

@@ -26,7 +26,18 @@ from . import cache, interrupts
 from .output import UsageError, devices, printable, split_cpu
 
 #: Each in a module of its name.
-COMMANDS = ("chat", "compile", "doctor", "generate", "inspect", "perplexity", "quantize")
+COMMANDS = (
+    "bench",
+    "chat",
+    "compile",
+    "completion",
+    "doctor",
+    "embed",
+    "generate",
+    "inspect",
+    "perplexity",
+    "quantize",
+)
 
 FAILURE = 2
 INTERRUPTED = 128 + signal.SIGINT  # as shells count
@@ -46,18 +57,17 @@ _ERRORS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line (`sys.argv` if no arguments are given); returns the exit code.
 
-    Ctrl-C ends the process at once, or after what was written in part is removed.
+    Signals end the process at once; what was written in part is removed.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    options = _parser(arguments).parse_args(arguments)
+    options = parser_of(arguments).parse_args(arguments)
     notes = Console(stderr=True, highlight=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal's encoding may lack what models write
     try:
         if sys.stdout is None:
             raise UsageError("standard output is closed")
-        ends = interrupts.raising() if options.writes_files else interrupts.ending_at_once()
-        with ends, _seldom_collecting():
+        with interrupts.ending_at_once(), _seldom_collecting():
             if options.runs_programs:
                 split_cpu(getattr(options, "devices", 1))
                 devices()  # or one line that says why there is none
@@ -65,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with kept if options.runs_programs else contextlib.nullcontext() as options.kept:
                 code = options.command(options, notes)
         sys.stdout.flush()
-    except KeyboardInterrupt as error:
+    except KeyboardInterrupt:  # outside of the block, or where a line is typed
         # XLA may be compiling in a thread, and crashes where the interpreter ends under it.
-        os._exit(error.code if isinstance(error, interrupts.Interrupted) else INTERRUPTED)
+        os._exit(INTERRUPTED)
     except BrokenPipeError:
         # The reader has gone; what is buffered must not be tried again when the interpreter ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -96,7 +106,7 @@ def _seldom_collecting() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def parser_of(arguments: Sequence[str] = ()) -> argparse.ArgumentParser:
     """The parser of all commands, or of one that the arguments begin with.
 
     The modules of the others take as long to import as a short command runs.
@@ -109,5 +119,5 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     first = arguments[0] if arguments else ""
     for name in (first,) if first in COMMANDS else COMMANDS:
         importlib.import_module(f".{name}", __name__).add_parser(commands)
-    parser.set_defaults(writes_files=False, runs_programs=False, keeps_programs=True)
+    parser.set_defaults(runs_programs=False, keeps_programs=True)
     return parser

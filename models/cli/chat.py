@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -18,8 +17,8 @@ from rich.markup import escape
 
 import jax_q4k as jq
 
-from ..conversation import TRANSCRIPT_STOP, Conversation
-from ..generation import Piece, Timings, stream
+from ..conversation import Conversation
+from ..outputs import Piece, Timings
 from ..sampling import Sampling
 from . import interrupts
 from .lines import line_reader, read_message
@@ -28,7 +27,7 @@ from .options import (
     add_running,
     add_sampling,
     model_path,
-    sampling_fields,
+    sampling_of,
 )
 from .output import UsageError, load_model, loaded_draft, printable, timings_line
 
@@ -57,15 +56,12 @@ def add_parser(commands: Any) -> None:
 def _chat(options: argparse.Namespace, notes: Console) -> int:
     if sys.stdin is None:
         raise UsageError("standard input is closed")
-    try:
-        sampling = Sampling(**sampling_fields(options))
-    except (ValueError, TypeError) as error:
-        raise UsageError(error) from error
     path = model_path(options)
-    model = load_model(path, notes, options.devices)
+    model = load_model(path, notes, options.devices, options.lora)
     if model.tokenizer is None:
         raise UsageError(f"{path} holds no tokenizer: a chat needs one")
     model.kept = options.kept
+    sampling = sampling_of(options, model, notes)
     running = {"cache_dtype": options.cache_dtype, "draft": loaded_draft(options, notes)}
     session = Session(Conversation(model, options.system), sampling, running, notes)
     with jq.implementation(options.implementation):
@@ -96,9 +92,6 @@ class Session:
             "/save": self.save,
             "/help": lambda _: self.say(HELP),
         }
-        if not conversation.has_template:
-            stop = (*sampling.stop, TRANSCRIPT_STOP)
-            self.sampling = dataclasses.replace(sampling, stop=stop)
 
     def say(self, text: str) -> None:
         """A line to the user, beside the answers."""
@@ -174,31 +167,16 @@ class Session:
 
     def answer(self, message: str) -> None:
         """Sends a message, and writes the answer piece by piece until it ends or Ctrl-C."""
-        conversation, turns = self.conversation, list(self.conversation.turns)
-        conversation.turns.append({"role": "user", "content": message})
-        try:
-            prompt = conversation.prompt(self.sampling.max_new_tokens)
-            if prompt.dropped:
-                self.say(f"The context is full: the oldest {prompt.dropped} messages are dropped.")
-            pieces = stream(
-                conversation.model,
-                prompt.tokens,
-                self.sampling,
-                max_new_tokens=prompt.max_new_tokens,
-                **self.running,
-            )
-            text, timings = self.write(pieces)
-        except ValueError:  # of the template, or the message is too long
-            conversation.turns[:] = turns
-            raise
-        if text:
-            conversation.add_answer(text)
-        else:
-            conversation.turns.pop()  # no template takes two messages of the user in a row
+        before = len(self.conversation.turns)
+        pieces = self.conversation.stream(message, self.sampling, **self.running)
+        if dropped := before - len(self.conversation.turns):
+            self.say(f"The context is full: the oldest {dropped} messages are dropped.")
+        with contextlib.closing(pieces):  # type: ignore[type-var]
+            timings = self.write(pieces)
         self.say("stopped" if timings is None else timings_line(timings))
 
-    def write(self, pieces: Iterator[Piece]) -> tuple[str, Timings | None]:
-        """The text that was written, and the timings of an answer that was not stopped."""
+    def write(self, pieces: Iterator[Piece]) -> Timings | None:
+        """Writes an answer; returns the timings of one that was not stopped."""
         text = ""
         timings: Timings | None = None
         status: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -215,4 +193,4 @@ class Session:
             timings = None if piece.output is None else piece.output.timings
         sys.stdout.write("\n")
         sys.stdout.flush()
-        return text.rstrip(), timings
+        return timings

@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
         description="Compile a model's decode step ahead of time; models.load_compiled runs it. "
         "A GPU is not needed to compile for one.",
     )
-    parser.set_defaults(command=_compile, runs_programs=True, writes_files=True)
+    parser.set_defaults(command=_compile, runs_programs=True)
     add_model(parser)
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="file to write")
     parser.add_argument("--target", choices=TARGETS, default="cpu", help="default: this CPU")

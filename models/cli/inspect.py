@@ -45,9 +45,10 @@ def show(header: Header, console: Console) -> None:
     console.print(_tensors(tensors, unused))
     console.print(_types(tensors))
     total, weights = sum(t.nbytes for t in tensors), sum(math.prod(t.shape) for t in tensors)
+    files = f" in {len(header.parts)} files" if header.parts else ""
     console.print(
-        f"GGUF version {header.version}, {header.file_size:,} bytes: {len(tensors)} tensors, "
-        f"{weights:,} weights in {total:,} bytes"
+        f"GGUF version {header.version}, {header.file_size:,} bytes{files}: "
+        f"{len(tensors)} tensors, {weights:,} weights in {total:,} bytes"
     )
     if unused:
         skipped = sum(header.tensors[name].nbytes for name in unused)

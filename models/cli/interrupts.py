@@ -4,45 +4,46 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
+import subprocess
 import sys
+import termios
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from jax_q4k import replacing
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_children: set[subprocess.Popen[Any]] = set()  # that end with this process
 _SHOW_CURSOR = b"\x1b[?25h\r\n"  # a bar or a status line hides it
-
-
-class Interrupted(KeyboardInterrupt):
-    """A signal that ends the command; `code` is the exit code that shells expect of it."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.code = 128 + number
 
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process inside the block, without an exception.
+    """Signals end the process inside the block: the terminal as it was, no file written in part.
 
-    Python drops one that is raised in a finalizer, and tracing a program runs many.
+    There is no exception, which Python drops where a finalizer runs; tracing a program runs many.
     """
-    with _handling((signal.SIGINT,), _end):
+    end = functools.partial(_end, mode=_mode())
+    with _handling(_SIGNALS, end):
         yield
 
 
 @contextlib.contextmanager
-def raising() -> Iterator[None]:
-    """Signals raise `Interrupted` inside the block, so that files written in part are removed."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise Interrupted(number)
-
-    with _handling(_SIGNALS, interrupt):
+def killing(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """Kills a process where a signal ends this one inside the block, or the block raises."""
+    _children.add(process)
+    try:
         yield
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        _children.discard(process)
 
 
 @contextlib.contextmanager
@@ -65,20 +66,35 @@ def noticing() -> Iterator[Pressed]:
 
     Then it ends the process at once, as inside of `ending_at_once`.
     """
-    pressed = Pressed()
+    pressed, mode = Pressed(), _mode()
 
     def notice(number: int, frame: FrameType | None) -> None:
         if pressed.once:
-            _end(number, frame)
+            _end(number, frame, mode)
         pressed.once = True
 
     with _handling((signal.SIGINT,), notice):
         yield pressed
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
-    if sys.stderr is not None and sys.stderr.isatty():
-        os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+def _mode() -> list[Any] | None:
+    """The terminal's, which a line that is typed changes; None: there is no terminal."""
+    try:
+        return termios.tcgetattr(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError, termios.error):  # closed, or a file
+        return None
+
+
+def _end(number: int, frame: FrameType | None, mode: list[Any] | None) -> NoReturn:
+    replacing.remove_partials()
+    for process in list(_children):
+        process.kill()
+    if mode is not None:
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # which stops those in the background
+        with contextlib.suppress(OSError, termios.error):  # the terminal may have gone
+            os.write(sys.stderr.fileno(), _SHOW_CURSOR)
+            if os.tcgetpgrp(sys.stderr.fileno()) == os.getpgrp():  # else it is another's
+                termios.tcsetattr(sys.stderr.fileno(), termios.TCSANOW, mode)
     os._exit(128 + number)
 
 

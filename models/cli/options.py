@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import secrets
 from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
 
 import jax_q4k as jq
 
 from ..files.load import DEMO
+from ..model import Model
 from ..sampling import Sampling
+from ..suggested import USUAL, suggested
+from .output import UsageError, printable
 
-MODEL = "a GGUF file, a checkpoint's folder, or demo: the model that comes with this package"
+#: Of options whose default is not the field's.
+HELP = {
+    "temperature": "0 takes the likeliest token; default: as the model's file suggests, else 0.7",
+    "min_p": "default: as the model's file suggests, else 0.05, or 0 if it suggests others",
+    "top_k": "0 keeps all; default: as the model's file suggests, else 0",
+    "top_p": "1 keeps all; default: as the model's file suggests, else 1",
+    "repetition_penalty": "1 is none; default: as the model's file suggests, else 1",
+    "seed": "default: by chance; it is printed",
+}
+
+MODEL = (
+    "a GGUF file, the first of several, a checkpoint's folder, a name on the Hugging Face hub "
+    "(ORG/NAME:Q4_K_M), or demo: the model that comes with this package"
+)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +55,7 @@ def model_path(options: argparse.Namespace) -> str:
 
 def add_running(parser: argparse.ArgumentParser) -> None:
     """Options of how programs of generation run."""
+    add_lora(parser)
     add_cache_dtype(parser)
     add_draft(parser)
     add_devices(parser)
@@ -43,22 +64,30 @@ def add_running(parser: argparse.ArgumentParser) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser, **defaults: int) -> None:
-    """An option for every field of Sampling; `defaults` other than the fields' own."""
+    """An option for every field of Sampling; `defaults` other than the fields' own.
+
+    Options that are not given are None: `sampling_of` knows what they are then.
+    """
     for field in dataclasses.fields(Sampling):
+        if "help" not in field.metadata:  # functions of Python
+            continue
         short, metavar = field.metadata.get("short"), field.metadata.get("metavar")
         names = [*([short] if short else ()), f"--{field.name.replace('_', '-')}"]
         options: dict[str, Any] = {"help": field.metadata["help"]}
         if field.type == "bool":
-            options |= {"action": "store_true"}
-        elif field.name in ("stop", "logit_bias"):
-            options |= {"action": "append", "default": [], "metavar": metavar}
+            options |= {"action": "store_const", "const": True}
+        elif field.name in ("stop", "logit_bias", "dry_sequence_breakers"):
+            names = [name.removesuffix("s") if name != "--logit-bias" else name for name in names]
+            options |= {"action": "append", "dest": field.name, "metavar": metavar}
             options |= {"type": _bias} if field.name == "logit_bias" else {}
         else:
-            kind = int if field.type == "int" else float
-            options |= {"type": kind, "default": field.default, "metavar": metavar}
+            kind = int if str(field.type).startswith("int") else float
+            options |= {"type": kind, "metavar": metavar}
         if field.name in defaults:
             default = defaults[field.name]
             options |= {"default": default, "help": f"default: {default}"}
+        elif field.name in HELP:
+            options |= {"help": HELP[field.name]}
         parser.add_argument(*names, **options)
 
 
@@ -71,9 +100,30 @@ def _bias(text: str) -> tuple[int, float]:
         raise argparse.ArgumentTypeError(f"{text!r} must be a token id, =, and a number") from None
 
 
+def sampling_of(options: argparse.Namespace, model: Model, notes: Console) -> Sampling:
+    """The options', else as the model's file suggests, else as is usual; a seed by chance.
+
+    Raises UsageError for one out of range.
+    """
+    try:
+        of_file = suggested(model.metadata)
+    except ValueError as error:
+        problem = escape(printable(f"What the file suggests is ignored: {error}"))
+        notes.print(f"[dim]{problem}[/]", soft_wrap=True)
+        of_file = {}
+    usual = of_file or USUAL
+    by_chance = {"seed": secrets.randbits(32)}
+    try:
+        return Sampling(**by_chance | usual | sampling_fields(options))
+    except (ValueError, TypeError) as error:
+        raise UsageError(error) from error
+
+
 def sampling_fields(options: argparse.Namespace) -> dict[str, Any]:
-    """Sampling's fields, as `add_sampling`'s options give them."""
-    return {field.name: getattr(options, field.name) for field in dataclasses.fields(Sampling)}
+    """Sampling's fields that `add_sampling`'s options give."""
+    fields = [field for field in dataclasses.fields(Sampling) if hasattr(options, field.name)]
+    given = {field.name: getattr(options, field.name) for field in fields}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def add_cache_dtype(parser: argparse.ArgumentParser) -> None:
@@ -95,6 +145,42 @@ def add_draft(parser: argparse.ArgumentParser) -> None:
         "before; nextn, by the layer of the model's file that predicts further ones; or a smaller "
         "model with the same vocabulary",
     )
+
+
+def add_context_shift(parser: argparse.ArgumentParser) -> None:
+    """--context-shift and --keep: what happens where the context is full."""
+    parser.add_argument(
+        "--context-shift",
+        action="store_true",
+        help="go on where the context is full, without half of what came before",
+    )
+    parser.add_argument(
+        "--keep",
+        type=int,
+        default=1,
+        metavar="N",
+        help="tokens at the prompt's beginning that stay then; default: 1",
+    )
+
+
+def add_lora(parser: argparse.ArgumentParser) -> None:
+    """--lora: adapters beside the weights."""
+    parser.add_argument(
+        "--lora",
+        action="append",
+        type=_adapter,
+        metavar="FILE[=SCALE]",
+        help="an adapter beside the weights: a GGUF file, or PEFT's folder; may be repeated",
+    )
+
+
+def _adapter(text: str) -> tuple[str, float]:
+    """`FILE[=SCALE]` of --lora."""
+    path, _, scale = text.rpartition("=")
+    try:
+        return (path, float(scale)) if path else (text, 1.0)
+    except ValueError:  # the sign is part of a name
+        return text, 1.0
 
 
 def add_no_cache(parser: argparse.ArgumentParser) -> None:

@@ -25,10 +25,11 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from ..files.load import load
+from ..files.load import load, located
 from ..files.nextn import load_nextn
-from ..generation import Timings
 from ..model import Model
+from ..outputs import Timings
+from .clock import Clock, since_start
 
 
 class UsageError(Exception):
@@ -70,19 +71,23 @@ def bytes_progress(
     return progress(title, notes, DownloadColumn(binary_units=True), TransferSpeedColumn())
 
 
-def timings_line(timings: Timings) -> str:
-    """What an answer took."""
+def timings_line(timings: Timings, clock: Clock | None = None, seed: int | None = None) -> str:
+    """How fast an answer was; with a clock, what the whole process took, and with what."""
     parts = [f"{timings.new_tokens} tokens"]
     if timings.decoded_tokens:
         parts.append(f"{timings.tokens_per_second:.1f} tokens/s")
     if timings.drafted_tokens:
         parts.append(f"{timings.accepted_tokens} of {timings.drafted_tokens} drafted tokens kept")
-    parts.append(
-        f"first token after {timings.first_token:.3f} s ({timings.prompt_tokens} prompt tokens)"
-    )
-    if timings.compile:
-        parts.append(f"compiled in {timings.compile:.1f} s")
-    return ", ".join(parts)
+    if seed is not None:
+        parts.append(f"seed {seed}")
+    kept = f", {timings.reused_tokens} of them kept" if timings.reused_tokens else ""
+    prompt = f"prompt {timings.first_token:.3f} ({timings.prompt_tokens} tokens{kept})"
+    steps = [f"compiling {timings.compile:.2f}"] if timings.compile or clock else []
+    steps += [prompt, f"decoding {timings.decode:.3f}"]
+    if clock is None:
+        return f"{', '.join(parts)}; seconds: {', '.join(steps)}"
+    steps = [f"imports {clock.imports:.2f}", f"loading {clock.load:.2f}", *steps]
+    return f"{', '.join(parts)}; {since_start():.2f} s in all: {', '.join(steps)}"
 
 
 def devices(*platform: str) -> list[jax.Device]:
@@ -116,19 +121,20 @@ def split_cpu(count: int) -> None:
             jax.config.update("jax_num_cpu_devices", count)
 
 
-def load_model(path: str, notes: Console, count: int = 1) -> Model:
-    """`models.load` with a bar, over `count` devices.
+def load_model(path: str, notes: Console, count: int = 1, lora: Any = None) -> Model:
+    """`models.load` with a bar, over `count` devices, with adapters.
 
     Raises UsageError where there are fewer.
     """
     found = devices()
     if not 1 <= count <= len(found):
         raise UsageError(f"--devices {count} must be 1 to {len(found)}, the devices that there are")
+    path = os.fspath(located(path))  # a download has bars of its own
     mesh = None
     if count > 1:
         mesh = Mesh(np.array(found[:count]), ("tp",), axis_types=(AxisType.Explicit,))
     with warnings_in_a_line(notes), bytes_progress("Loading", notes) as report:
-        return load(path, progress=report, mesh=mesh)
+        return load(path, progress=report, mesh=mesh, lora=lora)
 
 
 def loaded_draft(options: argparse.Namespace, notes: Console) -> Any:

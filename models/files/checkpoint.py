@@ -35,7 +35,7 @@ from .safetensors import PACKED, TYPES, Weights
 # Early files store what rope_theta says.
 _BUFFER = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 # Of classes that take images, too: their decoder's prefixes, of transformers 4 and 5, and the rest.
-_DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
+DECODER = re.compile(r"(language_model\.model|model\.language_model)\.")
 _BESIDE_THE_DECODER = {
     "images": re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|embed_vision)\."),
     "sound": re.compile(r"(model\.)?(audio_tower|embed_audio)\."),
@@ -91,6 +91,7 @@ class CheckpointSource:
             {name: place for name, place in of_class.items() if self._is_part(name)}
         )
         divisors = self.description.rope_divisors
+        self.packed: dict[str, str] = {}  # MXFP4 experts count as what the model was made of
         self.tensors: dict[str, tuple[int, ...]] = {
             name: self._expected[name].shape for name in self._places
         } | {name: values.shape for name, values in divisors.items()}
@@ -151,7 +152,7 @@ class CheckpointSource:
         found = {name: name for name in names}
         if self.description.multimodal:
             found = {
-                _DECODER.sub("model.", name).removeprefix("language_model."): name for name in names
+                DECODER.sub("model.", name).removeprefix("language_model."): name for name in names
             }
         layers = self.config.num_layers
         further = range(layers, layers + self.description.further_layers)

@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -49,7 +50,7 @@ def from_gguf(
     does not use are skipped with a warning: vision, audio, layers that predict further tokens.
 
     Args:
-      path: a GGUF file.
+      path: a GGUF file, or the first of a model's several, NAME-00001-of-00003.gguf.
       progress: called with (bytes done, bytes in all) while tensors are read.
       check_scales: refuse NaN and infinite block scales.
       mesh, rules: devices that the model is split over, and how, as `load` takes them.
@@ -134,8 +135,9 @@ def save_gguf(
     model: Model,
     path: str | os.PathLike[str],
     *,
+    max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
-) -> None:
+) -> list[Path]:
     """Writes a model that llama.cpp and `from_gguf` load: the inverse of `from_gguf`.
 
     Packed weights keep their bytes, float ones their type (float32, float16 or bfloat16); norms and
@@ -144,11 +146,17 @@ def save_gguf(
     failure leaves no half-written file.
 
     Args:
+      max_bytes: tensor data of a file; more goes into several, NAME-00001-of-00003.gguf, ... for a
+        `path` of NAME.gguf, and `load` takes the first of them.
       progress: called with (bytes of tensor data written, bytes in all).
+
+    Returns:
+      The files that were written.
 
     Raises:
       ValueError: `model.metadata` describes another decoder, or lacks the tokenizer's keys; a float
-        weight is NaN or infinite. jax_q4k.GGUFError, a ValueError: the decoder's tensors are not
+        weight is NaN or infinite; `max_bytes` is no positive integer, or makes more files than
+        `load` takes. jax_q4k.GGUFError, a ValueError: the decoder's tensors are not
         those of its configuration.
         TypeError: no Model, or weights of another type. OSError: the file cannot be written.
     """
@@ -167,10 +175,11 @@ def save_gguf(
         for name, tensor in tensors.items()
     }
     pieces = fused.joined(model.config, pieces, os.fsdecode(path))
-    gguf.write(
+    return gguf.write(
         path,
         completed(model.metadata, _file_type(model.metadata, pieces.values())),
         pieces,
+        max_bytes=max_bytes,
         progress=progress,
     )
 

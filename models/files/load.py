@@ -1,15 +1,18 @@
-"""Models by path: a GGUF file, a checkpoint, or the demo."""
+"""Models by path or name: a GGUF file, a checkpoint, the demo, or one of the hub."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from typing import Any
 
 from jax.sharding import Mesh
 
 from ..assets import demo_path
 from ..model import Model
 from ..place import Rules
+from . import hub
+from . import lora as lora_files
 from .checkpoint import from_pretrained
 from .gguf import from_gguf
 from .sources import is_checkpoint
@@ -18,8 +21,14 @@ DEMO = "demo"
 
 
 def located(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
-    """The path itself, or that of the model that comes with this package for "demo"."""
-    return demo_path() if path == DEMO else path
+    """The path itself, or that of the model that it names.
+
+    That is the one that comes with this package for "demo", or one of the Hugging Face hub.
+    """
+    if path == DEMO:
+        return demo_path()
+    named = hub.named(path)
+    return path if named is None else hub.fetched(named)
 
 
 def load(
@@ -28,12 +37,15 @@ def load(
     progress: Callable[[int, int], object] | None = None,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
+    lora: Any = None,
 ) -> Model:
     """Loads a model, as `from_gguf` or `from_pretrained` does.
 
     Args:
-      path: a GGUF file; a Hugging Face checkpoint's folder, or one .safetensors file in it; or
-        "demo", the small model that comes with this package.
+      path: a GGUF file, or the first of several, NAME-00001-of-00003.gguf; a Hugging Face
+        checkpoint's folder, or one .safetensors file in it; "demo", the small model that comes with
+        this package; or, where there is no such file, a name on the Hugging Face hub, ORG/NAME,
+        ORG/NAME:Q4_K_M or ORG/NAME/FILE.gguf, which is downloaded if huggingface_hub is installed.
       progress: called with (bytes done, bytes in all) while tensors are read.
       mesh: devices that the model is split over: along the mesh's only axis, or that named `tp`,
         `model` or `tensor`. Along one named `dp`, `data` or `batch` batches are split, and each
@@ -44,6 +56,8 @@ def load(
         device. None: Megatron's: rows of what comes first in attention and in the network, columns
         of what comes behind; rows, too, where columns do not divide at their blocks; a warning
         names tensors that stay whole.
+      lora: an adapter to put beside the weights, by its path, (path, scale), or a list of these;
+        `with_lora` says what they may be.
 
     Raises:
       jax_q4k.GGUFError, jax_q4k.CheckpointError: a file is malformed, or holds what is not
@@ -52,4 +66,8 @@ def load(
     """
     path = located(path)
     read = from_pretrained if is_checkpoint(path) else from_gguf
-    return read(path, progress=progress, mesh=mesh, rules=rules)
+    adapters = [] if lora is None else list(lora_files.given(lora))
+    model = read(path, progress=progress, mesh=mesh, rules=rules)
+    for adapter, scale in adapters:
+        model = lora_files.with_lora(model, adapter, scale=scale)
+    return model

@@ -79,14 +79,16 @@ def load_nextn(path: str | os.PathLike[str], *, tokens: int | None = None) -> Ne
 def _drafter(config: Config, weights: Mapping[str, Any], trunk: Decoder) -> Drafter:
     """The layer with `weights`, which may be tracers, beside the trunk's modules."""
     from ..build import build  # with Flax, which only programs need
-    from ..layers import Linear, RMSNorm
+    from ..layers import AdaptedLinear, Linear, RMSNorm
 
     tensors = {n: t for n, t in weights.items() if n.startswith(_PREFIX)}
     tensors["output_norm.weight"] = weights.get("shared_head_norm", trunk.norm.weight[...])
     tensors["token_embd.weight"] = weights.get("embed_tokens", trunk.embedding.get_value())
-    head = weights.get("shared_head_head")
-    if head is None and trunk.output is not None:
-        head = trunk.output.weight.get_value()
+    head, output = weights.get("shared_head_head"), trunk.output
+    while isinstance(output, AdaptedLinear):  # a draft may differ from what the model says
+        output = output.base
+    if head is None and output is not None:
+        head = output.weight.get_value()
     if head is not None:
         tensors["output.weight"] = head
     decoder = build(config, tensors)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import functools
 import math
 import os
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -60,8 +63,9 @@ def quantize(model: Model, type: str, importance: Importance | None = None) -> M
     check_tensors(model.config, named, "model")
     shapes = {name: tuple(tensor.shape) for name, tensor in named.items()}
     importance = _checked(importance, model.config, shapes)
+    packed = {n: t.format for n, t in named.items() if isinstance(t, QuantizedArray)}
     tensors = {}
-    for name, kind in _types(recipe, model.config, shapes, importance).items():
+    for name, kind in _types(recipe, model.config, shapes, importance, packed).items():
         pieces = list(
             _pieces(name, jax.tree.map(np.asarray, named[name]), kind, importance.get(name))
         )
@@ -77,15 +81,20 @@ def quantize_file(
     type: str,
     importance: Importance | None = None,
     *,
+    max_bytes: int | None = None,
     progress: Callable[[int, int], object] | None = None,
-) -> None:
+) -> list[Path]:
     """`quantize` from file to file, with one tensor in memory at a time.
 
     Args:
       source: a GGUF file, a Hugging Face checkpoint's folder or one .safetensors file of it.
       path: the GGUF file to write; a failure leaves it as it was.
       type, importance: as in `quantize`.
+      max_bytes: as in `save_gguf`: more goes into several files.
       progress: called with (bytes written, bytes in all).
+
+    Returns:
+      The files that were written.
 
     Raises:
       ValueError: as `quantize` does. jax_q4k.GGUFError, jax_q4k.CheckpointError: what is wrong with
@@ -106,10 +115,11 @@ def quantize_file(
 
         tensors = {
             name: gguf.TensorPieces(kind, shapes[name], functools.partial(pieces, name, kind))
-            for name, kind in _types(recipe, config, shapes, importance).items()
+            for name, kind in _types(recipe, config, shapes, importance, opened.packed).items()
         }
         tensors = fused.joined(config, tensors, os.fsdecode(path))
-        gguf.write(path, completed(opened.metadata, recipe.file_type), tensors, progress=progress)
+        metadata = completed(opened.metadata, recipe.file_type)
+        return gguf.write(path, metadata, tensors, max_bytes=max_bytes, progress=progress)
 
 
 def _types(
@@ -117,10 +127,45 @@ def _types(
     config: Config,
     shapes: Mapping[str, tuple[int, ...]],
     importance: Importance,
+    packed: Mapping[str, str],
 ) -> dict[str, str]:
-    """Tensor name -> ggml's type name, alike for the parts of what files hold fused."""
-    choose = functools.partial(recipes.tensor_types, recipe, config, importance=bool(importance))
-    return fused.types_by_file(config, shapes, choose)
+    """Tensor name -> ggml's type name, alike for the parts of what files hold fused.
+
+    Warns of tensors that get another type than the recipe's, and of those that have one already.
+    packed: name -> type of these.
+    """
+    has_importance = bool(importance)
+
+    def choose(in_files: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+        given = recipe, config, in_files
+        types = recipes.tensor_types(*given, importance=has_importance)
+        _warn_of_fallbacks(recipes.wanted_types(*given, importance=has_importance), types)
+        return types
+
+    types = fused.types_by_file(config, shapes, choose)
+    _warn_of_packed(packed, types)
+    return types
+
+
+def _warn_of_fallbacks(wanted: Mapping[str, str], types: Mapping[str, str]) -> None:
+    """As llama-quantize does."""
+    pairs = Counter((kind, types[name]) for name, kind in wanted.items() if types[name] != kind)
+    if pairs:
+        shown = ", ".join(f"{n} {kind} -> {got}" for (kind, got), n in sorted(pairs.items()))
+        warnings.warn(
+            f"{sum(pairs.values())} of {len(types)} tensors have rows that are no multiple of "
+            f"their type's block and get another type: {shown}",
+            stacklevel=4,
+        )
+
+
+def _warn_of_packed(packed: Mapping[str, str], types: Mapping[str, str]) -> None:
+    again = Counter(kind for name, kind in packed.items() if name in types and types[name] != kind)
+    if again:
+        shown = ", ".join(f"{count} {kind}" for kind, count in sorted(again.items()))
+        problem = f"{sum(again.values())} tensors are quantized already ({shown})"
+        advice = "quantizing them again adds to their error; take floats where there are any"
+        warnings.warn(f"{problem}: {advice}", stacklevel=4)
 
 
 def _pieces(

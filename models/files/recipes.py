@@ -158,6 +158,18 @@ def tensor_types(
     *,
     importance: bool = False,
 ) -> dict[str, str]:
+    """`wanted_types`, or what comes closest where a row is no multiple of their blocks."""
+    wanted = wanted_types(recipe, model, shapes, importance=importance)
+    return {name: _fitting(kind, shapes[name]) for name, kind in wanted.items()}
+
+
+def wanted_types(
+    recipe: Recipe,
+    model: Dimensions,
+    shapes: Mapping[str, tuple[int, ...]],
+    *,
+    importance: bool = False,
+) -> dict[str, str]:
     """Tensor name -> ggml's type name; those that are `kept` are F32, or BF16 where files have it.
 
     Args:
@@ -188,7 +200,7 @@ def tensor_types(
             kind = recipe.type
         else:
             kind = _matrix_type(recipe, model, part, place, experts)
-        types[name] = _fitting(kind, shape)
+        types[name] = kind
     return types
 
 
@@ -223,7 +235,7 @@ def _is_70b(model: Dimensions) -> bool:
 
 
 def _fits(kind: str, shape: tuple[int, ...]) -> bool:
-    return shape[-1] % formats.get(kind).block_size == 0
+    return kind in ("F32", "BF16") or shape[-1] % formats.get(kind).block_size == 0
 
 
 def _fitting(kind: str, shape: tuple[int, ...]) -> str:

@@ -35,6 +35,10 @@ class TensorSource(Protocol):
     def tensors(self) -> Mapping[str, tuple[int, ...]]:
         """GGUF's names -> row-major shapes."""
 
+    @property
+    def packed(self) -> Mapping[str, str]:
+        """Names of tensors that are quantized already -> their types."""
+
     def read(self, name: str) -> QuantizedArray | np.ndarray:
         """One tensor in host memory, packed or float32, float16 or bfloat16.
 
@@ -53,6 +57,8 @@ class GGUFSource(gguf.TensorFile):
         described = earlier.described(config, header.tensors, self.name)
         self.metadata = earlier.metadata_as_today(config, without_unused_layers(header.metadata))
         self.tensors = {name: info.shape for name, info in described.items()}
+        types = {name: info.type.name for name, info in described.items()}
+        self.packed = {name: kind for name, kind in types.items() if kind not in gguf.PLAIN}
         self._whole = {
             part: (name, take)
             for name in header.tensors

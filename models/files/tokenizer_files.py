@@ -2,7 +2,7 @@
 
 tokenizer_config.json names special tokens, chat_template.jinja is the chat template, those in
 additional_chat_templates/ are further ones by name;
-generation_config.json and config.json say which ids end generation.
+generation_config.json and config.json say which ids end generation, the first also how to sample.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from jax_q4k import CheckpointError
 
 from .. import tokenizer
 from ..json_fields import JSONFields, read_bytes
+from ..suggested import KEYS
 from ..tokenizer.special_tokens import END_TEXTS
 from .config_json import MAX_CONFIG
 
@@ -47,6 +48,8 @@ def metadata(folder: Path, config: JSONFields, vocab_size: int) -> dict[str, Any
     )
     generation = _optional(folder / "generation_config.json", MAX_CONFIG)
     _add_ids(keys, config, generation, vocab_size)
+    if generation is not None:
+        keys |= _sampling(generation)
     return keys
 
 
@@ -96,6 +99,21 @@ def _add_ids(
             source.fail(key, f"{ids!r:.200} are more tokens that end generation than GGUF can name")
         for other, token in zip(("eot", "eom"), others, strict=False):
             keys[f"tokenizer.ggml.{other}_token_id"] = token
+
+
+def _sampling(generation: JSONFields) -> dict[str, Any]:
+    """GGUF's keys of how the model's makers sample; none where they take the likeliest token."""
+    if generation.values.get("do_sample") is not True:
+        return {}
+    keys: dict[str, Any] = {KEYS["temperature"]: 1.0}  # which transformers takes, unless said
+    for name, key in KEYS.items():
+        value = generation.values.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            generation.fail(name, f"{value!r:.100} must be a number")
+        keys[key] = int(value) if name == "top_k" else float(value)
+    return keys
 
 
 def _ids(source: JSONFields, key: str, vocab_size: int) -> list[int]:

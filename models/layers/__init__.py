@@ -2,7 +2,8 @@
 
 A sublayer maps x to x + post_norm(f(norm(x))) and owns its norms. Fused operations take the weights
 of Linears and RMSNorms. Where another module stands in a Linear's place, such as an adapter around
-it, or where a Linear has a scale, the same steps run one by one.
+it, or where a Linear has a scale, the same steps run one by one; products of AdaptedLinears' bases
+are still one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .convolution import ShortConvolution
 from .delta import GatedDeltaNet
 from .experts import DenseBesideExperts, ExpertLinear, Experts
 from .latent import LatentAttention
-from .linear import LayerNorm, Linear, Norm, RMSNorm, linear
+from .linear import AdaptedLinear, LayerNorm, Linear, Norm, RMSNorm, linear
 from .mlp import MLP
 from .per_layer import PerLayer, PerLayerEmbedding
 from .recurrent import Chunk, Memory, Step
@@ -26,6 +27,7 @@ from .recurrent import Chunk, Memory, Step
 __all__ = [
     "KV",
     "MLP",
+    "AdaptedLinear",
     "Attention",
     "Chunk",
     "DecoderLayer",

@@ -48,6 +48,34 @@ class Linear(Matrix):
         return scaled(y, scale, None if self.bias is None else self.bias.get_value())
 
 
+class AdaptedLinear(nnx.Module):
+    """y + scale * (x @ a.T) @ b.T of the y of another Linear, or adapted one, computed in float32.
+
+    Attributes:
+      base: k -> n.
+      a, b: (rank, k) and (n, rank), float.
+      scale: float32 ().
+    """
+
+    def __init__(self, base: Linear | AdaptedLinear, a: Array, b: Array, scale: Array) -> None:
+        self.base = base
+        self.a, self.b, self.scale = nnx.Param(a), nnx.Param(b), nnx.Param(scale)
+
+    def __call__(self, x: Array) -> Array:
+        return self.added(x, self.base(x))
+
+    def added(self, x: Array, y: Array) -> Array:
+        """What y, the base's of x, becomes."""
+        inner = _product(x.astype(jnp.float32), self.a.get_value())
+        z = y.astype(jnp.float32) + self.scale.get_value() * _product(inner, self.b.get_value())
+        return z.astype(y.dtype)
+
+
+def _product(x: Array, w: Array) -> Array:
+    """x (..., k) @ w.T of w (n, k), in float32 whatever a device would round to."""
+    return jnp.einsum("...k,nk->...n", x, w.astype(jnp.float32), precision="highest")
+
+
 class RMSNorm(nnx.Module):
     """x / sqrt(mean(x^2) + eps) * w along the last axis, in float32."""
 
@@ -90,6 +118,12 @@ def linear(
 
     x (..., k) -> (..., n_i).
     """
+    if any(type(projection) is AdaptedLinear for projection in projections):
+        h = x if norm is None else norm(x)
+        bases = (p.base if type(p) is AdaptedLinear else p for p in projections)
+        ys = linear(h, *bases, residual=residual)  # in one launch, as without adapters
+        both = zip(projections, ys, strict=True)
+        return [p.added(h, y) if type(p) is AdaptedLinear else y for p, y in both]
     if not all(type(projection) is Linear for projection in projections):
         h = x if norm is None else norm(x)
         ys = [projection(h) for projection in projections]

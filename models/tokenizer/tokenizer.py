@@ -16,6 +16,9 @@ from .encoders import SPACE
 from .streaming import StreamDecoder
 from .vocabulary import Vocabulary
 
+#: Answers of `tokens_with` that are kept.
+_MOST_HOLDING = 8
+
 
 def _byte_alphabet() -> dict[str, int]:
     """GPT-2's character -> byte: printable Latin-1 is itself, other bytes are U+0100 and on."""
@@ -48,6 +51,7 @@ class Tokenizer:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         encoders.check(vocabulary)
+        self._holding: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._byte_of = _byte_alphabet()
         self._types: list[int] = vocabulary.types.tolist()
         # A SentencePiece text starts with a space; each part after a special token does, too.
@@ -155,8 +159,10 @@ class Tokenizer:
             for ids that continue a text.
 
         Raises:
-          ValueError: an id outside of the vocabulary.
+          TypeError: ids are no integers. ValueError: an id outside of the vocabulary.
         """
+        if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
+            raise TypeError(f"ids is of type {type(ids).__name__}; it must be a list of token ids")
         stream = self.stream(skip_special, strip_prefix)
         return "".join(map(stream.push, ids)) + stream.finish()
 
@@ -184,8 +190,23 @@ class Tokenizer:
         except KeyError:  # not spelled in the byte alphabet: an added token of type normal
             return text.encode()
 
+    def tokens_with(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+        """Ids of the tokens whose own text holds one of some texts; control tokens have none."""
+        if texts not in self._holding:
+            wanted = [text.encode() for text in texts]
+            every = (self.token_bytes(i, skip_special=True) for i in range(self.vocab_size))
+            found = (i for i, own in enumerate(every) if any(text in own for text in wanted))
+            self._holding[texts] = tuple(found)
+            while len(self._holding) > _MOST_HOLDING:
+                del self._holding[next(iter(self._holding))]
+        return self._holding[texts]
+
     def _check(self, token_id: int) -> int:
-        token_id = operator.index(token_id)
+        try:
+            token_id = operator.index(token_id)
+        except TypeError:
+            kind = type(token_id).__name__
+            raise TypeError(f"a token id is of type {kind}; it must be an integer") from None
         if not 0 <= token_id < self.vocab_size:
             raise ValueError(
                 f"token id {token_id} is outside of the vocabulary, 0 to {self.vocab_size - 1}"

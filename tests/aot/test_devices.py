@@ -20,8 +20,8 @@ from jax_q4k import models
 from jax_q4k.models import build as model_build
 from jax_q4k.models.place import place
 from jax_q4k.models.placement import Placement
-from jax_q4k.models.sampler import Parameters
 from jax_q4k.models.tensors import expected_tensors
+from jax_q4k.models.ways import Parameters
 from tools import aot
 from tools.random_model import LLAMA_3_1_8B
 

@@ -81,8 +81,8 @@ def test_decode_steps_with_quantized_activations(golden):
     import jax.numpy as jnp
 
     from jax_q4k.models.kv_cache import PagedCache
-    from jax_q4k.models.sampler import Parameters
     from jax_q4k.models.sampling import Sampling
+    from jax_q4k.models.ways import Parameters
 
     model, want = golden
     programs = model.programs()

@@ -52,6 +52,8 @@ def numbers(name: str, kind: int, code: str, values: list[float]) -> bytes:
     )
 
 
+FIRST, FOURTH = (entry("split.no", Value.UINT16, bytes([i, 0])) for i in (0, 3))
+
 CASES = [
     # Start of the file and its counts
     Case("empty", b"", "magic: truncated: expected 4 bytes at byte 0, 0 are left of 0"),
@@ -337,15 +339,46 @@ CASES = [
         for token in ("<0xG0>", "<0x0>", "<0x000>", "0x0A", "<0x0A>\n")
     ),
     # What the loader needs beyond a sound file
-    Case(
-        "one-part-of-several",
-        build([entry("split.count", Value.UINT16, struct.pack("<H", 3))]),
-        "split.count: must be 1, not 3: merge the parts",
-    ),
-    Case(
-        "fewer-parts-than-none",
-        build([entry("split.count", Value.INT16, struct.pack("<h", -3))]),
-        "split.count: must be 1, not -3: merge the parts",
+    *(
+        Case(
+            f"parts-{name}",
+            build([entry("split.count", kind, data), *more]),
+            message,
+        )
+        for name, kind, data, more, message in (
+            (
+                "negative",
+                Value.INT16,
+                struct.pack("<h", -3),
+                [],
+                "split.count: .* 0 to 512, not -3",
+            ),
+            ("many", Value.UINT16, b"\xff\xff", [], "split.count: .* from 0 to 512, not 65535"),
+            (
+                "huge",
+                Value.UINT64,
+                b"\xff" * 8,
+                [],
+                "split.count: .* to 512, not 18446744073709551615",
+            ),
+            ("text", Value.STRING, string("3"), [], "split.count: .* from 0 to 512, not '3'"),
+            ("unnumbered", Value.UINT16, b"\3\0", [], "split.no: is missing"),
+            ("beyond", Value.UINT16, b"\3\0", [FOURTH], "split.no: .* from 0 to 2, not 3"),
+            (
+                "later",
+                Value.UINT16,
+                b"\4\0",
+                [FOURTH],
+                "split.no: is 3: this is part 4 of 4; give the",
+            ),
+            (
+                "unnamed",
+                Value.UINT16,
+                b"\3\0",
+                [FIRST],
+                "split.count: is 3, but the file is not named",
+            ),
+        )
     ),
     Case(
         "quantization-version",

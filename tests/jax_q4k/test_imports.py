@@ -78,6 +78,7 @@ def test_every_public_name_is_there_and_listed(module):
                 "kept",
                 "native",
                 "quantizers",
+                "replacing",
             ],
         ),
         ("jax_q4k.models", ["chat", "drafts", "sampling", "states", "tokenizer"]),

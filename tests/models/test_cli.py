@@ -1,13 +1,16 @@
+import dataclasses
 import importlib.resources
 import io
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import jax
 import pytest
@@ -27,7 +30,11 @@ pytestmark = pytest.mark.cpu_kernels
 
 SPM = json.loads((GOLDEN / "text-spm.json").read_text())
 TEXT_MODEL, TOKEN_MODEL = str(path("text-spm")), str(path("llama-gqa"))
-ROUTINE = r"tokens/s, first token after \d+\.\d{3} s \(\d+ prompt tokens\)"
+GREEDY = ("--temperature", "0")
+SECONDS = (
+    r"\d+\.\d\d s in all: imports \d+\.\d\d, loading \d+\.\d\d, compiling \d+\.\d\d, "
+    r"prompt \d+\.\d{3} \(\d+ tokens\), decoding \d+\.\d{3}"
+)
 
 
 @pytest.fixture
@@ -44,17 +51,18 @@ def run(capsys):
 
 def test_generate_text(run):
     code, out, err = run(
-        "generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32", "--implementation", "xla"
+        *("generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32", *GREEDY),
+        *("--implementation", "xla"),
     )
     tokenizer = model("text-spm").tokenizer
     assert (code, out) == (0, tokenizer.decode(SPM["greedy_f32"], strip_prefix=False) + "\n")
-    assert re.fullmatch(rf"32 tokens, \d+\.\d {ROUTINE}(, compiled in \d+\.\d s)?\n", err)
+    assert re.fullmatch(rf"32 tokens, \d+\.\d tokens/s; {SECONDS}\n", err)
 
 
 def test_generate_tokens(run):
     golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
     prompt = ",".join(map(str, golden["prompt"]))
-    code, out, _ = run("generate", TOKEN_MODEL, "--tokens", prompt, "-n", "24")
+    code, out, _ = run("generate", TOKEN_MODEL, "--tokens", prompt, "-n", "24", *GREEDY)
     assert code == 0 and [int(part) for part in out.split()] == golden["greedy_f32"]
 
 
@@ -62,11 +70,10 @@ def test_generate_with_drafts(run):
     """The same tokens; how many drafts were right, in the line below."""
     golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
     prompt = ",".join(map(str, golden["prompt"] * 2))
-    plain = run("generate", TOKEN_MODEL, "--tokens", prompt, "-n", "24")
+    options = ("--tokens", prompt, "-n", "24", *GREEDY)
+    plain = run("generate", TOKEN_MODEL, *options)
     for draft in ("lookup", TOKEN_MODEL):
-        code, out, err = run(
-            "generate", TOKEN_MODEL, "--tokens", prompt, "-n", "24", "--draft", draft
-        )
+        code, out, err = run("generate", TOKEN_MODEL, *options, "--draft", draft)
         assert (code, out) == (0, plain[1])
         drafted = re.search(r"(\d+) of (\d+) drafted tokens kept", err)
         assert (draft == "lookup") or drafted[1] == drafted[2]
@@ -84,7 +91,8 @@ def test_generate_over_devices(run):
     """In a process of its own, which makes two devices of the CPU; the tokens are one device's."""
     golden = json.loads((GOLDEN / "llama-gqa.json").read_text())
     prompt = ",".join(map(str, golden["prompt"]))
-    command = ["generate", TOKEN_MODEL, "--tokens", prompt, "-n", "8", "--devices", "2"]
+    command = ["generate", TOKEN_MODEL, "--tokens", prompt, "-n", "8", *GREEDY]
+    command += ["--devices", "2"]
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     done = subprocess.run(
         [sys.executable, "-m", "jax_q4k", *command],
@@ -112,8 +120,11 @@ def test_biases_that_are_none(capsys, bias):
 def test_options_reach_generation(run, monkeypatch):
     seen = {}
 
-    def record(model, prompt, **options):
-        seen.update(options, prompt=prompt, implementation=current_selection().implementation)
+    def record(model, prompt, sampling, **options):
+        fields = dataclasses.asdict(sampling)
+        seen.update(
+            options, **fields, prompt=prompt, implementation=current_selection().implementation
+        )
         raise ValueError("seen")
 
     monkeypatch.setattr(generate, "stream", record)
@@ -125,6 +136,11 @@ def test_options_reach_generation(run, monkeypatch):
         "--repetition-penalty": 1.5,
         "--presence-penalty": 0.5,
         "--frequency-penalty": -0.5,
+        "--dry-multiplier": 0.5,
+        "--dry-base": 1.5,
+        "--dry-allowed-length": 3,
+        "--dry-penalty-last-n": 9,
+        "--logprobs": 2,
         "--seed": 7,
         "--max-new-tokens": 9,
         "--cache-dtype": "bfloat16",
@@ -145,6 +161,8 @@ def test_options_reach_generation(run, monkeypatch):
         "3=-inf",
         "--logit-bias",
         "7=1.5",
+        "--dry-sequence-breaker",
+        "q",
         "--ignore-end",
         "--implementation",
         "sim",
@@ -152,9 +170,12 @@ def test_options_reach_generation(run, monkeypatch):
     assert code == 2 and err == "error: seen\n"
     expected = {flag[2:].replace("-", "_"): value for flag, value in options.items()}
     assert seen == expected | {
-        "prompt": "x",
-        "stop": ["a", "b"],
-        "logit_bias": [(3, -math.inf), (7, 1.5)],
+        "prompt": model("text-spm").tokenizer.encode("x"),
+        "stop": ("a", "b"),
+        "logit_bias": ((3, -math.inf), (7, 1.5)),
+        "dry_sequence_breakers": ("q",),
+        "processors": (),
+        "shift": None,
         "ignore_end": True,
         "implementation": "sim",
     }
@@ -166,7 +187,7 @@ def test_generate_the_demo(run, tmp_path, monkeypatch):
     monkeypatch.setattr(
         importlib.resources, "files", lambda package: tmp_path if package == "jax_q4k" else None
     )
-    code, out, _ = run("generate", "--demo", "-p", SPM["prompt_text"], "-n", "4")
+    code, out, _ = run("generate", "--demo", "-p", SPM["prompt_text"], "-n", "4", *GREEDY)
     assert (code, out) == (
         0,
         model("text-spm").tokenizer.decode(SPM["greedy_f32"][:4], strip_prefix=False) + "\n",
@@ -217,9 +238,13 @@ def test_generate_with_every_kernel_simulated(run):
             "max_new_tokens=0 must be at least 1",
         ),
         (
-            ("generate", TOKEN_MODEL, "--tokens", "1", "-n", "2048"),
+            ("generate", TOKEN_MODEL, "--tokens", ",".join(["1"] * 2048)),
             "more than the context length, 2048",
         ),
+        (("generate", TOKEN_MODEL), "no prompt: give -p TEXT, -f FILE, -f - for standard input"),
+        (("generate", TEXT_MODEL, "-f", "-", "-f", "-"), "standard input is read once"),
+        (("generate", TEXT_MODEL, "-f", "/no/such.txt"), "No such file or directory"),
+        (("generate", TEXT_MODEL, "-f", TEXT_MODEL), "Q4_K_M.gguf is no UTF-8 text: invalid"),
         (
             ("generate", TOKEN_MODEL, "--tokens", "1", "--temperature", "nan"),
             "temperature=nan must be",
@@ -271,10 +296,9 @@ def test_more_memory_than_there_is(run, monkeypatch):
     [
         (),
         ("frobnicate",),
-        ("generate", "m"),
         ("generate", "-p", "x"),
         ("generate", "m", "--demo", "-p", "x"),
-        ("generate", "m", "-p", "x", "--tokens", "1"),
+        ("generate", "m", "-p", "x", "--json", "--jsonl"),
         ("quantize", "in.gguf"),
         ("quantize", "in.gguf", "out.gguf", "--type", "Q2_K_L"),
     ],
@@ -291,11 +315,28 @@ def test_perplexity(run, tmp_path):
     code, out, err = run("perplexity", TEXT_MODEL, str(text), "--context", "16")
     found = models.score(model("text-spm"), text.read_text(), context=16)
     assert code == 0
-    assert (
-        out
-        == f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token\n"
+    line = f"{found.bits_per_byte:.4f} bits per byte, perplexity {found.perplexity:.3f} per token\n"
+    assert out == line
+    assert re.fullmatch(
+        r"text has \d+ tokens; llama.cpp's windows of 16 tokens need 32: only all tokens are "
+        rf"counted.\n{found.tokens} tokens, {found.bytes} bytes\n",
+        err,
     )
-    assert err == f"{found.tokens} tokens, {found.bytes} bytes\n"
+    text.write_text(text.read_text() * 3)
+    given = ("perplexity", TEXT_MODEL, str(text), "--context", "16", "--activations", "f32")
+    with jq.implementation(activations="f32"):
+        found = models.score(model("text-spm"), text.read_text(), context=16, windows="llama.cpp")
+    halves = found.second_halves
+    code, out, err = run(*given)
+    assert code == 0 and err == f"{found.tokens} tokens, {found.bytes} bytes\n"
+    assert out == (
+        f"perplexity {halves.perplexity:.4f} +/- {halves.error:.5f} of {halves.tokens} tokens, as "
+        f"llama.cpp counts\n{found.bits_per_byte:.4f} bits per byte, perplexity "
+        f"{found.perplexity:.3f} per token\n"
+    )
+    described = json.loads(run(*given, "--json")[1])
+    assert described["llama_cpp"]["perplexity"] == halves.perplexity
+    assert (described["tokens"], described["bits_per_byte"]) == (found.tokens, found.bits_per_byte)
 
 
 def test_a_text_without_end(run, monkeypatch):
@@ -408,9 +449,21 @@ def test_a_platform_that_this_machine_lacks(run, monkeypatch):
 def test_text_that_the_terminals_encoding_lacks(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, "ascii"))
-    assert cli.main(["generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32"]) == 0
+    assert cli.main(["generate", TEXT_MODEL, "-p", SPM["prompt_text"], "-n", "32", *GREEDY]) == 0
     expected = models.generate(model("text-spm"), SPM["prompt_text"], max_new_tokens=32).text
     assert not expected.isascii() and raw.getvalue() == expected.encode("ascii", "replace") + b"\n"
+
+
+def test_the_version_is_said_before_anything_is_imported(tmp_path):
+    """By the script that is installed as `jax-q4k`."""
+    script = shutil.copy(Path(cli.__file__).parent / "jax-q4k", tmp_path)
+    command = [sys.executable, "-X", "importtime", str(script), "--version"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == f"jax-q4k {jq.__version__}\n" and done.returncode == 0
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "ptx_kernels" in imported and not imported & {"jax", "numpy", "jax_q4k", "argparse"}
+    done = subprocess.run([sys.executable, str(script), "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "usage: jax-q4k" in done.stdout
 
 
 def test_no_standard_output(run, monkeypatch):

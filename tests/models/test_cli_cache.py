@@ -24,7 +24,7 @@ def run(*arguments, **variables):
     """(tokens, notes) of a command in a process of its own, with these variables."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_COMPIL", "JAX_PERSIST"))}
     done = subprocess.run(
-        [*COMMAND, "-n", "3", *arguments],
+        [*COMMAND, "-n", "3", "--temperature", "0", *arguments],
         env={**kept, "JAX_PLATFORMS": "cpu", **variables},
         capture_output=True,
         text=True,

@@ -38,7 +38,8 @@ def test_quantize_a_file(run, tmp_path):
     code, out, err = run("quantize", path("llama-gqa"), target, "--type", "Q8_0")
     assert (code, out) == (0, "")
     sizes = f"{path('llama-gqa').stat().st_size:,} -> {target.stat().st_size:,} bytes"
-    assert re.fullmatch(rf"{sizes} \(\d+\.\d%\) in \d+\.\d s\n", err)
+    said = r"16 tensors are quantized already \(13 Q4_K, 3 Q6_K\): quantizing [^\n]*\n"
+    assert re.fullmatch(rf"{said}{sizes} \(\d+\.\d%\) in \d+\.\d s\n", err)
     want = models.named_tensors(models.quantize(model("llama-gqa"), "Q8_0"))
     got = models.named_tensors(models.from_gguf(target))
     for name, value in want.items():
@@ -214,3 +215,42 @@ def test_errors_are_one_line(run, tmp_path, source, target, message):
     code, out, err = run("quantize", source, tmp_path / target)
     assert (code, out) == (2, "") and re.fullmatch(f"error: [^\n]*{message}[^\n]*\n", err)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_in_several_files(run, tmp_path):
+    """Quantized to parts, inspected and read by every command as one; parts are quantized, too."""
+    target, source = tmp_path / "out.gguf", path("llama-gqa")
+    command = ("quantize", source, target, "--type", "Q8_0", "--split-max-size", "1M")
+    code, out, err = run(*command)
+    parts = sorted(tmp_path.glob("out-*.gguf"))
+    assert (code, out, target.exists()) == (0, "", False) and len(parts) > 1
+    assert f" in {len(parts)} files in " in err
+    assert f"{sum(part.stat().st_size for part in parts):,} bytes" in err
+    code, _, err = run(*command)
+    assert (code, err) == (2, f"error: {parts[0]} is there already: --force replaces it\n")
+    assert run(*command, "--force")[0] == 0
+
+    [whole] = models.quantize_file(source, tmp_path / "whole.gguf", "Q8_0")
+    code, out, _ = run("inspect", parts[0])
+    assert code == 0 and f" bytes in {len(parts)} files: " in out and "split.count" not in out
+    want, got = (models.named_tensors(models.load(file)) for file in (whole, parts[0]))
+    for name, value in want.items():
+        if isinstance(value, jq.QuantizedArray):
+            assert value.to_gguf_bytes() == got[name].to_gguf_bytes(), name
+
+    code, _, err = run("quantize", parts[0], target, "--split-max-size", "1M", "--force")
+    assert (code, err) == (2, f"error: {parts[0]} is the input: give another name\n")
+    code, _, err = run("quantize", parts[0], tmp_path / "merged.gguf", "--type", "Q8_0")
+    assert code == 0 and err.startswith(f"{sum(part.stat().st_size for part in parts):,} -> ")
+    assert (tmp_path / "merged.gguf").read_bytes() == whole.read_bytes()
+    for command in ("inspect", "generate", "perplexity"):
+        more = {"inspect": [], "generate": ["-p", "a"], "perplexity": [__file__]}[command]
+        code, _, err = run(command, parts[1], *more)
+        assert code == 2 and f"this is part 2 of {len(parts)}; give '{parts[0]}'" in err
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1.5G", "4K", "G", "", "9" * 13])
+def test_a_size_of_parts_that_is_none(size, run, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        run("quantize", path("llama-gqa"), tmp_path / "out.gguf", f"--split-max-size={size}")
+    assert f"{size!r} must be a whole number, or one and M or G" in capsys.readouterr().err

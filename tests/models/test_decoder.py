@@ -8,6 +8,7 @@ import pytest
 from helpers import nmse
 
 import jax_q4k as jq
+from jax_q4k import models
 from jax_q4k.models import rope
 from jax_q4k.models.config import Config
 from jax_q4k.models.kv_cache import PagedCache
@@ -15,7 +16,7 @@ from jax_q4k.models.layers import MLP, Linear
 from jax_q4k.ops.causal_attention import QUERY_BLOCK, causal_attention
 from tools.random_model import GEMMA_4_31B, QWEN_3_6_35B_A3B
 
-from .golden import NAMES, model, reference
+from .golden import NAMES, model, path, reference
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -55,7 +56,7 @@ def test_prefill_and_paged_decode(name):
 
     lengths = np.array([48, 20], np.int32)
     logits, cache = prefill(prompts, lengths, cache)
-    everywhere = loaded._full_pass(loaded.weights, prompts, lengths)
+    everywhere = loaded._full_pass()(loaded.weights, prompts, lengths)
     rows, other = [everywhere[0, :47], logits[:1]], [everywhere[1, :19], logits[1:]]
     for step in range(24):
         token = np.array([want.greedy[step], want.tokens[20 + step]], np.int32)
@@ -118,12 +119,13 @@ def test_poison_in_the_cache_and_in_padding_does_not_matter():
 
 
 def test_one_program_serves_all_lengths_of_a_bucket():
-    loaded, want = model("llama-gqa"), reference("llama-gqa")
+    loaded, want = models.from_gguf(path("llama-gqa")), reference("llama-gqa")
     full = loaded.logits(want.tokens[None, :32])
-    compiled = loaded._full_pass._cache_size()
+    (program,) = (p for key, p in loaded.ready._values.items() if key[0] == "logits")
     for time in (17, 20, 31):
         np.testing.assert_array_equal(loaded.logits(want.tokens[None, :time]), full[:, :time])
-    assert loaded._full_pass._cache_size() == compiled
+    programs = [p for key, p in loaded.ready._values.items() if key[0] == "logits"]
+    assert programs == [program] and program._cache_size() == 1
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ import jax_q4k as jq
 from jax_q4k import models
 from jax_q4k.models.drafts import DraftModel, PromptLookup
 from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.sampler import Way
 from jax_q4k.models.speculation import LOSS, MOST_CREDIT, Speculation, begin
+from jax_q4k.models.ways import Way
 
 from .golden import model, path, reference
 
@@ -91,7 +91,8 @@ def test_a_draft_model(drafter):
 
 def test_what_drafts_may_cost():
     """One that fails after another; after many that were right; and no more than their share."""
-    steps = Speculation(PromptLookup(), tokens=3, cost=1.5, way=Way(), decoder=None)
+    given = {"way": Way(), "parameters": None, "decoder": None}
+    steps = Speculation(PromptLookup(), tokens=3, cost=1.5, **given)
     active, none = jnp.ones(2, bool), jnp.zeros(2, jnp.int32)
 
     def tries(drafting, passes, stayed):
@@ -106,7 +107,7 @@ def test_what_drafts_may_cost():
         assert drafting.drafted.tolist() == [found * 3] * 2
         return found, dataclasses.replace(drafting, accepted=none, drafted=none)
 
-    first = begin(jnp.zeros((2, 4), jnp.int32), 8, 3, None)
+    first = begin(2, 3, None)
     found, failing = tries(first, 1000, 0)
     assert 2 + 1000 * LOSS / 1.5 - 2 <= found <= 2 + 1000 * LOSS / 1.5
     found, failing = tries(failing, 1000, 0)

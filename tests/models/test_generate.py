@@ -1,7 +1,9 @@
 import dataclasses
+import gc
 import json
 import math
 import random
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,9 @@ from jax_q4k import Selection, current_selection, models
 from jax_q4k.models.buckets import bucket, fine_bucket
 from jax_q4k.models.decoder import Decoder
 from jax_q4k.models.drafts import PromptLookup
-from jax_q4k.models.generation import _Row, _Run
-from jax_q4k.models.sampler import Parameters
+from jax_q4k.models.run import Row, Run
 from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.ways import Parameters
 
 from .golden import NAMES, model, reference
 
@@ -95,7 +97,7 @@ def test_prompt_and_text_together_are_the_whole_text():
 
 
 def test_bytes_that_are_no_character_yet_come_with_the_end():
-    row = _Row(model("text-spm").tokenizer, models.Sampling(), ())
+    row = Row(model("text-spm").tokenizer, models.Sampling(), ())
     row.push(3 + 0xE2)  # <0xE2>
     assert row.text == ""
     row.finish("length")
@@ -120,7 +122,7 @@ def test_stream_gives_what_generate_gives():
 )
 def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
     got = []
-    advance = _Run.advance
+    advance = Run.advance
 
     def timed(run, count):
         before = len(run.rows[0].tokens)
@@ -128,20 +130,87 @@ def test_how_many_tokens_a_stream_takes_a_call(monkeypatch, seconds, counts):
         got.append(len(run.rows[0].tokens) - before)
         return seconds
 
-    monkeypatch.setattr(_Run, "advance", timed)
+    monkeypatch.setattr(Run, "advance", timed)
     *steps, _ = models.stream(
         model("llama-gqa"), reference("llama-gqa").prompt[:5], max_new_tokens=59
     )
     assert got == counts and len(steps) == 59
 
 
+@pytest.mark.parametrize(
+    "per_token, counts",
+    [(1 / 200, [16, 20, 20, 2]), (1.0, [16, *[1] * 42]), (1e-6, [16, 42])],
+    ids=["a tenth of a second", "slow", "fast"],
+)
+def test_calls_of_generate_are_short(monkeypatch, per_token, counts):
+    """So that an interrupt ends it."""
+    got = []
+    advance = Run.advance
+
+    def timed(run, count):
+        before = len(run.rows[0].tokens)
+        advance(run, count)
+        got.append(len(run.rows[0].tokens) - before)
+        return got[-1] * per_token
+
+    monkeypatch.setattr(Run, "advance", timed)
+    prompt = reference("llama-gqa").prompt[:5]
+    assert len(models.generate(model("llama-gqa"), prompt, max_new_tokens=59).tokens) == 59
+    assert got == counts
+
+
+def test_an_interrupt_leaves_the_model_as_it_was(monkeypatch):
+    loaded = model("text-spm")
+    want = models.generate(loaded, PROMPT, max_new_tokens=40).tokens
+    collect = Run._collect
+
+    def interrupted(run):
+        seconds = collect(run)
+        if len(run.rows[0].tokens) > 1:
+            raise KeyboardInterrupt
+        return seconds
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Run, "_collect", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            models.generate(loaded, PROMPT, max_new_tokens=40)
+    assert models.generate(loaded, PROMPT, max_new_tokens=40).tokens == want
+
+
+def test_programs_used_last_are_kept(monkeypatch, compilations):
+    """Others are compiled anew, and leave no executable behind."""
+    monkeypatch.setattr(sys.modules[models.Model.__module__], "MOST_PROGRAMS", 4)
+    loaded = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
+
+    def run(rows):
+        compilations[0] = 0
+        models.generate(loaded, [[1, 2]] * rows, max_new_tokens=3)
+        return compilations[0]
+
+    client = jax.devices()[0].client
+    assert run(1) and run(2) and not run(1)
+    gc.collect()
+    before = len(client.live_executables())
+    assert run(3) and not run(1) and run(2)
+    for rows in range(4, 8):
+        assert run(rows)
+    gc.collect()
+    assert len(client.live_executables()) <= before and len(loaded.ready) == 4
+
+
+def test_batches_are_padded_to_few_sizes():
+    sizes = [model("llama-gqa").padded_batch(rows) for rows in range(1, 257)]
+    assert sizes[:9] == [1, 2, 3, 4, 5, 6, 7, 8, 10] and len(set(sizes)) == 28
+    assert all(rows <= size <= 1.25 * rows for rows, size in enumerate(sizes, 1))
+
+
 def test_tokens_of_one_call_have_their_own_text(monkeypatch):
     """However many tokens a call takes, each piece has the text that its token made certain."""
-    advance = _Run.advance
+    advance = Run.advance
     texts = []
     for seconds in (0.1, 0.0):
         monkeypatch.setattr(
-            _Run, "advance", lambda run, count, s=seconds: advance(run, count) * 0 + s
+            Run, "advance", lambda run, count, s=seconds: advance(run, count) * 0 + s
         )
         texts.append(
             [piece.text for piece in models.stream(model("text-spm"), PROMPT, max_new_tokens=32)]
@@ -236,7 +305,7 @@ def test_seeds_and_temperature():
 
 @pytest.mark.parametrize("call", [models.generate, models.stream])
 def test_sampling_options_reach_the_programs(call, monkeypatch):
-    def of(cls, samplings, end_ids, way):
+    def of(cls, samplings, end_ids, way, breaks, first_steps):
         seen.extend(samplings)
         raise InterruptedError
 
@@ -244,11 +313,18 @@ def test_sampling_options_reach_the_programs(call, monkeypatch):
     monkeypatch.setattr(Parameters, "of", classmethod(of))
     options = dict(temperature=0.5, top_k=3, top_p=0.75, min_p=0.25, repetition_penalty=1.5, seed=7)
     options |= dict(presence_penalty=0.5, frequency_penalty=-0.5, logit_bias={3: 1.5})
+    options |= dict(dry_multiplier=0.5, dry_base=1.5, dry_allowed_length=3, dry_penalty_last_n=9)
+    options |= dict(dry_sequence_breakers=("y",), processors=(without_sevens,), logprobs=3)
     options |= dict(max_new_tokens=5, stop=("x",), ignore_end=True)
     assert {*options} == {field.name for field in dataclasses.fields(Sampling)}
     with pytest.raises(InterruptedError):
         call(model("text-spm"), [1], **options)
     assert seen == [Sampling(**options)]
+
+
+def without_sevens(logits, tokens, length):
+    """Excludes token 7, and the token before the last one."""
+    return logits.at[jnp.array([7, tokens[length - 2]])].set(-jnp.inf)
 
 
 WAYS = {
@@ -258,6 +334,8 @@ WAYS = {
     "top_p": {"temperature": 1.5, "top_p": 0.9, "min_p": 0.01},
     "penalized": {"temperature": 0.9, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
     "biased": {"logit_bias": {7: 4.0, 9: -math.inf}},
+    "dry": {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_sequence_breakers": ()},
+    "processed": {"temperature": 1.0, "processors": (without_sevens,)},
 }
 
 
@@ -276,6 +354,67 @@ def test_a_row_is_what_it_is_alone(draft):
         alone = models.generate(loaded, ids, sampling)
         assert out.tokens == alone.tokens and len(out.tokens) == sampling.max_new_tokens, sampling
         assert out.finish_reason == alone.finish_reason == "length"
+
+
+@pytest.mark.parametrize("draft", [None, PromptLookup(tokens=3, shortest=1)])
+@pytest.mark.usefixtures("exact")
+def test_logprobs(draft):
+    """Of the model's own logits, whatever the way of sampling."""
+    loaded, prompt = model("llama-gqa"), reference("llama-gqa").prompt.tolist()
+    ways = [
+        Sampling(max_new_tokens=9, logprobs=5),
+        Sampling(max_new_tokens=12, temperature=1.5, logit_bias={3: 5.0}, logprobs=0),
+        Sampling(max_new_tokens=3),
+    ]
+    outs = models.generate(loaded, [prompt[:20], prompt[:11], prompt], ways, draft=draft)
+    assert outs[2].logprobs is None
+    for ids, sampling, out in zip((prompt[:20], prompt[:11]), ways[:2], outs[:2], strict=True):
+        logits = np.asarray(loaded.logits([ids + out.tokens])[0], np.float64)[len(ids) - 1 : -1]
+        want = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        assert len(out.logprobs) == len(out.tokens) == sampling.max_new_tokens
+        for token, row, got in zip(out.tokens, want, out.logprobs, strict=True):
+            assert got.logprob == pytest.approx(row[token], abs=1e-4)
+            order = np.argsort(-row)[: sampling.logprobs]
+            assert [token for token, _ in got.top] == order.tolist()
+            np.testing.assert_allclose([x for _, x in got.top], row[order], atol=1e-4)
+    *pieces, last = models.stream(loaded, prompt[:20], ways[0])
+    assert [piece.logprobs.top[0][0] for piece in pieces] == outs[0].tokens
+    assert last.output.logprobs == [piece.logprobs for piece in pieces]
+
+
+@pytest.mark.usefixtures("exact")
+def test_logprobs_of_a_text_that_stops():
+    loaded = model("text-spm")
+    whole = models.generate(loaded, PROMPT, max_new_tokens=8, logprobs=1)
+    stop = models.generate(loaded, PROMPT, max_new_tokens=8, logprobs=1, stop=whole.text[4:8])
+    assert stop.finish_reason == "stop" and len(stop.logprobs) == len(stop.tokens) < 8
+    assert stop.logprobs == whole.logprobs[: len(stop.tokens)]
+
+
+@pytest.mark.usefixtures("exact")
+def test_a_function_of_logits_gets_the_text():
+    """Prompt and new tokens; traced once a program."""
+    loaded, traced = model("llama-gqa"), []
+
+    def next_one(logits, tokens, length):
+        """The last token + 1 + the length's parity."""
+        traced.append((logits.shape, tokens.dtype))
+        wanted = (tokens[length - 1] + 1 + length % 2) % logits.shape[0]
+        return jnp.where(jnp.arange(logits.shape[0]) == wanted, 0.0, -jnp.inf)
+
+    out = models.generate(loaded, [5, 6, 7], max_new_tokens=6, processors=next_one)
+    assert out.tokens == [9, 10, 12, 13, 15, 16]
+    assert {shape for shape, _ in traced} == {(loaded.config.vocab_size,)}
+    assert {dtype for _, dtype in traced} == {jnp.dtype("int32")}
+    count = len(traced)
+    models.generate(loaded, [8, 9], max_new_tokens=6, processors=[next_one])
+    assert len(traced) == count
+
+    def shortened(logits, tokens, length):
+        return logits[1:]
+
+    with pytest.raises(ValueError, match=r"shortened gave shape \(511,\); logits have \(512,\)"):
+        models.generate(loaded, [1], processors=[shortened])
 
 
 @pytest.mark.usefixtures("exact")
@@ -316,6 +455,11 @@ def test_parameters_do_not_recompile(compilations):
             "logit_bias": {
                 rng.randrange(256): rng.uniform(-5, 5) for _ in range(rng.randint(1, 8))
             },
+            "dry_multiplier": rng.uniform(0.1, 2),
+            "dry_base": rng.uniform(1, 2),
+            "dry_allowed_length": rng.randint(1, 4),
+            "dry_sequence_breakers": (),
+            "logprobs": rng.randint(1, 8),
             "seed": rng.randrange(2**32),
             "max_new_tokens": rng.randint(1, 16),
         }
@@ -447,7 +591,12 @@ def test_what_is_fused_is_chosen_around_the_call(monkeypatch):
         ),
         ("llama-gqa", {"a": 1}, {}, TypeError, "prompts is of type dict"),
         ("llama-gqa", [2**70], {}, TypeError, "prompt has dtype object; it must hold integers"),
-        ("text-spm", "", {}, ValueError, "prompts is empty"),
+        ("text-spm", b"a", {}, TypeError, "prompts is of bytes; decode them to a text"),
+        ("text-spm", bytearray(b"a"), {}, TypeError, "prompts is of bytes"),
+        ("text-spm", np.array(3), {}, TypeError, "prompts is of type ndarray"),
+        ("text-spm", [{"role": "user"}], {}, TypeError, "prompts holds messages; pass models.chat"),
+        ("text-spm", "a", {"cache_dtype": None}, TypeError, "cache_dtype=None must be one of"),
+        ("text-spm", "a", {"cache_dtype": "foo"}, TypeError, "cache_dtype='foo' must be one of"),
         ("text-spm", "a\udcff", {}, ValueError, "lone surrogate at position 1"),
         ("text-spm", "a", {"max_new_tokens": 10**30}, ValueError, "more than the context"),
         ("llama-gqa", [1], {"cache_dtype": np.int16}, TypeError, "int16"),
@@ -461,6 +610,15 @@ def test_arguments_that_do_not_fit(name, prompt, options, error, message, compil
     with pytest.raises(error, match=message):
         models.stream(loaded, prompt, **options)
     assert compilations[0] == 0
+
+
+def test_an_empty_text_is_its_first_token():
+    loaded = model("text-spm")
+    want = models.generate(loaded, loaded.tokenizer.encode(""), max_new_tokens=3).tokens
+    assert models.generate(loaded, "", max_new_tokens=3, stop=None).tokens == want
+    assert models.generate(loaded, [""], max_new_tokens=3)[0].tokens == want
+    with pytest.raises(TypeError, match="model is of type str; it must be a Model, such as"):
+        models.generate("model.gguf", "a")
 
 
 def test_a_prompt_and_new_tokens_may_fill_the_context():

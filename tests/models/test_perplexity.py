@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import json
 import math
 import weakref
 
 import numpy as np
 import pytest
-from helpers import GOLDEN
+import tokenizers
+from helpers import GOLDEN, TESTS
+from tokenizers import Tokenizer, pre_tokenizers, trainers
 
+import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.perplexity import Score, score
+from jax_q4k.models.perplexity import Score, TooShortError, score
 
 pytestmark = pytest.mark.cpu_kernels
+
+EXAMPLES = TESTS.parent / "examples"
 
 TEXT = "The sea was calm, and the two sisters walked along the shore until the evening came. " * 3
 
@@ -125,3 +131,83 @@ def test_errors(model):
 
 def test_perplexity_beyond_float64_is_infinite():
     assert Score(nats=7100.0, tokens=10, bytes=40).perplexity == math.inf
+
+
+#: Final estimates of llama.cpp's `llama-perplexity` (of llama-cpp-python 0.3.36) for
+#: examples/lora_text.txt with `-ctk f32 -ctv f32 -fa off -b CONTEXT -c CONTEXT`, of each file's
+#: weights as F32: on a CPU it rounds activations to int8 where weights are quantized.
+#: (file, context) -> (perplexity, +/-).
+OF_LLAMA_CPP = {
+    ("demo", 128): (395.5850, 44.94851),
+    ("demo", 256): (334.8662, 37.52978),
+    ("demo", 512): (364.2603, 41.32364),
+    ("text-spm", 128): (1498093046.3018, 204031075.49371),
+    ("text-spm", 512): (1746215514.1237, 256296476.74157),
+    ("bpe", 128): (290221.7080, 29915.27157),
+}
+
+
+def with_bpe_words(folder, text):
+    """The golden Qwen 3 with a byte-level BPE vocabulary that is learned from a text."""
+    file = jq.gguf.read(GOLDEN / "qwen3-qknorm.Q4_K_M.gguf")
+    learned = Tokenizer(tokenizers.models.BPE())
+    learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    size = file.tensors["token_embd.weight"].shape[0]
+    options = {"initial_alphabet": alphabet, "show_progress": False}
+    learned.train_from_iterator([text], trainers.BpeTrainer(vocab_size=size, **options))
+    found = json.loads(learned.to_str())["model"]
+    tokens = sorted(found["vocab"], key=found["vocab"].get)
+    assert len(tokens) == size and found["merges"][:2] == [["t", "h"], ["\u0120", "th"]]
+    words = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.ones(size, np.int32),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in found["merges"]],
+        "tokenizer.ggml.add_bos_token": False,
+    }
+    metadata = jq.gguf.Metadata({**file.metadata, **words})
+    jq.gguf.write(folder / "bpe.gguf", metadata, dict(file.tensors))
+    return models.load(folder / "bpe.gguf")
+
+
+@pytest.mark.usefixtures("exact")
+def test_llama_cpps_perplexity(model, tmp_path):
+    """SentencePiece with BOS, byte-level BPE without: within a thousandth of its figures."""
+    text = (EXAMPLES / "lora_text.txt").read_text()
+    loaded = {"demo": models.load("demo"), "text-spm": model, "bpe": with_bpe_words(tmp_path, text)}
+    for (name, context), (perplexity, error) in OF_LLAMA_CPP.items():
+        found = score(loaded[name], text, context=context, windows="llama.cpp").second_halves
+        assert found.perplexity == pytest.approx(perplexity, rel=1e-5), (name, context)
+        assert found.error == pytest.approx(error, rel=1e-4), (name, context)
+
+
+@pytest.mark.usefixtures("exact")
+def test_llama_cpps_windows(model):
+    """BOS takes the place of a window's first token; an end shorter than a window is left out."""
+    ids = model.tokenizer.encode(TEXT)
+    length = 13
+    windows = [[1, *ids[i + 1 : i + length]] for i in range(0, len(ids) - length + 1, length)]
+    assert len(ids) % length and len(windows) > 2
+    found = score(model, TEXT, context=length, windows="llama.cpp")
+    assert found.tokens == len(windows) * (length - 1)
+    assert found.nats == pytest.approx(sum(nats(model, window) for window in windows), rel=1e-5)
+    halves = found.second_halves
+    assert halves.tokens == len(windows) * (length - length // 2 - 1)
+    firsts = sum(nats(model, window[: length // 2 + 1]) for window in windows)
+    assert halves.nats == pytest.approx(found.nats - firsts, rel=1e-5)
+    with pytest.raises(TooShortError, match="text has .* need 200"):
+        score(model, TEXT, context=100, windows="llama.cpp")
+    with pytest.raises(ValueError, match="windows='other' must be 'whole' or 'llama.cpp'"):
+        score(model, TEXT, windows="other")
+    with pytest.raises(TypeError, match="context='x' must be an integer"):
+        score(model, TEXT, context="x")
+
+
+def test_standard_errors():
+    rng = np.random.default_rng(0)
+    values = rng.exponential(2.0, 100)
+    found = Score(values.sum(), 100, 1, (values**2).sum())
+    assert found.error == pytest.approx(found.perplexity * values.std(ddof=1) / 10)
+    assert math.isnan(Score(1.0, 1, 1, 1.0).error) and Score(2.0, 2, 2, 2.0).error == 0

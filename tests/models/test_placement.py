@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_q4k as jq
 from jax_q4k import models
-from jax_q4k.models.sampler import Parameters
+from jax_q4k.models.ways import Parameters
 
 FAMILIES = ["llama-gqa", "llama3-rope", "qwen2-bias", "qwen2-odd", "qwen3-qknorm"]
 TOKENS = np.array([[1, 5, 9, 2, 7, 11, 3, 4, 8, 6]])

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_q4k.models.kv_cache import PagedCache
-from jax_q4k.models.sampler import Parameters, Way
 from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.ways import Parameters, Way
 
 from .golden import model, reference
 
@@ -32,11 +32,11 @@ def test_the_loop_stops_where_it_is_told_and_rows_at_an_end_token():
     assert state.step == 1 and state.tokens[:, 0].tolist() == [want.greedy[0], want.greedy[2]]
 
     first = state
-    state = programs.loop(loaded.weights, state, jnp.int32(3))
+    state = programs.loop(loaded.weights, state, parameters, jnp.int32(3))
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(first.cache.pages))
     assert state.step == 3 and state.counts.tolist() == [3, 3] and not state.finished.any()
 
-    state = programs.loop(loaded.weights, state, jnp.int32(14))
+    state = programs.loop(loaded.weights, state, parameters, jnp.int32(14))
     assert state.step == 6 and state.finished.all()  # not 14: nobody is left
     assert state.counts.tolist() == [6, 4] and state.token.tolist() == [end, end]
     assert state.tokens[0, :6].tolist() == want.greedy[:6].tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from typing import Any
 
 import jax
@@ -15,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_q4k.models import sampler
-from jax_q4k.models.sampler import Parameters, Way
+from jax_q4k.models import penalties, sampler, ways
 from jax_q4k.models.sampling import Sampling
+from jax_q4k.models.ways import Parameters, Way
 
 VOCAB = 50
 
@@ -83,7 +84,8 @@ def draw(logits: jax.Array, params: Sampling, draws: int, counts: Any = None) ->
 def filtered(logits: Any, params: Sampling, way: Way | None = None) -> Any:
     """What stays of one row, and its tokens."""
     way = Way.of([params]) if way is None else way
-    kept, tokens = sampler.filtered(jnp.asarray(logits), way, Parameters.of([params], way=way))
+    parameters = Parameters.of([params], way=way)
+    kept, tokens, _ = sampler.filtered(jnp.asarray(logits), way, parameters)
     return np.asarray(kept)[0], np.asarray(tokens)[0]
 
 
@@ -134,7 +136,7 @@ def test_which_tokens_stay(params: Sampling) -> None:
         logits = logits_of(seed, scale=0.5 + seed / 4)
         params = dataclasses.replace(params, logit_bias=())
         want = set(np.flatnonzero(probabilities(logits[0], params)).tolist())
-        for way in (Way.of([params]), Way(draws=True, candidates=sampler.ALL)):
+        for way in (Way.of([params]), Way(draws=True, candidates=ways.ALL)):
             kept, tokens = filtered(logits, params, way)
             assert set(tokens[np.isfinite(kept)].tolist()) == want
 
@@ -198,9 +200,9 @@ def test_repetition_penalty() -> None:
 
 def test_tokens_seen_in_prompts() -> None:
     tokens = jnp.array([[3, 1, 1, 9], [7, 5, 0, 0]], jnp.int32)
-    counts = sampler.count_tokens(tokens, jnp.array([4, 1]), 10)
+    counts = penalties.count_tokens(tokens, jnp.array([4, 1]), 10)
     assert counts.tolist() == [[0, 2, 0, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [1, 0, 0]]
-    counts = sampler.count_token(counts, jnp.array([0, 7]))
+    counts = penalties.count_token(counts, jnp.array([0, 7]))
     assert counts.tolist() == [[1, 2, 0, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [2, 0, 0]]
 
 
@@ -214,7 +216,7 @@ def test_in_a_while_loop_with_seen() -> None:
         def step(state: Any) -> Any:
             i, counts, out = state
             token = sample(logits, params, counts)
-            return i + 1, sampler.count_token(counts, token), out.at[:, i].set(token)
+            return i + 1, penalties.count_token(counts, token), out.at[:, i].set(token)
 
         start = (0, jnp.zeros(logits.shape, jnp.int32), jnp.zeros((2, 6), jnp.int32))
         return jax.lax.while_loop(lambda state: state[0] < 6, step, start)[2]
@@ -255,13 +257,29 @@ def test_a_row_gets_what_it_gets_alone(vocab: int) -> None:
         assert sample(logits[row : row + 1], one, of_row)[0] == together[row], one
 
 
+def test_top_p_beyond_the_candidates() -> None:
+    """A flat distribution of many tokens, beside a steep one: as when all are put in order."""
+    logits = logits_of(12, batch=3, vocab=4000, scale=0.01)
+    logits[1] = logits_of(13, vocab=4000, scale=4.0)
+    samplings = [Sampling(temperature=1, top_p=p, seed=i) for i, p in enumerate((0.9, 0.5, 1.0))]
+    way = Way.of(samplings)
+    assert way.checks and 0 < way.candidates < 4000
+    *_, enough = sampler.filtered(jnp.asarray(logits), way, Parameters.of(samplings))
+    assert enough.tolist() == [False, True, False]
+    everything = Way(draws=True, candidates=ways.ALL)
+    for seed in range(30):
+        rows = [dataclasses.replace(s, seed=100 * seed + i) for i, s in enumerate(samplings)]
+        assert sample(logits, rows).tolist() == sample(logits, rows, way=everything).tolist()
+
+
 def test_ways() -> None:
     top_k, top_p = Sampling(temperature=1, top_k=40), Sampling(temperature=1, top_p=0.9)
     assert Way.of([Sampling()]) == Way.of([Sampling(top_k=5, top_p=0.5)]) == Way()
     assert Way.of([top_k, Sampling()]) == Way(draws=True, candidates=64)
     assert Way.of([top_k, Sampling(temperature=1, top_k=100)]).candidates == 128
-    assert Way.of([top_k, top_p]).candidates == Way.of([top_p]).candidates == sampler.ALL
-    assert Way.of([Sampling(temperature=1, top_k=1025)]).candidates == sampler.ALL
+    checked = Way(draws=True, candidates=1024, checks=True)
+    assert Way.of([top_k, top_p]) == Way.of([top_p]) == checked
+    assert Way.of([Sampling(temperature=1, top_k=1025)]).candidates == ways.ALL
     assert Way.of([Sampling(frequency_penalty=1)]) == Way(penalizes=True)
     assert Way.of([Sampling(logit_bias={i: 1 for i in range(9)})]) == Way(biases=16)
     assert Way.of([Sampling()], (1, 2)) == Way(ends=8)
@@ -330,6 +348,11 @@ def test_a_row_of_nan_leaves_the_others_alone() -> None:
         ("repetition_penalty", [0, -1, 101, math.nan], r"must be float in \[0.01, 100\]"),
         ("presence_penalty", [-101, 101, math.nan], r"must be float in \[-100, 100\]"),
         ("frequency_penalty", [-101, math.inf], r"must be float in \[-100, 100\]"),
+        ("dry_multiplier", [-0.1, math.nan], r"must be float in \[0, 100\]"),
+        ("dry_base", [0.99, 101], r"must be float in \[1, 100\]"),
+        ("dry_allowed_length", [0], r"must be int in \[1, 2147483647\]"),
+        ("dry_penalty_last_n", [-2], r"must be int in \[-1, 2147483647\]"),
+        ("logprobs", [-1, 1025], r"must be int in \[0, 1024\]"),
         ("seed", [-1, 2**32], r"must be int in \[0, 4294967295\]"),
     ],
 )
@@ -347,8 +370,11 @@ def test_parameters_of_the_wrong_type() -> None:
         ("temperature", "hot"),
         ("min_p", None),
         ("top_p", True),
+        ("logprobs", 1.5),
+        ("processors", 3),
+        ("processors", ["no function"]),
     ):
-        with pytest.raises(TypeError, match=f"^{name}={value!r} must be "):
+        with pytest.raises(TypeError, match=f"^{re.escape(f'{name}={value!r}')} must be "):
             Sampling(**{name: value})
     assert Sampling(temperature=np.float32(0.5), top_k=np.int64(3)) == Sampling(
         temperature=0.5, top_k=3

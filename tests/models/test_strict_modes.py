@@ -13,6 +13,7 @@ from implementations import NATIVE
 
 import jax_q4k as jq
 from jax_q4k import models, native
+from jax_q4k.models import bench
 from jax_q4k.models.drafts import DraftModel
 
 from . import golden
@@ -150,3 +151,32 @@ def dtypes_and_tokens(name):
 @pytest.mark.parametrize("name", ["qwen3-qknorm", "qwen35"])
 def test_64_bit_mode_gives_the_same_tokens(name):
     assert in_64_bit_mode(dtypes_and_tokens, name) == dtypes_and_tokens(name)
+
+
+def adapted_vectors(folder, pooling):
+    """Numbers that an embedding of two texts holds, by a model with an adapter."""
+    given, texts = models.from_gguf(golden.path("qwen3-qknorm")), [[5, 6, 7], [8]]
+    k, n = given.config.hidden_size, given.config.intermediate_size
+    tensors = {
+        "blk.0.ffn_gate.weight.lora_a": np.ones((2, k), np.float32) / k,
+        "blk.0.ffn_gate.weight.lora_b": np.ones((n, 2), np.float32),
+    }
+    described = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 2.0}
+    described |= {"general.architecture": "qwen3"}
+    jq.gguf.write(f"{folder}/a.gguf", described, tensors)
+    adapted = models.with_lora(given, f"{folder}/a.gguf", scale=0.5)
+    vectors = models.embed(adapted, texts, pooling=pooling, normalize=True)
+    for kind in ("tg", "pp"):
+        bench.measure(adapted, bench.Test(kind, 9, depth=4), 1)
+    assert all(vector.dtype == np.float32 for vector in vectors)
+    return np.concatenate([np.ravel(vector) for vector in vectors]).tolist()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "none"])
+def test_vectors_adapters_and_measuring(pooling, tmp_path):
+    """The same numbers as without these modes, and in 64-bit mode."""
+    want = adapted_vectors(tmp_path, pooling)
+    with strict():
+        assert adapted_vectors(tmp_path, pooling) == want
+    in_wide = in_64_bit_mode(adapted_vectors, str(tmp_path), pooling)
+    np.testing.assert_allclose(in_wide, want, atol=1e-5)

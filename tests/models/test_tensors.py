@@ -178,7 +178,7 @@ def test_the_header_is_parsed_once(monkeypatch):
     """The file read is the one that was checked, and a vocabulary is decoded once."""
     calls = []
     monkeypatch.setattr(
-        jq.gguf.load, "parse_source", lambda source: calls.append(source) or parse_source(source)
+        jq.gguf.parts, "parse_source", lambda source: calls.append(source) or parse_source(source)
     )
     models.from_gguf(path("llama-gqa"))
     assert len(calls) == 1

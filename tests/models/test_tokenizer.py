@@ -522,6 +522,11 @@ def test_calls_with_wrong_arguments() -> None:
         t.encode(b"hi")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="lone surrogate at position 1"):
         t.encode("a\ud800")
+    for ids in (None, "hi", b"hi", 3):
+        with pytest.raises(TypeError, match=f"ids is of type {type(ids).__name__}; it must be"):
+            t.decode(ids)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a token id is of type float; it must be an integer"):
+        t.decode([1.0])  # type: ignore[list-item]
     for token in (-1, 259):
         with pytest.raises(
             ValueError, match=f"token id {token} is outside of the vocabulary, 0 to 258"

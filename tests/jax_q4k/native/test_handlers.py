@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 
 import jax
@@ -12,7 +14,7 @@ from implementations import needs_native
 
 import jax_q4k as jq
 from jax_q4k import native
-from jax_q4k.native import build, calls
+from jax_q4k.native import build, calls, elf
 
 FLOATS = jax.ShapeDtypeStruct((2, 8), jnp.float32)
 LINEAR = dict(
@@ -334,6 +336,39 @@ def test_a_file_that_is_no_library_is_not_used(monkeypatch, tmp_path):
     assert library is None and re.match(
         r"libjax_q4k.so cannot be used \(.*\); with a C\+\+17 compiler", why
     )
+
+
+@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99, 1 - 1e-6, 60])
+def test_a_library_that_was_cut_is_named_and_not_mapped(kept, tmp_path):
+    """Its pages beyond the end would kill the process."""
+    if not native.library_path().exists():
+        pytest.skip(native.problem())
+    path = tmp_path / build.LIBRARY
+    whole = native.library_path().read_bytes()
+    assert elf.bytes_missing(native.library_path()) == 0
+    size = kept if isinstance(kept, int) else int(len(whole) * kept)
+    path.write_bytes(whole[:size])
+    code = """
+import sys
+from pathlib import Path
+from jax_q4k import native
+native.library_path = lambda: Path(sys.argv[1])
+native._load.cache_clear()
+print(native.problem())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=120
+    )
+    missing = (64 if size < 64 else len(whole)) - size
+    expected = f"{path} is cut: {missing} bytes are missing at its end; {build.HOW_TO}\n"
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr
+
+
+def test_what_is_no_elf_library_is_not_judged_by_its_length(tmp_path):
+    path = tmp_path / "other"
+    for data in (b"", b"\x7fELF", b"\xcf\xfa\xed\xfe" + bytes(100)):  # the last: macOS's
+        path.write_bytes(data)
+        assert elf.bytes_missing(path) == 0
 
 
 def test_the_fingerprint_is_of_sources_and_flags(monkeypatch, tmp_path):

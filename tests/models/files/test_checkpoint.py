@@ -22,6 +22,7 @@ from jax_q4k.models import json_fields
 from jax_q4k.models.files import config_json, rope_json
 from jax_q4k.models.files.checkpoint import interleaved
 from jax_q4k.models.rope import Rope
+from jax_q4k.models.suggested import suggested
 from jax_q4k.models.tensors import expected_tensors
 
 from .. import checkpoints
@@ -390,6 +391,24 @@ def test_ids_of_the_other_files(copy):
         refused(
             folder, r"generation_config.json: eos_token_id: .* must be an integer from 0 to 289"
         )
+
+
+def test_how_a_checkpoint_is_sampled(copy):
+    """generation_config.json's numbers become GGUF's, where it draws tokens."""
+    folder = copy("qwen2")
+    file = folder / "generation_config.json"
+    assert not [key for key in models.from_pretrained(folder).metadata if "sampling" in key]
+    change(file, do_sample=True, top_k=20, top_p=0.75, repetition_penalty=None)
+    loaded = models.from_pretrained(folder)
+    want = {"temperature": 1.0, "top_k": 20, "top_p": 0.75}
+    assert suggested(loaded.metadata) == want
+    models.save_gguf(loaded, folder / "saved.gguf")
+    assert suggested(models.load(folder / "saved.gguf").metadata) == want
+    change(file, do_sample=False)
+    assert suggested(models.from_pretrained(folder).metadata) == {}
+    for wrong in ("hot", True, [1]):
+        change(file, do_sample=True, top_p=wrong)
+        refused(folder, r"generation_config.json: top_p: .* must be a number")
 
 
 CONFIG = [

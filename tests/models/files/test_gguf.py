@@ -246,3 +246,15 @@ def test_tensors_that_text_does_not_use_are_skipped(tmp_path, capsys):
     assert "blk.2.attn_q.weight F32 (skipped) 4 x 4 64" in lines
     skipped = "5 of the tensors, 272 bytes, are skipped: generating text does not use them"
     assert lines[-1] == skipped
+
+
+def test_saved_in_several_files(tmp_path):
+    """They are loaded as one model, and saved as one file again, byte by byte."""
+    given = model("text-spm")
+    parts = models.save_gguf(given, tmp_path / "m.gguf", max_bytes=100_000)
+    assert len(parts) > 1 and sorted(tmp_path.iterdir()) == parts
+    loaded = models.load(parts[0])
+    np.testing.assert_equal(dict(loaded.metadata), dict(given.metadata))
+    [saved] = models.save_gguf(loaded, tmp_path / "saved.gguf")
+    assert contents(saved) == contents(path("text-spm"))
+    assert models.tokenizer.from_gguf(parts[0]).vocab_size == given.tokenizer.vocab_size

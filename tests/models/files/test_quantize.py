@@ -3,6 +3,7 @@ import os
 import struct
 import subprocess
 import sys
+import warnings
 
 import gguf
 import jax
@@ -12,7 +13,7 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Tensor
 from gguf.constants import GGUFValueType as Value
 from gguf_bytes import ALIGNMENT, build, entry, tensor, text_entry, u32
-from helpers import nmse
+from helpers import TESTS, nmse
 
 import jax_q4k as jq
 from jax_q4k import models, quantizers
@@ -125,7 +126,7 @@ def test_rows_of_an_odd_length_become_f16():
     assert quantized["blk.0.attn_norm.weight"].dtype == jnp.float32
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore:.*no multiple of their type's block:UserWarning")
 def test_weights_beyond_f16_are_named(monkeypatch):
     bad = changed(odd(), "blk.0.attn_q.weight", lambda x: x.at[9, 7].set(7e4))
     message = (
@@ -349,3 +350,23 @@ def test_experts_are_quantized_one_after_another(type, monkeypatch):
     assert kinds == ({"MXFP4"} if type == "MXFP4_MOE" else {"Q4_K", "Q6_K"})
     prompt = reference("granitemoe").prompt[None]
     assert nmse(whole.logits(prompt), model("granitemoe").logits(prompt)) <= 0.2
+
+
+def test_what_is_said_of_other_types(tmp_path):
+    """Rows that no block divides, and tensors that are quantized already; nothing of floats."""
+    odd = path("qwen2-odd")
+    with pytest.warns(UserWarning) as caught:
+        models.quantize_file(odd, tmp_path / "odd.gguf", "Q6_K")
+    assert [str(warning.message) for warning in caught] == [
+        "13 of 26 tensors have rows that are no multiple of their type's block and get another "
+        "type: 13 Q6_K -> Q8_0",
+        "12 tensors are quantized already (1 Q4_K, 11 Q5_0): quantizing them again adds to their "
+        "error; take floats where there are any",
+    ]
+    with pytest.warns(UserWarning, match=r"43 tensors are quantized already \(38 Q4_K, 5 Q6_K\)"):
+        models.quantize(models.load("demo"), "Q8_0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        models.quantize_file(
+            TESTS / "data" / "checkpoints" / "llama", tmp_path / "floats.gguf", "Q8_0"
+        )

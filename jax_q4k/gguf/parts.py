@@ -1,0 +1,224 @@
+"""Models whose file is split in several, `NAME-00001-of-00003.gguf`, as `llama-gguf-split` does.
+
+The first part has the metadata; every part has `split.no`, `split.count` and
+`split.tensors.count`, and tensors of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .fields import Fields
+from .header import MAX_ENTRIES, Header, open_source, parse_source
+from .metadata import Metadata
+from .source import Source
+from .tensors import TensorInfo
+
+NUMBER, COUNT, TENSORS = "split.no", "split.count", "split.tensors.count"
+#: Of a model; all are open at a time, and systems allow 1024 files.
+MAX_PARTS = 512
+
+_ALIGNMENT = "general.alignment"  # a part's own
+_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)
+
+
+def part_names(path: str | os.PathLike[str]) -> list[Path]:
+    """The files of a model by the name of its first: of all parts, or the file alone.
+
+    Nothing is opened, and the parts need not be there.
+    """
+    match = _NAME.fullmatch(os.fsdecode(path))
+    if match is None or int(match[2]) != 1 or not 1 < int(match[3]) <= MAX_PARTS:
+        return [Path(os.fsdecode(path))]
+    return [_part(match[1], i, int(match[3])) for i in range(int(match[3]))]
+
+
+def names_for(path: str | os.PathLike[str], count: int) -> list[Path]:
+    """Where a model of `count` parts goes that is to be written at `path`: NAME.gguf or NAME."""
+    if count == 1:
+        return [Path(os.fsdecode(path))]
+    name = os.fsdecode(path).removesuffix(".gguf")
+    return [_part(name, i, count) for i in range(count)]
+
+
+def _part(name: str, number: int, count: int) -> Path:
+    return Path(f"{name}-{number + 1:05d}-of-{count:05d}.gguf")
+
+
+class JoinedSource(Source):
+    """Several sources, one behind the other, as one of the first's name."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self.sources = sources
+        self.name = sources[0].name
+        self.starts = [0, *accumulate(source.size for source in sources)]
+        self.size = self.starts.pop()
+
+    def file_at(self, offset: int) -> Source:
+        """The part that has the byte at `offset`."""
+        return self.sources[self._index(offset)]
+
+    def _fill(self, offset: int, target: memoryview, field: str) -> None:
+        # A tensor lies in one part, and so does what is read of it.
+        at = self._index(offset)
+        self.sources[at].read_into(offset - self.starts[at], target, field)
+
+    def _index(self, offset: int) -> int:
+        return bisect_right(self.starts, offset) - 1
+
+
+@contextlib.contextmanager
+def opened(source: Source) -> Iterator[tuple[Source, Header]]:
+    """The whole of the model that begins in `source`, and its header; all parts are open.
+
+    Offsets of a split model's tensors count from the first byte of the first part.
+
+    Raises:
+      GGUFError: a part is missing or malformed, is another one than its name says, or belongs to
+        another model; or this is not the first, which is named then.
+    """
+    header = parse_source(source)
+    with contextlib.ExitStack() as stack:
+        count = _count(source, header.metadata)
+        if count <= 1:
+            yield source, header
+            return
+        sources, headers = [source], [header]
+        for number, path in enumerate(_others(source, count), 1):
+            part = Source(stack.enter_context(open_source(path)), os.fspath(path))
+            sources.append(part)
+            headers.append(parse_source(part))
+            _check_part(part, headers[-1].metadata, number, source.name, header.metadata)
+        whole = JoinedSource(sources)
+        yield whole, _joined(whole, headers)
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """The header of a file, without its tensors; GGUFError if it is malformed.
+
+    Tensor types that this package does not run are listed like any other (`TensorInfo.supported`).
+    Of a split model, the first part is given and the others are found beside it.
+    """
+    with open_source(path) as file, opened(Source(file, os.fsdecode(path))) as (_, header):
+        return header
+
+
+def _count(source: Source, metadata: Metadata) -> int:
+    """How many parts there are, of the first part's metadata; 0: merged by llama-gguf-split."""
+    fields = Fields(metadata, source.name)
+    count = fields.integer(COUNT, 1, least=0, most=MAX_PARTS)
+    if count > 1:
+        number = fields.integer(NUMBER, least=0, most=count - 1)
+        if number:
+            match = _NAME.fullmatch(source.name)
+            first = "the first" if match is None else repr(str(_part(match[1], 0, count)))
+            source.fail(NUMBER, f"is {number}: this is part {number + 1} of {count}; give {first}")
+    return count
+
+
+def _others(source: Source, count: int) -> list[Path]:
+    """The parts beside the first."""
+    match = _NAME.fullmatch(source.name)
+    if match is None or (int(match[2]), int(match[3])) != (1, count):
+        expected = f"NAME-00001-of-{count:05d}.gguf"
+        problem = f"is {count}, but the file is not named {expected}, beside which the others are"
+        source.fail(COUNT, problem)
+    others = [_part(match[1], i, count) for i in range(1, count)]
+    missing = [path.name for path in others if not path.exists()]
+    if missing:
+        shown = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        some = f"{len(missing)} of them are" if len(missing) > 1 else "one of them is"
+        source.fail(COUNT, f"is {count} parts, but {some} missing beside the first: {shown}")
+    return others
+
+
+def _check_part(
+    part: Source, metadata: Metadata, number: int, first: str, firsts: Mapping[str, Any]
+) -> None:
+    """Refuses a part that is another than its place says, or of another model than the first."""
+    fields = Fields(metadata, part.name)
+    if fields.integer(NUMBER) != number:
+        found = metadata[NUMBER]
+        part.fail(NUMBER, f"is {found}, expected {number} of part {number + 1}: wrongly named")
+    for key in dict.fromkeys((COUNT, TENSORS, *metadata)):
+        if key in (NUMBER, _ALIGNMENT):
+            continue
+        fields.value(key)  # or it is missing
+        if key not in firsts or not np.array_equal(metadata[key], firsts[key]):
+            what = f"is not that of {os.path.basename(first)!r}"
+            part.fail(key, f"{what}: these are parts of different models")
+
+
+def _joined(whole: JoinedSource, headers: Sequence[Header]) -> Header:
+    """One header of all parts, without what is said of parts."""
+    first = headers[0]
+    tensors: dict[str, TensorInfo] = {}
+    for source, header, start in zip(whole.sources, headers, whole.starts, strict=True):
+        for name, info in header.tensors.items():
+            if name in tensors:
+                source.fail(f"tensor {name!r}", "is in an earlier part, too")
+            offset = start + header.data_start + info.offset
+            tensors[name] = dataclasses.replace(info, offset=offset)
+        if len(tensors) > MAX_ENTRIES:
+            source.fail("tensor count", f"of this and the parts before is above {MAX_ENTRIES}")
+    said = Fields(first.metadata, whole.name).integer(TENSORS)
+    if said != len(tensors):
+        whole.fail(TENSORS, f"is {said}, but the {len(headers)} parts hold {len(tensors)}")
+    return dataclasses.replace(
+        first,
+        metadata=without_parts(first.metadata),
+        tensors=tensors,
+        data_start=0,
+        file_size=whole.size,
+        parts=tuple(source.name for source in whole.sources),
+    )
+
+
+def without_parts(metadata: Mapping[str, Any]) -> Metadata:
+    """Metadata of a model that is not split."""
+    whole = Metadata(metadata)
+    for key in (NUMBER, COUNT, TENSORS):
+        whole.pop(key, None)
+        whole.types.pop(key, None)
+    return whole
+
+
+def metadata_of_part(
+    metadata: Mapping[str, Any], number: int, count: int, tensors: int
+) -> Metadata:
+    """The metadata of one part of a model of `count` parts, of so many tensors in all."""
+    part = Metadata() if number else without_parts(metadata)
+    if number and _ALIGNMENT in metadata:
+        part[_ALIGNMENT] = metadata[_ALIGNMENT]
+    part[NUMBER], part[COUNT] = np.uint16(number), np.uint16(count)
+    part[TENSORS] = np.int32(tensors)
+    return part
+
+
+def grouped(sizes: Mapping[str, int], max_bytes: int | None) -> list[list[str]]:
+    """Tensors' names by part: as many in a row as `max_bytes` takes, at least one.
+
+    sizes: name -> bytes in the file. Raises ValueError: so many parts that they cannot be read.
+    """
+    groups: list[list[str]] = [[]]
+    filled = 0
+    for name, size in sizes.items():
+        if max_bytes is not None and groups[-1] and filled + size > max_bytes:
+            groups.append([])
+            filled = 0
+        groups[-1].append(name)
+        filled += size
+    if len(groups) > MAX_PARTS:
+        made = f"makes {len(groups)} parts; there may be {MAX_PARTS}"
+        raise ValueError(f"max_bytes={max_bytes} {made}")
+    return groups

@@ -1,0 +1,39 @@
+"""The length of a shared library, as ELF's tables tell it.
+
+dlopen maps a file that was cut, by a full disk say, and the process dies of SIGBUS.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+_IDENT = b"\x7fELF\x02\x01"  # of 64 bits, little-endian: that of every processor with kernels
+#: From byte 32: where the tables of segments and sections begin; bytes and number of entries.
+_TABLES = struct.Struct("<QQ I H HH HH H")
+#: Of a segment, from its byte 8: offset, two addresses, bytes in the file.
+_SEGMENT = struct.Struct("<QQQQ")
+
+
+def bytes_missing(path: Path) -> int:
+    """Bytes that a library lacks at its end, of those that its tables and segments claim.
+
+    0 where the file is complete, and of one that is no such library. Raises OSError.
+    """
+    with open(path, "rb") as file:
+        header = file.read(64)
+        size = file.seek(0, 2)
+        if not header.startswith(_IDENT):
+            return 0
+        if len(header) < 64:
+            return 64 - len(header)
+        segments, sections, _, _, entry, count, of_section, number, _ = _TABLES.unpack_from(
+            header, 32
+        )
+        ends = [segments + entry * count, sections + of_section * number]
+        file.seek(segments)
+        table = file.read(entry * count)
+        for at in range(8, len(table) - _SEGMENT.size + 1, entry or len(table)):
+            offset, _, _, in_file = _SEGMENT.unpack_from(table, at)
+            ends.append(offset + in_file)
+    return max(0, max(ends) - size)

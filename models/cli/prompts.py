@@ -1,0 +1,111 @@
+"""Prompts of a command: texts, files, standard input, token ids."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+from .. import chat
+from ..model import Model
+from .output import UsageError
+
+#: Bytes of a prompt's file. A longer text has more tokens than any context.
+MAX_FILE = 1 << 26
+
+
+@dataclass(frozen=True)
+class Given:
+    """One of -p, -f and --tokens; `kind` is its name."""
+
+    kind: str
+    value: str
+
+
+def add_prompts(parser: argparse.ArgumentParser) -> None:
+    """-p, -f and --tokens: one prompt, or several."""
+    group = parser.add_argument_group("prompts", "one, or several, which run as a batch")
+    for names, kind, metavar, help in (
+        (("-p", "--prompt"), "text", "TEXT", "text to continue"),
+        (("-f", "--file"), "file", "FILE", "a file's text; -: standard input's"),
+        (("--tokens",), "tokens", "IDS", "token ids: 1,15043,29892"),
+    ):
+        make = _Maker(kind)
+        group.add_argument(
+            *names, action="append", dest="prompts", type=make, metavar=metavar, help=help
+        )
+    parser.set_defaults(prompts=None)
+
+
+class _Maker:
+    """An option's value with its kind; argparse names it in messages."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self.__name__ = kind, kind
+
+    def __call__(self, value: str) -> Given:
+        return Given(self._kind, value)
+
+
+def texts_of(options: argparse.Namespace) -> list[str | list[int]]:
+    """The prompts, files read: texts or token ids.
+
+    Raises UsageError where there are none, or one cannot be read.
+    """
+    if not options.prompts:
+        raise UsageError("no prompt: give -p TEXT, -f FILE, -f - for standard input, or --tokens")
+    if [given.value for given in options.prompts if given.kind == "file"].count("-") > 1:
+        raise UsageError("-f - can be given once: standard input is read once")
+    return [_text(given) for given in options.prompts]
+
+
+def _text(given: Given) -> str | list[int]:
+    if given.kind == "text":
+        return given.value
+    if given.kind == "file":
+        return _file_text(given.value)
+    try:
+        return [int(part) for part in given.value.split(",")]
+    except ValueError:
+        raise UsageError(f"--tokens {given.value!r} must be integers between commas") from None
+
+
+def _file_text(path: str) -> str:
+    """A file's text, without the line break at its end."""
+    if path == "-":
+        if sys.stdin is None:
+            raise UsageError("standard input is closed")
+        name, data = "standard input", sys.stdin.buffer.read(MAX_FILE + 1)
+    else:
+        name = path
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE + 1)
+    if len(data) > MAX_FILE:
+        raise UsageError(f"{name} is longer than {MAX_FILE >> 20} MiB")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{name} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+    return text.removesuffix("\n")
+
+
+def ids_of(
+    prompts: list[str | list[int]], model: Model, options: argparse.Namespace
+) -> list[list[int]]:
+    """Their token ids, by the chat template with --chat."""
+    return [_ids(prompt, model, options) for prompt in prompts]
+
+
+def _ids(prompt: str | list[int], model: Model, options: argparse.Namespace) -> list[int]:
+    if isinstance(prompt, list):
+        if options.chat:
+            raise UsageError("--chat needs the prompt as text, not as --tokens")
+        return prompt
+    if model.tokenizer is None:
+        raise UsageError(f"{options.model} holds no tokenizer: give the prompt as --tokens")
+    try:
+        if options.chat:
+            return chat.encode(model.tokenizer, [{"role": "user", "content": prompt}])
+        return model.tokenizer.encode(prompt)
+    except ValueError as error:
+        raise UsageError(error) from error

@@ -1,0 +1,37 @@
+"""Outputs of generation as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..model import Model
+from ..outputs import Output, TokenLogprobs
+from ..sampling import Sampling
+
+
+def described(
+    model: Model, index: int, prompt: str | list[int], output: Output, sampling: Sampling
+) -> dict[str, Any]:
+    """One prompt's output; `index` is the prompt's number, from 0."""
+    found: dict[str, Any] = {
+        "index": index,
+        "prompt": prompt,
+        "text": output.text,
+        "tokens": output.tokens,
+        "finish_reason": output.finish_reason,
+        "seed": None if sampling.greedy else (sampling.seed + index) % 2**32,
+    }
+    if output.logprobs is not None:
+        pairs = zip(output.tokens, output.logprobs, strict=True)
+        found["logprobs"] = [_of_token(model, token, one) for token, one in pairs]
+    return found
+
+
+def _of_token(model: Model, token: int, one: TokenLogprobs) -> dict[str, Any]:
+    top = [_named(model, *pair) for pair in one.top]
+    return _named(model, token, one.logprob) | {"top": top}
+
+
+def _named(model: Model, token: int, logprob: float) -> dict[str, Any]:
+    text = None if model.tokenizer is None else model.tokenizer.decode([token], False, False)
+    return {"token": token, "text": text, "logprob": logprob}

@@ -1,0 +1,204 @@
+"""Models of the Hugging Face hub by name: downloaded, or from its cache, by `huggingface_hub`.
+
+Only weights and their descriptions are fetched: nothing that would run, and no pickles.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple, NoReturn
+
+from jax_q4k import gguf
+
+DEFAULT = "Q4_K_M"
+#: Of a checkpoint: what `from_pretrained` reads.
+CHECKPOINT = (
+    "config.json",
+    "generation_config.json",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+)
+
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
+_NAME = re.compile(rf"(?P<repository>{_PART}/{_PART})(?::(?P<kind>\w+)|/(?P<file>[^:]+\.gguf))?")
+_NO_MODELS = re.compile(r"(mmproj|imatrix)", re.IGNORECASE)
+_FILES = (".gguf", ".safetensors", ".json", ".bin")
+_OF_PARTS = re.compile(r"-(\d{5})-of-(\d{5})$")
+#: The hub's own answers, by the names of their classes: a cache may not stand in for these.
+_REFUSED = {
+    "RepositoryNotFoundError": "there is no such model on the Hugging Face hub, or it is private",
+    "GatedRepoError": "its owner asks for consent: give it on the model's page, then `hf auth "
+    "login`",
+    "RemoteEntryNotFoundError": "the model has no such file on the Hugging Face hub",
+    "EntryNotFoundError": "the model has no such file on the Hugging Face hub",
+}
+
+
+class Name(NamedTuple):
+    """A model of the hub.
+
+    Attributes:
+      text: as it was given.
+      repository: ORGANIZATION/NAME.
+      kind: the type of a GGUF file, Q4_K_M; None: none was named.
+      file: of the repository; None: none was named.
+    """
+
+    text: str
+    repository: str
+    kind: str | None
+    file: str | None
+
+
+def named(path: str | os.PathLike[str]) -> Name | None:
+    """The model of the hub that a path names; None: it is a file's, which may be missing.
+
+    Names are ORG/NAME, ORG/NAME:TYPE and ORG/NAME/FILE.gguf, where there is no such file and no
+    folder ORG.
+    """
+    text = os.fsdecode(path)
+    match = _NAME.fullmatch(text)
+    if match is None or os.path.lexists(text) or os.path.lexists(text.partition("/")[0]):
+        return None
+    repository, kind, file = match["repository"], match["kind"], match["file"]
+    if file is None and repository.endswith(_FILES):
+        return None
+    if file is not None and ".." in PurePosixPath(file).parts:
+        return None
+    return Name(text, repository, kind, file)
+
+
+def fetched(name: Name) -> Path:
+    """The file, the first of several, or the folder of a model, which are then on this machine.
+
+    Of a repository's GGUF files it is the one of the type that is named, of DEFAULT if none is, or
+    the only one; without GGUF files, the checkpoint.
+
+    Raises OSError, which says what to do: `huggingface_hub` is not installed, the hub cannot be
+    reached and its cache lacks the model, there is no such model, or no such file of it.
+    """
+    try:
+        hub = importlib.import_module("huggingface_hub")
+    except ImportError:
+        problem = "No such file; to fetch a model of the Hugging Face hub, pip install "
+        _fail(name, problem + "huggingface_hub")
+    if name.file is not None:
+        return _files(hub, name, _parts_of(name.file))
+    listed = _asked(name, lambda: hub.list_repo_files(name.repository))
+    if isinstance(listed, Exception):
+        return _cached(hub, name, listed)
+    names = [str(file) for file in listed if ".." not in PurePosixPath(str(file)).parts]
+    chosen = _chosen(name, names)
+    if chosen is not None:
+        return _files(hub, name, chosen)
+    folder = _asked(
+        name, lambda: hub.snapshot_download(name.repository, allow_patterns=list(CHECKPOINT))
+    )
+    return Path(_there(name, folder))
+
+
+def _files(hub: Any, name: Name, files: list[str]) -> Path:
+    """The first of some files, which lie beside one another."""
+    paths = []
+    for file in files:
+        download = functools.partial(hub.hf_hub_download, name.repository, file)
+        found = _asked(name, download)
+        if isinstance(found, Exception):  # perhaps there is no network, and it is in the cache
+            cached = _asked(name, functools.partial(download, local_files_only=True))
+            found = found if isinstance(cached, Exception) else cached
+        paths.append(Path(_there(name, found)))
+    return paths[0]
+
+
+def _cached(hub: Any, name: Name, error: Exception) -> Path:
+    """What an earlier download has left, where the hub cannot be reached."""
+    folder = _asked(name, lambda: hub.snapshot_download(name.repository, local_files_only=True))
+    if isinstance(folder, Exception):
+        _there(name, error)
+    root = Path(folder)
+    files = [file.relative_to(root).as_posix() for file in root.rglob("*") if file.is_file()]
+    chosen = _chosen(name, sorted(files), all_of_them=False)
+    return root if chosen is None else root / chosen[0]
+
+
+def _chosen(name: Name, files: list[str], *, all_of_them: bool = True) -> list[str] | None:
+    """The GGUF file of a repository, or all its parts; None: its checkpoint.
+
+    all_of_them: False: the repository may have others.
+    """
+    wanted = name.kind or DEFAULT
+    models = [f for f in files if f.endswith(".gguf") and not _NO_MODELS.search(f)]
+    firsts = [f for f in models if (match := _part(f)) is None or int(match[1]) == 1]
+    if not firsts:
+        if name.kind is not None:
+            _fail(name, f"{name.repository} has no GGUF files")
+        if "config.json" in files and any(f.endswith(".safetensors") for f in files):
+            return None
+        _fail(name, f"{name.repository} has neither GGUF files nor a checkpoint of safetensors")
+    of_kind = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
+    found = [f for f in firsts if of_kind.search(f.removesuffix(".gguf"))]
+    if not found and name.kind is None and len(firsts) == 1 and all_of_them:
+        found = firsts
+    if len(found) != 1:
+        what = f"{len(found)} GGUF files of type {wanted}" if found else f"no {wanted} GGUF file"
+        _fail(name, f"{name.repository} has {what}; give one: {_some(name, found or firsts)}")
+    parts = _parts_of(found[0])
+    if missing := set(parts) - set(files):
+        _fail(name, f"{name.repository} lacks a part of the model, {min(missing)}")
+    return parts
+
+
+def _some(name: Name, files: Iterable[str]) -> str:
+    shown = [f"{name.repository}/{file}" for file in files]
+    return ", ".join(shown[:8]) + (", ..." if len(shown) > 8 else "")
+
+
+def _part(file: str) -> re.Match[str] | None:
+    return _OF_PARTS.search(file.removesuffix(".gguf"))
+
+
+def _parts_of(file: str) -> list[str]:
+    return [path.as_posix() for path in gguf.part_names(file)]
+
+
+def _asked(name: Name, call: Callable[[], Any]) -> Any:
+    """What the hub gives, or the exception that says that it cannot be reached.
+
+    Raises OSError for its refusals.
+    """
+    try:
+        return call()
+    except Exception as error:  # of its libraries for HTTP, too, whose kinds have changed
+        problem = _REFUSED.get(type(error).__name__)
+        if problem is not None:
+            _fail(name, problem, error)
+        return error
+
+
+def _there(name: Name, found: Any) -> Any:
+    """What `_asked` has found; raises OSError where that is an exception."""
+    if not isinstance(found, Exception):
+        return found
+    said = next(iter(str(found).splitlines()), "") or type(found).__name__
+    kind = name.file or f"*{name.kind or DEFAULT}*"
+    problem = (
+        f"the Hugging Face hub cannot be reached, and its cache does not hold the model ({said}); "
+        f"with a network: hf download {name.repository} --include '{kind}'"
+    )
+    raise ConnectionError(errno.EHOSTUNREACH, problem, name.text) from found
+
+
+def _fail(name: Name, problem: str, cause: Exception | None = None) -> NoReturn:
+    raise FileNotFoundError(errno.ENOENT, problem, name.text) from cause

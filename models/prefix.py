@@ -1,0 +1,80 @@
+"""Prompts that begin as an earlier text: what is computed of it stays."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from .kv_cache import PagedCache, grown
+from .model import Model
+
+#: Tokens of a prompt that go on with a cache at a time.
+PIECE = 128
+
+#: Of a prompt that is longer than some pieces, at least this share must be there: a token that goes
+#: on with a cache reads it by itself, which takes longer than one of a whole prompt.
+SHARE = 0.5
+
+
+class Prefix:
+    """The keys, values and states of a model's last text, for prompts that begin with it.
+
+    Give one object to successive calls of `generate` or `stream`. It is right for any prompt: what
+    differs is computed. Models with windows or recurrent layers go on only where the whole text was
+    continued. It holds a cache's memory until it is dropped or `clear` is called.
+
+    Attributes:
+      tokens: the text's ids, as far as they are computed.
+    """
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.tokens: list[int] = []
+        self._cache: PagedCache | None = None
+        self._model: weakref.ref[Model] | None = None
+
+    def keep(self, model: Model, tokens: Sequence[int], cache: PagedCache) -> None:
+        """Takes over the cache of a text, of one sequence."""
+        self.tokens, self._cache, self._model = list(tokens), cache, weakref.ref(model)
+
+    def usable(self, model: Model, prompt: Sequence[int], capacity: int, dtype: Any) -> int:
+        """How many of a prompt's tokens need not be computed again.
+
+        capacity: tokens that a cache is to have room for, at least.
+        """
+        cache, config = self._cache, model.config
+        if cache is None or self._model is None or self._model() is not model:
+            return 0
+        if cache.dtype != dtype:
+            return 0
+        pairs = zip(self.tokens, prompt, strict=False)
+        count = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        rewinds = not any(config.windows) and not any(cache.states)
+        if count == len(prompt):  # the last token's logits are not there any more
+            count -= 1
+        if count < len(self.tokens) and not rewinds:
+            return 0
+        original = config.original_context or capacity  # beyond it, ropes may be others
+        if (cache.capacity <= original) != (max(capacity, cache.capacity) <= original):
+            return 0
+        rest = len(prompt) - count
+        return 0 if rest > 4 * PIECE and count < SHARE * len(prompt) else count
+
+    def take(self, model: Model, count: int, capacity: int) -> PagedCache:
+        """The cache of the first `count` tokens, with room for more; it is held no longer."""
+        assert self._cache is not None
+        cache = grown(self._cache, model.config, max(capacity, self._cache.capacity), PIECE)
+        self.clear()
+        return dataclasses.replace(cache, context_lens=jnp.array([count], jnp.int32))
+
+    @property
+    def capacity(self) -> int:
+        """Of the cache; 0: there is none."""
+        return 0 if self._cache is None else self._cache.capacity

@@ -1,0 +1,61 @@
+"""The messages that docs/troubleshooting.md quotes are those of the code."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+
+from tools import snippets
+
+ROOT = Path(__file__).parents[1]
+PAGE = "docs/troubleshooting.md"
+#: Characters of a message's longest piece: shorter ones say nothing.
+SHORTEST = 7
+
+
+@functools.cache
+def texts() -> str:
+    """All texts of the packages, what an f-string puts in as `...`."""
+    found = []
+    for package in ("jax_q4k", "models", "ptx_kernels"):
+        for file in sorted((ROOT / package).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+                elif isinstance(node, ast.JoinedStr):
+                    parts = [
+                        str(part.value) if isinstance(part, ast.Constant) else "..."
+                        for part in node.values
+                    ]
+                    found.append("".join(parts))
+    return "\n".join(found)
+
+
+def pieces(message: str) -> list[str]:
+    """The parts of a message that stand in the code: between what differs, and file and field."""
+    differs = r"'?\.\.\.'?|: |; ?$|libjax_q4k\.so|\$JAX_Q4K_KERNELS|'native'|'ptx'|\b(prompt|x|w)\b"
+    parts = re.split(differs, message)
+    return [part.strip(" ;") for part in parts if part and re.search(r"\w", part)]
+
+
+def messages() -> list[str]:
+    blocks = snippets.blocks(PAGE)
+    return [line for b in blocks if b.language == "text" for line in b.code.splitlines()]
+
+
+@pytest.mark.parametrize("message", messages())
+def test_message_is_in_the_code(message):
+    found = pieces(message)
+    longest = max(found, key=len, default="")
+    assert len(longest) >= SHORTEST, f"{message!r} has nothing to look for"
+    for piece in found:
+        assert piece in texts(), piece
+
+
+def test_what_no_code_says_is_found():
+    assert "is there already" in texts() and "is there already, alas" not in texts()
+    assert pieces("... is there already, alas: --force replaces it")[0] not in texts()

@@ -1,0 +1,217 @@
+"""Draws the charts of docs/performance.md, docs/charts/*.svg, from benchmarks/results/.
+
+    python -m tools.charts    # needs matplotlib
+
+A chart holds the numbers that it shows, as a description in its file: tests/tools/test_charts.py
+compares them with the results, so that no chart shows older ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS, CHARTS = ROOT / "benchmarks" / "results", ROOT / "docs" / "charts"
+
+OURS, THEIRS, XLA = "#00796b", "#b0bec5", "#ef9a3c"
+#: Of one column of a phone, at which texts are still read: inches.
+WIDTH = 5.2
+
+#: Results of benchmarks/cpu.py -> what the chart calls the model.
+MODELS = {
+    "cpu": "Llama 1B",
+    "cpu_gemma3_1b": "Gemma 3 1B",
+    "cpu_qwen35_800m": "Qwen 3.5 0.8B",
+    "cpu_moe_3b": "mixture, 3B",
+}
+MEASURES = {
+    "decode_0": "decoding, no context",
+    "decode_2048": "decoding after 2048 tokens",
+    "prefill_512": "prompt of 512 tokens",
+}
+#: A layer's launches of llama-3.1-8b: kernel -> (what it does, label in static.json's kernels).
+#: Times of attention are of another context than this one's, so that it has no label.
+LLAMA_LAYER = {
+    "qkv_matvec": ("norm, queries, keys, values", "qkv_matvec-norm-m1"),
+    "rope_append": ("rotate, append to the pages", "rope_append-llama-f32"),
+    "paged_attention": ("attention, in splits", ""),
+    "merge_attention": ("the splits' results", "merge_attention-q8_1"),
+    "matvec": ("output, residual", "matvec-residual-m1"),
+    "gated_matvec": ("norm, gate, up", "gated_matvec-norm-q8_1-output-m1"),
+    "matvec ": ("down (Q6_K in half of the layers)", "matvec-Q6_K-4096x14336-m1"),
+}
+
+Figures = dict[str, Any]
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def cpu() -> Figures:
+    """Tokens per second on two cores, ours and llama.cpp's: measure -> model -> pair."""
+    pairs: Figures = {text: {} for text in MEASURES.values()}
+    for file, model in MODELS.items():
+        found = next(r for r in _read(file)["results"] if r["threads"] == 2)
+        for key, text in MEASURES.items():
+            pairs[text][model] = [round(found[who][key], 1) for who in ("ours", "llama.cpp")]
+    return pairs
+
+
+def launches() -> Figures:
+    """Launches of a decode step's layer, ours and XLA's, by the kind of layer."""
+    layers = _read("static")["layers"]
+    return {
+        f"{layer['model']}, {layer['kind']}": [layer["ours"], layer["launches"] - layer["ours"]]
+        for layer in layers
+    }
+
+
+def llama_step() -> Figures:
+    """The launches of a layer of Llama 3.1 8B in order: kernel -> (text, predicted us or None)."""
+    static = _read("static")
+    step = static["llama-3.1-8b generate"]
+    seconds = {kernel["label"]: kernel["seconds"] for kernel in static["kernels"]}
+    if step["per_layer"] != len(LLAMA_LAYER):
+        raise ValueError(f"a layer has {step['per_layer']} launches: LLAMA_LAYER is out of date")
+    built = " ".join(step["ours"])
+    for kernel in LLAMA_LAYER:
+        if not re.search(rf"\b{kernel.strip()}", built):
+            raise ValueError(f"the step has no {kernel.strip()}: LLAMA_LAYER is out of date")
+    return {
+        kernel: [text, round(seconds[label] * 1e6, 1) if label else None]
+        for kernel, (text, label) in LLAMA_LAYER.items()
+    }
+
+
+def predicted() -> Figures:
+    """Predicted H200 times of layers, us: (limit, ours beyond it, XLA's part)."""
+    found: Figures = {}
+    for layer in _read("static")["layers"]:
+        whole, xla, limit = (1e6 * layer[key] for key in ("seconds", "xla_seconds", "limit"))
+        parts = [limit, whole - xla - limit, xla]
+        found[f"{layer['model']}, {layer['kind']}"] = [round(part, 1) for part in parts]
+    return found
+
+
+def _new(rows: float, title: str) -> Any:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(WIDTH, 0.75 + 0.3 * rows), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
+    return figure
+
+
+def _plain(axes: Any) -> None:
+    """Bars from the left, named by their rows, with their values behind them: no axis is needed."""
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.set_xticks([])
+    axes.tick_params(axis="y", length=0, labelsize=11)
+    axes.invert_yaxis()
+
+
+def draw_cpu(figures: Figures) -> Any:
+    figure = _new(4 * 2.3 * len(figures), "Tokens per second on two cores")
+    all_axes = figure.subplots(len(figures), 1)
+    for axes, (measure, models) in zip(all_axes, figures.items(), strict=True):
+        for row, (color, who) in enumerate(((OURS, "jax-q4k"), (THEIRS, "llama.cpp"))):
+            at = [i + 0.38 * (row - 0.5) for i in range(len(models))]
+            bars = axes.barh(
+                at, [pair[row] for pair in models.values()], 0.36, color=color, label=who
+            )
+            axes.bar_label(bars, fmt="%.0f", padding=3, fontsize=10)
+        axes.set_yticks(range(len(models)), models)
+        axes.set_title(measure, loc="left", fontsize=11)
+        axes.margins(x=0.12)
+        _plain(axes)
+    all_axes[-1].legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=2, frameon=False)
+    return figure
+
+
+def _stacked(figures: Figures, title: str, parts: list[tuple[str, str]], total: str) -> Any:
+    figure = _new(2.2 * len(figures) + 1, title)
+    axes = figure.subplots()
+    for row, (name, values) in enumerate(figures.items()):
+        left = 0.0
+        for value, (label, color) in zip(values, parts, strict=True):
+            axes.barh(row + 0.14, value, 0.4, left=left, color=color, label="" if row else label)
+            left += value
+        axes.text(left, row + 0.14, f" {left:{total}}", va="center", fontsize=10)
+        axes.text(0, row - 0.16, name, fontsize=11)
+    axes.set_yticks([])
+    axes.margins(x=0.1)
+    _plain(axes)
+    axes.legend(
+        loc="upper left", bbox_to_anchor=(0, 0.02), ncols=len(parts), frameon=False, fontsize=10
+    )
+    return figure
+
+
+def draw_launches(figures: Figures) -> Any:
+    parts = [("this package's", OURS), ("XLA's", XLA)]
+    return _stacked(figures, "Launches of a layer, one decoded token", parts, ".0f")
+
+
+def draw_predicted(figures: Figures) -> Any:
+    parts = [("bytes at 4.3 TB/s", THEIRS), ("the rest of our kernels", OURS), ("XLA's", XLA)]
+    return _stacked(figures, "Predicted, not measured: H200, us a layer", parts, ".0f")
+
+
+def draw_llama_step(figures: Figures) -> Any:
+    """Boxes from above to below, in the order of the launches."""
+    figure = _new(2.0 * len(figures) + 0.8, "A layer of Llama 3.1 8B: 7 launches")
+    axes = figure.subplots()
+    for row, (kernel, (text, time)) in enumerate(figures.items()):
+        axes.barh(row, 1, 0.66, color="#e0f2f1", edgecolor=OURS)
+        axes.text(0.03, row - 0.12, kernel.strip(), va="center", fontsize=11, family="monospace")
+        axes.text(0.03, row + 0.17, text, va="center", fontsize=10, color="#37474f")
+        shown = "grows with\nthe context" if time is None else f"{time:.1f} us,\npredicted"
+        axes.text(0.97, row, shown, va="center", ha="right", fontsize=9.5, color="#37474f")
+        if row:
+            place = {"xytext": (0.5, row - 0.67), "arrowprops": {"arrowstyle": "->"}}
+            axes.annotate("", (0.5, row - 0.33), **place)
+    axes.set_xlim(0, 1.01)
+    axes.set_yticks([])
+    _plain(axes)
+    axes.spines["left"].set_visible(False)
+    return figure
+
+
+#: File's name -> (its numbers, how they are drawn).
+ALL: dict[str, tuple[Callable[[], Figures], Callable[[Figures], Any]]] = {
+    "cpu": (cpu, draw_cpu),
+    "launches": (launches, draw_launches),
+    "llama-step": (llama_step, draw_llama_step),
+    "predicted": (predicted, draw_predicted),
+}
+
+
+def shown(name: str) -> Figures:
+    """The numbers that a chart was drawn of."""
+    text = (CHARTS / f"{name}.svg").read_text()
+    match = re.search(r"<dc:description>(.*?)</dc:description>", text, re.DOTALL)
+    if match is None:
+        raise ValueError(f"{name}.svg holds no numbers")
+    found: Figures = json.loads(match[1].replace("&quot;", '"').replace("&amp;", "&"))
+    return found
+
+
+def main() -> None:
+    import matplotlib
+
+    matplotlib.rcParams["svg.hashsalt"] = "jax-q4k"  # the same ids each time
+    matplotlib.rcParams["svg.fonttype"] = "none"  # texts stay texts, in the reader's font
+    matplotlib.rcParams["font.family"] = "sans-serif"
+    CHARTS.mkdir(exist_ok=True)
+    for name, (numbers, draw) in ALL.items():
+        figures = numbers()
+        about = {"Date": None, "Description": json.dumps(figures), "Title": name}
+        draw(figures).savefig(CHARTS / f"{name}.svg", metadata=about)
+
+
+if __name__ == "__main__":
+    main()
