@@ -61,6 +61,11 @@ def texts_of(options: argparse.Namespace) -> list[str | list[int]]:
 
 def _text(given: Given) -> str | list[int]:
     if given.kind == "text":
+        try:
+            given.value.encode()
+        except UnicodeEncodeError as error:  # Python hands on other bytes as surrogates
+            problem = f"-p is no UTF-8 text: the byte behind {error.start} characters is none of it"
+            raise UsageError(problem) from None
         return given.value
     if given.kind == "file":
         return _file_text(given.value)

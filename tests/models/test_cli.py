@@ -275,8 +275,10 @@ def test_a_prompt_that_is_not_utf8(run, tmp_path):
     template = text_entry("tokenizer.chat_template", "{{ messages[0].content }}")
     templated.write_bytes(rewritten(path("text-spm"), {"tokenizer.chat_template": template}))
     for options in ((), ("--chat",)):
-        code, out, err = run("generate", str(templated), "-p", os.fsdecode(b"\xff"), *options)
-        assert (code, out, err) == (2, "", "error: text holds a lone surrogate at position 0\n")
+        given = os.fsdecode(b"the \xff")
+        code, out, err = run("generate", str(templated), "-p", given, *options)
+        problem = "-p is no UTF-8 text: the byte behind 4 characters is none of it"
+        assert (code, out, err) == (2, "", f"error: {problem}\n")
 
 
 def test_more_memory_than_there_is(run, monkeypatch):
