@@ -292,7 +292,7 @@ def _linear(
     for matrix, w in named.items():
         check_columns(x, matrix, w)
     rows = Rows.of(x)
-    operands = _operands(x, rows, weights, norm, biases, residual)
+    operands = checked_operands(x, rows, weights, norm, biases, residual)
     packed = all(isinstance(w, Packed) and w.shape[0] for w in weights)
     one = packed or _is_router(operands)  # kernel for all of it
     eps = 0.0 if norm is None else checks.epsilon("eps", norm[1])
@@ -318,7 +318,7 @@ def _weights(weights: tuple[Any, ...], names: tuple[str, ...], index: Any) -> di
     return checks.weights(dict(zip(names, weights, strict=True)), index)
 
 
-def _operands(
+def checked_operands(
     x: jax.Array,
     rows: Rows,
     weights: tuple[Any, ...],
@@ -508,7 +508,7 @@ def _row_names(count: int) -> list[str]:
     return [f"n{i}" for i in range(count)]
 
 
-def _split(
+def split(
     parts: Parts, call: Any, *operands: Any, eps: float, activation: str | None, **params: Any
 ) -> Sequence[jax.Array]:
     """Of split columns: the norm's and the products' sums, then what stands around them.
@@ -547,5 +547,5 @@ op = Op(
     vmap=functools.partial(by_rows, operands=2),  # x and the residual
     derivative=_derivative,
     layout=_layout,
-    split=_split,
+    split=split,
 )

@@ -12,7 +12,7 @@ from .decode import DECODE
 from .family import Case, Family
 from .gated_delta import GATED_DELTA_RULE, GATED_DELTA_STEP
 from .gemm import GEMM
-from .matvec import GATED_MATVEC, MATVEC, MIXTURE_MATVEC, QKV_MATVEC
+from .matvec import GATED_MATVEC, MATVEC, MIXTURE_MATVEC, QKV_APPEND_MATVEC, QKV_MATVEC
 from .quantize_f16 import QUANTIZE_F16
 from .quantize_q8_1 import QUANTIZE_Q8_1
 from .rms_norm import RMS_NORM
@@ -30,6 +30,7 @@ FAMILIES: dict[str, Family] = {
         MATVEC,
         GATED_MATVEC,
         QKV_MATVEC,
+        QKV_APPEND_MATVEC,
         MIXTURE_MATVEC,
         GEMM,
         DECODE,

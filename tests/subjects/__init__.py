@@ -34,6 +34,7 @@ from .experts import (
 )
 from .pages import append_subject, rope_subject
 from .products import (
+    append_heads_subject,
     fused_matvec_subject,
     gated_subject,
     gemm_subject,
@@ -145,6 +146,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         f"append-latent-{t}": functools.partial(append_subject, t, latent=True)
         for t in ("f16", "int8")
     },
+    "qkv_append-neighbours": functools.partial(append_heads_subject, True),
+    "qkv_append-halves": functools.partial(append_heads_subject, False),
     "rope_append-interleaved": functools.partial(rope_subject, True, False),
     "rope_append-norm": functools.partial(rope_subject, False, True),
     "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 from oracles import (
@@ -12,12 +13,20 @@ from oracles import (
     half_operands,
     quantized,
     random_planes,
+    rotated,
     weights,
 )
 
 from ptx_kernels import formats, simulator
 from ptx_kernels.kernels.gemm import GemmConfig, gemm
-from ptx_kernels.kernels.matvec import MatvecConfig, gated_matvec, matvec, qkv_matvec
+from ptx_kernels.kernels.matvec import (
+    PRESETS,
+    MatvecConfig,
+    gated_matvec,
+    matvec,
+    qkv_append_matvec,
+    qkv_matvec,
+)
 from ptx_kernels.kernels.rms_norm import RmsNormConfig, rms_norm
 
 from .base import Subject, rng_of
@@ -132,6 +141,49 @@ def qkv_subject(config: MatvecConfig) -> Subject:
         tuple(wants),
         1e-11,
     )
+
+
+def append_heads_subject(interleaved: bool) -> Subject:
+    """Two tokens, the second without a slot; heads of 32, of which neighbours rotate in part."""
+    types, heads, columns, m = ("Q4_K", "Q4_K", "Q6_K"), (2, 1, 1), 512, 2
+    rope_dim, config = 24 if interleaved else 32, replace(PRESETS["tiled"], warps=2)
+    rng = rng_of(14)
+    matrices = [
+        random_planes(rng, format, 32 * n, 2) for format, n in zip(types, heads, strict=True)
+    ]
+    operands, x = normed_operands(config, m, columns)
+    biases = [rng.standard_normal(32 * n, np.float32) for n in heads]
+    radians = rng.uniform(0, 1000, (m, rope_dim // 2))
+    angles = [np.cos(radians).astype(np.float32), np.sin(radians).astype(np.float32)]
+    pages = [rng.standard_normal((3, 1, 4, 32), np.float32) for _ in range(2)]
+    slots = np.array([6, 12], np.int32)
+    kernel = qkv_append_matvec(
+        formats=types,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=32,
+        rope_dim=rope_dim,
+        interleaved=interleaved,
+        num_pages=3,
+        page_size=4,
+        columns=columns,
+        m=m,
+        norm=True,
+        eps=0.5,
+        biases=True,
+        config=config,
+    )
+    q, k, v = (
+        (x @ weights(f, planes).T + b).reshape(m, -1, 32)
+        for f, planes, b in zip(types, matrices, biases, strict=True)
+    )
+    q, k = (rotated(y, *angles, interleaved) for y in (q, k))
+    wants = [page.astype(np.float64) for page in pages]
+    for want, new in zip(wants, (k, v), strict=True):
+        want[1, :, 2] = new[0]
+    planes = (p for matrix in matrices for p in matrix)
+    given = (*pages, *planes, *operands, slots, *angles, *biases)
+    return Subject(kernel, given, (*wants, q.reshape(m, -1)), 1e-11)
 
 
 def gemm_subject(
