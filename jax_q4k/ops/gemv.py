@@ -143,11 +143,19 @@ class Heads(NamedTuple):
         }
 
 
-def append_config(
+def append_rule(
     weights: Sequence[Packed], m: int, heads: Heads, activations: str | None
-) -> MatvecConfig | None:
-    """Config of one launch that projects m floats' rows and appends; None: there is none."""
-    from ptx_kernels.kernels.matvec import float_matvec_rule, qkv_append_rule, takes_heads
+) -> tuple[Rule[MatvecConfig], tuple[Any, ...]] | None:
+    """Rule and shape of one launch that projects m rows of floats and appends; None: there is none.
+
+    It is that of the projections alone where that has pairs of rows a warp.
+    """
+    from ptx_kernels.kernels.matvec import (
+        float_matvec_rule,
+        fused_matvec_rule,
+        qkv_append_rule,
+        takes_heads,
+    )
     from ptx_kernels.tuning import decide
 
     formats, rows = tuple(w.format for w in weights), tuple(w.shape[0] for w in weights)
@@ -155,13 +163,17 @@ def append_config(
     names = ("head_dim", "rope_dim", "interleaved", "pages")
     if not takes(weights, m) or not takes_heads(*(given[name] for name in names)):
         return None
-    columns = weights[0].shape[1]
+    shape = formats, rows, weights[0].shape[1], m
+    asked: list[tuple[Rule[MatvecConfig], tuple[Any, ...]]]
     if activations == "f32":
-        config = decide(float_matvec_rule, formats, rows, columns, m, True).config
+        asked = [(float_matvec_rule, (*shape, True))]
     else:
-        config = decide(qkv_append_rule, True, formats, rows, columns, m).config
-    whole = config.rows_per_warp % 2 == 0 == given["head_dim"] % config.rows_per_warp
-    return config if whole else None
+        asked = [(fused_matvec_rule, (*shape, True)), (qkv_append_rule, (True, *shape))]
+    for rule, arguments in asked:
+        pairs = decide(rule, *arguments).config.rows_per_warp
+        if pairs % 2 == 0 == given["head_dim"] % pairs:
+            return rule, arguments
+    return None
 
 
 def append(
@@ -175,7 +187,7 @@ def append(
     eps: float,
     biases: Sequence[jax.Array | None],
 ) -> list[jax.Array]:
-    """The pages, and q float32 (m, num_heads * head_dim), by one launch of `append_config`."""
+    """The pages, and q float32 (m, num_heads * head_dim), by one launch of such a Config."""
     from ptx_kernels.kernels.matvec import qkv_append_matvec
 
     operands, norm = activation_operands(launch, config, x, norm_weight, eps)

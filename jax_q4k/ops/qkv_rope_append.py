@@ -176,12 +176,14 @@ def _ptx(
     activations: str | None,
 ) -> Any:
     """The operation by one PTX kernel, or by those of its steps."""
+    from ptx_kernels.tuning import choose
+
     operands = Operands(*given)
     pages, product, slot_mapping, cos, sin, norms = operands
     m, slots = product.x.shape[0], pages[0].shape[0] * pages[0].shape[2]
     heads = gemv.Heads(pages, ungrouped(slot_mapping, 1, slots), cos, sin, interleaved)
-    config = None if norms else gemv.append_config(product.weights, m, heads, activations)
-    if config is None:
+    asked = None if norms else gemv.append_rule(product.weights, m, heads, activations)
+    if asked is None:
         ys = linear.ptx(launch, *product, eps=eps, activations=activations)
 
         def appended(*operands: Any, **options: Any) -> Any:
@@ -189,6 +191,8 @@ def _ptx(
 
         return _chain(ys, appended, operands, interleaved=interleaved, head_eps=head_eps)
     around: Any = {"norm_weight": product.norm_weight, "eps": eps, "biases": product.biases}
+    rule, shape = asked
+    config = choose(rule, *shape)
     *updated, q = gemv.append(launch, product.x, product.weights, heads, config, **around)
     return *updated, _heads(q, pages[0])
 

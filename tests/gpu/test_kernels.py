@@ -145,6 +145,29 @@ SHAPES = [
     ),
     *(
         (
+            "qkv_append_matvec",
+            dict(
+                formats=("Q4_K", "Q4_K", "Q6_K"),
+                num_heads=6,
+                num_kv_heads=2,
+                head_dim=96,
+                rope_dim=96,
+                interleaved=interleaved,
+                num_pages=9,
+                page_size=16,
+                pages=pages,
+                columns=1024,
+                m=m,
+                norm=True,
+                eps=1e-6,
+                config=PRESETS["inline_q8"],
+            ),
+        )
+        for m in (1, 3)
+        for pages, interleaved in (("bf16", True), ("f16", False), ("fp8", True))
+    ),
+    *(
+        (
             "rope_append",
             dict(
                 tokens=5,

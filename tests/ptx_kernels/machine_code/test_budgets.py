@@ -24,6 +24,7 @@ from ptx_kernels.kernels.matvec import (
     MatvecConfig,
     float_matvec_rule,
     matvec_rule,
+    qkv_append_rule,
 )
 from ptx_kernels.kernels.pages import PAGE_TYPES
 from ptx_kernels.machine_code.model import FLOAT_INSTRUCTION_BUDGET, INSTRUCTION_BUDGETS
@@ -267,6 +268,26 @@ def test_what_tuning_picks_never_spills():
                 config = choose(matvec_rule, format, n, k, m)
                 kernel = KERNELS["matvec"](format=format, n=n, columns=k, m=m, config=config)
                 kernels[kernel.text] = f"{format} {n}x{k} m={m}"
+    assert spilled(kernels) == {}
+
+
+def test_projections_that_append_never_spill():
+    """As tuning has them for one to eight tokens, for heads of several sizes."""
+    kernels = {}
+    for kinds in (("Q4_K", "Q4_K", "Q6_K"), ("Q5_K",) * 3, ("Q8_0",) * 3):
+        for heads, kv_heads, head_dim, columns in ((32, 8, 128, 4096), (8, 2, 64, 2048)):
+            sizes = dict(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim)
+            rows = heads * head_dim, kv_heads * head_dim, kv_heads * head_dim
+            for m in (1, 2, 4, 8):
+                config = choose(qkv_append_rule, True, kinds, rows, columns, m)
+                norm = {"norm": True, "eps": 1e-5} if config.activations != "q8_1" else {}
+                for pages, interleaved in (("bf16", True), ("fp8", False)):
+                    kernel = KERNELS["qkv_append_matvec"](
+                        **dict(formats=kinds, columns=columns, m=m, config=config, **norm),
+                        **dict(rope_dim=head_dim, interleaved=interleaved, pages=pages),
+                        **dict(num_pages=64, page_size=16, **sizes),
+                    )
+                    kernels[kernel.text] = f"{kinds} {sizes} m={m} {pages}"
     assert spilled(kernels) == {}
 
 
