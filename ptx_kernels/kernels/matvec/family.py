@@ -233,6 +233,12 @@ def _joined(arguments: Arguments) -> PackedWeights:
     return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
 
 
+def _shorter(arguments: Arguments) -> tuple[str, int] | None:
+    """Rows that the blocks of a fixed grid take once."""
+    config = arguments["config"]
+    return ("n", config.persistent * config.block_rows) if config.persistent else None
+
+
 MATVEC = Family(
     "matvec",
     matvec,
@@ -241,6 +247,7 @@ MATVEC = Family(
     weights=one_matrix,
     touched=chosen_experts,
     passes=once,
+    shorter=_shorter,
     operands={"ids": ids_of_rows},
 )
 GATED_MATVEC = Family(
@@ -251,6 +258,7 @@ GATED_MATVEC = Family(
     weights=_pair,
     touched=chosen_experts,
     passes=once,
+    shorter=_shorter,
     operands={"ids": ids_of_rows},
 )
 MIXTURE_MATVEC = Family(
