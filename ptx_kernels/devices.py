@@ -24,6 +24,7 @@ class Device:
       mma_int8_ops: int8 operations (a multiply-add is two) per clock and multiprocessor through
         `mma.sync`.
       mma_float_ops: the same of f16 and bf16, added up in f32.
+      tensor_clock_hz: of the multiprocessors while tensor cores work; None: the boost clock.
     """
 
     name: str
@@ -37,6 +38,16 @@ class Device:
     integer_lanes: int = 64
     mma_int8_ops: int = 4096
     mma_float_ops: int = 2048
+    tensor_clock_hz: float | None = None
+
+    @property
+    def l2_bandwidth(self) -> float:
+        """Bytes/s from the L2 cache to the multiprocessors: 5.5 TB/s of an H100 at 1.98 GHz.
+
+        Others measured it; devices of other generations are taken to have as many bytes a clock
+        and multiprocessor.
+        """
+        return _L2_BYTES * self.multiprocessors * self.clock_hz
 
     @property
     def slug(self) -> str:
@@ -45,13 +56,15 @@ class Device:
 
 
 _MB = 1 << 20
+_L2_BYTES = 5.5e12 / (132 * 1.98e9)  # per clock and multiprocessor
 
 #: GeForce cards add f16 up in f32 at half the rate of sums in f16.
 _geforce = functools.partial(Device, mma_int8_ops=2048, mma_float_ops=512)
 
 #: Multiprocessors, boost clocks, L2 and bandwidth: NVIDIA's datasheets and architecture papers of
-#: each model. The H200's 4.3 TB/s was measured; Hopper's `mma.sync` reaches about 0.62 of what
-#: `wgmma` does (Luo et al., 2024).
+#: each model; the H200's L2 as it reports it. The H200's 4.3 TB/s was measured; the clock under
+#: tensor load follows from what its products of large matrices reach. Hopper's `mma.sync` reaches
+#: about 0.62 of what `wgmma` does (Luo et al., 2024).
 DEVICES: dict[str, Device] = {
     device.name: device
     for device in (
@@ -62,9 +75,10 @@ DEVICES: dict[str, Device] = {
             1.98e9,
             4.8e12,
             4.3e12,
-            50 * _MB,
+            60 * _MB,
             mma_int8_ops=5080,
             mma_float_ops=2540,
+            tensor_clock_hz=1.7e9,
         ),
         Device(
             "H100",
@@ -76,6 +90,7 @@ DEVICES: dict[str, Device] = {
             50 * _MB,
             mma_int8_ops=5080,
             mma_float_ops=2540,
+            tensor_clock_hz=1.7e9,
         ),
         Device(
             "H100 PCIe",

@@ -196,6 +196,8 @@ class Family:
         None: these do not tell how many trips it takes.
       stores: arguments -> global stores of all warps in the hot loop, which tell the trips where
         its loads do not.
+      shorter: arguments -> one that the hot loop's trips grow with, and a value at which the loop
+        is under way; None: what comes before and behind them counts as much.
       operands: an integer or special buffer's name -> its random values, by (buffer, all buffers by
         name, generator).
     """
@@ -209,4 +211,5 @@ class Family:
     rewritten: tuple[str, ...] = ()
     passes: Callable[[Arguments], int] | None = None
     stores: Callable[[Arguments], int] | None = None
+    shorter: Callable[[Arguments], tuple[str, int] | None] = lambda arguments: None
     operands: Mapping[str, RandomValues] = field(default_factory=dict)

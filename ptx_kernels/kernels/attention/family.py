@@ -116,6 +116,15 @@ def _passes(arguments: Arguments) -> int:
     return math.ceil(group / arguments["config"].queries)
 
 
+def _shorter(arguments: Arguments) -> tuple[str, int] | None:
+    """512 tokens of each split; a window bounds them by itself."""
+    if arguments["window"] or arguments["contiguous"]:
+        return None
+    return "pages_per_sequence", math.ceil(
+        512 * arguments["config"].splits / arguments["page_size"]
+    )
+
+
 def _block_tables(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
@@ -152,6 +161,7 @@ PAGED_ATTENTION = Family(
     rules=(paged_attention_rule,),
     touched=_touched,
     passes=_passes,
+    shorter=_shorter,
     operands={**PAGE_OPERANDS, "block_tables": _block_tables, "context_lens": _context_lens},
 )
 MERGE_ATTENTION = Family(

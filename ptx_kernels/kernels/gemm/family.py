@@ -97,6 +97,11 @@ def _tiles(buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generat
     return np.array(tiles + [(experts, 0, 0)] * (buffer.shape[0] - len(tiles)))
 
 
+def _shorter(arguments: Arguments) -> tuple[str, int]:
+    """More super-blocks than a ring has stages."""
+    return "columns", 1024
+
+
 GEMM = Family(
     "gemm",
     gemm,
@@ -105,5 +110,6 @@ GEMM = Family(
     weights=_weights,
     touched=_touched,
     passes=_passes,
+    shorter=_shorter,
     operands={"tiles": _tiles},
 )

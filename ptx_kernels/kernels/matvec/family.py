@@ -279,6 +279,12 @@ def _touched_heads(buffer: Buffer, arguments: Arguments) -> float:
     return one_layer(buffer, arguments)
 
 
+def _shorter(arguments: Arguments) -> tuple[str, int] | None:
+    """Rows that the blocks of a fixed grid take once."""
+    config = arguments["config"]
+    return ("n", config.persistent * config.block_rows) if config.persistent else None
+
+
 MATVEC = Family(
     "matvec",
     matvec,
@@ -287,6 +293,7 @@ MATVEC = Family(
     weights=one_matrix,
     touched=chosen_experts,
     passes=once,
+    shorter=_shorter,
     operands={"ids": ids_of_rows},
 )
 GATED_MATVEC = Family(
@@ -297,6 +304,7 @@ GATED_MATVEC = Family(
     weights=_pair,
     touched=chosen_experts,
     passes=once,
+    shorter=_shorter,
     operands={"ids": ids_of_rows},
 )
 MIXTURE_MATVEC = Family(

@@ -1,0 +1,118 @@
+"""What the kernels of Llama 3.1 8B's programs may cost: limits by program and kind of kernel.
+
+Limits are today's figures, rounded up. Whatever improves a kernel tightens its row, and nothing
+loosens it. The target beside each says where it shall go.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tools.program_kernels import Asked
+
+
+class Limits(NamedTuple):
+    """Of one kind of kernel; None where it multiplies no packed weights, or copies them.
+
+    Attributes:
+      instructions: at most, of the hot loop per byte of packed quants and lane.
+      load_bits: at least, of the widest load of packed weights per lane.
+      conflicts: at most, wavefronts of shared memory over those without bank conflicts.
+    """
+
+    instructions: float | None
+    load_bits: int | None
+    conflicts: float
+
+
+class Budget(NamedTuple):
+    """Limits that hold today, and the target of the coming changes."""
+
+    instructions: float | None
+    load_bits: int | None
+    conflicts: float
+    target: Limits
+
+
+#: Mat-vecs of one row keep up with memory at half of the issue slots; activations lie in the order
+#: that lanes read them.
+Q4_K_ONE_ROW = Limits(3.5, 128, 1.1)
+Q6_K_ONE_ROW = Limits(4.0, 128, 1.1)
+#: Two to eight rows go to tensor cores from three on.
+FEW_ROWS = Limits(6.5, 128, 1.1)
+#: 9 to 64 rows: f16 products of tiles of 64 rows of weights and more.
+TENSOR_ROWS = Limits(7.5, None, 1.1)
+#: As many instructions as tensor cores leave room for.
+PROMPT = Limits(7.9, None, 1.1)
+SHARED = Limits(None, None, 1.1)  # no product
+
+BUDGETS: dict[Asked, dict[str, Budget]] = {
+    Asked("llama-3.1-8b", batch=1): {
+        "qkv_matvec_q4_k_m1 6144x4096": Budget(2.86, 128, 1.47, Q4_K_ONE_ROW),
+        "paged_attention": Budget(None, None, 1.37, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "matvec_q4_k_m1 4096x4096": Budget(2.97, 128, 1.6, Q4_K_ONE_ROW),
+        "gated_matvec_q4_k_m1 14336x4096": Budget(3.0, 128, 1.63, Q4_K_ONE_ROW),
+        "matvec_q4_k_m1 4096x14336": Budget(3.04, 128, 1.0, Q4_K_ONE_ROW),
+        "qkv_matvec_q4_k_q6_k_m1 6144x4096": Budget(3.14, 128, 1.89, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 4096x14336": Budget(3.56, 64, 1.0, Q6_K_ONE_ROW),
+        "matvec_q6_k_m1 128256x4096": Budget(3.58, 64, 2.49, Q6_K_ONE_ROW),
+    },
+    Asked("llama-3.1-8b", batch=4): {
+        "qkv_matvec_q4_k_m4 6144x4096": Budget(4.83, 128, 2.91, FEW_ROWS),
+        "paged_attention": Budget(None, None, 1.37, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "matvec_q4_k_m4 4096x4096": Budget(4.83, 128, 2.85, FEW_ROWS),
+        "gated_matvec_q4_k_m4 14336x4096": Budget(4.83, 128, 3.24, FEW_ROWS),
+        "matvec_q4_k_m4 4096x14336": Budget(4.86, 128, 1.0, FEW_ROWS),
+        "qkv_matvec_q4_k_q6_k_m4 6144x4096": Budget(6.21, 128, 2.81, FEW_ROWS),
+        "matvec_q6_k_m4 4096x14336": Budget(4.88, 128, 1.0, FEW_ROWS),
+        "matvec_q6_k_m4 128256x4096": Budget(4.83, 128, 2.98, FEW_ROWS),
+    },
+    Asked("llama-3.1-8b", batch=8): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "qkv_matvec_q4_k_m8 6144x4096": Budget(8.33, 128, 1.0, FEW_ROWS),
+        "paged_attention": Budget(None, None, 1.37, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "matvec_q4_k_m8 4096x4096": Budget(8.33, 128, 1.0, FEW_ROWS),
+        "gated_matvec_q4_k_m8 14336x4096": Budget(10.47, 128, 4.5, FEW_ROWS),
+        "matvec_q4_k_m8 4096x14336": Budget(8.33, 128, 1.0, FEW_ROWS),
+        "qkv_matvec_q4_k_q6_k_m8 6144x4096": Budget(7.14, 128, 1.0, FEW_ROWS),
+        "matvec_q6_k_m8 4096x14336": Budget(7.63, 128, 1.0, FEW_ROWS),
+        "matvec_q6_k_m8 128256x4096": Budget(7.63, 128, 1.0, FEW_ROWS),
+    },
+    Asked("llama-3.1-8b", batch=16): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "gemm_q4_k_m16 1024x4096": Budget(8.32, None, 1.04, TENSOR_ROWS),
+        "gemm_q4_k_m16 4096x4096": Budget(8.32, None, 1.04, TENSOR_ROWS),
+        "paged_attention": Budget(None, None, 1.37, SHARED),
+        "merge_attention": Budget(None, None, 1.0, SHARED),
+        "gemm_q4_k_m16 14336x4096": Budget(8.32, None, 1.04, TENSOR_ROWS),
+        "gemm_q4_k_m16 4096x14336": Budget(8.32, None, 1.04, TENSOR_ROWS),
+        "gemm_q6_k_m16 1024x4096": Budget(7.13, None, 1.08, TENSOR_ROWS),
+        "gemm_q6_k_m16 4096x14336": Budget(7.13, None, 1.08, TENSOR_ROWS),
+        "gemm_q6_k_m16 128256x4096": Budget(7.13, None, 1.08, TENSOR_ROWS),
+    },
+    Asked("llama-3.1-8b", batch=32): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "gemm_q4_k_m16 1024x4096": Budget(8.32, None, 1.04, TENSOR_ROWS),
+        "gemm_q4_k_m32 4096x4096": Budget(11.94, None, 1.05, TENSOR_ROWS),
+        "paged_attention": Budget(None, None, 1.37, SHARED),
+        "gemm_q4_k_m32 14336x4096": Budget(11.94, None, 1.05, TENSOR_ROWS),
+        "gemm_q4_k_m32 4096x14336": Budget(11.94, None, 1.05, TENSOR_ROWS),
+        "gemm_q6_k_m16 1024x4096": Budget(7.13, None, 1.08, TENSOR_ROWS),
+        "gemm_q6_k_m32 4096x14336": Budget(10.55, None, 1.07, TENSOR_ROWS),
+        "gemm_q6_k_m32 128256x4096": Budget(10.55, None, 1.05, TENSOR_ROWS),
+    },
+    Asked("llama-3.1-8b", prompt=512): {
+        "rms_norm": Budget(None, None, 1.0, SHARED),
+        "gemm_q4_k_m64 1024x4096": Budget(20.38, None, 1.03, PROMPT),
+        "gemm_q4_k_f16_m64 4096x4096": Budget(7.88, None, 1.01, PROMPT),
+        "gemm_q4_k_f16_m64 14336x4096": Budget(7.88, None, 1.01, PROMPT),
+        "gemm_q4_k_f16_m64 4096x14336": Budget(7.88, None, 1.01, PROMPT),
+        "gemm_q6_k_m64 1024x4096": Budget(17.38, None, 1.05, PROMPT),
+        "gemm_q6_k_f16_m64 4096x14336": Budget(7.15, None, 1.04, PROMPT),
+        "matvec_q6_k_m1 128256x4096": Budget(3.58, 64, 2.49, Q6_K_ONE_ROW),
+        "argmax": Budget(None, None, 1.0, SHARED),
+    },
+}
