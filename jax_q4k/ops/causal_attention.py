@@ -151,9 +151,9 @@ def ptx(
     soft_cap: float | None,
     activations: str | None,
 ) -> jax.Array:
-    """`causal_attention` by a PTX kernel, or in plain JAX if there is none for the widths."""
+    """`causal_attention` by two PTX kernels, or in plain JAX if there is none for the widths."""
     from ptx_kernels.kernels.attention import causal_attention as causal_kernel
-    from ptx_kernels.kernels.attention import causal_attention_rule
+    from ptx_kernels.kernels.attention import causal_attention_rule, split_keys
     from ptx_kernels.tuning import choose
 
     (batch, time, num_heads, head_dim), (num_kv_heads, value_dim) = q.shape, v.shape[2:]
@@ -161,35 +161,27 @@ def ptx(
     if not causal_attention_takes(head_dim, value_dim, parts):
         return reference(q, k, v, lengths, sinks, scale=scale, window=window, soft_cap=soft_cap)
     rows = batch * num_kv_heads, time * num_heads // num_kv_heads
+    sizes = {
+        "batch": batch,
+        "time": time,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "value_dim": value_dim,
+        "parts": parts,
+    }
     kernel = causal_kernel(
-        batch=batch,
-        time=time,
+        **sizes,
         num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
         scale=scale,
         window=None if window is None or window >= time else window,
         soft_cap=soft_cap,
         sinks=sinks is not None,
-        parts=parts,
         key_parts=parts,
         config=choose(causal_attention_rule, *rows, head_dim, value_dim, parts, parts),
     )
-    given = () if sinks is None else (sinks,)
-    (out,) = launch(kernel, q, *_parts(k, parts), *_parts(v, parts), lengths, *given)
+    split = launch(split_keys(**sizes), k, v)
+    (out,) = launch(kernel, q, *split, lengths, *(() if sinks is None else (sinks,)))
     return out
-
-
-def _parts(x: jax.Array, count: int) -> list[jax.Array]:
-    """bfloat16 arrays whose sum is x: each is the rounding of what those before it leave."""
-    parts = []
-    for _ in range(count):
-        # a conversion to bfloat16 and back is one that XLA may leave out
-        part = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
-        parts.append(part.astype(jnp.bfloat16))
-        x = x - part
-    return parts
 
 
 def native(

@@ -17,6 +17,7 @@ from .causal_attention import causal_attention
 from .merge_attention import merge_attention
 from .paged_attention import paged_attention
 from .rules import causal_attention_rule, merge_attention_rule, paged_attention_rule
+from .split_keys import split_keys
 
 
 def _attention(
@@ -138,6 +139,18 @@ _CAUSAL = (
 )
 
 
+def _split(label: str, *, num_kv_heads: int = 8, **options: Any) -> Case:
+    sizes = dict(batch=1, time=512, num_kv_heads=num_kv_heads, head_dim=128, value_dim=128)
+    return Case(f"split_keys-{label}", "split_keys", sizes | options)
+
+
+_SPLITS = (
+    _split("512"),
+    _split("exact", parts=3),
+    _split("latent", num_kv_heads=16, head_dim=192),
+)
+
+
 def _touched(buffer: Buffer, arguments: Arguments) -> float:
     """Every page that the block tables have room for, or the window's part of it."""
     if buffer.name not in PAGE_BUFFERS:
@@ -219,3 +232,4 @@ CAUSAL_ATTENTION = Family(
     rules=(causal_attention_rule,),
     operands={"lengths": _lengths},
 )
+SPLIT_KEYS = Family("split_keys", split_keys, _SPLITS, passes=once)

@@ -16,8 +16,10 @@ from ptx_kernels import simulator
 from ptx_kernels.devices import DEVICES, target
 from ptx_kernels.kernels.attention import (
     CausalAttentionConfig,
+    SplitKeysConfig,
     causal_attention,
     causal_attention_rule,
+    split_keys,
 )
 from ptx_kernels.limits import causal_attention_takes
 from ptx_kernels.machine_code import ptxas, sass
@@ -89,6 +91,24 @@ def test_scores_far_below_and_above_zero() -> None:
         keys = (sign * k).astype(np.float32)
         (got,) = simulator.run(kernel, q, *bf16_parts(keys, 3), *bf16_parts(v, 3), lengths)
         assert nmse(got, oracle(q, keys, v, lengths, 1.0)) <= 1e-8  # scores of 400 have an ulp
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_keys_and_values_are_split_exactly(parts: int) -> None:
+    rng = np.random.default_rng(0)
+    k, v = (rng.standard_normal((2, 5, 3, dim), np.float32) for dim in (48, 16))
+    k[0, 0, 0, :2] = 0.0, -3e-20
+    sizes = dict(batch=2, time=5, num_kv_heads=3, head_dim=48, value_dim=16)
+    kernel = split_keys(**sizes, parts=parts, config=SplitKeysConfig(warps=1))
+    got = simulator.run(kernel, k, v)
+    for result, want in zip(got, bf16_parts(k, parts) + bf16_parts(v, parts), strict=True):
+        np.testing.assert_array_equal(result.view(np.uint16), want)
+
+
+def test_sizes_that_are_not_split() -> None:
+    sizes = dict(batch=2, time=5, num_kv_heads=3, head_dim=20, value_dim=16)
+    with pytest.raises(KernelError, match="head_dim=20 and value_dim=16 must be multiples of 8"):
+        split_keys(**sizes)
 
 
 @pytest.mark.parametrize(
