@@ -193,7 +193,8 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         causal_subject,
         CausalAttentionConfig(warps=1, tokens=16, stages=3),
         head_dim=48,
-        window=19,
+        time=64,
+        window=43,  # stages are filled again in each of the three loops
         soft_cap=2.0,
         sinks=True,
     ),
