@@ -161,9 +161,16 @@ class Fresh:
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Fresh]:
         """q, normalized, rotated and scaled; kv with keys, normalized and rotated, and values."""
-        q, k = (_rotated(x, norm, self.rotation) for x, norm in zip((q, k), norms, strict=True))
-        pages = self.pages and kv_cache.append(self.pages, k, v, self.slots)
         k, v = kv_cache.stored(self.pages, k, v)
+        if self.pages:
+            vectors = [kv_cache.rows(x) for x in (q, k, v)]
+            cos, sin, _ = self.rotation
+            rotation = self.rotation._replace(cos=kv_cache.rows(cos), sin=kv_cache.rows(sin))
+            rotated, *stored = _appended(vectors, self.pages, self.slots, rotation, norms)
+            q, pages = rotated.reshape(q.shape), tuple(stored)
+        else:
+            q, pages = _rotated(q, norms[0], self.rotation), ()
+        k = _rotated(k, norms[1], self.rotation)  # again: those in pages may be rounded
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=pages, k=k, v=v)
 
     def store(self, rows: Array) -> Fresh:
@@ -210,8 +217,8 @@ class Paged:
         if not fusible(*projections) or projections[1].weight.shape[0] != kv_rows:
             q, k, v = (heads(y, head_dim) for y in linear(x, *projections, norm=norm))
             return self.append(q, k, v, norms)
-        options = self._of_heads(norms) | {"biases": [p.bias for p in projections]}
-        options["head_eps"] = options.pop("eps")
+        options = _of_heads(self.pages, self.rotation, norms)
+        options |= {"head_eps": options.pop("eps"), "biases": [p.bias for p in projections]}
         x, normalizing = normalized(x, norm)
         weights = [p.weight for p in projections]
         options |= {"k_pages": k_pages, "v_pages": v_pages, "slot_mapping": self.slots}
@@ -220,20 +227,9 @@ class Paged:
 
     def append(self, q: Array, k: Array, v: Array, norms: Norms) -> tuple[Array, Paged]:
         """As `Fresh.append`, of (batch, heads, head_dim)."""
-        k_pages, v_pages, *_ = self.pages
         k, v = kv_cache.stored(self.pages, k, v)
-        q, *pages = jq.rope_append(q, k, v, k_pages, v_pages, self.slots, **self._of_heads(norms))
+        q, *pages = _appended([q, k, v], self.pages, self.slots, self.rotation, norms)
         return _scaled(q, self.temperature), dataclasses.replace(self, pages=tuple(pages))
-
-    def _of_heads(self, norms: Norms) -> dict[str, Any]:
-        """Arguments by which operations normalize, rotate and store heads."""
-        weights: list[Any] = [None if norm is None else norm.weight for norm in norms]
-        options = self.rotation._asdict() | kv_cache.scales(self.pages)
-        return options | {
-            "eps": norms[0] and norms[0].eps,
-            "q_norm": weights[0],
-            "k_norm": weights[1],
-        }
 
     def store(self, rows: Array) -> Paged:
         """As `Fresh.store`, of (batch, 1, n)."""
@@ -270,6 +266,25 @@ class Paged:
 def _rotated(x: Array, norm: Norm | None, rotation: Rotation) -> Array:
     """Each head's vector of x (..., heads, head_dim), normalized and rotated."""
     return jq.rotate(x if norm is None else norm(x), **rotation._asdict())
+
+
+def _appended(
+    vectors: list[Array], pages: Pages, slots: Array, rotation: Rotation, norms: Norms
+) -> tuple[Array, ...]:
+    """Tokens' queries, normalized and rotated, and pages with keys, likewise, and values.
+
+    vectors: queries, keys and values (tokens, heads, head_dim).
+    """
+    q, k, v = vectors
+    options = _of_heads(pages, rotation, norms)
+    return jq.rope_append(q, k, v, pages[0], pages[1], slots, **options)
+
+
+def _of_heads(pages: Pages, rotation: Rotation, norms: Norms) -> dict[str, Any]:
+    """Arguments by which operations normalize, rotate and store heads."""
+    weights: list[Any] = [None if norm is None else norm.weight for norm in norms]
+    norm_options = {"eps": norms[0] and norms[0].eps, "q_norm": weights[0], "k_norm": weights[1]}
+    return rotation._asdict() | kv_cache.scales(pages) | norm_options
 
 
 def _scaled(q: Array, temperature: Array | None) -> Array:

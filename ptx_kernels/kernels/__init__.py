@@ -7,7 +7,7 @@ from collections.abc import Callable
 from ..ptx import Kernel
 from .append_kv import APPEND_KV
 from .argmax import ARGMAX
-from .attention import MERGE_ATTENTION, PAGED_ATTENTION
+from .attention import CAUSAL_ATTENTION, MERGE_ATTENTION, PAGED_ATTENTION, SPLIT_KEYS
 from .decode import DECODE
 from .family import Case, Family
 from .gated_delta import GATED_DELTA_RULE, GATED_DELTA_STEP
@@ -38,6 +38,8 @@ FAMILIES: dict[str, Family] = {
         ROPE_APPEND,
         PAGED_ATTENTION,
         MERGE_ATTENTION,
+        CAUSAL_ATTENTION,
+        SPLIT_KEYS,
         GATED_DELTA_RULE,
         GATED_DELTA_STEP,
         ARGMAX,

@@ -93,7 +93,7 @@ CASES = {
     ),
 }
 #: These XLA compiles for a GPU, for any shape.
-OF_XLA = ("matmul of floats", "rotate", "causal_attention")
+OF_XLA = ("matmul of floats", "rotate")
 
 
 def exported(name, platform):

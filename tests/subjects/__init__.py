@@ -15,12 +15,16 @@ from dataclasses import replace
 
 from format_lists import PRODUCTS
 
-from ptx_kernels.kernels.attention import MergeConfig, PagedAttentionConfig
+from ptx_kernels.kernels.attention import (
+    CausalAttentionConfig,
+    MergeConfig,
+    PagedAttentionConfig,
+)
 from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig, GatedDeltaStepConfig
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
-from .attention import attention_subject, merge_subject
+from .attention import attention_subject, causal_subject, merge_subject
 from .base import Subject
 from .deltas import delta_rule_subject, delta_step_subject
 from .experts import (
@@ -185,6 +189,18 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         value_dim=64,
     ),
     "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
+    "causal_attention": functools.partial(
+        causal_subject, CausalAttentionConfig(warps=2, tokens=16)
+    ),
+    "causal_attention-window": functools.partial(
+        causal_subject,
+        CausalAttentionConfig(warps=1, tokens=16, stages=3),
+        head_dim=48,
+        time=64,
+        window=43,  # stages are filled again in each of the three loops
+        soft_cap=2.0,
+        sinks=True,
+    ),
     "gated_delta_rule": functools.partial(
         delta_rule_subject, GatedDeltaRuleConfig(warps=4, lanes=16, tokens=4), True
     ),
@@ -219,6 +235,7 @@ __all__ = [
     "SUBJECTS",
     "Subject",
     "attention_subject",
+    "causal_subject",
     "decode_subject",
     "matvec_subject",
     "quantize_subject",

@@ -1,11 +1,13 @@
-"""Rules of choice of decode attention."""
+"""Rules of choice of attention."""
 
 from __future__ import annotations
 
-from ...devices import Target
+from ...devices import LEAST_BLOCK_SHARED_BYTES, Target
 from ...ptx import WARP
 from ..family import Rule
+from ..gemm.fragments import TILE_ROWS
 from ..pages import PAGE_TYPES
+from .causal_attention import CausalAttentionConfig
 from .merge_attention import MergeConfig
 from .paged_attention import PagedAttentionConfig
 
@@ -90,5 +92,51 @@ def _merge_attention(head_dim: int, splits: int) -> MergeConfig:
     return MergeConfig(warps=warps, unroll=min(8, -(-splits // (warps * per_warp))))
 
 
+#: Accumulators of values and scores that a lane has registers for beside the parts' operands.
+_SUMS = {1: 136, 2: 136, 3: 104}
+
+
+def _causal_attention(
+    device: Target,
+    groups: int,
+    rows: int,
+    head_dim: int,
+    value_dim: int,
+    parts: int,
+    key_parts: int,
+) -> CausalAttentionConfig:
+    """Config for so many groups of query heads, in all prompts, each with `rows` vectors.
+
+    Blocks of many rows read keys and values less often, but there must be two for each
+    multiprocessor. A step has as many tokens as the accumulators of a lane and the block's shared
+    memory have room for; two blocks of four warps or less shall fit on a multiprocessor, whose
+    waits overlap. Where nobody knows how much shared memory a device has, it is the 99 KB that
+    every one has.
+    """
+    facts = device.facts
+    most = facts.block_shared_bytes if facts else LEAST_BLOCK_SHARED_BYTES
+
+    def fits(config: CausalAttentionConfig, room: int) -> bool:
+        sums = (value_dim + config.tokens) // 2
+        if sums > _SUMS[max(parts, key_parts)]:
+            return False
+        return config.shared_bytes(head_dim, value_dim, parts, key_parts) <= room
+
+    def blocks(warps: int) -> int:
+        return groups * -(-rows // (TILE_ROWS * warps))
+
+    many = [warps for warps in (8, 4) if blocks(warps) >= 2 * device.multiprocessors]
+    most_warps = many[0] if many else min(4, 1 << (-(-rows // TILE_ROWS) - 1).bit_length())
+    choices = [
+        (CausalAttentionConfig(warps, tokens, resident_blocks=1 if warps > 4 else 2), room)
+        for warps in (8, 4, 2, 1)
+        if warps <= most_warps
+        for room in ((most,) if warps > 4 else (most // 2, most))
+        for tokens in (64, 32, 16)
+    ]
+    return next(config for config, room in choices if fits(config, room))
+
+
+causal_attention_rule: Rule[CausalAttentionConfig] = Rule("causal_attention", _causal_attention)
 paged_attention_rule: Rule[PagedAttentionConfig] = Rule("paged_attention", _paged_attention)
 merge_attention_rule: Rule[MergeConfig] = Rule("merge_attention", _merge_attention)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from ...formats.packed_tile import TilePlane
 from ...ptx import Builder, Pointer, Value, all_of, u8, u32
@@ -136,10 +137,25 @@ class WordCopy:
 Copy = TileCopy | WordCopy
 
 
+class StageCopy(Protocol):
+    """A part of what each step brings.
+
+    Attributes:
+      size: bytes in a stage.
+      pitch: of its rows.
+    """
+
+    size: int
+    pitch: int
+
+    def start(self, place: Pointer) -> None:
+        """Starts the copies of the next step to `place`."""
+
+
 class Pipeline:
     """Ring of stages in shared memory, each with a place for every copy; all threads fill it."""
 
-    def __init__(self, k: Builder, stages: int, copies: Sequence[Copy]) -> None:
+    def __init__(self, k: Builder, stages: int, copies: Sequence[StageCopy]) -> None:
         self._k, self._copies, self._stages = k, copies, stages
         self._places = [0]
         for copy in copies:
@@ -151,12 +167,26 @@ class Pipeline:
 
     def steps(self, count: int) -> Iterator[tuple[Value, list[Pointer]]]:
         """(step, its places) in a loop; a step's copies are there, the next ones on their way."""
-        k, ahead = self._k, self._stages - 1
-        for step in range(ahead):
-            if step < count:
+        self.begin(count)
+        yield from self.between(0, count, count)
+
+    def begin(self, count: Value | int) -> None:
+        """Starts the copies of the first steps; all threads have the same count of steps."""
+        k = self._k
+        for step in range(self._stages - 1):
+            if isinstance(count, Value):
+                with k.when(count > step):
+                    self._fill()
+            elif step < count:
                 self._fill()
             k.cp_async_commit()
-        with k.loop(0, count) as at:
+
+    def between(
+        self, start: Value | int, stop: Value | int, count: Value | int
+    ) -> Iterator[tuple[Value, list[Pointer]]]:
+        """As `steps`, those from `start` on up to `stop`, of `count` in all."""
+        k, ahead = self._k, self._stages - 1
+        with k.loop(start, stop) as at:
             k.cp_async_wait(ahead - 1)
             k.barrier()
             with k.when(at + ahead < count):
