@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from .config import PagedAttentionConfig
 from .family import MERGE_ATTENTION, PAGED_ATTENTION
 from .merge_attention import MergeConfig, merge_attention
-from .paged_attention import PagedAttentionConfig, paged_attention
+from .paged_attention import paged_attention
 from .rules import merge_attention_rule, paged_attention_rule
 
 __all__ = [

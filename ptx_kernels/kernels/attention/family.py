@@ -73,6 +73,7 @@ _ATTENTIONS = (
         for head_dim in (64, 128, 256)
     ),
     *(_attention("bf16", 128, group) for group in (1, 2, 7, 8)),
+    *(_attention(dtype, 128, 16) for dtype in ("bf16", "int8")),
     _attention("f16", 128, 4),
     _attention("f32", 80, 1),
     _attention("f32", 256, 8),
