@@ -16,6 +16,7 @@ from ..pages import PAGE_BUFFERS, PAGE_OPERANDS
 from .merge_attention import merge_attention
 from .paged_attention import paged_attention
 from .rules import merge_attention_rule, paged_attention_rule
+from .step_rows import STEP
 
 
 def _attention(
@@ -117,6 +118,15 @@ def _passes(arguments: Arguments) -> int:
     return math.ceil(group / arguments["config"].queries)
 
 
+def _trips(arguments: Arguments) -> float | None:
+    """Steps of tensor cores, whose loads are of several widths; those of lanes, loads tell."""
+    if not arguments["config"].tensor_cores:
+        return None
+    tokens = arguments["pages_per_sequence"] * arguments["page_size"]
+    steps = math.ceil(min(tokens, arguments["window"] or tokens) / STEP)
+    return arguments["batch"] * arguments["num_kv_heads"] * steps * _passes(arguments)
+
+
 def _block_tables(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
@@ -153,6 +163,7 @@ PAGED_ATTENTION = Family(
     rules=(paged_attention_rule,),
     touched=_touched,
     passes=_passes,
+    trips=_trips,
     operands={**PAGE_OPERANDS, "block_tables": _block_tables, "context_lens": _context_lens},
 )
 MERGE_ATTENTION = Family(

@@ -242,7 +242,7 @@ def test_output_for_a_mat_vec(splits: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("group, capacity", [(2, 16), (4, 512), (8, 4096), (24, 300), (33, 64)])
+@pytest.mark.parametrize("group, capacity", [(3, 16), (4, 512), (8, 4096), (24, 300), (33, 64)])
 def test_as_tuning_has_it(group: int, capacity: int, dtype: str) -> None:
     config = choose(paged_attention_rule, 1, group, 1, 64, capacity, dtype)
     assert config.tensor_cores and config.splits <= max(1, capacity // 64)
@@ -256,6 +256,8 @@ def test_as_tuning_has_it(group: int, capacity: int, dtype: str) -> None:
     [
         dict(dtype="f32"),
         dict(num_heads=8),  # a query head for each KV head
+        dict(num_heads=16, dtype="int8"),
+        dict(num_heads=16, dtype="fp8"),
         dict(head_dim=256),
         dict(page_size=40),
         dict(head_dim=576, num_kv_heads=1, value_dim=512),

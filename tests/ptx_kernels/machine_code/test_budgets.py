@@ -265,14 +265,16 @@ def test_attention_by_tensor_cores_never_spills():
     """Groups of any size, on every architecture."""
     kernels = {}
     for dtype in TYPES:
-        for group in (2, 4, 8, 9, 16):
+        for group in (3, 4, 8, 9, 16):
             for options in ({}, SCORING) if group in (8, 16) else ({},):
                 kernel = attention_kernel(dtype, 128, group, batch=4, **options)
                 assert kernel.arguments["config"].tensor_cores
                 assert kernel.arguments["config"].queries == group
                 kernels[kernel.text] = f"{dtype} group={group} {options}"
-        kernel = attention_kernel(dtype, 112, 16, batch=4, **SCORING)
-        kernels[kernel.text] = f"{dtype} head_dim=112"
+        for head_dim in (32, 64, 80, 112):
+            for group in (8, 16):
+                kernel = attention_kernel(dtype, head_dim, group, batch=4, **SCORING)
+                kernels[kernel.text] = f"{dtype} head_dim={head_dim} group={group}"
     assert spilled(kernels) == {}
 
 
