@@ -194,6 +194,8 @@ class Family:
       rewritten: buffers that a launch reads as a whole and then writes: they count twice.
       passes: arguments -> how often the hot loop reads the weights, or the bytes of all inputs;
         None: these do not tell how many trips it takes.
+      trips: arguments -> trips of all warps through the hot loop, or None; None where its loads or
+        stores tell them.
       stores: arguments -> global stores of all warps in the hot loop, which tell the trips where
         its loads do not.
       shorter: arguments -> one that the hot loop's trips grow with, and a value at which the loop
@@ -210,6 +212,7 @@ class Family:
     touched: Callable[[Buffer, Arguments], float] = all_of_it
     rewritten: tuple[str, ...] = ()
     passes: Callable[[Arguments], int] | None = None
+    trips: Callable[[Arguments], float | None] | None = None
     stores: Callable[[Arguments], int] | None = None
     shorter: Callable[[Arguments], tuple[str, int] | None] = lambda arguments: None
     operands: Mapping[str, RandomValues] = field(default_factory=dict)

@@ -121,6 +121,9 @@ def work(kernel: Kernel, loop: Loop, *, whole: bool = False) -> Work:
     if whole:
         warps = math.prod(kernel.grid) * math.ceil(math.prod(kernel.block) / WARP)
         return Work(nbytes, warps, quant_bytes or None)
+    given = _family(kernel).trips
+    if given is not None and (counted := given(kernel.arguments)) is not None:
+        return Work(nbytes, counted, None)
     if (stores := _family(kernel).stores) is not None:
         return Work(nbytes, stores(kernel.arguments) / loop.count("store global"), None)
     if passes is None:

@@ -292,6 +292,7 @@ class Builder(Text):
     warp_reduce = warp.warp_reduce
     warp_sum = warp.warp_sum
     warp_max = warp.warp_max
+    warp_any = warp.warp_any
     redux = warp.redux
     mma = warp.mma
     ldmatrix = warp.ldmatrix

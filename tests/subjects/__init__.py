@@ -156,6 +156,26 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "rope_append-norm": functools.partial(rope_subject, False, True),
     "rope_append-int8": functools.partial(rope_subject, True, True, "int8"),
     **{f"attention-{t}": functools.partial(attention_subject, d, t) for t, d in _HEAD_DIMS.items()},
+    **{
+        f"attention-tensor_cores-{dtype}": functools.partial(
+            attention_subject,
+            head_dim,
+            dtype,
+            PagedAttentionConfig(warps=2, queries=3, tensor_cores=True),
+            tolerance=1e-10,
+        )
+        for dtype, head_dim in {"bf16": 64, "f16": 32, "int8": 48, "fp8": 32}.items()
+    },
+    "attention-tensor_cores-steep": functools.partial(
+        attention_subject,
+        32,
+        "f16",
+        PagedAttentionConfig(warps=1, queries=3, splits=2, tensor_cores=True),
+        tolerance=1e-10,
+        q_size=40.0,
+        window=40,
+        sinks=True,
+    ),
     "attention-one_warp": functools.partial(
         attention_subject, 128, "f16", PagedAttentionConfig(warps=1, unroll=1)
     ),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from .causal_attention import CausalAttentionConfig, causal_attention
+from .config import PagedAttentionConfig
 from .family import CAUSAL_ATTENTION, MERGE_ATTENTION, PAGED_ATTENTION, SPLIT_KEYS
 from .merge_attention import MergeConfig, merge_attention
-from .paged_attention import PagedAttentionConfig, paged_attention
+from .paged_attention import paged_attention
 from .rules import causal_attention_rule, merge_attention_rule, paged_attention_rule
 from .split_keys import SplitKeysConfig, split_keys
 

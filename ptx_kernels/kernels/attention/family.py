@@ -18,6 +18,7 @@ from .merge_attention import merge_attention
 from .paged_attention import paged_attention
 from .rules import causal_attention_rule, merge_attention_rule, paged_attention_rule
 from .split_keys import split_keys
+from .step_rows import STEP
 
 
 def _attention(
@@ -98,6 +99,7 @@ _ATTENTIONS = (
         for head_dim in (64, 128, 256)
     ),
     *(_attention("bf16", 128, group) for group in (1, 2, 7, 8)),
+    *(_attention(dtype, 128, 16) for dtype in ("bf16", "int8")),
     _attention("f16", 128, 4),
     _attention("f32", 80, 1),
     _attention("f32", 256, 8),
@@ -177,6 +179,15 @@ def _shorter(arguments: Arguments) -> tuple[str, int] | None:
     )
 
 
+def _trips(arguments: Arguments) -> float | None:
+    """Steps of tensor cores, whose loads are of several widths; those of lanes, loads tell."""
+    if not arguments["config"].tensor_cores:
+        return None
+    tokens = arguments["pages_per_sequence"] * arguments["page_size"]
+    steps = math.ceil(min(tokens, arguments["window"] or tokens) / STEP)
+    return arguments["batch"] * arguments["num_kv_heads"] * steps * _passes(arguments)
+
+
 def _block_tables(
     buffer: Buffer, buffers: Mapping[str, Buffer], rng: np.random.Generator
 ) -> np.ndarray:
@@ -214,6 +225,7 @@ PAGED_ATTENTION = Family(
     touched=_touched,
     passes=_passes,
     shorter=_shorter,
+    trips=_trips,
     operands={**PAGE_OPERANDS, "block_tables": _block_tables, "context_lens": _context_lens},
 )
 MERGE_ATTENTION = Family(
