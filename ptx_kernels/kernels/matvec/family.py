@@ -7,16 +7,15 @@ from typing import Any
 
 from ... import formats
 from ..family import (
-    Arguments,
     Case,
     Family,
-    PackedWeights,
-    choices,
     chosen_experts,
     ids_of_rows,
+    joined,
     once,
     one_layer,
     one_matrix,
+    pair,
 )
 from .config import PRESETS, MatvecConfig
 from .gated import gated_matvec
@@ -223,16 +222,6 @@ def _examples(family: str) -> tuple[Case, ...]:
     return tuple(case for case in (*_PLAIN, *_FUSED, *_MIXTURES) if case.family == family)
 
 
-def _pair(arguments: Arguments) -> PackedWeights:
-    formats = arguments["formats"]
-    count = len(formats) * arguments["n"] * arguments["columns"]
-    return PackedWeights(formats, count * choices(arguments))
-
-
-def _joined(arguments: Arguments) -> PackedWeights:
-    return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
-
-
 MATVEC = Family(
     "matvec",
     matvec,
@@ -248,7 +237,7 @@ GATED_MATVEC = Family(
     gated_matvec,
     _examples("gated_matvec"),
     rules=(fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
-    weights=_pair,
+    weights=pair,
     touched=chosen_experts,
     passes=once,
     operands={"ids": ids_of_rows},
@@ -268,7 +257,7 @@ QKV_MATVEC = Family(
     qkv_matvec,
     _examples("qkv_matvec"),
     rules=(fused_matvec_rule, float_matvec_rule),
-    weights=_joined,
+    weights=joined,
     touched=one_layer,
     passes=once,
 )

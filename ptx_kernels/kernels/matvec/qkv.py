@@ -10,8 +10,8 @@ from .matvec import product
 from .prologue import Prologue
 from .rows import launch, matrix
 
-_SUFFIXES = ("_q", "_k", "_v", "_g")
-assert len(_SUFFIXES) == MAX_MATRICES
+SUFFIXES = ("_q", "_k", "_v", "_g")
+assert len(SUFFIXES) == MAX_MATRICES
 
 
 @kernel
@@ -41,12 +41,12 @@ def qkv_matvec(
     k.name = f"qkv_matvec_{'_'.join(dict.fromkeys(f.lower() for f in formats))}_m{m}"
     parts = [
         matrix(k, f, n, columns, prefix=f"w{s[1:]}_", layers=layers)
-        for f, n, s in zip(formats, rows, _SUFFIXES, strict=False)
+        for f, n, s in zip(formats, rows, SUFFIXES, strict=False)
     ]
     prologue = Prologue(k, m=m, columns=columns, norm=norm, eps=eps, dtype=dtype, config=config)
     epilogues = [
         Epilogue(k, n, m, config, bias=biases, suffix=s)
-        for n, s in zip(rows, _SUFFIXES, strict=False)
+        for n, s in zip(rows, SUFFIXES, strict=False)
     ]
     counts = launch(k, config, *rows)
     prologue.stage()
