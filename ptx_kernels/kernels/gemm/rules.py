@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...devices import Target
 from ...formats import get as block_format
-from ...limits import gemm_takes
+from ...limits import MAX_ROWS, gemm_takes
 from ...ptx import KernelError
 from ..family import Key, Match, Rule, TableRows
 from .config import GemmConfig
@@ -16,6 +16,9 @@ from .products import pair_pitch
 
 #: Rows of activations that one thread block has, so that weights are read once.
 FEW_ROWS = 64
+
+#: Activations that are worth a launch that quantizes them.
+_LEAST_VALUES = 8192
 
 #: Bytes of weights on their way to a multiprocessor that keep memory busy: 0.8 us of its share of
 #: an H200's bandwidth, and a tenth more.
@@ -31,8 +34,12 @@ _SHARED_BYTES = 99 << 10
 def _tensor_cores(formats: tuple[str, ...], columns: int, m: int) -> bool:
     """True if tensor cores multiply m rows of q8_1 activations by these, and not mat-vecs.
 
-    A mat-vec's instructions grow with every row, a tensor-core product's with every eight.
+    A mat-vec's instructions grow with every row, a tensor-core product's with every eight. Few
+    activations every block of a mat-vec normalizes and quantizes for itself: in a small model that
+    saves a launch, which is more than what instructions cost.
     """
+    if m <= MAX_ROWS and m * columns < _LEAST_VALUES:
+        return False
     return all(gemm_takes(f, columns) and m >= block_format(f).tuning.gemm_rows for f in formats)
 
 
