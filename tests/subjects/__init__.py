@@ -122,7 +122,9 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "route-softmax": functools.partial(route_subject, "softmax"),
     "route-sigmoid": functools.partial(route_subject, "sigmoid", top=5),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
-    "gemm-Q4_K-m8": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 8, 3), m=7),
+    "gemm-Q4_K-m8": functools.partial(
+        gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 8, 3), m=7, columns=2048
+    ),
     "gemm-epilogue": functools.partial(gemm_epilogue_subject, GemmConfig(1, 2, 1, 8, 2)),
     "gated_gemm": functools.partial(gated_gemm_subject, GemmConfig(2, 2, 2, 8, 2)),
     "qkv_gemm": functools.partial(qkv_gemm_subject, GemmConfig(2, 1, 1, 8, 2)),

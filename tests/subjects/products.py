@@ -151,8 +151,8 @@ def gemm_subject(
 
 
 def gemm_epilogue_subject(config: GemmConfig) -> Subject:
-    n, columns, m = 21, 512, 7
-    planes = random_planes(rng_of(13), "Q4_K", n, 2)
+    n, columns, m = 21, 1536, 7  # three steps, the last in the ring's first stage
+    planes = random_planes(rng_of(13), "Q4_K", n, 6)
     operands = quantized(rng_of(14).standard_normal((m, columns), np.float32))
     bias = rng_of(15).standard_normal(n, np.float32)
     residual = rng_of(16).standard_normal((m, n), np.float32)
