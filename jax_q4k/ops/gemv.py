@@ -114,7 +114,7 @@ def gemv(
             **common,
         )
     else:
-        given = _all_or_none(weights, biases or [None] * len(weights))
+        given = all_or_none(weights, biases or [None] * len(weights))
         kernel = qkv_matvec(formats=formats, rows=rows, biases=bool(given), **common)
     return launch(kernel, *jax.tree.leaves(list(weights)), *operands, *given)
 
@@ -194,7 +194,7 @@ def append(
     (stack,) = {layers(w) for w in weights}
     if config.activations != "q8_1":
         norm["dtype"] = ptx_name(operands[0].dtype)
-    given = _all_or_none(weights, biases)
+    given = all_or_none(weights, biases)
     arguments = heads.arguments
     kernel = qkv_append_matvec(
         formats=tuple(w.format for w in weights),
@@ -212,7 +212,7 @@ def append(
     return launch(kernel, *heads.pages, *planes, *operands, *angles, *given)
 
 
-def _all_or_none(weights: Sequence[Packed], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
+def all_or_none(weights: Sequence[Packed], biases: Sequence[jax.Array | None]) -> list[jax.Array]:
     """Biases of all matrices, zeros where one has none; [] where none has one."""
     if all(bias is None for bias in biases):
         return []

@@ -19,7 +19,7 @@ from ..indexed import Packed, axes
 from ..native import calls
 from ..sharding import Layout, Parts, Rows
 from ..transposed import TransposedArray
-from . import checks, float_matmul, gemv, packed_matmul, rms_norm
+from . import checks, float_matmul, gemm, gemv, packed_matmul, rms_norm
 from .gates import ACTIVATION_FUNCTIONS, check_activation
 from .op import KernelCall, Op
 from .vmaps import by_rows
@@ -439,14 +439,26 @@ def ptx(
     activation: str | None = None,
     activations: str | None,
 ) -> Sequence[jax.Array]:
-    """Launches one mat-vec of all matrices where there is one, else a kernel for each step.
+    """Launches one product of all matrices where there is one, else a kernel for each step.
 
     `activations` None takes whichever is fastest.
     """
     x, residual, norm_weight, weights, biases = given = Operands(*operands)
     if _is_router(given):
         return gemv.router(launch, x, weights[0], norm_weight, eps, biases[0])
-    if not isinstance(weights[0], Packed) or not gemv.takes(weights, x.shape[0]):
+    packed = isinstance(weights[0], Packed)
+    if packed and gemm.takes(weights, x.shape[0], activations):
+        return gemm.gemm(
+            launch,
+            x,
+            weights,
+            norm_weight=norm_weight,
+            eps=eps,
+            biases=biases,
+            residual=residual,
+            activation=activation,
+        )
+    if not packed or not gemv.takes(weights, x.shape[0]):
         return chain(given, eps, activation, ptx_steps(launch, activations))
     return gemv.gemv(
         launch,

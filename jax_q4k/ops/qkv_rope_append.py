@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ..implementation import activations_of, current_selection
 from ..indexed import Packed, axes
 from ..sharding import Layout, Parts, Rows
-from . import append_kv, checks, gemv, linear, rms_norm, rope_append, rotate
+from . import append_kv, checks, gemm, gemv, linear, rms_norm, rope_append, rotate
 from .groups import ungrouped
 from .op import KernelCall, Op
 
@@ -40,8 +40,8 @@ def qkv_rope_append(
 ) -> tuple[jax.Array, ...]:
     """`qkv_matmul` to queries, keys and values, then `rope_append` of their heads.
 
-    On CUDA up to eight tokens are one launch where heads are not normalized, pages have no scales,
-    and whole heads rotate or pairs are neighbours.
+    On CUDA few tokens, as many as mat-vecs serve, are one launch where heads are not normalized,
+    pages have no scales, and whole heads rotate or pairs are neighbours.
 
     Args:
       x: (tokens, k) float32, bfloat16 or float16.
@@ -182,7 +182,9 @@ def _ptx(
     pages, product, slot_mapping, cos, sin, norms = operands
     m, slots = product.x.shape[0], pages[0].shape[0] * pages[0].shape[2]
     heads = gemv.Heads(pages, ungrouped(slot_mapping, 1, slots), cos, sin, interleaved)
-    asked = None if norms else gemv.append_rule(product.weights, m, heads, activations)
+    asked = None
+    if not norms and not gemm.takes(product.weights, m, activations):
+        asked = gemv.append_rule(product.weights, m, heads, activations)
     if asked is None:
         ys = linear.ptx(launch, *product, eps=eps, activations=activations)
 

@@ -11,7 +11,7 @@ from .attention import CAUSAL_ATTENTION, MERGE_ATTENTION, PAGED_ATTENTION, SPLIT
 from .decode import DECODE
 from .family import Case, Family
 from .gated_delta import GATED_DELTA_RULE, GATED_DELTA_STEP
-from .gemm import GEMM
+from .gemm import GATED_GEMM, GEMM, QKV_GEMM
 from .matvec import GATED_MATVEC, MATVEC, MIXTURE_MATVEC, QKV_APPEND_MATVEC, QKV_MATVEC
 from .quantize_f16 import QUANTIZE_F16
 from .quantize_q8_1 import QUANTIZE_Q8_1
@@ -33,6 +33,8 @@ FAMILIES: dict[str, Family] = {
         QKV_APPEND_MATVEC,
         MIXTURE_MATVEC,
         GEMM,
+        GATED_GEMM,
+        QKV_GEMM,
         DECODE,
         APPEND_KV,
         ROPE_APPEND,

@@ -137,6 +137,18 @@ def one_matrix(arguments: Arguments) -> PackedWeights:
     return PackedWeights((arguments["format"],), count)
 
 
+def pair(arguments: Arguments) -> PackedWeights:
+    """Two matrices (n, columns) of `formats`, or as many of each as tokens' choices of experts."""
+    formats = arguments["formats"]
+    count = len(formats) * arguments["n"] * arguments["columns"]
+    return PackedWeights(formats, count * choices(arguments))
+
+
+def joined(arguments: Arguments) -> PackedWeights:
+    """Matrices of `formats`, as many `rows` each."""
+    return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
+
+
 def all_of_it(buffer: Buffer, arguments: Arguments) -> float:
     return 1
 

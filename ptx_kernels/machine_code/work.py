@@ -92,7 +92,10 @@ def weights_per_load(packed: tuple[str, ...], config: MatvecConfig) -> float:
 def weights_per_trip(kernel: Kernel, packed: PackedWeights, loop: Loop) -> float:
     """Weights of one lane that a trip through the hot loop of a product multiplies."""
     config = kernel.arguments["config"]
-    if products := sum(mma_products(i.opcode) for i in loop.instructions if i.category == "mma"):
+    # beside integer products those of floats are minimums'
+    products_of = "IMMA" if any(i.name == "IMMA" for i in loop.instructions) else ""
+    mmas = [i.opcode for i in loop.instructions if i.category == "mma"]
+    if products := sum(mma_products(o) for o in mmas if o.startswith(products_of)):
         return products / config.m_tile / WARP
     if dots := loop.count("dp4a"):
         together = rows_together(kernel.arguments)

@@ -40,10 +40,13 @@ from .pages import append_subject, rope_subject
 from .products import (
     append_heads_subject,
     fused_matvec_subject,
+    gated_gemm_subject,
     gated_subject,
+    gemm_epilogue_subject,
     gemm_subject,
     matvec_subject,
     preset_subject,
+    qkv_gemm_subject,
     qkv_subject,
 )
 from .rows import (
@@ -124,6 +127,12 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
     "route-softmax": functools.partial(route_subject, "softmax"),
     "route-sigmoid": functools.partial(route_subject, "sigmoid", top=5),
     "gemm-Q4_K": functools.partial(gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 16, 3)),
+    "gemm-Q4_K-m8": functools.partial(
+        gemm_subject, "Q4_K", GemmConfig(1, 2, 1, 8, 3), m=7, columns=2048
+    ),
+    "gemm-epilogue": functools.partial(gemm_epilogue_subject, GemmConfig(1, 2, 1, 8, 2)),
+    "gated_gemm": functools.partial(gated_gemm_subject, GemmConfig(2, 2, 2, 8, 2)),
+    "qkv_gemm": functools.partial(qkv_gemm_subject, GemmConfig(2, 1, 1, 8, 2)),
     "gemm-Q5_K": functools.partial(gemm_subject, "Q5_K", GemmConfig(2, 1, 1, 16, 2), n=33),
     "gemm-Q5_1": functools.partial(
         gemm_subject, "Q5_1", GemmConfig(1, 1, 1, 16, 2), n=15, columns=704, m=15

@@ -18,7 +18,7 @@ from oracles import (
 )
 
 from ptx_kernels import formats, simulator
-from ptx_kernels.kernels.gemm import GemmConfig, gemm
+from ptx_kernels.kernels.gemm import GemmConfig, gated_gemm, gemm, qkv_gemm
 from ptx_kernels.kernels.matvec import (
     PRESETS,
     MatvecConfig,
@@ -200,3 +200,39 @@ def gemm_subject(
         operands, tolerance = quantized(x), 1e-12
         exact = dequantized(*operands)
     return Subject(kernel, (*planes, *operands), (exact @ weights(format, planes).T,), tolerance)
+
+
+def gemm_epilogue_subject(config: GemmConfig) -> Subject:
+    n, columns, m = 21, 1536, 7  # three steps, the last in the ring's first stage
+    planes = random_planes(rng_of(13), "Q4_K", n, 6)
+    operands = quantized(rng_of(14).standard_normal((m, columns), np.float32))
+    bias = rng_of(15).standard_normal(n, np.float32)
+    residual = rng_of(16).standard_normal((m, n), np.float32)
+    kernel = gemm(format="Q4_K", n=n, columns=columns, m=m, bias=True, residual=True, config=config)
+    want = dequantized(*operands) @ weights("Q4_K", planes).T + bias + residual
+    return Subject(kernel, (*planes, *operands, bias, residual), (want,), 1e-12)
+
+
+def gated_gemm_subject(config: GemmConfig) -> Subject:
+    """Two formats, int8 out of a last block that overlaps its neighbour."""
+    pair, n, columns, m = ("Q4_K", "Q6_K"), 96, 512, 7
+    planes = [random_planes(rng_of(17, i), format, n, 2) for i, format in enumerate(pair)]
+    operands = quantized(rng_of(18).standard_normal((m, columns), np.float32) * np.float32(0.1))
+    operands = (*planes[0], *planes[1], *operands)
+    build = functools.partial(gated_gemm, formats=pair, n=n, columns=columns, m=m, config=config)
+    (y,) = simulator.run(build(), *operands)
+    return Subject(build(output="q8_1"), operands, quantized(y), 0)
+
+
+def qkv_gemm_subject(config: GemmConfig) -> Subject:
+    types, rows, columns, m = ("Q4_K", "Q6_K"), (33, 5), 512, 7
+    matrices = [random_planes(rng_of(19, n), f, n, 2) for f, n in zip(types, rows, strict=True)]
+    operands = quantized(rng_of(20).standard_normal((m, columns), np.float32))
+    biases = [rng_of(21, n).standard_normal(n, np.float32) for n in rows]
+    kernel = qkv_gemm(formats=types, rows=rows, columns=columns, m=m, biases=True, config=config)
+    x = dequantized(*operands)
+    wants = (
+        x @ weights(f, planes).T + b for f, planes, b in zip(types, matrices, biases, strict=True)
+    )
+    given = (*(p for planes in matrices for p in planes), *operands, *biases)
+    return Subject(kernel, given, tuple(wants), 1e-12)

@@ -12,12 +12,13 @@ from ..family import (
     Case,
     Family,
     PackedWeights,
-    choices,
     chosen_experts,
     ids_of_rows,
+    joined,
     once,
     one_layer,
     one_matrix,
+    pair,
 )
 from ..pages import PAGE_BUFFERS, SLOT_OPERANDS, touched_slots
 from .config import PRESETS, MatvecConfig
@@ -256,16 +257,6 @@ def _examples(family: str) -> tuple[Case, ...]:
     return tuple(case for case in (*_PLAIN, *_FUSED, *_MIXTURES) if case.family == family)
 
 
-def _pair(arguments: Arguments) -> PackedWeights:
-    formats = arguments["formats"]
-    count = len(formats) * arguments["n"] * arguments["columns"]
-    return PackedWeights(formats, count * choices(arguments))
-
-
-def _joined(arguments: Arguments) -> PackedWeights:
-    return PackedWeights(arguments["formats"], sum(arguments["rows"]) * arguments["columns"])
-
-
 def _of_heads(arguments: Arguments) -> PackedWeights:
     heads = arguments["num_heads"] + 2 * arguments["num_kv_heads"]
     rows = heads * arguments["head_dim"]
@@ -301,7 +292,7 @@ GATED_MATVEC = Family(
     gated_matvec,
     _examples("gated_matvec"),
     rules=(fused_matvec_rule, float_matvec_rule, expert_matvec_rule),
-    weights=_pair,
+    weights=pair,
     touched=chosen_experts,
     passes=once,
     shorter=_shorter,
@@ -322,7 +313,7 @@ QKV_MATVEC = Family(
     qkv_matvec,
     _examples("qkv_matvec"),
     rules=(fused_matvec_rule, float_matvec_rule),
-    weights=_joined,
+    weights=joined,
     touched=one_layer,
     passes=once,
 )
