@@ -1,4 +1,4 @@
-"""What the kernels of Llama 3.1 8B's programs may cost: limits by program and kind of kernel.
+"""Limits of the kernels of Llama 3.1 8B's programs, by program and kind of kernel.
 
 Limits are today's figures, rounded up. Whatever improves a kernel tightens its row, and nothing
 loosens it. The target beside each says where it shall go.

@@ -120,7 +120,7 @@ def gemv(
 
 
 class Heads(NamedTuple):
-    """What a projection to heads is rotated by and stored in: see `rope_append`."""
+    """Angles that a projection to heads is rotated by, and pages it goes to: see `rope_append`."""
 
     pages: tuple[jax.Array, ...]  # (num_pages, num_kv_heads, page_size, head_dim), of k and v
     slot_mapping: jax.Array  # int32 (m,)
@@ -130,7 +130,7 @@ class Heads(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of the kernel."""
+        """Arguments of the kernel."""
         num_pages, num_kv_heads, page_size, head_dim = self.pages[0].shape
         return {
             "num_kv_heads": num_kv_heads,

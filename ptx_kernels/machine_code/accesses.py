@@ -92,7 +92,7 @@ def accesses(kernel: Kernel) -> Accesses:
 
 @dataclass
 class _Counted(Traffic):
-    """What `Accesses` need beside wavefronts and sectors; `memory`: addresses of such buffers."""
+    """Counts beside wavefronts and sectors, for `Accesses`; `memory`: addresses of such buffers."""
 
     memory: Sequence[DeviceBuffer] = ()
     wavefronts: int = 0

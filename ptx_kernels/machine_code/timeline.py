@@ -38,7 +38,7 @@ class Section:
 
 
 class _Step(NamedTuple):
-    """What counts of an instruction: registers that it names and fills, groups that it lets be."""
+    """An instruction's part in a timeline: registers that it names and fills, groups it lets be."""
 
     instruction: SassInstruction
     named: frozenset[int]

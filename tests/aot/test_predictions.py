@@ -1,4 +1,4 @@
-"""What the cost model says of the kernels that programs launch, where counts leave no doubt."""
+"""The cost model's predictions of kernels that programs launch, where counts leave no doubt."""
 
 from __future__ import annotations
 

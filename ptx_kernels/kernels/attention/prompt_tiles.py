@@ -51,7 +51,7 @@ class QueryTile:
         return Row(at // self._group, at % self._group)
 
     def keys(self, length: Value, window: int | None, step: int) -> Keys:
-        """What the tile's rows see of a sequence; nothing where all of them are padding."""
+        """The tokens of a sequence that the tile's rows see; none where all of them are padding."""
         k = self._k
         stop = k.select(self.first_token < length, k.minimum(self.last_token + 1, length), 0)
         if window is None:

@@ -107,7 +107,7 @@ class StepRows:
         return (0, 1, 2, 3) if self._type.size == 2 else (0, 2, 1, 3)
 
     def key_operands(self) -> Iterator[list[Words]]:
-        """Of each 16 dimensions, in the order of runs, operand B of each eight tokens."""
+        """Operand B of each eight tokens, for each 16 dimensions in the order of runs."""
         tokens = [[word for run in token for word in run] for token in self.words]
         each = 2 if self._type.size == 2 else 1
         for i in range(0, len(tokens[0]), each):

@@ -84,7 +84,7 @@ class _Softmax:
         self.top = k.var(u32, 1 << 23) if scaled else None
 
     def by_row(self, sums: Sequence[Value]) -> list[list[Value]]:
-        """Of each row the two columns of accumulators, high and low parts added."""
+        """The two columns of accumulators of each row, high and low parts added."""
         a, b, c, d = sums
         return [[a, b], [c, d]] if self.rows == 2 else [[a + c, b + d]]
 

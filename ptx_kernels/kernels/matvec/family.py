@@ -264,7 +264,7 @@ def _of_heads(arguments: Arguments) -> PackedWeights:
 
 
 def _touched_heads(buffer: Buffer, arguments: Arguments) -> float:
-    """Of pages the slots of m tokens, else as of `qkv_matvec`."""
+    """The slots of m tokens of pages; of other buffers the share that `qkv_matvec` touches."""
     if buffer.name in PAGE_BUFFERS:
         return touched_slots(buffer, {**arguments, "tokens": arguments["m"]})
     return one_layer(buffer, arguments)
