@@ -9,6 +9,8 @@ import pytest
 from ptx_kernels.devices import REFERENCE
 from ptx_kernels.kernels import KERNELS
 from ptx_kernels.kernels.attention import paged_attention_rule
+from ptx_kernels.kernels.gemm import GemmConfig
+from ptx_kernels.kernels.matvec import fused_matvec_rule
 from ptx_kernels.machine_code.accesses import accesses
 from ptx_kernels.machine_code.model import Prediction, predict
 from ptx_kernels.machine_code.report import code, figures, launch
@@ -43,18 +45,26 @@ def predicted(kernel: Kernel) -> Prediction:
 
 
 def test_bank_conflicts_bind_few_rows_of_activations():
-    """Attention's output of four rows: its lanes read activations four banks apart.
+    """Attention's output of four rows by a mat-vec: lanes read activations four banks apart.
 
-    14 wavefronts a load, where four would do.
+    14 wavefronts a load, where four would do: programs leave four rows to tensor cores.
     """
-    found = predicted(of_program(4, "matvec", 4096, 4096))
+    config = choose(fused_matvec_rule, ("Q4_K",), (4096,), 4096, 4, True)
+    shape = dict(format="Q4_K", n=4096, columns=4096, m=4)
+    found = predicted(KERNELS["matvec"](**shape, residual=True, config=config))
     assert found.seconds > 7e-6 and found.bound == "l1"
     assert found.bounds["l1"] > 2 * found.bounds["bandwidth"]
 
 
+def small_tiles(n: int) -> Kernel:
+    """A product of 32 rows by blocks of 16 rows of weights, four column warps each."""
+    config = GemmConfig(row_warps=1, column_warps=4, tiles=1, m_tile=32, stages=3)
+    return KERNELS["gemm"](format="Q4_K", n=n, columns=4096, m=32, config=config)
+
+
 def test_small_tiles_read_activations_again():
     """Blocks of 16 rows of weights: 33 MB of them, and 147 MB of activations through the L2."""
-    kernel = of_program(32, "gemm", 14336, 4096)
+    kernel = small_tiles(14336)
     blocks = kernel.grid[0] * kernel.grid[1]
     counted = accesses(kernel)
     assert blocks * counted.memory_bytes == pytest.approx(33.0e6, rel=0.01)
@@ -72,9 +82,8 @@ def test_bytes_in_flight_are_different_ones():
 
 
 def test_copies_count_with_their_stages():
-    """A ring of three: two steps of 16 rows of 144 bytes, in each of two blocks."""
-    found = predicted(of_program(32, "gemm", 4096, 4096))
-    assert found.bytes_in_flight == 2 * 2 * 16 * 144
+    """A ring of three: two steps of 16 rows of four times 144 bytes, in each of two blocks."""
+    assert predicted(small_tiles(4096)).bytes_in_flight == 2 * 2 * 16 * 4 * 144
 
 
 def test_a_prologue_is_no_part_of_the_stream():

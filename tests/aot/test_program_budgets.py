@@ -22,11 +22,12 @@ assembled = functools.cache(functools.partial(code, arch="sm_90"))
 
 def label(kernel: Kernel) -> str:
     """`gemm_q4_k_m32 14336x4096`; the name alone of what is no product."""
-    if packed_weights(kernel) is None:
+    packed = packed_weights(kernel)
+    if packed is None:
         return kernel.name
-    arguments = kernel.arguments
-    rows = arguments["n"] if "n" in arguments else sum(arguments["rows"])
-    return f"{kernel.name} {rows}x{arguments['columns']}"
+    columns = kernel.arguments["columns"]
+    rows = kernel.arguments.get("n") or packed.count // columns
+    return f"{kernel.name} {rows}x{columns}"
 
 
 def found(kernel: Kernel, machine: Code) -> Limits:
