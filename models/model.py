@@ -22,7 +22,7 @@ from .placement import Placement
 from .programs import Programs
 from .recent import Recent
 from .tokenizer import Tokenizer
-from .ways import Way
+from .ways import Way, Ways
 
 if TYPE_CHECKING:
     from jax_q4k.kept import KeptPrograms
@@ -72,6 +72,7 @@ class Model:
       layout: their names in the decoder, as text, and the formats of packed ones.
       placement: how they lie on several devices; None: on one.
       ready: compiled programs for shapes; those used last.
+      ways: the ways of sampling that they are for.
       kept: where programs of generation come from, if they were compiled before; None: nowhere. For
         modules of this package alone: what others do is not part of a program's name.
     """
@@ -111,6 +112,7 @@ class Model:
         self.kept: KeptPrograms | None = None
         self.ready = Recent(MOST_PROGRAMS)
         self._programs = Recent(MOST_PROGRAMS)
+        self.ways = Ways()
         rows = (lambda x: x) if placement is None else placement.rows
 
         def full_pass() -> Any:

@@ -217,7 +217,7 @@ class Run:
         kind = draft_of(draft, model)
         if all(sampling.ignore_end for sampling in samplings):
             end_ids = ()
-        way = Way.of(samplings, end_ids)
+        way = model.ways.serving(Way.of(samplings, end_ids))
         self._programs = model.programs(way, kind)
         self._weights: Any = model.weights
         if isinstance(kind, DraftModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -65,6 +66,25 @@ class Way(NamedTuple):
             processors=_chains(samplings),
         )
 
+    def joined(self, other: Way) -> Way:
+        """One that serves both, which order tokens alike (`order`)."""
+        logprobs = [way.logprobs for way in (self, other) if way.logprobs is not None]
+        return Way(
+            draws=self.draws,
+            candidates=max(self.candidates, other.candidates),
+            checks=self.checks,
+            penalizes=self.penalizes or other.penalizes,
+            dry=self.dry or other.dry,
+            biases=max(self.biases, other.biases),
+            ends=max(self.ends, other.ends),
+            logprobs=max(logprobs, default=None),
+        )
+
+    @property
+    def order(self) -> tuple[bool, bool, bool, bool]:
+        """How tokens are drawn and put in order, which decides on most of the time."""
+        return self.draws, self.checks, self.candidates == ALL, self.candidates > 0
+
     @property
     def is_argmax(self) -> bool:
         """True where a token is the likeliest one by the logits as they are."""
@@ -74,6 +94,37 @@ class Way(NamedTuple):
     def reads_text(self) -> bool:
         """True where tokens before the next one count by their order."""
         return self.dry or bool(self.processors)
+
+
+class Ways:
+    """The ways of one model's programs: those asked for first, and then few that serve all others.
+
+    A stage more costs a row nothing but time, and compiling takes longer. So where `exact` ways
+    have been asked for, those that serve another one are used for it, and one is made of all that
+    none serves and that order tokens alike. Likeliest tokens, and users' functions, have ways of
+    their own always.
+    """
+
+    def __init__(self, exact: int = 4) -> None:
+        self._exact = exact
+        self._first: dict[Way, None] = {}
+        self._wide: dict[tuple[bool, ...], Way] = {}  # by `Way.order`
+        self._lock = threading.Lock()
+
+    def serving(self, way: Way) -> Way:
+        """`way`, or one that gives its rows the same tokens."""
+        if way.is_argmax or way.processors:
+            return way
+        with self._lock:
+            if way in self._first or len(self._first) < self._exact:
+                self._first[way] = None
+                return way
+            wide = self._wide.get(way.order, way)
+            for known in (*self._wide.values(), *self._first):
+                if known.order == way.order and known.joined(way) == known:
+                    return known
+            self._wide[way.order] = wide = wide.joined(way)
+            return wide
 
 
 def _candidates(drawn: Sequence[Sampling]) -> tuple[int, bool]:

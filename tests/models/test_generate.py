@@ -471,6 +471,43 @@ def test_parameters_do_not_recompile(compilations):
     assert compilations[0] == 0
 
 
+def test_stages_that_come_and_go_do_not_recompile(compilations):
+    """After the first few sets of them, programs serve all others: each with its own tokens."""
+    loaded, rng = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf"), random.Random(2)
+
+    def fields(chance):
+        adjusting = {
+            "repetition_penalty": rng.uniform(1.01, 2),
+            "presence_penalty": rng.uniform(-1, 1),
+            "logit_bias": {rng.randrange(256): 3.0 for _ in range(rng.randint(1, 8))},
+            "dry_multiplier": rng.uniform(0.1, 2),
+            "min_p": rng.uniform(0, 0.3),
+            "logprobs": rng.randint(1, 8),
+        }
+        given = {name: value for name, value in adjusting.items() if rng.random() < chance}
+        order = rng.choice([{}, {"top_k": 9}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.9}])
+        drawn = {"temperature": rng.uniform(0.1, 2), **order}
+        given |= {"dry_sequence_breakers": (), "seed": rng.randrange(2**32)}
+        return given | rng.choice([drawn, drawn, {}]) | {"max_new_tokens": 6}
+
+    def tokens(model, given):
+        return models.generate(model, [1, 2, 3], **given).tokens
+
+    for _ in range(8):
+        tokens(loaded, fields(0.5))
+    for order in ({}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 9}):
+        tokens(loaded, fields(1.0) | {"temperature": 0.0, "top_k": 0, "top_p": 1.0} | order)
+    tokens(loaded, fields(1.0) | {"temperature": 1.0, "top_k": 0, "top_p": 0.5})
+    tokens(loaded, {"max_new_tokens": 6})  # the likeliest
+    compilations[0] = 0
+    given = [fields(0.5) for _ in range(30)]
+    found = [tokens(loaded, each) for each in given]
+    assert compilations[0] == 0
+    for each, one in list(zip(given, found, strict=True))[::5]:
+        alone = models.from_gguf(GOLDEN / "llama-gqa.Q4_K_M.gguf")
+        assert tokens(alone, each) == one, each
+
+
 def test_a_sampling_object_and_fields_in_its_place():
     sampling = Sampling(max_new_tokens=3, temperature=1.0, seed=4)
     want = models.generate(model("llama-gqa"), [5, 6], max_new_tokens=3, temperature=1.0, seed=4)
