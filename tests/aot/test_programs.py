@@ -193,7 +193,7 @@ def test_kernels_per_layer_of_an_8b_model(record_property):
 
 
 @pytest.mark.parametrize(
-    "fused, launches", [(None, 8), (set(jq.FUSIONS) - {"paged_attention_matmul"}, 9)]
+    "fused, launches", [(None, 9), (set(jq.FUSIONS) - {"paged_attention_matmul"}, 10)]
 )
 def test_kernels_per_layer_of_eight_long_contexts(fused, launches, record_property):
     """A step of two layers of Llama 3.1 8B's shape.
