@@ -161,15 +161,11 @@ def _operand(buffer: Buffer, kernel: Kernel) -> DeviceBuffer:
     """Zeros, which take no memory until they are written; integers as their names mean."""
     array = np.zeros(buffer.shape, buffer.type.dtype)
     buffers = {b.name: b for b in kernel.buffers}
-    if buffer.name == "ids":
-        array[...] = np.arange(array.size).reshape(array.shape) % _rows(kernel)
+    rows = next((b.shape[0] for b in kernel.buffers if b.type is u8), 0)
+    if buffer.name == "ids" and rows:  # which rows, or matrices, are chosen
+        array[...] = np.arange(array.size).reshape(array.shape) % rows
     elif buffer.role != "out" and buffer.type.name == "s32" and buffer.name in _INTEGERS:
         array[...] = _INTEGERS[buffer.name](buffer, buffers, np.random.default_rng(0))
         if buffer.name == "context_lens":
             array[...] = array.max()  # every sequence is full
     return DeviceBuffer(buffer.name, array, buffer.role)
-
-
-def _rows(kernel: Kernel) -> int:
-    """Rows, or matrices, that ids choose from."""
-    return next(b.shape[0] for b in kernel.buffers if b.type is u8)
