@@ -36,10 +36,8 @@ MEASURES = {
 #: A layer's launches of llama-3.1-8b: kernel -> (what it does, label in static.json's kernels).
 #: Times of attention are of another context than this one's, so that it has no label.
 LLAMA_LAYER = {
-    "qkv_append_matvec": (
-        "norm, queries, keys, values; rotated, in the pages",
-        "qkv_append_matvec-norm-bf16-m1",
-    ),
+    "qkv_matvec": ("norm, queries, keys, values", "qkv_matvec-norm-m1"),
+    "rope_append": ("rotate, append to the pages", "rope_append-llama-f32"),
     "paged_attention": ("attention, in splits", ""),
     "merge_attention": ("the splits' results", "merge_attention-q8_1"),
     "matvec": ("output, residual", "matvec-residual-m1"),
@@ -165,7 +163,7 @@ def draw_predicted(figures: Figures) -> Any:
 
 def draw_llama_step(figures: Figures) -> Any:
     """Boxes from above to below, in the order of the launches."""
-    figure = _new(2.0 * len(figures) + 0.8, "A layer of Llama 3.1 8B: 6 launches")
+    figure = _new(2.0 * len(figures) + 0.8, "A layer of Llama 3.1 8B: 7 launches")
     axes = figure.subplots()
     for row, (kernel, (text, time)) in enumerate(figures.items()):
         axes.barh(row, 1, 0.66, color="#e0f2f1", edgecolor=OURS)

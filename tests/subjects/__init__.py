@@ -24,7 +24,7 @@ from ptx_kernels.kernels.gated_delta import GatedDeltaRuleConfig, GatedDeltaStep
 from ptx_kernels.kernels.gemm import GemmConfig
 from ptx_kernels.kernels.matvec import PRESETS, MatvecConfig
 
-from .attention import attention_subject, causal_subject, merge_subject
+from .attention import attention_subject, causal_subject, merge_subject, split_subject
 from .base import Subject
 from .deltas import delta_rule_subject, delta_step_subject
 from .experts import (
@@ -218,6 +218,7 @@ SUBJECTS: dict[str, Callable[[], Subject]] = {
         value_dim=64,
     ),
     "merge": functools.partial(merge_subject, MergeConfig(warps=2, unroll=2)),
+    "split_keys": split_subject,
     "causal_attention": functools.partial(
         causal_subject, CausalAttentionConfig(warps=2, tokens=16)
     ),

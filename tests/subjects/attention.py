@@ -22,9 +22,11 @@ from ptx_kernels.kernels.attention import (
     CausalAttentionConfig,
     MergeConfig,
     PagedAttentionConfig,
+    SplitKeysConfig,
     causal_attention,
     merge_attention,
     paged_attention,
+    split_keys,
 )
 
 from .base import Subject, rng_of
@@ -200,3 +202,15 @@ def causal_subject(
         return (out[~padding],)
 
     return Subject(kernel, operands, real(want), tolerance, real)
+
+
+def split_subject() -> Subject:
+    """Keys of 48 dimensions and values of 16, in two parts each."""
+    rng, sizes = rng_of(15), dict(batch=2, time=5, num_kv_heads=3, head_dim=48, value_dim=16)
+    k, v = (rng.standard_normal((2, 5, 3, dim), np.float32) for dim in (48, 16))
+    kernel = split_keys(**sizes, parts=2, config=SplitKeysConfig(warps=1))
+
+    def floats(*parts: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple((p.view(np.uint16).astype(np.uint32) << 16).view(np.float32) for p in parts)
+
+    return Subject(kernel, (k, v), floats(*bf16_parts(k, 2), *bf16_parts(v, 2)), 0, floats)

@@ -11,7 +11,7 @@ from ..matvec.rows import Matrix
 from ..quantize_f16 import SUPER_BLOCK
 from ..quantize_q8_1 import GROUP
 from .config import GemmConfig
-from .epilogue import Epilogue
+from .epilogue import TileEpilogue
 from .fragments import TILE_ROWS, Accumulators, accumulators
 from .pipeline import Copy, Pipeline, Rows, TileCopy, WordCopy
 from .products import UNITS, F16Products, IntegerProducts, Products, Tile, pair_pitch
@@ -54,7 +54,7 @@ def multiply(
     config: GemmConfig,
     matrices: Sequence[Matrix],
     activations: Activations,
-    epilogue: Epilogue,
+    epilogue: TileEpilogue,
     block_n: Span,
     block_m: Span | ExpertTile,
 ) -> None:

@@ -16,7 +16,7 @@ from .spans import ExpertTile, Span
 _SHARE = 4  # values of a group of 32 that a lane quantizes
 
 
-class Epilogue:
+class TileEpilogue:
     """Results of n weight rows and m rows of activations: declares them, stores totals.
 
     y f32 (m, n), or with output "q8_1" values s8 (m, n) and scale_sum f32 (m, n / 32, 2), as

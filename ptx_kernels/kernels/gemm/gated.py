@@ -8,7 +8,7 @@ from ...ptx import Builder, KernelError, kernel
 from ..matvec.rows import matrix
 from .block import check_stack, input_activations, multiply
 from .config import GemmConfig
-from .epilogue import Epilogue
+from .epilogue import TileEpilogue
 from .spans import Span, tile_count
 
 
@@ -17,9 +17,9 @@ def gated_gemm(
     k: Builder,
     *,
     formats: tuple[str, str],
+    m: int,
     n: int,
     columns: int,
-    m: int,
     layers: int = 0,
     activation: Literal["silu", "gelu", "swiglu_oai"] = "silu",
     output: Literal["f32", "q8_1"] = "f32",
@@ -43,7 +43,7 @@ def gated_gemm(
         for f, p in zip(formats, ("gate_", "up_"), strict=True)
     ]
     activations = input_activations(k, config, m, columns)
-    epilogue = Epilogue(k, n, m, config, activation=activation, output=output)
+    epilogue = TileEpilogue(k, n, m, config, activation=activation, output=output)
     blocks = (tile_count(m, 0, config.m_tile), -(-n // config.rows))
     k.launch(blocks, config.threads, resident_blocks=1)
     block_m = Span(k, k.block_id("x"), m, config.m_tile)

@@ -9,7 +9,7 @@ from ..matvec.rows import Matrix
 from ..planes import input_planes
 from .block import check_stack, input_activations, multiply
 from .config import GemmConfig
-from .epilogue import Epilogue
+from .epilogue import TileEpilogue
 from .spans import ExpertTile, Span, tile_count
 
 _DEFAULT = GemmConfig()
@@ -59,7 +59,7 @@ def gemm(
     )
     weights = [Matrix(format, n, columns, planes)]
     activations = input_activations(k, config, m, columns)
-    epilogue = Epilogue(k, n, m, config, bias=bias, residual=residual, output=output)
+    epilogue = TileEpilogue(k, n, m, config, bias=bias, residual=residual, output=output)
     k.launch((count, -(-n // config.rows)), config.threads, resident_blocks=1)
     block_m = Span(k, number, m, config.m_tile) if tile is None else tile
     block_n = Span(k, k.block_id("y"), n, config.rows)

@@ -8,7 +8,7 @@ from ..matvec.qkv import SUFFIXES
 from ..matvec.rows import matrix
 from .block import check_stack, input_activations, multiply
 from .config import GemmConfig
-from .epilogue import Epilogue
+from .epilogue import TileEpilogue
 from .spans import Span, tile_count
 
 
@@ -42,7 +42,7 @@ def qkv_gemm(
     ]
     activations = input_activations(k, config, m, columns)
     epilogues = [
-        Epilogue(k, n, m, config, bias=biases, suffix=s)
+        TileEpilogue(k, n, m, config, bias=biases, suffix=s)
         for n, s in zip(rows, SUFFIXES, strict=False)
     ]
     counts = [-(-n // config.rows) for n in rows]
