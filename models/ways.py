@@ -119,11 +119,10 @@ class Ways:
             if way in self._first or len(self._first) < self._exact:
                 self._first[way] = None
                 return way
-            wide = self._wide.get(way.order, way)
             for known in (*self._wide.values(), *self._first):
                 if known.order == way.order and known.joined(way) == known:
                     return known
-            self._wide[way.order] = wide = wide.joined(way)
+            self._wide[way.order] = wide = self._wide.get(way.order, way).joined(way)
             return wide
 
 
@@ -243,4 +242,5 @@ def _breaks(
         return np.zeros((len(samplings), 0), bool)
     if breaks is None:
         raise ValueError("DRY needs the tokens that break a run: pass breaks")
-    return np.stack([breaks(tuple(sampling.dry_sequence_breakers)) for sampling in samplings])
+    given = [tuple(s.dry_sequence_breakers) if s.dry_multiplier else () for s in samplings]
+    return np.stack([breaks(texts) for texts in given])
